@@ -142,9 +142,12 @@ struct Daemon::Impl {
                        [this] { return reloader.config() + (cluster == nullptr ? "" : cluster->DescribeTransport()); },
                        config.cluster().node(), events.hub(),
                        [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); },
-                       [this](bool dry_run) { return reloader.Reload(dry_run); }}),
+                       [this](bool dry_run) { return reloader.Reload(dry_run); }, cluster.get()}),
         reloader(config, file, loop, *tiers, cache, services, *audit) {
-    if (cluster != nullptr) cluster->Attach(cache, tiers->common(), router);
+    if (cluster != nullptr) {
+      cluster->Attach(cache, tiers->common(), router,
+                      [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); });
+    }
     tiers->Configure(config, cache);
     cache.upkeep().scrubber().SetRate(config.scrub().bytes_per_second());
     router.RunOn(loop);

@@ -22,7 +22,7 @@ Peers::Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std
       asker_(asker),
       directory_(directory),
       options_(options),
-      opener_(loop, clock, asker, rates_, names),
+      opener_(loop, clock, directory, asker, rates_, names),
       objects_(loop, clock, transport, opener_, rates_, options.objects),
       lookup_(loop, clock, directory, opener_, rates_, options.lookup),
       prefill_(loop, clock, directory, prefill_asker, opener_, objects_, rates_, names, options.self),

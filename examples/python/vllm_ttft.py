@@ -97,9 +97,13 @@ class Server:
         self.llm.generate([{"prompt_token_ids": [1, 2, 3]}], self.sampling, use_tqdm=False)
         return self.llm.reset_prefix_cache()
 
-    def first_token(self, tokens):
+    def first_token(self, tokens, segments=None):
+        sampling = self.sampling
+        if segments is not None:
+            sampling = sampling.clone()
+            sampling.extra_args = {"kv_transfer_params": {"ashlar_segments": segments}}
         began = time.perf_counter()
-        self.llm.generate([{"prompt_token_ids": tokens}], self.sampling, use_tqdm=False)
+        self.llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
         return time.perf_counter() - began
 
     def rest(self, seconds):
@@ -195,12 +199,12 @@ class Engine:
         self.process.join()
 
 
-def ashlar_transfer(daemon):
+def ashlar_transfer(daemon, **options):
     return dict(
         kv_connector="AshlarConnector",
         kv_connector_module_path="ashlar.vllm",
         kv_role="kv_both",
-        kv_connector_extra_config=dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket),
+        kv_connector_extra_config=dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket, **options),
     )
 
 

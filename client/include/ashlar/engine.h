@@ -325,6 +325,11 @@ class Request {
   // `outcome`: PublishName; may be null.
   Status Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) noexcept;
   Status StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job) noexcept;
+  // Many, computed[i] being the run missing[i], which are small: together by one call to the daemon, each in pages of
+  // its own. Large ones gain nothing. No outcome depends on another; may be null. An error: none was published.
+  Status Publish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes) noexcept;
+  Status StartPublish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes,
+                      Job* job) noexcept;
   void Abandon(uint32_t missing) noexcept;
   // With Prompt::cold_parallel: how many segments other engines compute for this prompt. If it is not 0, call WaitCold
   // and LookAgain also where missing() is empty.

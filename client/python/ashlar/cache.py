@@ -178,9 +178,18 @@ class Cache:
         conversation: bytes,
         needed_in_ms: int,
         media: Sequence[tuple[int, bytes]],
+        cold_parallel: bool,
     ) -> Request:
         handle = self._handle.begin(
-            needed_pages(tokens), list(segments), pages_of(page_table), fill, conversation, needed_in_ms, list(media), wait
+            needed_pages(tokens),
+            list(segments),
+            pages_of(page_table),
+            fill,
+            conversation,
+            needed_in_ms,
+            list(media),
+            cold_parallel,
+            wait,
         )
         return Request(handle)
 
@@ -194,9 +203,14 @@ class Cache:
         conversation: bytes = b"",
         needed_in_ms: int = 0,
         media: Sequence[tuple[int, bytes]] = (),
+        cold_parallel: bool = False,
     ) -> Request:
-        """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, from position 0 on."""
-        return self._begin(True, tokens, segments, page_table, fill, conversation, needed_in_ms, media)
+        """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, from position 0 on.
+
+        `cold_parallel`, with `fill`: engines that offer prefill may compute some of what is missing. Compute `missing`,
+        then call `Request.wait_cold`.
+        """
+        return self._begin(True, tokens, segments, page_table, fill, conversation, needed_in_ms, media, cold_parallel)
 
     def start_begin(
         self,
@@ -208,9 +222,10 @@ class Cache:
         conversation: bytes = b"",
         needed_in_ms: int = 0,
         media: Sequence[tuple[int, bytes]] = (),
+        cold_parallel: bool = False,
     ) -> Request:
         """`begin` without waiting: the plan is known once `Request.poll_plan` says OK."""
-        return self._begin(False, tokens, segments, page_table, fill, conversation, needed_in_ms, media)
+        return self._begin(False, tokens, segments, page_table, fill, conversation, needed_in_ms, media, cold_parallel)
 
     async def begin_async(
         self,
@@ -295,6 +310,18 @@ class Cache:
         **options: Any,
     ) -> list[str]:
         return await asyncio.to_thread(self.commit, tokens, checkpoints, **options)
+
+    def serve_prefill(self, wait_ms: int = 1000) -> Request | None:
+        """Waits for a segment to compute for other engines of the tenant, on this node and others.
+
+        The request has one run in `missing` and no prompt: compute it, publish it, and end the request before the next
+        call. None: there was none, or there is no daemon now. One thread at a time.
+        """
+        work = self._handle.serve_prefill(wait_ms)
+        return None if work is None else Request(work)
+
+    async def serve_prefill_async(self, wait_ms: int = 1000) -> Request | None:
+        return await asyncio.to_thread(self.serve_prefill, wait_ms)
 
     def stored(self) -> dict[str, int]:
         """The sizes of the segments that this engine has published."""

@@ -88,6 +88,16 @@ class LinearTensors:
     exponents: Array | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class ComputedRun:
+    """A run of `Request.missing`, computed: its number there, its tensors, and the pages of its keys and values."""
+
+    missing: int
+    linear: Sequence[LinearTensors]
+    page_table: Sequence[int] | npt.ArrayLike | None = None
+    first_position: int = 0
+
+
 def pages_of(table: Sequence[int] | npt.ArrayLike | None) -> Pages | None:
     return None if table is None else np.ascontiguousarray(table, dtype=np.int32)
 
@@ -137,8 +147,27 @@ class Request:
         """Hands over a computed run. Returns the outcome: "published", or why the cache does not keep it."""
         return self._handle.publish(missing, list(linear), pages_of(page_table), first_position)
 
+    def publish_many(self, runs: Sequence[ComputedRun]) -> list[str]:
+        """Hands over small runs by one call to the daemon, each in pages of its own. Returns an outcome for each."""
+        return self._handle.publish_many(
+            [(run.missing, list(run.linear), pages_of(run.page_table), run.first_position) for run in runs]
+        )
+
     def abandon(self, missing: int) -> None:
         self._handle.abandon(missing)
+
+    @property
+    def elsewhere(self) -> int:
+        """How many segments other engines compute for this prompt, of a request begun with `cold_parallel`."""
+        return self._handle.elsewhere()
+
+    def wait_cold(self, timeout_ms: int) -> Verdict:
+        """Waits for segments that other engines compute; needed where `elsewhere` is not 0.
+
+        RESTART: `missing` lists more at its end, whose engines have failed; compute them, and call it again. PENDING:
+        not all have come in time. OK: nothing is left to wait for. Then `look_again`, which takes what is there.
+        """
+        return self._handle.wait_cold(timeout_ms)
 
     def look_again(self, page_table: Sequence[int] | npt.ArrayLike) -> Verdict:
         return self._handle.look_again(needed_pages(page_table))
@@ -216,6 +245,12 @@ class Request:
         first_position: int = 0,
     ) -> str:
         return await asyncio.to_thread(self.publish, missing, linear, page_table, first_position)
+
+    async def publish_many_async(self, runs: Sequence[ComputedRun]) -> list[str]:
+        return await asyncio.to_thread(self.publish_many, runs)
+
+    async def wait_cold_async(self, timeout_ms: int) -> Verdict:
+        return await asyncio.to_thread(self._handle.wait_cold, timeout_ms)
 
     def move(self, page_table: Sequence[int] | npt.ArrayLike) -> Verdict:
         return self._handle.move(needed_pages(page_table))

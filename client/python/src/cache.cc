@@ -104,7 +104,7 @@ nb::list PlacesOf(const PyCache& self) {
 
 std::unique_ptr<PyRequest> Begin(PyCache& self, const Tokens& tokens, const std::vector<uint64_t>& segments,
                                  const std::optional<Tokens>& page_table, bool fill, const nb::bytes& conversation,
-                                 uint64_t needed_in_ms, nb::sequence media, bool wait) {
+                                 uint64_t needed_in_ms, nb::sequence media, bool cold_parallel, bool wait) {
   auto request = std::make_unique<PyRequest>();
   request->model = self.model;
   request->tokens.assign(tokens.data(), tokens.data() + tokens.size());
@@ -116,7 +116,8 @@ std::unique_ptr<PyRequest> Begin(PyCache& self, const Tokens& tokens, const std:
                         .needed_in_ms = needed_in_ms,
                         .fill = fill,
                         .media = inputs.data(),
-                        .media_count = inputs.size()};
+                        .media_count = inputs.size(),
+                        .cold_parallel = cold_parallel};
   if (page_table.has_value()) {
     prompt.page_table = page_table->data();
     prompt.page_count = page_table->size();
@@ -194,6 +195,19 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, const T
   return names;
 }
 
+// Null: there was nothing to compute, or no daemon, which a cache's loss is no error for.
+std::unique_ptr<PyRequest> ServePrefill(PyCache& self, uint32_t wait_ms) {
+  auto work = std::make_unique<PyRequest>();
+  work->model = self.model;
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.cache.ServePrefill(wait_ms, &work->request);
+  }
+  if (status.code == engine::Code::kUnavailable || Checked(status) == engine::Code::kPending) return nullptr;
+  return work;
+}
+
 std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeout_ms) {
   std::vector<int32_t> pages(most);
   uint64_t count = 0;
@@ -261,7 +275,7 @@ void BindCache(nb::module_& module) {
       .def("warning", [](const PyCache& self) { return self.cache.warning(); })
       .def("begin", &Begin, nb::arg("tokens").noconvert(), nb::arg("segments"),
            nb::arg("page_table").none().noconvert(), nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"),
-           nb::arg("media"), nb::arg("wait"))
+           nb::arg("media"), nb::arg("cold_parallel"), nb::arg("wait"))
       .def("land", &Land, nb::arg("plan"), nb::arg("page_table").noconvert(), nb::arg("present_tokens"),
            nb::arg("wait"))
       .def("commit", &Commit, nb::arg("request").none(), nb::arg("tokens").noconvert(), nb::arg("prompt_tokens"),
@@ -272,6 +286,7 @@ void BindCache(nb::module_& module) {
            nb::arg("v").none().noconvert(), nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(),
            nb::arg("out").none().noconvert(), nb::arg("transition").none().noconvert(),
            nb::arg("decay").none().noconvert(), nb::arg("norm_epsilon"), nb::arg("q_scale"))
+      .def("serve_prefill", &ServePrefill, nb::sig("def serve_prefill(self, wait_ms: int) -> Request | None"))
       .def("take_quiet_pages", &TakeQuietPages)
       .def("stored", &Stored)
       .def("close", [](PyCache& self) {

@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <deque>
+
 #include "client/python/src/handles.h"
 #include "client/python/src/inputs.h"
 
@@ -77,27 +79,68 @@ nb::tuple PlanOf(const PyRequest& self) {
                         plan.prefix_tokens > 0 ? nb::cast(engine::TierName(plan.prefix_tier)) : nb::object(nb::none()));
 }
 
+// One computed run, and what keeps its arrays alive.
+struct RunOfArrays {
+  RunOfArrays(const std::string& of, const PyRequest& self, uint32_t missing, nb::sequence linear,
+              std::optional<Tokens> page_table, uint64_t first_position)
+      : view(of + "linear", linear, self.model->description, RunAt(of, self, missing).transition),
+        pages(std::move(page_table)) {
+    run = {.linear = view.tensors.data(),
+           .linear_count = static_cast<uint32_t>(view.tensors.size()),
+           .first_position = first_position};
+    if (!pages.has_value()) return;
+    run.page_table = pages->data();
+    run.page_count = pages->size();
+  }
+  static const engine::Run& RunAt(const std::string& of, const PyRequest& self, uint32_t missing) {
+    uint32_t count = 0;
+    const engine::Run* const runs = self.request.missing(&count);
+    if (missing >= count) throw Refused(of + "missing", "there are " + std::to_string(count));
+    return runs[missing];
+  }
+
+  LinearTensorsView view;
+  std::optional<Tokens> pages;
+  engine::ComputedRun run;
+};
+
 std::string Publish(PyRequest& self, uint32_t missing, nb::sequence linear, const std::optional<Tokens>& page_table,
                     uint64_t first_position) {
-  uint32_t count = 0;
-  const engine::Run* const runs = self.request.missing(&count);
-  if (missing >= count) throw Refused("missing", "there are " + std::to_string(count));
-  const LinearTensorsView view("linear", linear, self.model->description, runs[missing].transition);
-  engine::ComputedRun computed{.linear = view.tensors.data(),
-                               .linear_count = static_cast<uint32_t>(view.tensors.size()),
-                               .first_position = first_position};
-  if (page_table.has_value()) {
-    computed.page_table = page_table->data();
-    computed.page_count = page_table->size();
-  }
+  const RunOfArrays computed("", self, missing, linear, page_table, first_position);
   uint8_t outcome = 0;
   engine::Status status;
   {
     nb::gil_scoped_release release;
-    status = self.request.Publish(missing, computed, &outcome);
+    status = self.request.Publish(missing, computed.run, &outcome);
   }
   Checked(status);
   return engine::PublishName(outcome);
+}
+
+// `runs`: (missing, linear, page_table or None, first_position) each.
+std::vector<std::string> PublishMany(PyRequest& self, nb::sequence runs) {
+  std::deque<RunOfArrays> arrays;
+  std::vector<uint32_t> missing;
+  std::vector<engine::ComputedRun> computed;
+  for (const nb::handle item : runs) {
+    const auto fields = nb::cast<nb::tuple>(item);
+    missing.push_back(nb::cast<uint32_t>(fields[0]));
+    arrays.emplace_back("runs[" + std::to_string(arrays.size()) + "].", self, missing.back(),
+                        nb::cast<nb::sequence>(fields[1]), nb::cast<std::optional<Tokens>>(fields[2]),
+                        nb::cast<uint64_t>(fields[3]));
+    computed.push_back(arrays.back().run);
+  }
+  const auto count = static_cast<uint32_t>(missing.size());
+  std::vector<uint8_t> outcomes(count);
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.request.Publish(missing.data(), computed.data(), count, outcomes.data());
+  }
+  Checked(status);
+  std::vector<std::string> names;
+  for (const uint8_t outcome : outcomes) names.emplace_back(engine::PublishName(outcome));
+  return names;
 }
 
 template <engine::Status (engine::Request::*call)() noexcept>
@@ -200,6 +243,9 @@ void BindRequest(nb::module_& module) {
       .def("missing", &Missing)
       .def("publish", &Publish, nb::arg("missing"), nb::arg("linear"), nb::arg("page_table").none().noconvert(),
            nb::arg("first_position"))
+      .def("publish_many", &PublishMany)
+      .def("elsewhere", [](const PyRequest& self) { return self.request.elsewhere(); })
+      .def("wait_cold", &WaitingFor<&Request::WaitCold>)
       .def("abandon", [](PyRequest& self, uint32_t missing) { self.request.Abandon(missing); })
       .def("look_again", &InPages<&Request::LookAgain>)
       .def("start_look_again", &InPages<&Request::StartLookAgain>)

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/peer.grpc.pb.h"
+#include "daemon/runtime/handed_over.h"
 #include "daemon/runtime/log.h"
 #include "proto/limits.h"
 
@@ -59,7 +60,9 @@ struct PeerClient::Impl {
     }
     void Start() {
       // A peer that takes the connection and says nothing is given up.
+      HandOver(&client_);
       silence_.Set(In(client_.options.timeout), [&client = client_, this](bool fired) {
+        TakeOver(&client);
         std::lock_guard lock(client.mutex);
         if (fired && client.greeting == this && !welcomed) context_.TryCancel();
         client.Release();
@@ -69,6 +72,7 @@ struct PeerClient::Impl {
       StartCall();
     }
     void OnReadDone(bool ok) override {
+      TakeOver(&client_);
       if (!ok) return;  // OnDone follows
       if (client_.Welcomed(*this, answer_)) {
         StartRead(&answer_);
@@ -77,6 +81,7 @@ struct PeerClient::Impl {
       }
     }
     void OnDone(const grpc::Status& status) override {
+      TakeOver(&client_);
       client_.Ended(*this, FromGrpc(status));  // deletes this
     }
     void Cancel() { context_.TryCancel(); }
@@ -152,7 +157,9 @@ struct PeerClient::Impl {
       const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
       ++busy;
       retry = std::make_unique<grpc::Alarm>();  // the former one's callback may be running still
+      HandOver(this);
       retry->Set(In(static_cast<storage::Nanos>(static_cast<double>(retry_in) * jitter)), [this](bool fired) {
+        TakeOver(this);
         if (fired) Connect();
         std::lock_guard held(mutex);
         Release();

@@ -15,7 +15,6 @@ namespace {
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr storage::Nanos kFirstBackOff = kSecond / 10;
 constexpr storage::Nanos kLeaveTimeout = kSecond;
-constexpr int64_t kMemberWatch = 1;
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   if (path.empty()) return std::string();
@@ -54,7 +53,7 @@ DirectorySession::DirectorySession(const EtcdDirectoryOptions& options, std::sha
       shared_(*shared),
       random_(std::random_device()()),
       client_(clock) {
-  last_watch_ = kMemberWatch;
+  last_watch_ = kForgettingWatch;
   filled_at_ = clock.Now();
 }
 
@@ -81,6 +80,8 @@ storage::Nanos DirectorySession::Step() {
   if (phase_ == Phase::kJoined) KeepLease();
   if (phase_ == Phase::kJoined && believe_until_ > 0 && clock_.Now() >= believe_until_) EndBelief();
   if (phase_ == Phase::kJoined) Reconcile();
+  if (phase_ == Phase::kJoined) TellForgettings();
+  if (phase_ == Phase::kJoined) TellForgot();
   if (phase_ == Phase::kJoined) {
     const storage::Nanos write_at = Write();
     return std::min({write_at, believe_until_ > 0 ? believe_until_ : INT64_MAX, keep_alive_at_,
@@ -108,7 +109,19 @@ void DirectorySession::Connect() {
   });
 }
 
+// Forgettings first: a node that has registered knows of all that were there before.
 void DirectorySession::Authenticated() {
+  etcdserverpb::RangeRequest request;
+  request.set_key(keys_.Forgettings());
+  request.set_range_end(RangeEnd(keys_.Forgettings()));
+  client_.Range(request, call_timeout_, [this](const absl::Status& status, const auto& response) {
+    if (!status.ok()) return Fail("reading forgettings", status);
+    GotForgettings(response);
+    ReadMembers();
+  });
+}
+
+void DirectorySession::ReadMembers() {
   etcdserverpb::RangeRequest request;
   request.set_key(keys_.Members());
   request.set_range_end(RangeEnd(keys_.Members()));
@@ -157,6 +170,10 @@ void DirectorySession::Register() {
   const std::string key = keys_.MemberKey(self_->incarnation);
   etcdserverpb::PutRequest* put = request.add_success()->mutable_request_put();
   put->set_key(key);
+  // Revisions of an etcd that may be another one said what it had done: it is said again.
+  Member self = *self_;
+  self.forgotten = 0;
+  self_ = std::make_shared<const Member>(std::move(self));
   put->set_value(EncodeMember(*self_));
   put->set_lease(lease_);
   request.add_success()->mutable_request_range()->set_key(key);
@@ -170,8 +187,13 @@ void DirectorySession::Register() {
     }
     registered_ = response.responses(1).response_range().kvs(0).create_revision();
     records_[self_->incarnation] = {self_, registered_};
+    {
+      std::lock_guard lock(shared_.mutex);
+      shared_.forgot = 0;
+    }
     Joined();
     if (events_.announce_again) events_.announce_again();
+    if (events_.forgettings_changed) events_.forgettings_changed();
   });
 }
 
@@ -196,6 +218,7 @@ void DirectorySession::Joined() {
       },
       [this](const absl::Status& status) { Fail("keeping the lease", status); });
   StartWatch(keys_.Members(), members_revision_, kMemberWatch);
+  StartWatch(keys_.Forgettings(), forgettings_revision_, kForgettingWatch);
 }
 
 void DirectorySession::KeepLease() {
@@ -233,7 +256,7 @@ void DirectorySession::Fail(const absl::Status& status) {
     follow.watch = 0;
     follow.reading = 0;
   }
-  writing_ = sweep_reading_ = false;
+  writing_ = sweep_reading_ = telling_forgot_ = false;
   doomed_.clear();
   sweep_from_.clear();
   sweep_slices_ = 0;
@@ -242,6 +265,7 @@ void DirectorySession::Fail(const absl::Status& status) {
     shared_.queue.Return(std::exchange(in_flight_, {}));
   }
   SetHealth(false, absl::StrCat(endpoint, ": ", status.message()));
+  RefuseForgettings(absl::UnavailableError(absl::StrCat("the directory cannot be reached: ", status.message())));
 }
 
 void DirectorySession::SetHealth(bool connected, const std::string& reason) {
@@ -282,14 +306,16 @@ void DirectorySession::PublishMembers() {
     doubled |= node == self_->node;
     others.push_back(record->member);
   }
-  shared_.mirror.members().SetPresent(others);
-  others.insert(others.begin(), self_);
+  std::vector<std::shared_ptr<const Member>> all = others;
+  all.insert(all.begin(), self_);
   bool changed = false;
   {
+    // Before its entries are believed: a member that has something to forget is known (BeingForgotten).
     std::lock_guard lock(shared_.mutex);
-    changed = !std::ranges::equal(others, shared_.members, [](const auto& a, const auto& b) { return *a == *b; });
-    shared_.members = std::move(others);
+    changed = !std::ranges::equal(all, shared_.members, [](const auto& a, const auto& b) { return *a == *b; });
+    shared_.members = std::move(all);
   }
+  shared_.mirror.members().SetPresent(others);
   SetHealth(true, doubled ? absl::StrCat("a daemon that started later has this node's name, ", self_->node) : "");
   if (changed && events_.members_changed) events_.members_changed();
 }
@@ -306,6 +332,7 @@ void DirectorySession::EndBelief() {
 }
 
 void DirectorySession::Leave() {
+  RefuseForgettings(absl::UnavailableError("this node stops"));
   if (phase_ != Phase::kJoined) return;
   bool left = false;
   etcdserverpb::LeaseRevokeRequest request;

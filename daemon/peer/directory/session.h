@@ -39,6 +39,14 @@ struct DirectoryShared {
   DirectoryHealth health;
   DirectoryStats counted;  // what happened; sizes are taken when somebody asks
   Mirror mirror;
+
+  struct ToForget {
+    ClusterForgetting forgetting;
+    std::function<void(const absl::Status&)> done;
+  };
+  std::vector<ToForget> to_forget;                   // that etcd has not been told
+  std::map<int64_t, ClusterForgetting> forgettings;  // by revision, as etcd has them
+  int64_t forgot = 0;                                // up to which this node has done them
 };
 
 class DirectorySession {
@@ -51,6 +59,9 @@ class DirectorySession {
 
   DirectorySession(const EtcdDirectoryOptions& options, std::shared_ptr<const Member> self, DirectoryEvents events,
                    const storage::Clock& clock, DirectoryShared* shared);
+
+  // Numbers of watches; those of namespaces follow.
+  static constexpr int64_t kMemberWatch = 1, kForgettingWatch = 2;
 
   void Run();   // until `stopping`
   void Wake();  // by any thread: something is to be looked at
@@ -78,6 +89,7 @@ class DirectorySession {
   storage::Nanos Step();  // does what is due; returns when something is again
   void Connect();
   void Authenticated();
+  void ReadMembers();
   void GotMembers(const etcdserverpb::RangeResponse& response);
   void Register();
   void Joined();
@@ -102,6 +114,14 @@ class DirectorySession {
   // One namespace from a key on, at a revision (0: the latest), in slices (0: not known yet).
   void ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision, uint32_t slices);
 
+  // session_forget.cc: what all nodes are to forget.
+  void GotForgettings(const etcdserverpb::RangeResponse& response);
+  void GotForgettingEvent(const mvccpb::Event& event);
+  bool PutForgetting(const mvccpb::KeyValue& pair);  // the mutex is held; false: it is none
+  void TellForgettings();                            // to etcd, one after another
+  void TellForgot();
+  void RefuseForgettings(const absl::Status& why);
+
   // session_write.cc: transactions.
   storage::Nanos Write();  // sends one, where it may; returns when to look again
   void SendQueued(size_t most);
@@ -114,7 +134,7 @@ class DirectorySession {
 
   const EtcdDirectoryOptions options_;
   const DirectoryKeys keys_;
-  const std::shared_ptr<const Member> self_;
+  std::shared_ptr<const Member> self_;
   const DirectoryEvents events_;
   const storage::Clock& clock_;
   const storage::Nanos lease_time_, call_timeout_;
@@ -149,6 +169,9 @@ class DirectorySession {
   double tokens_ = 0;
   storage::Nanos filled_at_ = 0;
   storage::Nanos sweep_at_ = 0;
+  int64_t forgettings_revision_ = 0;
+  std::vector<DirectoryShared::ToForget> forgetting_;  // that etcd is being told: at most one
+  bool telling_forgot_ = false;
   bool sweep_reading_ = false, swept_last_ = false;
   std::string sweep_from_;     // empty: from the first entry
   uint32_t sweep_slices_ = 0;  // of the namespace that it names; 0: the next namespace is to be found

@@ -97,8 +97,9 @@ void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
   Note(response.header());
   const auto watch = watches_.find(response.watch_id());
   Follow* const follow = watch == watches_.end() ? nullptr : &follows_.at(watch->second);
-  const bool members = follow == nullptr && response.watch_id() <= 1;
-  if (follow == nullptr && !members) return;  // no longer followed
+  const bool forgettings = response.watch_id() == kForgettingWatch;
+  const bool members = follow == nullptr && response.watch_id() <= kMemberWatch;
+  if (follow == nullptr && !members && !forgettings) return;  // no longer followed
   if (response.canceled()) {
     if (follow != nullptr && response.compact_revision() > 0) {
       follow->watch = follow->revision = 0;
@@ -114,6 +115,8 @@ void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
     last = std::max(last, event.kv().mod_revision());
     if (members) {
       GotMemberEvent(event);
+    } else if (forgettings) {
+      GotForgettingEvent(event);
     } else {
       GotEntryEvent(event);
     }
@@ -121,6 +124,7 @@ void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
   }
   if (follow != nullptr) follow->revision = std::max(follow->revision, last);
   if (members && !response.events().empty()) PublishMembers();
+  if (forgettings && !response.events().empty() && events_.forgettings_changed) events_.forgettings_changed();
   std::lock_guard lock(shared_.mutex);
   shared_.counted.watch_events += response.events_size();
   shared_.counted.revision_lag = response.header().revision() - last;
