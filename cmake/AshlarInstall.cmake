@@ -45,6 +45,13 @@ if(TARGET ashlar_c)
   install(FILES ${PROJECT_BINARY_DIR}/ashlar-c.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT client)
 endif()
 
+# Targets that build what a component installs: `--target client`, `--target node`.
+add_custom_target(client DEPENDS ashlar_client)
+if(TARGET ashlar_c)
+  add_dependencies(client ashlar_c)
+endif()
+add_custom_target(node DEPENDS ashlard ashlarctl)
+
 install(TARGETS ashlard RUNTIME DESTINATION ${CMAKE_INSTALL_SBINDIR} COMPONENT node)
 install(TARGETS ashlarctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT node)
 install(FILES deploy/ashlard.example.yaml DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT node)

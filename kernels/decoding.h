@@ -1,7 +1,7 @@
 // Decoding linear layers from buffers (KVBuffer §3): the last tokens' keys and corrected writes wait beside the state,
 // and the state takes them in once for many tokens. All families but mamba1, whose decay is no vector over d_k. Which
-// form pays, and how long a buffer: decoding_choice.h. Rules that hold for every operation stand in kernels.h. Bindings
-// of serving engines (vLLM, SGLang) will decode so; until there are any, tests and ashlar-bench alone do.
+// form pays, and how long a buffer: decoding_choice.h. Rules that hold for every operation stand in kernels.h. The
+// reference engine decodes so where it is asked to (examples/refengine/decode_buffers.h).
 //
 // With S_0 the state, G the inclusive sum of log decays from the buffer's first token on (a scalar, or a vector over
 // d_k) and u_j what token j writes at its key:  S_t = e^{G_t} S_0 + Σ_{j ≤ t} e^{G_t − G_j} k_j u_jᵀ,

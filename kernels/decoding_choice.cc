@@ -54,12 +54,32 @@ int64_t KvOnlyStoresLessBelow(const DecodeBytes& bytes) {
   return static_cast<int64_t>(std::ceil((bytes.state + bytes.rounded) / bytes.slot));
 }
 
-DecodeChoice ChooseDecoding(const DecodeBytes& bytes, std::optional<int64_t> buffered_context) {
-  const int32_t capacity = BestCapacity(bytes);
-  DecodeChoice with_state{DecodeForm::kChunkwise, capacity, ChunkwiseBytes(bytes, capacity)};
-  if (with_state.bytes >= RecurrentBytes(bytes)) with_state = {DecodeForm::kRecurrent, 1, RecurrentBytes(bytes)};
-  if (!buffered_context || KvOnlyBytes(bytes, *buffered_context) >= with_state.bytes) return with_state;
-  return {DecodeForm::kKvOnly, 0, KvOnlyBytes(bytes, *buffered_context)};
+DecodeCosts CostsOf(const DecodeBytes& bytes) {
+  return {.advance = RecurrentBytes(bytes),
+          .recurrent = RecurrentBytes(bytes),
+          .read = ReadBytes(bytes) + bytes.slot,
+          .flush = FlushBytes(bytes),
+          .slot = bytes.slot,
+          .flush_slot = bytes.slot,
+          .stateless = bytes.slot};
+}
+
+double ChunkwiseCost(const DecodeCosts& costs, int32_t capacity) {
+  const double c = capacity;
+  return ((c - 1) * costs.read + (c - 1) * (c - 2) / 2 * costs.slot + costs.flush + (c - 1) * costs.flush_slot) / c;
+}
+
+DecodeChoice ChooseDecoding(const DecodeCosts& costs, std::optional<int64_t> buffered_context) {
+  const double recurrent = std::min(costs.advance, costs.recurrent);
+  DecodeChoice chosen{DecodeForm::kRecurrent, costs.advance < costs.recurrent ? 0 : 1, recurrent};
+  for (int32_t capacity = 2; capacity <= kMostCapacity; ++capacity) {
+    const double cost = ChunkwiseCost(costs, capacity);
+    if (cost > kWorthwhile * recurrent || cost >= chosen.cost) continue;
+    chosen = {DecodeForm::kChunkwise, capacity, cost};
+  }
+  if (!buffered_context) return chosen;
+  const double without_state = costs.stateless + static_cast<double>(*buffered_context) * costs.slot;
+  return without_state < chosen.cost ? DecodeChoice{DecodeForm::kKvOnly, 0, without_state} : chosen;
 }
 
 }  // namespace ashlar::kernels

@@ -1,7 +1,10 @@
-// Choosing the way of decoding a linear layer that moves the fewest bytes (KVBuffer §3.2 and §3.4, counted with a flush
-// that reads and writes the state in the pass that reads it anyway, and with only filled slots read). Bytes decide if
-// the memory's bandwidth is used up, as on GPUs; on a processor's core that waits for its own reads, writes cost
-// nothing (docs/benchmarks/decoding.md).
+// Choosing the way of decoding a linear layer: the recurrence, or a buffer of some capacity (KVBuffer §3.2 and §3.4,
+// counted with a flush that reads and writes the state in the pass that reads it anyway, and with only filled slots
+// read). The cheapest way is chosen, by one of two kinds of costs:
+//
+//   bytes    decide where the memory's bandwidth is used up, as on GPUs (CostsOf)
+//   seconds  decide elsewhere: a processor's core waits for its own reads, writes cost it nothing, and a slot takes
+//            several times what its bytes would (MeasureDecoding in decoding_costs.h; docs/benchmarks/decoding.md)
 #pragma once
 
 #include <cstdint>
@@ -37,16 +40,36 @@ int32_t BestCapacity(const DecodeBytes& bytes);
 int64_t KvOnlyMovesLessBelow(const DecodeBytes& bytes, double limit);
 int64_t KvOnlyStoresLessBelow(const DecodeBytes& bytes);
 
+// The costs of one token of one request in one layer, all in the same unit.
+struct DecodeCosts {
+  double advance = 0;     // without a buffer, by AdvanceSeam
+  double recurrent = 0;   // without a buffer, by a DecodeBuffered that flushes
+  double read = 0;        // with an empty buffer: fills its first slot, and reads the state or its copy
+  double flush = 0;       // with an empty buffer: reads and writes the state, and writes its copy
+  double slot = 0;        // more for every filled slot, of a token that does not flush
+  double flush_slot = 0;  // the same of one that flushes
+  double stateless = 0;   // without a state and with an empty buffer
+};
+DecodeCosts CostsOf(const DecodeBytes& bytes);
+
+// The mean over `capacity` tokens of which the last flushes.
+double ChunkwiseCost(const DecodeCosts& costs, int32_t capacity);
+
 // Recurrent decoding has no use for a rounded copy, and moves less without one.
 enum class DecodeForm : uint8_t { kRecurrent = 1, kChunkwise = 2, kKvOnly = 3 };
 
 struct DecodeChoice {
   DecodeForm form = DecodeForm::kRecurrent;
-  int32_t capacity = 1;  // flush the token that finds capacity − 1 slots filled; kKvOnly: 0, none does
-  double bytes = 0;      // a token
+  int32_t capacity = 1;  // flush the token that finds capacity − 1 slots filled; 0: none does, of kKvOnly, and of
+                         // kRecurrent where AdvanceSeam is faster
+  double cost = 0;       // a token, in the costs' unit
 };
+inline constexpr int32_t kMostCapacity = 64;
+// A buffer costs memory and states that are behind, and measured costs differ from run to run: one that costs more than
+// this part of the recurrence is not chosen.
+inline constexpr double kWorthwhile = 0.9;
 // `buffered_context`: the number of tokens so far where all of them lie in the buffer and no state exists yet; none
 // where there is a state, which KV-only decoding has no use for.
-DecodeChoice ChooseDecoding(const DecodeBytes& bytes, std::optional<int64_t> buffered_context);
+DecodeChoice ChooseDecoding(const DecodeCosts& costs, std::optional<int64_t> buffered_context);
 
 }  // namespace ashlar::kernels

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 
 namespace ashlar::kernels {
 namespace {
@@ -66,9 +67,9 @@ TEST(DecodingChoiceTest, RoundedCopies) {
   EXPECT_EQ(KvOnlyStoresLessBelow(bytes), static_cast<int64_t>(std::ceil(1.5 * bytes.state / bytes.slot)));
   // A copy that is written with every token, and never read, is no gain.
   const DecodeBytes small = DecodeBytesOf(Shape(Family::kKda, 1, 1, 3), DType::kF32, DType::kF32, DType::kF16);
-  const DecodeChoice choice = ChooseDecoding(small, std::nullopt);
+  const DecodeChoice choice = ChooseDecoding(CostsOf(small), std::nullopt);
   EXPECT_EQ(choice.form, DecodeForm::kRecurrent);
-  EXPECT_EQ(choice.bytes, RecurrentBytes(small));
+  EXPECT_EQ(choice.cost, RecurrentBytes(small));
 }
 
 TEST(DecodingChoiceTest, TheMinimumIsFlat) {
@@ -88,18 +89,41 @@ TEST(DecodingChoiceTest, BreakEvenContexts) {
   EXPECT_EQ(KvOnlyStoresLessBelow(bytes), 169);
 }
 
+TEST(DecodingChoiceTest, BytesAreCosts) {
+  for (const std::optional<DType> rounded : {std::optional<DType>(), std::optional(DType::kF16)}) {
+    const DecodeBytes bytes = DecodeBytesOf(Shape(Family::kGdn, 32, 16), DType::kF32, DType::kF16, rounded);
+    const DecodeCosts costs = CostsOf(bytes);
+    for (const int32_t capacity : {2, 3, 8, 26, kMostCapacity}) {
+      EXPECT_NEAR(ChunkwiseCost(costs, capacity), ChunkwiseBytes(bytes, capacity), 1e-6) << capacity;
+    }
+    EXPECT_EQ(ChooseDecoding(costs, std::nullopt).capacity, BestCapacity(bytes));
+    EXPECT_EQ(costs.stateless + 7 * costs.slot, KvOnlyBytes(bytes, 7));
+  }
+}
+
 TEST(DecodingChoiceTest, ChoosesTheFewestBytes) {
   const DecodeBytes bytes = DecodeBytesOf(Shape(Family::kGdn, 32, 16), DType::kF32, DType::kF16);
-  EXPECT_EQ(ChooseDecoding(bytes, std::nullopt).form, DecodeForm::kChunkwise);
-  EXPECT_EQ(ChooseDecoding(bytes, std::nullopt).capacity, 18);
-  EXPECT_EQ(ChooseDecoding(bytes, 0).form, DecodeForm::kKvOnly);
-  EXPECT_EQ(ChooseDecoding(bytes, 186).form, DecodeForm::kKvOnly);
-  EXPECT_EQ(ChooseDecoding(bytes, 186).bytes, KvOnlyBytes(bytes, 186));
-  EXPECT_EQ(ChooseDecoding(bytes, 187).form, DecodeForm::kChunkwise);
+  const DecodeCosts costs = CostsOf(bytes);
+  EXPECT_EQ(ChooseDecoding(costs, std::nullopt).form, DecodeForm::kChunkwise);
+  EXPECT_EQ(ChooseDecoding(costs, std::nullopt).capacity, 18);
+  EXPECT_EQ(ChooseDecoding(costs, 0).form, DecodeForm::kKvOnly);
+  EXPECT_EQ(ChooseDecoding(costs, 186).form, DecodeForm::kKvOnly);
+  EXPECT_EQ(ChooseDecoding(costs, 186).cost, KvOnlyBytes(bytes, 186));
+  EXPECT_EQ(ChooseDecoding(costs, 187).form, DecodeForm::kChunkwise);
   // Slots that are as large as the state: nothing is gained by waiting.
   const DecodeBytes small = DecodeBytesOf(Shape(Family::kKda, 1, 1, 3), DType::kBF16, DType::kF32);
-  EXPECT_EQ(ChooseDecoding(small, std::nullopt).form, DecodeForm::kRecurrent);
-  EXPECT_EQ(ChooseDecoding(small, std::nullopt).bytes, RecurrentBytes(small));
+  EXPECT_EQ(ChooseDecoding(CostsOf(small), std::nullopt).form, DecodeForm::kRecurrent);
+  EXPECT_EQ(ChooseDecoding(CostsOf(small), std::nullopt).cost, RecurrentBytes(small));
+}
+
+// A gain that measurements would not tell from none is none.
+TEST(DecodingChoiceTest, ASmallGainIsNotWorthABuffer) {
+  DecodeCosts costs = {.advance = 100, .recurrent = 120, .read = 90, .flush = 100};
+  EXPECT_EQ(ChooseDecoding(costs, std::nullopt).form, DecodeForm::kRecurrent);
+  EXPECT_EQ(ChooseDecoding(costs, std::nullopt).capacity, 0) << "by AdvanceSeam";
+  EXPECT_EQ(ChooseDecoding(costs, std::nullopt).cost, 100);
+  costs.read = 80;
+  EXPECT_EQ(ChooseDecoding(costs, std::nullopt).form, DecodeForm::kChunkwise);
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ absl::StatusOr<std::vector<MediaHash>> DescribeMedia(const Media* media, uint64_
 
 absl::Status NameModel(const absl::Status& status) {
   absl::string_view message = status.message();
-  if (!absl::ConsumePrefix(&message, "layout.")) return status;
+  if (!absl::ConsumePrefix(&message, "layout.") && !absl::ConsumePrefix(&message, "identity.")) return status;
   return absl::Status(status.code(), absl::StrCat("model.", message));
 }
 

@@ -24,7 +24,8 @@ absl::StatusOr<DescribedModel> Describe(const Model& model);
 absl::StatusOr<std::vector<MediaHash>> DescribeMedia(const Media* media, uint64_t count, uint64_t tokens,
                                                      const std::string& field);
 
-// Renames errors of the layout, which begin with "layout.", to "model.", as this API names it.
+// Renames errors of layout and identity, which begin with "layout." or "identity.", to "model.", as this API names
+// both.
 absl::Status NameModel(const absl::Status& status);
 
 // Reads the engine's own places. INVALID_ARGUMENT if pointer and count disagree.

@@ -1,8 +1,12 @@
 // The handles: Request and Job.
 #include <algorithm>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "ashlar/engine.h"
 #include "client/engine/boundary.h"
 #include "client/engine/expert.h"
@@ -32,8 +36,87 @@ Status OnReady(const RequestState* request, Call call) noexcept {
   });
 }
 
-uint8_t ToNumber(PublishOutcome outcome) {
-  return static_cast<uint8_t>(outcome);
+// Runs that one call publishes.
+struct Publishing {
+  CacheState& cache;
+  std::vector<Setting::Taken> taken;
+  std::vector<ComputedRun> computed;
+  uint8_t* outcomes;  // may be null
+  // Copies of all that names the tensors, for a call that outlives the caller's.
+  std::vector<std::vector<LinearTensors>> linear;
+  std::vector<std::vector<int32_t>> pages;
+
+  // Nothing else publishes them or gives them up from now on.
+  void Take(Setting& setting, std::span<const uint32_t> missing) {
+    taken.reserve(missing.size());
+    for (const uint32_t run : missing) taken.push_back(setting.TakeOut(run));
+  }
+  void OwnNames() {
+    for (ComputedRun& run : computed) {
+      linear.emplace_back(run.linear, run.linear + run.linear_count);
+      pages.emplace_back(run.page_table, run.page_table + run.page_count);
+    }
+    for (size_t i = 0; i < computed.size(); ++i) {
+      computed[i].linear = linear[i].data();
+      computed[i].page_table = pages[i].data();
+    }
+  }
+  void Publish() {
+    const std::vector<PublishOutcome> published = PublishRuns(cache, taken, computed);
+    for (size_t i = 0; outcomes != nullptr && i < published.size(); ++i) {
+      outcomes[i] = static_cast<uint8_t>(published[i]);
+    }
+  }
+  void GiveUp() {
+    for (size_t i = 0; i < taken.size(); ++i) {
+      cache.model.Abandon(taken[i].reservation);
+      if (outcomes != nullptr) outcomes[i] = static_cast<uint8_t>(PublishOutcome::kBusy);
+    }
+  }
+};
+
+// `one`: errors name it without an index.
+Status CheckRuns(const Setting& setting, std::span<const uint32_t> missing, std::span<const ComputedRun> computed,
+                 bool one) {
+  std::vector<bool> named(setting.missing().size());
+  for (size_t i = 0; i < missing.size(); ++i) {
+    const std::string index = one ? "" : absl::StrCat("[", i, "]");
+    if (Status status = setting.Check(missing[i], computed[i], index); !status.ok()) return status;
+    if (named[missing[i]]) return Invalid("missing", index, ": ", missing[i], " stands twice");
+    named[missing[i]] = true;
+  }
+  return {};
+}
+
+Status PublishNow(Setting& setting, std::span<const uint32_t> missing, std::span<const ComputedRun> computed, bool one,
+                  uint8_t* outcomes) {
+  if (Status status = CheckRuns(setting, missing, computed, one); !status.ok()) return status;
+  Publishing publishing{.cache = setting.cache(), .outcomes = outcomes};
+  publishing.computed.assign(computed.begin(), computed.end());
+  publishing.Take(setting, missing);
+  publishing.Publish();
+  return {};
+}
+
+Status PublishLater(Setting& setting, std::span<const uint32_t> missing, std::span<const ComputedRun> computed,
+                    bool one, uint8_t* outcomes, Job* job) {
+  if (job == nullptr) return Invalid("job: null");
+  if (Status status = CheckRuns(setting, missing, computed, one); !status.ok()) return status;
+  auto publishing = std::make_shared<Publishing>(Publishing{.cache = setting.cache(), .outcomes = outcomes});
+  publishing->computed.assign(computed.begin(), computed.end());
+  publishing->OwnNames();
+  auto made = std::make_unique<JobState>(JobState{.cache = publishing->cache.shared_from_this(), .task = nullptr});
+  publishing->Take(setting, missing);
+  made->task = publishing->cache.background.Start(
+      [publishing] { RunOr([&] { publishing->Publish(); }, [&] { publishing->GiveUp(); }); });
+  if (made->task == nullptr) publishing->GiveUp();
+  Access::Put(std::move(made), *job);
+  return {};
+}
+
+Status CheckArrays(const uint32_t* missing, const ComputedRun* computed, uint32_t count) {
+  if (missing == nullptr && count > 0) return Invalid("missing: null");
+  return computed == nullptr && count > 0 ? Invalid("computed: null") : Status();
 }
 
 }  // namespace
@@ -109,41 +192,27 @@ const Run* Request::missing(uint32_t* count) const noexcept {
 }
 
 Status Request::Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) noexcept {
-  return OnReady(impl_, [&](Setting& setting) -> Status {
-    if (Status status = setting.Check(missing, computed); !status.ok()) return status;
-    const PublishOutcome published = PublishRun(setting.cache(), setting.TakeOut(missing), computed);
-    if (outcome != nullptr) *outcome = ToNumber(published);
-    return {};
+  return OnReady(impl_, [&](Setting& setting) {
+    return PublishNow(setting, {&missing, 1}, {&computed, 1}, true, outcome);
   });
 }
-
 Status Request::StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job) noexcept {
-  return OnReady(impl_, [&](Setting& setting) -> Status {
-    if (job == nullptr) return Invalid("job: null");
-    if (Status status = setting.Check(missing, computed); !status.ok()) return status;
-    CacheState& cache = setting.cache();
-    // The tensors stay the caller's; what names them is copied.
-    std::vector<LinearTensors> linear(computed.linear, computed.linear + computed.linear_count);
-    std::vector<int32_t> pages(computed.page_table, computed.page_table + computed.page_count);
-    auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
-    const Setting::Taken taken = setting.TakeOut(missing);
-    const auto busy = [&cache, taken, outcome] {
-      cache.model.Abandon(taken.reservation);
-      if (outcome != nullptr) *outcome = ToNumber(PublishOutcome::kBusy);
-    };
-    made->task = cache.background.Start(
-        [&cache, taken, linear = std::move(linear), pages = std::move(pages), run = computed, outcome, busy]() mutable {
-          run.linear = linear.data();
-          run.page_table = pages.data();
-          const auto publish = [&] {
-            const PublishOutcome published = PublishRun(cache, taken, run);
-            if (outcome != nullptr) *outcome = ToNumber(published);
-          };
-          RunOr(publish, busy);
-        });
-    if (made->task == nullptr) busy();
-    Access::Put(std::move(made), *job);
-    return {};
+  return OnReady(impl_, [&](Setting& setting) {
+    return PublishLater(setting, {&missing, 1}, {&computed, 1}, true, outcome, job);
+  });
+}
+Status Request::Publish(const uint32_t* missing, const ComputedRun* computed, uint32_t count,
+                        uint8_t* outcomes) noexcept {
+  return OnReady(impl_, [&](Setting& setting) {
+    const Status status = CheckArrays(missing, computed, count);
+    return status.ok() ? PublishNow(setting, {missing, count}, {computed, count}, false, outcomes) : status;
+  });
+}
+Status Request::StartPublish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes,
+                             Job* job) noexcept {
+  return OnReady(impl_, [&](Setting& setting) {
+    const Status status = CheckArrays(missing, computed, count);
+    return status.ok() ? PublishLater(setting, {missing, count}, {computed, count}, false, outcomes, job) : status;
   });
 }
 

@@ -59,7 +59,8 @@ class Setting {
 
   // Filling (setting_fill.cc).
   std::span<const Run> missing() const { return runs_; }
-  Status Check(uint32_t missing, const ComputedRun& computed) const;
+  // `index` names it among others: "[2]".
+  Status Check(uint32_t missing, const ComputedRun& computed, const std::string& index) const;
   // One that has been checked, and which nothing else publishes or gives up from now on.
   struct Taken {
     Run run;
@@ -197,8 +198,9 @@ struct RequestState {
   internal::CreatorProcess creator{};
 };
 
-// Publishes what was taken out. Any thread.
-PublishOutcome PublishRun(CacheState& cache, const Setting::Taken& taken, const ComputedRun& computed);
+// Publishes what was taken out, as many as can be by one call; returns one outcome for each. Any thread.
+std::vector<PublishOutcome> PublishRuns(CacheState& cache, std::span<const Setting::Taken> taken,
+                                        std::span<const ComputedRun> computed);
 
 // Gives this library's own parts, and engines in C++ (expert.h), access behind handles.
 struct Access {

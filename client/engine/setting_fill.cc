@@ -147,24 +147,26 @@ void Setting::EndPrefill() {
   });
 }
 
-Status Setting::Check(uint32_t missing, const ComputedRun& computed) const {
-  if (missing >= runs_.size()) return Invalid("missing: ", missing, " of ", runs_.size());
-  if (!reservations_[missing].granted()) return Invalid("missing: ", missing, " was published or abandoned");
-  if (computed.linear == nullptr && computed.linear_count > 0) return Invalid("computed.linear: null");
-  if (computed.page_table == nullptr && computed.page_count > 0) return Invalid("computed.page_table: null");
-  if (computed.page_count > limits::kMaxPromptTokens) return Invalid("computed.page_count: too many");
+Status Setting::Check(uint32_t missing, const ComputedRun& computed, const std::string& index) const {
+  const auto invalid = [&](const auto&... text) { return Invalid("computed", index, text...); };
+  if (missing >= runs_.size()) return Invalid("missing", index, ": ", missing, " of ", runs_.size());
+  if (!reservations_[missing].granted()) {
+    return Invalid("missing", index, ": ", missing, " was published or abandoned");
+  }
+  if (computed.linear == nullptr && computed.linear_count > 0) return invalid(".linear: null");
+  if (computed.page_table == nullptr && computed.page_count > 0) return invalid(".page_table: null");
+  if (computed.page_count > limits::kMaxPromptTokens) return invalid(".page_count: too many");
   const std::span<const int32_t> pages(computed.page_table, computed.page_count);
   if (const std::optional<size_t> kept = cache_.quarantine.Find(pages)) {
-    return Invalid("computed.page_table[", *kept, "]: page ", pages[*kept],
-                   " is the cache's: the daemon may write there");
+    return invalid(".page_table[", *kept, "]: page ", pages[*kept], " is the cache's: the daemon may write there");
   }
   const uint64_t room = computed.page_count * cache_.page_tokens, tokens = runs_[missing].token_count;
   if (cache_.has_pages() && (computed.first_position > room || room - computed.first_position < tokens)) {
-    return Invalid("computed.page_count: ", computed.page_count, " pages of ", cache_.page_tokens, " tokens, for ",
-                   tokens, " behind ", computed.first_position);
+    return invalid(".page_count: ", computed.page_count, " pages of ", cache_.page_tokens, " tokens, for ", tokens,
+                   " behind ", computed.first_position);
   }
   return CheckTensors(cache_.layout(), {computed.linear, computed.linear_count}, runs_[missing].transition,
-                      "computed.linear");
+                      absl::StrCat("computed", index, ".linear"));
 }
 
 Setting::Taken Setting::TakeOut(uint32_t missing) {
@@ -173,33 +175,40 @@ Setting::Taken Setting::TakeOut(uint32_t missing) {
 
 namespace {
 
-PublishOutcome PublishTaken(CacheState& cache, const Setting::Taken& taken, const ComputedRun& computed) {
-  const auto& [run, reservation, work] = taken;
+// Tensors of so many bytes are staged for one call of the daemon; those of one run may be more.
+constexpr uint64_t kStagedForACall = uint64_t{64} << 20;
+
+std::span<const LinearTensors> TensorsOf(const ComputedRun& computed) {
+  return {computed.linear, computed.linear_count};
+}
+
+// Bytes to be staged; 0: everything is published from its place.
+uint64_t StagedBytes(const CacheState& cache, const Run& run, const ComputedRun& computed) {
   const ashlar::Layout& layout = cache.layout();
-  const std::span<const LinearTensors> linear(computed.linear, computed.linear_count);
+  if (!run.transition && LieIn(cache.region, layout, TensorsOf(computed))) return 0;
   uint64_t bytes = 0;
-  for (const LinearTensors& tensors : linear) {
+  for (const LinearTensors& tensors : TensorsOf(computed)) {
     bytes += TensorBytes(std::get<LinearLayer>(layout.layers[tensors.layer])).staged(run.transition);
   }
+  return bytes;
+}
+
+// `held`: null where nothing is to be staged.
+PublishParts PartsOf(CacheState& cache, const Run& run, const ComputedRun& computed, Staging::Held* held) {
+  const ashlar::Layout& layout = cache.layout();
+  const std::span<const LinearTensors> linear = TensorsOf(computed);
   PublishParts parts{.linear = {},
                      .runs = {},
                      .region = cache.region,
                      .page_table = {computed.page_table, computed.page_count},
                      .first_position = computed.first_position,
                      .provenance = Provenance::kExact};
-  std::optional<Staging::Held> held;
-  if (!run.transition && LieIn(cache.region, layout, linear)) {
+  if (held == nullptr) {
     parts.linear = InPlace(linear);
-  } else {
-    absl::StatusOr<Staging::Held> room = cache.staging.Hold(bytes);
-    if (!room.ok()) {
-      cache.model.Abandon(reservation);
-      return absl::IsResourceExhausted(room.status()) ? PublishOutcome::kBusy : PublishOutcome::kUnavailable;
-    }
-    held.emplace(*std::move(room));
-    parts.region = held->region();
-    parts.linear = Stage(layout, linear, *held);
+    return parts;
   }
+  parts.region = held->region();
+  parts.linear = Stage(layout, linear, *held);
   std::vector<DenseTransitions> dense;
   for (size_t i = 0; run.transition && i < linear.size(); ++i) {
     const auto& layer = std::get<LinearLayer>(layout.layers[linear[i].layer]);
@@ -213,21 +222,61 @@ PublishOutcome PublishTaken(CacheState& cache, const Setting::Taken& taken, cons
     }
   }
   if (!dense.empty()) parts.runs = AdaptTransitions(layout, run.token_count, dense, cache.epsilon, cache.workers.get());
-  const PublishOutcome outcome = cache.model.Publish(reservation, parts);
-  if (outcome == PublishOutcome::kPublished && run.transition) {
-    const std::lock_guard lock(cache.stored_mutex);
-    Count(layout, run.token_count, parts.runs, cache.stored);
+  return parts;
+}
+
+// One call of the model for runs of which `bytes` are staged.
+void PublishTogether(CacheState& cache, std::span<const Setting::Taken> taken, std::span<const ComputedRun> computed,
+                     uint64_t bytes, std::span<PublishOutcome> outcomes) {
+  std::optional<Staging::Held> held;
+  if (bytes > 0) {
+    absl::StatusOr<Staging::Held> room = cache.staging.Hold(bytes);
+    if (!room.ok()) {
+      const bool full = absl::IsResourceExhausted(room.status());
+      std::ranges::fill(outcomes, full ? PublishOutcome::kBusy : PublishOutcome::kUnavailable);
+      for (const Setting::Taken& one : taken) cache.model.Abandon(one.reservation);
+      return;
+    }
+    held.emplace(*std::move(room));
   }
-  if (outcome == PublishOutcome::kBusy) cache.model.Abandon(reservation);  // a busy daemon keeps it for us
-  return outcome;
+  std::vector<Publication> publications;
+  for (size_t i = 0; i < taken.size(); ++i) {
+    const bool staged = StagedBytes(cache, taken[i].run, computed[i]) > 0;
+    publications.push_back(
+        {taken[i].reservation, PartsOf(cache, taken[i].run, computed[i], staged ? &*held : nullptr)});
+  }
+  std::ranges::copy(cache.model.Publish(publications), outcomes.begin());
+  for (size_t i = 0; i < taken.size(); ++i) {
+    if (outcomes[i] == PublishOutcome::kPublished && taken[i].run.transition) {
+      const std::lock_guard lock(cache.stored_mutex);
+      Count(cache.layout(), taken[i].run.token_count, publications[i].parts.runs, cache.stored);
+    }
+    // A busy daemon keeps it for us.
+    if (outcomes[i] == PublishOutcome::kBusy) cache.model.Abandon(taken[i].reservation);
+  }
 }
 
 }  // namespace
 
-PublishOutcome PublishRun(CacheState& cache, const Setting::Taken& taken, const ComputedRun& computed) {
-  const PublishOutcome outcome = PublishTaken(cache, taken, computed);
-  if (taken.work.has_value()) cache.Served(*taken.work, outcome == PublishOutcome::kPublished);
-  return outcome;
+std::vector<PublishOutcome> PublishRuns(CacheState& cache, std::span<const Setting::Taken> taken,
+                                        std::span<const ComputedRun> computed) {
+  std::vector<PublishOutcome> outcomes(taken.size(), PublishOutcome::kUnavailable);
+  size_t end = 0;
+  for (size_t begin = 0; begin < taken.size(); begin = end) {
+    uint64_t bytes = 0;
+    for (; end < taken.size(); ++end) {
+      const uint64_t more = StagedBytes(cache, taken[end].run, computed[end]);
+      if (end > begin && bytes + more > kStagedForACall) break;
+      bytes += more;
+    }
+    const size_t count = end - begin;
+    PublishTogether(cache, taken.subspan(begin, count), computed.subspan(begin, count), bytes,
+                    std::span(outcomes).subspan(begin, count));
+  }
+  for (size_t i = 0; i < taken.size(); ++i) {
+    if (taken[i].work.has_value()) cache.Served(*taken[i].work, outcomes[i] == PublishOutcome::kPublished);
+  }
+  return outcomes;
 }
 
 void Setting::Abandon(uint32_t missing) {

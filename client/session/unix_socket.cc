@@ -48,6 +48,9 @@ absl::Status Connect(int fd, const std::string& path, Deadline deadline, const s
   constexpr std::chrono::milliseconds kBacklogFull{5};
   while (::connect(fd, reinterpret_cast<const struct sockaddr*>(&address), sizeof address) != 0) {
     if (errno == EINTR) continue;
+    if (errno == EPROTOTYPE) {
+      return absl::UnavailableError(absl::StrCat(path, " is not a session socket: is it the one for calls?"));
+    }
     if (errno != EAGAIN) return absl::UnavailableError(absl::StrCat("no daemon at ", path, ": ", std::strerror(errno)));
     if (stop.stop_requested()) return absl::CancelledError("told to stop");
     if (Passed(deadline)) return absl::UnavailableError(absl::StrCat("the daemon at ", path, " does not accept"));

@@ -32,6 +32,8 @@ class ExplainedText;
 
 namespace ashlar::daemon {
 
+class Cluster;
+
 // The parts of the daemon that the service queries. All must outlive it.
 struct AdminParts {
   storage::Cache& cache;
@@ -52,6 +54,7 @@ struct AdminParts {
   std::function<void(storage::TenantId)> forget_pages;
   // Any thread but the metadata thread. `dry_run`: says what it would change.
   std::function<absl::StatusOr<std::vector<ConfigChange>>(bool dry_run)> reload;
+  Cluster* cluster = nullptr;  // null: this node is alone
 };
 
 // The calls of proto/admin_calls.h. A status other than OK says in its message which field it is about (admin.proto).
@@ -93,6 +96,10 @@ class AdminService {
   absl::Status WithEach(const v1::Texts& texts, v1::ObjectsReply* reply,
                         const std::function<bool(storage::TenantId, const Key&)>& act) const;
 
+  // Forget of this node alone, and of all nodes; they wait for so many seconds at most.
+  absl::Status ForgetHere(const storage::Selection& selection, double wait, v1::ForgetReply* reply) const;
+  absl::Status ForgetEverywhere(const v1::ForgetRequest& request, const storage::Selection& selection, double wait,
+                                v1::ForgetReply* reply) const;
   // A forgetting that is to go on, of the same tenant and namespace, or a new one. On the metadata thread.
   using Wish = std::pair<storage::TenantId, std::optional<NamespaceId>>;
   absl::StatusOr<std::shared_ptr<storage::Forgetting>> ForgettingOf(const Wish& wish) const;

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <future>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/admin.pb.h"
 #include "daemon/admin/admin_service.h"
+#include "daemon/peer/cluster.h"
 #include "proto/invalid.h"
 
 namespace ashlar::daemon {
@@ -23,9 +26,10 @@ using storage::TenantId;
 constexpr uint32_t kPage = 1000, kLargestPage = 10'000;
 constexpr double kMostWait = 20;
 constexpr std::chrono::milliseconds kUpkeepPoll{10};
+constexpr std::chrono::seconds kDirectoryPatience{20};
 constexpr uint64_t kVerifyRate = uint64_t{256} << 20;
 constexpr size_t kLeastNsBytes = 2;
-constexpr size_t kMostForgettings = 64;  // that wait for the disk
+constexpr size_t kMostWaitingForgettings = 64;  // for the disk
 
 double InSeconds(Nanos nanos) {
   return static_cast<double>(nanos) * 1e-9;
@@ -64,6 +68,13 @@ void Write(const storage::Inventory::Tally& tally, v1::ForgetReply* out) {
     bytes->set_tier(static_cast<uint32_t>(tier));
     bytes->set_bytes(tally.tier_bytes[tier]);
   }
+}
+
+void Write(const storage::Forgetting::Progress& progress, v1::ForgetReply* out) {
+  Write(progress.forgotten, out);
+  out->set_done(progress.done);
+  out->set_on_disk(progress.on_disk);
+  if (!progress.overwritten.ok()) out->set_not_overwritten(std::string(progress.overwritten.message()));
 }
 
 void Write(const storage::Scrubber& scrubber, const storage::Scrubber::Report& report,
@@ -178,7 +189,13 @@ absl::Status AdminService::Forget(const v1::ForgetRequest& request, v1::ForgetRe
     if (counted.ok()) Write(tally, reply);
     return counted;
   }
-  const Wish wish(*selection->tenant, selection->ns);
+  const bool everywhere = parts_.cluster != nullptr && !request.this_node();
+  if (!everywhere && !request.forgetting().empty()) return Invalid("forgetting: this node alone has none that goes on");
+  return everywhere ? ForgetEverywhere(request, *selection, wait, reply) : ForgetHere(*selection, wait, reply);
+}
+
+absl::Status AdminService::ForgetHere(const storage::Selection& selection, double wait, v1::ForgetReply* reply) const {
+  const Wish wish(*selection.tenant, selection.ns);
   absl::StatusOr<std::shared_ptr<storage::Forgetting>> forgetting = absl::InternalError("not begun");
   absl::Status ran = OnLoop([&] { forgetting = ForgettingOf(wish); });
   if (!ran.ok()) return ran;
@@ -200,16 +217,50 @@ absl::Status AdminService::Forget(const v1::ForgetRequest& request, v1::ForgetRe
     });
   }
   if (!ran.ok()) return ran;
-  Write(progress.forgotten, reply);
-  reply->set_done(progress.done);
-  reply->set_on_disk(progress.on_disk);
-  if (!progress.overwritten.ok()) reply->set_not_overwritten(std::string(progress.overwritten.message()));
+  Write(progress, reply);
+  return absl::OkStatus();
+}
+
+absl::Status AdminService::ForgetEverywhere(const v1::ForgetRequest& request, const storage::Selection& selection,
+                                            double wait, v1::ForgetReply* reply) const {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(wait);
+  ClusterForgetting::Id id{};
+  if (request.forgetting().empty()) {
+    const auto told = std::make_shared<std::promise<absl::Status>>();
+    std::future<absl::Status> answer = told->get_future();
+    id = parts_.cluster->Forget(parts_.tenants.at(*selection.tenant), selection.ns,
+                                [told](const absl::Status& status) { told->set_value(status); });
+    if (answer.wait_for(kDirectoryPatience) != std::future_status::ready) {
+      return absl::UnavailableError("the directory does not answer, and may have been told: call again");
+    }
+    if (const absl::Status status = answer.get(); !status.ok()) return status;
+  } else if (request.forgetting().size() == id.size()) {
+    std::ranges::copy(request.forgetting(), id.begin());
+  } else {
+    return Invalid("forgetting: not ", id.size(), " bytes");
+  }
+  std::optional<Cluster::ForgettingState> state;
+  bool done = false;
+  for (bool first = true; first || (!done && std::chrono::steady_clock::now() < deadline); first = false) {
+    if (!first) std::this_thread::sleep_for(kUpkeepPoll);
+    if (const absl::Status ran = OnLoop([&] { state = parts_.cluster->forgetting(id); }); !ran.ok()) return ran;
+    if (!state.has_value()) return absl::NotFoundError("forgetting: the directory remembers none of this number");
+    done = std::ranges::all_of(state->nodes, [](const auto& node) { return node.second; });
+  }
+  if (state->here.has_value()) Write(*state->here, reply);
+  reply->set_done(done);
+  reply->set_forgetting(id.data(), id.size());
+  for (const auto& [name, has] : state->nodes) {
+    v1::ForgetNode* node = reply->add_nodes();
+    node->set_node(name);
+    node->set_done(has);
+  }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<storage::Forgetting>> AdminService::ForgettingOf(const Wish& wish) const {
   if (const auto found = forgettings_.find(wish); found != forgettings_.end()) return found->second;
-  if (forgettings_.size() == kMostForgettings) {
+  if (forgettings_.size() == kMostWaitingForgettings) {
     return absl::ResourceExhaustedError("the disk has not acknowledged what was to be forgotten before");
   }
   absl::StatusOr<std::shared_ptr<storage::Forgetting>> forgetting =

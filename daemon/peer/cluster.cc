@@ -1,5 +1,6 @@
 #include "daemon/peer/cluster.h"
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <random>
@@ -10,6 +11,7 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/peer/control/peer_server.h"
 #include "daemon/peer/directory/etcd_directory.h"
+#include "daemon/peer/forgetter.h"
 #include "daemon/peer/peer_channels.h"
 #include "daemon/runtime/log.h"
 #include "daemon/security/peer_policy.h"
@@ -121,7 +123,9 @@ struct Cluster::Impl {
                    .transport_address = options.transport_address(),
                    .version = Version()},
                   Events(), clock),
-        peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(options)) {}
+        peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(options)),
+        forgetter(loop, slow, clock, directory, NamesOf(config),
+                  config.ssd().capacity_bytes() > 0 ? config.ssd().folder() : "") {}
   ~Impl() {
     server = nullptr;
     transport = nullptr;  // it calls what the peers are made of
@@ -135,6 +139,7 @@ struct Cluster::Impl {
                   loop.PostCompletion(storage::kNoTenant,
                                       [this](storage::Slice& slice) { return peers.AnnounceAgain(slice); });
                 },
+            .forgettings_changed = [this] { loop.PostCompletion(storage::kNoTenant, [this] { forgetter.Changed(); }); },
             .health_changed =
                 [](const DirectoryHealth& health) {
                   Log(health.connected ? LogLevel::kInfo : LogLevel::kWarning,
@@ -168,6 +173,7 @@ struct Cluster::Impl {
   PeerChannels channels;
   EtcdDirectory directory;
   Peers peers;
+  Forgetter forgetter;
   std::unique_ptr<PeerServer> server;
   bool left = false;  // the slow loop's
   TransportStats transported;
@@ -207,10 +213,19 @@ RemoteLookup& Cluster::lookup() {
   return impl_->peers.lookup();
 }
 
-void Cluster::Attach(storage::Cache& cache, const storage::Tier& top, Router& router) {
+PromptHandOff& Cluster::hand_off() {
+  return impl_->peers.hand_off();
+}
+
+void Cluster::Attach(storage::Cache& cache, const storage::Tier& top, Router& router,
+                     std::function<void(storage::TenantId)> forget_pages) {
   impl_->peers.Start(cache, top);
+  impl_->forgetter.Start(cache, std::move(forget_pages));
   impl_->peers.Route(router);
-  impl_->loop.Every(kFlushEvery, [this] { impl_->peers.Flush(); });
+  impl_->loop.Every(kFlushEvery, [this] {
+    impl_->peers.Flush();
+    impl_->forgetter.Tick();
+  });
   impl_->loop.Every(kSecond, [this] { impl_->peers.Tick(); });
 }
 
@@ -231,6 +246,27 @@ void Cluster::Follow(const NamespaceId& ns) {
 
 void Cluster::Unfollow(const NamespaceId& ns) {
   impl_->directory.Unfollow(ns);
+}
+
+ClusterForgetting::Id Cluster::Forget(const std::string& tenant, const std::optional<NamespaceId>& ns,
+                                      std::function<void(const absl::Status&)> done) {
+  ClusterForgetting forgetting{.tenant = tenant, .ns = ns, .node = impl_->options.node()};
+  std::random_device random;
+  for (uint8_t& byte : forgetting.id) byte = static_cast<uint8_t>(random());
+  impl_->directory.Forget(forgetting, std::move(done));
+  return forgetting.id;
+}
+
+std::optional<Cluster::ForgettingState> Cluster::forgetting(const ClusterForgetting::Id& id) const {
+  const std::vector<ClusterForgetting> known = impl_->directory.Forgettings();
+  const auto found = std::ranges::find(known, id, &ClusterForgetting::id);
+  if (found == known.end()) return std::nullopt;
+  ForgettingState state;
+  for (const auto& member : impl_->directory.Members()) {
+    state.nodes.emplace_back(member->node, member->forgotten >= found->revision);
+  }
+  if (const storage::Forgetting::Progress* here = impl_->forgetter.Find(id)) state.here = *here;
+  return state;
 }
 
 void Cluster::SetDraining(bool draining) {
@@ -260,7 +296,7 @@ ClusterFigures Cluster::figures() const {
                          .hedges_won = peers.objects.hedges_won,
                          .hedges_lost = peers.objects.hedged - peers.objects.hedges_won,
                          .handing_over = impl_->peers.handing_over(),
-                         .offered_bytes = peers.handed_over.bytes + peers.replicated.bytes,
+                         .offered_bytes = peers.handed_over.bytes + peers.replicated.bytes + peers.handed_off.bytes,
                          .taken_bytes = peers.offered.bytes,
                          .peer_leases = peers.holder.leases,
                          .transport_refused = transport.refused,
@@ -271,6 +307,7 @@ ClusterFigures Cluster::figures() const {
   };
   add("drain", peers.handed_over.outcomes);
   add("hot", peers.replicated.outcomes);
+  add("hand_off", peers.handed_off.outcomes);
   add("received", peers.offered.outcomes);
   for (const PeerStats& peer : transport.peers) {
     figures.bytes_sent += peer.bytes_sent;

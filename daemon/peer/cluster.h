@@ -2,11 +2,16 @@
 // they are reached.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/observe/cluster_metrics.h"
+#include "daemon/peer/directory/directory.h"
 #include "daemon/peer/peers.h"
 #include "daemon/runtime/event_loop.h"
 #include "storage/cache.h"
@@ -30,16 +35,30 @@ class Cluster {
   storage::TellResidence residence();
   // Comments for the configuration in effect: what carries the bytes between nodes.
   std::string DescribeTransport() const;
-  // Once, when there is a cache, before any of the loops runs.
-  void Attach(storage::Cache& cache, const storage::Tier& top, Router& router);
+  // Once, when there is a cache, before any of the loops runs. `forget_pages` as in AdminParts.
+  void Attach(storage::Cache& cache, const storage::Tier& top, Router& router,
+              std::function<void(storage::TenantId)> forget_pages);
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();
+  PromptHandOff& hand_off();  // after Attach; the metadata thread only
   // Models of a namespace are open on this node, or not any more. Counted. Any thread.
   void Follow(const NamespaceId& ns);
   void Unfollow(const NamespaceId& ns);
 
-  // The metadata thread only, as the next one. The cache has begun to drain, or has ended that.
+  // Has all nodes forget a tenant, by its name, or one of its namespaces: those that are present, and those that come
+  // back within kForgettingLifeSeconds. `done` as in Directory::Forget. Any thread.
+  ClusterForgetting::Id Forget(const std::string& tenant, const std::optional<NamespaceId>& ns,
+                               std::function<void(const absl::Status&)> done);
+  struct ForgettingState {
+    std::vector<std::pair<std::string, bool>> nodes;  // present ones, this one first: has it forgotten?
+    std::optional<storage::Forgetting::Progress>
+        here;  // none: it has not begun here, or had been done before a restart
+  };
+  // None: the directory does not remember it. The metadata thread only, as the next ones.
+  std::optional<ForgettingState> forgetting(const ClusterForgetting::Id& id) const;
+
+  // The cache has begun to drain, or has ended that.
   void SetDraining(bool draining);
   ClusterFigures figures() const;
   // Leaves the cluster; the metadata thread must still run. No peer is served or asked afterwards.

@@ -25,7 +25,7 @@ void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member
   const storage::Nanos asked_at = clock_.Now();
   const size_t count = wanted.size();
   using Reply = absl::StatusOr<std::vector<PeerOpened>>;
-  const auto answered = [this, member, count, asked_at, done = std::move(done)](Reply& reply) {
+  const auto answered = [this, tenant, member, count, asked_at, done = std::move(done)](Reply& reply) {
     const storage::Nanos now = clock_.Now();
     if (reply.ok()) {
       rates_.Answered(member->node, now - asked_at);
@@ -36,6 +36,10 @@ void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member
     for (size_t i = 0; i < count; ++i) {
       if (reply.ok()) {
         opened.push_back(TakeOpened((*reply)[i], member, asked_at));
+        absl::StatusOr<OpenedObject>& object = opened.back();
+        if (!object.ok() || !directory_.BeingForgotten(names_.at(tenant), object->header.ns)) continue;
+        Close(member, object->lease);
+        object = absl::NotFoundError("the cluster is forgetting it");
       } else {
         opened.push_back(reply.status());
       }

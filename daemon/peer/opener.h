@@ -41,12 +41,12 @@ absl::StatusOr<OpenedObject> TakeOpened(PeerOpened& answer, const std::shared_pt
 class Opener {
  public:
   // All must outlive it. `names`: the tenants' names, by number.
-  Opener(EventLoop& loop, const storage::Clock& clock, PeerAsker& asker, PeerRates& rates,
+  Opener(EventLoop& loop, const storage::Clock& clock, const Directory& directory, PeerAsker& asker, PeerRates& rates,
          std::vector<std::string> names)
-      : loop_(loop), clock_(clock), asker_(asker), rates_(rates), names_(std::move(names)) {}
+      : loop_(loop), clock_(clock), directory_(directory), asker_(asker), rates_(rates), names_(std::move(names)) {}
 
-  // One result a wanted object, in order: a miss, a refusal and a header that is none are errors. The objects are the
-  // caller's, to be closed.
+  // One result a wanted object, in order: a miss, a refusal, a header that is none, and an object that the cluster is
+  // forgetting are errors. The objects are the caller's, to be closed.
   using Opened = std::vector<absl::StatusOr<OpenedObject>>;
   void Open(storage::TenantId tenant, std::shared_ptr<const Member> member, std::vector<PeerObject> wanted,
             std::function<void(Opened)> done);
@@ -60,6 +60,7 @@ class Opener {
  private:
   EventLoop& loop_;
   const storage::Clock& clock_;
+  const Directory& directory_;
   PeerAsker& asker_;
   PeerRates& rates_;
   const std::vector<std::string> names_;

@@ -15,6 +15,7 @@
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/rpc/request_gate.h"
 #include "daemon/rpc/request_reader.h"
+#include "daemon/runtime/handed_over.h"
 #include "proto/cache_calls.h"
 
 namespace ashlar::daemon {
@@ -232,6 +233,7 @@ class CacheService final : public RawCache {
   grpc::ServerWriteReactor<Bytes>* Stream(CacheCall call,
                                           void (EngineService::*handler)(const Request&, EngineService::LandEvents),
                                           const Bytes& bytes) {
+    TakeOver(this);  // gRPC's thread may be older than the service
     if (!calls_.Enter()) return new RefusedStream(Stopping());
     constexpr bool kAwaitsMatch = std::is_same_v<Request, v1::LookupAndLandRequest>;
     auto* const stream = new LandStream(service_, CallTimer(calls_, metrics_, call), kAwaitsMatch);
@@ -247,6 +249,7 @@ class CacheService final : public RawCache {
   Reactor* Unary(Context* context, CacheCall call,
                  void (EngineService::*handler)(const Request&, Reply*, EngineService::Done), const Bytes& bytes,
                  Bytes* answer) {
+    TakeOver(this);
     Reactor* reactor = context->DefaultReactor();
     if (!calls_.Enter()) {
       reactor->Finish(Stopping());
@@ -280,7 +283,9 @@ class CacheService final : public RawCache {
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeCacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls) {
-  return std::make_unique<CacheService>(service, metrics, calls);
+  auto made = std::make_unique<CacheService>(service, metrics, calls);
+  HandOver(made.get());
+  return made;
 }
 
 }  // namespace ashlar::daemon

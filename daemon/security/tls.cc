@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/runtime/handed_over.h"
 #include "daemon/runtime/log.h"
 #include "daemon/runtime/unique_fd.h"
 #include "proto/invalid.h"
@@ -102,10 +103,14 @@ namespace {
 class Verifier final : public ExternalCertificateVerifier {
  public:
   // `node`: who the other end must be, of a channel; empty: of a server, any member.
-  Verifier(std::shared_ptr<Judge> judge, std::string node) : judge_(std::move(judge)), node_(std::move(node)) {}
+  Verifier(std::shared_ptr<Judge> judge, std::string node) : judge_(std::move(judge)), node_(std::move(node)) {
+    HandOver(this);
+  }
+  ~Verifier() override { TakeOver(this); }  // on a thread of gRPC
 
   bool Verify(TlsCustomVerificationCheckRequest* request, std::function<void(grpc::Status)>,
               grpc::Status* status) override {
+    TakeOver(this);
     const TlsRole role = node_.empty() ? TlsRole::kClient : TlsRole::kServer;
     CertificateVerdict verdict = judge_->trust()->Check(
         View(request->peer_cert()), View(request->peer_cert_full_chain()), role, judge_->spiffe_prefix);
@@ -121,6 +126,7 @@ class Verifier final : public ExternalCertificateVerifier {
       judge_->refusals.Add(*verdict.refusal, verdict.node.empty() ? node_ : verdict.node, verdict.why);
       *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, verdict.why);
     }
+    HandOver(this);
     return true;  // decided here
   }
   void Cancel(TlsCustomVerificationCheckRequest*) override {}

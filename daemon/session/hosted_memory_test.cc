@@ -260,6 +260,7 @@ TEST(HostedBlocks, OfEnginesThatDroppedThemCountAsRegionsWhileHeld) {
     ASSERT_TRUE(StatusOf(session.Ask(drop)).ok());
   }
   const UniqueFd next = MakeMemfd(4096, F_SEAL_SHRINK);
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // more than two sweeps
   const absl::Status refused = StatusOf(register_one(next));
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(

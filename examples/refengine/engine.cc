@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "examples/refengine/decode_buffers.h"
 #include "examples/refengine/matrix.h"
 #include "examples/refengine/mixers.h"
 #include "examples/refengine/pass.h"
@@ -50,6 +51,8 @@ struct Engine::Impl {
   bool RunPass(Sequence& sequence, RecurrentState& recurrent, const Pass& pass, const AdvanceOptions& options);
   void Embed(const Pass& pass, float* residual);
   void Normalize(const std::vector<float>& weight, int64_t rows, const float* residual, float* normed);
+  // Null: the chain is not decoded from buffers.
+  DecodeBuffers* BuffersFor(Sequence& sequence, std::span<const Step> chain, const AdvanceOptions& given);
   // Logits of the pass's rows from `first` on, [rows − first, vocabulary].
   void Head(int64_t first, int64_t rows, const float* residual, float* logits);
 
@@ -93,6 +96,17 @@ void Engine::Impl::Head(int64_t first, int64_t rows, const float* residual, floa
           .c = logits,
           .c_stride = kVocabulary},
          machine.workers);
+}
+
+DecodeBuffers* Engine::Impl::BuffersFor(Sequence& sequence, std::span<const Step> chain, const AdvanceOptions& given) {
+  const bool decodes = options.decoding.capacity > 0 && chain.size() == 1 && chain[0].tokens.size() == 1 &&
+                       chain[0].snapshot == nullptr && given.captures.empty() && given.advancer == nullptr;
+  if (!decodes) return nullptr;
+  if (sequence.buffers_ == nullptr) {
+    sequence.buffers_ = std::make_unique<DecodeBuffers>(machine.model, machine.kernels, options.decoding);
+  }
+  sequence.buffers_->Use(*queue);
+  return sequence.buffers_.get();
 }
 
 bool Engine::Impl::RunPass(Sequence& sequence, RecurrentState& recurrent, const Pass& pass,
@@ -151,14 +165,27 @@ absl::Status Engine::Advance(Sequence& sequence, std::span<const Step> chain, co
     if (step.snapshot != nullptr) *step.snapshot = RecurrentState(config);
   }
   AdvanceOptions pass_options = options;
+  DecodeBuffers* const buffers = impl_->BuffersFor(sequence, chain, options);
+  if (buffers != nullptr) {
+    pass_options.advancer = buffers;
+  } else {
+    Settle(sequence);
+  }
   for (const Pass& pass : CutIntoPasses(sequence.length(), chain, options.captures, impl_->options.pass_tokens)) {
     if (!impl_->RunPass(sequence, sequence.recurrent_, pass, pass_options)) {
       return absl::CancelledError("on_layer or the advancer gave up");
     }
+    if (buffers != nullptr) buffers->TokenDone();
     sequence.length_ = pass.end;
     if (pass_options.all_logits != nullptr) pass_options.all_logits += pass.rows() * kVocabulary;
   }
   return absl::OkStatus();
+}
+
+void Engine::Settle(Sequence& sequence) {
+  if (sequence.buffers_ == nullptr) return;
+  sequence.buffers_->Use(*impl_->queue);
+  sequence.buffers_->Settle(sequence.recurrent_);
 }
 
 int32_t GreedyToken(std::span<const float> logits) {

@@ -125,8 +125,22 @@ struct AdvanceOptions {
   Profile* profile = nullptr;
 };
 
+// How chains of one computed token pass through the linear layers: as longer ones, or from buffers (KVBuffer), whose
+// tokens' keys and writes wait until one token in `capacity` brings the states up to date.
+struct DecodeBuffering {
+  int32_t capacity = 0;       // at most kernels::kMostCapacity; 1: each token does; 0: no buffers, as longer chains
+  DType dtype = DType::kF32;  // of the buffers: kF32, kF16 or kBF16
+  bool copies = false;        // tokens that do not bring the states up to date read copies of fp16
+};
+
+// The fastest on this machine, by measurement (kernels/decoding_costs.h), for so many sequences that take turns.
+// Without `may_round` a layer's outputs and states are off by fp32's rounding alone (1e-5, relative), with it by 4e-4.
+DecodeBuffering MeasuredBuffering(const Model& model, const kernels::Kernels& kernels, kernels::Workers& workers,
+                                  int32_t sequences, bool may_round);
+
 struct EngineOptions {
   int64_t pass_tokens = 2048;  // computed tokens that go through the layers at once; bounds memory
+  DecodeBuffering decoding;
 };
 
 // One engine serves one thread. `model`, `kernels` and `workers` outlive it.
@@ -143,7 +157,12 @@ class Engine {
   // INVALID_ARGUMENT names the field (chain[3].cached: …), RESOURCE_EXHAUSTED: the pool has too few pages; both change
   // nothing. CANCELLED: on_layer or the advancer gave up; the sequence must be cleared or rewound.
   // Only the first step of an empty sequence may be a checkpoint.
+  // Chains of one token, without snapshots, captures or an advancer, are decoded as the options' `decoding` says;
+  // others settle the sequence first.
   absl::Status Advance(Sequence& sequence, std::span<const Step> chain, const AdvanceOptions& options = {});
+
+  // Brings the states of a sequence up to its last token: before Sequence::recurrent, where buffers are used.
+  void Settle(Sequence& sequence);
 
  private:
   struct Impl;

@@ -1,6 +1,10 @@
 #include "examples/refengine/sequence.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <utility>
+
+#include "examples/refengine/decode_buffers.h"
 
 namespace ashlar::refengine {
 
@@ -28,6 +32,18 @@ Sequence::~Sequence() {
   Clear();
 }
 
+const RecurrentState& Sequence::recurrent() const {
+  if (buffered() > 0) {
+    std::fprintf(stderr, "refengine: the sequence is not settled: %d tokens wait in buffers\n", buffered());
+    std::abort();
+  }
+  return recurrent_;
+}
+
+int32_t Sequence::buffered() const {
+  return buffers_ == nullptr ? 0 : buffers_->filled();
+}
+
 bool Sequence::Reserve(int64_t tokens) {
   const int64_t pages = (tokens + pool_->page_tokens() - 1) / pool_->page_tokens();
   if (placed_) return pages <= static_cast<int64_t>(page_table_.size());
@@ -46,6 +62,7 @@ void Sequence::Place(std::vector<int32_t> page_table, std::vector<SharedSpan> sh
 void Sequence::Rewind(int64_t length, const RecurrentState& recurrent) {
   length_ = length;
   recurrent_ = recurrent;
+  if (buffers_ != nullptr) buffers_->Forget();
 }
 
 uint64_t Sequence::Surrender() {
@@ -61,6 +78,7 @@ void Sequence::Clear() {
     page_table_.clear();
   }
   recurrent_ = zero_;
+  if (buffers_ != nullptr) buffers_->Forget();
   length_ = 0;
 }
 

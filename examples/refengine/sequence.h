@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct SharedSpan {
   int64_t origin = 0;
 };
 
+class DecodeBuffers;
+
 class Sequence {
  public:
   // `pool` outlives the sequence.
@@ -50,7 +53,10 @@ class Sequence {
   // Page of position p: page_table()[p / page_tokens]. Stays in place while no more than the reserved tokens are used.
   const std::vector<int32_t>& page_table() const { return page_table_; }
   PagePool& pool() const { return *pool_; }
-  const RecurrentState& recurrent() const { return recurrent_; }
+  // Aborts where tokens wait in buffers: settle the sequence first (Engine::Settle).
+  const RecurrentState& recurrent() const;
+  // Tokens that wait in buffers (EngineOptions::decoding): the states do not hold them yet.
+  int32_t buffered() const;
 
   // Takes pages for positions [0, tokens), so that cached keys and values can be landed there before Advance reaches
   // them. False, and nothing is taken, when the pool has too few.
@@ -74,6 +80,7 @@ class Sequence {
   friend class Engine;
   PagePool* pool_;
   RecurrentState zero_, recurrent_;
+  std::unique_ptr<DecodeBuffers> buffers_;  // null: none was needed yet
   std::vector<int32_t> page_table_;
   std::vector<SharedSpan> shared_;
   bool placed_ = false;  // the pages are not the pool's to give

@@ -5,6 +5,7 @@ as its own user, on a read-only root, without a network and without capabilities
 usage: image_test.py BUILD    (environment: ASHLAR_IMAGE=1, ASHLAR_SOURCE, PYTHONPATH with the package ashlar)
 """
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -37,6 +38,9 @@ tenants: [{name: default, uids: [2000], dram_bytes: 256MiB, ssd_bytes: 256MiB}]
 
 
 def why_not():
+    modules = [module for module in ("numpy", "ashlar") if importlib.util.find_spec(module) is None]
+    if modules:  # for the engine outside, which is the last to be tried
+        return f"{' and '.join(modules)}: not found; run this by build/python-env/bin/python, with PYTHONPATH as above"
     missing = [program for program in ("buildah", "crun") if shutil.which(program) is None]
     return f"{' and '.join(missing)}: not installed" if missing else bare_root.why_not()
 

@@ -375,6 +375,10 @@ TEST_F(EngineApi, WhatMakesNoSenseIsRefusedByName) {
   engine::Cache refused;
   EXPECT_THAT(Say(engine::OpenOn(test_.client(), test_.region(), with.options, &refused)),
               StartsWith("3 model.head: "));
+  with.options.model.head = 4;
+  with.options.model.weights_digest = "";
+  EXPECT_THAT(Say(engine::OpenOn(test_.client(), test_.region(), with.options, &refused)),
+              StartsWith("3 model.weights_digest: "));
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ ROOMS = {
         "peer": {"observe", "peer/control", "peer/directory", "peer/transport", "router", "runtime", "security"},
         "engine": {"events", "peer", "peer/control", "peer/directory", "peer/transport", "router", "runtime", "session"},
         "rpc": {"engine", "observe", "runtime", "session"},
-        "admin": {"config", "engine", "events", "observe", "router", "rpc", "runtime", "session"},
+        "admin": {"config", "engine", "events", "observe", "peer", "router", "rpc", "runtime", "session"},
     },
     "client": {
         "include/ashlar": set(),

@@ -62,15 +62,17 @@ std::vector<Command> CommandsOnMany() {
       {"forget",
        "",
        "ends all that is cached, and known, of a tenant or of a model",
-       "Look-ups find nothing of it any more, at once; leased bytes leave memory with their leases; on the disk "
-       "records "
-       "are deleted and bytes overwritten, and a crash brings nothing back. What engines publish later stays. Other "
-       "nodes "
-       "are not asked: run it on each. It fails if the disk does not acknowledge in time; call it again then.",
+       "Look-ups that begin then find nothing of it; one that began before keeps what it found, and leased bytes leave "
+       "memory with their leases; on the disk records are deleted and bytes overwritten, and a crash brings nothing "
+       "back. "
+       "What engines publish later stays. All nodes of a cluster do the same; those that are away do when they come "
+       "back, "
+       "within 30 days. It fails if a node, or its disk, does not acknowledge in time; call it again then.",
        {kTenant,
         kNamespace,
-        {"dry-run", "", "only say how much it is", {}},
-        {"seconds", "S", "how long it waits for the disk, 60 if not given", {}}},
+        {"dry-run", "", "only say how much it is, on this node", {}},
+        {"this-node", "", "other nodes of the cluster keep theirs, and may give it to this one again", {}},
+        {"seconds", "S", "how long it waits for disks and other nodes, 60 if not given", {}}},
        Forget},
       {"verify",
        "",

@@ -120,6 +120,7 @@ Answer Described(const v1::ForgetReply& reply, bool dry_run) {
                          {"leased_objects", reply.leased_objects()},
                          {"leased_bytes", reply.leased_bytes()},
                          {"tiers", json::object()},
+                         {"nodes", json::array()},
                          {"done", reply.done()},
                          {"on_disk", reply.on_disk()},
                          {"not_overwritten", reply.not_overwritten()}}};
@@ -135,12 +136,25 @@ Answer Described(const v1::ForgetReply& reply, bool dry_run) {
                     " leave", dry_run ? "" : "s", " memory with their leases\n");
   }
   if (dry_run) return answer;
-  if (!reply.done()) {
+  std::vector<std::string> waits;
+  for (const v1::ForgetNode& node : reply.nodes()) {
+    answer.json["nodes"].push_back({{"node", node.node()}, {"done", node.done()}});
+    if (!node.done()) waits.push_back(node.node());
+  }
+  if (!waits.empty()) {
+    answer.failed = true;
+    absl::StrAppend(&answer.text, "not acknowledged yet, and it may come back from there: ", absl::StrJoin(waits, ", "),
+                    ". Call again.\n");
+  } else if (reply.nodes_size() > 0) {
+    absl::StrAppend(&answer.text, "forgotten by all ", reply.nodes_size(),
+                    " nodes that are present; one that is away forgets when it comes back, within 30 days\n");
+  } else if (!reply.done()) {
     answer.failed = true;
     absl::StrAppend(&answer.text,
                     "no look-up finds any of it, but the disk has not acknowledged that: after a crash it may come "
                     "back. Call again.\n");
-  } else if (!reply.not_overwritten().empty()) {
+  }
+  if (reply.done() && !reply.not_overwritten().empty()) {
     answer.failed = true;
     absl::StrAppend(&answer.text,
                     "their records are gone for good; some bytes could not be overwritten: ", reply.not_overwritten(),
@@ -260,6 +274,7 @@ absl::StatusOr<Answer> Forget(const Arguments& arguments, AdminClient& client) {
   if (!ns.ok()) return ns.status();
   request.set_ns(*ns);
   request.set_dry_run(arguments.Has("dry-run"));
+  request.set_this_node(arguments.Has("this-node"));
   request.set_wait_seconds(kOneCall);
   double seconds = kForgetPatience;
   if (arguments.Has("seconds") && (!absl::SimpleAtod(arguments.Get("seconds"), &seconds) || !std::isfinite(seconds) ||
@@ -271,6 +286,7 @@ absl::StatusOr<Answer> Forget(const Arguments& arguments, AdminClient& client) {
   v1::ForgetReply reply;
   do {
     if (absl::Status status = client.Forget(request, &reply); !status.ok()) return status;
+    request.set_forgetting(reply.forgetting());
   } while (!request.dry_run() && !reply.done() && std::chrono::steady_clock::now() - begin < patience);
   return Described(reply, request.dry_run());
 }

@@ -1,12 +1,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ashlar/engine.h"
+#include "client/engine/expert.h"
 #include "examples/local_daemon/local_daemon.h"
 #include "tools/bench/value_store.h"
 
@@ -23,76 +26,77 @@ constexpr uint64_t kPageBytes = kPageTokens * kTokenBytes;
 static_assert(kPageBytes == kValueGrain);
 constexpr uint64_t kFillerIds = 1u << 30;  // of values that nobody asks for
 
+// Room for a ring of the smallest values, which take an extent of four times their size each, and for the batches that
+// come while the oldest are still held.
+uint64_t CapacityOf(const StoreSizes& sizes) {
+  return 4 * sizes.ring_bytes + 2 * sizes.batch_bytes + (256u << 20);
+}
+
 Layout StoreLayout() {
   AttentionLayer attention{.kv_heads = kKvHeads, .key_dim = kHeadDim, .value_dim = kHeadDim, .dtype = DType::kF16};
   return {.page_tokens = kPageTokens, .layers = {attention}};
 }
 
-class AshlarStore final : public ValueStore {
+// A daemon, a session with it, and memory of pages: targets, and behind them what puts are copied into.
+class AshlarSession {
  public:
-  static absl::StatusOr<std::unique_ptr<ValueStore>> Open(const StoreSizes& sizes, int threads);
+  static absl::StatusOr<std::shared_ptr<AshlarSession>> Open(const StoreSizes& sizes, int threads);
 
-  absl::Status Put(const Batch& batch, const std::byte* values) override;
-  absl::Status Get(const Batch& batch, uint64_t offset) override;
-  std::span<const std::byte> targets() const override { return {region_.data(), ring_bytes_}; }
-  pid_t server() const override { return daemon_->pid(); }
-
- private:
-  explicit AshlarStore(uint64_t ring_bytes) : ring_bytes_(ring_bytes) {}
-  absl::Status FillCapacity(uint64_t capacity, uint64_t batch_bytes);
+  Model& model() { return engine::ModelOf(cache); }
+  std::span<const std::byte> targets() const { return {region.data(), ring_bytes}; }
   // The pages of `bytes` bytes of the region.
   std::span<const int32_t> Pages(uint64_t offset, uint64_t bytes) const {
-    return std::span(pages_).subspan(offset / kPageBytes, bytes / kPageBytes);
+    return std::span(pages).subspan(offset / kPageBytes, bytes / kPageBytes);
+  }
+  // The pages that the next put's value `i` is copied into.
+  std::span<const int32_t> SourcePages(const Batch& batch, size_t i) const {
+    return Pages(ring_bytes + i * batch.value_bytes, batch.value_bytes);
+  }
+  void CopyIn(const Batch& batch, const std::byte* values) {
+    std::memcpy(region.data() + ring_bytes, values, batch.bytes());
   }
 
-  const uint64_t ring_bytes_;
-  std::unique_ptr<tools::LocalDaemon> daemon_;
-  std::unique_ptr<Client> client_;
-  Model model_;
-  Region region_;               // targets, and behind them what puts are copied into
-  std::vector<int32_t> pages_;  // all of the region's, in order
+  uint64_t ring_bytes = 0;
+  std::unique_ptr<tools::LocalDaemon> daemon;
+  std::unique_ptr<Client> client;
+  Region region;
+  engine::Cache cache;
+  std::vector<int32_t> pages;  // all of the region's, in order
+  int32_t spare[2] = {};       // the last ones, which hold no values
 };
 
-absl::StatusOr<std::unique_ptr<ValueStore>> AshlarStore::Open(const StoreSizes& sizes, int threads) {
-  std::unique_ptr<AshlarStore> store(new AshlarStore(sizes.ring_bytes));
-  // Room for a ring of the smallest values, which take an extent of four times their size each, and for the batches
-  // that come while the oldest are still held.
-  const uint64_t capacity = 4 * sizes.ring_bytes + 2 * sizes.batch_bytes + (256u << 20);
-  auto daemon = tools::LocalDaemon::Start({.dram_bytes = capacity, .threads = static_cast<uint32_t>(threads)});
+absl::StatusOr<std::shared_ptr<AshlarSession>> AshlarSession::Open(const StoreSizes& sizes, int threads) {
+  auto session = std::make_shared<AshlarSession>();
+  session->ring_bytes = sizes.ring_bytes;
+  auto daemon = tools::LocalDaemon::Start({.dram_bytes = CapacityOf(sizes), .threads = static_cast<uint32_t>(threads)});
   if (!daemon.ok()) return daemon.status();
-  store->daemon_ = *std::move(daemon);
-  auto client = Client::Connect(store->daemon_->client_options());
+  session->daemon = *std::move(daemon);
+  auto client = Client::Connect(session->daemon->client_options());
   if (!client.ok()) return client.status();
-  store->client_ = *std::move(client);
-  const Identity identity{.model_id = "bench", .weights_digest = "none", .dtype = "fp16", .tokenizer_digest = "none"};
-  auto model = store->client_->OpenModel(identity, StoreLayout());
-  if (!model.ok()) return model.status();
-  store->model_ = *std::move(model);
-  auto region = store->client_->HostRegion(sizes.ring_bytes + sizes.batch_bytes);
+  session->client = *std::move(client);
+  auto region = session->client->HostRegion(sizes.ring_bytes + sizes.batch_bytes + 2 * kPageBytes);
   if (!region.ok()) return region.status();
-  store->region_ = *std::move(region);
-  store->pages_.resize(store->region_.size() / kPageBytes);
-  std::iota(store->pages_.begin(), store->pages_.end(), 0);
-  const PagedLayer layer{.key_offset = 0,
-                         .value_offset = kPageTokens * kRowBytes,
-                         .page_stride = kPageBytes,
-                         .token_stride = kRowBytes,
-                         .key_head_stride = kHeadBytes,
-                         .value_head_stride = kHeadBytes};
-  const PagedCache paged{
-      .page_tokens = kPageTokens, .pages = static_cast<uint32_t>(store->pages_.size()), .layers = {layer}};
-  if (absl::Status status = store->model_.DeclarePages(store->region_, paged); !status.ok()) return status;
-  if (absl::Status status = store->FillCapacity(capacity, sizes.batch_bytes); !status.ok()) return status;
-  return store;
-}
-
-// A daemon that has run for a while has all of its memory, and a put evicts.
-absl::Status AshlarStore::FillCapacity(uint64_t capacity, uint64_t batch_bytes) {
-  Batch filler{.first = kFillerIds, .count = 16, .value_bytes = batch_bytes / 16};
-  for (uint64_t filled = 0; filled < capacity; filled += filler.bytes(), filler.first += filler.count) {
-    if (absl::Status status = Put(filler, region_.data()); !status.ok()) return status;
-  }
-  return absl::OkStatus();
+  session->region = *std::move(region);
+  session->pages.resize(session->region.size() / kPageBytes);
+  std::iota(session->pages.begin(), session->pages.end(), 0);
+  std::copy_n(session->pages.end() - 2, 2, session->spare);
+  const engine::PagePlace place = {.value_offset = kPageTokens * kRowBytes,
+                                   .page_stride = kPageBytes,
+                                   .token_stride = kRowBytes,
+                                   .key_head_stride = kHeadBytes,
+                                   .value_head_stride = kHeadBytes};
+  engine::OpenOptions options;
+  options.land_ms = 30'000;
+  options.memory = {.kind = engine::MemoryKind::kHosted,
+                    .pages = static_cast<uint32_t>(session->pages.size()),
+                    .places = &place,
+                    .place_count = 1,
+                    .bytes = session->region.size()};
+  const Identity identity{.model_id = "bench", .weights_digest = "none", .dtype = "fp16", .tokenizer_digest = "none"};
+  const engine::Status opened =
+      engine::OpenOn(*session->client, session->region, identity, StoreLayout(), {}, options, &session->cache);
+  if (!opened.ok()) return absl::InternalError(opened.message);
+  return session;
 }
 
 // Appends the tokens that name a value: one token of its own, repeated. Lengths enter the key.
@@ -100,24 +104,38 @@ void AppendTokens(const Batch& batch, size_t i, std::vector<int32_t>& tokens) {
   tokens.insert(tokens.end(), batch.value_bytes / kTokenBytes, static_cast<int32_t>(batch.first + i));
 }
 
-absl::Status AshlarStore::Put(const Batch& batch, const std::byte* values) {
+// By ashlar/client.h.
+class ClientStore final : public ValueStore {
+ public:
+  explicit ClientStore(std::shared_ptr<AshlarSession> session) : session_(std::move(session)) {}
+
+  absl::Status Put(const Batch& batch, const std::byte* values) override;
+  absl::Status Get(const Batch& batch, uint64_t offset) override;
+  std::span<const std::byte> targets() const override { return session_->targets(); }
+  pid_t server() const override { return session_->daemon->pid(); }
+
+ private:
+  std::shared_ptr<AshlarSession> session_;
+};
+
+absl::Status ClientStore::Put(const Batch& batch, const std::byte* values) {
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < batch.count; ++i) AppendTokens(batch, i, tokens);
   const size_t length = batch.value_bytes / kTokenBytes;
   std::vector<ObjectRun> runs;
   for (size_t i = 0; i < batch.count; ++i) runs.push_back({.tokens = std::span(tokens).subspan(i * length, length)});
   std::vector<Publication> objects;
-  for (const Reservation& reservation : model_.Reserve(runs)) {
+  for (const Reservation& reservation : session_->model().Reserve(runs)) {
     if (!reservation.granted()) {
       return absl::InternalError(absl::StrCat("reserve: ", std::string(Name(reservation.outcome))));
     }
     PublishParts parts;
-    parts.region = region_;
-    parts.page_table = Pages(ring_bytes_ + objects.size() * batch.value_bytes, batch.value_bytes);
+    parts.region = session_->region;
+    parts.page_table = session_->SourcePages(batch, objects.size());
     objects.push_back({reservation, std::move(parts)});
   }
-  std::memcpy(region_.data() + ring_bytes_, values, batch.bytes());
-  for (PublishOutcome outcome : model_.Publish(objects)) {
+  session_->CopyIn(batch, values);
+  for (PublishOutcome outcome : session_->model().Publish(objects)) {
     if (outcome != PublishOutcome::kPublished) {
       return absl::InternalError(absl::StrCat("publish: ", std::string(Name(outcome))));
     }
@@ -125,7 +143,7 @@ absl::Status AshlarStore::Put(const Batch& batch, const std::byte* values) {
   return absl::OkStatus();
 }
 
-absl::Status AshlarStore::Get(const Batch& batch, uint64_t offset) {
+absl::Status ClientStore::Get(const Batch& batch, uint64_t offset) {
   // A first segment of one page that nobody published: values are segments, which stand behind it. Nothing lands there.
   std::vector<int32_t> tokens(kPageTokens, 0);
   std::vector<uint64_t> lengths(1, kPageTokens);
@@ -134,9 +152,10 @@ absl::Status AshlarStore::Get(const Batch& batch, uint64_t offset) {
     AppendTokens(batch, i, tokens);
     lengths.push_back(batch.value_bytes / kTokenBytes);
   }
-  const std::span<const int32_t> pages = Pages(offset, batch.bytes());
+  const std::span<const int32_t> pages = session_->Pages(offset, batch.bytes());
   page_table.insert(page_table.end(), pages.begin(), pages.end());
-  auto [match, segments, landing] = model_.LookupAndLand({.tokens = tokens, .segment_lengths = lengths}, page_table);
+  auto [match, segments, landing] =
+      session_->model().LookupAndLand({.tokens = tokens, .segment_lengths = lengths}, page_table);
   if (segments.size() != batch.count) return absl::NotFoundError("get: a value is missing");
   for (MissReason reason : landing.Wait(seconds(30))) {
     if (reason != MissReason::kNone) return absl::NotFoundError(absl::StrCat("get: ", std::string(Name(reason))));
@@ -144,10 +163,94 @@ absl::Status AshlarStore::Get(const Batch& batch, uint64_t offset) {
   return absl::OkStatus();
 }
 
+// By ashlar/engine.h: a put looks up first, as engines do, which reserve what they miss. The first segment of all
+// prompts is published by the first put; it lands in a spare page.
+class EngineStore final : public ValueStore {
+ public:
+  explicit EngineStore(std::shared_ptr<AshlarSession> session) : session_(std::move(session)) {}
+
+  absl::Status Put(const Batch& batch, const std::byte* values) override;
+  absl::Status Get(const Batch& batch, uint64_t offset) override;
+  std::span<const std::byte> targets() const override { return session_->targets(); }
+  pid_t server() const override { return session_->daemon->pid(); }
+
+ private:
+  absl::Status Begin(const Batch& batch, bool fill, std::span<const int32_t> page_table, engine::Request& request);
+
+  std::shared_ptr<AshlarSession> session_;
+  std::vector<int32_t> tokens_;
+};
+
+absl::Status EngineStore::Begin(const Batch& batch, bool fill, std::span<const int32_t> page_table,
+                                engine::Request& request) {
+  tokens_.assign(kPageTokens, 1);
+  std::vector<uint64_t> lengths(1, kPageTokens);
+  for (size_t i = 0; i < batch.count; ++i) {
+    AppendTokens(batch, i, tokens_);
+    lengths.push_back(batch.value_bytes / kTokenBytes);
+  }
+  tokens_.push_back(0);  // computed in any case
+  engine::Prompt prompt = {tokens_.data(), tokens_.size(),    lengths.data(),
+                           lengths.size(), page_table.data(), page_table.size()};
+  prompt.fill = fill;
+  const engine::Status begun = session_->cache.Begin(&prompt, 1, &request);
+  return begun.ok() ? absl::OkStatus() : absl::InternalError(absl::StrCat("Begin: ", begun.message));
+}
+
+absl::Status EngineStore::Put(const Batch& batch, const std::byte* values) {
+  engine::Request request;
+  if (absl::Status status = Begin(batch, /*fill=*/true, {}, request); !status.ok()) return status;
+  uint32_t count = 0;
+  const engine::Run* const runs = request.missing(&count);
+  if (count < batch.count) return absl::InternalError("Begin: a value was there already");
+  std::vector<uint32_t> missing(count);
+  std::iota(missing.begin(), missing.end(), 0);
+  std::vector<engine::ComputedRun> computed;
+  for (uint32_t i = 0; i < count; ++i) {
+    const std::span<const int32_t> pages = runs[i].segment == 0 ? std::span<const int32_t>(session_->spare, 1)
+                                                                : session_->SourcePages(batch, runs[i].segment - 1);
+    computed.push_back({.page_table = pages.data(), .page_count = pages.size()});
+  }
+  session_->CopyIn(batch, values);
+  std::vector<uint8_t> outcomes(count);
+  const engine::Status status = request.Publish(missing.data(), computed.data(), count, outcomes.data());
+  if (!status.ok()) return absl::InternalError(absl::StrCat("Publish: ", status.message));
+  for (const uint8_t outcome : outcomes) {
+    if (outcome != static_cast<uint8_t>(PublishOutcome::kPublished)) {
+      return absl::InternalError(absl::StrCat("Publish: ", engine::PublishName(outcome)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineStore::Get(const Batch& batch, uint64_t offset) {
+  const std::span<const int32_t> pages = session_->Pages(offset, batch.bytes());
+  std::vector<int32_t> page_table(1, session_->spare[0]);
+  page_table.insert(page_table.end(), pages.begin(), pages.end());
+  page_table.push_back(session_->spare[1]);
+  engine::Request request;
+  if (absl::Status status = Begin(batch, /*fill=*/false, page_table, request); !status.ok()) return status;
+  for (size_t i = 1; i <= batch.count; ++i) {
+    if (!request.plan().segments[i].used) return absl::NotFoundError("get: a value is missing");
+  }
+  const engine::Status status = request.Finish();
+  return status.ok() ? absl::OkStatus() : absl::NotFoundError(absl::StrCat("Finish: ", status.message));
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ValueStore>> OpenAshlarStore(const StoreSizes& sizes, int threads) {
-  return AshlarStore::Open(sizes, threads);
+absl::StatusOr<AshlarStores> OpenAshlarStores(const StoreSizes& sizes, int threads) {
+  auto session = AshlarSession::Open(sizes, threads);
+  if (!session.ok()) return session.status();
+  AshlarStores stores{std::make_unique<ClientStore>(*session), std::make_unique<EngineStore>(*session)};
+  // A daemon that has run for a while has all of its memory, and a put evicts.
+  Batch filler{.first = kFillerIds, .count = 16, .value_bytes = sizes.batch_bytes / 16};
+  for (uint64_t filled = 0; filled < CapacityOf(sizes); filled += filler.bytes(), filler.first += filler.count) {
+    if (absl::Status status = stores.by_client->Put(filler, stores.by_client->targets().data()); !status.ok()) {
+      return status;
+    }
+  }
+  return stores;
 }
 
 }  // namespace ashlar::bench

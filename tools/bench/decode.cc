@@ -7,15 +7,18 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "kernels/decoding_choice.h"
+#include "kernels/decoding_costs.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/testing/names.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/decode_batch.h"
+#include "tools/bench/decode_engine.h"
 #include "tools/bench/streams.h"
 
 namespace ashlar::bench {
@@ -64,6 +67,31 @@ class DecodeBench {
     for (const int32_t capacity : {4, 8, 12, best}) Chunkwise(capacity);
     for (const int32_t drafts : kDraftCounts) Verify(best / 2, drafts);
     return cases_;
+  }
+
+  // The capacity that measured costs choose, and what they expect of it.
+  nlohmann::json Choose() {
+    const DecodeBatch::Options& batch = batch_.options();
+    const kernels::DecodeCosts costs = kernels::MeasureDecoding(host_, *queue_,
+                                                                {.shape = batch_.shape(),
+                                                                 .state = batch.state,
+                                                                 .buffer = batch.buffer,
+                                                                 .rounded = batch.rounded,
+                                                                 .requests = batch.requests,
+                                                                 .layers = batch.layers});
+    const kernels::DecodeChoice chosen = kernels::ChooseDecoding(costs, std::nullopt);
+    return {{"dtype", kernels::testing::Name(batch.state)},
+            {"reads", kernels::testing::Name(batch.rounded.value_or(batch.state))},
+            {"state_bytes", batch_.States().size()},
+            {"buffer", chosen.capacity},
+            {"expected_speedup", std::min(costs.advance, costs.recurrent) / chosen.cost},
+            {"advance_us", costs.advance * 1e6},
+            {"recurrent_us", costs.recurrent * 1e6},
+            {"read_us", costs.read * 1e6},
+            {"flush_us", costs.flush * 1e6},
+            {"slot_us", costs.slot * 1e6},
+            {"flush_slot_us", costs.flush_slot * 1e6},
+            {"stateless_us", costs.stateless * 1e6}};
   }
 
  private:
@@ -178,6 +206,19 @@ class DecodeBench {
   nlohmann::json cases_ = nlohmann::json::array();
 };
 
+void PrintChoices(const nlohmann::json& choices) {
+  std::printf("\n%-6s %-6s %6s %8s %8s   µs of a request in a layer: %9s %9s %7s %7s %7s %10s\n", "state", "reads",
+              "MiB", "chosen", "speedup", "advance", "recurrent", "read", "flush", "slot", "flush slot");
+  for (const nlohmann::json& choice : choices) {
+    const auto number = [&](const char* name) { return choice.at(name).get<double>(); };
+    std::printf("%-6s %-6s %6.0f %8.0f %8.2f %28s %9.1f %9.1f %7.1f %7.1f %7.2f %10.2f\n",
+                choice.at("dtype").get<std::string>().c_str(), choice.at("reads").get<std::string>().c_str(),
+                number("state_bytes") / (1 << 20), number("buffer"), number("expected_speedup"), "",
+                number("advance_us"), number("recurrent_us"), number("read_us"), number("flush_us"), number("slot_us"),
+                number("flush_slot_us"));
+  }
+}
+
 }  // namespace
 
 absl::Status Decode(const Options& options, nlohmann::json& figures) {
@@ -193,10 +234,18 @@ absl::Status Decode(const Options& options, nlohmann::json& figures) {
                                  {DType::kF32, DType::kF16, 16},
                                  {DType::kF32, std::nullopt, 1},
                                  {DType::kBF16, std::nullopt, 16}};
+  const auto wanted = [&](std::string_view part) { return part.find(options.filter) != part.npos; };
   for (const Layout& layout : kLayouts) {
+    if (!wanted("steps")) break;
     const nlohmann::json cases = DecodeBench(options, layout, pool).Run();
     figures["cases"].insert(figures["cases"].end(), cases.begin(), cases.end());
   }
+  nlohmann::json& choices = figures["choices"] = nlohmann::json::array();
+  for (const Layout& layout : kLayouts) {
+    if (wanted("choices")) choices.push_back(DecodeBench(options, layout, pool).Choose());
+  }
+  PrintChoices(choices);
+  if (wanted("engine")) DecodeByEngine(options, pool, figures["engine"] = nlohmann::json::array());
   return absl::OkStatus();
 }
 

@@ -27,7 +27,12 @@ struct Samples {
   std::vector<double> rates;  // bytes per second of each round
   double cpu_seconds = 0;     // of client and server
   double bytes = 0;
+  double round_seconds = 0, round_bytes = 0;  // so far
 
+  void EndRound() {
+    rates.push_back(round_bytes / round_seconds);
+    round_seconds = round_bytes = 0;
+  }
   double Rate() const { return Median(rates); }
   double Quantile(double share) const {
     std::vector<double> sorted = calls;
@@ -51,6 +56,7 @@ struct Case {
   uint64_t next = 0;      // the number of the next new value; whole batches
   uint64_t got = 0;       // batches so far
   uint64_t first_id = 0;  // of the case
+  size_t turn = 0;        // rounds so far
 };
 
 // Value `id` is what lies in slot id % slots of the source ring, and begins with its number. The latest ring of values
@@ -67,6 +73,7 @@ class StoreBench {
     std::unique_ptr<ValueStore> store;
     Samples gets, puts;
   };
+  static constexpr size_t kClient = 0, kEngine = 1, kRedis = 2;
 
   Batch NewValues(Case& at, size_t count);
   // Of values that are in the stores, half a ring away from the newest.
@@ -88,8 +95,9 @@ class StoreBench {
   uint64_t round_bytes_ = 0;
   uint64_t next_id_ = 1;
   std::unique_ptr<SharedMemory> source_, copied_;
-  std::vector<Contender> contenders_;  // Ashlar, and Redis where wanted
-  std::vector<Samples> copies_;        // by 1 … threads
+  // Ashlar by its client and by its engine API, who share their values; and Redis where wanted.
+  std::vector<Contender> contenders_;
+  std::vector<Samples> copies_;  // by 1 … threads
 };
 
 absl::Status StoreBench::Prepare() {
@@ -106,9 +114,10 @@ absl::Status StoreBench::Prepare() {
     number = number * 6364136223846793005u + 1442695040888963407u;
     std::memcpy(source_->bytes().data() + at, &number, sizeof number);
   }
-  auto ashlar = OpenAshlarStore(sizes_, pool_.Size());
+  auto ashlar = OpenAshlarStores(sizes_, pool_.Size());
   if (!ashlar.ok()) return ashlar.status();
-  contenders_.push_back({.store = *std::move(ashlar)});
+  contenders_.push_back({.store = std::move(ashlar->by_client)});
+  contenders_.push_back({.store = std::move(ashlar->by_engine)});
   if (options_.compare == "redis") {
     auto redis = OpenRedisStore(sizes_);
     if (!redis.ok()) return redis.status();
@@ -138,8 +147,9 @@ absl::Status StoreBench::Fill(Case& at) {
   const size_t count = std::min<size_t>(16, sizes_.batch_bytes / at.value_bytes);
   while (at.next < at.first_id + at.slots) {
     const Batch batch = NewValues(at, count);
-    for (Contender& contender : contenders_) {
-      if (absl::Status status = contender.store->Put(batch, Source(at, batch)); !status.ok()) return status;
+    for (size_t i = 0; i < contenders_.size(); ++i) {
+      if (i == kEngine) continue;
+      if (absl::Status status = contenders_[i].store->Put(batch, Source(at, batch)); !status.ok()) return status;
     }
   }
   return absl::OkStatus();
@@ -148,17 +158,15 @@ absl::Status StoreBench::Fill(Case& at) {
 absl::Status StoreBench::Call(const std::vector<Batch>& batches, pid_t server, Samples& samples,
                               absl::FunctionRef<absl::Status(const Batch&)> call) {
   const double cpu = CpuSeconds(getpid()) + CpuSeconds(server);
-  double bytes = 0, seconds = 0;
   for (const Batch& batch : batches) {
     absl::Status status;
     samples.calls.push_back(Seconds([&] { status = call(batch); }));
     if (!status.ok()) return status;
-    seconds += samples.calls.back();
-    bytes += static_cast<double>(batch.bytes());
+    samples.round_seconds += samples.calls.back();
+    samples.round_bytes += static_cast<double>(batch.bytes());
+    samples.bytes += static_cast<double>(batch.bytes());
   }
   samples.cpu_seconds += CpuSeconds(getpid()) + CpuSeconds(server) - cpu;
-  samples.bytes += bytes;
-  samples.rates.push_back(bytes / seconds);
   return absl::OkStatus();
 }
 
@@ -192,22 +200,38 @@ void StoreBench::Copy(const Case& at, const std::vector<Batch>& batches) {
   }
 }
 
-// All stores take turns, so that a noisy neighbour slows all. The warm-up's values are compared byte by byte.
+// All stores take turns, so that a noisy neighbour slows all; the two ways to Ashlar do so call by call, since a value
+// is put by one of them. The warm-up's values are compared byte by byte.
 absl::Status StoreBench::Round(Case& at, bool warm) {
-  const size_t calls = std::clamp<size_t>(round_bytes_ / (at.batch * at.value_bytes), 1, 64);
+  const size_t calls = std::clamp<size_t>(round_bytes_ / (at.batch * at.value_bytes), 2, 64);
   std::vector<Batch> fresh, old;
   for (size_t i = 0; i < calls; ++i) fresh.push_back(NewValues(at, at.batch));
   for (size_t i = 0; i < calls; ++i) old.push_back(OldValues(at));
-  for (Contender& contender : contenders_) {
-    ValueStore& store = *contender.store;
-    const absl::Status put = Call(fresh, store.server(), contender.puts,
-                                  [&](const Batch& batch) { return store.Put(batch, Source(at, batch)); });
-    if (!put.ok()) return put;
+  const auto put = [&](size_t contender, const std::vector<Batch>& batches) {
+    ValueStore& store = *contenders_[contender].store;
+    return Call(batches, store.server(), contenders_[contender].puts,
+                [&](const Batch& batch) { return store.Put(batch, Source(at, batch)); });
+  };
+  const auto whose = [&](size_t call) { return (call + at.turn) % 2 == 0 ? kClient : kEngine; };
+  for (size_t i = 0; i < calls; ++i) {
+    if (absl::Status status = put(whose(i), {fresh[i]}); !status.ok()) return status;
   }
-  for (Contender& contender : contenders_) {
-    if (absl::Status status = Get(at, old, contender, warm); !status.ok()) return status;
+  if (contenders_.size() > kRedis) {
+    if (absl::Status status = put(kRedis, fresh); !status.ok()) return status;
+  }
+  for (size_t i = 0; i < calls; ++i) {
+    if (absl::Status status = Get(at, {old[i]}, contenders_[whose(i)], warm); !status.ok()) return status;
+  }
+  ++at.turn;
+  if (contenders_.size() > kRedis) {
+    if (absl::Status status = Get(at, old, contenders_[kRedis], warm); !status.ok()) return status;
   }
   Copy(at, old);
+  for (Contender& contender : contenders_) {
+    contender.gets.EndRound();
+    contender.puts.EndRound();
+  }
+  for (Samples& copy : copies_) copy.EndRound();
   return absl::OkStatus();
 }
 
@@ -224,16 +248,19 @@ nlohmann::json StoreBench::Figures(const Case& at, bool get) const {
   };
   double limit = 0;
   for (const Samples& copy : copies_) limit = std::max(limit, copy.Rate());
-  const double rate = samples(contenders_.front()).Rate();
-  nlohmann::json out = figures(samples(contenders_.front()));
+  const Samples &client = samples(contenders_[kClient]), &engine = samples(contenders_[kEngine]);
+  const double rate = client.Rate();
+  nlohmann::json out = figures(client);
   out.update({{"op", get ? "get" : "put"},
               {"value_bytes", at.value_bytes},
               {"batch", at.batch},
-              {"calls", samples(contenders_.front()).calls.size()},
+              {"calls", client.calls.size()},
               {"memcpy_gb_per_s", limit / 1e9},
-              {"ratio_memcpy", rate / limit}});
-  if (contenders_.size() > 1) {
-    const Samples& redis = samples(contenders_.back());
+              {"ratio_memcpy", rate / limit},
+              {"engine", figures(engine)},
+              {"ratio_engine", engine.Quantile(0.5) / client.Quantile(0.5)}});
+  if (contenders_.size() > kRedis) {
+    const Samples& redis = samples(contenders_[kRedis]);
     out["redis"] = figures(redis);
     out["ratio_redis"] = rate / redis.Rate();
   }
@@ -242,9 +269,10 @@ nlohmann::json StoreBench::Figures(const Case& at, bool get) const {
 
 void Print(const nlohmann::json& figures) {
   const auto number = [&](const char* name) { return figures.at(name).get<double>(); };
-  std::printf("%-4s %9.0f %6.0f %10.0f %7.2f %10.0f %10.0f %8.2f %8.2f", figures.at("op").get<std::string>().c_str(),
-              number("value_bytes") / kKiB, number("batch"), number("ops_per_s"), number("gb_per_s"), number("p50_us"),
-              number("p99_us"), number("cpu_s_per_gb"), number("ratio_memcpy"));
+  std::printf("%-4s %9.0f %6.0f %10.0f %7.2f %10.0f %10.0f %8.2f %8.2f %8.2f",
+              figures.at("op").get<std::string>().c_str(), number("value_bytes") / kKiB, number("batch"),
+              number("ops_per_s"), number("gb_per_s"), number("p50_us"), number("p99_us"), number("cpu_s_per_gb"),
+              number("ratio_memcpy"), number("ratio_engine"));
   figures.contains("ratio_redis") ? std::printf(" %8.2f\n", number("ratio_redis")) : std::printf("\n");
   std::fflush(stdout);
 }
@@ -279,8 +307,8 @@ absl::Status Store(const Options& options, nlohmann::json& figures) {
   if (absl::Status status = bench.Prepare(); !status.ok()) return status;
   figures["machine"] = Machine();
   nlohmann::json& cases = figures["cases"] = nlohmann::json::array();
-  std::printf("%-4s %9s %6s %10s %7s %10s %10s %8s %8s %8s\n", "op", "KiB", "batch", "ops/s", "GB/s", "p50 µs",
-              "p99 µs", "CPU s/GB", "/memcpy", options.compare.empty() ? "" : "/redis");
+  std::printf("%-4s %9s %6s %10s %7s %10s %10s %8s %8s %8s %8s\n", "op", "KiB", "batch", "ops/s", "GB/s", "p50 µs",
+              "p99 µs", "CPU s/GB", "/memcpy", "engine", options.compare.empty() ? "" : "/redis");
   for (uint64_t value_bytes : {64 * kKiB, 256 * kKiB, kMiB, 4 * kMiB, 16 * kMiB}) {
     if (options.quick && value_bytes > kMiB) break;
     for (size_t batch : {1, 16}) {

@@ -40,9 +40,14 @@ class ValueStore {
   virtual pid_t server() const = 0;
 };
 
-// A private ashlard. A value is a segment of one attention layer; a batch of gets is one call, a batch of puts is one
-// reservation, a copy into memory that is shared with the daemon, and one publish.
-absl::StatusOr<std::unique_ptr<ValueStore>> OpenAshlarStore(const StoreSizes& sizes, int threads);
+// One private ashlard by two ways, in one session and the same memory: each finds the other's values. A value is a
+// segment of one attention layer; a batch of gets is one call. By ashlar/client.h a batch of puts is one reservation, a
+// copy into memory that is shared with the daemon, and one publish; by ashlar/engine.h (Begin, Publish, Finish) a
+// look-up stands before these.
+struct AshlarStores {
+  std::unique_ptr<ValueStore> by_client, by_engine;
+};
+absl::StatusOr<AshlarStores> OpenAshlarStores(const StoreSizes& sizes, int threads);
 
 // A private redis-server on a Unix socket that writes nothing to disk; the commands of a batch are pipelined, and
 // replies are copied out. A new value takes the place of the one that is a ring older. UNIMPLEMENTED: built without

@@ -52,26 +52,12 @@ enum { ASHLAR_F32 = 1, ASHLAR_F16 = 2, ASHLAR_BF16 = 3, ASHLAR_F8E4M3 = 4, ASHLA
 enum { ASHLAR_GQA = 1, ASHLAR_MLA = 2, ASHLAR_LINEAR = 3 };
 enum { ASHLAR_ROPE_NONE = 0, ASHLAR_ROPE_HALF_SPLIT = 1, ASHLAR_ROPE_INTERLEAVED = 2 };
 enum { ASHLAR_KEYS_ZERO_BASED = 1, ASHLAR_KEYS_UNROTATED = 2 };
-enum {
-  ASHLAR_RETNET = 1,
-  ASHLAR_LIGHTNING = 2,
-  ASHLAR_MAMBA2 = 3,
-  ASHLAR_MAMBA1 = 4,
-  ASHLAR_GLA = 5,
-  ASHLAR_DELTANET = 6,
-  ASHLAR_GDN = 7,
-  ASHLAR_KDA = 8
-};
+enum { ASHLAR_RETNET = 1, ASHLAR_LIGHTNING = 2, ASHLAR_MAMBA2 = 3, ASHLAR_MAMBA1 = 4 };
+enum { ASHLAR_GLA = 5, ASHLAR_DELTANET = 6, ASHLAR_GDN = 7, ASHLAR_KDA = 8 };
 enum { ASHLAR_KEY_FIRST = 1, ASHLAR_VALUE_FIRST = 2 };
 enum { ASHLAR_TOKEN_FIRST = 1, ASHLAR_CHANNEL_FIRST = 2 };
-enum {
-  ASHLAR_FORM_SCALAR = 1,
-  ASHLAR_FORM_DIAGONAL = 2,
-  ASHLAR_FORM_DENSE = 3,
-  ASHLAR_FORM_ELEMENTWISE = 4,
-  ASHLAR_FORM_LOW_RANK = 5,
-  ASHLAR_FORM_ZERO = 6
-};
+enum { ASHLAR_FORM_SCALAR = 1, ASHLAR_FORM_DIAGONAL = 2, ASHLAR_FORM_DENSE = 3, ASHLAR_FORM_ELEMENTWISE = 4 };
+enum { ASHLAR_FORM_LOW_RANK = 5, ASHLAR_FORM_ZERO = 6 };
 enum { ASHLAR_MEMORY_NONE = 0, ASHLAR_MEMORY_HOSTED = 1, ASHLAR_MEMORY_MEMFD = 2, ASHLAR_MEMORY_BESIDE = 3 };
 enum { ASHLAR_COMPOSE_IN_PROCESS = 1, ASHLAR_COMPOSE_IN_DAEMON = 2 };
 enum { ASHLAR_STEP_COMPUTE = 1, ASHLAR_STEP_CHECKPOINT = 2, ASHLAR_STEP_INTERIOR = 3 };
@@ -188,6 +174,7 @@ typedef struct ashlar_prompt {
   uint32_t fill; /* 1: the engine computes what is missing */
   const ashlar_media* media;
   uint64_t media_count;
+  uint32_t cold_parallel; /* 1, with fill: other engines may compute some of it (ashlar_request_wait_cold) */
 } ashlar_prompt;
 
 typedef struct ashlar_plan_to_land {
@@ -196,6 +183,7 @@ typedef struct ashlar_plan_to_land {
   uint64_t plan_bytes;
   const int32_t* page_table;
   uint64_t page_count;
+  uint64_t present_tokens; /* that stand in these pages: a prefix's whole blocks among them are not written */
 } ashlar_plan_to_land;
 
 typedef struct ashlar_plan {
@@ -203,6 +191,7 @@ typedef struct ashlar_plan {
   uint32_t step_count, segment_count;
   uint64_t prefix_tokens, cached_tokens;
   uint32_t own, exact;
+  uint32_t prefix_tier; /* the farthest that any of the prefix lies in (ashlar_tier_name) */
 } ashlar_plan;
 
 typedef struct ashlar_step {
@@ -387,6 +376,10 @@ ASHLAR_API int32_t ashlar_compute_alone(ashlar_cache* cache, const ashlar_reques
 ASHLAR_API int32_t ashlar_commit(ashlar_cache* cache, const ashlar_text* texts, uint32_t count);
 /* Tensors, rows, tokens and outcomes stay until the job is over. */
 ASHLAR_API int32_t ashlar_start_commit(ashlar_cache* cache, const ashlar_text* texts, uint32_t count, ashlar_job** job);
+/* Waits for a segment to compute for other engines. ASHLAR_OK: `work` is a request with one missing run, and no prompt;
+ * publish and end it before the next call, which says what became of it. ASHLAR_PENDING: there was none, and *work is
+ * null. One thread at a time: a second one ends the wait of the first. */
+ASHLAR_API int32_t ashlar_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar_request** work);
 ASHLAR_API int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out);
 /* Return how many pages were written to `pages`. The first waits up to timeout_ms. */
 ASHLAR_API uint64_t ashlar_take_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity, uint32_t timeout_ms);
@@ -407,7 +400,19 @@ ASHLAR_API int32_t ashlar_request_publish(ashlar_request* request, uint32_t miss
 ASHLAR_API int32_t ashlar_request_start_publish(ashlar_request* request, uint32_t missing,
                                                 const ashlar_computed_run* computed, uint8_t* outcome,
                                                 ashlar_job** job);
+/* Many small ones by one call to the daemon: computed[i], in pages of its own, is the run missing[i]. One outcome
+ * a run; null: not wanted. An error: none was published. */
+ASHLAR_API int32_t ashlar_request_publish_many(ashlar_request* request, const uint32_t* missing,
+                                               const ashlar_computed_run* computed, uint32_t count, uint8_t* outcomes);
+ASHLAR_API int32_t ashlar_request_start_publish_many(ashlar_request* request, const uint32_t* missing,
+                                                     const ashlar_computed_run* computed, uint32_t count,
+                                                     uint8_t* outcomes, ashlar_job** job);
 ASHLAR_API void ashlar_request_abandon(ashlar_request* request, uint32_t missing);
+/* With cold_parallel: how many segments other engines compute for this prompt. */
+ASHLAR_API uint32_t ashlar_request_elsewhere(const ashlar_request* request);
+/* Waits for them. ASHLAR_RESTART: there are more missing runs, at the end; compute them, and call it again.
+ * ASHLAR_PENDING: not all have come in time. ASHLAR_OK: nothing is left to wait for. Then look again. */
+ASHLAR_API int32_t ashlar_request_wait_cold(ashlar_request* request, uint32_t timeout_ms);
 ASHLAR_API int32_t ashlar_request_look_again(ashlar_request* request, const int32_t* page_table, uint64_t page_count);
 ASHLAR_API int32_t ashlar_request_start_look_again(ashlar_request* request, const int32_t* page_table,
                                                    uint64_t page_count);

@@ -39,7 +39,8 @@ int32_t Begin(ashlar_cache* cache, const ashlar_prompt* given, uint32_t count, a
                       .needed_in_ms = prompt.needed_in_ms,
                       .fill = prompt.fill != 0,
                       .media = media.back().data(),
-                      .media_count = prompt.media_count};
+                      .media_count = prompt.media_count,
+                      .cold_parallel = prompt.cold_parallel != 0};
     std::memcpy(to.conversation, prompt.conversation, sizeof to.conversation);
     own.push_back(to);
   }
@@ -55,7 +56,7 @@ int32_t Land(ashlar_cache* cache, const ashlar_plan_to_land* given, uint32_t cou
   if (out == nullptr && count > 0) throw Refused("requests: null");
   std::vector<engine::PlanToLand> own;
   for (const ashlar_plan_to_land& plan : ReadAll("plans", given, count)) {
-    own.push_back({plan.plan, plan.plan_bytes, plan.page_table, plan.page_count});
+    own.push_back({plan.plan, plan.plan_bytes, plan.page_table, plan.page_count, plan.present_tokens});
   }
   Requests requests(count);
   const engine::Status status = (cache->cache.*call)(own.data(), count, requests.data());
@@ -165,6 +166,16 @@ int32_t ashlar_start_commit(ashlar_cache* cache, const ashlar_text* texts, uint3
         texts, count, [&](const engine::Text* own) { return cache->cache.StartCommit(own, count, &handle->job); });
     if (code == ASHLAR_OK) *job = handle.release();
     return code;
+  });
+}
+
+int32_t ashlar_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar_request** work) {
+  return Guarded([&] {
+    if (work == nullptr) throw Refused("work: null");
+    *work = nullptr;
+    Requests requests(1);
+    const engine::Status status = cache->cache.ServePrefill(wait_ms, requests.data());
+    return HandOut(status, std::move(requests), work);
   });
 }
 

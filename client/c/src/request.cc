@@ -6,16 +6,46 @@
 namespace ashlar::c {
 namespace {
 
+// A computed run, with the tensors that it points to.
+struct OwnRun {
+  OwnRun(const std::string& name, const ashlar_computed_run& given)
+      : linear(TensorsOf(name + ".linear", given.linear, given.linear_count)),
+        run{.linear = linear.data(),
+            .linear_count = given.linear_count,
+            .page_table = given.page_table,
+            .page_count = given.page_count,
+            .first_position = given.first_position} {}
+
+  std::vector<engine::LinearTensors> linear;
+  engine::ComputedRun run;
+};
+
 template <typename Call>
 int32_t Publish(const ashlar_computed_run* given, Call call) {
-  const ashlar_computed_run computed = Read("computed", given);
-  const std::vector<engine::LinearTensors> linear =
-      TensorsOf("computed.linear", computed.linear, computed.linear_count);
-  return Report(call(engine::ComputedRun{.linear = linear.data(),
-                                         .linear_count = computed.linear_count,
-                                         .page_table = computed.page_table,
-                                         .page_count = computed.page_count,
-                                         .first_position = computed.first_position}));
+  const OwnRun own("computed", Read("computed", given));
+  return Report(call(own.run));
+}
+
+template <typename Call>
+int32_t PublishMany(const ashlar_computed_run* given, uint32_t count, Call call) {
+  std::vector<std::vector<engine::LinearTensors>> linear;
+  std::vector<engine::ComputedRun> runs;
+  for (const ashlar_computed_run& computed : ReadAll("computed", given, count)) {
+    OwnRun own("computed[" + std::to_string(runs.size()) + "]", computed);
+    runs.push_back(own.run);
+    linear.push_back(std::move(own.linear));  // whose numbers keep their place
+  }
+  return Report(call(runs.data()));
+}
+
+// Hands out the job of a call that was started.
+template <typename Call>
+int32_t Start(ashlar_job** job, Call call) {
+  if (job == nullptr) throw Refused("job: null");
+  auto handle = std::make_unique<ashlar_job>();
+  const int32_t code = call(&handle->job);
+  if (code == ASHLAR_OK) *job = handle.release();
+  return code;
 }
 
 int32_t Advance(ashlar_request* request, const ashlar_layer_advance* given) {
@@ -57,7 +87,7 @@ int32_t ashlar_request_poll_plan(ashlar_request* request) {
 int32_t ashlar_request_plan(const ashlar_request* request, ashlar_plan* out) {
   const engine::Plan& plan = request->request.plan();
   const ashlar_plan own = {sizeof own,         plan.step_count, plan.segment_count, plan.prefix_tokens,
-                           plan.cached_tokens, plan.own,        plan.exact};
+                           plan.cached_tokens, plan.own,        plan.exact,         plan.prefix_tier};
   return Write(own, out);
 }
 
@@ -106,18 +136,45 @@ int32_t ashlar_request_publish(ashlar_request* request, uint32_t missing, const 
 int32_t ashlar_request_start_publish(ashlar_request* request, uint32_t missing, const ashlar_computed_run* computed,
                                      uint8_t* outcome, ashlar_job** job) {
   return Guarded([&] {
-    if (job == nullptr) throw Refused("job: null");
-    auto handle = std::make_unique<ashlar_job>();
-    const int32_t code = Publish(computed, [&](const engine::ComputedRun& own) {
-      return request->request.StartPublish(missing, own, outcome, &handle->job);
+    return Start(job, [&](engine::Job* started) {
+      return Publish(computed, [&](const engine::ComputedRun& own) {
+        return request->request.StartPublish(missing, own, outcome, started);
+      });
     });
-    if (code == ASHLAR_OK) *job = handle.release();
-    return code;
+  });
+}
+
+int32_t ashlar_request_publish_many(ashlar_request* request, const uint32_t* missing,
+                                    const ashlar_computed_run* computed, uint32_t count, uint8_t* outcomes) {
+  return Guarded([&] {
+    return PublishMany(computed, count, [&](const engine::ComputedRun* own) {
+      return request->request.Publish(missing, own, count, outcomes);
+    });
+  });
+}
+
+int32_t ashlar_request_start_publish_many(ashlar_request* request, const uint32_t* missing,
+                                          const ashlar_computed_run* computed, uint32_t count, uint8_t* outcomes,
+                                          ashlar_job** job) {
+  return Guarded([&] {
+    return Start(job, [&](engine::Job* started) {
+      return PublishMany(computed, count, [&](const engine::ComputedRun* own) {
+        return request->request.StartPublish(missing, own, count, outcomes, started);
+      });
+    });
   });
 }
 
 void ashlar_request_abandon(ashlar_request* request, uint32_t missing) {
   request->request.Abandon(missing);
+}
+
+uint32_t ashlar_request_elsewhere(const ashlar_request* request) {
+  return request->request.elsewhere();
+}
+
+int32_t ashlar_request_wait_cold(ashlar_request* request, uint32_t timeout_ms) {
+  return Report(request->request.WaitCold(timeout_ms));
 }
 
 int32_t ashlar_request_look_again(ashlar_request* request, const int32_t* page_table, uint64_t page_count) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs the C example against a real daemon, also over the daemon's death, and beside Debian's own gRPC.
+"""Runs the C example, and calls that it does not make, against a real daemon, also over the daemon's death, and beside Debian's own gRPC.
 
-usage: example_test.py SHORTEST_C ASHLARD LIBRARY
+usage: example_test.py SHORTEST_C ASHLARD LIBRARY CALLS_C
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import unittest
 
-SHORTEST, ASHLARD, LIBRARY = sys.argv[1:4]
+SHORTEST, ASHLARD, LIBRARY, CALLS = sys.argv[1:5]
 LINE = re.compile(r"(\d+) of 3 segments hit, (\d+) of 117 tokens from the cache: ([a-z]{12})\n")
 
 
@@ -70,6 +70,12 @@ class Example(unittest.TestCase):
         self.assertEqual([cached for _, cached, _ in answers[2:4]], [0, 0])
         # The engine finds the new daemon by itself, now or a little later.
         self.assertLessEqual({cached for _, cached, _ in answers[4:]}, {0, 83})
+
+    def test_calls_that_the_example_does_not_make(self):
+        for name in ("many", "present", "cold"):
+            with self.subTest(name):
+                done = subprocess.run([CALLS, name, *self.sockets()], capture_output=True, text=True, timeout=60)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_bad_structs_are_refused_by_name(self):
         library = ctypes.CDLL(LIBRARY)

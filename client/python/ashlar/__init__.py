@@ -30,7 +30,7 @@ from ashlar.model import (
 )
 from ashlar.pages import PageClient, PageStore
 from ashlar.prompt import Prompt
-from ashlar.request import LinearTensors, Plan, Request, Run, Segment, Step, StepKind
+from ashlar.request import ComputedRun, LinearTensors, Plan, Request, Run, Segment, Step, StepKind
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -66,6 +66,7 @@ def attach(model: Any, cache: ModelCache, **options: Any) -> AbstractContextMana
 __all__ = [
     "Attention",
     "Cache",
+    "ComputedRun",
     "DType",
     "Family",
     "LayerKind",

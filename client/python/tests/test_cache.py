@@ -1,6 +1,8 @@
 """The package against a real daemon: what engines do, and what they do wrong."""
 
 import asyncio
+import contextlib
+import dataclasses
 import gc
 import os
 import pathlib
@@ -115,6 +117,117 @@ def test_a_landing_leaves_pages_alone_that_stand_already(daemon):
         scheduler.close()
 
 
+def test_tokens_and_pages_are_any_integers_and_refused_by_name_where_they_are_none(daemon):
+    with open_cache(daemon) as cache:
+        tokens = prompt(RULES, ARCH)
+        first = np.ascontiguousarray(tokens, np.int32)
+        frozen = first.copy()
+        frozen.flags.writeable = False
+        every_other = np.repeat(first, 2)[::2]
+        shapes = [first, frozen, every_other, first.tolist(), tuple(first.tolist()), first.astype(np.int64), memoryview(first)]
+        plans = []
+        for given in shapes:
+            with cache.begin(given, [len(first) - 1], np.arange(64)[::-1]) as request:
+                plans.append(request.plan)
+                assert request.finish() == ashlar.Verdict.OK
+        assert all(plan == plans[0] and hash(plan) == hash(plans[0]) for plan in plans)
+        assert plans[0].steps is plans[0].steps and "cached_tokens=0" in repr(plans[0])
+        with cache.begin(first[:-1]) as request:
+            assert request.plan != plans[0]
+        for name, call in {
+            "tokens: not a list": lambda: cache.begin(first.reshape(-1, 1)),
+            "page_table: not a list": lambda: cache.begin(first, page_table=np.zeros((4, 4), np.int32)),
+        }.items():
+            with pytest.raises(ValueError, match=name):
+                call()
+        with pytest.raises(ValueError):
+            cache.begin(["some", "words"])
+        with pytest.raises(TypeError):
+            ashlar.Request()
+
+
+def compute_all(engine, request):
+    """Every missing run in pages of its own, behind the prompt's: all of its numbers are that of its first token."""
+    runs = []
+    for i, run in enumerate(request.missing):
+        table = engine.table[32 + 2 * i : 34 + 2 * i]
+        engine.keys[table] = engine.values[table] = run.tokens[0]
+        state = np.full((shortest.HEADS, shortest.DIM, shortest.DIM), run.tokens[0], np.float32)
+        tensors = ashlar.LinearTensors(shortest.LINEAR, state, transition=np.full(shortest.HEADS, -0.5, np.float32))
+        runs.append(ashlar.ComputedRun(i, [tensors], table))
+    return runs
+
+
+def expect_all_lands(engine, request, tokens, segments):
+    request.look_again(engine.table[:32])
+    assert all(segment.used for segment in request.plan.segments)
+    assert request.finish() == ashlar.Verdict.OK
+    starts = np.cumsum([0, *segments])[:-1] + shortest.MODEL.head
+    rows = engine.values.reshape(-1, shortest.HEADS * shortest.DIM)
+    np.testing.assert_array_equal(rows[starts, 0], tokens[starts])
+
+
+def test_many_runs_are_published_by_one_call(daemon):
+    engine = shortest.Engine(daemon.rpc_socket, daemon.session_socket)
+    segments = [24] * 12
+    tokens = np.repeat(np.arange(1, 14, dtype=np.int32), 24)[: 12 * 24 + 1]
+    with engine.cache.begin(tokens, segments, engine.table[:32], fill=True) as request:
+        runs = compute_all(engine, request)
+        assert len(runs) == 12
+        for message, wrong in {
+            r"runs\[1\].missing: there are 12": [runs[0], ashlar.ComputedRun(12, [], None)],
+            r"missing\[1\]: 3 stands twice": [runs[3], runs[3]],
+            r"computed\[0\].page_count: ": [dataclasses.replace(runs[0], first_position=30)],
+            r"runs\[0\].linear\[0\].state: 3 elements": [
+                dataclasses.replace(runs[0], linear=[ashlar.LinearTensors(0, np.zeros(3, np.float32))])
+            ],
+        }.items():
+            with pytest.raises(ValueError, match=message):
+                request.publish_many(wrong)
+        assert request.publish_many([]) == []
+        assert request.publish_many(runs[::-1]) == ["published"] * 12
+        expect_all_lands(engine, request, tokens, segments)
+
+
+def test_another_engine_computes_a_part_of_a_cold_prompt(daemon):
+    served, stop = [], threading.Event()
+
+    def serve():
+        other = shortest.Engine(daemon.rpc_socket, daemon.session_socket)
+        while not stop.is_set():
+            with other.cache.serve_prefill(wait_ms=100) or contextlib.nullcontext() as work:
+                if work is not None:
+                    served.append(len(work.missing))
+                    (run,) = compute_all(other, work)
+                    work.publish(run.missing, run.linear, run.page_table)
+        other.cache.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    engine = shortest.Engine(daemon.rpc_socket, daemon.session_socket)
+    segments, elsewhere = [24] * 12, 0
+    try:
+        for first in range(1, 2000, 13):  # until a plan has found the other engine waiting
+            tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
+            with engine.cache.begin(tokens, segments, engine.table[:32], fill=True, cold_parallel=True) as request:
+                elsewhere, done, verdict = request.elsewhere, 0, ashlar.Verdict.RESTART
+                assert len(request.missing) + elsewhere == 12
+                while verdict == ashlar.Verdict.RESTART:
+                    own = compute_all(engine, request)[done:]
+                    request.publish_many(own)
+                    done += len(own)
+                    verdict = request.wait_cold(30_000)
+                assert verdict == ashlar.Verdict.OK
+                expect_all_lands(engine, request, tokens, segments)
+            if elsewhere > 0:
+                break
+    finally:
+        stop.set()
+        thread.join(60)
+    assert elsewhere > 0 and set(served) == {1}
+    assert engine.cache.serve_prefill(wait_ms=1) is None
+
+
 def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
     with open_cache(daemon) as cache:
         state = np.zeros(shortest.HEADS * shortest.DIM**2, np.float32)
@@ -164,6 +277,7 @@ def test_a_dead_daemon_is_a_miss(daemon):
     daemon.kill()
     again, cached = engine.serve([RULES, ARCH], "?", 6)
     assert cached == 0
+    assert engine.cache.serve_prefill(wait_ms=1) is None
     daemon.start()
     deadline = time.monotonic() + 20
     while not engine.cache.connected and time.monotonic() < deadline:

@@ -72,6 +72,22 @@ std::optional<uint64_t> DirectoryKeys::ReadMember(absl::string_view key) const {
   return ReadBigEndian(key.substr(head));
 }
 
+std::string DirectoryKeys::Forgettings() const {
+  return prefix_ + "f";
+}
+
+std::string DirectoryKeys::ForgettingKey(const ClusterForgetting::Id& id) const {
+  return Forgettings() + std::string(id.begin(), id.end());
+}
+
+std::optional<ClusterForgetting::Id> DirectoryKeys::ReadForgetting(absl::string_view key) const {
+  ClusterForgetting::Id id;
+  const std::string prefix = Forgettings();
+  if (key.size() != prefix.size() + id.size() || !absl::StartsWith(key, prefix)) return std::nullopt;
+  std::copy(key.begin() + static_cast<ptrdiff_t>(prefix.size()), key.end(), id.begin());
+  return id;
+}
+
 std::string DirectoryKeys::Entries() const {
   return prefix_ + "e";
 }
@@ -156,12 +172,34 @@ std::optional<Holding> DecodeHolding(absl::string_view value, const EntryId& id)
   return holding;
 }
 
+std::string EncodeForgetting(const ClusterForgetting& forgetting) {
+  v1::DirectoryForgetting message;
+  message.set_tenant(forgetting.tenant);
+  if (forgetting.ns.has_value()) message.set_ns(forgetting.ns->bytes.data(), forgetting.ns->bytes.size());
+  message.set_node(forgetting.node);
+  return message.SerializeAsString();
+}
+
+std::optional<ClusterForgetting> DecodeForgetting(absl::string_view value) {
+  v1::DirectoryForgetting message;
+  if (!message.ParseFromArray(value.data(), static_cast<int>(value.size())) || message.tenant().empty()) {
+    return std::nullopt;
+  }
+  ClusterForgetting forgetting{.tenant = message.tenant(), .node = message.node()};
+  if (message.ns().empty()) return forgetting;
+  NamespaceId& ns = forgetting.ns.emplace();
+  if (message.ns().size() != ns.bytes.size()) return std::nullopt;
+  std::memcpy(ns.bytes.data(), message.ns().data(), ns.bytes.size());
+  return forgetting;
+}
+
 std::string EncodeMember(const Member& member) {
   v1::DirectoryMember message;
   message.set_node(member.node);
   message.set_control_address(member.control_address);
   message.set_transport_address(member.transport_address);
   message.set_version(member.version);
+  message.set_forgotten(member.forgotten);
   return message.SerializeAsString();
 }
 
@@ -170,7 +208,12 @@ std::optional<Member> DecodeMember(absl::string_view value, uint64_t incarnation
   if (!message.ParseFromArray(value.data(), static_cast<int>(value.size())) || message.node().empty()) {
     return std::nullopt;
   }
-  return Member{message.node(), incarnation, message.control_address(), message.transport_address(), message.version()};
+  return Member{.node = message.node(),
+                .incarnation = incarnation,
+                .control_address = message.control_address(),
+                .transport_address = message.transport_address(),
+                .version = message.version(),
+                .forgotten = message.forgotten()};
 }
 
 }  // namespace ashlar::daemon

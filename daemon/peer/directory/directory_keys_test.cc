@@ -54,7 +54,8 @@ TEST(DirectoryKeys, AnyEntryReadsBack) {
     const std::string value = EncodeHolding(holding);
     EXPECT_EQ(DecodeHolding(value, id), holding);
     for (size_t size = 0; size < value.size(); ++size) EXPECT_FALSE(DecodeHolding(value.substr(0, size), id)) << size;
-    const Member member = {absl::StrCat("n", random()), incarnation, "a:1", "b:2", "3"};
+    const Member member = {absl::StrCat("n", random()),        incarnation, "a:1", "b:2", "3",
+                           static_cast<int64_t>(random() >> 1)};
     EXPECT_EQ(DecodeMember(EncodeMember(member), incarnation), member);
   }
 }
@@ -75,12 +76,40 @@ TEST(DirectoryKeys, AnyBytesAreReadOrRefused) {
       EXPECT_LE(holding->bytes, kMostHoldingBytes);
     }
     DecodeMember(bytes, 1);
+    if (const auto forgetting = DecodeForgetting(bytes)) {
+      EXPECT_EQ(DecodeForgetting(EncodeForgetting(*forgetting)), forgetting);
+      EXPECT_FALSE(forgetting->tenant.empty());
+    }
+    EXPECT_FALSE(keys.ReadForgetting(bytes));
     EXPECT_FALSE(keys.ReadEntry(bytes));
     EXPECT_FALSE(keys.ReadMember(bytes));
   }
   EXPECT_FALSE(DecodeHolding(std::string("\x02\x11\x00\x00\x00", 5), {})) << "another format";
   EXPECT_FALSE(DecodeHolding(std::string("\x01\x14\x00\x00\x00", 5), {})) << "the remote tier is no holder's";
   EXPECT_FALSE(DecodeMember("", 1)) << "no name";
+}
+
+TEST(DirectoryKeys, ForgettingsAreReadBack) {
+  const DirectoryKeys keys("/a", "c");
+  ClusterForgetting forgetting{.tenant = "t", .node = "n"};
+  forgetting.id.fill(0xfe);
+  const std::string key = keys.ForgettingKey(forgetting.id);
+  EXPECT_EQ(keys.ReadForgetting(key), forgetting.id);
+  EXPECT_FALSE(keys.ReadForgetting(key + "x"));
+  EXPECT_FALSE(keys.ReadForgetting(keys.MemberKey(1)));
+  EXPECT_FALSE(keys.ReadMember(key));
+  EXPECT_FALSE(keys.ReadEntry(key));
+  auto read = DecodeForgetting(EncodeForgetting(forgetting));
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->tenant, "t");
+  EXPECT_EQ(read->node, "n");
+  EXPECT_FALSE(read->ns.has_value());
+  forgetting.ns.emplace().bytes.fill(7);
+  read = DecodeForgetting(EncodeForgetting(forgetting));
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->ns, forgetting.ns);
+  EXPECT_FALSE(DecodeForgetting(std::string("\x0a\x01t\x12\x01n", 6))) << "a namespace of one byte";
+  EXPECT_FALSE(DecodeForgetting("")) << "no tenant";
 }
 
 TEST(DirectoryKeys, SlicesCoverANamespaceOnce) {

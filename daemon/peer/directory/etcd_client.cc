@@ -31,20 +31,20 @@ absl::Status FromGrpc(const grpc::Status& status) {
 
 class GrpcEtcdClient final : public EtcdClient {
  public:
-  explicit GrpcEtcdClient(const storage::Clock& clock) : clock_(clock) {}
+  GrpcEtcdClient(const storage::Clock& clock, const RoundTrips::Bounds& limits) : clock_(clock), limits_(limits) {}
   ~GrpcEtcdClient() override;
 
   void Connect(const std::string& endpoint, const EtcdTls& tls) override;
   void Disconnect() override;
   void set_token(const std::string& token) override { token_ = token; }
-  void Authenticate(const etcdserverpb::AuthenticateRequest& request, storage::Nanos timeout,
+  storage::Nanos Limit() const override;
+  void Answered(storage::Nanos began) override;
+  void Unanswered(storage::Nanos began) override;
+  void Authenticate(const etcdserverpb::AuthenticateRequest& request,
                     Done<etcdserverpb::AuthenticateResponse> done) override;
-  void Range(const etcdserverpb::RangeRequest& request, storage::Nanos timeout,
-             Done<etcdserverpb::RangeResponse> done) override;
-  void Txn(const etcdserverpb::TxnRequest& request, storage::Nanos timeout,
-           Done<etcdserverpb::TxnResponse> done) override;
-  void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, storage::Nanos timeout,
-                  Done<etcdserverpb::LeaseGrantResponse> done) override;
+  void Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done) override;
+  void Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done) override;
+  void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, Done<etcdserverpb::LeaseGrantResponse> done) override;
   void LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, storage::Nanos timeout,
                    Done<etcdserverpb::LeaseRevokeResponse> done) override;
   void OpenWatch(std::function<void(const etcdserverpb::WatchResponse&)> got, Ended ended) override;
@@ -56,6 +56,8 @@ class GrpcEtcdClient final : public EtcdClient {
 
  private:
   const storage::Clock& clock_;
+  const RoundTrips::Bounds limits_;
+  RoundTrips answers_;
   grpc::CompletionQueue queue_;
   size_t outstanding_ = 0;  // tags
   uint64_t connection_ = 0;
@@ -74,7 +76,7 @@ class GrpcEtcdClient final : public EtcdClient {
 
   std::shared_ptr<grpc::ClientContext> NewContext() {
     auto context = std::make_shared<grpc::ClientContext>();
-    if (!token_.empty()) context->AddMetadata("token", token_);
+    if (!token_.empty()) context->AddMetadata("token_", token_);
     contexts_.insert(context);
     return context;
   }
@@ -83,7 +85,7 @@ class GrpcEtcdClient final : public EtcdClient {
   void Call(std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (Service::Stub::*method)(grpc::ClientContext*,
                                                                                                 const Request&,
                                                                                                 grpc::CompletionQueue*),
-            const Request& request, storage::Nanos timeout, Done<Response> done) {
+            const Request& request, Done<Response> done, storage::Nanos timeout = 0) {
     struct Pending {
       std::shared_ptr<grpc::ClientContext> context;
       Response response;
@@ -93,14 +95,22 @@ class GrpcEtcdClient final : public EtcdClient {
     };
     auto call = std::make_shared<Pending>();
     call->context = NewContext();
-    call->context->set_deadline(MonotonicDeadline(clock_, clock_.Now() + timeout));
+    const storage::Nanos began = clock_.Now();
+    call->context->set_deadline(MonotonicDeadline(clock_, began + (timeout > 0 ? timeout : answers_.Limit(limits_))));
     call->stub = Service::NewStub(channel_);
     call->reader = ((*call->stub).*method)(call->context.get(), request, &queue_);
     call->reader->Finish(&call->response, &call->status,
-                         NewTag([this, call, done = std::move(done), of = connection_](bool) {
+                         NewTag([this, call, began, timeout, done = std::move(done), of = connection_](bool) {
                            contexts_.erase(call->context);
+                           if (of == connection_ && timeout == 0) Measure(call->status, began);
                            if (of == connection_) done(FromGrpc(call->status), call->response);
                          }));
+  }
+
+  void Measure(const grpc::Status& status, storage::Nanos began) {
+    const storage::Nanos now = clock_.Now();
+    if (status.ok()) answers_.Answered(now - began);
+    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) answers_.Unanswered(began, now);
   }
 
   // A stream reads all the time, and writes what there is to write, one message after another. It is kept alive by its
@@ -215,29 +225,39 @@ void GrpcEtcdClient::Disconnect() {
   token_.clear();
 }
 
-void GrpcEtcdClient::Authenticate(const etcdserverpb::AuthenticateRequest& request, storage::Nanos timeout,
+storage::Nanos GrpcEtcdClient::Limit() const {
+  return answers_.Limit(limits_);
+}
+
+void GrpcEtcdClient::Answered(storage::Nanos began) {
+  answers_.Answered(clock_.Now() - began);
+}
+
+void GrpcEtcdClient::Unanswered(storage::Nanos began) {
+  answers_.Unanswered(began, clock_.Now());
+}
+
+void GrpcEtcdClient::Authenticate(const etcdserverpb::AuthenticateRequest& request,
                                   Done<etcdserverpb::AuthenticateResponse> done) {
-  Call<etcdserverpb::Auth>(&etcdserverpb::Auth::Stub::AsyncAuthenticate, request, timeout, std::move(done));
+  Call<etcdserverpb::Auth>(&etcdserverpb::Auth::Stub::AsyncAuthenticate, request, std::move(done));
 }
 
-void GrpcEtcdClient::Range(const etcdserverpb::RangeRequest& request, storage::Nanos timeout,
-                           Done<etcdserverpb::RangeResponse> done) {
-  Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncRange, request, timeout, std::move(done));
+void GrpcEtcdClient::Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done) {
+  Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncRange, request, std::move(done));
 }
 
-void GrpcEtcdClient::Txn(const etcdserverpb::TxnRequest& request, storage::Nanos timeout,
-                         Done<etcdserverpb::TxnResponse> done) {
-  Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncTxn, request, timeout, std::move(done));
+void GrpcEtcdClient::Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done) {
+  Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncTxn, request, std::move(done));
 }
 
-void GrpcEtcdClient::LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, storage::Nanos timeout,
+void GrpcEtcdClient::LeaseGrant(const etcdserverpb::LeaseGrantRequest& request,
                                 Done<etcdserverpb::LeaseGrantResponse> done) {
-  Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseGrant, request, timeout, std::move(done));
+  Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseGrant, request, std::move(done));
 }
 
 void GrpcEtcdClient::LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, storage::Nanos timeout,
                                  Done<etcdserverpb::LeaseRevokeResponse> done) {
-  Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseRevoke, request, timeout, std::move(done));
+  Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseRevoke, request, std::move(done), timeout);
 }
 
 void GrpcEtcdClient::OpenWatch(std::function<void(const etcdserverpb::WatchResponse&)> got, Ended ended) {
@@ -285,8 +305,8 @@ void GrpcEtcdClient::Wake() {
 
 }  // namespace
 
-std::unique_ptr<EtcdClient> EtcdClient::Make(const storage::Clock& clock) {
-  return std::make_unique<GrpcEtcdClient>(clock);
+std::unique_ptr<EtcdClient> EtcdClient::Make(const storage::Clock& clock, const RoundTrips::Bounds& limits) {
+  return std::make_unique<GrpcEtcdClient>(clock, limits);
 }
 
 }  // namespace ashlar::daemon

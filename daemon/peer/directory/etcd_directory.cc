@@ -1,9 +1,11 @@
 #include "daemon/peer/directory/etcd_directory.h"
 
+#include <algorithm>
 #include <random>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/peer/directory/session.h"
 #include "proto/limits.h"
 
@@ -40,7 +42,8 @@ struct EtcdDirectory::State {
 
 EtcdDirectory::EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events,
                              const storage::Clock& clock)
-    : EtcdDirectory(options, std::move(self), std::move(events), clock, EtcdClient::Make(clock), Draw) {
+    : EtcdDirectory(options, std::move(self), std::move(events), clock,
+                    EtcdClient::Make(clock, DirectorySession::Limits(options)), Draw) {
   state_->thread = std::thread([this] { state_->session.Run(); });
 }
 
@@ -121,6 +124,49 @@ std::vector<Located> EtcdDirectory::Locate(const NamespaceId& ns, std::span<cons
 
 std::vector<DepthRange> EtcdDirectory::Depths(const NamespaceId& ns, uint64_t end) const {
   return state_->shared.mirror.Depths(ns, end);
+}
+
+void EtcdDirectory::Forget(const ClusterForgetting& forgetting, std::function<void(const absl::Status&)> done) {
+  absl::Status refused;
+  {
+    DirectoryShared& shared = state_->shared;
+    std::lock_guard lock(shared.mutex);
+    if (!shared.health.connected) {
+      refused = absl::UnavailableError(absl::StrCat("the directory cannot be reached: ", shared.health.reason));
+    } else if (shared.forgettings.size() + shared.to_forget.size() >= kMostForgettings) {
+      refused = absl::ResourceExhaustedError(absl::StrCat("the cluster remembers ", kMostForgettings, " forgettings"));
+    } else {
+      shared.to_forget.push_back({forgetting, std::move(done)});
+    }
+  }
+  if (!refused.ok()) return done(refused);
+  state_->session.Wake();
+}
+
+std::vector<ClusterForgetting> EtcdDirectory::Forgettings() const {
+  std::vector<ClusterForgetting> forgettings;
+  std::lock_guard lock(state_->shared.mutex);
+  for (const auto& [revision, forgetting] : state_->shared.forgettings) forgettings.push_back(forgetting);
+  return forgettings;
+}
+
+void EtcdDirectory::Forgot(int64_t revision) {
+  {
+    std::lock_guard lock(state_->shared.mutex);
+    if (std::exchange(state_->shared.forgot, revision) == revision) return;
+  }
+  state_->session.Wake();
+}
+
+bool EtcdDirectory::BeingForgotten(const std::string& tenant, const NamespaceId& ns) const {
+  const DirectoryShared& shared = state_->shared;
+  std::lock_guard lock(state_->shared.mutex);
+  if (shared.forgettings.empty()) return false;
+  int64_t everywhere = INT64_MAX;
+  for (const auto& member : shared.members) everywhere = std::min(everywhere, member->forgotten);
+  return std::any_of(shared.forgettings.upper_bound(everywhere), shared.forgettings.end(), [&](const auto& one) {
+    return one.second.tenant == tenant && (!one.second.ns || *one.second.ns == ns);
+  });
 }
 
 std::vector<std::shared_ptr<const Member>> EtcdDirectory::Members() const {

@@ -36,6 +36,10 @@ class EtcdDirectory final : public Directory {
   void Unfollow(const NamespaceId& ns) override;
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const override;
   std::vector<DepthRange> Depths(const NamespaceId& ns, uint64_t end) const override;
+  void Forget(const ClusterForgetting& forgetting, std::function<void(const absl::Status&)> done) override;
+  std::vector<ClusterForgetting> Forgettings() const override;
+  void Forgot(int64_t revision) override;
+  bool BeingForgotten(const std::string& tenant, const NamespaceId& ns) const override;
   std::vector<std::shared_ptr<const Member>> Members() const override;
   DirectoryHealth Health() const override;
   DirectoryStats Stats() const override;

@@ -252,10 +252,10 @@ TEST_F(EtcdFaultsTest, TlsIsHeldToTheAuthority) {
   // One after another: each with its reason for failing, but the last.
   const struct {
     std::string authority, identity, reason;
-  } kCases[] = {{"", "", "reading members"},
-                {"ca.pem", "", "reading members"},
-                {"ca.pem", "stranger", "reading members"},
-                {"foreign.pem", "client", "reading members"},
+  } kCases[] = {{"", "", "reading forgettings"},
+                {"ca.pem", "", "reading forgettings"},
+                {"ca.pem", "stranger", "reading forgettings"},
+                {"foreign.pem", "client", "reading forgettings"},
                 {"missing.pem", "client", file("missing.pem")},
                 {"ca.pem", "client", ""}};
   for (const auto& c : kCases) {

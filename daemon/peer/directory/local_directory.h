@@ -16,6 +16,12 @@ class LocalDirectory final : public Directory {
   void Unfollow(const NamespaceId&) override {}
   std::vector<Located> Locate(const NamespaceId&, std::span<const Key>) const override { return {}; }
   std::vector<DepthRange> Depths(const NamespaceId&, uint64_t) const override { return {}; }
+  void Forget(const ClusterForgetting&, std::function<void(const absl::Status&)> done) override {
+    done(absl::UnavailableError("this node has no cluster"));
+  }
+  std::vector<ClusterForgetting> Forgettings() const override { return {}; }
+  void Forgot(int64_t) override {}
+  bool BeingForgotten(const std::string&, const NamespaceId&) const override { return false; }
   std::vector<std::shared_ptr<const Member>> Members() const override { return {self_}; }
   DirectoryHealth Health() const override { return {.connected = true}; }
   DirectoryStats Stats() const override { return {.members = 1}; }

@@ -14,8 +14,8 @@ namespace {
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr storage::Nanos kFirstBackOff = kSecond / 10;
+constexpr storage::Nanos kLongestCall = 5 * kSecond;  // or a lease, where that is longer
 constexpr storage::Nanos kLeaveTimeout = kSecond;
-constexpr int64_t kMemberWatch = 1;
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   if (path.empty()) return std::string();
@@ -51,12 +51,16 @@ DirectorySession::DirectorySession(const EtcdDirectoryOptions& options, std::sha
       events_(std::move(events)),
       clock_(clock),
       lease_time_(options.lease_seconds * kSecond),
-      call_timeout_(std::max(kSecond, lease_time_ / 3)),
       shared_(*shared),
       random_(seed),
       client_(std::move(client)) {
-  last_watch_ = kMemberWatch;
+  last_watch_ = kForgettingWatch;
   filled_at_ = clock.Now();
+}
+
+RoundTrips::Bounds DirectorySession::Limits(const EtcdDirectoryOptions& options) {
+  const storage::Nanos lease = options.lease_seconds * kSecond;
+  return {std::max(kSecond, lease / 3), std::max(kLongestCall, lease)};
 }
 
 void DirectorySession::Wake() {
@@ -82,10 +86,12 @@ storage::Nanos DirectorySession::Step() {
   if (phase_ == Phase::kJoined) KeepLease();
   if (phase_ == Phase::kJoined && believe_until_ > 0 && clock_.Now() >= believe_until_) EndBelief();
   if (phase_ == Phase::kJoined) Reconcile();
+  if (phase_ == Phase::kJoined) TellForgettings();
+  if (phase_ == Phase::kJoined) TellForgot();
   if (phase_ == Phase::kJoined) {
     const storage::Nanos write_at = Write();
     return std::min({write_at, believe_until_ > 0 ? believe_until_ : INT64_MAX, keep_alive_at_,
-                     unanswered_since_ > 0 ? unanswered_since_ + call_timeout_ : INT64_MAX});
+                     unanswered_since_ > 0 ? unanswered_since_ + client_->Limit() : INT64_MAX});
   }
   // While it joins, the deadline of the call ends the wait.
   return phase_ == Phase::kAway ? retry_at_ : INT64_MAX;
@@ -102,18 +108,30 @@ void DirectorySession::Connect() {
   etcdserverpb::AuthenticateRequest request;
   request.set_name(options_.user);
   request.set_password(password->substr(0, password->find_first_of("\r\n")));
-  client_->Authenticate(request, call_timeout_, [this](const absl::Status& status, const auto& response) {
+  client_->Authenticate(request, [this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("authenticating", status);
     client_->set_token(response.token());
     Authenticated();
   });
 }
 
+// Forgettings first: a node that has registered knows of all that were there before.
 void DirectorySession::Authenticated() {
+  etcdserverpb::RangeRequest request;
+  request.set_key(keys_.Forgettings());
+  request.set_range_end(RangeEnd(keys_.Forgettings()));
+  client_->Range(request, [this](const absl::Status& status, const auto& response) {
+    if (!status.ok()) return Fail("reading forgettings", status);
+    GotForgettings(response);
+    ReadMembers();
+  });
+}
+
+void DirectorySession::ReadMembers() {
   etcdserverpb::RangeRequest request;
   request.set_key(keys_.Members());
   request.set_range_end(RangeEnd(keys_.Members()));
-  client_->Range(request, call_timeout_, [this](const absl::Status& status, const auto& response) {
+  client_->Range(request, [this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("reading members", status);
     GotMembers(response);
   });
@@ -143,10 +161,10 @@ void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
     believe_until_ = clock_.Now() + lease_time_;
   }
   lease_ = 0;
-  for (auto& [ns, follow] : follows_) follow.revision = 0;
+  for (auto& [ns, follow] : follows_) follow.ReadAgain();
   etcdserverpb::LeaseGrantRequest grant;
   grant.set_ttl(options_.lease_seconds);
-  client_->LeaseGrant(grant, call_timeout_, [this](const absl::Status& status, const auto& granted) {
+  client_->LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
     if (!status.ok()) return Fail("asking for a lease", status);
     lease_ = granted.id();
     Register(/*again=*/false);
@@ -164,10 +182,14 @@ void DirectorySession::Register(bool again) {
   }
   etcdserverpb::PutRequest* put = request.add_success()->mutable_request_put();
   put->set_key(key);
+  // Revisions of an etcd that may be another one said what it had done: it is said again.
+  Member self = *self_;
+  if (!again) self.forgotten = 0;
+  self_ = std::make_shared<const Member>(std::move(self));
   put->set_value(EncodeMember(*self_));
   put->set_lease(lease_);
   request.add_success()->mutable_request_range()->set_key(key);
-  client_->Txn(request, call_timeout_, [=, this](const absl::Status& status, const auto& response) {
+  client_->Txn(request, [=, this](const absl::Status& status, const etcdserverpb::TxnResponse& response) {
     if (status.ok() && !response.succeeded()) {
       lease_ = 0;
       return Fail(absl::UnavailableError("the lease had ended"));
@@ -184,8 +206,14 @@ void DirectorySession::Register(bool again) {
     fence_ = member.mod_revision();
     in_doubt_ = false;
     records_[self_->incarnation] = {self_, registered_};
+    if (again) return Joined();
+    {
+      std::lock_guard lock(shared_.mutex);
+      shared_.forgot = 0;
+    }
     Joined();
-    if (!again && events_.announce_again) events_.announce_again();
+    if (events_.announce_again) events_.announce_again();
+    if (events_.forgettings_changed) events_.forgettings_changed();
   });
 }
 
@@ -203,6 +231,8 @@ void DirectorySession::Joined() {
                      [this](const absl::Status& status) { Fail("watching", status); });
   client_->OpenKeepAlive(
       [this](const etcdserverpb::LeaseKeepAliveResponse& response) {
+        // Of several that were under way the earliest is measured.
+        if (unanswered_since_ > 0) client_->Answered(unanswered_since_);
         unanswered_since_ = 0;
         if (response.ttl() > 0) return;
         lease_ = 0;
@@ -210,11 +240,13 @@ void DirectorySession::Joined() {
       },
       [this](const absl::Status& status) { Fail("keeping the lease", status); });
   StartWatch(keys_.Members(), members_revision_, kMemberWatch);
+  StartWatch(keys_.Forgettings(), forgettings_revision_, kForgettingWatch);
 }
 
 void DirectorySession::KeepLease() {
   const storage::Nanos now = clock_.Now();
-  if (unanswered_since_ > 0 && now >= unanswered_since_ + call_timeout_) {
+  if (unanswered_since_ > 0 && now >= unanswered_since_ + client_->Limit()) {
+    client_->Unanswered(unanswered_since_);
     return Fail(absl::DeadlineExceededError("etcd does not answer"));
   }
   if (now < keep_alive_at_) return;
@@ -247,8 +279,8 @@ void DirectorySession::Fail(const absl::Status& status) {
     follow.watch = 0;
     follow.reading = 0;
   }
-  in_doubt_ |= !in_flight_.empty();
-  writing_ = sweep_reading_ = false;
+  in_doubt_ |= !in_flight_.empty() || telling_forgot_;
+  writing_ = sweep_reading_ = telling_forgot_ = false;
   doomed_.clear();
   sweep_from_.clear();
   sweep_slices_ = 0;
@@ -257,6 +289,7 @@ void DirectorySession::Fail(const absl::Status& status) {
     shared_.queue.Return(std::exchange(in_flight_, {}));
   }
   SetHealth(false, absl::StrCat(endpoint, ": ", status.message()));
+  RefuseForgettings(absl::UnavailableError(absl::StrCat("the directory cannot be reached: ", status.message())));
 }
 
 void DirectorySession::SetHealth(bool connected, const std::string& reason) {
@@ -297,14 +330,16 @@ void DirectorySession::PublishMembers() {
     doubled |= node == self_->node;
     others.push_back(record->member);
   }
-  shared_.mirror.members().SetPresent(others);
-  others.insert(others.begin(), self_);
+  std::vector<std::shared_ptr<const Member>> all = others;
+  all.insert(all.begin(), self_);
   bool changed = false;
   {
+    // Before its entries are believed: a member that has something to forget is known (BeingForgotten).
     std::lock_guard lock(shared_.mutex);
-    changed = !std::ranges::equal(others, shared_.members, [](const auto& a, const auto& b) { return *a == *b; });
-    shared_.members = std::move(others);
+    changed = !std::ranges::equal(all, shared_.members, [](const auto& a, const auto& b) { return *a == *b; });
+    shared_.members = std::move(all);
   }
+  shared_.mirror.members().SetPresent(others);
   SetHealth(true, doubled ? absl::StrCat("a daemon that started later has this node's name, ", self_->node) : "");
   if (changed && events_.members_changed) events_.members_changed();
 }
@@ -314,13 +349,14 @@ void DirectorySession::EndBelief() {
   lost_.clear();
   for (auto& [ns, follow] : follows_) {
     StopWatch(&follow);
-    follow.revision = 0;  // to be read as a whole, and what etcd does not have is removed
+    follow.ReadAgain();  // and what etcd does not have is removed
     follow.reading = 0;
   }
   PublishMembers();
 }
 
 void DirectorySession::Leave() {
+  RefuseForgettings(absl::UnavailableError("this node stops"));
   if (phase_ != Phase::kJoined) return;
   bool left = false;
   etcdserverpb::LeaseRevokeRequest request;

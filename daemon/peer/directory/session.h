@@ -40,13 +40,22 @@ struct DirectoryShared {
   DirectoryHealth health;
   DirectoryStats counted;  // what happened; sizes are taken when somebody asks
   Mirror mirror;
+
+  struct ToForget {
+    ClusterForgetting forgetting;
+    std::function<void(const absl::Status&)> done;
+  };
+  std::vector<ToForget> to_forget;                   // that etcd has not been told
+  std::map<int64_t, ClusterForgetting> forgettings;  // by revision, as etcd has them
+  int64_t forgot = 0;                                // up to which this node has done them
 };
 
 class DirectorySession {
  public:
-  static constexpr size_t kTxnOps = 128;         // etcd's default limit on the operations of a transaction
-  static constexpr double kMostEvents = 2e6;     // a second that etcd sends to all nodes, if each follows everything
-  static constexpr int64_t kPageEntries = 4096;  // of a namespace that is read as a whole
+  static constexpr size_t kTxnOps = 128;      // etcd's default limit on the operations of a transaction
+  static constexpr double kMostEvents = 2e6;  // a second that etcd sends to all nodes, if each follows everything
+  // Of a namespace that is read as a whole: a page holds fewer where one takes a good part of a call's time.
+  static constexpr int64_t kPageEntries = 4096, kLeastPageEntries = 64;
   static constexpr storage::Nanos kSweepPeriod = storage::Nanos{3600} * 1'000'000'000;
   static constexpr storage::Nanos kLongestBackOff = storage::Nanos{5} * 1'000'000'000;
 
@@ -55,12 +64,17 @@ class DirectorySession {
                    const storage::Clock& clock, std::unique_ptr<EtcdClient> client, uint64_t seed,
                    DirectoryShared* shared);
 
+  // Numbers of watches; those of namespaces follow.
+  static constexpr int64_t kMemberWatch = 1, kForgettingWatch = 2;
+
   void Run();   // until `stopping`
   void Wake();  // by any thread: something is to be looked at
   // Of Run: does what is due, after anything has called back. Returns when something is again.
   storage::Nanos Step();
   void Leave();  // the last step
 
+  // Of the time that a call of etcd has.
+  static RoundTrips::Bounds Limits(const EtcdDirectoryOptions& options);
   // Keys a second that one of so many members may write.
   static double Rate(const EtcdDirectoryOptions& options, size_t members);
 
@@ -74,6 +88,11 @@ class DirectorySession {
     int64_t watch = 0;     // its id; 0: none
     int64_t revision = 0;  // the mirror is as etcd was then; 0: it is to be read as a whole
     uint64_t reading = 0;  // the number of the read that goes on; 0: none
+    // How far the last read has come: a connection that ends costs no more than its page. Revision 0: nowhere.
+    std::string read_to;
+    int64_t read_at = 0;
+    uint32_t slices = 0;
+    void ReadAgain() { revision = read_at = 0; }  // as a whole
   };
   struct Doomed {
     std::string key;
@@ -83,6 +102,7 @@ class DirectorySession {
   // session.cc: joining, and what ends a connection.
   void Connect();
   void Authenticated();
+  void ReadMembers();
   void GotMembers(const etcdserverpb::RangeResponse& response);
   // `again`: writes the member key that there is, so that writes of an earlier connection come to nothing.
   void Register(bool again);
@@ -106,6 +126,15 @@ class DirectorySession {
   void PutEntry(const mvccpb::KeyValue& pair);
   // One namespace from a key on, at a revision (0: the latest), in slices (0: not known yet).
   void ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision, uint32_t slices);
+  void FitPage(const absl::Status& status, storage::Nanos took, storage::Nanos limit);
+
+  // session_forget.cc: what all nodes are to forget.
+  void GotForgettings(const etcdserverpb::RangeResponse& response);
+  void GotForgettingEvent(const mvccpb::Event& event);
+  bool PutForgetting(const mvccpb::KeyValue& pair);  // the mutex is held; false: it is none
+  void TellForgettings();                            // to etcd, one after another
+  void TellForgot();
+  void RefuseForgettings(const absl::Status& why);
 
   // session_write.cc: transactions.
   storage::Nanos Write();  // sends one, where it may; returns when to look again
@@ -119,10 +148,10 @@ class DirectorySession {
 
   const EtcdDirectoryOptions options_;
   const DirectoryKeys keys_;
-  const std::shared_ptr<const Member> self_;
+  std::shared_ptr<const Member> self_;
   const DirectoryEvents events_;
   const storage::Clock& clock_;
-  const storage::Nanos lease_time_, call_timeout_;
+  const storage::Nanos lease_time_;
   DirectoryShared& shared_;
   std::mt19937_64 random_;
   const std::unique_ptr<EtcdClient> client_;
@@ -149,6 +178,7 @@ class DirectorySession {
   std::map<int64_t, ShortDigest> watches_;
   int64_t last_watch_ = 0;
   uint64_t last_read_ = 0;
+  int64_t page_entries_ = kPageEntries;
 
   size_t txn_ops_ = kTxnOps;
   bool writing_ = false;
@@ -156,6 +186,9 @@ class DirectorySession {
   double tokens_ = 0;
   storage::Nanos filled_at_ = 0;
   storage::Nanos sweep_at_ = 0;
+  int64_t forgettings_revision_ = 0;
+  std::vector<DirectoryShared::ToForget> forgetting_;  // that etcd is being told: at most one
+  bool telling_forgot_ = false;
   bool sweep_reading_ = false, swept_last_ = false;
   std::string sweep_from_;     // empty: from the first entry
   uint32_t sweep_slices_ = 0;  // of the namespace that it names; 0: the next namespace is to be found

@@ -2,6 +2,8 @@
 // that it calls without a control plane.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <future>
@@ -38,6 +40,7 @@ class TestCluster final {
   std::mutex mutex;
   std::vector<Told> told;                  // guarded by mutex, as below
   std::map<std::string, PeerNode*> nodes;  // that can be reached
+  std::vector<ClusterForgetting> forgettings;
 };
 
 // One node's view of it.
@@ -80,6 +83,21 @@ class TestDirectory final : public Directory {
     }
     return {ranges.begin(), ranges.end()};
   }
+  void Forget(const ClusterForgetting& forgetting, std::function<void(const absl::Status&)> done) override {
+    {
+      const std::lock_guard lock(cluster_.mutex);
+      cluster_.forgettings.push_back(forgetting);
+      cluster_.forgettings.back().revision = static_cast<int64_t>(cluster_.forgettings.size());
+    }
+    done(absl::OkStatus());
+  }
+  std::vector<ClusterForgetting> Forgettings() const override {
+    const std::lock_guard lock(cluster_.mutex);
+    return cluster_.forgettings;
+  }
+  void Forgot(int64_t revision) override { forgotten = revision; }
+  bool BeingForgotten(const std::string& tenant, const NamespaceId& ns) const override;
+  std::atomic<int64_t> forgotten{0};
   std::vector<std::shared_ptr<const Member>> Members() const override;
   DirectoryHealth Health() const override { return {.connected = true}; }
   DirectoryStats Stats() const override { return {}; }
@@ -280,6 +298,17 @@ inline std::vector<std::shared_ptr<const Member>> TestDirectory::Members() const
     if (name != self_) members.push_back(node->directory.member);
   }
   return members;
+}
+
+inline bool TestDirectory::BeingForgotten(const std::string& tenant, const NamespaceId& ns) const {
+  const std::lock_guard lock(cluster_.mutex);
+  int64_t everywhere = forgotten;
+  for (const auto& [name, node] : cluster_.nodes) {
+    everywhere = std::min<int64_t>(everywhere, node->directory.forgotten);
+  }
+  return std::ranges::any_of(cluster_.forgettings, [&](const ClusterForgetting& one) {
+    return one.revision > everywhere && one.tenant == tenant && (!one.ns || *one.ns == ns);
+  });
 }
 
 }  // namespace ashlar::daemon

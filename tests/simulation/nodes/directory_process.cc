@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "daemon/peer/directory/session.h"
 #include "tests/simulation/nodes/calls.h"
 #include "tests/simulation/nodes/fabric.h"
 
@@ -11,7 +12,8 @@ DirectoryProcess::DirectoryProcess(Network& network, Etcd& etcd, size_t machine,
                                    const MachineClock& clock, const daemon::EtcdDirectoryOptions& options,
                                    daemon::DirectoryEvents events, uint64_t incarnation, std::function<void()> stepped)
     : schedule_(network.schedule()), life_(life), clock_(clock), stepped_(std::move(stepped)) {
-  auto client = std::make_unique<SimulatedEtcdClient>(network, etcd, machine, life, clock, [this] { Wake(); });
+  auto client = std::make_unique<SimulatedEtcdClient>(network, etcd, machine, life, clock,
+                                                      daemon::DirectorySession::Limits(options), [this] { Wake(); });
   const daemon::Member self{.node = Calls::NameOf(machine),
                             .control_address = Fabric::AddressOf(machine) + ":7461",
                             .transport_address = Fabric::AddressOf(machine) + ":7462",

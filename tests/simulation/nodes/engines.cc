@@ -12,8 +12,8 @@ constexpr uint64_t kFirstPosition = 5;
 constexpr double kTolerance = 1e-5;
 constexpr double kTokensPerSecond = 500;
 // The bounds of an engine's waits. A look-up's own deadline is 100 ms; a landing may follow pieces that several holders
-// let wait for 5 s each.
-constexpr Nanos kLookupWait = 400 * kMillisecond, kLandingWait = 60 * kSecond, kPlanWait = 120 * kSecond;
+// let wait for 20 s each.
+constexpr Nanos kLookupWait = 400 * kMillisecond, kLandingWait = 120 * kSecond, kPlanWait = 120 * kSecond;
 
 storage::Query Ask(const Text& text) {
   const ObjectHeader& plan = Plans().at(text);

@@ -65,20 +65,21 @@ void SimulatedEtcdClient::Break() {
 }
 
 template <typename Response>
-void SimulatedEtcdClient::Call(Nanos timeout, std::function<absl::Status(Etcd&, Response*)> at_etcd,
-                               Done<Response> done) {
+void SimulatedEtcdClient::Call(std::function<absl::Status(Etcd&, Response*)> at_etcd, Done<Response> done) {
   const std::shared_ptr<Connection> connection = connection_;
   if (connection == nullptr) return;
   const uint64_t number = ++drawn_;
-  const auto answer = [this, weak = std::weak_ptr(connection), number, done = std::move(done)](
+  const auto answer = [this, weak = std::weak_ptr(connection), number, began = clock_.Now(), done = std::move(done)](
                           const absl::Status& status, const Response& response) {
     const auto still = weak.lock();
     if (still == nullptr || still != connection_ || still->calls_open.erase(number) == 0) return;
+    if (status.ok()) Answered(began);
+    if (absl::IsDeadlineExceeded(status)) Unanswered(began);
     done(status, response);
     wake_();
   };
   connection->calls_open[number] = [answer](const absl::Status& why) { answer(why, Response()); };
-  network_.schedule().For(life_, clock_.Until(clock_.Now() + timeout),
+  network_.schedule().For(life_, clock_.Until(clock_.Now() + Limit()),
                           [answer] { answer(absl::DeadlineExceededError("etcd does not answer"), Response()); });
   // At etcd, which this client may not outlive.
   connection->there->Send([&etcd = etcd_, &schedule = network_.schedule(), answer, at_etcd = std::move(at_etcd),
@@ -93,28 +94,22 @@ void SimulatedEtcdClient::Call(Nanos timeout, std::function<absl::Status(Etcd&, 
   });
 }
 
-void SimulatedEtcdClient::Authenticate(const pb::AuthenticateRequest&, Nanos timeout,
-                                       Done<pb::AuthenticateResponse> done) {
-  Call<pb::AuthenticateResponse>(
-      timeout, [](Etcd&, pb::AuthenticateResponse*) { return absl::OkStatus(); }, std::move(done));
+void SimulatedEtcdClient::Authenticate(const pb::AuthenticateRequest&, Done<pb::AuthenticateResponse> done) {
+  Call<pb::AuthenticateResponse>([](Etcd&, pb::AuthenticateResponse*) { return absl::OkStatus(); }, std::move(done));
 }
 
-void SimulatedEtcdClient::Range(const pb::RangeRequest& request, Nanos timeout, Done<pb::RangeResponse> done) {
-  Call<pb::RangeResponse>(
-      timeout, [request](Etcd& etcd, pb::RangeResponse* response) { return etcd.Range(request, response); },
-      std::move(done));
+void SimulatedEtcdClient::Range(const pb::RangeRequest& request, Done<pb::RangeResponse> done) {
+  Call<pb::RangeResponse>([request](Etcd& etcd, pb::RangeResponse* response) { return etcd.Range(request, response); },
+                          std::move(done));
 }
 
-void SimulatedEtcdClient::Txn(const pb::TxnRequest& request, Nanos timeout, Done<pb::TxnResponse> done) {
-  Call<pb::TxnResponse>(
-      timeout, [request](Etcd& etcd, pb::TxnResponse* response) { return etcd.Txn(request, response); },
-      std::move(done));
+void SimulatedEtcdClient::Txn(const pb::TxnRequest& request, Done<pb::TxnResponse> done) {
+  Call<pb::TxnResponse>([request](Etcd& etcd, pb::TxnResponse* response) { return etcd.Txn(request, response); },
+                        std::move(done));
 }
 
-void SimulatedEtcdClient::LeaseGrant(const pb::LeaseGrantRequest& request, Nanos timeout,
-                                     Done<pb::LeaseGrantResponse> done) {
+void SimulatedEtcdClient::LeaseGrant(const pb::LeaseGrantRequest& request, Done<pb::LeaseGrantResponse> done) {
   Call<pb::LeaseGrantResponse>(
-      timeout,
       [request](Etcd& etcd, pb::LeaseGrantResponse* response) {
         etcd.LeaseGrant(request, response);
         return absl::OkStatus();

@@ -17,19 +17,27 @@ class SimulatedEtcdClient final : public daemon::EtcdClient {
  public:
   // `wake`: the directory has something to do. The machine of etcd is the network's last one.
   SimulatedEtcdClient(Network& network, Etcd& etcd, size_t machine, const std::shared_ptr<Life>& life,
-                      const MachineClock& clock, std::function<void()> wake)
-      : network_(network), etcd_(etcd), machine_(machine), life_(life), clock_(clock), wake_(std::move(wake)) {}
+                      const MachineClock& clock, const daemon::RoundTrips::Bounds& limits, std::function<void()> wake)
+      : network_(network),
+        etcd_(etcd),
+        machine_(machine),
+        life_(life),
+        clock_(clock),
+        limits_(limits),
+        wake_(std::move(wake)) {}
   ~SimulatedEtcdClient() override { Disconnect(); }
 
   void Connect(const std::string& endpoint, const daemon::EtcdTls& tls) override;
   void Disconnect() override;
   void set_token(const std::string&) override {}
-  void Authenticate(const etcdserverpb::AuthenticateRequest& request, Nanos timeout,
+  Nanos Limit() const override { return answers_.Limit(limits_); }
+  void Answered(Nanos began) override { answers_.Answered(clock_.Now() - began); }
+  void Unanswered(Nanos began) override { answers_.Unanswered(began, clock_.Now()); }
+  void Authenticate(const etcdserverpb::AuthenticateRequest& request,
                     Done<etcdserverpb::AuthenticateResponse> done) override;
-  void Range(const etcdserverpb::RangeRequest& request, Nanos timeout, Done<etcdserverpb::RangeResponse> done) override;
-  void Txn(const etcdserverpb::TxnRequest& request, Nanos timeout, Done<etcdserverpb::TxnResponse> done) override;
-  void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, Nanos timeout,
-                  Done<etcdserverpb::LeaseGrantResponse> done) override;
+  void Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done) override;
+  void Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done) override;
+  void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, Done<etcdserverpb::LeaseGrantResponse> done) override;
   // Nobody waits for the answer: what the node would do with it is to end.
   void LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, Nanos timeout,
                    Done<etcdserverpb::LeaseRevokeResponse> done) override;
@@ -52,7 +60,7 @@ class SimulatedEtcdClient final : public daemon::EtcdClient {
     bool broken = false;
   };
   template <typename Response>
-  void Call(Nanos timeout, std::function<absl::Status(Etcd&, Response*)> at_etcd, Done<Response> done);
+  void Call(std::function<absl::Status(Etcd&, Response*)> at_etcd, Done<Response> done);
   void Break();
 
   size_t etcd_machine() const { return network_.machines() - 1; }
@@ -62,6 +70,8 @@ class SimulatedEtcdClient final : public daemon::EtcdClient {
   const size_t machine_;
   const std::shared_ptr<Life> life_;
   const MachineClock& clock_;
+  const daemon::RoundTrips::Bounds limits_;
+  daemon::RoundTrips answers_;
   const std::function<void()> wake_;
   std::shared_ptr<Connection> connection_;  // null: none
   uint64_t drawn_ = 0;

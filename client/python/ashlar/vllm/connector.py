@@ -88,6 +88,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         try:
             self._worker.register(kv_caches)
+            if self._options.segments:
+                self._worker.serve_segments(self._vllm_config, self._kv_cache_config)
         except Unsupported as error:
             logger.warning("Ashlar: this worker runs without the cache: %s", error)
 
@@ -169,6 +171,13 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self._scheduler is not None:
             self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """Groups whose new blocks the engine need not zero. Segments end inside a block: its rest must be numbers."""
+        if self._scheduler is not None and self._scheduler.sets_segments(request):
+            return ()
+        groups: tuple[int, ...] = super().get_loaded_kv_cache_group_ids(request)
+        return groups
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         if self._scheduler is None or num_external_tokens == 0:

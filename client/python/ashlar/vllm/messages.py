@@ -35,10 +35,25 @@ class Save:
 
 
 @dataclasses.dataclass
+class Compose:
+    """A prompt to set from its segments, in a request's blocks."""
+
+    request: str
+    tokens: npt.NDArray[np.int32]  # those loaded, and one more
+    lengths: list[int]
+    blocks: tuple[list[int], ...]
+
+    @property
+    def tokens_loaded(self) -> int:
+        return len(self.tokens) - 1
+
+
+@dataclasses.dataclass
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     loads: list[Load]
     saves: list[Save]
     scheduled_tokens: int
+    composes: list[Compose] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass

@@ -25,6 +25,11 @@ class Options:
     least_tokens: int = 1  # fewer are not worth a load
     saves_under_way: int = 16  # further saves are dropped
     wait_for_saves: bool = False  # steps end when their saves have
+    segments: bool = False  # prompts that declare segments are set from them
+    seam_head: int = 8  # first tokens of a segment that are computed in every prompt
+    seam_tail: int = 8  # last ones
+    segment_tokens: int = 16384  # room for keys and values of one prompt that is set
+    compose_ms: int = 10000  # a prompt that gets no further for so long is computed instead
 
     @staticmethod
     def read(given: Mapping[str, Any]) -> Options:

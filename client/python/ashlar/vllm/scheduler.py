@@ -14,10 +14,11 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import ashlar
 from ashlar.vllm.events import stored_events
-from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
+from ashlar.vllm.messages import Compose, Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
+from ashlar.vllm.segments import declared, name_apart
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
@@ -47,6 +48,7 @@ class _Followed:
     refused: bool = False  # nothing is looked up any more: a load has failed
     saved: int = 0  # tokens that were offered, or came from the cache
     ended: bool = False
+    segments: list[int] = dataclasses.field(default_factory=list)  # declared: nothing of it is exact
 
 
 class Scheduler:
@@ -56,6 +58,7 @@ class Scheduler:
         self._loads, self._saves, self._event_tokens = loads, saves, event_tokens
         self._followed: dict[str, _Followed] = {}
         self._new_loads: list[Load] = []
+        self._new_composes: list[Compose] = []
         self._number = 0
         self._under_way: dict[int, tuple[list[Any], Save, Any]] = {}  # blocks held, of a request
         self._left: dict[int, int] = {}  # ranks that have not ended a save
@@ -92,6 +95,9 @@ class Scheduler:
     def match(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed` that the cache has, loaded between steps; None: ask again."""
         block = self._described.block
+        known = self._followed.get(request.request_id)
+        if known is not None and known.segments:
+            return self._match_segments(known, computed)
         if not self._loads or (request.num_tokens - 1) // block * block <= computed or not self._serves(request):
             return 0, False
         followed = self._followed.setdefault(request.request_id, _Followed(request))
@@ -110,6 +116,18 @@ class Scheduler:
             followed.missed = asked
             return 0, False
         return found - computed, True
+
+    def _match_segments(self, followed: _Followed, computed: int) -> tuple[int, bool]:
+        """All declared segments, looked up or not: the worker computes those that the cache lacks."""
+        tokens = sum(followed.segments)
+        # Blocks of such a request are found again behind the same segments alone, and then stand for all of them.
+        if followed.refused or computed > 0 or tokens < max(1, self._options.least_tokens):
+            return 0, False
+        return tokens, True
+
+    def sets_segments(self, request: Any) -> bool:
+        followed = self._followed.get(request.request_id)
+        return followed is not None and bool(followed.segments)
 
     def _serves(self, request: Any) -> bool:
         """Prompts whose tokens alone say what their states are."""
@@ -163,6 +181,11 @@ class Scheduler:
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         followed = self._followed.get(request.request_id)
+        if external > 0 and followed is not None and followed.segments:
+            followed.loading = external
+            text: npt.NDArray[np.int32] = np.array(request.all_token_ids[: external + 1], np.int32)
+            self._new_composes.append(Compose(request.request_id, text, followed.segments, blocks.get_block_ids()))
+            return
         if external == 0 or followed is None or followed.lookup is None or followed.lookup.plan is None:
             return
         plan, ids = followed.lookup.plan, blocks.get_block_ids()
@@ -200,12 +223,13 @@ class Scheduler:
 
     def step(self, output: Any) -> StepMetadata:
         loads, self._new_loads = self._new_loads, []
+        composes, self._new_composes = self._new_composes, []
         saves: list[Save] = []
         try:
             self._offer_all(output, saves)
         except Exception:  # the loads must go out: their requests wait for them
             logger.exception("Ashlar: nothing more is saved of this step")
-        return StepMetadata(loads, saves, output.total_num_scheduled_tokens)
+        return StepMetadata(loads, saves, output.total_num_scheduled_tokens, composes)
 
     def _offer_all(self, output: Any, saves: list[Save]) -> None:
         if not self._saves or self._opening.cache is None:
@@ -217,12 +241,25 @@ class Scheduler:
             self._offer(output, name, computed, saves)
 
     def new_request(self, request: Any) -> None:
-        if self._serves(request):
-            self._followed.setdefault(request.request_id, _Followed(request))
+        if not self._serves(request):
+            return
+        segments = self._declared(request)
+        if segments:
+            name_apart(request, segments)
+        self._followed.setdefault(request.request_id, _Followed(request, segments=segments))
+
+    def _declared(self, request: Any) -> list[int]:
+        if not self._options.segments or not self._loads or not self._described.linear:
+            return []
+        try:
+            return declared(request)
+        except ValueError as error:
+            logger.warning("Ashlar: request %s: %s", request.request_id, error)
+            return []
 
     def _offer(self, output: Any, name: str, computed: int, saves: list[Save]) -> None:
         followed = self._followed.get(name)
-        if followed is None:
+        if followed is None or followed.segments:
             return
         request, block = followed.request, self._described.block
         end = min(computed + output.num_scheduled_tokens[name], request.num_tokens)

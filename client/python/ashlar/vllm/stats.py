@@ -14,6 +14,7 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "load_seconds": ((), "Time from a load's start until its request can be scheduled."),
     "load_failures": ((), "Loads that were computed instead."),
     "lookups": (("outcome",), "Prompts looked up: hit, miss, late, or not worth a load."),
+    "segments_published": ((), "Segments computed alone and kept."),
     "saves": (("outcome",), "Texts offered to the cache, by outcome."),
 }
 PREFIX = "vllm:ashlar_"

@@ -7,11 +7,14 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from vllm.logger import init_logger
 
 import ashlar
+from ashlar.vllm.composing import Composed, Composer
+from ashlar.vllm.forward import EngineModel
 from ashlar.vllm.memory import Allocator, States, places
 from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described, Unsupported
@@ -44,7 +47,9 @@ class Worker:
         self._first_rank = described.model.tensor_parallel_rank == 0
         self._opening: Opening | None = None
         self._states: list[States] = []
+        self._composer: Composer | None = None
         self._landings: list[_Landing] = []
+        self._refused: list[Composed] = []
         self._doubtful: list[tuple[str, ashlar.Request]] = []
         self._report = WorkerReport()
         self._invalid: set[int] = set()
@@ -84,6 +89,16 @@ class Worker:
         self._opening = Opening(open_cache, options.reopen_ms, "worker")
         self._saver.start()
 
+    def serve_segments(self, vllm_config: Any, kv_cache_config: Any) -> None:
+        """Behind `register`. Where it cannot, prompts that declare segments are computed."""
+        try:
+            engine = EngineModel(vllm_config, kv_cache_config, self._described)
+            most = vllm_config.scheduler_config.max_num_batched_tokens
+            publishes = vllm_config.kv_transfer_config.is_kv_producer
+            self._composer = Composer(engine, self._described, self._options, self._states, most, publishes)
+        except Unsupported as error:
+            logger.warning("Ashlar: this worker serves prefixes alone: %s", error)
+
     def _cache(self) -> ashlar.Cache | None:
         return None if self._opening is None else self._opening.cache
 
@@ -104,6 +119,11 @@ class Worker:
             except Exception as error:  # whatever it is, the request is computed instead
                 logger.warning("Ashlar: a load could not begin: %s", error)
             self._landings.append(_Landing(load, handle, now))
+        for compose in step.composes:
+            if self._composer is None:
+                self._refused.append(Composed(compose.request, 0.0, False))
+            else:
+                self._composer.start(compose)
 
     def poll_loads(self, step: StepMetadata) -> tuple[set[str], set[str]]:
         """Requests whose loads have ended, and those among them that failed."""
@@ -111,7 +131,8 @@ class Worker:
         deadline = time.monotonic() + (_IDLE_WAIT if step.scheduled_tokens == 0 else 0)
         ended: set[str] = set()
         failed: set[str] = set()
-        while self._landings:
+        while self._landings or self._refused or (self._composer is not None and self._composer.busy):
+            self._poll_composer(ended, failed)
             for landing in list(self._landings):
                 done = self._poll(landing)
                 if done is None:
@@ -125,6 +146,23 @@ class Worker:
                 break
             time.sleep(_POLL)
         return ended, failed
+
+    def _poll_composer(self, ended: set[str], failed: set[str]) -> None:
+        over, self._refused = self._refused, []
+        if self._composer is not None:
+            over += self._composer.poll()
+        for composed in over:
+            ended.add(composed.request)
+            if not composed.done:
+                failed.add(composed.request)
+                self._report.failed[composed.request] += 1
+                self.stats.add(1, "load_failures")
+                continue
+            self.stats.add(composed.seconds, "load_seconds")
+            self.stats.add(1, "hits", composed.tier, "composed")
+            self.stats.add(composed.cached, "tokens_saved", composed.tier, "composed")
+            self.stats.add(composed.published, "segments_published")
+            self.stats.add(max(0.0, composed.cached * self._seconds_a_token - composed.seconds), "seconds_saved")
 
     def _poll(self, landing: _Landing) -> bool | None:
         """Whether the load is complete; None: not yet."""
@@ -262,6 +300,8 @@ class Worker:
         return report or None
 
     def close(self) -> None:
+        if self._composer is not None:
+            self._composer.close()
         if self._saver.is_alive():
             self._wait_for_saves(_SHUTDOWN)
             self._saves.put(None)

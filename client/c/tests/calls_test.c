@@ -1,0 +1,330 @@
+/* Calls of the C ABI that the example does not make, against a real daemon.
+ * usage: calls_c many|present|cold RPC-SOCKET SESSION-SOCKET */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ashlar.h"
+
+enum {
+  HEADS = 2,
+  DIM = 16,
+  WIDTH = HEADS * DIM,
+  PAGE_TOKENS = 16,
+  PAGES = 128,
+  PROMPT_PAGES = 64, /* the runs' pages are behind these */
+  RUN_PAGES = 3,
+  LINEAR = 0,
+  ATTENTION = 1,
+  SEGMENTS = 16,
+  SEGMENT_TOKENS = 40,
+  TOKENS = SEGMENTS * SEGMENT_TOKENS + 1
+};
+
+#define REQUIRE(holds)                                                                         \
+  do {                                                                                         \
+    if (!(holds)) {                                                                            \
+      fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #holds, ashlar_error_message()); \
+      exit(1);                                                                                 \
+    }                                                                                          \
+  } while (0)
+
+typedef struct engine {
+  ashlar_cache* cache;
+  ashlar_page_place place;
+  int32_t table[PAGES];
+  float numbers[SEGMENTS][HEADS * DIM * DIM + HEADS]; /* states and transitions of the runs being published */
+  ashlar_linear_tensors tensors[SEGMENTS];
+} engine;
+
+static void open_engine(engine* self, char** sockets, uint32_t kind, uint32_t capture_tokens) {
+  static const float decays[HEADS] = {-0.3f, -0.01f};
+  ashlar_layer layers[2] = {ASHLAR_INIT(ashlar_layer), ASHLAR_INIT(ashlar_layer)};
+  ashlar_model model = ASHLAR_INIT(ashlar_model);
+  ashlar_memory memory = ASHLAR_INIT(ashlar_memory);
+  ashlar_open_options options = ASHLAR_INIT(ashlar_open_options);
+  int32_t i;
+  layers[LINEAR].kind = ASHLAR_LINEAR;
+  layers[LINEAR].family = ASHLAR_RETNET;
+  layers[LINEAR].key_heads = layers[LINEAR].value_heads = HEADS;
+  layers[LINEAR].d_k = layers[LINEAR].d_v = DIM;
+  layers[LINEAR].decay_table = decays;
+  layers[ATTENTION].kind = ASHLAR_GQA;
+  layers[ATTENTION].kv_heads = HEADS;
+  layers[ATTENTION].key_dim = layers[ATTENTION].value_dim = DIM;
+  model.model_id = "calls-c";
+  model.weights_digest = "1";
+  model.page_tokens = PAGE_TOKENS;
+  model.head = model.tail = 4;
+  model.layers = layers;
+  model.layer_count = 2;
+  memory.kind = kind;
+  memory.pages = kind == ASHLAR_MEMORY_NONE ? 0 : PAGES;
+  options.rpc_socket = sockets[0];
+  options.session_socket = sockets[1];
+  options.model = &model;
+  options.memory = &memory;
+  options.capture_tokens = capture_tokens;
+  memset(self, 0, sizeof *self);
+  REQUIRE(ashlar_open(&options, &self->cache) == ASHLAR_OK);
+  for (i = 0; i < PAGES; ++i) self->table[i] = i;
+  if (kind == ASHLAR_MEMORY_NONE) return;
+  self->place.size = sizeof self->place;
+  REQUIRE(ashlar_place(self->cache, 0, &self->place) == ASHLAR_OK);
+}
+
+static float* row(engine* self, uint64_t position, uint64_t offset) {
+  offset += (uint64_t)self->table[position / PAGE_TOKENS] * self->place.page_stride;
+  return (float*)(void*)(ashlar_data(self->cache) + offset + position % PAGE_TOKENS * self->place.token_stride);
+}
+
+static void fill_rows(engine* self, uint64_t begin, uint64_t end, float number) {
+  uint64_t p;
+  int i;
+  for (p = begin; p < end; ++p) {
+    for (i = 0; i < WIDTH; ++i) {
+      row(self, p, self->place.key_offset)[i] = row(self, p, self->place.value_offset)[i] = number;
+    }
+  }
+}
+
+/* "Computes" a run in pages of its own: all of its numbers are that of its first token. */
+static ashlar_computed_run compute(engine* self, ashlar_request* request, uint32_t missing) {
+  const uint32_t pages = PROMPT_PAGES + missing * RUN_PAGES;
+  ashlar_run run = ASHLAR_INIT(ashlar_run);
+  ashlar_computed_run done = ASHLAR_INIT(ashlar_computed_run);
+  int i;
+  REQUIRE(ashlar_request_missing(request, missing, &run) == ASHLAR_OK);
+  for (i = 0; i < HEADS * DIM * DIM; ++i) self->numbers[missing][i] = (float)run.tokens[0];
+  for (i = 0; i < HEADS; ++i) self->numbers[missing][HEADS * DIM * DIM + i] = -0.5f;
+  fill_rows(self, (uint64_t)pages * PAGE_TOKENS, (uint64_t)pages * PAGE_TOKENS + run.token_count, (float)run.tokens[0]);
+  self->tensors[missing].size = sizeof self->tensors[missing];
+  self->tensors[missing].layer = LINEAR;
+  self->tensors[missing].state = self->numbers[missing];
+  self->tensors[missing].transition = self->numbers[missing] + HEADS * DIM * DIM;
+  done.linear = &self->tensors[missing];
+  done.linear_count = 1;
+  done.page_table = self->table + pages;
+  done.page_count = RUN_PAGES;
+  return done;
+}
+
+static ashlar_request* begin(engine* self, int32_t* tokens, int32_t first, uint32_t cold_parallel) {
+  static uint64_t lengths[SEGMENTS];
+  ashlar_prompt prompt = ASHLAR_INIT(ashlar_prompt);
+  ashlar_request* request = NULL;
+  int32_t i;
+  for (i = 0; i < TOKENS; ++i) tokens[i] = first + i / SEGMENT_TOKENS;
+  for (i = 0; i < SEGMENTS; ++i) lengths[i] = SEGMENT_TOKENS;
+  prompt.tokens = tokens;
+  prompt.token_count = TOKENS;
+  prompt.segment_lengths = lengths;
+  prompt.segment_count = SEGMENTS;
+  prompt.page_table = self->table;
+  prompt.page_count = PROMPT_PAGES;
+  prompt.fill = 1;
+  prompt.cold_parallel = cold_parallel;
+  REQUIRE(ashlar_begin(self->cache, &prompt, 1, &request) == ASHLAR_OK);
+  return request;
+}
+
+/* Looks again; all segments come from the cache, each with its own numbers. */
+static void finish(engine* self, ashlar_request* request, int32_t first) {
+  ashlar_segment segment = ASHLAR_INIT(ashlar_segment);
+  uint32_t i;
+  REQUIRE(ashlar_request_look_again(request, self->table, PROMPT_PAGES) == ASHLAR_OK);
+  for (i = 0; i < SEGMENTS; ++i) {
+    REQUIRE(ashlar_request_segment(request, i, &segment) == ASHLAR_OK);
+    REQUIRE(segment.used == 1);
+  }
+  REQUIRE(ashlar_request_finish(request) == ASHLAR_OK);
+  for (i = 0; i < SEGMENTS; ++i) {
+    REQUIRE(*row(self, i * SEGMENT_TOKENS + 20, self->place.value_offset) == (float)(first + (int32_t)i));
+  }
+  ashlar_request_end(request);
+}
+
+/* Sixteen runs by one call, at once and by a job. */
+static void publish_many(char** sockets) {
+  static engine self;
+  static int32_t tokens[TOKENS];
+  ashlar_computed_run runs[SEGMENTS];
+  uint32_t missing[SEGMENTS], i;
+  uint8_t outcomes[SEGMENTS];
+  int32_t round;
+  open_engine(&self, sockets, ASHLAR_MEMORY_HOSTED, 0);
+  for (round = 0; round < 2; ++round) {
+    const int32_t first = 1 + 100 * round;
+    ashlar_request* const request = begin(&self, tokens, first, 0);
+    ashlar_job* job = NULL;
+    REQUIRE(ashlar_request_missing_count(request) == SEGMENTS);
+    REQUIRE(ashlar_request_elsewhere(request) == 0);
+    for (i = 0; i < SEGMENTS; ++i) {
+      missing[i] = SEGMENTS - 1 - i;
+      runs[i] = compute(&self, request, missing[i]);
+    }
+    missing[3] = SEGMENTS;
+    REQUIRE(ashlar_request_publish_many(request, missing, runs, SEGMENTS, outcomes) == ASHLAR_INVALID_ARGUMENT);
+    REQUIRE(strncmp(ashlar_error_message(), "missing[3]: ", 12) == 0);
+    missing[3] = SEGMENTS - 4;
+    runs[5].size = 0;
+    REQUIRE(ashlar_request_publish_many(request, missing, runs, SEGMENTS, outcomes) == ASHLAR_INVALID_ARGUMENT);
+    REQUIRE(strncmp(ashlar_error_message(), "computed[5].size: ", 18) == 0);
+    runs[5].size = sizeof runs[5];
+    if (round == 0) {
+      REQUIRE(ashlar_request_publish_many(request, missing, runs, SEGMENTS, outcomes) == ASHLAR_OK);
+    } else {
+      REQUIRE(ashlar_request_start_publish_many(request, missing, runs, SEGMENTS, outcomes, &job) == ASHLAR_OK);
+      REQUIRE(ashlar_job_wait(job) == ASHLAR_OK);
+      ashlar_job_end(job);
+    }
+    for (i = 0; i < SEGMENTS; ++i) REQUIRE(strcmp(ashlar_publish_name(outcomes[i]), "published") == 0);
+    finish(&self, request, first);
+  }
+  ashlar_close(self.cache);
+}
+
+/* A worker lands a prefix's plan in pages that have a block of it already. */
+static void land_beside_present(char** sockets) {
+  enum { TEXT = 592, PRESENT = 300, BLOCK = 256 };
+  static engine worker, scheduler;
+  static int32_t tokens[TEXT + 8];
+  static uint8_t bytes[1 << 16];
+  ashlar_text text = ASHLAR_INIT(ashlar_text);
+  ashlar_checkpoint checkpoint = ASHLAR_INIT(ashlar_checkpoint);
+  ashlar_prompt prompt = ASHLAR_INIT(ashlar_prompt);
+  ashlar_plan plan = ASHLAR_INIT(ashlar_plan);
+  ashlar_plan_to_land landing = ASHLAR_INIT(ashlar_plan_to_land);
+  ashlar_request *begun = NULL, *landed = NULL;
+  uint8_t outcome = 0;
+  uint64_t p;
+  int i;
+  open_engine(&worker, sockets, ASHLAR_MEMORY_HOSTED, PAGE_TOKENS);
+  open_engine(&scheduler, sockets, ASHLAR_MEMORY_NONE, PAGE_TOKENS);
+  for (i = 0; i < TEXT + 8; ++i) tokens[i] = i % 256;
+  for (i = 0; i < HEADS * DIM * DIM; ++i) worker.numbers[0][i] = 1;
+  fill_rows(&worker, 0, TEXT, 3);
+  worker.tensors[0].size = sizeof worker.tensors[0];
+  worker.tensors[0].layer = LINEAR;
+  worker.tensors[0].state = worker.numbers[0];
+  checkpoint.depth = TEXT;
+  checkpoint.linear = &worker.tensors[0];
+  checkpoint.linear_count = 1;
+  text.tokens = tokens;
+  text.token_count = text.prompt_tokens = TEXT;
+  text.checkpoints = &checkpoint;
+  text.checkpoint_count = 1;
+  text.page_table = worker.table;
+  text.page_count = PAGES;
+  text.outcomes = &outcome;
+  REQUIRE(ashlar_commit(worker.cache, &text, 1) == ASHLAR_OK);
+  REQUIRE(strcmp(ashlar_commit_name(outcome), "kept") == 0);
+  prompt.tokens = tokens;
+  prompt.token_count = TEXT + 8;
+  REQUIRE(ashlar_begin(scheduler.cache, &prompt, 1, &begun) == ASHLAR_OK);
+  REQUIRE(ashlar_request_plan(begun, &plan) == ASHLAR_OK);
+  REQUIRE(plan.prefix_tokens == TEXT);
+  REQUIRE(strcmp(ashlar_tier_name(plan.prefix_tier), "dram") == 0);
+  landing.plan_bytes = ashlar_request_plan_bytes(begun, bytes, sizeof bytes);
+  REQUIRE(landing.plan_bytes > 0 && landing.plan_bytes <= sizeof bytes);
+  landing.plan = bytes;
+  landing.page_table = worker.table;
+  landing.page_count = PAGES;
+  landing.present_tokens = TEXT + 9;
+  REQUIRE(ashlar_land(worker.cache, &landing, 1, &landed) == ASHLAR_INVALID_ARGUMENT);
+  REQUIRE(strstr(ashlar_error_message(), "plans[0].present_tokens: ") == ashlar_error_message());
+  fill_rows(&worker, 0, TEXT + 8, -1);
+  landing.present_tokens = PRESENT;
+  REQUIRE(ashlar_land(worker.cache, &landing, 1, &landed) == ASHLAR_OK);
+  REQUIRE(ashlar_request_finish(landed) == ASHLAR_OK);
+  for (p = 0; p < TEXT; ++p) REQUIRE(*row(&worker, p, worker.place.key_offset) == (p < BLOCK ? -1 : 3));
+  /* A plan of an older header, which ends before present_tokens, lands all of it. */
+  landing.size = offsetof(ashlar_plan_to_land, present_tokens);
+  ashlar_request_end(landed);
+  REQUIRE(ashlar_land(worker.cache, &landing, 1, &landed) == ASHLAR_OK);
+  REQUIRE(ashlar_request_finish(landed) == ASHLAR_OK);
+  REQUIRE(*row(&worker, 0, worker.place.key_offset) == 3);
+  ashlar_request_end(landed);
+  ashlar_request_end(begun);
+  ashlar_close(scheduler.cache);
+  ashlar_close(worker.cache);
+}
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static int stop, served; /* guarded by mutex */
+
+static void* serve(void* context) {
+  engine* const self = context;
+  for (;;) {
+    ashlar_request* work = NULL;
+    const int32_t code = ashlar_serve_prefill(self->cache, 100, &work);
+    REQUIRE(code == ASHLAR_OK || code == ASHLAR_PENDING);
+    REQUIRE((work != NULL) == (code == ASHLAR_OK));
+    pthread_mutex_lock(&mutex);
+    if (code == ASHLAR_OK) ++served;
+    if (stop && code != ASHLAR_OK) {
+      pthread_mutex_unlock(&mutex);
+      return NULL;
+    }
+    pthread_mutex_unlock(&mutex);
+    if (code != ASHLAR_OK) continue;
+    REQUIRE(ashlar_request_missing_count(work) == 1);
+    {
+      const ashlar_computed_run run = compute(self, work, 0);
+      REQUIRE(ashlar_request_publish(work, 0, &run, NULL) == ASHLAR_OK);
+    }
+    ashlar_request_end(work);
+  }
+}
+
+/* Another engine computes a part of a cold prompt. */
+static void share_a_cold_prompt(char** sockets) {
+  static engine asking, serving;
+  static int32_t tokens[TOKENS];
+  pthread_t thread;
+  uint32_t elsewhere = 0, filled, i;
+  int32_t first;
+  REQUIRE(ashlar_serve_prefill(NULL, 0, NULL) == ASHLAR_INVALID_ARGUMENT);
+  open_engine(&asking, sockets, ASHLAR_MEMORY_HOSTED, 0);
+  open_engine(&serving, sockets, ASHLAR_MEMORY_HOSTED, 0);
+  REQUIRE(pthread_create(&thread, NULL, serve, &serving) == 0);
+  /* Until one plan has found the other engine waiting; no text of the other tests is asked for. */
+  for (first = 1000; elsewhere == 0 && first < 1000 + 100 * SEGMENTS; first += SEGMENTS) {
+    ashlar_request* const request = begin(&asking, tokens, first, 1);
+    int32_t code = ASHLAR_RESTART;
+    elsewhere = ashlar_request_elsewhere(request);
+    REQUIRE(ashlar_request_missing_count(request) + elsewhere == SEGMENTS);
+    for (filled = 0; code == ASHLAR_RESTART;) {
+      for (i = ashlar_request_missing_count(request); filled < i; ++filled) {
+        const ashlar_computed_run run = compute(&asking, request, filled);
+        REQUIRE(ashlar_request_publish(request, filled, &run, NULL) == ASHLAR_OK);
+      }
+      code = ashlar_request_wait_cold(request, 30000);
+    }
+    REQUIRE(code == ASHLAR_OK);
+    finish(&asking, request, first);
+  }
+  REQUIRE(elsewhere > 0);
+  pthread_mutex_lock(&mutex);
+  stop = 1;
+  pthread_mutex_unlock(&mutex);
+  REQUIRE(pthread_join(thread, NULL) == 0);
+  REQUIRE(served > 0);
+  ashlar_close(serving.cache);
+  ashlar_close(asking.cache);
+}
+
+int main(int argc, char** argv) {
+  if (argc == 4 && strcmp(argv[1], "many") == 0) {
+    publish_many(argv + 2);
+  } else if (argc == 4 && strcmp(argv[1], "present") == 0) {
+    land_beside_present(argv + 2);
+  } else if (argc == 4 && strcmp(argv[1], "cold") == 0) {
+    share_a_cold_prompt(argv + 2);
+  } else {
+    fprintf(stderr, "usage: calls_c many|present|cold RPC-SOCKET SESSION-SOCKET\n");
+    return 2;
+  }
+  return 0;
+}

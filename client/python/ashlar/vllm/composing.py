@@ -1,0 +1,425 @@
+"""Prompts set from segments, in a worker: published where they are missing, landed, composed into the engine's blocks.
+
+The engine takes such a prompt for one whose first tokens are loaded from elsewhere. A thread talks to the daemon; runs of
+the engine's model are handed to the engine's own thread, which makes one of them between two steps. Only there, and only
+while the load is under way, are the engine's blocks written: a load that is given up leaves nothing in doubt.
+
+What lands goes to pages of its own first, as the engine's writer knows its layout alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import functools
+import mmap
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.logger import init_logger
+
+import ashlar
+from ashlar.request import StepKind
+from ashlar.vllm.forward import Core, EngineModel
+from ashlar.vllm.memory import States
+from ashlar.vllm.messages import Compose
+from ashlar.vllm.model import Described, LinearPlace, Unsupported
+from ashlar.vllm.opening import Opening
+from ashlar.vllm.options import Options
+
+logger = init_logger("vllm.ashlar")
+
+_PAGE = 16  # tokens
+_TRIES = 4  # plans; each takes less from the cache
+_NORM = 1e-6  # that the engine's rule adds to the squares of q and k
+_TORCH = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
+_Result = TypeVar("_Result")
+
+
+class Left(Exception):
+    """The load cannot be made, or has been given up: the engine computes the prompt."""
+
+
+def segments_model(described: Described, rope: ashlar.Rope, options: Options) -> ashlar.Model:
+    """The layout of segments: keys that turn, states as the processor's kernels have them. Raises Unsupported."""
+    layers: list[ashlar.Attention | ashlar.Linear] = []
+    head = options.seam_head
+    for layer in described.model.layers:
+        if isinstance(layer, ashlar.Attention):
+            if layer.dtype not in _TORCH:
+                raise Unsupported(f"segments: keys of {layer.dtype.name}")
+            layers.append(dataclasses.replace(layer, rope=rope, stored=ashlar.StoredKeys.ZERO_BASED))
+        else:
+            if layer.state_dtype is not ashlar.DType.F32:
+                raise Unsupported(f"segments: states of {layer.state_dtype.name} (mamba_ssm_cache_dtype: float32)")
+            # Declared as [V, K]; the kernels of processors keep [K, V] there.
+            layers.append(dataclasses.replace(layer, order=ashlar.StateOrder.KEY_FIRST))
+            head = max(head, layer.conv_kernel - 1)
+    if not described.linear or described.model.tensor_parallel_size > 1:
+        raise Unsupported("segments: hybrid models on one worker alone")
+    return dataclasses.replace(described.model, layers=layers, page_tokens=_PAGE, head=head, tail=options.seam_tail)
+
+
+class Pages:
+    """Memory of this process in which segments land, and from which they are published."""
+
+    def __init__(self, model: ashlar.Model, tokens: int) -> None:
+        self.count = -(-tokens // _PAGE)
+        self.places: list[ashlar.PagePlace] = []
+        size = 0
+        for index, layer in enumerate(model.layers):
+            if isinstance(layer, ashlar.Attention):
+                width = _TORCH[layer.dtype].itemsize
+                keys, values = layer.key_dim * width, layer.value_dim * width
+                token = layer.kv_heads * (keys + values)
+                place = ashlar.PagePlace(index, size, size + layer.kv_heads * keys, token * _PAGE, token, keys, values)
+                self.places.append(place)
+                size += -(-token * _PAGE * self.count // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.size = size
+        self.descriptor = os.memfd_create("vllm-segments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, size)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        self.free = list(range(self.count))
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+@dataclasses.dataclass
+class Composed:
+    """How a load went."""
+
+    request: str
+    seconds: float
+    done: bool
+    cached: int = 0  # tokens that were taken from the cache
+    published: int = 0
+    tier: str = "dram"
+
+
+@dataclasses.dataclass
+class _Work:
+    compose: Compose
+    since: float
+    deadline: float
+    jobs: queue.Queue[Callable[[], None]]
+    result: Composed | None = None
+    left: bool = False
+
+
+class Composer:
+    """`start` and `poll` belong to the engine's thread."""
+
+    def __init__(
+        self,
+        engine: EngineModel,
+        described: Described,
+        options: Options,
+        states: list[States],
+        most_tokens: int,
+        publishes: bool,
+    ) -> None:
+        """`most_tokens`: of one run of the model. `publishes`: what is missing is computed alone and kept. Raises
+        Unsupported."""
+        self._engine, self._described, self._options = engine, described, options
+        self._states = {place.name: (place, held) for place, held in zip(described.linear, states, strict=True)}
+        self._most, self._publishes = most_tokens, publishes
+        self.model = segments_model(described, engine.rope(), options)
+        self._pages = Pages(self.model, options.segment_tokens)
+        self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._paused_until = 0.0
+        self._under_way: list[_Work] = []
+        self._asked: queue.Queue[_Work | None] = queue.Queue()
+        self._opening = Opening(self._open, options.reopen_ms, "segments")
+        self._thread = threading.Thread(target=self._serve, name="ashlar-compose", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> ashlar.Cache:
+        options, pages = self._options, self._pages
+        return ashlar.Cache(
+            self.model, options.rpc_socket, options.session_socket, name="vllm-segments", timeout_ms=options.call_ms,
+            memory_kind=ashlar.MemoryKind.MEMFD, memfd=pages.descriptor, memory_bytes=pages.size, pages=pages.count,
+            places=pages.places, capture_tokens=64, land_ms=options.land_ms, quiet_ms=options.quiet_ms,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._asked.put(None)
+        for work in self._under_way:
+            work.left = True
+        self._thread.join(timeout=3)
+        self._opening.close()
+        self._pages.close()
+
+    # ---- the engine's thread
+
+    def start(self, compose: Compose) -> None:
+        now = time.monotonic()
+        work = _Work(compose, now, now + self._options.compose_ms / 1000, queue.Queue())
+        self._under_way.append(work)
+        self._asked.put(work)
+
+    def poll(self) -> list[Composed]:
+        """Makes one run of the model, where one is waited for. Returns the loads that have ended."""
+        for work in self._under_way:
+            try:
+                job = work.jobs.get_nowait()
+            except queue.Empty:
+                continue
+            job()
+            work.deadline = time.monotonic() + self._options.compose_ms / 1000
+            break
+        now, ended = time.monotonic(), []
+        for work in list(self._under_way):
+            if work.result is None and now > work.deadline:
+                logger.warning("Ashlar: segments made no progress for %d ms", self._options.compose_ms)
+                work.left = True
+                work.result = Composed(work.compose.request, now - work.since, False)
+                self._paused_until = now + self._options.call_ms / 1000
+            if work.result is not None:
+                self._under_way.remove(work)
+                ended.append(work.result)
+        return ended
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    # ---- the other thread
+
+    def _serve(self) -> None:
+        while (work := self._asked.get()) is not None:
+            result = Composed(work.compose.request, 0.0, False)
+            try:
+                self._set(work, result)
+                result.done = True
+            except Left as reason:
+                logger.warning("Ashlar: segments are computed in the prompt: %s", reason)
+            except Exception as error:  # whatever it is, the request is computed instead
+                logger.warning("Ashlar: segments are computed in the prompt: %s: %s", type(error).__name__, error)
+            result.seconds = time.monotonic() - work.since
+            if work.result is None:
+                work.result = result
+
+    def _between_steps(self, work: _Work, call: Callable[[], _Result]) -> _Result:
+        """The call's result, made by the engine's thread."""
+        ended = threading.Event()
+        found: list[_Result] = []
+        failed: list[BaseException] = []
+
+        def job() -> None:
+            try:
+                found.append(call())
+            except Exception as error:
+                failed.append(error)
+            ended.set()
+
+        work.jobs.put(job)
+        while not ended.wait(0.05):
+            if work.left:
+                raise Left("it took too long")
+        if failed:
+            raise failed[0]
+        return found[0]
+
+    def _set(self, work: _Work, result: Composed) -> None:
+        cache, compose = self._opening.cache, work.compose
+        if cache is None or time.monotonic() < self._paused_until:
+            raise Left("there is no cache")
+        if max(compose.lengths) > self._most:
+            raise Left(f"a segment of {max(compose.lengths)} tokens; one step of the engine has {self._most}")
+        table = self._take(cache, len(compose.tokens))
+        request: ashlar.Request | None = None
+        try:
+            request = cache.start_begin(compose.tokens, compose.lengths, table, fill=self._publishes)
+            if request.wait_plan() != ashlar.Verdict.OK:
+                raise Left("the look-up has failed")
+            result.published = self._fill(work, cache, request, table)
+            for _ in range(_TRIES):
+                if self._compose(work, cache, request, table):
+                    result.cached = request.plan.cached_tokens
+                    tiers = {segment.tier for segment in request.plan.segments if segment.used and segment.tier}
+                    result.tier = "ssd" if "ssd" in tiers else next(iter(tiers), "dram")
+                    return
+            raise Left("what was found did not land")
+        finally:
+            kept = True
+            if request is not None:
+                request.cancel()
+                kept = request.poll_quiet() == ashlar.Verdict.OK
+                request.end()
+            if kept:
+                self._pages.free += table.tolist()
+
+    def _take(self, cache: ashlar.Cache, tokens: int) -> npt.NDArray[np.int32]:
+        """Pages of ours for so many tokens."""
+        pages, count = self._pages, -(-tokens // _PAGE)
+        if len(pages.free) < pages.count:
+            pages.free += cache.take_quiet_pages(pages.count)
+        if count > len(pages.free):
+            raise Left(f"{tokens} tokens, and segment_tokens leaves room for {len(pages.free) * _PAGE}")
+        taken, pages.free = pages.free[:count], pages.free[count:]
+        return np.array(taken, np.int32)
+
+    def _page_rows(self, cache: ashlar.Cache, name: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if name not in self._rows:
+            attention = self.model.layers[layer]
+            assert isinstance(attention, ashlar.Attention)
+            keys, values = (torch.from_numpy(each).view(_TORCH[attention.dtype]) for each in cache.page_rows(layer))
+            self._rows[name] = keys, values
+        return self._rows[name]
+
+    # ---- publishing
+
+    def _fill(self, work: _Work, cache: ashlar.Cache, request: ashlar.Request, table: npt.NDArray[np.int32]) -> int:
+        """Computes alone what is missing, and publishes it."""
+        missing, published = request.missing, 0
+        for number, run in enumerate(missing):
+            rows, tails, ends, keys = self._between_steps(work, functools.partial(self._alone, work.compose, run))
+            for layer, name in self._described.attention:
+                self._write(self._page_rows(cache, name, layer), keys[name], table)
+            linear = []
+            for name, (place, _) in self._states.items():
+                shape = self.model.layers[place.layer]
+                assert isinstance(shape, ashlar.Linear)
+                state, transition = ends[name], None
+                if run.transition:
+                    state = torch.empty_like(state)
+                    transition = torch.empty(shape.value_heads, shape.d_k, shape.d_k)
+                    cache.compute_alone(
+                        request, number, place.layer, state, transition=transition, norm_epsilon=_NORM,
+                        q_scale=shape.d_k**-0.5, **rows[name],
+                    )  # fmt: skip
+                linear.append(ashlar.LinearTensors(place.layer, state, tails[name], transition))
+            published += request.publish(number, linear, table) == "published"
+        if missing and request.look_again(table) != ashlar.Verdict.OK:
+            raise Left("the second look-up has failed")
+        return published
+
+    def _alone(self, compose: Compose, run: ashlar.Run) -> tuple[dict[str, Any], ...]:
+        """Runs a segment alone, in the request's own blocks: rows, tails, end states and keys by layer."""
+        rows: dict[str, Any] = {}
+        tails: dict[str, Any] = {}
+        ends: dict[str, Any] = {}
+        keys: dict[str, Any] = {}
+        count = len(run.tokens)
+
+        def at_linear(core: Core) -> None:
+            place, states = self._states[core.name]
+            block, layer = self._state_block(compose, place), self.model.layers[place.layer]
+            assert isinstance(layer, ashlar.Linear)
+            rows[core.name] = core.run_seen(0, count, block, fresh=True)
+            tail = core.inputs_before(run.capture_end, layer.conv_kernel - 1)
+            tails[core.name] = tail.T.contiguous() if layer.conv_order is ashlar.TailOrder.CHANNEL_FIRST else tail
+            ends[core.name] = self._state(states, block, place).clone()
+
+        def at_keys(name: str, key: torch.Tensor, value: torch.Tensor) -> None:
+            keys[name] = key.clone(), value.clone()
+
+        pages = compose.blocks[self._described.attention_group]
+        self._engine.run(run.tokens, [(0, count)], pages, at_linear, at_keys)
+        return rows, tails, ends, keys
+
+    def _write(
+        self, rows: tuple[torch.Tensor, torch.Tensor], given: tuple[torch.Tensor, torch.Tensor], table: npt.NDArray[np.int32]
+    ) -> None:
+        where = np.arange(len(given[0]))
+        pages, slots = torch.from_numpy(table[where // _PAGE].astype(np.int64)), torch.from_numpy(where % _PAGE)
+        for there, values in zip(rows, given, strict=True):
+            there[pages, slots] = values.view(len(values), *there.shape[2:])
+
+    # ---- composing
+
+    def _state_block(self, compose: Compose, place: LinearPlace) -> int:
+        """Of the state behind the last token that is loaded: the engine goes on from there."""
+        block = compose.blocks[place.group][(compose.tokens_loaded - 1) // self._described.block]
+        if block == 0:
+            raise Left("the engine gave no block for a state")
+        return block
+
+    def _state(self, states: States, block: int, place: LinearPlace) -> torch.Tensor:
+        shape = self.model.layers[place.layer]
+        assert isinstance(shape, ashlar.Linear)
+        return states.state(block).view(shape.value_heads, shape.d_k, shape.d_v)
+
+    def _compose(self, work: _Work, cache: ashlar.Cache, request: ashlar.Request, table: npt.NDArray[np.int32]) -> bool:
+        """Follows the request's plan. False: it has changed, as something did not land."""
+        plan = request.plan
+        computed = sum(end - begin for begin, end in plan.computed())
+        if plan.cached_tokens == 0 or computed > self._most:
+            raise Left(f"{plan.cached_tokens} tokens are cached, and {computed} are not")
+        for layer in range(len(self.model.layers)):
+            if request.wait_layer(layer) != ashlar.Verdict.OK:
+                return self._moved(request)
+        landed = {name: self._page_rows(cache, name, layer) for layer, name in self._described.attention}
+        if not self._between_steps(work, lambda: self._into_blocks(work.compose, request, plan, landed, table)):
+            return self._moved(request)
+        return request.finish() == ashlar.Verdict.OK or self._moved(request)
+
+    def _moved(self, request: ashlar.Request) -> bool:
+        if request.finish() == ashlar.Verdict.OTHER_PAGES:
+            raise Left("pages are in doubt")
+        return False
+
+    def _into_blocks(
+        self,
+        compose: Compose,
+        request: ashlar.Request,
+        plan: ashlar.Plan,
+        landed: dict[str, tuple[torch.Tensor, torch.Tensor]],
+        table: npt.NDArray[np.int32],
+    ) -> bool:
+        """Keys and values of all cached steps; then the seams, through all layers in one batch of the engine's model."""
+        pages, most = compose.blocks[self._described.attention_group], compose.tokens_loaded
+        steps = [(number, step) for number, step in enumerate(plan.steps) if step.begin < most]
+        for _, step in steps:
+            if step.kind is not StepKind.COMPUTE:
+                where = np.arange(step.begin, step.end)
+                at, slots = torch.from_numpy(table[where // _PAGE].astype(np.int64)), torch.from_numpy(where % _PAGE)
+                for name, (keys, values) in landed.items():
+                    self._engine.put_keys(
+                        name, keys[at, slots], values[at, slots], self._engine.slots(pages, step.begin, step.end)
+                    )
+        whole = True
+
+        def at_linear(core: Core | None, name: str) -> None:
+            nonlocal whole
+            place, states = self._states[name]
+            block = self._state_block(compose, place)
+            state, row = self._state(states, block, place), 0
+            for number, step in steps:
+                if step.kind is StepKind.COMPUTE:
+                    count = min(step.end, most) - step.begin
+                    assert core is not None
+                    core.run(row, row + count, block, fresh=step.begin == 0)
+                    row += count
+                    continue
+                if step.begin == 0:
+                    state.zero_()
+                whole = whole and self._take_step(request, number, step, place, state)
+                tail = request.conv_tail(number, place.layer) if whole else None
+                if tail is None:
+                    whole = False
+                    return
+                states.fill_tail(block, tail)
+
+        runs = [(step.begin, min(step.end, most)) for _, step in steps if step.kind is StepKind.COMPUTE]
+        if runs:
+            self._engine.run(compose.tokens, runs, pages, lambda core: at_linear(core, core.name))
+        else:
+            for name in self._states:
+                at_linear(None, name)
+        return whole
+
+    def _take_step(
+        self, request: ashlar.Request, number: int, step: ashlar.Step, place: LinearPlace, state: torch.Tensor
+    ) -> bool:
+        return request.advance(place.layer, step.begin, step.end, state) == ashlar.Verdict.OK

@@ -1,0 +1,58 @@
+// Forgetter: ends on this node what the cluster is to forget, each forgetting once and in their order, and says so in
+// the directory. What was done is remembered beside the disk's objects, which a restart brings back.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/peer/directory/directory.h"
+#include "daemon/runtime/event_loop.h"
+#include "storage/cache.h"
+
+namespace ashlar::daemon {
+
+// A forgetting that was done once more, because its record was lost, only costs misses. The metadata thread only.
+class Forgetter {
+ public:
+  // All must outlive it. `names`: the tenants' names, by number. `folder`: the ssd tier's; empty: there is none. Files
+  // are written on `slow`.
+  Forgetter(EventLoop& loop, EventLoop& slow, const storage::Clock& clock, Directory& directory,
+            std::vector<std::string> names, std::string folder);
+  // Once, before anything else. `forget_pages` as in AdminParts.
+  void Start(storage::Cache& cache, std::function<void(storage::TenantId)> forget_pages);
+
+  void Changed();  // the directory's forgettings, or this node's registration
+  void Tick();     // goes on; call it many times a second
+  // Null: this process has not begun it. Of those that the directory remembers.
+  const storage::Forgetting::Progress* Find(const ClusterForgetting::Id& id) const;
+
+ private:
+  void Begin();
+  void Save();
+  void Record(const ClusterForgetting::Id& id);
+  void TryLater(const char* what, const absl::Status& why);
+
+  EventLoop &loop_, &slow_;
+  const storage::Clock& clock_;
+  Directory& directory_;
+  const std::vector<std::string> names_;
+  const std::string folder_;
+  storage::Cache* cache_ = nullptr;
+  std::function<void(storage::TenantId)> forget_pages_;
+  std::vector<ClusterForgetting> known_;          // rising
+  std::deque<ClusterForgetting> todo_;            // of these, rising; the first is under way
+  std::shared_ptr<storage::Forgetting> running_;  // null: it has not begun
+  bool saving_ = false;
+  bool told_failure_ = false;
+  storage::Nanos retry_at_ = 0;
+  std::set<ClusterForgetting::Id> recorded_;
+  std::map<ClusterForgetting::Id, storage::Forgetting::Progress> progress_;
+};
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,24 @@
+// Tells ThreadSanitizer of an order between threads that lies inside a library built without it, such as gRPC.
+#pragma once
+
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace ashlar::daemon {
+
+// Call HandOver before the library gets the object, and TakeOver first in what the library calls on another thread.
+// Both do nothing in other builds.
+inline void HandOver([[maybe_unused]] const void* object) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_release(const_cast<void*>(object));
+#endif
+}
+
+inline void TakeOver([[maybe_unused]] const void* object) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(const_cast<void*>(object));
+#endif
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,34 @@
+// Measuring on this machine what decoding_choice.h chooses by.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "kernels/decoding_choice.h"
+#include "kernels/kernels.h"
+
+namespace ashlar::kernels {
+
+struct DecodeTrial {
+  LinearShape shape;  // of any family that DecodeBuffered has
+  DType state = DType::kF32;
+  DType buffer = DType::kF16;
+  std::optional<DType> rounded;  // of the states' copies; none: there are none
+  int32_t requests = 1;          // that decode together
+  int32_t layers = 1;            // of this shape, that take turns
+};
+
+// Seconds on the clock by which work is timed; the default is a steady clock.
+using DecodeClock = std::function<double()>;
+
+// The seconds of a token of one request in one layer: means of calls, each the least of several rounds, since other
+// work on the machine only adds. Every layer of every request has states of its own, so that they lie where they will
+// lie when the engine decodes: in a cache or in memory. Of many, as many as take kTrialBytes stand for all. Takes some
+// tenths of a second for states that lie in memory. Of a back end with memory() nothing can be measured so: choose by
+// bytes.
+inline constexpr int64_t kTrialBytes = int64_t{256} << 20;
+DecodeCosts MeasureDecoding(const Kernels& kernels, Queue& queue, const DecodeTrial& trial,
+                            const DecodeClock& clock = {});
+
+}  // namespace ashlar::kernels
