@@ -72,7 +72,6 @@ ROOMS = {
         "engine": {"include/ashlar", "session"},
         "c/include": set(),
         "c/src": {"c/include", "include/ashlar"},
-        "c/tests": {"c/include"},
         "python/src": {"engine", "include/ashlar"},
     },
     "examples": {
