@@ -77,13 +77,6 @@ ModelRegistry::Events FollowModels(Cluster* cluster) {
           .forgotten = [cluster](const NamespaceId& ns) { cluster->Unfollow(ns); }};
 }
 
-// As the log says them.
-std::string DevicesOf(const v1::Config& config) {
-  std::string devices;
-  for (const v1::Gpu& gpu : config.gpu()) absl::StrAppend(&devices, devices.empty() ? "" : ",", gpu.device());
-  return devices.empty() ? "none" : devices;
-}
-
 uint64_t HbmBytes(const v1::Config& config) {
   uint64_t bytes = 0;
   for (const v1::Hbm& hbm : config.hbm()) bytes += hbm.capacity_bytes();

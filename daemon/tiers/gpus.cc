@@ -35,4 +35,10 @@ std::vector<storage::GpuLane*> Gpus::lanes() const {
   return lanes;
 }
 
+std::string DevicesOf(const v1::Config& config) {
+  std::string devices;
+  for (const v1::Gpu& gpu : config.gpu()) absl::StrAppend(&devices, devices.empty() ? "" : ",", gpu.device());
+  return devices.empty() ? "none" : devices;
+}
+
 }  // namespace ashlar::daemon

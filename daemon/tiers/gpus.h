@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -26,5 +27,8 @@ class Gpus {
  private:
   std::vector<std::unique_ptr<storage::GpuLane>> lanes_;
 };
+
+// The numbers of the configuration's GPUs as the log says them.
+std::string DevicesOf(const v1::Config& config);
 
 }  // namespace ashlar::daemon
