@@ -11,7 +11,7 @@ set(ASHLAR_HIDDEN_ARCHIVES libgrpc++.a libgrpc.a libgpr.a libaddress_sorting.a l
 # Protobuf refuses to know a message's name twice in a process. So each of these libraries has descriptors of its own
 # NAME, six letters, in place of "ashlar" (RenameDescriptors.cmake).
 function(ashlar_link_hidden target script name)
-  foreach(proto cache composition prompt session)  # that the client has
+  foreach(proto cache composition hand_off prompt session)  # that the client has
     set(generated ${PROJECT_BINARY_DIR}/proto/ashlar/v1/${proto}.pb.cc)
     set(renamed ${CMAKE_CURRENT_BINARY_DIR}/${name}/${proto}.pb.cc)
     add_custom_command(OUTPUT ${renamed}

@@ -33,7 +33,8 @@
   UNARY(PlanPrefill, PlanPrefillRequest, PlanPrefillReply, Sessions)    \
   UNARY(AwaitPrefill, AwaitPrefillRequest, AwaitPrefillReply, Sessions) \
   UNARY(EndPrefill, EndPrefillRequest, EndPrefillReply, Sessions)       \
-  UNARY(ServePrefill, ServePrefillRequest, ServePrefillReply, Sessions)
+  UNARY(ServePrefill, ServePrefillRequest, ServePrefillReply, Sessions) \
+  UNARY(HandOff, HandOffRequest, HandOffReply, Sessions)
 
 namespace ashlar::v1 {
 #define ASHLAR_DECLARE(name, request, reply, callers) \

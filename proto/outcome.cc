@@ -144,6 +144,26 @@ absl::string_view Name(TakeOutcome outcome) {
   return "unknown";
 }
 
+absl::string_view Name(HandOffOutcome outcome) {
+  switch (outcome) {
+    case HandOffOutcome::kHanded:
+      return "handed";
+    case HandOffOutcome::kNothing:
+      return "nothing";
+    case HandOffOutcome::kNoNode:
+      return "no_node";
+    case HandOffOutcome::kRefused:
+      return "refused";
+    case HandOffOutcome::kLate:
+      return "late";
+    case HandOffOutcome::kBusy:
+      return "busy";
+    case HandOffOutcome::kUnavailable:
+      return "unavailable";
+  }
+  return "unknown";
+}
+
 absl::string_view Name(CommitOutcome outcome) {
   switch (outcome) {
     case CommitOutcome::kKept:

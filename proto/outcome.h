@@ -95,6 +95,18 @@ enum class TakeOutcome : uint8_t {
 };
 absl::string_view Name(TakeOutcome outcome);
 
+// The end that the handing of a text to another node came to.
+enum class HandOffOutcome : uint8_t {
+  kHanded = 1,       // the node has all of it
+  kNothing = 2,      // this node has no states at the text's end
+  kNoNode = 3,       // there is no such node, or it cannot be reached
+  kRefused = 4,      // the node has not taken all of it: no room, it stops, or the bytes did not come
+  kLate = 5,         // the time was over; more of it may still come
+  kBusy = 6,         // as many are under way as may be
+  kUnavailable = 7,  // the daemon could not be asked, or is in no cluster
+};
+absl::string_view Name(HandOffOutcome outcome);
+
 // The content of a segment's shared pages.
 enum class PageContent : uint8_t {
   kFilled = 1,  // its keys and values: read them in place

@@ -309,6 +309,16 @@ Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) noexcept 
   });
 }
 
+Status Cache::HandOff(const Text& text, const char* node, uint32_t wait_ms) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) -> Status {
+    if (Status status = CheckHandOff(cache, text, node); !status.ok()) return status;
+    const HandOffOutcome outcome = HandTextOff(cache, text, node, std::chrono::milliseconds(wait_ms));
+    if (outcome == HandOffOutcome::kHanded) return {};
+    if (outcome == HandOffOutcome::kLate) return {.code = Code::kPending};
+    return MakeStatus(Code::kUnavailable, std::string(Name(outcome)));
+  });
+}
+
 Status Cache::ServePrefill(uint32_t wait_ms, Request* work) noexcept {
   return OnOpen(impl_, [&](CacheState& cache) -> Status {
     if (work == nullptr) return Invalid("work: null");

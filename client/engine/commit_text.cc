@@ -116,6 +116,27 @@ CommitOutcome OutcomeOf(const absl::Status& status) {
 
 }  // namespace
 
+Status CheckHandOff(const CacheState& cache, const Text& text, const char* node) {
+  if (cache.prefixes.capture_tokens == 0) {
+    return MakeStatus(Code::kFailedPrecondition, "the cache was opened without capture_tokens");
+  }
+  if (text.tokens == nullptr || text.token_count == 0) return Invalid("text.tokens: none");
+  if (text.token_count > limits::kMaxPromptTokens) return Invalid("text.token_count: too many");
+  const auto media = DescribeMedia(text.media, text.media_count, text.token_count, "text.media");
+  if (!media.ok()) return ToStatus(media.status());
+  const size_t name = node == nullptr ? 0 : std::strlen(node);
+  if (name == 0 || name > limits::kMaxPeerNameBytes) return Invalid("node: no name of a node");
+  return {};
+}
+
+HandOffOutcome HandTextOff(CacheState& cache, const Text& text, const char* node, std::chrono::milliseconds wait) {
+  const auto media = DescribeMedia(text.media, text.media_count, text.token_count, "text.media");
+  CommitParts parts{.tokens = {text.tokens, text.token_count}};
+  std::ranges::copy(text.conversation, parts.conversation.begin());
+  parts.media = *media;
+  return cache.model.HandOff(parts, node, wait);
+}
+
 Status CheckText(const CacheState& cache, const Text& text, const std::string& field) {
   if (cache.prefixes.capture_tokens == 0) {
     return MakeStatus(Code::kFailedPrecondition, "the cache was opened without capture_tokens");

@@ -1,6 +1,7 @@
 // CommitText: offers a text that an engine has run through its model for later texts to resume from.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,5 +41,9 @@ struct CommittedText {
 void CommitText(CacheState& cache, const CommittedText& committed);
 // Writes the same outcome for all checkpoints, without asking the daemon.
 void SetOutcomes(const Text& text, CommitOutcome outcome);
+
+// Of a text that was committed, and the node that it is handed to.
+Status CheckHandOff(const CacheState& cache, const Text& text, const char* node);
+HandOffOutcome HandTextOff(CacheState& cache, const Text& text, const char* node, std::chrono::milliseconds wait);
 
 }  // namespace ashlar::engine

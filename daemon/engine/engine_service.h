@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -32,6 +33,7 @@ class PromptMatch;
 namespace ashlar::daemon {
 
 class BlockTexts;
+class PromptHandOff;
 struct Asked;
 struct CompositionPlan;
 
@@ -43,9 +45,11 @@ class EngineService {
 
   // All must outlive the service. `observer` is told of what the cache does not see, `models` of what is opened.
   // `remote` finds prompts' objects on other nodes before they are looked up here; null: there are no other nodes.
-  // `texts` is told of the blocks of texts that are committed; null: nobody wants to know.
+  // `texts` is told of the blocks of texts that are committed; null: nobody wants to know. `hand_off` is asked for on
+  // the metadata thread; empty: there are no other nodes.
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
-                ModelRegistry& models, Router& router, RemoteLookup* remote = nullptr, BlockTexts* texts = nullptr)
+                ModelRegistry& models, Router& router, RemoteLookup* remote = nullptr, BlockTexts* texts = nullptr,
+                std::function<PromptHandOff&()> hand_off = nullptr)
       : cache_(cache),
         observer_(observer),
         loop_(loop),
@@ -53,7 +57,8 @@ class EngineService {
         models_(models),
         router_(router),
         remote_(remote),
-        texts_(texts) {}
+        texts_(texts),
+        hand_off_(std::move(hand_off)) {}
 
   // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
   absl::Status Authenticate(const std::string& secret) const { return Resolve(secret).status(); }
@@ -125,6 +130,7 @@ class EngineService {
   Router& router_;
   RemoteLookup* const remote_;
   BlockTexts* const texts_;
+  const std::function<PromptHandOff&()> hand_off_;
   OpenLayouts layouts_;
   storage::PagePools pools_;  // the metadata thread's
 };

@@ -213,6 +213,10 @@ RemoteLookup& Cluster::lookup() {
   return impl_->peers.lookup();
 }
 
+PromptHandOff& Cluster::hand_off() {
+  return impl_->peers.hand_off();
+}
+
 void Cluster::Attach(storage::Cache& cache, const storage::Tier& top, Router& router,
                      std::function<void(storage::TenantId)> forget_pages) {
   impl_->peers.Start(cache, top);
@@ -292,7 +296,7 @@ ClusterFigures Cluster::figures() const {
                          .hedges_won = peers.objects.hedges_won,
                          .hedges_lost = peers.objects.hedged - peers.objects.hedges_won,
                          .handing_over = impl_->peers.handing_over(),
-                         .offered_bytes = peers.handed_over.bytes + peers.replicated.bytes,
+                         .offered_bytes = peers.handed_over.bytes + peers.replicated.bytes + peers.handed_off.bytes,
                          .taken_bytes = peers.offered.bytes,
                          .peer_leases = peers.holder.leases,
                          .transport_refused = transport.refused,
@@ -303,6 +307,7 @@ ClusterFigures Cluster::figures() const {
   };
   add("drain", peers.handed_over.outcomes);
   add("hot", peers.replicated.outcomes);
+  add("hand_off", peers.handed_off.outcomes);
   add("received", peers.offered.outcomes);
   for (const PeerStats& peer : transport.peers) {
     figures.bytes_sent += peer.bytes_sent;

@@ -41,6 +41,7 @@ class Cluster {
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();
+  PromptHandOff& hand_off();  // after Attach; the metadata thread only
   // Models of a namespace are open on this node, or not any more. Counted. Any thread.
   void Follow(const NamespaceId& ns);
   void Unfollow(const NamespaceId& ns);

@@ -31,12 +31,11 @@ void OfferTaker::Offer(const std::string& node, storage::TenantId tenant, const 
   call->open = 1 + offer.objects.size();  // one until all are judged
   const std::vector<std::shared_ptr<const Member>> members = directory_.Members();
   const auto member = std::ranges::find(members, node, &Member::node);
-  const bool evicting = offer.why == OfferKind::kDrain;
   std::vector<Wanted> wanted;
   std::vector<PeerObject> keys;
   for (size_t i = 0; i < offer.objects.size(); ++i) {
     const storage::Offering offering = OfferingOf(tenant, offer.objects[i]);
-    TakeOutcome outcome = cache_.offers().Judge(offering, evicting);
+    TakeOutcome outcome = Judge(offering, offer.why);
     if (outcome == TakeOutcome::kTaken && member == members.end()) outcome = TakeOutcome::kFailed;
     const bool busy = stopped_ || calls_.size() >= options_.calls || !MayTake(AllBytes(offering));
     if (outcome == TakeOutcome::kTaken && busy) outcome = TakeOutcome::kBusy;
@@ -54,23 +53,30 @@ void OfferTaker::Offer(const std::string& node, storage::TenantId tenant, const 
   if (!wanted.empty()) {
     calls_.push_back(call);
     opener_.Open(tenant, *member, std::move(keys),
-                 [this, call, evicting, wanted = std::move(wanted)](Opener::Opened opened) {
-                   Opened(call, evicting, wanted, std::move(opened));
+                 [this, call, why = offer.why, wanted = std::move(wanted)](Opener::Opened opened) {
+                   Opened(call, why, wanted, std::move(opened));
                  });
   }
   if (--call->open == 0) AnswerNow(*call);
 }
 
-void OfferTaker::Opened(const std::shared_ptr<Call>& call, bool evicting, const std::vector<Wanted>& wanted,
+// For an engine that waits the top makes room as it does for any look-up, if it can.
+TakeOutcome OfferTaker::Judge(const storage::Offering& offering, OfferKind why) {
+  const TakeOutcome outcome = cache_.offers().Judge(offering, why == OfferKind::kDrain);
+  const bool waits = why == OfferKind::kHandOff && outcome == TakeOutcome::kNoRoom;
+  return waits ? TakeOutcome::kTaken : outcome;
+}
+
+void OfferTaker::Opened(const std::shared_ptr<Call>& call, OfferKind why, const std::vector<Wanted>& wanted,
                         Opener::Opened opened) {
   size_t next = 0;
   for (const Wanted& one : wanted) {
-    Take(call, evicting, one, std::span(opened).subspan(next, one.offering.shards));
+    Take(call, why, one, std::span(opened).subspan(next, one.offering.shards));
     next += one.offering.shards;
   }
 }
 
-void OfferTaker::Take(const std::shared_ptr<Call>& call, bool evicting, const Wanted& wanted,
+void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wanted& wanted,
                       std::span<absl::StatusOr<OpenedObject>> shards) {
   const storage::Offering& offering = wanted.offering;
   // The offer said what to judge by, and the headers say what comes.
@@ -78,9 +84,7 @@ void OfferTaker::Take(const std::shared_ptr<Call>& call, bool evicting, const Wa
     return shard.ok() && shard->header.ns == offering.ns && shard->header.kind == offering.kind &&
            shard->header.bytes <= offering.bytes;
   });
-  const TakeOutcome outcome = stopped_      ? TakeOutcome::kBusy
-                              : !as_offered ? TakeOutcome::kFailed
-                                            : cache_.offers().Judge(offering, evicting);
+  const TakeOutcome outcome = stopped_ ? TakeOutcome::kBusy : !as_offered ? TakeOutcome::kFailed : Judge(offering, why);
   for (absl::StatusOr<OpenedObject>& shard : shards) {
     if (!shard.ok()) continue;
     if (outcome != TakeOutcome::kTaken) {

@@ -23,8 +23,9 @@ namespace ashlar::daemon {
 // How many offered objects came to which end; by TakeOutcome.
 using OfferCounts = std::map<TakeOutcome, uint64_t>;
 
-// What is offered comes as what an engine asks for does: opened at its holder, under grants, and verified when it
-// lands. It never takes the place of anything that is worth more. The metadata thread only.
+// An offered object comes as one that an engine asks for does: opened at its holder, under grants, and verified when it
+// lands. It never takes the place of anything that is worth more, but for what an engine here is about to go on with:
+// that is brought up as a look-up of this engine would. The metadata thread only.
 class OfferTaker {
  public:
   struct Options {
@@ -72,9 +73,10 @@ class OfferTaker {
   bool MayTake(uint64_t bytes) const {
     return stats_.under_way < options_.objects && (bytes_ == 0 || bytes_ + bytes <= options_.bytes);
   }
-  void Opened(const std::shared_ptr<Call>& call, bool evicting, const std::vector<Wanted>& wanted,
+  TakeOutcome Judge(const storage::Offering& offering, OfferKind why);
+  void Opened(const std::shared_ptr<Call>& call, OfferKind why, const std::vector<Wanted>& wanted,
               Opener::Opened opened);
-  void Take(const std::shared_ptr<Call>& call, bool evicting, const Wanted& wanted,
+  void Take(const std::shared_ptr<Call>& call, OfferKind why, const Wanted& wanted,
             std::span<absl::StatusOr<OpenedObject>> shards);
   void Settle(const std::shared_ptr<Call>& call, const Wanted& wanted, TakeOutcome outcome);
   void AnswerNow(Call& call);

@@ -5,8 +5,8 @@
 namespace ashlar::daemon {
 namespace {
 
-// A look-up waits for much less; what answers so late is ill.
-constexpr storage::Nanos kCallTimeout = 1'000'000'000;
+// A look-up waits for much less; what answers so late is ill, unless it is far away.
+constexpr storage::Nanos kCallTimeout = 1'000'000'000, kLongestCall = 5'000'000'000;
 
 }  // namespace
 
@@ -27,6 +27,7 @@ void PeerChannels::Update(const std::vector<std::shared_ptr<const Member>>& memb
                                   .self = self_,
                                   .timeout = timeout_,
                                   .call_timeout = kCallTimeout,
+                                  .longest_call = kLongestCall,
                                   .gone = [this, member] { gone_(*member); }};
       clients_[member->incarnation] = std::make_shared<PeerClient>(std::move(options), tls_, refusals_);
     }

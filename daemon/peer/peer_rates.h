@@ -1,15 +1,16 @@
-// PeerRates: how long copies from each other node take, as measured.
+// PeerRates: how long answers and copies from each other node take, as measured.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
 
+#include "daemon/runtime/round_trips.h"
 #include "storage/executor.h"
 
 namespace ashlar::daemon {
 
-// The metadata thread only. The latest measurements count most; each counts by its bytes.
+// The metadata thread only. The latest measurements count most; copies count by their bytes.
 class PeerRates {
  public:
   // A call was answered after so long.
@@ -19,18 +20,29 @@ class PeerRates {
   // Returns whether to ask a node that has not answered lately: after each failure it is left alone for longer.
   bool MayAsk(const std::string& node, storage::Nanos now) const;
   uint32_t failures(const std::string& node) const;  // since it has answered
+
+  // A copy of so many bytes begins, and ends, whatever became of it.
+  void Begins(const std::string& node, uint64_t bytes) { rates_[node].under_way += bytes; }
+  void Ends(const std::string& node, uint64_t bytes) { rates_[node].under_way -= bytes; }
   // So many bytes came in so long, waiting for others' bytes included.
   void Came(const std::string& node, uint64_t bytes, storage::Nanos took);
+  // A copy that began then was given up: until one comes, more are waited for longer.
+  void GaveUp(const std::string& node, storage::Nanos began, storage::Nanos now);
 
   // Estimates the time until an object that is asked for now is here. 0: nothing is known of the node yet.
   storage::Nanos Estimate(const std::string& node, uint64_t bytes) const;
+  // How long a copy of so many bytes that begins now is waited for: `factor` times what it should take behind those
+  // that are under way, and a connection that may have to be made.
+  storage::Nanos Patience(const std::string& node, uint64_t bytes, double factor,
+                          const RoundTrips::Bounds& bounds) const;
 
  private:
   static constexpr double kKept = 0.9;  // of earlier measurements at each new one
 
   struct Rate {
+    RoundTrips answers, copies;
     double bytes = 0, nanos = 0;
-    double answers = 0, answer_nanos = 0;
+    uint64_t under_way = 0;  // bytes
     uint32_t failures = 0;
     storage::Nanos failed_at = 0;
   };

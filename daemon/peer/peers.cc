@@ -46,6 +46,8 @@ void Peers::Start(storage::Cache& cache, const storage::Tier& top) {
   holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, top, holder);
   taker_ = std::make_unique<OfferTaker>(clock_, directory_, opener_, objects_, rates_, cache, options_.offers);
   hand_over_ = std::make_unique<HandOver>(clock_, directory_, offerer_, cache, options_.hand_over);
+  hand_off_ = std::make_unique<PromptHandOff>(clock_, directory_, offerer_, cache,
+                                              PromptHandOff::Options{.self = options_.self});
   replicas_ = std::make_unique<Replicas>(clock_, directory_, offerer_, cache, options_.replicas);
 }
 
@@ -67,6 +69,7 @@ void Peers::Flush() {
   cache_->offers().SettleTaken();
   taker_->Tick();
   hand_over_->Tick();
+  hand_off_->Tick();
   replicas_->Tick();
   prefill_.Tick();
   // Those that take what is handed over open it here; nobody else's leases should hold the drain up behind that.
@@ -76,6 +79,7 @@ void Peers::Flush() {
 void Peers::EndOffers() {
   taker_->Stop();
   hand_over_->End();
+  hand_off_->Stop();
 }
 
 void Peers::Tick() {
@@ -98,7 +102,8 @@ PeersStats Peers::stats() const {
           .holder = holder_->stats(),
           .offered = taker_->stats(),
           .handed_over = offerer_.stats(OfferKind::kDrain),
-          .replicated = offerer_.stats(OfferKind::kHot)};
+          .replicated = offerer_.stats(OfferKind::kHot),
+          .handed_off = offerer_.stats(OfferKind::kHandOff)};
 }
 
 void Peers::PeerHere(const PeerHello& peer) {

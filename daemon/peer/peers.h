@@ -18,10 +18,11 @@
 #include "daemon/peer/opener.h"
 #include "daemon/peer/peer_asker.h"
 #include "daemon/peer/peer_rates.h"
+#include "daemon/peer/prompt_hand_off.h"
 #include "daemon/peer/remote_lookup.h"
 #include "daemon/peer/remote_objects.h"
-#include "daemon/peer/replicas.h"
 #include "daemon/peer/remote_prefill.h"
+#include "daemon/peer/replicas.h"
 #include "daemon/peer/transport/transport.h"
 #include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
@@ -44,8 +45,8 @@ struct PeersStats {
   RemoteObjects::Stats objects;
   RemoteLookup::Stats lookup;
   Holder::Stats holder;
-  OfferTaker::Stats offered;               // to this node
-  Offerer::Stats handed_over, replicated;  // by this node
+  OfferTaker::Stats offered;                           // to this node
+  Offerer::Stats handed_over, replicated, handed_off;  // by this node
 };
 
 // Peers call it on any thread; all else but lookup() belongs to the metadata thread.
@@ -64,6 +65,8 @@ class Peers final : public PeerCalls {
   void Route(Router& router);
   // Finds the objects of other nodes that an engine's prompt may use. Any thread.
   RemoteLookup& lookup() { return lookup_; }
+  // Hands texts to the nodes that go on with them; after Start. The metadata thread only.
+  PromptHandOff& hand_off() { return *hand_off_; }
 
   // A node that this one fetches from has gone.
   void Lost(const Member& member) { objects_.Gone(member); }
@@ -114,6 +117,7 @@ class Peers final : public PeerCalls {
   Offerer offerer_;
   std::unique_ptr<OfferTaker> taker_;
   std::unique_ptr<HandOver> hand_over_;
+  std::unique_ptr<PromptHandOff> hand_off_;
   std::unique_ptr<Replicas> replicas_;
   bool draining_ = false;
   Router* router_ = nullptr;  // null: no engine here is asked to prefill

@@ -83,9 +83,11 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   const uint64_t bytes = BytesOf(spans);
   const storage::Nanos expected = rates_.Estimate(object.member->node, bytes);
   const auto times = [&](double factor) { return static_cast<storage::Nanos>(factor * static_cast<double>(expected)); };
-  const storage::Nanos patience = std::clamp(times(options_.patience), options_.least_patience, options_.most_patience);
+  const storage::Nanos patience =
+      rates_.Patience(object.member->node, bytes, options_.patience, {options_.least_patience, options_.most_patience});
   Request& request = race->requests[which];
-  request = {.from = object.member, .began = clock_.Now(), .running = true};
+  request = {.from = object.member, .began = clock_.Now(), .bytes = bytes, .running = true};
+  rates_.Begins(object.member->node, bytes);
   if (which == 0 && options_.hedge > 0 && !copy.others.empty()) {
     late_.emplace(request.began + std::max(times(options_.hedge), options_.least_hedge), id, piece.first);
   }
@@ -103,7 +105,10 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
 void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>& race, size_t which,
                           const absl::Status& status) {
   Copy& copy = copies_.at(id);
-  race->requests[which].running = false;
+  Request& request = race->requests[which];
+  request.running = false;
+  rates_.Ends(request.from->node, request.bytes);
+  if (absl::IsDeadlineExceeded(status)) rates_.GaveUp(request.from->node, request.began, clock_.Now());
   if (!status.ok() && race->won < 0) race->failed = status;
   if (status.ok() && race->won < 0) race->won = static_cast<int>(which);
   const Request& other = race->requests[1 - which];

@@ -26,10 +26,10 @@ namespace ashlar::daemon {
 class RemoteObjects final : public storage::RemoteSource {
  public:
   struct Options {
-    // A piece that takes longer is fetched from another holder, or is lost.
+    // A piece that takes longer is fetched from another holder, or is lost (PeerRates::Patience).
     storage::Nanos least_patience = 1'000'000'000;
     double patience = 8;  // times what it should take, where that is longer, but no longer than this
-    storage::Nanos most_patience = 5'000'000'000;
+    storage::Nanos most_patience = 20'000'000'000;
     // A piece that takes so many times what it should, and at least so long, is fetched from a second holder as well.
     double hedge = 3;  // 0: never
     storage::Nanos least_hedge = 100'000'000;
@@ -76,6 +76,7 @@ class RemoteObjects final : public storage::RemoteSource {
     std::shared_ptr<const Member> from;  // null: none was made
     uint64_t number = 0;                 // the transport's
     storage::Nanos began = 0;
+    uint64_t bytes = 0;
     bool running = false;
   };
   // A piece under way: from its holder, and from a second one where that is slow. Both write the same bytes to the same

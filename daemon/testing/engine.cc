@@ -158,6 +158,10 @@ absl::Status TestEngine::Call(const v1::ServePrefillRequest& request, v1::ServeP
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->ServePrefill(&context, request, reply));
 }
+absl::Status TestEngine::Call(const v1::HandOffRequest& request, v1::HandOffReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->HandOff(&context, request, reply));
+}
 absl::Status TestEngine::Call(const v1::AdvanceRequest& request, v1::CompositionReply* reply) {
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->Advance(&context, request, reply));

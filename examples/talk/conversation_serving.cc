@@ -118,4 +118,13 @@ void ConversationServing::Commit(const Conversation& conversation, Turn& turn) {
   for (const uint8_t outcome : outcomes) turn.outcomes.push_back(static_cast<CommitOutcome>(outcome));
 }
 
+absl::Status ConversationServing::HandOff(const Conversation& conversation, const std::string& node,
+                                          std::chrono::milliseconds wait) {
+  const std::vector<int32_t>& tokens = conversation.text.tokens;
+  engine::Text text{.tokens = tokens.data(), .token_count = tokens.size()};
+  std::ranges::copy(conversation.id, text.conversation);
+  const engine::Status handed = serving_->cache().HandOff(text, node.c_str(), static_cast<uint32_t>(wait.count()));
+  return handed.ok() ? absl::OkStatus() : absl::UnavailableError(handed.message);
+}
+
 }  // namespace ashlar::talk

@@ -1,10 +1,12 @@
 // Conversations with Ashlar: every turn is resumed where its text, or as much of it as is known, was left.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -54,6 +56,9 @@ class ConversationServing {
   // Computes the text so far, decodes so many tokens greedily, appends them, and commits what was asked for. Errors are
   // CachedServing::Serve's; the text then is as it was.
   absl::StatusOr<Turn> Serve(Conversation& conversation, int64_t decode);
+  // After Serve: the engines of that node go on with the conversation from where this turn has ended. UNAVAILABLE: it
+  // is not there, at least not in time; they compute.
+  absl::Status HandOff(const Conversation& conversation, const std::string& node, std::chrono::milliseconds wait);
   const Layout& layout() const { return serving_->layout(); }
 
  private:

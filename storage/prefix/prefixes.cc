@@ -295,6 +295,37 @@ std::vector<Query> Prefixes::Objects(const PrefixText& text, const Candidate& ca
   return queries;
 }
 
+std::vector<Query> Prefixes::AtEnd(TenantId tenant, const PrefixText& text) const {
+  const PrefixModel& model = text.model();
+  const uint64_t end = text.tokens().size();
+  const auto is_here = [&](const Candidate& candidate) {
+    size_t whole = 0;
+    return Find(tenant, model, candidate.own ? *text.own() : text.shared(), candidate.checkpoint(), whole) ==
+               There::kWhole &&
+           (candidate.span_begin == 0 || FindSpan(tenant, model, candidate.span) == There::kWhole);
+  };
+  std::vector<Candidate> candidates;
+  if (text.own()) candidates.push_back({.depth = end, .own = true});
+  if (const auto table = conversations_.find(tenant); text.own() && table != conversations_.end()) {
+    const Conversation* const known = table->second->Find({model.ns, text.conversation()});
+    const Mark last = known == nullptr ? Mark() : known->last;
+    if (last.depth == end && last.span_begin > 0 && text.own()->Span(last.span_begin, end) == last.key) {
+      candidates.push_back({.depth = end, .own = true, .span_begin = last.span_begin, .span = last.key});
+    }
+  }
+  candidates.push_back({.depth = end});
+  if (const auto space = spaces_.find(model.ns); space != spaces_.end()) {
+    space->second.cache->tree().Walk(text.tokens(), [&](PrefixNode& node) {
+      if (node.depth() != end || node.data.span == nullptr || node.data.stored == nullptr) return;
+      if (!node.data.stored->span) return;
+      candidates.push_back(
+          {.depth = end, .span_begin = node.data.span->base->depth(), .span = *node.data.stored->span});
+    });
+  }
+  const auto found = std::ranges::find_if(candidates, is_here);
+  return end == 0 || found == candidates.end() ? std::vector<Query>() : Objects(text, *found);
+}
+
 // The checkpoint, or the span, and the blocks on the way to it that nothing else needs.
 void Prefixes::GiveUp(TenantId tenant, PrefixNode& node) {
   std::vector<Key> keys;

@@ -158,6 +158,10 @@ class Prefixes {
   // Returns the objects that a candidate needs: its blocks, in order, then the checkpoint, then the span if it has one.
   static std::vector<Query> Objects(const PrefixText& text, const Candidate& candidate);
 
+  // Returns the objects from which a text can be gone on with at its very end, in the order of Objects: its
+  // conversation's, else the namespace's. Empty: not all of them are here. Teaches the cache nothing.
+  std::vector<Query> AtEnd(TenantId tenant, const PrefixText& text) const;
+
   // Decides what to keep of it and copies that in; one outcome a checkpoint, when nothing of the engine's memory is
   // read any more. `done` may be called before this returns.
   using CommitDone = std::function<void(std::vector<CommitOutcome>)>;

@@ -142,15 +142,20 @@ TEST_F(PeerFaultsTest, AMinuteWithoutEtcdCostsWhatIsNewAlone) {
   ExpectToLand(cluster_->daemon(1), third, true);
 }
 
+// A quarter of a second each way, of a lease of three, and every 50th frame lost: both go on, and a daemon that starts
+// behind such a link joins.
 TEST_F(PeerFaultsTest, ASlowEtcdDelaysWhatIsNewAlone) {
   Start(2);
   const size_t etcd = cluster_->etcd_node();
   for (size_t node = 0; node < 2; ++node) {
-    cluster_->network().SetBetween(node, etcd, {.delay = milliseconds(100)});
+    cluster_->network().SetBetween(node, etcd, {.loss = 0.02, .delay = milliseconds(250)});
   }
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
   ExpectToLand(cluster_->daemon(0), prompt, false);
+  ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
+  cluster_->daemon(1).Kill();
+  cluster_->daemon(1).Start();
   ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
 }
 

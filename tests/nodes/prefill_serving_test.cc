@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "examples/talk/conversation_serving.h"
 #include "tests/integration/serving_fixture.h"
 #include "tests/nodes/daemon_cluster.h"
 
@@ -47,7 +48,29 @@ class ComputingWorker {
   std::thread thread_;
 };
 
-using PrefillServing = integration::Serving;
+class PrefillServing : public integration::Serving {
+ protected:
+  static DaemonOptions Small() { return {.dram = "512MiB", .arena = "64MiB", .threads = 1}; }
+  static ClusterOptions Nodes(size_t daemons) {
+    return {.daemons = daemons,
+            .etcd = true,
+            .daemon = Small(),
+            .complete =
+                [](const NodePlace& place, DaemonOptions* options) {
+                  options->cluster =
+                      absl::StrCat("cluster:\n  node: ", place.name, "\n  control_address: ", place.control_address,
+                                   "\n  transport_address: ", place.transport_address, "\n  tls: {insecure: true}",
+                                   "\n  etcd: {endpoints: [\"", place.etcd_endpoints[0], "\"], lease_seconds: 3}\n");
+                },
+            .network = {.relay = false}};
+  }
+  static void AwaitPeers(DaemonCluster& cluster) {
+    const auto others = static_cast<double>(cluster.daemons() - 1);
+    for (size_t node = 0; node < cluster.daemons(); ++node) {
+      EXPECT_TRUE(Eventually([&] { return cluster.daemon(node).Metric("ashlar_peers_connected") == others; }));
+    }
+  }
+};
 
 TEST_F(PrefillServing, ThreeNodesTogetherHaveTheBitsOfOne) {
   if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
@@ -56,23 +79,12 @@ TEST_F(PrefillServing, ThreeNodesTogetherHaveTheBitsOfOne) {
   const rag::Served one = alone.Serve(prompt);
   EXPECT_EQ(one.misses, 8u);
 
-  DaemonCluster cluster({.daemons = 3,
-                         .etcd = true,
-                         .daemon = {.dram = "512MiB", .arena = "64MiB", .threads = 1},
-                         .complete =
-                             [](const NodePlace& place, DaemonOptions* options) {
-                               options->cluster = absl::StrCat(
-                                   "cluster:\n  node: ", place.name, "\n  control_address: ", place.control_address,
-                                   "\n  transport_address: ", place.transport_address, "\n  tls: {insecure: true}",
-                                   "\n  etcd: {endpoints: [\"", place.etcd_endpoints[0], "\"], lease_seconds: 3}\n");
-                             },
-                         .network = {.relay = false}});
+  DaemonCluster cluster(Nodes(3));
   const ComputingWorker first(cluster.daemon(1), model_), second(cluster.daemon(2), model_);
   for (const size_t node : {1, 2}) {
     EXPECT_TRUE(Eventually([&] { return cluster.daemon(node).Metric("ashlar_prefill_workers") == 1; }));
-    EXPECT_TRUE(Eventually([&] { return cluster.daemon(node).Metric("ashlar_peers_connected") == 2; }));
   }
-  EXPECT_TRUE(Eventually([&] { return cluster.daemon(0).Metric("ashlar_peers_connected") == 2; }));
+  AwaitPeers(cluster);
   ServingEngine asker(cluster.daemon(0).client_options(), runtime(), {}, rag::ComposeBy::kEngine,
                       /*cold_parallel=*/true);
   const rag::Served together = asker.Serve(prompt);
@@ -82,6 +94,71 @@ TEST_F(PrefillServing, ThreeNodesTogetherHaveTheBitsOfOne) {
   EXPECT_EQ(together.logits, one.logits) << "bit for bit";
   EXPECT_EQ(together.computed_tokens, one.computed_tokens) << "all of it was found in the end";
   EXPECT_EQ(asker.Serve(prompt).misses, 0u);
+}
+
+// One engine's pages and serving of conversations, at a daemon of the cluster.
+struct TalkingEngine {
+  TalkingEngine(const DaemonProcess& daemon, const rag::Runtime& runtime) {
+    ClientOptions patient = daemon.client_options();
+    patient.timeout = std::chrono::seconds(2);
+    client = *Client::Connect(patient);
+    const refengine::ModelConfig& config = runtime.model.config();
+    region = *client->HostRegion(rag::RegionBytes(config, integration::kPageTokens, integration::kPages));
+    pages = std::make_unique<refengine::PagePool>(config, integration::kPageTokens, integration::kPages,
+                                                  std::span(region.data(), region.size()));
+    serving = *talk::ConversationServing::Open(*client, runtime, *pages, region, integration::kSeams,
+                                               {.prefixes = {.capture_tokens = 64}});
+  }
+  std::unique_ptr<Client> client;
+  Region region;
+  std::unique_ptr<refengine::PagePool> pages;
+  std::unique_ptr<talk::ConversationServing> serving;
+};
+
+// The prompt is set from segments, so that its states are its conversation's alone. The decode engine resumes behind
+// its last token, computes nothing of it, and goes on with the bits of the engine that has set it.
+TEST_F(PrefillServing, AFinishedPromptIsHandedToADecodeEngine) {
+  if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
+  DaemonCluster cluster(Nodes(2));
+  AwaitPeers(cluster);
+  TalkingEngine prefill(cluster.daemon(0), runtime()), decode(cluster.daemon(1), runtime());
+  talk::Conversation conversation(MakeTestPrompt({1, 2, 3, 4}));
+  const talk::Turn set = prefill.serving->Serve(conversation, /*decode=*/1).value();
+  EXPECT_EQ(set.provenance, Provenance::kComposed);
+  ASSERT_EQ(set.outcomes.back(), CommitOutcome::kKept);
+  const uint64_t left = conversation.text.tokens.size();
+  const absl::Status handed = prefill.serving->HandOff(conversation, "node1", std::chrono::seconds(20));
+  ASSERT_TRUE(handed.ok()) << handed << cluster.daemon(1).log();
+
+  talk::Conversation elsewhere = conversation;
+  for (talk::Conversation* one : {&conversation, &elsewhere}) one->text.tokens.push_back(17);
+  const talk::Turn here = prefill.serving->Serve(conversation, 4).value();
+  cluster.daemon(0).Kill();  // nothing is asked there any more
+  const talk::Turn there = decode.serving->Serve(elsewhere, 4).value();
+  EXPECT_TRUE(there.own);
+  EXPECT_EQ(there.set->resumed, left);
+  EXPECT_EQ(there.set->match()->prefix().tier, TierKind::kDram);
+  EXPECT_EQ(there.served.computed_tokens, 1u);
+  EXPECT_EQ(there.served.logits, here.served.logits) << "bit for bit";
+  EXPECT_EQ(elsewhere.text.tokens, conversation.text.tokens);
+}
+
+// A decode engine's node that has gone, and one that nobody knows: the prefill engine hears of it in time, and goes on.
+TEST_F(PrefillServing, AHandOffThatFailsIsAMiss) {
+  if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
+  DaemonCluster cluster(Nodes(2));
+  AwaitPeers(cluster);
+  TalkingEngine prefill(cluster.daemon(0), runtime());
+  talk::Conversation conversation(MakeTestPrompt({1, 2}));
+  ASSERT_EQ(prefill.serving->Serve(conversation, 1).value().outcomes.back(), CommitOutcome::kKept);
+  EXPECT_EQ(prefill.serving->HandOff(conversation, "nobody", std::chrono::seconds(5)).message(), "no_node");
+  cluster.daemon(1).Kill();
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_TRUE(absl::IsUnavailable(prefill.serving->HandOff(conversation, "node1", std::chrono::seconds(5))));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(15));
+  const uint64_t left = conversation.text.tokens.size();
+  conversation.text.tokens.push_back(17);
+  EXPECT_EQ(prefill.serving->Serve(conversation, 1).value().set->resumed, left);
 }
 
 }  // namespace

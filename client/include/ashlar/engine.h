@@ -412,6 +412,10 @@ class Cache {
 
   Status Commit(const Text* texts, uint32_t count) noexcept;
   Status StartCommit(const Text* texts, uint32_t count, Job* job) noexcept;
+  // Hands a text that was committed to a node of the cluster, whose engines resume there at its end as from their own
+  // cache: a prefill engine's call for a decode engine. Tokens, conversation and media of `text` count. kOk: the node
+  // has it. kPending: not in time; it may still come. kUnavailable, with the reason: it has not; that engine computes.
+  Status HandOff(const Text& text, const char* node, uint32_t wait_ms) noexcept;
 
   // Offers to compute segments for other engines of the tenant, on this node and others, and waits for one. kOk: `work`
   // is a request with one run in missing(), to be computed and published; it has no prompt and no pages. End it, or its

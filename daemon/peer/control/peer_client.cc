@@ -15,6 +15,7 @@
 #include "ashlar/v1/peer.grpc.pb.h"
 #include "daemon/runtime/handed_over.h"
 #include "daemon/runtime/log.h"
+#include "daemon/runtime/round_trips.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -27,6 +28,12 @@ absl::Status FromGrpc(const grpc::Status& status) {
 
 std::chrono::system_clock::time_point In(storage::Nanos nanos) {
   return std::chrono::system_clock::now() + std::chrono::nanoseconds(nanos);
+}
+
+constexpr storage::Nanos kTripsOfAGreeting = 3;
+
+storage::Nanos SteadyNow() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 std::shared_ptr<grpc::Channel> MakeChannel(const PeerClient::Options& options, const Tls* tls) {
@@ -89,6 +96,7 @@ struct PeerClient::Impl {
     v1::Peer::Stub& stub() { return *stub_; }
 
     bool welcomed = false;  // guarded by the client's mutex
+    const storage::Nanos began = SteadyNow();
 
    private:
     Impl& client_;
@@ -129,6 +137,8 @@ struct PeerClient::Impl {
       if (stopping) return false;
       from.welcomed = true;
       retry_in = options.first_retry;
+      // Handshakes of TCP and TLS, and the greeting: a first idea of how long an answer takes.
+      if (answers.mean() == 0) answers.Answered((SteadyNow() - from.began) / kTripsOfAGreeting);
     }
     Log(LogLevel::kInfo, "connected to a peer", {{"peer", options.node}, {"address", options.address}});
     // Calls are taken before anybody is told, so that `here` may call.
@@ -200,21 +210,31 @@ struct PeerClient::Impl {
       } else {
         under_way.insert(&call->context);
         ++busy;
-        call->context.set_deadline(In(options.call_timeout + patience));
-        (greeting->stub().async()->*method)(&call->context, &call->request, &call->reply,
-                                            [this, call, read = std::move(read), done](grpc::Status status) mutable {
-                                              {
-                                                std::lock_guard held(mutex);
-                                                under_way.erase(&call->context);
-                                              }
-                                              done(status.ok() ? Checked<Result>(read(call->reply)) : FromGrpc(status));
-                                              call = nullptr;  // it holds the channel (last_channel)
-                                              std::lock_guard held(mutex);
-                                              Release();
-                                            });
+        const storage::Nanos most = std::max(options.longest_call, options.call_timeout);
+        call->context.set_deadline(In(answers.Limit({options.call_timeout, most}) + patience));
+        const storage::Nanos began = SteadyNow();
+        (greeting->stub().async()->*method)(
+            &call->context, &call->request, &call->reply,
+            [this, call, began, patience, read = std::move(read), done](grpc::Status status) mutable {
+              {
+                std::lock_guard held(mutex);
+                under_way.erase(&call->context);
+                if (patience == 0) Measure(status, began);
+              }
+              done(status.ok() ? Checked<Result>(read(call->reply)) : FromGrpc(status));
+              call = nullptr;  // it holds the channel (last_channel)
+              std::lock_guard held(mutex);
+              Release();
+            });
       }
     }
     if (!refused.ok()) done(refused);
+  }
+  // Under the mutex. A call that waits for something at the peer says nothing of the way there.
+  void Measure(const grpc::Status& status, storage::Nanos began) {
+    const storage::Nanos now = SteadyNow();
+    if (status.ok()) answers.Answered(now - began);
+    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) answers.Unanswered(began, now);
   }
   // A wrong reply is the peer's fault, not the caller's.
   template <typename Result>
@@ -233,6 +253,7 @@ struct PeerClient::Impl {
   bool stopping = false;
   size_t busy = 0;  // callbacks that are still to come
   std::set<grpc::ClientContext*> under_way;
+  RoundTrips answers;
   storage::Nanos retry_in;
   std::string last_error;
   std::mt19937 random{std::random_device{}()};

@@ -27,9 +27,12 @@ class PeerClient {
     std::string node;     // who the other end must be
     std::string address;  // host:port
     PeerHello self;
-    storage::Nanos timeout = 10'000'000'000;      // a peer that is silent for so long is gone
-    storage::Nanos call_timeout = 5'000'000'000;  // DEADLINE_EXCEEDED behind it
-    storage::Nanos first_retry = 100'000'000;     // doubles, with jitter, up to
+    storage::Nanos timeout = 10'000'000'000;  // a peer that is silent for so long is gone
+    // DEADLINE_EXCEEDED behind it, or behind what answers of this peer were measured to take, where that is longer, but
+    // no longer than `longest_call`. Each call that is not answered doubles it for the next ones.
+    storage::Nanos call_timeout = 5'000'000'000;
+    storage::Nanos longest_call = 5'000'000'000;
+    storage::Nanos first_retry = 100'000'000;  // doubles, with jitter, up to
     storage::Nanos longest_retry = 10'000'000'000;
     // Told when the peer has answered a greeting, and when that connection has ended; in turn, never for a connection
     // that was refused.
@@ -52,7 +55,7 @@ class PeerClient {
   // refused the request, or its reply is wrong. `tenant`: its name, one that the policy shares with the node.
   void Open(const std::string& tenant, PeerOpen open, Done<std::vector<PeerOpened>> done);
   void Renew(PeerRenew renew, Done<std::vector<uint32_t>> done);
-  // DEADLINE_EXCEEDED call_timeout behind the offer's patience.
+  // DEADLINE_EXCEEDED behind the offer's patience and a call's.
   void Offer(const std::string& tenant, PeerOffer offer, Done<std::vector<TakeOutcome>> done);
   void Close(const std::vector<PeerLease>& leases, std::function<void(absl::Status)> done);
   void Workers(const std::string& tenant, const NamespaceId& ns, Done<std::vector<PeerWorker>> done);

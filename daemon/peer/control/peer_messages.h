@@ -72,8 +72,8 @@ struct PeerRenew {
 };
 
 // Why objects are offered. kDrain: the holder stops, and they may be gone then. kHot: several nodes have asked for
-// them.
-enum class OfferKind : uint8_t { kDrain = 1, kHot = 2 };
+// them. kHandOff: an engine of the asked node is about to go on with them.
+enum class OfferKind : uint8_t { kDrain = 1, kHot = 2, kHandOff = 3 };
 struct PeerOffered {
   Key key;
   uint32_t shards = 1;

@@ -66,8 +66,8 @@ void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferReque
 
 absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message) {
   if (message.objects().empty()) return Invalid("objects: none");
-  if (message.why() != static_cast<uint32_t>(OfferKind::kDrain) &&
-      message.why() != static_cast<uint32_t>(OfferKind::kHot)) {
+  if (message.why() < static_cast<uint32_t>(OfferKind::kDrain) ||
+      message.why() > static_cast<uint32_t>(OfferKind::kHandOff)) {
     return Invalid("why: unknown");
   }
   if (message.patience_ms() == 0 || message.patience_ms() > limits::kMaxPeerPatienceMillis) {

@@ -32,9 +32,11 @@ absl::Status FromGrpc(const grpc::Status& status) {
 }  // namespace
 
 struct EtcdClient::State {
-  explicit State(const storage::Clock& clock) : clock(clock) {}
+  State(const storage::Clock& its_clock, const RoundTrips::Bounds& its_limits) : clock(its_clock), limits(its_limits) {}
 
   const storage::Clock& clock;
+  const RoundTrips::Bounds limits;
+  RoundTrips answers;
   grpc::CompletionQueue queue;
   size_t outstanding = 0;  // tags
   uint64_t connection = 0;
@@ -62,7 +64,7 @@ struct EtcdClient::State {
   void Call(std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (Service::Stub::*method)(grpc::ClientContext*,
                                                                                                 const Request&,
                                                                                                 grpc::CompletionQueue*),
-            const Request& request, storage::Nanos timeout, Done<Response> done) {
+            const Request& request, Done<Response> done, storage::Nanos timeout = 0) {
     struct Pending {
       std::shared_ptr<grpc::ClientContext> context;
       Response response;
@@ -72,14 +74,22 @@ struct EtcdClient::State {
     };
     auto call = std::make_shared<Pending>();
     call->context = NewContext();
-    call->context->set_deadline(MonotonicDeadline(clock, clock.Now() + timeout));
+    const storage::Nanos began = clock.Now();
+    call->context->set_deadline(MonotonicDeadline(clock, began + (timeout > 0 ? timeout : answers.Limit(limits))));
     call->stub = Service::NewStub(channel);
     call->reader = ((*call->stub).*method)(call->context.get(), request, &queue);
     call->reader->Finish(&call->response, &call->status,
-                         NewTag([this, call, done = std::move(done), of = connection](bool) {
+                         NewTag([this, call, began, timeout, done = std::move(done), of = connection](bool) {
                            contexts.erase(call->context);
+                           if (of == connection && timeout == 0) Measure(call->status, began);
                            if (of == connection) done(FromGrpc(call->status), call->response);
                          }));
+  }
+
+  void Measure(const grpc::Status& status, storage::Nanos began) {
+    const storage::Nanos now = clock.Now();
+    if (status.ok()) answers.Answered(now - began);
+    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) answers.Unanswered(began, now);
   }
 
   // A stream reads all the time, and writes what there is to write, one message after another. It is kept alive by its
@@ -155,7 +165,8 @@ struct EtcdClient::State {
   }
 };
 
-EtcdClient::EtcdClient(const storage::Clock& clock) : state_(std::make_unique<State>(clock)) {}
+EtcdClient::EtcdClient(const storage::Clock& clock, const RoundTrips::Bounds& limits)
+    : state_(std::make_unique<State>(clock, limits)) {}
 
 EtcdClient::~EtcdClient() {
   Disconnect();
@@ -199,29 +210,39 @@ void EtcdClient::set_token(const std::string& token) {
   state_->token = token;
 }
 
-void EtcdClient::Authenticate(const etcdserverpb::AuthenticateRequest& request, storage::Nanos timeout,
+storage::Nanos EtcdClient::Limit() const {
+  return state_->answers.Limit(state_->limits);
+}
+
+void EtcdClient::Answered(storage::Nanos began) {
+  state_->answers.Answered(state_->clock.Now() - began);
+}
+
+void EtcdClient::Unanswered(storage::Nanos began) {
+  state_->answers.Unanswered(began, state_->clock.Now());
+}
+
+void EtcdClient::Authenticate(const etcdserverpb::AuthenticateRequest& request,
                               Done<etcdserverpb::AuthenticateResponse> done) {
-  state_->Call<etcdserverpb::Auth>(&etcdserverpb::Auth::Stub::AsyncAuthenticate, request, timeout, std::move(done));
+  state_->Call<etcdserverpb::Auth>(&etcdserverpb::Auth::Stub::AsyncAuthenticate, request, std::move(done));
 }
 
-void EtcdClient::Range(const etcdserverpb::RangeRequest& request, storage::Nanos timeout,
-                       Done<etcdserverpb::RangeResponse> done) {
-  state_->Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncRange, request, timeout, std::move(done));
+void EtcdClient::Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done) {
+  state_->Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncRange, request, std::move(done));
 }
 
-void EtcdClient::Txn(const etcdserverpb::TxnRequest& request, storage::Nanos timeout,
-                     Done<etcdserverpb::TxnResponse> done) {
-  state_->Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncTxn, request, timeout, std::move(done));
+void EtcdClient::Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done) {
+  state_->Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncTxn, request, std::move(done));
 }
 
-void EtcdClient::LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, storage::Nanos timeout,
+void EtcdClient::LeaseGrant(const etcdserverpb::LeaseGrantRequest& request,
                             Done<etcdserverpb::LeaseGrantResponse> done) {
-  state_->Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseGrant, request, timeout, std::move(done));
+  state_->Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseGrant, request, std::move(done));
 }
 
 void EtcdClient::LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, storage::Nanos timeout,
                              Done<etcdserverpb::LeaseRevokeResponse> done) {
-  state_->Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseRevoke, request, timeout, std::move(done));
+  state_->Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseRevoke, request, std::move(done), timeout);
 }
 
 void EtcdClient::OpenWatch(std::function<void(const etcdserverpb::WatchResponse&)> got, Ended ended) {

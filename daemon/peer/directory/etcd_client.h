@@ -1,7 +1,8 @@
 // EtcdClient: asynchronous calls of etcd's v3 API over one connection at a time.
 //
 // One thread uses it, and gets all callbacks, within Poll; Wake may be called by any thread. A call of an earlier
-// connection never calls back. Deadlines are those of the monotonic clock.
+// connection never calls back. Deadlines are those of the monotonic clock. A call is given up after the time that
+// answers were measured to take, and then some (round_trips.h); after each that is given up the next ones have longer.
 #pragma once
 
 #include <functional>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "daemon/runtime/round_trips.h"
 #include "etcd/v3/rpc.pb.h"
 #include "storage/executor.h"
 
@@ -21,8 +23,8 @@ struct EtcdTls {
 
 class EtcdClient {
  public:
-  // `clock` must be the monotonic one, and outlive the client.
-  explicit EtcdClient(const storage::Clock& clock);
+  // `clock` must be the monotonic one, and outlive the client. `limits`: of a call's time.
+  EtcdClient(const storage::Clock& clock, const RoundTrips::Bounds& limits);
   ~EtcdClient();
   EtcdClient(const EtcdClient&) = delete;
   EtcdClient& operator=(const EtcdClient&) = delete;
@@ -32,14 +34,19 @@ class EtcdClient {
   void Disconnect();
   void set_token(const std::string& token);  // sent with every later call of this connection
 
+  // The time that a call has which begins now.
+  storage::Nanos Limit() const;
+  // A message on a stream, which went off then, was answered now, or given up.
+  void Answered(storage::Nanos began);
+  void Unanswered(storage::Nanos began);
+
   template <typename Response>
   using Done = std::function<void(const absl::Status&, const Response&)>;
-  void Authenticate(const etcdserverpb::AuthenticateRequest& request, storage::Nanos timeout,
-                    Done<etcdserverpb::AuthenticateResponse> done);
-  void Range(const etcdserverpb::RangeRequest& request, storage::Nanos timeout, Done<etcdserverpb::RangeResponse> done);
-  void Txn(const etcdserverpb::TxnRequest& request, storage::Nanos timeout, Done<etcdserverpb::TxnResponse> done);
-  void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, storage::Nanos timeout,
-                  Done<etcdserverpb::LeaseGrantResponse> done);
+  void Authenticate(const etcdserverpb::AuthenticateRequest& request, Done<etcdserverpb::AuthenticateResponse> done);
+  void Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done);
+  void Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done);
+  void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, Done<etcdserverpb::LeaseGrantResponse> done);
+  // Given up after `timeout`, and not measured.
   void LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, storage::Nanos timeout,
                    Done<etcdserverpb::LeaseRevokeResponse> done);
 

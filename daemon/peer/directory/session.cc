@@ -14,6 +14,7 @@ namespace {
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr storage::Nanos kFirstBackOff = kSecond / 10;
+constexpr storage::Nanos kLongestCall = 5 * kSecond;  // or a lease, where that is longer
 constexpr storage::Nanos kLeaveTimeout = kSecond;
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -49,10 +50,9 @@ DirectorySession::DirectorySession(const EtcdDirectoryOptions& options, std::sha
       events_(std::move(events)),
       clock_(clock),
       lease_time_(options.lease_seconds * kSecond),
-      call_timeout_(std::max(kSecond, lease_time_ / 3)),
       shared_(*shared),
       random_(std::random_device()()),
-      client_(clock) {
+      client_(clock, {std::max(kSecond, Third()), std::max(kLongestCall, lease_time_)}) {
   last_watch_ = kForgettingWatch;
   filled_at_ = clock.Now();
 }
@@ -85,7 +85,7 @@ storage::Nanos DirectorySession::Step() {
   if (phase_ == Phase::kJoined) {
     const storage::Nanos write_at = Write();
     return std::min({write_at, believe_until_ > 0 ? believe_until_ : INT64_MAX, keep_alive_at_,
-                     unanswered_since_ > 0 ? unanswered_since_ + call_timeout_ : INT64_MAX});
+                     unanswered_since_ > 0 ? unanswered_since_ + client_.Limit() : INT64_MAX});
   }
   // While it joins, the deadline of the call ends the wait.
   return phase_ == Phase::kAway ? retry_at_ : INT64_MAX;
@@ -102,7 +102,7 @@ void DirectorySession::Connect() {
   etcdserverpb::AuthenticateRequest request;
   request.set_name(options_.user);
   request.set_password(password->substr(0, password->find_first_of("\r\n")));
-  client_.Authenticate(request, call_timeout_, [this](const absl::Status& status, const auto& response) {
+  client_.Authenticate(request, [this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("authenticating", status);
     client_.set_token(response.token());
     Authenticated();
@@ -114,7 +114,7 @@ void DirectorySession::Authenticated() {
   etcdserverpb::RangeRequest request;
   request.set_key(keys_.Forgettings());
   request.set_range_end(RangeEnd(keys_.Forgettings()));
-  client_.Range(request, call_timeout_, [this](const absl::Status& status, const auto& response) {
+  client_.Range(request, [this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("reading forgettings", status);
     GotForgettings(response);
     ReadMembers();
@@ -125,7 +125,7 @@ void DirectorySession::ReadMembers() {
   etcdserverpb::RangeRequest request;
   request.set_key(keys_.Members());
   request.set_range_end(RangeEnd(keys_.Members()));
-  client_.Range(request, call_timeout_, [this](const absl::Status& status, const auto& response) {
+  client_.Range(request, [this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("reading members", status);
     GotMembers(response);
   });
@@ -155,10 +155,10 @@ void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
     believe_until_ = clock_.Now() + lease_time_;
   }
   lease_ = 0;
-  for (auto& [ns, follow] : follows_) follow.revision = 0;
+  for (auto& [ns, follow] : follows_) follow.ReadAgain();
   etcdserverpb::LeaseGrantRequest grant;
   grant.set_ttl(options_.lease_seconds);
-  client_.LeaseGrant(grant, call_timeout_, [this](const absl::Status& status, const auto& granted) {
+  client_.LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
     if (!status.ok()) return Fail("asking for a lease", status);
     lease_ = granted.id();
     Register();
@@ -177,7 +177,7 @@ void DirectorySession::Register() {
   put->set_value(EncodeMember(*self_));
   put->set_lease(lease_);
   request.add_success()->mutable_request_range()->set_key(key);
-  client_.Txn(request, call_timeout_, [this](const absl::Status& status, const etcdserverpb::TxnResponse& response) {
+  client_.Txn(request, [this](const absl::Status& status, const etcdserverpb::TxnResponse& response) {
     if (status.ok() && (response.responses_size() != 2 || response.responses(1).response_range().kvs().empty())) {
       return Fail(absl::InternalError("registering: the reply is not what was asked for"));
     }
@@ -211,6 +211,8 @@ void DirectorySession::Joined() {
                     [this](const absl::Status& status) { Fail("watching", status); });
   client_.OpenKeepAlive(
       [this](const etcdserverpb::LeaseKeepAliveResponse& response) {
+        // Of several that were under way the earliest is measured.
+        if (unanswered_since_ > 0) client_.Answered(unanswered_since_);
         unanswered_since_ = 0;
         if (response.ttl() > 0) return;
         lease_ = 0;
@@ -223,7 +225,8 @@ void DirectorySession::Joined() {
 
 void DirectorySession::KeepLease() {
   const storage::Nanos now = clock_.Now();
-  if (unanswered_since_ > 0 && now >= unanswered_since_ + call_timeout_) {
+  if (unanswered_since_ > 0 && now >= unanswered_since_ + client_.Limit()) {
+    client_.Unanswered(unanswered_since_);
     return Fail(absl::DeadlineExceededError("etcd does not answer"));
   }
   if (now < keep_alive_at_) return;
@@ -325,7 +328,7 @@ void DirectorySession::EndBelief() {
   lost_.clear();
   for (auto& [ns, follow] : follows_) {
     StopWatch(&follow);
-    follow.revision = 0;  // to be read as a whole, and what etcd does not have is removed
+    follow.ReadAgain();  // and what etcd does not have is removed
     follow.reading = 0;
   }
   PublishMembers();

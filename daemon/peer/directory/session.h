@@ -51,9 +51,10 @@ struct DirectoryShared {
 
 class DirectorySession {
  public:
-  static constexpr size_t kTxnOps = 128;         // etcd's default limit on the operations of a transaction
-  static constexpr double kMostEvents = 2e6;     // a second that etcd sends to all nodes, if each follows everything
-  static constexpr int64_t kPageEntries = 4096;  // of a namespace that is read as a whole
+  static constexpr size_t kTxnOps = 128;      // etcd's default limit on the operations of a transaction
+  static constexpr double kMostEvents = 2e6;  // a second that etcd sends to all nodes, if each follows everything
+  // Of a namespace that is read as a whole: a page holds fewer where one takes a good part of a call's time.
+  static constexpr int64_t kPageEntries = 4096, kLeastPageEntries = 64;
   static constexpr storage::Nanos kSweepPeriod = storage::Nanos{3600} * 1'000'000'000;
   static constexpr storage::Nanos kLongestBackOff = storage::Nanos{5} * 1'000'000'000;
 
@@ -79,6 +80,11 @@ class DirectorySession {
     int64_t watch = 0;     // its id; 0: none
     int64_t revision = 0;  // the mirror is as etcd was then; 0: it is to be read as a whole
     uint64_t reading = 0;  // the number of the read that goes on; 0: none
+    // How far the last read has come: a connection that ends costs no more than its page. Revision 0: nowhere.
+    std::string read_to;
+    int64_t read_at = 0;
+    uint32_t slices = 0;
+    void ReadAgain() { revision = read_at = 0; }  // as a whole
   };
   struct Doomed {
     std::string key;
@@ -113,6 +119,7 @@ class DirectorySession {
   void PutEntry(const mvccpb::KeyValue& pair);
   // One namespace from a key on, at a revision (0: the latest), in slices (0: not known yet).
   void ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision, uint32_t slices);
+  void FitPage(const absl::Status& status, storage::Nanos took, storage::Nanos limit);
 
   // session_forget.cc: what all nodes are to forget.
   void GotForgettings(const etcdserverpb::RangeResponse& response);
@@ -137,7 +144,7 @@ class DirectorySession {
   std::shared_ptr<const Member> self_;
   const DirectoryEvents events_;
   const storage::Clock& clock_;
-  const storage::Nanos lease_time_, call_timeout_;
+  const storage::Nanos lease_time_;
   DirectoryShared& shared_;
   std::mt19937_64 random_;
   EtcdClient client_;
@@ -162,6 +169,7 @@ class DirectorySession {
   std::map<int64_t, ShortDigest> watches_;
   int64_t last_watch_ = 0;
   uint64_t last_read_ = 0;
+  int64_t page_entries_ = kPageEntries;
 
   size_t txn_ops_ = kTxnOps;
   bool writing_ = false;

@@ -47,7 +47,7 @@ void DirectorySession::TellForgettings() {
   }
   etcdserverpb::LeaseGrantRequest grant;
   grant.set_ttl(kForgettingLifeSeconds);
-  client_.LeaseGrant(grant, call_timeout_, [this](const absl::Status& status, const auto& granted) {
+  client_.LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
     if (!status.ok()) return Fail("asking for a forgetting's lease", status);
     etcdserverpb::TxnRequest request;
     const ClusterForgetting& forgetting = forgetting_.front().forgetting;
@@ -55,7 +55,7 @@ void DirectorySession::TellForgettings() {
     put->set_key(keys_.ForgettingKey(forgetting.id));
     put->set_value(EncodeForgetting(forgetting));
     put->set_lease(granted.id());
-    client_.Txn(request, call_timeout_, [this](const absl::Status& told, const etcdserverpb::TxnResponse& response) {
+    client_.Txn(request, [this](const absl::Status& told, const etcdserverpb::TxnResponse& response) {
       if (!told.ok()) return Fail("telling what is to be forgotten", told);
       DirectoryShared::ToForget wish = std::move(forgetting_.front());
       forgetting_.clear();
@@ -90,7 +90,7 @@ void DirectorySession::TellForgot() {
   put->set_value(EncodeMember(self));
   put->set_lease(lease_);
   telling_forgot_ = true;
-  client_.Txn(request, call_timeout_, [this, self](const absl::Status& status, const etcdserverpb::TxnResponse& told) {
+  client_.Txn(request, [this, self](const absl::Status& status, const etcdserverpb::TxnResponse& told) {
     telling_forgot_ = false;
     if (!status.ok()) return Fail("telling what was forgotten", status);
     if (!told.succeeded()) {

@@ -36,6 +36,10 @@ void DirectorySession::Reconcile() {
     } else if (!reading) {
       reading = true;
       follow.reading = ++last_read_;
+      if (follow.read_at > 0) {
+        ReadPage(ns, follow.reading, follow.read_to, follow.read_at, follow.slices);
+        continue;
+      }
       if (believe_until_ == 0) shared_.mirror.BeginRound(ns);
       ReadPage(ns, follow.reading, keys_.EntriesOf(ns), 0, 0);
     }
@@ -48,13 +52,15 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
   etcdserverpb::RangeRequest request;
   request.set_key(from);
   request.set_range_end(end);
-  request.set_limit(kPageEntries);
+  request.set_limit(page_entries_);
   request.set_revision(revision);
-  client_.Range(request, call_timeout_, [=, this](const absl::Status& status, const auto& response) {
+  const storage::Nanos began = clock_.Now(), limit = client_.Limit();
+  client_.Range(request, [=, this](const absl::Status& status, const auto& response) {
+    FitPage(status, clock_.Now() - began, limit);
     const auto at = follows_.find(ns);
     if (at == follows_.end() || at->second.reading != number) return;  // not followed any more, since
     if (absl::IsOutOfRange(status)) {                                  // compacted meanwhile: from the beginning
-      at->second.reading = 0;
+      at->second.reading = at->second.read_at = 0;
       return;
     }
     if (!status.ok()) return Fail("reading entries", status);
@@ -62,16 +68,29 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
     for (const mvccpb::KeyValue& pair : response.kvs()) PutEntry(pair);
     const int64_t of = revision > 0 ? revision : response.header().revision();
     const uint32_t cut = slices > 0 ? slices : SlicesFor(response.count());
-    if (response.more() && !response.kvs().empty()) {
-      return ReadPage(ns, number, response.kvs(response.kvs_size() - 1).key() + '\0', of, cut);
+    const bool more = response.more() && !response.kvs().empty();
+    if (more || end != RangeEnd(keys_.EntriesOf(ns))) {
+      Follow& follow = at->second;
+      follow.read_to = more ? response.kvs(response.kvs_size() - 1).key() + '\0' : end;
+      follow.read_at = of;
+      follow.slices = cut;
+      return ReadPage(ns, number, std::string(follow.read_to), of, cut);
     }
-    if (end != RangeEnd(keys_.EntriesOf(ns))) return ReadPage(ns, number, end, of, cut);
     if (believe_until_ == 0) shared_.mirror.EndRound(ns);
-    at->second.reading = 0;
+    at->second.reading = at->second.read_at = 0;
     at->second.revision = of;
     std::lock_guard lock(shared_.mutex);
     ++shared_.counted.resyncs;
   });
+}
+
+// A page should take a small part of the time that a call has, whatever the way to etcd carries.
+void DirectorySession::FitPage(const absl::Status& status, storage::Nanos took, storage::Nanos limit) {
+  constexpr storage::Nanos kSlow = 4, kQuick = 16;
+  if (absl::IsDeadlineExceeded(status)) page_entries_ /= 4;
+  if (status.ok() && took > limit / kSlow) page_entries_ /= 2;
+  if (status.ok() && took < limit / kQuick) page_entries_ *= 2;
+  page_entries_ = std::clamp(page_entries_, kLeastPageEntries, kPageEntries);
 }
 
 void DirectorySession::StopWatch(Follow* follow) {

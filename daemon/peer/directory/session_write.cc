@@ -79,8 +79,7 @@ void DirectorySession::SendQueued(size_t most) {
   }
   tokens_ -= static_cast<double>(in_flight_.size());
   writing_ = true;
-  client_.Txn(request, call_timeout_,
-              [this](const absl::Status& status, const auto& response) { WrittenQueued(status, response); });
+  client_.Txn(request, [this](const absl::Status& status, const auto& response) { WrittenQueued(status, response); });
 }
 
 void DirectorySession::WrittenQueued(const absl::Status& status, const etcdserverpb::TxnResponse& response) {
@@ -119,9 +118,9 @@ void DirectorySession::ReadDoomed() {
   etcdserverpb::RangeRequest request;
   request.set_key(sweep_from_.empty() ? keys_.Entries() : sweep_from_);
   request.set_range_end(end);
-  request.set_limit(kPageEntries);
+  request.set_limit(page_entries_);
   request.set_keys_only(true);
-  client_.Range(request, call_timeout_, [=, this](const absl::Status& status, const auto& response) {
+  client_.Range(request, [=, this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("sweeping", status);
     sweep_reading_ = false;
     std::optional<DirectoryKeys::Entry> entry;
@@ -164,7 +163,7 @@ void DirectorySession::DeleteDoomed(size_t most) {
   doomed_.resize(doomed_.size() - count);
   tokens_ -= static_cast<double>(count);
   writing_ = true;
-  client_.Txn(request, call_timeout_, [this, count](const absl::Status& status, const auto& response) {
+  client_.Txn(request, [this, count](const absl::Status& status, const auto& response) {
     writing_ = false;
     if (!status.ok()) return Fail("sweeping", status);
     EndSweepPage();

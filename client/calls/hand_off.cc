@@ -1,0 +1,45 @@
+// A finished prompt for an engine on another node: Model::HandOff.
+#include <algorithm>
+
+#include "ashlar/v1/cache.pb.h"
+#include "client/calls/model_impl.h"
+#include "client/calls/prompt_message.h"
+#include "client/session/rpc.h"
+#include "proto/limits.h"
+#include "proto/tokens.h"
+
+namespace ashlar {
+namespace {
+
+// Behind the time that the other node has: calls between daemons end by deadlines of their own.
+constexpr std::chrono::seconds kOtherNodesAnswer{6};
+
+}  // namespace
+
+HandOffOutcome Model::HandOff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait) {
+  const absl::StatusOr<internal::ModelBinding> binding = impl_->Bind();
+  if (!binding.ok() || !internal::FitsProtocol(text.media, binding->connection->protocol())) {
+    return HandOffOutcome::kUnavailable;
+  }
+  v1::HandOffRequest request;
+  request.set_session(binding->connection->session());
+  request.set_model(binding->model->id());
+  request.set_tokens(PackTokens(text.tokens));
+  if (text.conversation != ConversationId{}) {
+    request.set_conversation(text.conversation.data(), text.conversation.size());
+  }
+  request.set_media(PackMedia(text.media));
+  request.set_node(node);
+  request.set_patience_ms(static_cast<uint32_t>(std::clamp<int64_t>(wait.count(), 1, limits::kMaxPeerPatienceMillis)));
+  v1::HandOffReply reply;
+  const internal::Deadline deadline =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(request.patience_ms()) + kOtherNodesAnswer;
+  const absl::Status status = binding->connection->rpc().HandOff(request, reply, deadline);
+  if (absl::IsDeadlineExceeded(status)) return HandOffOutcome::kLate;
+  if (absl::IsResourceExhausted(status)) return HandOffOutcome::kBusy;
+  const bool known = reply.outcome() >= static_cast<uint32_t>(HandOffOutcome::kHanded) &&
+                     reply.outcome() <= static_cast<uint32_t>(HandOffOutcome::kUnavailable);
+  return status.ok() && known ? static_cast<HandOffOutcome>(reply.outcome()) : HandOffOutcome::kUnavailable;
+}
+
+}  // namespace ashlar

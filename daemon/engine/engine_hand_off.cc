@@ -1,0 +1,48 @@
+// A finished prompt for an engine on another node: HandOff.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ashlar/v1/cache.pb.h"
+#include "daemon/engine/engine_service.h"
+#include "daemon/engine/request_fields.h"
+#include "daemon/peer/prompt_hand_off.h"
+#include "proto/invalid.h"
+#include "proto/limits.h"
+#include "storage/prefix/prefixes.h"
+
+namespace ashlar::daemon {
+
+void EngineService::HandOff(const v1::HandOffRequest& request, v1::HandOffReply* reply, Done done) {
+  const auto session = Resolve(request.session());
+  if (!session.ok()) return done(session.status());
+  const auto model = (*session)->FindModel(request.model());
+  if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
+  if (model->prefixes == nullptr) return done(Invalid("model: opened without prefixes"));
+  auto tokens = ReadTokens("tokens", request.tokens());
+  if (!tokens.ok()) return done(tokens.status());
+  if (tokens->empty()) return done(Invalid("tokens: empty"));
+  const auto conversation = ReadConversation("conversation", request.conversation());
+  if (!conversation.ok()) return done(conversation.status());
+  auto media = UnpackMedia("media", request.media(), tokens->size());
+  if (!media.ok()) return done(media.status());
+  if (request.node().empty() || request.node().size() > limits::kMaxPeerNameBytes) {
+    return done(Invalid("node: not of 1 to ", limits::kMaxPeerNameBytes, " bytes"));
+  }
+  if (request.patience_ms() == 0 || request.patience_ms() > limits::kMaxPeerPatienceMillis) {
+    return done(Invalid("patience_ms: not from 1 to ", limits::kMaxPeerPatienceMillis));
+  }
+  const auto answer = [reply, done](const PromptHandOff::Result& result) {
+    reply->set_outcome(static_cast<uint32_t>(result.outcome));
+    reply->set_bytes(result.bytes);
+    done(absl::OkStatus());
+  };
+  if (!hand_off_) return answer({.outcome = HandOffOutcome::kUnavailable});
+  const auto text = std::make_shared<const storage::PrefixText>(model->prefixes, *std::move(tokens), *conversation,
+                                                                *std::move(media));
+  OnLoop(*session, Room::kRequest, done,
+         [this, tenant = (*session)->about().tenant, text, node = request.node(), patience = request.patience_ms(),
+          answer] { hand_off_().Start(tenant, *text, node, patience, answer); });
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,52 @@
+// RoundTrips: how long the answers of another process have taken, and how long the next one is therefore waited for.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "storage/executor.h"
+
+namespace ashlar::daemon {
+
+// Mean and deviation as TCP keeps them (RFC 6298): recent answers count most. One thread at a time.
+class RoundTrips {
+ public:
+  struct Bounds {
+    storage::Nanos least = 0, most = 0;
+  };
+
+  void Answered(storage::Nanos took) {
+    const double sample = static_cast<double>(took);
+    const double error = mean_ > 0 ? sample - mean_ : sample / 2;
+    deviation_ += mean_ > 0 ? ((error < 0 ? -error : error) - deviation_) / 4 : error;
+    mean_ += mean_ > 0 ? error / 8 : sample;
+    doublings_ = 0;
+  }
+  // A call that began then was given up. Of several that waited at the same time one counts.
+  void Unanswered(storage::Nanos began, storage::Nanos now) {
+    if (began < doubled_at_) return;
+    doubled_at_ = now;
+    doublings_ = std::min(doublings_ + 1, kMostDoublings);
+  }
+
+  storage::Nanos mean() const { return static_cast<storage::Nanos>(mean_); }  // 0: nothing is known
+  // The longest that a single answer takes, but for what is lost on the way.
+  storage::Nanos Late() const { return static_cast<storage::Nanos>(mean_ + 4 * deviation_); }
+  // `usual`, which is made of what was measured, within its bounds: twice as long after each that was not answered.
+  storage::Nanos Limit(storage::Nanos usual, const Bounds& bounds) const {
+    const double longer = static_cast<double>(std::max(usual, bounds.least)) * static_cast<double>(1 << doublings_);
+    return longer < static_cast<double>(bounds.most) ? static_cast<storage::Nanos>(longer) : bounds.most;
+  }
+  // A call's: time for its answer, for a connection that is made for it, and for frames that are sent again.
+  storage::Nanos Limit(const Bounds& bounds) const { return Limit(kTripsOfACall * Late(), bounds); }
+
+ private:
+  static constexpr storage::Nanos kTripsOfACall = 4;
+  static constexpr int kMostDoublings = 10;
+
+  double mean_ = 0, deviation_ = 0;
+  int doublings_ = 0;
+  storage::Nanos doubled_at_ = 0;
+};
+
+}  // namespace ashlar::daemon
