@@ -34,11 +34,11 @@
 #include "daemon/session/model_registry.h"
 #include "daemon/session/session_server.h"
 #include "daemon/session/session_table.h"
+#include "daemon/tiers/gpus.h"
 #include "daemon/tiers/tier_set.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
 #include "storage/cache.h"
-#include "storage/transfer/gpu_lane.h"
 #include "storage/transfer/mover.h"
 
 namespace ashlar::daemon {
@@ -77,15 +77,16 @@ ModelRegistry::Events FollowModels(Cluster* cluster) {
           .forgotten = [cluster](const NamespaceId& ns) { cluster->Unfollow(ns); }};
 }
 
-// Null where none is asked for.
-absl::StatusOr<std::unique_ptr<storage::GpuLane>> OpenGpu(const v1::Config& config) {
-  if (!config.has_gpu()) return nullptr;
-  std::string why;
-  const kernels::Gpu* const gpu = kernels::FindGpu(static_cast<int>(config.gpu().device()), &why);
-  if (gpu == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("gpu.device ", config.gpu().device(), ": ", why));
-  }
-  return storage::GpuLane::Make(*gpu, kMovingThreads);
+uint64_t HbmBytes(const v1::Config& config) {
+  uint64_t bytes = 0;
+  for (const v1::Hbm& hbm : config.hbm()) bytes += hbm.capacity_bytes();
+  return bytes;
+}
+
+std::vector<SessionServices::Seat> SeatsOf(const Gpus& gpus, const TierSet& tiers) {
+  std::vector<SessionServices::Seat> seats;
+  for (const kernels::Gpu* gpu : gpus.all()) seats.push_back({gpu, tiers.LevelOf(*gpu)});
+  return seats;
 }
 
 // Null where none is asked for.
@@ -99,19 +100,19 @@ absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const v1::Config& config, L
 // In the order of construction; destroyed in the opposite order, which is the order in which each is needed.
 struct Daemon::Impl {
   Impl(const v1::Config& config, const std::string& file, std::unique_ptr<AuditLog> its_audit,
-       std::unique_ptr<Loops> its_loops, std::unique_ptr<TierSet> its_tiers, std::unique_ptr<storage::GpuLane> its_gpu,
+       std::unique_ptr<Loops> its_loops, std::unique_ptr<TierSet> its_tiers, Gpus its_gpus,
        std::unique_ptr<Cluster> its_cluster)
       : tenants(config.tenants_size()),
         audit(std::move(its_audit)),
         metrics(TenantNames(config)),
         loops(std::move(its_loops)),
         tiers(std::move(its_tiers)),
-        gpu(std::move(its_gpu)),
+        gpus(std::move(its_gpus)),
         cluster(std::move(its_cluster)),
         threads(static_cast<int>(config.workers().threads())),
         workers(kMovingThreads, ShareOf(config.workers().queue_depth(), config), loop,
                 std::min(config.tenants_size() - 1, kMostSpareThreads)),
-        mover(kernels::Host(), threads, workers, tiers->top(), storage::kTurnBytes, gpu.get()),
+        mover(kernels::Host(), threads, workers, tiers->common(), storage::kTurnBytes, gpus.lanes()),
         cache(OptionsFrom(config, events.Telling(cluster == nullptr ? nullptr : cluster->residence())),
               TiersOf(*tiers, cluster.get()), mover, workers, loops->clock, &metrics),
         table(cache, loop),
@@ -119,11 +120,11 @@ struct Daemon::Impl {
                  mappings,
                  hosted,
                  table,
-                 tiers->top(),
+                 tiers->mapped(),
                  TenantsByUid(config),
                  config.sessions().region_bytes(),
                  config.sessions().max_regions(),
-                 gpu == nullptr ? nullptr : &gpu->gpu()},
+                 SeatsOf(gpus, *tiers)},
         models(FollowModels(cluster.get())),
         router(loops->clock, cache, Router::Options::From(config)),
         engine_service(
@@ -140,7 +141,7 @@ struct Daemon::Impl {
                        [this](bool dry_run) { return reloader.Reload(dry_run); }, cluster.get()}),
         reloader(config, file, loop, *tiers, cache, services, *audit) {
     if (cluster != nullptr) {
-      cluster->Attach(cache, tiers->top(), router,
+      cluster->Attach(cache, tiers->common(), router,
                       [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); });
     }
     tiers->Configure(config, cache);
@@ -155,7 +156,11 @@ struct Daemon::Impl {
         levels.tiers[kind].push_back(tier->Usage(static_cast<storage::TenantId>(i)));
       }
     };
-    measure(TierKind::kHbm, tiers->hbm());
+    for (const auto& hbm : tiers->hbm()) {
+      std::vector<storage::TierUsage>& all = levels.tiers[TierKind::kHbm];
+      all.resize(static_cast<size_t>(tenants));
+      for (int i = 0; i < tenants; ++i) all[i] += hbm->Usage(static_cast<storage::TenantId>(i));
+    }
     measure(TierKind::kDram, &tiers->dram());
     measure(TierKind::kSsd, tiers->ssd());
     if (tiers->ssd() != nullptr && tiers->ssd()->degraded()) {
@@ -230,7 +235,7 @@ struct Daemon::Impl {
     slow_fabric = levels.cluster.slow_fabric;
     uint64_t to_come = 0;
     for (const auto& [kind, usages] : levels.tiers) {
-      if (kind == TierKind::kSsd || (kind == TierKind::kHbm && tiers->hbm()->gpu() != nullptr)) continue;
+      if (kind == TierKind::kSsd || (kind == TierKind::kHbm && tiers->hbm()[0]->gpu() != nullptr)) continue;
       for (const storage::TierUsage& usage : usages) to_come += usage.capacity_bytes - usage.held_bytes;
     }
     services.memory_to_come = to_come;
@@ -280,9 +285,9 @@ struct Daemon::Impl {
   const std::unique_ptr<Loops> loops;
   EventLoop &mappings = loops->mappings, &loop = loops->loop;
   const std::unique_ptr<TierSet> tiers;
-  const std::unique_ptr<storage::GpuLane> gpu;  // null: none
-  const std::unique_ptr<Cluster> cluster;       // null: this node is alone
-  kernels::ThreadPool threads;                  // shared by the workers' jobs
+  const Gpus gpus;
+  const std::unique_ptr<Cluster> cluster;  // null: this node is alone
+  kernels::ThreadPool threads;             // shared by the workers' jobs
   WorkerPool workers;
   storage::Mover mover;
   storage::Cache cache;
@@ -311,15 +316,14 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, 
   auto audit = AuditLog::Open(config.log().audit_file());
   if (!audit.ok()) return audit.status();
   auto loops = std::make_unique<Loops>(config.workers().queue_depth(), config.tenants_size());
-  absl::StatusOr<std::unique_ptr<storage::GpuLane>> gpu = OpenGpu(config);
-  if (!gpu.ok()) return gpu.status();
-  absl::StatusOr<std::unique_ptr<TierSet>> tiers =
-      TierSet::Make(config, loops->loop, *gpu == nullptr ? nullptr : &(*gpu)->gpu());
+  absl::StatusOr<Gpus> gpus = Gpus::Open(config, kMovingThreads);
+  if (!gpus.ok()) return gpus.status();
+  absl::StatusOr<std::unique_ptr<TierSet>> tiers = TierSet::Make(config, loops->loop, gpus->all());
   if (!tiers.ok()) return tiers.status();
   absl::StatusOr<std::unique_ptr<Cluster>> cluster = MakeCluster(config, *loops);
   if (!cluster.ok()) return cluster.status();
   auto impl = std::make_unique<Impl>(config, file, *std::move(audit), std::move(loops), *std::move(tiers),
-                                     *std::move(gpu), *std::move(cluster));
+                                     *std::move(gpus), *std::move(cluster));
   Impl& parts = *impl;
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
@@ -371,8 +375,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, 
        {"metrics_socket", listen.metrics_socket()},
        {"kernels", std::string(kernels::Host().name())},
        {"threads", parts.threads.Size()},
-       {"gpu", config.has_gpu() ? std::to_string(config.gpu().device()) : "none"},
-       {"hbm_bytes", config.hbm().capacity_bytes()},
+       {"gpu", DevicesOf(config)},
+       {"hbm_bytes", HbmBytes(config)},
        {"dram_bytes", config.dram().capacity_bytes()},
        {"ssd_bytes", config.ssd().capacity_bytes()},
        {"node", config.cluster().node()},

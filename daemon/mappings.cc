@@ -35,8 +35,8 @@ uint64_t MappingsNeeded(const v1::Config& config) {
   uint64_t needed =
       kOwnMappings + kLargeBlocks + kPerThread * threads + kHeapsOfACore * cores + PeerBounds::Of(config).mappings;
   for (const v1::Tenant& tenant : config.tenants()) {
-    needed += tenant.max_regions() + Arenas(tenant.dram_bytes(), config.dram().arena_bytes()) +
-              Arenas(tenant.hbm_bytes(), config.hbm().arena_bytes());
+    needed += tenant.max_regions() + Arenas(tenant.dram_bytes(), config.dram().arena_bytes());
+    for (const v1::Hbm& hbm : config.hbm()) needed += Arenas(tenant.hbm_bytes(), hbm.arena_bytes());
   }
   return needed;
 }

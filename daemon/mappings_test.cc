@@ -21,7 +21,7 @@ constexpr uint64_t kKernelsDefault = 65530;
 v1::Config WithRegions(uint64_t arenas, uint32_t regions) {
   v1::Config config;
   config.mutable_dram()->set_arena_bytes(kArenaBytes);
-  config.mutable_hbm()->set_arena_bytes(kArenaBytes);
+  config.add_hbm()->set_arena_bytes(kArenaBytes);
   config.add_tenants()->set_dram_bytes(arenas * kArenaBytes);
   config.add_tenants()->set_max_regions(regions);
   return config;

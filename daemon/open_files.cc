@@ -31,8 +31,8 @@ uint64_t OpenFilesNeeded(const v1::Config& config) {
   uint64_t users = 0;
   for (const v1::Tenant& tenant : config.tenants()) {
     arenas += (tenant.dram_bytes() + config.dram().arena_bytes() - 1) / config.dram().arena_bytes();
-    if (tenant.hbm_bytes() > 0) {
-      arenas += (tenant.hbm_bytes() + config.hbm().arena_bytes() - 1) / config.hbm().arena_bytes();
+    for (const v1::Hbm& hbm : config.hbm()) {
+      arenas += (tenant.hbm_bytes() + hbm.arena_bytes() - 1) / hbm.arena_bytes();
     }
     users += tenant.uids_size();
     hosted += HostedMemory::kBlocksPerSession * tenant.max_sessions();

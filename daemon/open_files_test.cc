@@ -50,7 +50,7 @@ TEST(OpenFiles, ArenasOfAllTenantsAndSessionsCount) {
   EXPECT_EQ(OpenFilesNeeded(WithSessions(1000, 0)), none + 1000);
   EXPECT_GE(OpenFilesNeeded(WithSessions(0, 100)), none + 300);
   v1::Config hbm = WithSessions(1000, 0);
-  hbm.mutable_hbm()->set_arena_bytes(kArena);
+  hbm.add_hbm()->set_arena_bytes(kArena);
   hbm.mutable_tenants(0)->set_hbm_bytes(7 * kArena - 1);
   EXPECT_EQ(OpenFilesNeeded(hbm), none + 1007);
   v1::Config regions = WithSessions(0, 0);

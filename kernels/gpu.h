@@ -2,6 +2,7 @@
 // processor's memory that it reaches.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,6 +19,9 @@ class HostRegistration {
   virtual ~HostRegistration() = default;
 };
 
+// Names a GPU to all processes of a machine, by whatever number each of them sees it: CUDA's UUID.
+using GpuId = std::array<std::byte, 16>;
+
 // All methods are thread-safe.
 class Gpu {
  public:
@@ -27,6 +31,10 @@ class Gpu {
   virtual void Enter() const = 0;
   // The kernels of this GPU; they have memory().
   virtual const Kernels& kernels() const = 0;
+  virtual const GpuId& id() const = 0;
+  // Takes memory of the GPU ahead for what calls keep there between their kernels: a call on this queue of kernels()
+  // that keeps at most `bytes` allocates nothing afterwards. False: the GPU has not so much left.
+  virtual bool Reserve(Queue& queue, size_t bytes) const = 0;
 
   // All zero: the driver may give memory that another arena of this process has left. Null with the reason. `bytes` > 0
   // is rounded up to what a GPU allocates at once: ArenaMemory::bytes() says.

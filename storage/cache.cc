@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "storage/drain.h"
@@ -10,6 +9,7 @@
 #include "storage/lookup/lease.h"
 #include "storage/lookup/matcher.h"
 #include "storage/lookup/search.h"
+#include "storage/open_sessions.h"
 #include "storage/transfer/composer.h"
 #include "storage/transfer/lander.h"
 #include "storage/transfer/publisher.h"
@@ -35,28 +35,27 @@ struct Cache::Impl {
   Impl(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& copying, const Clock& clock,
        Observer* observer)
       : clock(clock),
-        top(*tiers.memory.front()),
+        sessions(tiers.common),
         observer(observer == nullptr ? ignored : *observer),
         table(options.objects, tiers, copying, clock, this->observer),
         explainer(table, clock, options.texts_per_tenant, options.misses_per_tenant),
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session,
                 options.leases_per_tenant, options.leased_segments_per_tenant}),
-        publisher(table, mover, clock, drain, options.reservation),
+        publisher(table, mover, clock, drain, options.reservation,
+                  [this](SessionId session) { return sessions.Level(session); }),
         prefixes(
-            table, publisher, drain, clock, this->observer,
-            [this](SessionId session) { return sessions.contains(session); },
+            table, publisher, drain, clock, this->observer, [this](SessionId session) { return sessions.Has(session); },
             [tiers](TenantId tenant) { return LargestCapacity(tiers, tenant); }),
-        matcher(table, prefixes, leases, explainer, top, clock, this->observer,
-                [this](SessionId session) { return sessions.contains(session); }),
+        matcher(
+            table, prefixes, leases, explainer, clock, this->observer,
+            [this](SessionId session) { return sessions.Has(session); },
+            [this](SessionId session) { return sessions.Level(session); }),
         lander(table, mover, clock, drain, in_flight, options.landings_per_session, this->observer),
         composer(table, mover, drain, clock, in_flight, options.compositions_per_session, this->observer),
         upkeep(table, prefixes, explainer, tiers, copying, clock) {}
 
-  const TenantId* Tenant(SessionId session) const {
-    const auto found = sessions.find(session);
-    return found == sessions.end() ? nullptr : &found->second;
-  }
+  const TenantId* Tenant(SessionId session) const { return sessions.Tenant(session); }
 
   std::unique_ptr<Search> StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
                                       HasRoom has_room, const LeaseId& lease) {
@@ -65,7 +64,7 @@ struct Cache::Impl {
     return std::make_unique<Search>(
         matcher, session, tenant == nullptr ? std::nullopt : std::optional(*tenant), queries, prompt,
         std::move(has_room), lease,
-        draining && !serving.contains(session) ? MissReason::kDaemonUnavailable : MissReason::kNone);
+        draining && !sessions.Serves(session) ? MissReason::kDaemonUnavailable : MissReason::kNone);
   }
 
   Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt, const HasRoom& has_room,
@@ -100,12 +99,10 @@ struct Cache::Impl {
   }
 
   const Clock& clock;
-  const Tier& top;
+  OpenSessions sessions;
   Observer ignored;
   Observer& observer;
   Drain drain;
-  std::map<SessionId, TenantId> sessions;
-  std::set<SessionId> serving;  // of these, those of other nodes
   struct Closing {
     TenantId tenant = 0;
     Freed freed;
@@ -179,8 +176,11 @@ bool Cache::Knows(TenantId tenant, const Key& key) const {
 }
 
 void Cache::OpenSession(SessionId session, TenantId tenant, bool serves) {
-  impl_->sessions.emplace(session, tenant);
-  if (serves) impl_->serving.insert(session);
+  impl_->sessions.Open(session, tenant, serves);
+}
+
+void Cache::SetLevel(SessionId session, size_t level) {
+  impl_->sessions.SetLevel(session, level);
 }
 
 void Cache::CloseSession(SessionId session, std::function<void()> drained) {
@@ -189,9 +189,8 @@ void Cache::CloseSession(SessionId session, std::function<void()> drained) {
 }
 
 std::optional<Cache::Freed> Cache::CloseSession(SessionId session, const std::function<void()>& drained, Slice& slice) {
-  if (const auto open = impl_->sessions.extract(session)) {
-    impl_->serving.erase(session);
-    impl_->closing[session] = {open.mapped(), {.leases = impl_->leases.Count(session)}};
+  if (const std::optional<TenantId> tenant = impl_->sessions.Close(session)) {
+    impl_->closing[session] = {*tenant, {.leases = impl_->leases.Count(session)}};
     impl_->lander.CloseSession(session);
     impl_->composer.CloseSession(session);
   }
@@ -275,7 +274,7 @@ Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, c
   if (tenant == nullptr || impl_->draining) return {};
   Publisher::Reserved reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute, flops);
   const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
-  if (present && !impl_->matcher.IsWhole(*tenant, {.key = plan.key, .shard = plan.shard})) {
+  if (present && !impl_->matcher.IsWhole(session, *tenant, {.key = plan.key, .shard = plan.shard})) {
     reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute, flops);
   }
   const bool known = text != TextDigest{};

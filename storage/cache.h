@@ -65,8 +65,8 @@ class Search;
 // (storage/slice.h), and its caller calls again until all is done, serving others in between.
 class Cache {
  public:
-  // All referenced objects must outlive the cache; `observer` may be null. `mover` works in the first tier, `copying`
-  // between memory tiers. Before the cache is destroyed every session must be closed and drained, and the executors
+  // All referenced objects must outlive the cache; `observer` may be null. `mover` works in the memory tiers,
+  // `copying` between them. Before the cache is destroyed every session must be closed and drained, and the executors
   // must be idle.
   Cache(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& copying, const Clock& clock,
         Observer* observer);
@@ -103,6 +103,9 @@ class Cache {
 
   // `serves`: of another node, which finds things here also during a drain.
   void OpenSession(SessionId session, TenantId tenant, bool serves = false);
+  // The memory tier, by its place in Tiers::memory, that the session's engine publishes to, lands from and maps, from
+  // now on; until it is set Tiers::common. Its look-ups have objects brought there. Harmless for an unknown session.
+  void SetLevel(SessionId session, size_t level);
   // Frees what the session held: its part in leases, its reservations. Landings and publishes in flight are cancelled
   // and drain first; `drained` is called when nothing of the session's memory is touched any more.
   void CloseSession(SessionId session, std::function<void()> drained);

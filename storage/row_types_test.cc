@@ -114,7 +114,8 @@ class RowTypesTest : public ::testing::Test {
   bool Land(const ObjectHeader& header, Rows& keys, Rows& values) {
     LandTarget target{.rows = {Layer(keys, values)}, .page_table = table_};
     EXPECT_TRUE(Fits(target, header, {.first_position = kTarget}));
-    LandJob job(kernels::Host(), workers_, *tier_, nullptr, {{&header, &*slot_, kTarget}}, std::move(target),
+    LandJob job(kernels::Host(), workers_, nullptr,
+                {{.header = &header, .slot = &*slot_, .first_position = kTarget, .tier = &*tier_}}, std::move(target),
                 CancelFlag());
     job.Run(
         UINT64_MAX, SIZE_MAX, [] {}, [] { return false; });

@@ -95,15 +95,15 @@ absl::StatusOr<Region> Client::RegisterGpuRegion(int descriptor, std::byte* data
   if (data == nullptr || bytes == 0) return absl::InvalidArgumentError("data, bytes: must be given");
   absl::StatusOr<internal::Descriptor> copy = internal::Descriptor::Duplicate(descriptor);
   if (!copy.ok()) return absl::InvalidArgumentError("descriptor: not an open descriptor");
-  return impl_->Keep(*std::move(copy), SharedMemory(data, bytes), std::nullopt, *connection,
-                     impl_->reconnector->CallDeadline());
+  return impl_->Keep(*std::move(copy), SharedMemory(data, bytes, (*connection)->arenas().gpu()), std::nullopt,
+                     *connection, impl_->reconnector->CallDeadline());
 }
 
 absl::StatusOr<Region> Client::HostRegion(size_t bytes) {
   const Deadline deadline = impl_->reconnector->CallDeadline();
   absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->reconnector->connection();
   if (!connection.ok()) return connection.status();
-  auto hosted = (*connection)->channel().HostRegion(bytes, kernels::MemoryKind::kHost, deadline);
+  auto hosted = (*connection)->channel().HostRegion(bytes, nullptr, deadline);
   if (!hosted.ok()) return hosted.status();
   absl::StatusOr<Mapping> mapping = Mapping::Map(hosted->memory.get(), bytes, Mapping::Access::kReadWrite);
   if (!mapping.ok()) {
@@ -117,7 +117,7 @@ absl::StatusOr<Region> Client::HostGpuRegion(const kernels::Gpu& gpu, size_t byt
   const Deadline deadline = impl_->reconnector->CallDeadline();
   absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->reconnector->connection();
   if (!connection.ok()) return connection.status();
-  auto hosted = (*connection)->channel().HostRegion(bytes, kernels::MemoryKind::kDevice, deadline);
+  auto hosted = (*connection)->channel().HostRegion(bytes, &gpu, deadline);
   if (!hosted.ok()) return hosted.status();
   kernels::ArenaError error;
   std::unique_ptr<kernels::ArenaMemory> arena = gpu.ImportArena(hosted->memory.get(), hosted->bytes, &error);

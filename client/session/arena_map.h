@@ -20,6 +20,8 @@ class ArenaMap {
   // `gpu` maps arenas that lie on it; null: those are refused.
   ArenaMap(SessionChannel& channel, const kernels::Gpu* gpu) : channel_(channel), gpu_(gpu) {}
 
+  const kernels::Gpu* gpu() const { return gpu_; }
+
   // The mapping stays as long as anybody holds it, whatever becomes of this map or the daemon.
   absl::StatusOr<std::shared_ptr<const SharedMemory>> Get(uint32_t arena, Deadline deadline);
 

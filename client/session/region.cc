@@ -26,7 +26,7 @@ std::optional<uint64_t> RegionMemory::OffsetOf(const std::byte* data, uint64_t b
 absl::Status RegionMemory::Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) {
   if (IdOn(*connection).has_value()) return absl::OkStatus();  // a model that has its pages here came first
   absl::StatusOr<uint64_t> id =
-      connection->channel().RegisterRegion(descriptor_.get(), place_.size, place_.kind, deadline);
+      connection->channel().RegisterRegion(descriptor_.get(), place_.size, place_.kind, place_.lies_on, deadline);
   if (!id.ok()) return id.status();
   SetId(connection, *id);
   return absl::OkStatus();

@@ -24,6 +24,13 @@ absl::Status Ended() {
   return absl::UnavailableError("the session with the daemon has ended");
 }
 
+// As the daemon knows it; empty of none.
+std::string NameOf(const kernels::Gpu* gpu) {
+  if (gpu == nullptr) return "";
+  const kernels::GpuId& id = gpu->id();
+  return {reinterpret_cast<const char*>(id.data()), id.size()};
+}
+
 // Waits until the socket is ready for `events`.
 absl::Status Await(int fd, short events, Deadline deadline) {
   for (;;) {
@@ -115,22 +122,24 @@ absl::Status SessionChannel::Greet(const std::string& client, Deadline deadline)
 }
 
 absl::StatusOr<uint64_t> SessionChannel::RegisterRegion(int descriptor, uint64_t bytes, kernels::MemoryKind memory,
-                                                        Deadline deadline) {
+                                                        const kernels::Gpu* gpu, Deadline deadline) {
   v1::SessionRequest request;
   request.mutable_register_region()->set_bytes(bytes);
   request.mutable_register_region()->set_on_gpu(memory == kernels::MemoryKind::kDevice);
+  request.mutable_register_region()->set_gpu(NameOf(gpu));
   absl::StatusOr<Answer> answer = Ask(request, descriptor, Expects::kRegion, deadline);
   if (!answer.ok()) return answer.status();
   if (!answer->reply.has_region()) return absl::InternalError("the daemon's answer lacks the region");
   return answer->reply.region().region();
 }
 
-absl::StatusOr<SessionChannel::HostedRegion> SessionChannel::HostRegion(uint64_t bytes, kernels::MemoryKind memory,
+absl::StatusOr<SessionChannel::HostedRegion> SessionChannel::HostRegion(uint64_t bytes, const kernels::Gpu* gpu,
                                                                         Deadline deadline) {
-  const bool on_gpu = memory == kernels::MemoryKind::kDevice;
+  const bool on_gpu = gpu != nullptr;
   v1::SessionRequest request;
   request.mutable_host_region()->set_bytes(bytes);
   request.mutable_host_region()->set_on_gpu(on_gpu);
+  request.mutable_host_region()->set_gpu(NameOf(gpu));
   absl::StatusOr<Answer> answer = Ask(request, -1, Expects::kRegion, deadline);
   if (!answer.ok()) return answer.status();
   if (!answer->reply.has_region() || answer->descriptors.size() != 1) {

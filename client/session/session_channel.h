@@ -19,6 +19,7 @@
 #include "client/session/peer_process.h"
 #include "client/session/unix_socket.h"
 #include "kernels/device.h"
+#include "kernels/gpu.h"
 
 namespace ashlar::v1 {
 class SessionReply;
@@ -49,15 +50,15 @@ class SessionChannel {
   bool Alive() const;
   int fd() const { return socket_.get(); }  // to watch for its end (POLLRDHUP); read by this class only
 
-  // A memfd, or an allocation on a GPU.
+  // A memfd, or an allocation on a GPU: on `gpu`, or (null) on the daemon's only one.
   absl::StatusOr<uint64_t> RegisterRegion(int descriptor, uint64_t bytes, kernels::MemoryKind memory,
-                                          Deadline deadline);
+                                          const kernels::Gpu* gpu, Deadline deadline);
   struct HostedRegion {
     uint64_t id = 0;
     Descriptor memory;
     uint64_t bytes = 0;  // all that it has
   };
-  absl::StatusOr<HostedRegion> HostRegion(uint64_t bytes, kernels::MemoryKind memory, Deadline deadline);
+  absl::StatusOr<HostedRegion> HostRegion(uint64_t bytes, const kernels::Gpu* gpu, Deadline deadline);
   struct Arena {
     Descriptor memory;
     uint64_t bytes = 0;

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config/cluster_config.h"
+#include "daemon/config/gpu_config.h"
 #include "daemon/config/prefill_config.h"
 #include "daemon/config/yaml_message.h"
 #include "daemon/runtime/host_port.h"
@@ -49,12 +50,13 @@ constexpr uint64_t kDefaultModelBytes = uint64_t{256} << 20;
 constexpr uint32_t kDefaultKeptBatches = 10'000, kMaxKeptBatches = 1 << 20;
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxQueueDepth = 1 << 20;
-constexpr uint32_t kMaxGpu = 1023;
 constexpr int kMaxTenants = 4096;
 
 void FillTierDefaults(v1::Config* config) {
-  v1::Hbm* hbm = config->mutable_hbm();
-  if (hbm->arena_bytes() == 0) hbm->set_arena_bytes(std::min(kDefaultArenaBytes, hbm->capacity_bytes()));
+  FillGpuDefaults(config);
+  for (v1::Hbm& hbm : *config->mutable_hbm()) {
+    if (hbm.arena_bytes() == 0) hbm.set_arena_bytes(std::min(kDefaultArenaBytes, hbm.capacity_bytes()));
+  }
   v1::Ssd* ssd = config->mutable_ssd();
   if (ssd->admission().empty()) ssd->set_admission("second_use");
   if (ssd->on_damage().empty()) ssd->set_on_damage("set_aside");
@@ -80,7 +82,7 @@ void FillDefaults(v1::Config* config) {
     tenant->set_name("default");
     tenant->add_uids(geteuid());
     tenant->set_dram_bytes(dram->capacity_bytes());
-    tenant->set_hbm_bytes(config->hbm().capacity_bytes());
+    tenant->set_hbm_bytes(LeastHbm(*config));
     tenant->set_ssd_bytes(config->ssd().capacity_bytes());
   }
   v1::Leases* leases = config->mutable_leases();
@@ -209,8 +211,9 @@ absl::Status CheckTiers(const v1::Config& config) {
   if (config.dram().capacity_bytes() == 0) return Invalid("dram.capacity_bytes: required");
   if (absl::Status status = CheckMemory("dram", config.dram()); !status.ok()) return status;
   if (absl::Status status = CheckNuma(config.dram().numa()); !status.ok()) return status;
-  if (config.hbm().capacity_bytes() > 0) {
-    if (absl::Status status = CheckMemory("hbm", config.hbm()); !status.ok()) return status;
+  if (absl::Status status = CheckGpus(config); !status.ok()) return status;
+  for (int i = 0; i < config.hbm_size(); ++i) {
+    if (absl::Status status = CheckMemory(HbmField(config, i), config.hbm(i)); !status.ok()) return status;
   }
   const v1::Ssd& ssd = config.ssd();
   if (ssd.folder().find('\0') != std::string::npos) return Invalid("ssd.folder: contains a zero byte");
@@ -232,7 +235,8 @@ absl::Status CheckTiers(const v1::Config& config) {
 
 // One tier of the tenants: their budgets, and what their pools have for themselves.
 struct TierBudgets {
-  absl::string_view name;
+  std::string name;
+  std::string field;  // of the tier
   uint64_t capacity;
   uint64_t least;  // of a budget; a tier may be of no use to a tenant where it is 0
   uint64_t (v1::Tenant::*budget)() const;
@@ -249,7 +253,7 @@ absl::Status CheckBudgets(const v1::Config& config, const TierBudgets& tier) {
     if (tier.least > 0 && budget == 0) return Invalid(field, ": required");
     if (budget < tier.least) return Invalid(field, ": less than one arena");
     if (budget > tier.capacity - budgets) {
-      return Invalid(field, ": the tenants' budgets together exceed ", tier.name, ".capacity_bytes");
+      return Invalid(field, ": the tenants' budgets together exceed ", tier.field, ".capacity_bytes");
     }
     budgets += budget;
     const uint64_t open = (tenant.public_floor().*tier.floor)(), own = (tenant.private_floor().*tier.floor)();
@@ -279,14 +283,16 @@ absl::Status CheckTenants(const v1::Config& config) {
     }
     if (tenant.ttl_seconds() > kMaxSeconds) return Invalid(field, ".ttl_seconds: out of range");
   }
-  const bool hbm = config.hbm().capacity_bytes() > 0;
-  const TierBudgets tiers[] = {
-      {"dram", config.dram().capacity_bytes(), config.dram().arena_bytes(), &v1::Tenant::dram_bytes,
+  std::vector<TierBudgets> tiers = {
+      {"dram", "dram", config.dram().capacity_bytes(), config.dram().arena_bytes(), &v1::Tenant::dram_bytes,
        &v1::Floor::dram_bytes},
-      {"hbm", config.hbm().capacity_bytes(), hbm ? config.hbm().arena_bytes() : 0, &v1::Tenant::hbm_bytes,
-       &v1::Floor::hbm_bytes},
-      {"ssd", config.ssd().capacity_bytes(), 0, &v1::Tenant::ssd_bytes, &v1::Floor::ssd_bytes},
+      {"ssd", "ssd", config.ssd().capacity_bytes(), 0, &v1::Tenant::ssd_bytes, &v1::Floor::ssd_bytes},
   };
+  for (int i = 0; i < config.hbm_size(); ++i) {
+    tiers.push_back({"hbm", HbmField(config, i), config.hbm(i).capacity_bytes(), config.hbm(i).arena_bytes(),
+                     &v1::Tenant::hbm_bytes, &v1::Floor::hbm_bytes});
+  }
+  if (config.hbm().empty()) tiers.push_back({"hbm", "hbm", 0, 0, &v1::Tenant::hbm_bytes, &v1::Floor::hbm_bytes});
   for (const TierBudgets& tier : tiers) {
     if (absl::Status status = CheckBudgets(config, tier); !status.ok()) return status;
   }
@@ -329,7 +335,6 @@ absl::Status CheckBounds(const v1::Config& config) {
     }
   }
   if (config.workers().threads() > kMaxThreads) return Invalid("workers.threads: out of range");
-  if (config.gpu().device() > kMaxGpu) return Invalid("gpu.device: out of range");
   if (config.workers().landings_per_session() > kMaxQueueDepth) {
     return Invalid("workers.landings_per_session: out of range");
   }

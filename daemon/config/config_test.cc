@@ -70,7 +70,7 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.listen().metrics_socket_access(), "owner");
   EXPECT_EQ(config.metrics().tenants(), "summed");
   EXPECT_EQ(config.listen().admin_socket(), "");
-  EXPECT_EQ(config.hbm().capacity_bytes(), 0u);
+  EXPECT_TRUE(config.hbm().empty());
   EXPECT_EQ(config.ssd().folder(), "");
   EXPECT_EQ(config.ssd().admission(), "second_use");
   EXPECT_EQ(config.ssd().on_damage(), "set_aside");
@@ -91,7 +91,7 @@ TEST(Config, TheOneTenantHasAllOfEveryTier) {
       ParseConfig(Minimal() + "hbm: {capacity_bytes: 1MiB}\nssd: {folder: /d, capacity_bytes: 9GiB}\n", &config).ok());
   EXPECT_EQ(config.tenants(0).hbm_bytes(), 1u << 20);
   EXPECT_EQ(config.tenants(0).ssd_bytes(), uint64_t{9} << 30);
-  EXPECT_EQ(config.hbm().arena_bytes(), 1u << 20) << "no more than there is";
+  EXPECT_EQ(config.hbm(0).arena_bytes(), 1u << 20) << "no more than there is";
 }
 
 TEST(Config, ReadsEveryField) {
@@ -153,7 +153,7 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.tenants(0).landing_bytes(), 64u << 20);
   EXPECT_EQ(config.tenants(1).max_landings(), 4u) << "its share of the queue";
   EXPECT_EQ(config.log().format(), "json");
-  EXPECT_EQ(config.hbm().arena_bytes(), 1u << 20);
+  EXPECT_EQ(config.hbm(0).arena_bytes(), 1u << 20);
   EXPECT_EQ(config.ssd().admission(), "tinylfu");
   EXPECT_EQ(config.ssd().queue_depth(), 5u);
   EXPECT_EQ(config.ssd().on_damage(), "refuse");
@@ -165,21 +165,9 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.tenants(1).ssd_bytes(), 0u);
 }
 
-TEST(Config, UsesTheFirstGpuIfAny) {
-  v1::Config config;
-  ASSERT_TRUE(ParseConfig(Minimal(), &config).ok());
-  EXPECT_FALSE(config.has_gpu());
-  for (const auto& [yaml, device] :
-       {std::pair("gpu: {}\n", 0u), {"gpu: {device: 0}\n", 0u}, {"gpu: {device: 3}\n", 3u}}) {
-    v1::Config with;
-    ASSERT_TRUE(ParseConfig(Minimal() + yaml, &with).ok()) << yaml;
-    EXPECT_TRUE(with.has_gpu()) << yaml;
-    EXPECT_EQ(with.gpu().device(), device) << yaml;
-  }
-}
-
 TEST(Config, WhatIsPrintedReadsBackTheSame) {
-  for (const std::string& more : {std::string(), std::string("gpu: {}\n"), absl::StrCat("gpu: {}\n", kCluster)}) {
+  for (const std::string& more : {std::string(), std::string("gpu: {}\n"), std::string("gpu: [{device: 2}, {}]\n"),
+                                  absl::StrCat("gpu: {}\n", kCluster)}) {
     v1::Config config, again;
     ASSERT_TRUE(ParseConfig(Minimal() + more, &config).ok());
     ASSERT_TRUE(ParseConfig(FormatConfig(config), &again).ok()) << FormatConfig(config);

@@ -64,9 +64,8 @@ void Compare(const std::string& prefix, const Message& now, const Message& next,
         Compare(absl::StrCat(name, "[", k, "]."), reflection.GetRepeatedMessage(now, &field, k),
                 reflection.GetRepeatedMessage(next, &field, k), changes);
       }
-    } else if (reflection.HasField(now, &field) != reflection.HasField(next, &field) &&
-               (field.name() == "cluster" || field.name() == "gpu")) {
-      // With these it is said whether there is one at all.
+    } else if (reflection.HasField(now, &field) != reflection.HasField(next, &field) && field.name() == "cluster") {
+      // With this it is said whether there is one at all.
       changes.push_back({name, reflection.HasField(now, &field) ? "there" : "none",
                          reflection.HasField(next, &field) ? "there" : "none"});
     } else {

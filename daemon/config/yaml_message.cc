@@ -106,6 +106,11 @@ absl::Status ReadValue(const YAML::Node& node, const std::string& path, const Fi
   }
 }
 
+// Of these there was one at most once, and files say so without a list.
+bool MayStandAlone(const FieldDescriptor& field) {
+  return field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE && (field.name() == "gpu" || field.name() == "hbm");
+}
+
 absl::Status ReadMessage(const YAML::Node& node, const std::string& path, Message* message) {
   if (!node.IsMap()) return Bad(path, "expected a map of fields");
   std::set<std::string> seen;
@@ -117,6 +122,10 @@ absl::Status ReadMessage(const YAML::Node& node, const std::string& path, Messag
     if (field == nullptr) return Bad(field_path, "unknown field");
     if (!seen.insert(name).second) return Bad(field_path, "given twice");
     if (!field->is_repeated()) {
+      if (absl::Status status = ReadValue(entry.second, field_path, field, message); !status.ok()) return status;
+      continue;
+    }
+    if (MayStandAlone(*field) && entry.second.IsMap()) {
       if (absl::Status status = ReadValue(entry.second, field_path, field, message); !status.ok()) return status;
       continue;
     }

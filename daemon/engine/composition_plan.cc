@@ -192,6 +192,19 @@ std::shared_ptr<const void> KeepAll(const SharedPlaces& places, const std::share
   return std::make_shared<Kept>(places.keep(), model);
 }
 
+absl::Status CheckGpuBounds(const std::string& field, const CompositionPlan& plan) {
+  if (plan.composition.gpu == nullptr) return absl::OkStatus();
+  for (const storage::Composition::Layer& layer : plan.composition.layers) {
+    if (storage::GpuPointerBytes(layer, plan.composition.interiors.size()) > storage::kMaxGpuPointerBytes) {
+      return Invalid(field, ": more segments and checkpoints, times heads, than a GPU takes at once");
+    }
+    if (storage::GpuScratchBytes(layer) > storage::kMaxGpuScratchBytes) {
+      return Invalid(field, ": more checkpoints in f16 than a GPU takes at once");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<kernels::LinearShape> LinearShapeAt(const std::string& field, const Layout& layout, uint32_t layer) {
   if (layer >= layout.layers.size()) return Invalid(field, ": the layout has ", layout.layers.size());
   const auto* linear = std::get_if<LinearLayer>(&layout.layers[layer]);
@@ -216,6 +229,8 @@ absl::StatusOr<CompositionPlan> ReadAdvance(const v1::AdvanceRequest& request, c
   if (absl::Status status = ReadTokenRows(request, places, layer); !status.ok()) return status;
   if (absl::Status status = ReadSteps(request, places, *plan); !status.ok()) return status;
   if (absl::Status status = places.CheckApart(); !status.ok()) return status;
+  plan->composition.gpu = places.gpu();
+  if (absl::Status status = CheckGpuBounds("steps", *plan); !status.ok()) return status;
   plan->composition.keep = KeepAll(places, plan->model);
   return plan;
 }
@@ -252,6 +267,8 @@ absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, c
   if (given != request.states_size())
     return Invalid("states[", given, "]: the layout has only ", given, " linear layers");
   if (absl::Status status = places.CheckApart(); !status.ok()) return status;
+  plan->composition.gpu = places.gpu();
+  if (absl::Status status = CheckGpuBounds("segments", *plan); !status.ok()) return status;
   plan->composition.keep = KeepAll(places, plan->model);
   return plan;
 }

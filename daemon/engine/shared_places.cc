@@ -23,9 +23,8 @@ absl::StatusOr<const Region*> SharedPlaces::FindRegion(const std::string& field,
     if (region == nullptr) return Invalid(field, ".region: unknown handle ", handle);
     if (absl::Status whole = region->CheckWhole(absl::StrCat(field, ".region")); !whole.ok()) return whole;
   }
-  if (region->memory() != kernels::MemoryKind::kHost) {
-    return Invalid(field, ".region: lies on a GPU, where nothing is composed");
-  }
+  if (!gpu_.has_value()) gpu_ = region->gpu();
+  if (*gpu_ != region->gpu()) return Invalid(field, ".region: not in the memory that the places before it lie in");
   return region.get();
 }
 

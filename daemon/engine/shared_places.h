@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,9 @@ class SharedPlaces {
   // region that was registered twice counts as two: an engine that does that harms only itself.
   absl::Status CheckApart();
 
+  // In whose memory all places lie; null: the processor's.
+  const kernels::Gpu* gpu() const { return gpu_.value_or(nullptr); }
+
   // Returns an object that keeps all the places mapped.
   std::shared_ptr<const void> keep() const;
 
@@ -52,6 +56,7 @@ class SharedPlaces {
   const Session& session_;
   std::map<uint64_t, std::shared_ptr<const Region>> regions_;
   std::vector<Place> places_;
+  std::optional<const kernels::Gpu*> gpu_;  // of the first
 };
 
 }  // namespace ashlar::daemon

@@ -56,7 +56,7 @@ bool TensorSources::Fit(const ObjectHeader& plan, std::vector<storage::PublishSo
     if (found == tensors_.end() || found->second.region == nullptr) return false;
     const auto& [region, offset] = found->second;
     if (offset % ElementBytes(part.dtype) != 0 || !region->Contains(offset, part.Bytes())) return false;
-    tensors.push_back({part.layer, part.form, region->data() + offset, part.head_group, region->memory()});
+    tensors.push_back({part.layer, part.form, region->data() + offset, part.head_group, region->gpu()});
     regions.push_back(region);
   }
   return tensors.size() == tensors_.size();

@@ -129,7 +129,7 @@ storage::PagedRows RowsOf(uint32_t index, const AttentionLayer& layer, const std
   rows.heads = static_cast<int32_t>(layer.kv_heads);
   rows.key_dim = static_cast<int32_t>(layer.key_dim);
   rows.value_dim = static_cast<int32_t>(layer.value_dim);
-  rows.memory = region.memory();
+  rows.gpu = region.gpu();
   rows.latent = layer.kind == AttentionKind::kMla;
   rows.rotation = RotationOf(layer);
   rows.keys = SlotsOf(planes[0], layer.scales ? &planes[2] : nullptr, layer.dtype, region);

@@ -91,7 +91,7 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Import(const kernels::Gpu& gpu, 
   if (bytes == 0) return absl::InvalidArgumentError("register_region.bytes: zero");
   kernels::ArenaError error;
   std::unique_ptr<kernels::ArenaMemory> arena = gpu.ImportArena(descriptor.get(), bytes, &error);
-  if (arena != nullptr) return std::shared_ptr<Region>(new Region(std::move(arena)));
+  if (arena != nullptr) return std::shared_ptr<Region>(new Region(gpu, std::move(arena)));
   if (error.out_of_memory) return absl::ResourceExhaustedError(absl::StrCat("register_region.bytes: ", error.message));
   return absl::InvalidArgumentError(absl::StrCat("register_region.descriptor: ", error.message));
 }
@@ -103,7 +103,7 @@ absl::StatusOr<Region::OnGpu> Region::Make(const kernels::Gpu& gpu, uint64_t byt
   if (arena == nullptr) return absl::ResourceExhaustedError(error.message);
   UniqueFd descriptor(fcntl(arena->descriptor(), F_DUPFD_CLOEXEC, 0));
   if (!descriptor.valid()) return absl::ErrnoToStatus(errno, "cannot pass the region");
-  return OnGpu{std::shared_ptr<Region>(new Region(std::move(arena))), std::move(descriptor)};
+  return OnGpu{std::shared_ptr<Region>(new Region(gpu, std::move(arena))), std::move(descriptor)};
 }
 
 std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<Region> region) {

@@ -74,8 +74,8 @@ class Region {
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
-  kernels::MemoryKind memory() const { return arena_ != nullptr ? arena_->kind() : kernels::MemoryKind::kHost; }
-  std::byte* data() const { return data_; }  // of a GPU's: for its kernels alone
+  const kernels::Gpu* gpu() const { return gpu_; }  // in whose memory it lies; null: the processor's
+  std::byte* data() const { return data_; }         // of a GPU's: for its kernels alone
   uint64_t size() const { return size_; }
   bool Contains(uint64_t offset, uint64_t bytes) const { return offset <= size_ && bytes <= size_ - offset; }
 
@@ -90,14 +90,15 @@ class Region {
 
  private:
   Region(std::byte* data, uint64_t size) : data_(data), size_(size) {}
-  explicit Region(std::unique_ptr<kernels::ArenaMemory> arena)
-      : data_(arena->data()), size_(arena->bytes()), arena_(std::move(arena)) {}
+  Region(const kernels::Gpu& gpu, std::unique_ptr<kernels::ArenaMemory> arena)
+      : data_(arena->data()), size_(arena->bytes()), gpu_(&gpu), arena_(std::move(arena)) {}
   static absl::StatusOr<std::shared_ptr<Region>> Map(int fd, uint64_t bytes);
 
   std::byte* const data_;
   const uint64_t size_;
   std::shared_ptr<const UniqueFd> memfd_;
-  std::unique_ptr<kernels::ArenaMemory> arena_;  // of a GPU; null: a mapping
+  const kernels::Gpu* const gpu_ = nullptr;
+  std::unique_ptr<kernels::ArenaMemory> arena_;  // of the GPU; null: a mapping
   uint64_t block_ = 0;
   std::shared_ptr<const void> kept_;
   std::function<void()> gone_;

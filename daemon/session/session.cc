@@ -26,6 +26,16 @@ absl::StatusOr<uint64_t> Session::AddRegion(std::shared_ptr<Region> region) {
   return next_handle_++;
 }
 
+Session::Far Session::far() const {
+  std::lock_guard lock(mutex_);
+  return far_;
+}
+
+void Session::SetGpu(const kernels::Gpu* gpu, bool all) {
+  std::lock_guard lock(mutex_);
+  far_ = {gpu, all};
+}
+
 absl::StatusOr<uint64_t> Session::AddModel(std::shared_ptr<const Model> model) {
   std::lock_guard lock(mutex_);
   if (cleared_) return Ended();

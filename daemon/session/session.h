@@ -61,6 +61,14 @@ class Session {
     uint64_t bytes = 0;
   };
   Memory memory() const;
+
+  // The GPU that regions of the session lie on; `all` of them must.
+  struct Far {
+    const kernels::Gpu* gpu = nullptr;  // null: none does
+    bool all = false;
+  };
+  Far far() const;
+  void SetGpu(const kernels::Gpu* gpu, bool all);
   size_t models() const;  // opened
   // Releases everything, and refuses more.
   void Clear();
@@ -81,6 +89,7 @@ class Session {
 
   mutable std::mutex mutex_;
   bool cleared_ = false;  // guarded by mutex_, as all to the next blank line
+  Far far_;
   uint64_t next_handle_ = 1;
   std::map<uint64_t, std::shared_ptr<Region>> regions_;
   struct OpenModel {

@@ -78,13 +78,24 @@ absl::Status TooManyWaitForPages() {
   return absl::ResourceExhaustedError("register_region: too many wait for pages");
 }
 
-absl::Status NoGpu(absl::string_view field) {
-  return absl::FailedPreconditionError(absl::StrCat(field, ": this daemon has no GPU (its configuration's field gpu)"));
+// Nothing is copied between the two memories but whole objects, between tiers.
+absl::Status OnlyOnGpu(absl::string_view request) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      request, ".on_gpu: the hbm tier lies on the GPU, and so must all regions of a session that has one"));
 }
 
-// Nothing is copied between the two memories but whole objects, between tiers.
-absl::Status OnlyOnGpu(absl::string_view field) {
-  return absl::FailedPreconditionError(absl::StrCat(field, ": the hbm tier lies on the GPU, and so must regions"));
+// Has the engine's objects come to the GPU's tier from now on, before it learns of its region.
+SessionProtocol::Respond Seated(SessionServices& services, const std::shared_ptr<Session>& session,
+                                const SessionServices::Seat& seat, SessionProtocol::Respond respond) {
+  return [&services, session, seat, respond = std::move(respond)](SessionProtocol::Reply reply) {
+    session->SetGpu(seat.gpu, seat.level.has_value());
+    if (!seat.level.has_value()) return respond(std::move(reply));
+    const auto kept = std::make_shared<SessionProtocol::Reply>(std::move(reply));
+    services.loop.PostCompletion(session->about().tenant, [&services, session, level = *seat.level, kept, respond] {
+      services.table.SetLevel(*session, level);
+      respond(std::move(*kept));
+    });
+  };
 }
 
 // Gives a session the engine's own memory.
@@ -139,11 +150,14 @@ void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond)
       return SayHello(request.hello(), std::move(respond));
     case Kind::kRegisterRegion:
       if (request.register_region().on_gpu()) {
-        return RegisterOnGpu(request.register_region().bytes(), std::move(datagram->descriptors), std::move(respond));
+        return RegisterOnGpu(request.register_region().bytes(), request.register_region().gpu(),
+                             std::move(datagram->descriptors), std::move(respond));
       }
       return RegisterRegion(request.register_region().bytes(), datagram->descriptors, respond);
     case Kind::kHostRegion:
-      if (request.host_region().on_gpu()) return HostOnGpu(request.host_region().bytes(), std::move(respond));
+      if (request.host_region().on_gpu()) {
+        return HostOnGpu(request.host_region().bytes(), request.host_region().gpu(), std::move(respond));
+      }
       return HostRegion(request.host_region().bytes(), std::move(respond));
     case Kind::kGetArena:
       return GetArena(request.get_arena().arena(), std::move(respond));
@@ -203,7 +217,7 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
 
 void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, Respond respond) {
   if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
-  if (services_.tier.gpu() != nullptr) return respond(Error(OnlyOnGpu("register_region.on_gpu")));
+  if (absl::Status near = MayBeNear("register_region"); !near.ok()) return respond(Error(near));
   const RegionBudgets& budgets = session_->about().regions;
   auto number = InField("register_region.descriptor", Budget::Take(budgets.number, 1));
   if (!number.ok()) return respond(Error(number.status()));
@@ -270,7 +284,7 @@ absl::Status SessionProtocol::RoomBesideForsaken() const {
 }
 
 void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
-  if (services_.tier.gpu() != nullptr) return respond(Error(OnlyOnGpu("host_region.on_gpu")));
+  if (absl::Status near = MayBeNear("host_region"); !near.ok()) return respond(Error(near));
   const RegionBudgets& budgets = session_->about().regions;
   auto number = InField("host_region", Budget::Take(budgets.number, 1));
   if (!number.ok()) return respond(Error(number.status()));
@@ -293,10 +307,42 @@ void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
   if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
 }
 
+absl::StatusOr<SessionServices::Seat> SessionProtocol::SeatOf(absl::string_view request, const std::string& gpu) const {
+  const std::vector<SessionServices::Seat>& gpus = services_.gpus;
+  if (gpus.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(request, ".on_gpu: this daemon has no GPU (its configuration's field gpu)"));
+  }
+  if (gpu.empty() && gpus.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request, ".gpu: this daemon serves ", gpus.size(), " GPUs, and none is named"));
+  }
+  const auto is_named = [&gpu](const SessionServices::Seat& seat) {
+    const kernels::GpuId& id = seat.gpu->id();
+    return gpu.empty() || gpu == absl::string_view(reinterpret_cast<const char*>(id.data()), id.size());
+  };
+  const auto seat = std::ranges::find_if(gpus, is_named);
+  if (seat == gpus.end()) {
+    return absl::FailedPreconditionError(absl::StrCat(request, ".gpu: none of this daemon's GPUs"));
+  }
+  const Session::Far far = session_->far();
+  if (far.gpu != nullptr && far.gpu != seat->gpu) {
+    return absl::FailedPreconditionError(absl::StrCat(request, ".gpu: the session's regions lie on another GPU"));
+  }
+  if (far.gpu == nullptr && seat->level.has_value() && session_->memory().regions > 0) return OnlyOnGpu(request);
+  return *seat;
+}
+
+absl::Status SessionProtocol::MayBeNear(absl::string_view request) const {
+  return session_->far().all ? OnlyOnGpu(request) : absl::OkStatus();
+}
+
 // The driver may take long; meanwhile this thread has to notice deaths.
-void SessionProtocol::RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descriptors, Respond respond) {
+void SessionProtocol::RegisterOnGpu(uint64_t bytes, const std::string& gpu, std::vector<UniqueFd> descriptors,
+                                    Respond respond) {
   if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
-  if (services_.gpu == nullptr) return respond(Error(NoGpu("register_region.on_gpu")));
+  const auto seat = SeatOf("register_region", gpu);
+  if (!seat.ok()) return respond(Error(seat.status()));
   const RegionBudgets& budgets = session_->about().regions;
   auto number = InField("register_region.descriptor", Budget::Take(budgets.number, 1));
   if (!number.ok()) return respond(Error(number.status()));
@@ -304,43 +350,47 @@ void SessionProtocol::RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descri
   if (!charge.ok()) return respond(Error(charge.status()));
   const bool posted = services_.mappings.Post(
       tenant_.id, [&services = services_, session = session_, bytes, number = *number, charge = *charge, respond,
-                   descriptor = std::make_shared<UniqueFd>(std::move(descriptors.front()))] {
-        auto region = Region::Import(*services.gpu, *descriptor, bytes);
+                   seat = *seat, descriptor = std::make_shared<UniqueFd>(std::move(descriptors.front()))] {
+        auto region = Region::Import(*seat.gpu, *descriptor, bytes);
         if (!region.ok()) return respond(Error(region.status()));
         AddRegion(*session, Kept(*std::move(region), {.number = number, .bytes = charge}, *session, services.mappings),
-                  respond);
+                  Seated(services, session, seat, respond));
       });
   if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many wait to be mapped")));
 }
 
-void SessionProtocol::HostOnGpu(uint64_t bytes, Respond respond) {
-  if (services_.gpu == nullptr) return respond(Error(NoGpu("host_region.on_gpu")));
+void SessionProtocol::HostOnGpu(uint64_t bytes, const std::string& gpu, Respond respond) {
+  const auto seat = SeatOf("host_region", gpu);
+  if (!seat.ok()) return respond(Error(seat.status()));
   const RegionBudgets& budgets = session_->about().regions;
   auto number = InField("host_region", Budget::Take(budgets.number, 1));
   if (!number.ok()) return respond(Error(number.status()));
   auto charge = InField("host_region.bytes", Budget::Take(budgets.bytes, bytes));
   if (!charge.ok()) return respond(Error(charge.status()));
-  const bool posted = services_.mappings.Post(
-      tenant_.id, [&services = services_, session = session_, bytes, number = *number, charge = *charge, respond] {
-        auto made = InField("host_region.bytes", Region::Make(*services.gpu, bytes));
-        if (!made.ok()) return respond(Error(made.status()));
-        const uint64_t rounded = made->region->size();
-        auto rest = InField("host_region.bytes", Budget::Take(session->about().regions.bytes, rounded - bytes));
-        if (!rest.ok()) return respond(Error(rest.status()));
-        const auto whole = std::make_shared<std::pair<Budget::Charge, Budget::Charge>>(charge, *rest);
-        made->region->SetBlock(services.hosted.NewName());
-        Holding holding{.number = number, .bytes = whole};
-        const auto handle =
-            session->AddRegion(Kept(std::move(made->region), std::move(holding), *session, services.mappings));
-        if (!handle.ok()) return respond(Error(handle.status()));
-        respond(GivenRegion(services.hosted, session, *handle, std::move(made->descriptor), rounded));
-      });
+  const bool posted = services_.mappings.Post(tenant_.id, [&services = services_, session = session_, bytes,
+                                                           number = *number, charge = *charge, seat = *seat, respond] {
+    auto made = InField("host_region.bytes", Region::Make(*seat.gpu, bytes));
+    if (!made.ok()) return respond(Error(made.status()));
+    const uint64_t rounded = made->region->size();
+    auto rest = InField("host_region.bytes", Budget::Take(session->about().regions.bytes, rounded - bytes));
+    if (!rest.ok()) return respond(Error(rest.status()));
+    const auto whole = std::make_shared<std::pair<Budget::Charge, Budget::Charge>>(charge, *rest);
+    made->region->SetBlock(services.hosted.NewName());
+    Holding holding{.number = number, .bytes = whole};
+    const auto handle =
+        session->AddRegion(Kept(std::move(made->region), std::move(holding), *session, services.mappings));
+    if (!handle.ok()) return respond(Error(handle.status()));
+    Seated(services, session, seat,
+           respond)(GivenRegion(services.hosted, session, *handle, std::move(made->descriptor), rounded));
+  });
   if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
 }
 
 void SessionProtocol::GetArena(uint32_t arena, Respond respond) {
   const bool posted =
-      services_.loop.Post(tenant_.id, [&tier = services_.tier, tenant = session_->about().tenant, arena, respond] {
+      services_.loop.Post(tenant_.id, [&tiers = services_.tiers, tenant = session_->about().tenant, arena, respond] {
+        const size_t place = std::min<size_t>(arena / storage::kArenasApart, tiers.size() - 1);
+        const storage::MemoryTier& tier = *tiers[place];
         const auto descriptor = tier.Descriptor(tenant, arena);
         if (!descriptor.ok()) return respond(Error(descriptor.status()));
         v1::SessionReply message;

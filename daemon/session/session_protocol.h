@@ -8,9 +8,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/unique_fd.h"
 #include "daemon/runtime/unix_socket.h"
@@ -48,11 +52,16 @@ struct SessionServices {
   EventLoop& mappings;  // reserves and unmaps, which takes long for much memory
   HostedMemory& hosted;
   SessionTable& table;
-  const storage::MemoryTier& tier;  // the metadata thread's
+  std::vector<const storage::MemoryTier*> tiers;  // the metadata thread's, by their arenas (storage::kArenasApart)
   std::map<uid_t, TenantUser> tenant_of_uid;
   uint64_t region_bytes = 0;  // limit of one session, as below
   uint32_t max_regions = 0;
-  const kernels::Gpu* gpu = nullptr;  // whose memory regions may lie in; null: none
+  // A GPU whose memory regions may lie in, and the level (Cache::SetLevel) of engines there; none: it has no tier.
+  struct Seat {
+    const kernels::Gpu* gpu = nullptr;
+    std::optional<size_t> level;
+  };
+  std::vector<Seat> gpus;
   // The bytes that arenas may still take of the machine's memory: no engine's memory is given pages out of these.
   std::atomic<uint64_t> memory_to_come{0};
 };
@@ -90,9 +99,13 @@ class SessionProtocol {
   void RegisterUntouched(std::shared_ptr<Region> region, const UniqueFd& memfd, Budget::Charge number, uint64_t bytes,
                          Respond respond);
   absl::Status RoomBesideForsaken() const;
-  void RegisterOnGpu(uint64_t bytes, std::vector<UniqueFd> descriptors, Respond respond);
+  // The GPU that a request means by its fields on_gpu and gpu, if regions of this session may lie there.
+  absl::StatusOr<SessionServices::Seat> SeatOf(absl::string_view request, const std::string& gpu) const;
+  // Whether regions of this session may lie in the processor's memory.
+  absl::Status MayBeNear(absl::string_view request) const;
+  void RegisterOnGpu(uint64_t bytes, const std::string& gpu, std::vector<UniqueFd> descriptors, Respond respond);
   void HostRegion(uint64_t bytes, Respond respond);
-  void HostOnGpu(uint64_t bytes, Respond respond);
+  void HostOnGpu(uint64_t bytes, const std::string& gpu, Respond respond);
   void GetArena(uint32_t arena, Respond respond);
   void DropRegion(uint64_t region, Respond respond);
 

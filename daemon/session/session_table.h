@@ -39,6 +39,9 @@ class SessionTable {
   // again does nothing.
   void Close(const std::shared_ptr<Session>& session, std::string reason);
 
+  // Where the session's engine lands from, and maps (Cache::SetLevel). The metadata thread only.
+  void SetLevel(const Session& session, size_t level) { cache_.SetLevel(session.about().id, level); }
+
   // Null for an unknown secret and for a session that has ended.
   std::shared_ptr<Session> Find(absl::string_view secret) const;
 

@@ -31,8 +31,10 @@ absl::StatusOr<std::unique_ptr<storage::MemoryTier>> MakeMemory(const v1::Config
   return tier;
 }
 
-storage::ArenaOptions ArenasFrom(const v1::Dram& dram, const kernels::Gpu* gpu) {
-  storage::ArenaOptions options{.huge_pages = dram.huge_pages(), .lock = dram.lock(), .gpu = gpu};
+storage::ArenaOptions ArenasFrom(const v1::Dram& dram, std::span<const kernels::Gpu* const> gpus) {
+  // All GPUs reach as much as the first.
+  storage::ArenaOptions options{
+      .huge_pages = dram.huge_pages(), .lock = dram.lock(), .gpu = gpus.empty() ? nullptr : gpus.front()};
   using Mode = storage::NumaPolicy::Mode;
   const std::string& policy = dram.numa().policy();
   if (policy == "bind") options.numa.mode = Mode::kBind;
@@ -50,25 +52,31 @@ struct PoolFloor {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config, EventLoop& loop,
-                                                       const kernels::Gpu* gpu) {
+                                                       std::span<const kernels::Gpu* const> gpus) {
   std::unique_ptr<TierSet> set(new TierSet());
-  if (config.hbm().capacity_bytes() > 0) {
+  for (const v1::Hbm& tier : config.hbm()) {
+    const kernels::Gpu* gpu = nullptr;
+    for (size_t i = 0; i < gpus.size(); ++i) {
+      if (config.gpu(static_cast<int>(i)).device() == tier.device()) gpu = gpus[i];
+    }
     auto hbm = MakeMemory(config,
                           {.kind = TierKind::kHbm,
-                           .capacity_bytes = config.hbm().capacity_bytes(),
-                           .arena_bytes = config.hbm().arena_bytes(),
+                           .capacity_bytes = tier.capacity_bytes(),
+                           .arena_bytes = tier.arena_bytes(),
                            .arena = {.gpu = gpu},
-                           .on_gpu = gpu != nullptr},
+                           .on_gpu = gpu != nullptr,
+                           .first_arena = static_cast<uint32_t>(set->hbm_.size()) * storage::kArenasApart},
                           &v1::Tenant::hbm_bytes);
     if (!hbm.ok()) return hbm.status();
-    set->hbm_ = *std::move(hbm);
+    set->hbm_.push_back(*std::move(hbm));
     if (gpu == nullptr) Log(LogLevel::kWarning, "the hbm tier lies in the processor's memory: no GPU is configured");
   }
   auto dram = MakeMemory(config,
                          {.kind = TierKind::kDram,
                           .capacity_bytes = config.dram().capacity_bytes(),
                           .arena_bytes = config.dram().arena_bytes(),
-                          .arena = ArenasFrom(config.dram(), gpu)},
+                          .arena = ArenasFrom(config.dram(), gpus),
+                          .first_arena = static_cast<uint32_t>(set->hbm_.size()) * storage::kArenasApart},
                          &v1::Tenant::dram_bytes);
   if (!dram.ok()) return dram.status();
   set->dram_ = *std::move(dram);
@@ -127,10 +135,25 @@ void TierSet::Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache) {
 }
 
 storage::Tiers TierSet::tiers() const {
-  storage::Tiers tiers{.ssd = ssd_.get()};
-  if (hbm_ != nullptr) tiers.memory.push_back(hbm_.get());
+  storage::Tiers tiers{.ssd = ssd_.get(), .beside = std::max<size_t>(hbm_.size(), 1)};
+  for (const auto& hbm : hbm_) tiers.memory.push_back(hbm.get());
   tiers.memory.push_back(dram_.get());
+  tiers.common = &common() == dram_.get() ? hbm_.size() : 0;
   return tiers;
+}
+
+std::optional<size_t> TierSet::LevelOf(const kernels::Gpu& gpu) const {
+  for (size_t level = 0; level < hbm_.size(); ++level) {
+    if (hbm_[level]->gpu() == &gpu) return level;
+  }
+  return std::nullopt;
+}
+
+std::vector<const storage::MemoryTier*> TierSet::mapped() const {
+  std::vector<const storage::MemoryTier*> mapped;
+  for (const auto& hbm : hbm_) mapped.push_back(hbm.get());
+  mapped.push_back(dram_.get());
+  return mapped;
 }
 
 void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {
@@ -140,7 +163,7 @@ void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {
     for (const PoolFloor& pool : {PoolFloor{storage::PoolKind::kPublic, &tenant.public_floor()},
                                   PoolFloor{storage::PoolKind::kPrivate, &tenant.private_floor()}}) {
       size_t tier = 0;
-      if (hbm_ != nullptr) cache.SetFloor(tier++, {id, pool.kind}, pool.floor->hbm_bytes());
+      for (size_t hbm = 0; hbm < hbm_.size(); ++hbm) cache.SetFloor(tier++, {id, pool.kind}, pool.floor->hbm_bytes());
       cache.SetFloor(tier++, {id, pool.kind}, pool.floor->dram_bytes());
       if (ssd_ != nullptr) cache.SetFloor(tier, {id, pool.kind}, pool.floor->ssd_bytes());
     }
@@ -162,8 +185,9 @@ absl::Status TierSet::CheckBudgets(const v1::Config& now, const v1::Config& next
     if (before.dram_bytes() != after.dram_bytes()) {
       if (absl::Status able = dram_->CheckBudget(id, after.dram_bytes()); !able.ok()) return named("dram_bytes", able);
     }
-    if (before.hbm_bytes() != after.hbm_bytes() && hbm_ != nullptr) {
-      if (absl::Status able = hbm_->CheckBudget(id, after.hbm_bytes()); !able.ok()) return named("hbm_bytes", able);
+    for (const auto& hbm : hbm_) {
+      if (before.hbm_bytes() == after.hbm_bytes()) continue;
+      if (absl::Status able = hbm->CheckBudget(id, after.hbm_bytes()); !able.ok()) return named("hbm_bytes", able);
     }
     if (before.ssd_bytes() == after.ssd_bytes() || ssd_ == nullptr) continue;
     if (before.ssd_bytes() == 0 || after.ssd_bytes() == 0) {
@@ -179,7 +203,9 @@ void TierSet::SetBudgets(const v1::Config& now, const v1::Config& next) {
     const v1::Tenant &before = now.tenants(i), &after = next.tenants(i);
     const auto id = static_cast<TenantId>(i);
     if (before.dram_bytes() != after.dram_bytes()) dram_->SetBudget(id, after.dram_bytes());
-    if (before.hbm_bytes() != after.hbm_bytes() && hbm_ != nullptr) hbm_->SetBudget(id, after.hbm_bytes());
+    for (const auto& hbm : hbm_) {
+      if (before.hbm_bytes() != after.hbm_bytes()) hbm->SetBudget(id, after.hbm_bytes());
+    }
     if (before.ssd_bytes() != after.ssd_bytes() && ssd_ != nullptr) ssd_->SetBudget(id, after.ssd_bytes());
   }
 }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -23,15 +25,21 @@ namespace ashlar::daemon {
 
 class TierSet {
  public:
-  // A tenant's number is its place in the list. `gpu` reaches the memory tiers, unless it is null. `loop` must outlive
-  // the set and need not run yet. Takes as long as allocating the disk's file and reading its records does. A disk that
-  // is full, read-only or failing is no error: its tier is degraded until Tick can open it.
+  // A tenant's number is its place in the list. `gpus`: as the configuration names them; all reach dram. `loop` must
+  // outlive the set and need not run yet. Takes as long as allocating the disk's file and reading its records does. A
+  // disk that is full, read-only or failing is no error: its tier is degraded until Tick can open it.
   static absl::StatusOr<std::unique_ptr<TierSet>> Make(const v1::Config& config, EventLoop& loop,
-                                                       const kernels::Gpu* gpu);
+                                                       std::span<const kernels::Gpu* const> gpus);
 
   storage::Tiers tiers() const;
-  // The tier that engines land from and map.
-  const storage::MemoryTier& top() const { return hbm_ != nullptr ? *hbm_ : *dram_; }
+  // The tier of engines whose memory lies on no GPU that has one, and of other nodes (storage::Tiers::common).
+  const storage::MemoryTier& common() const {
+    return hbm_.empty() || hbm_.front()->gpu() != nullptr ? *dram_ : *hbm_[0];
+  }
+  // The level of engines whose memory lies on this GPU (Cache::SetLevel); none: it has no tier.
+  std::optional<size_t> LevelOf(const kernels::Gpu& gpu) const;
+  // The tiers whose arenas engines map, by the numbers of their arenas (storage::kArenasApart).
+  std::vector<const storage::MemoryTier*> mapped() const;
   // Tells the cache its pools' floors, tenants' bounds, the times to live, and the objects found on the disk. Before
   // any session, and again where a configuration has changed: then there are no more objects found.
   void Configure(const v1::Config& config, storage::Cache& cache);
@@ -39,7 +47,7 @@ class TierSet {
   absl::Status CheckBudgets(const v1::Config& now, const v1::Config& next) const;
   void SetBudgets(const v1::Config& now, const v1::Config& next);
 
-  const storage::MemoryTier* hbm() const { return hbm_.get(); }  // null: none
+  const std::vector<std::unique_ptr<storage::MemoryTier>>& hbm() const { return hbm_; }
   const storage::MemoryTier& dram() const { return *dram_; }
   const storage::SsdTier* ssd() const { return ssd_.get(); }  // null: none
   size_t disk_queue() const { return io_ == nullptr ? 0 : io_->depth(); }
@@ -55,7 +63,8 @@ class TierSet {
   absl::Status OpenDisk(const v1::Config& config, EventLoop& loop);
   void Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache);
 
-  std::unique_ptr<storage::MemoryTier> hbm_, dram_;
+  std::vector<std::unique_ptr<storage::MemoryTier>> hbm_;  // in the configuration's order
+  std::unique_ptr<storage::MemoryTier> dram_;
   std::unique_ptr<storage::BlockFile> file_;
   std::unique_ptr<storage::RecordStore> records_;
   EventLoop* loop_ = nullptr;  // as below, where there is an ssd tier

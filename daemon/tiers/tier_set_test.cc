@@ -23,7 +23,7 @@ absl::StatusOr<std::unique_ptr<TierSet>> Make(const std::string& dram) {
   if (!parsed.ok()) return parsed;
   MonotonicClock clock;
   EventLoop loop(16, clock);
-  return TierSet::Make(config, loop, nullptr);
+  return TierSet::Make(config, loop, {});
 }
 
 TEST(TierSet, MemoryOnANodeThatIsNotThereIsRefusedByName) {

@@ -83,13 +83,24 @@ def land_and_store():
     return "Puts, GB/s", ["one value a call", "16 values a call"], bars, False
 
 
+def vllm():
+    names = ["vLLM's own prefix cache", "with Ashlar", "with LMCache"]
+    medians = {(row[0], row[2], row[1]): row[4] for row in table("vllm.md", ["model", "variant", "requests a second"])}
+    cells = {}  # by model and rate
+    for (model, rate, variant), median in medians.items():
+        cells.setdefault(f"{model}, {rate} a second", {})[variant] = number(median)
+    bars = [(label, [each.get(name) for name in names]) for label, each in cells.items()]
+    return "Time to first token of two engines, median, ms", names, bars, True
+
+
 PICTURES = {"neighbours": neighbours, "transfer": transfer, "disk": disk, "decoding": decoding, "demo": demo,
-            "land-and-store": land_and_store}
+            "land-and-store": land_and_store, "vllm": vllm}
 
 
 def draw(title, names, bars, logarithmic):
-    most = max(max(values) for _, values in bars)
-    low = 10 ** math.floor(math.log10(min(min(values) for _, values in bars))) if logarithmic else 0
+    """A value of None has no bar: it was not measured."""
+    measured = [value for _, values in bars for value in values if value is not None]
+    most, low = max(measured), 10 ** math.floor(math.log10(min(measured))) if logarithmic else 0
     if logarithmic:
         marks = [10.0 ** e for e in range(int(math.log10(low)), math.ceil(math.log10(most)) + 1)]
     else:
@@ -112,6 +123,8 @@ def draw(title, names, bars, logarithmic):
     for i, (label, values) in enumerate(bars):
         left = LEFT + i * group + GAP / 2
         for k, value in enumerate(values):
+            if value is None:
+                continue
             lines.append(f'<rect x="{left + k * each:.1f}" y="{y(value):.1f}" width="{each - 1:.1f}" '
                          f'height="{TOP + HEIGHT - y(value):.1f}" fill="{COLOURS[k]}"><title>{value:g}</title></rect>')
         x, under = left + (group - GAP) / 2, TOP + HEIGHT + 16

@@ -4,19 +4,27 @@
 
 Part 1, one engine: a prompt of each length that no cache has, then from dram, then from ssd after the daemon's restart.
 Part 2, two engines at increasing rates of requests over shared documents: vLLM's own prefix cache alone, with Ashlar,
-with vLLM's OffloadingConnector, with LMCache. What does not run here is named with its reason.
+with LMCache (where `lmcache` is installed: a server of its own, to which both engines are connected), with vLLM's
+OffloadingConnector and SimpleCPUOffloadConnector. What does not run here is named with its reason.
 
 Needs the packages `ashlar` and `vllm`, and no network. docs/benchmarks/vllm.md has results.
 """
 
 import argparse
+import contextlib
+import gc
 import hashlib
+import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
 import pathlib
 import random
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -37,6 +45,7 @@ import vllm  # noqa: E402
 
 import ashlar.daemon  # noqa: E402
 
+VARIANTS = ("vllm", "ashlar", "lmcache", "lmcache-in-process", "offloading", "simple-offloading")
 VOCABULARY = 512
 SIZES = {"small": dict(hidden_size=64, intermediate_size=128), "medium": dict(hidden_size=256, intermediate_size=1024)}
 MODELS = {
@@ -133,9 +142,33 @@ class Server:
         return found[0] if found else 0
 
 
+def import_once():
+    """Imports for all engines: their collections of garbage then do not look through it, either."""
+    for name in ("vllm.v1.worker.cpu_worker", "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.core.sched.scheduler"):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def calm_llvmlite():
+    """vLLM reads `__dict__` of all that stands in a module; llvmlite, which LMCache loads, answers with a function."""
+    from llvmlite.binding import ffi
+
+    answer = ffi._lib_wrapper.__getattr__
+
+    def named(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return answer(self, name)
+
+    ffi._lib_wrapper.__getattr__ = named
+
+
 def serve(pipe, settings, environment):
     os.environ.update(environment)
     try:
+        if "lmcache" in str(settings.get("kv_transfer_config")):
+            calm_llvmlite()
         server = Server(settings)
         pipe.send((True, None))
         while (call := pipe.recv()) is not None:
@@ -242,36 +275,89 @@ def lengths_part(model, name, blocks_of_prompt, repeats, folder):
     return rows
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def lmcache_transfer(folder):
+    """LMCache's server and what connects an engine to it. Its server reads and writes the engines' blocks in place."""
+    if importlib.util.find_spec("lmcache") is None:
+        raise RuntimeError("lmcache is not installed")
+    port, http = free_port(), free_port()
+    command = [sys.executable, "-c", "from lmcache.cli.main import main; main()", "server", "--host", "127.0.0.1",
+               "--port", port, "--http-port", http, "--l1-size-gb", 1, "--l1-init-size-gb", 1, "--max-workers", 2,
+               "--eviction-policy", "LRU", "--disable-observability"]  # fmt: skip
+    environment = dict(os.environ, LMCACHE_TRACK_USAGE="false", LMCACHE_LOG_LEVEL="WARNING")
+    with open(f"{folder}/server.log", "w") as log:
+        server = subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and server.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", http), 1):
+                break
+            time.sleep(0.2)
+        else:
+            raise RuntimeError(f"LMCache's server: {pathlib.Path(log.name).read_text().strip().splitlines()[-1:]}")
+        yield dict(
+            kv_connector="LMCacheMPConnector",
+            kv_connector_module_path="lmcache.integration.vllm.lmcache_mp_connector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
+        )
+    finally:
+        server.terminate()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+@contextlib.contextmanager
+def variant_transfer(variant, folder):
+    """The `kv_transfer_config` of a variant of part 2, with what it needs running."""
+    offload = dict(kv_role="kv_both", kv_connector_extra_config=dict(cpu_bytes_to_use=1 << 30, num_cpu_blocks=4096))
+    if variant == "vllm":
+        yield None
+    elif variant == "ashlar":
+        with ashlar.daemon.start(dram="1GiB", folder=folder) as daemon:
+            yield ashlar_transfer(daemon)
+    elif variant == "lmcache":
+        with lmcache_transfer(folder) as transfer:
+            yield transfer
+    elif variant == "lmcache-in-process":
+        yield dict(kv_connector="LMCacheConnectorV1", kv_role="kv_both")
+    elif variant == "offloading":
+        yield dict(offload, kv_connector="OffloadingConnector")
+    elif variant == "simple-offloading":
+        yield dict(offload, kv_connector="SimpleCPUOffloadConnector")
+    else:
+        raise RuntimeError("no such variant")
+
+
 def rates_part(model, name, options, rates, folder):
     rows, seconds, documents, document_tokens = [], options.seconds, options.documents, options.document_tokens
-    known = {
-        "vllm": None,
-        "ashlar": "daemon",
-        "offloading": dict(
-            kv_connector="OffloadingConnector",
-            kv_role="kv_both",
-            kv_connector_extra_config=dict(cpu_bytes_to_use=1 << 30, num_cpu_blocks=4096),
-        ),
-        "lmcache": dict(kv_connector="LMCacheConnectorV1", kv_role="kv_both"),
-    }
+    environment = dict(LMCACHE_TRACK_USAGE="false", LMCACHE_LOG_LEVEL="WARNING", LMCACHE_MP_TRANSFER_MODE="lmcache_driven",
+                       LMCACHE_LOCAL_CPU="True", LMCACHE_MAX_LOCAL_CPU_SIZE="1")  # fmt: skip
     for variant in options.variants.split(","):
-        transfer = known[variant]
         (pathlib.Path(folder) / variant).mkdir(parents=True)
-        with ashlar.daemon.start(dram="1GiB", folder=f"{folder}/{variant}") as daemon:
-            given = ashlar_transfer(daemon) if transfer == "daemon" else transfer
-            environment = dict(LMCACHE_LOCAL_CPU="True", LMCACHE_MAX_LOCAL_CPU_SIZE="1")
-            pair = []
-            try:
-                for _ in range(2):
-                    pair.append(Engine(model, document_tokens + 1024, 40, transfer=given, environment=environment))
-                for rate in rates:
-                    rows.append(one_rate(pair, variant, name, rate, seconds, documents, document_tokens))
-            except Exception as error:
-                reason = str(error).strip().splitlines()[0][:200]
-                rows.append({"model": name, "variant": variant, "did_not_run": reason})
-                print(f"{variant}: did not run: {reason}", flush=True)
-            for engine in pair:
-                engine.close()
+        pair = []
+        try:
+            with variant_transfer(variant, f"{folder}/{variant}") as transfer:
+                try:
+                    for _ in range(2):
+                        pair.append(Engine(model, document_tokens + 1024, 40, transfer=transfer, environment=environment))
+                    for rate in rates:
+                        rows.append(one_rate(pair, variant, name, rate, seconds, documents, document_tokens))
+                finally:
+                    for engine in pair:
+                        engine.close()
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0][:200]
+            rows.append({"model": name, "variant": variant, "did_not_run": reason})
+            print(f"{variant}: did not run: {reason}", flush=True)
     return rows
 
 
@@ -311,11 +397,12 @@ def main():
     parser.add_argument("--blocks", default="0.5,2,4,8,16", help="lengths of prompts, in blocks of the engine")
     parser.add_argument("--repeats", type=int, default=3, help="prompts of each length; medians are shown")
     parser.add_argument("--rates", default="0.5,1,2,4", help="requests a second, of two engines together; empty: none")
-    parser.add_argument("--variants", default="vllm,ashlar,offloading,lmcache", help="of part 2")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="of part 2")
     parser.add_argument("--seconds", type=float, default=20, help="of each rate")
     parser.add_argument("--documents", type=int, default=12)
     parser.add_argument("--document-tokens", type=int, default=2320)
     options = parser.parse_args()
+    import_once()
     results = {"vllm": vllm.__version__, "cores": os.cpu_count(), "lengths": [], "rates": []}
     results["load_average"] = os.getloadavg()[0]
     blocks = [float(each) if "." in each else int(each) for each in options.blocks.split(",") if each]

@@ -112,7 +112,7 @@ TEST_P(DecodeTest, OtherWorkSettles) {
   }
 }
 
-// What waits is of the text that was left.
+// Tokens that wait are of the text that was left.
 TEST_P(DecodeTest, GoingBackForgetsWhatWaits) {
   const std::vector<int32_t> text = Text(kPrompt + 20);
   const std::span<const int32_t> all(text);

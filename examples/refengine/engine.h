@@ -133,7 +133,7 @@ struct DecodeBuffering {
   bool copies = false;        // tokens that do not bring the states up to date read copies of fp16
 };
 
-// What is fastest on this machine, by measurement (kernels/decoding_costs.h), for so many sequences that take turns.
+// The fastest on this machine, by measurement (kernels/decoding_costs.h), for so many sequences that take turns.
 // Without `may_round` a layer's outputs and states are off by fp32's rounding alone (1e-5, relative), with it by 4e-4.
 DecodeBuffering MeasuredBuffering(const Model& model, const kernels::Kernels& kernels, kernels::Workers& workers,
                                   int32_t sequences, bool may_round);

@@ -13,13 +13,15 @@ bool Find(void* library, const char* name, Function* function) {
 
 }  // namespace
 
-// None of these calls has had a second version yet, under whose name it would have to be asked for.
+// But for cuDeviceGetUuid, none of these calls has had a second version yet, under whose name it would have to be
+// asked for.
 std::optional<Driver> LoadDriver(const char* library) {
   void* loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (loaded == nullptr) return std::nullopt;
   Driver driver;
   const bool whole = Find(loaded, "cuInit", &driver.init) && Find(loaded, "cuGetErrorName", &driver.get_error_name) &&
                      Find(loaded, "cuDeviceGet", &driver.device_get) &&
+                     Find(loaded, "cuDeviceGetUuid_v2", &driver.device_get_uuid) &&
                      Find(loaded, "cuDeviceGetAttribute", &driver.device_get_attribute) &&
                      Find(loaded, "cuMemGetAllocationGranularity", &driver.get_granularity) &&
                      Find(loaded, "cuMemCreate", &driver.create) && Find(loaded, "cuMemRelease", &driver.release) &&

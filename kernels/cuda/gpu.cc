@@ -1,5 +1,6 @@
 #include "kernels/gpu.h"
 
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -7,6 +8,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device_arena.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/queue.h"
 
 namespace ashlar::kernels {
 namespace cuda {
@@ -23,11 +25,16 @@ class Registered final : public HostRegistration {
 
 class CudaGpu final : public Gpu {
  public:
-  CudaGpu(int number, const Driver& driver, const Kernels& kernels)
-      : number_(number), driver_(driver), kernels_(kernels) {}
+  CudaGpu(int number, const GpuId& id, const Driver& driver, const Kernels& kernels)
+      : number_(number), id_(id), driver_(driver), kernels_(kernels) {}
 
   void Enter() const override { Check(cudaSetDevice(number_), "cudaSetDevice"); }
   const Kernels& kernels() const override { return kernels_; }
+  const GpuId& id() const override { return id_; }
+  bool Reserve(Queue& queue, size_t bytes) const override {
+    Enter();
+    return static_cast<CudaQueue&>(queue).Reserve(bytes);
+  }
 
   std::unique_ptr<ArenaMemory> MakeArena(uint64_t bytes, ArenaError* error) const override {
     std::unique_ptr<DeviceArena> arena = DeviceArena::Make(driver_, number_, bytes, error);
@@ -54,6 +61,7 @@ class CudaGpu final : public Gpu {
 
  private:
   const int number_;
+  const GpuId id_;
   const Driver& driver_;
   const Kernels& kernels_;
 };
@@ -79,7 +87,17 @@ std::unique_ptr<Gpu> Open(int number, std::string* why) {
     *why = "it cannot use the processor's addresses";
     return nullptr;
   }
-  return std::make_unique<CudaGpu>(number, *driver, *CudaOrNull());
+  CUdevice device = 0;
+  CUuuid uuid = {};
+  if (driver->init(0) != CUDA_SUCCESS || driver->device_get(&device, number) != CUDA_SUCCESS ||
+      driver->device_get_uuid(&uuid, device) != CUDA_SUCCESS) {
+    *why = "its driver does not name it";
+    return nullptr;
+  }
+  GpuId id;
+  static_assert(sizeof id == sizeof uuid.bytes);
+  std::memcpy(id.data(), uuid.bytes, sizeof id);
+  return std::make_unique<CudaGpu>(number, id, *driver, *CudaOrNull());
 }
 
 }  // namespace

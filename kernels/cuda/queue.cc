@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "kernels/cuda/launch.h"
 
@@ -107,13 +108,22 @@ Event CudaQueue::End() {
   return Event(this, sequence);
 }
 
-void* CudaQueue::Workspace(size_t bytes) {
-  if (bytes > workspace_bytes_) {
-    Check(cudaStreamSynchronize(stream_), "workspace");  // older kernels may still use it
-    Check(cudaFree(workspace_), "workspace");
-    Check(cudaMalloc(&workspace_, bytes), "workspace");
-    workspace_bytes_ = bytes;
+bool CudaQueue::Reserve(size_t bytes) {
+  if (bytes <= workspace_bytes_) return true;
+  Check(cudaStreamSynchronize(stream_), "workspace");  // older kernels may still use it
+  Check(cudaFree(std::exchange(workspace_, nullptr)), "workspace");
+  workspace_bytes_ = 0;
+  if (cudaMalloc(&workspace_, bytes) != cudaSuccess) {
+    cudaGetLastError();  // or the next launch would be blamed for it
+    workspace_ = nullptr;
+    return false;
   }
+  workspace_bytes_ = bytes;
+  return true;
+}
+
+void* CudaQueue::Workspace(size_t bytes) {
+  if (!Reserve(bytes)) Check(cudaErrorMemoryAllocation, "workspace");
   return workspace_;
 }
 

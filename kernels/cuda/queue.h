@@ -64,6 +64,7 @@ class CudaQueue final : public Queue {
 
   // Device memory for numbers between kernels of one call, valid until End. Grows to the largest call seen.
   void* Workspace(size_t bytes);
+  bool Reserve(size_t bytes);  // as Gpu::Reserve
 
  private:
   static constexpr size_t kAlignment = 256;

@@ -11,7 +11,7 @@ namespace ashlar::storage {
 Found Matcher::Describe(const ObjectTable::Result& result) {
   if (!result.object) return {.reason = result.reason};
   if (result.object->gone != MissReason::kNone) return {.reason = result.object->gone};
-  return {.tier = result.tier, .header = &result.object->header, .slot = &result.object->top().slot};
+  return {.tier = result.tier, .header = &result.object->header, .slot = &result.object.copy().slot};
 }
 
 Match Matcher::Describe(const LeaseId& lease, const LeasedObjects& segments) const {
@@ -23,34 +23,36 @@ Match Matcher::Describe(const LeaseId& lease, const LeasedObjects& segments) con
 
 // Engines read an object's header in place, where it may have changed since it was written: they would miss the
 // object, and never get it published again. One call verifies an object once, however often it asks for it.
-bool Matcher::HeaderIsWhole(const Entry& object, Verified& verified) const {
-  if (!object.top().whole()) return true;  // on its way up: landings will verify it
-  if (!verified.insert(object.id).second) return true;
+bool Matcher::HeaderIsWhole(const ObjectTable::Reference& object, Verified& verified) {
+  if (!object.copy().whole()) return true;  // on its way up: landings will verify it
+  if (!verified.insert(object->id).second) return true;
   std::string room;
-  return VerifyHeader(ReadStart(top_, object.top().slot, EncodedHeaderBytes(object.header.parts.size()), room)).ok();
+  const uint64_t bytes = EncodedHeaderBytes(object->header.parts.size());
+  return VerifyHeader(ReadStart(object.tier(), object.copy().slot, bytes, room)).ok();
 }
 
-ObjectTable::Result Matcher::FindWhole(TenantId tenant, const Query& query, Others& others, Verified& verified) {
+ObjectTable::Result Matcher::FindWhole(SessionId session, TenantId tenant, const Query& query, Others& others,
+                                       Verified& verified) {
   const auto before = static_cast<ptrdiff_t>(others.size());
-  ObjectTable::Result result = table_.Find(tenant, query, &others);
+  ObjectTable::Result result = table_.Find(tenant, query, &others, level_of_(session));
   if (!result.object) return result;
-  const auto is_whole = [&](const ObjectTable::Reference& object) { return HeaderIsWhole(*object, verified); };
+  const auto is_whole = [&](const ObjectTable::Reference& object) { return HeaderIsWhole(object, verified); };
   if (is_whole(result.object) && std::all_of(others.begin() + before, others.end(), is_whole)) return result;
   table_.Drop(result.object, MissReason::kChecksumFailed);
   others.erase(others.begin() + before, others.end());
   return {.reason = MissReason::kChecksumFailed};
 }
 
-bool Matcher::IsWhole(TenantId tenant, const Query& query) {
+bool Matcher::IsWhole(SessionId session, TenantId tenant, const Query& query) {
   Others others;
   Verified verified;
-  return static_cast<bool>(FindWhole(tenant, query, others, verified).object);
+  return static_cast<bool>(FindWhole(session, tenant, query, others, verified).object);
 }
 
 ObjectTable::Result Matcher::Find(SessionId session, TenantId tenant, const Query& query, Others& others,
                                   Verified& verified) {
   if (!query.storable) return {.reason = Missed(session, tenant, query, MissReason::kTooShort)};
-  ObjectTable::Result result = FindWhole(tenant, query, others, verified);
+  ObjectTable::Result result = FindWhole(session, tenant, query, others, verified);
   if (!result.object) return {.reason = Missed(session, tenant, query, result.reason)};
   return result;
 }
@@ -68,20 +70,30 @@ absl::StatusOr<Match> Matcher::Attach(SessionId session, TenantId tenant, const 
   const auto of_another = [&](const ObjectTable::Result& segment) {
     return shard && segment.object && segment.object->header.shard != *shard;
   };
-  if (std::ranges::any_of(*found, of_another)) return AttachShard(session, tenant, lease, *shard);
+  // A GPU's memory is of no use to a process that works on another GPU, or on none.
+  const size_t level = level_of_(session);
+  const auto elsewhere = [&](const ObjectTable::Result& segment) {
+    return segment.object && segment.object.level() != level && segment.object.tier().gpu() != nullptr;
+  };
+  if (std::ranges::any_of(*found, of_another)) return AttachShard(session, tenant, lease, shard);
+  if (std::ranges::any_of(*found, elsewhere)) return AttachShard(session, tenant, lease, std::nullopt);
   const absl::StatusOr<const LeasedObjects*> segments = leases_.Attach(session, tenant, lease);
   if (!segments.ok()) return segments.status();
   return Describe(lease, **segments);
 }
 
 absl::StatusOr<Match> Matcher::AttachShard(SessionId session, TenantId tenant, const LeaseId& lease,
-                                           const TensorShard& shard) {
+                                           const std::optional<TensorShard>& shard) {
   const LeasedObjects& found = *leases_.Peek(tenant, lease);
-  if (absl::Status room = leases_.Room(session, tenant, found.size() * shard.size); !room.ok()) return room;
+  uint64_t listed = 0;
+  for (const ObjectTable::Result& segment : found) {
+    listed += shard ? shard->size : segment.object ? segment.object->header.shard.size : 1;
+  }
+  if (absl::Status room = leases_.Room(session, tenant, listed); !room.ok()) return room;
   const MatchedPrefix* const known = leases_.Prefix(lease);
   const MatchedPrefix prefix = known == nullptr ? MatchedPrefix{} : *known;
   Others others;
-  LeasedObjects own = ForShard(found, shard, others);
+  LeasedObjects own = ForShard(found, shard, level_of_(session), others);
   leases_.Use(lease);
   Match match;
   for (const ObjectTable::Result& segment : own) match.found.push_back(Describe(segment));
@@ -90,8 +102,9 @@ absl::StatusOr<Match> Matcher::AttachShard(SessionId session, TenantId tenant, c
   return match;
 }
 
-// Returns the objects of another shard for a lease of one shard.
-LeasedObjects Matcher::ForShard(const LeasedObjects& segments, const TensorShard& shard, Others& others) {
+// Returns the objects of another shard for a lease of one shard (none: the same ones), at a session's level.
+LeasedObjects Matcher::ForShard(const LeasedObjects& segments, const std::optional<TensorShard>& wanted, size_t level,
+                                Others& others) {
   LeasedObjects own;
   own.reserve(segments.size());
   for (const ObjectTable::Result& segment : segments) {
@@ -99,6 +112,7 @@ LeasedObjects Matcher::ForShard(const LeasedObjects& segments, const TensorShard
       own.push_back({.reason = segment.reason});
       continue;
     }
+    const TensorShard shard = wanted.value_or(segment.object->header.shard);
     // The lease holds all shards of this size, and none of another.
     if (segment.object->header.shard.size != shard.size) {
       own.push_back({.reason = MissReason::kInvalidRequest});
@@ -108,7 +122,9 @@ LeasedObjects Matcher::ForShard(const LeasedObjects& segments, const TensorShard
       own.push_back({.reason = segment.object->gone});
       continue;
     }
-    own.push_back({.tier = segment.tier, .object = table_.Shard(segment.object, shard)});
+    ObjectTable::Result mine = table_.ShardAt(segment.object, shard, level);
+    if (mine.object) mine.tier = std::max(segment.tier, mine.tier);
+    own.push_back(std::move(mine));
     for (uint32_t rank = 0; rank < shard.size; ++rank) {
       if (rank != shard.rank) others.push_back(table_.Shard(segment.object, {.rank = rank, .size = shard.size}));
     }

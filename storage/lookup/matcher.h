@@ -24,18 +24,19 @@ namespace ashlar::storage {
 
 class Matcher {
  public:
-  // `top`: the tier that engines map.
+  // `level_of`: where a session's engine lands from, and maps.
   using IsOpen = std::function<bool(SessionId)>;
-  Matcher(ObjectTable& table, Prefixes& prefixes, LeaseTable& leases, Explainer& explainer, const Tier& top,
-          const Clock& clock, Observer& observer, IsOpen is_open)
+  using LevelOf = std::function<size_t(SessionId)>;
+  Matcher(ObjectTable& table, Prefixes& prefixes, LeaseTable& leases, Explainer& explainer, const Clock& clock,
+          Observer& observer, IsOpen is_open, LevelOf level_of)
       : table_(table),
         prefixes_(prefixes),
         leases_(leases),
         explainer_(explainer),
-        top_(top),
         clock_(clock),
         observer_(observer),
-        is_open_(std::move(is_open)) {}
+        is_open_(std::move(is_open)),
+        level_of_(std::move(level_of)) {}
 
   // As Cache::Attach; NOT_FOUND for an unknown lease.
   absl::StatusOr<Match> Attach(SessionId session, TenantId tenant, const LeaseId& lease,
@@ -44,7 +45,7 @@ class Matcher {
   Match Describe(const LeaseId& lease, const LeasedObjects& segments) const;
 
   // Returns whether an object is there with its stored header unchanged; drops one that has changed.
-  bool IsWhole(TenantId tenant, const Query& query);
+  bool IsWhole(SessionId session, TenantId tenant, const Query& query);
 
  private:
   friend class Search;
@@ -52,21 +53,24 @@ class Matcher {
   using Others = std::vector<ObjectTable::Reference>;  // shards of what was found
 
   static Found Describe(const ObjectTable::Result& result);
-  bool HeaderIsWhole(const Entry& object, Verified& verified) const;
-  ObjectTable::Result FindWhole(TenantId tenant, const Query& query, Others& others, Verified& verified);
+  static bool HeaderIsWhole(const ObjectTable::Reference& object, Verified& verified);
+  ObjectTable::Result FindWhole(SessionId session, TenantId tenant, const Query& query, Others& others,
+                                Verified& verified);
   ObjectTable::Result Find(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified);
   MissReason Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);  // says which it is
-  LeasedObjects ForShard(const LeasedObjects& segments, const TensorShard& shard, Others& others);
-  absl::StatusOr<Match> AttachShard(SessionId session, TenantId tenant, const LeaseId& lease, const TensorShard& shard);
+  LeasedObjects ForShard(const LeasedObjects& segments, const std::optional<TensorShard>& shard, size_t level,
+                         Others& others);
+  absl::StatusOr<Match> AttachShard(SessionId session, TenantId tenant, const LeaseId& lease,
+                                    const std::optional<TensorShard>& shard);
 
   ObjectTable& table_;
   Prefixes& prefixes_;
   LeaseTable& leases_;
   Explainer& explainer_;
-  const Tier& top_;
   const Clock& clock_;
   Observer& observer_;
   const IsOpen is_open_;
+  const LevelOf level_of_;
 };
 
 }  // namespace ashlar::storage

@@ -135,7 +135,7 @@ bool Search::Choose() {
 bool Search::Hold(Slice& slice) {
   for (; next_ < of_prefix_.size(); ++next_) {
     if (!slice.Take()) return false;
-    objects_.push_back(matcher_.FindWhole(tenant_, of_prefix_[next_], others_, verified_));
+    objects_.push_back(matcher_.FindWhole(session_, tenant_, of_prefix_[next_], others_, verified_));
     const ObjectTable::Reference& object = objects_.back().object;
     if (object) {
       if (object->header.provenance == Provenance::kComposed) prefix_.provenance = Provenance::kComposed;

@@ -1,7 +1,6 @@
 // Entry: one cached object and its copies.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -10,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
 #include "storage/executor.h"
@@ -22,7 +22,9 @@
 
 namespace ashlar::storage {
 
-inline constexpr size_t kMaxLevels = 4;  // hbm, dram, ssd; below them another node
+inline constexpr size_t kUsualLevels = 4;  // hbm, dram, ssd; below them another node
+
+class ObjectTable;
 
 // An object's bytes in one tier. The slot is there in every state but kNone, and empty where another node has them.
 struct Copy {
@@ -31,19 +33,22 @@ struct Copy {
     kFilling,     // of its extents the first `loaded` are whole
     kCommitting,  // on a disk: written, and not yet acknowledged
     kWhole,
-    kDraining,  // was not wanted any more; something is still being written there. At the top with references: it is
-                // wanted again, and filled anew behind that
+    kDraining,  // was not wanted any more; something is still being written there. With users: it is wanted again, and
+                // filled anew behind that
     kBroken,    // filling or committing it failed; who uses the place keeps it
   };
   State state = State::kNone;
   uint8_t source = 0;    // kFilling, kDraining: the level that it is filled from
   uint32_t readers = 0;  // fills that read it, and would read other objects' bytes if it went
+  uint32_t users = 0;    // references that keep it where it is, or for which it is filled
   uint64_t loaded = 0;   // extents
   Slot slot;
   Rank rank;                       // in the level's policy
   std::shared_ptr<TierCopy> fill;  // kFilling, kDraining
 
   bool whole() const { return state == State::kWhole; }
+  // A disk's copy can be read before the disk has acknowledged it.
+  bool readable() const { return whole() || state == State::kCommitting; }
 };
 
 // Owned by the table, and never moved. The fields that every look-up needs come first.
@@ -59,23 +64,26 @@ struct Entry : RankedObject {
   Hand hand = Hand::kNone;
   bool taken = false;                   // another node offered it, and no engine asked for it here
   MissReason gone = MissReason::kNone;  // why no table has it any more; its bytes stay until the last reference goes
-  uint32_t references = 0;              // uses that keep the copy at the top where it is
+  uint32_t references = 0;              // uses, of all copies
   uint32_t holds = 0;                   // calls that are at work on it
   uint32_t uses = 0;                    // look-ups that found it
   Nanos published_at = 0;
   Nanos last_used_at = 0;                               // by a look-up; before the first one: published
   std::optional<std::list<ObjectId>::iterator> by_use;  // where objects of its tenant expire
-  std::array<Copy, kMaxLevels> copies;                  // by level; [0] is what engines land from and map
-  ObjectHeader header;                                  // the plan until the object is ready
-  RemoteCopyId remote = 0;                              // of the copy on another node, while there is one
-  Nanos remote_cost = 0;                                // estimates the time that it takes to come; 0: not known
+  // By level; sized once. More than the usual ones where several GPUs have a tier each.
+  absl::InlinedVector<Copy, kUsualLevels> copies = absl::InlinedVector<Copy, kUsualLevels>(kUsualLevels);
+  ObjectTable* table = nullptr;  // that owns it
+  ObjectHeader header;           // the plan until the object is ready
+  RemoteCopyId remote = 0;       // of the copy on another node, while there is one
+  Nanos remote_cost = 0;         // estimates the time that it takes to come; 0: not known
   // Where the nearest whole copy of this node is, whether its disk has one, and what others were told of it.
   TierKind resides = TierKind::kNone, told = TierKind::kNone;
   TierKind resided = TierKind::kNone;  // `resides` when it was last told of
   bool saved = false;
 
   struct Waiter {
-    uint64_t extents;  // of the copy at the top
+    size_t level;      // of the copy
+    uint64_t extents;  // of it
     std::function<void()> call;
   };
   std::vector<Waiter> waiters;
@@ -83,9 +91,6 @@ struct Entry : RankedObject {
   size_t asked_of = 0;
   Nanos needed_at = 0;
   Nanos pinned_until = 0;  // 0: for good
-
-  Copy& top() { return copies[0]; }
-  const Copy& top() const { return copies[0]; }
 };
 
 }  // namespace ashlar::storage

@@ -31,26 +31,29 @@ ReuseKind ObjectTable::KindOf(const Entry& entry) {
   }
 }
 
-ObjectTable::Reference::Reference(ObjectTable& table, Entry& entry) : table_(&table), entry_(&entry) {
-  if (++entry.references == 1) table.placement_.Changed(entry);
+ObjectTable::Reference::Reference(Entry& entry, size_t level) : entry_(&entry), level_(static_cast<uint8_t>(level)) {
+  ++entry.references;
+  if (++entry.copies[level].users == 1) entry.table->placement_.Changed(entry);
 }
 
 ObjectTable::Reference::Reference(Reference&& other) noexcept
-    : table_(other.table_), entry_(std::exchange(other.entry_, nullptr)) {}
+    : entry_(std::exchange(other.entry_, nullptr)), level_(other.level_) {}
 
 ObjectTable::Reference& ObjectTable::Reference::operator=(Reference&& other) noexcept {
-  std::swap(table_, other.table_);
   std::swap(entry_, other.entry_);
+  std::swap(level_, other.level_);
   return *this;
 }
 
 ObjectTable::Reference::~Reference() {
-  if (entry_ != nullptr) table_->Unreference(*entry_);
+  if (entry_ == nullptr) return;
+  const bool last = --entry_->copies[level_].users == 0;
+  entry_->table->Unreference(*entry_, last);
 }
 
 ObjectTable::Reference ObjectTable::Reference::Share() const {
   if (entry_ == nullptr) return {};
-  return Reference(*table_, *entry_);
+  return Reference(*entry_, level_);
 }
 
 ObjectTable::ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executor& copying, const Clock& clock,
@@ -76,7 +79,8 @@ ObjectTable::~ObjectTable() {
   coming_.clear();  // while there is what it refers to
 }
 
-ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::vector<Reference>* others) {
+ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::vector<Reference>* others,
+                                      size_t level) {
   const Key& key = query.key;
   const TensorShard& shard = query.shard;
   Entry* entry = segments_.Find(tenant, key, shard);
@@ -94,18 +98,20 @@ ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::
   if (entry == nullptr || !entry->ready || !complete || !std::ranges::all_of(bundle, &Entry::ready)) {
     return {.reason = MissReason::kBeingPublished};
   }
+  Remember(tenant, query.ns, shard, level);
   // All are referenced before the first one makes room for itself.
-  Result result{.tier = placement_.Nearest(*entry), .object = Reference(*this, *entry)};
+  Result result{.tier = placement_.NearestTo(*entry, level), .object = Reference(*entry, level)};
   std::vector<Reference> rest;
   for (Entry* other : bundle) {
     if (other == entry) continue;
-    rest.push_back(Reference(*this, *other));
-    result.tier = std::max(result.tier, placement_.Nearest(*other));  // they are whole when the last one is
+    const size_t its = LevelOf(*other);
+    rest.push_back(Reference(*other, its));
+    result.tier = std::max(result.tier, placement_.NearestTo(*other, its));  // they are whole when the last one is
   }
-  MissReason refused = placement_.Promote(*entry, query.recompute, query.needed_at);
+  MissReason refused = placement_.Promote(*entry, level, query.recompute, query.needed_at);
   // The decision whether the hit pays was taken with the first shard.
   for (size_t i = 0; i < rest.size() && refused == MissReason::kNone; ++i) {
-    refused = placement_.Promote(*rest[i].entry_, 0, query.needed_at);
+    refused = placement_.Promote(*rest[i].entry_, rest[i].level(), 0, query.needed_at);
   }
   if (refused != MissReason::kNone) return {.reason = refused};
   Found(*entry, query.flops);
@@ -123,15 +129,9 @@ void ObjectTable::Found(Entry& entry, double flops) {
   placement_.Touch(entry);
 }
 
-ObjectTable::Reference ObjectTable::Shard(const Reference& object, const TensorShard& shard) {
-  if (object->gone != MissReason::kNone) return {};
-  Entry* entry = segments_.Find(object->pool.tenant, object->header.key, shard);
-  if (entry == nullptr || !entry->ready) return {};
-  return Reference(*this, *entry);
-}
-
-ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute,
-                                       double flops) {
+ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute, double flops,
+                                       size_t level) {
+  Remember(pool.tenant, plan.ns, plan.shard, level);
   if (Entry* entry = segments_.Find(pool.tenant, plan.key, plan.shard)) {
     if (!entry->ready) return {ReserveOutcome::kBeingPublished, {}};
     placement_.Touch(*entry);
@@ -150,7 +150,7 @@ ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeade
     return {ReserveOutcome::kDeclined, {}};
   }
   Entry& entry = Make(pool, plan, flops);
-  if (!placement_.Reserve(entry, plan.Extents())) {
+  if (!placement_.Reserve(entry, level, plan.Extents())) {
     entries_.erase(ObjectId{entry.id});
     ghosts_.Remember(pool.tenant, plan.key,
                      {.reason = MissReason::kBudgetRefused,
@@ -160,13 +160,15 @@ ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeade
     return {ReserveOutcome::kNoSpace, {}};
   }
   segments_.Insert(entry);
-  return {ReserveOutcome::kGranted, Reference(*this, entry)};
+  return {ReserveOutcome::kGranted, Reference(entry, level)};
 }
 
 Entry& ObjectTable::Make(const TenantPool& pool, ObjectHeader header, double flops) {
   const ObjectId id = next_id_++;
   auto entry = std::make_unique<Entry>();
   entry->id = id;
+  entry->table = this;
+  if (placement_.levels() >= kUsualLevels) entry->copies.resize(placement_.levels() + 1);
   entry->pool = pool;
   entry->header = std::move(header);
   entry->reuse.kind = KindOf(*entry);
@@ -179,7 +181,7 @@ void ObjectTable::Publish(const Reference& object, ObjectHeader header) {
   entry.header = std::move(header);
   Appear(entry);
   observer_.Published(entry.pool.tenant, entry.header.kind, entry.header.bytes);
-  placement_.Written(entry);
+  placement_.Written(entry, object.level());
   if (entry.erased) Erase(ObjectId{entry.id});
   placement_.Pump();
 }
@@ -232,7 +234,7 @@ bool ObjectTable::Expired(const Entry& entry) const {
 
 void ObjectTable::WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call) {
   const uint64_t extents = (bytes + limits::kExtentBytes - 1) / limits::kExtentBytes;
-  placement_.WhenLoaded(*object.entry_, extents, std::move(call));
+  placement_.WhenLoaded(*object.entry_, object.level(), extents, std::move(call));
 }
 
 void ObjectTable::Drop(const Reference& object, MissReason why, PolicyKind policy) {
@@ -407,8 +409,12 @@ void ObjectTable::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKi
   observer_.Evicted(entry.pool.tenant, entry.header.kind, ghost);
 }
 
-void ObjectTable::Unreference(Entry& entry) {
-  if (--entry.references > 0 || closed_) return;
+// `last`: nobody else uses that copy.
+void ObjectTable::Unreference(Entry& entry, bool last) {
+  if (--entry.references > 0 || closed_) {
+    if (last && !closed_) placement_.Changed(entry);
+    return;
+  }
   if (!entry.ready && entry.gone == MissReason::kNone) {
     return Unlink(entry, MissReason::kAbandoned, PolicyKind::kNone, TierKind::kNone);
   }

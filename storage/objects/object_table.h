@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -59,8 +60,8 @@ class ObjectTable final : public Offers {
               Observer& observer);
   ~ObjectTable() override;
 
-  // One use of an object: while the reference lives, the header and the copy at the top stay. Must not outlive the
-  // table.
+  // One use of an object: while the reference lives, the header stays, and the copy at its level: in the tier that an
+  // engine lands from and maps. Must not outlive the table.
   class Reference {
    public:
     Reference() = default;
@@ -68,16 +69,19 @@ class ObjectTable final : public Offers {
     Reference& operator=(Reference&& other) noexcept;
     ~Reference();
 
-    Reference Share() const;  // another use of the same object
+    Reference Share() const;  // another use of the same copy
     explicit operator bool() const { return entry_ != nullptr; }
     const Entry* operator->() const { return entry_; }
     const Entry& operator*() const { return *entry_; }
+    size_t level() const { return level_; }
+    const Copy& copy() const { return entry_->copies[level_]; }
+    const Tier& tier() const { return entry_->table->placement_.TierAt(level_); }
 
    private:
     friend class ObjectTable;
-    Reference(ObjectTable& table, Entry& entry);
-    ObjectTable* table_ = nullptr;
+    Reference(Entry& entry, size_t level);
     Entry* entry_ = nullptr;
+    uint8_t level_ = 0;
   };
 
   struct Result {
@@ -85,13 +89,17 @@ class ObjectTable final : public Offers {
     TierKind tier = TierKind::kNone;        // where it was found
     Reference object;
   };
-  // Finds a published object, and counts as its use. An object that only lower tiers have is promoted from then on
+  // Finds a published object, and counts as its use. An object that this level lacks is brought there from then on
   // (WhenLoaded); the object that is needed first is promoted first. If promoting and landing would take longer than
   // computing, the result is a miss, kSlowerThanRecompute. A shard of a bundle is found if all shards are there;
-  // references to the others are added to `others`.
-  Result Find(TenantId tenant, const Query& query, std::vector<Reference>* others = nullptr);
-  // Returns another shard of an object's bundle; empty if it is not there, or the object is gone.
+  // references to the others, at the levels of their ranks, are added to `others`.
+  Result Find(TenantId tenant, const Query& query, std::vector<Reference>* others = nullptr, size_t level = 0);
+  // Returns another shard of an object's bundle, at the level of its rank; empty if it is not there, or the object is
+  // gone.
   Reference Shard(const Reference& object, const TensorShard& shard);
+  // Returns it at this level, to which it is brought, as a rank of an engine on that level needs it. A miss where there
+  // is no room.
+  Result ShardAt(const Reference& object, const TensorShard& shard, size_t level);
 
   struct Room {
     ReserveOutcome outcome = ReserveOutcome::kNoSpace;
@@ -100,11 +108,12 @@ class ObjectTable final : public Offers {
   // A request comes: in requests the table counts how long things are not used.
   void Requested(TenantId tenant) { reuse_.Tick(tenant); }
 
-  // Makes room at the top for an object that is not there yet, in place of idle ones (storage/objects/level.h). The
+  // Makes room at the level for an object that is not there yet, in place of idle ones (storage/objects/level.h). The
   // object is the caller's alone until Publish; if its last reference ends before, it is abandoned. An object that
   // would take longer to land than `recompute` (0: not known) is declined. `flops`: the FLOPs that a hit saves (0: not
   // known).
-  Room Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0);
+  Room Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0,
+               size_t level = 0);
   // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
   // not need are given back. From here on the object is found.
   void Publish(const Reference& object, ObjectHeader header);
@@ -112,7 +121,7 @@ class ObjectTable final : public Offers {
   // reference ends. Harmless if the object is gone already.
   void Drop(const Reference& object, MissReason why, PolicyKind policy = PolicyKind::kNone);
 
-  // Calls `call` once the first `bytes` of the object's copy at the top are whole, or the object is gone: now, if so.
+  // Calls `call` once the first `bytes` of the reference's copy are whole, or the object is gone: now, if so.
   void WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call);
 
   // Reports that so many bytes have landed; `took` excludes the time that the landing waited for bytes on their way up.
@@ -193,12 +202,17 @@ class ObjectTable final : public Offers {
 
  private:
   static constexpr uint32_t kTold = 2;  // uses
+  static constexpr size_t kMaxRanks = 1 << 16;
 
   std::vector<Entry*> Alone() const;  // that memory alone has, in the order of Flush
   void Appear(Entry& entry);
   void Reside(Entry& entry) const;
   void Found(Entry& entry, double flops);
   void Use(Entry& entry);
+  // The level of a rank: the last one at which an engine of it asked; of a rank that never has, the common one.
+  using Rank = std::tuple<TenantId, NamespaceId, uint32_t>;
+  size_t LevelOf(const Entry& entry) const;
+  void Remember(TenantId tenant, const NamespaceId& ns, const TensorShard& shard, size_t level);
   Entry* Living(ObjectId id);  // null: it is gone
   std::vector<ObjectId> IdsOf(TenantId tenant, const Key& key) const;
   bool Expired(const Entry& entry) const;
@@ -208,7 +222,7 @@ class ObjectTable final : public Offers {
   void Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
   void Pin(Entry& entry, Nanos until);
   void Unpin(Entry& entry);
-  void Unreference(Entry& entry);
+  void Unreference(Entry& entry, bool last);
   bool GoesNow(const Entry& entry) const;  // if it is doomed
   static ReuseKind KindOf(const Entry& entry);
   Reuse ReuseOf(const Entry& entry, const Offering& offered) const;
@@ -238,6 +252,7 @@ class ObjectTable final : public Offers {
   std::vector<ObjectId> to_hand_;  // the hottest last
   bool flushing_ = false;
   std::set<std::pair<Nanos, ObjectId>> pins_;  // that end, by when
+  std::map<Rank, size_t> levels_;              // of ranks, where there are several GPUs
   uint64_t objects_ = 0;
   uint64_t object_bytes_ = 0;
   bool closed_ = false;

@@ -96,7 +96,9 @@ TakeOutcome ObjectTable::Judge(const Offering& offered, bool evicting) {
   if (!std::ranges::all_of(known, &Entry::ready)) return TakeOutcome::kBeingPublished;
   const auto have = [](const Entry* entry) { return entry->resides != TierKind::kNone; };
   if (known.size() == offered.shards && std::ranges::all_of(known, have)) return TakeOutcome::kAlreadyPresent;
-  const auto comes = [&](const Entry* entry) { return have(entry) || entry->top().state == Copy::State::kFilling; };
+  const auto comes = [&](const Entry* entry) {
+    return have(entry) || entry->copies[LevelOf(*entry)].state == Copy::State::kFilling;
+  };
   if (known.size() == offered.shards && std::ranges::all_of(known, comes)) return TakeOutcome::kTaken;  // it is joined
   Entry coming;
   coming.pool = offered.pool;
@@ -119,7 +121,7 @@ void ObjectTable::BringUp(const Offering& offered, std::function<void(bool)> don
   for (uint32_t rank = 0; rank < offered.shards; ++rank) {
     Entry* const entry = segments_.Find(offered.pool.tenant, offered.key, {.rank = rank, .size = offered.shards});
     if (entry == nullptr || !entry->ready) break;
-    coming.shards.push_back(Reference(*this, *entry));
+    coming.shards.push_back(Reference(*entry, LevelOf(*entry)));
   }
   bool comes = coming.shards.size() == offered.shards;
   for (const Reference& shard : coming.shards) {
@@ -131,7 +133,7 @@ void ObjectTable::BringUp(const Offering& offered, std::function<void(bool)> don
       entry.taken = true;
       entry.reuse = ReuseOf(entry, offered);
     }
-    comes = placement_.Promote(entry, 0, clock_.Now() + kOffersLetPass) == MissReason::kNone;
+    comes = placement_.Promote(entry, shard.level(), 0, clock_.Now() + kOffersLetPass) == MissReason::kNone;
   }
   if (!comes) {
     const std::function<void(bool)> failed = std::move(coming.done);

@@ -11,21 +11,19 @@ using State = Copy::State;
 
 namespace {
 
-// A disk's copy can be read before the disk has acknowledged it.
-bool Readable(const Copy& copy) {
-  return copy.whole() || copy.state == State::kCommitting;
-}
-
 // Fills read it, or engines may.
 bool Used(const Entry& entry, size_t level) {
-  return entry.copies[level].readers > 0 || (level == 0 && entry.references > 0);
+  return entry.copies[level].readers > 0 || entry.copies[level].users > 0;
 }
 
 }  // namespace
 
 Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, PromotionCosts& promotion,
                      const ReuseModels* prices, const Clock& clock, Observer& observer, Events events)
-    : disk_(tiers.ssd),
+    : beside_(tiers.beside),
+      common_(tiers.common),
+      memory_(tiers.memory.size()),
+      disk_(tiers.ssd),
       disk_level_(tiers.ssd == nullptr ? SIZE_MAX : tiers.memory.size()),
       remote_(tiers.remote),
       remote_level_(tiers.memory.size() + (tiers.ssd == nullptr ? 0 : 1)),
@@ -49,20 +47,21 @@ Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& adm
 
 Placement::~Placement() = default;
 
-bool Placement::Reserve(Entry& entry, uint64_t extents) {
-  if (!MakeRoom(entry, 0, extents)) return false;
-  entry.top().state = State::kWhole;  // nobody else fills it
+bool Placement::Reserve(Entry& entry, size_t level, uint64_t extents) {
+  if (!MakeRoom(entry, level, extents)) return false;
+  entry.copies[level].state = State::kWhole;  // nobody else fills it
   return true;
 }
 
-void Placement::Written(Entry& entry) {
+void Placement::Written(Entry& entry, size_t level) {
   const uint64_t extents = entry.header.Extents();
-  if (Slot spare = entry.top().slot.CutBehind(extents); !spare.runs.empty()) {
-    levels_[0]->Free(entry.pool, std::move(spare));
-  }
-  entry.top().loaded = extents;
+  Copy& copy = entry.copies[level];
+  if (Slot spare = copy.slot.CutBehind(extents); !spare.runs.empty())
+    levels_[level]->Free(entry.pool, std::move(spare));
+  copy.loaded = extents;
+  copy.source = static_cast<uint8_t>(level);                                   // it did not come from below
   if (disk_ != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);  // nothing else asks
-  BecameWhole(entry, 0);
+  BecameWhole(entry, level);
 }
 
 void Placement::Adopt(Entry& entry, Slot slot) {
@@ -77,88 +76,23 @@ void Placement::Adopt(Entry& entry, Slot slot) {
 
 TierKind Placement::Nearest(const Entry& entry) const {
   for (size_t i = 0; i <= levels(); ++i) {
-    if (Readable(entry.copies[i])) return kind(i);
+    if (entry.copies[i].readable()) return kind(i);
   }
   return TierKind::kNone;
 }
 
-size_t Placement::NearestSource(const Entry& entry) const {
-  size_t from = 1;
-  while (!Readable(entry.copies.at(from)) && !FilledFromBelow(entry, from)) ++from;
-  return from;
-}
-
-MissReason Placement::Promote(Entry& entry, Nanos recompute, Nanos needed_at) {
-  const Nanos now = clock_.Now();
-  needed_at = std::max(now, needed_at);
-  // Its last way up was given up, and something of that is still being written: it comes up again behind that.
-  const bool drains = entry.top().state == State::kDraining, awaited = drains && entry.references > 1;
-  if (entry.top().whole() || entry.top().state == State::kFilling || awaited) {
-    if (!promotion_[entry.pool.tenant].Pays(kind(0), entry.header.bytes, recompute))
-      return MissReason::kSlowerThanRecompute;
-    Hasten(entry, needed_at);
-    return MissReason::kNone;
-  }
-  const size_t from = NearestSource(entry);
-  PromotionCost& cost = promotion_[entry.pool.tenant];
-  const bool pays = from == remote_level_ && entry.remote_cost > 0
-                        ? cost.PaysWith(entry.remote_cost, entry.header.bytes, recompute, needed_at - now)
-                        : cost.Pays(kind(from), entry.header.bytes, recompute, needed_at - now);
-  if (!pays) return MissReason::kSlowerThanRecompute;
-  entry.asked_at = now;
-  entry.asked_of = from;
-  entry.needed_at = needed_at;
-  if (drains) return MissReason::kNone;
-  return BringUp(entry, from) ? MissReason::kNone : MissReason::kBudgetRefused;
-}
-
-bool Placement::BringUp(Entry& entry, size_t from) {
-  // Making room may end another shard of its bundle, and that the entry, or the last use of it.
-  ++entry.holds;
-  ++entry.copies[from].readers;  // keeps the source from being evicted to make this room
-  Refresh(entry);
-  const bool room = entry.top().state == State::kFilling || MakeRoom(entry, 0, entry.header.Extents());
-  const auto wanted = [&] { return room && entry.gone == MissReason::kNone && entry.top().state == State::kFilling; };
-  entry.top().source = static_cast<uint8_t>(from);
-  // A tier in between gets a copy, too, where it has room.
-  std::vector<size_t> path = {from};
-  for (size_t level = from - 1; wanted() && level > 0; --level) {
-    const bool vacant = entry.copies[level].state == State::kNone && !IsDisk(level);
-    if (!vacant || !MakeRoom(entry, level, entry.header.Extents())) continue;
-    entry.copies[level].source = static_cast<uint8_t>(from);
-    path.push_back(level);
-  }
-  const bool goes_on = wanted();
-  for (const size_t level : path) {
-    if (!goes_on && level < from && entry.copies[level].state == State::kFilling) Break(entry, level);
-  }
-  DoneReading(entry, from);
-  --entry.holds;
-  if (!goes_on) {
-    entry.gone == MissReason::kNone ? Refresh(entry) : Vacate(entry);
-    return false;
-  }
-  Refresh(entry);
-  // Engines read the header where it lies, and before the rest has come.
-  WriteStart(levels_[0]->tier(), entry.top().slot, EncodeHeader(entry.header));
-  path.push_back(0);
-  for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], entry.needed_at);
-  Hasten(entry, entry.needed_at);  // a copy in between that was on its way
-  copier_.Pump();
-  return true;
-}
-
-void Placement::WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call) {
-  if (entry.gone != MissReason::kNone || entry.top().loaded >= extents) return call();
+void Placement::WhenLoaded(Entry& entry, size_t level, uint64_t extents, std::function<void()> call) {
+  if (entry.gone != MissReason::kNone || entry.copies[level].loaded >= extents) return call();
   Hasten(entry, clock_.Now());
-  entry.waiters.push_back({extents, std::move(call)});
+  entry.waiters.push_back({level, extents, std::move(call)});
 }
 
 void Placement::Hasten(Entry& entry, Nanos needed_at) {
   entry.needed_at = std::min(entry.needed_at, needed_at);
   for (size_t i = 0; i < levels(); ++i) {
     Copy& copy = entry.copies[i];
-    if (copy.state == State::kFilling && copy.fill != nullptr && copy.source > i) {
+    const bool wanted = copy.source > i || (i < memory_ && Used(entry, i));  // or it only goes down
+    if (copy.state == State::kFilling && copy.fill != nullptr && wanted) {
       copier_.Hasten(copy.fill, needed_at);
     }
   }
@@ -167,7 +101,7 @@ void Placement::Hasten(Entry& entry, Nanos needed_at) {
 void Placement::CallWaiters(Entry& entry) {
   std::vector<Entry::Waiter> ready;
   const auto is_ready = [&](const Entry::Waiter& waiter) {
-    return entry.gone != MissReason::kNone || entry.top().loaded >= waiter.extents;
+    return entry.gone != MissReason::kNone || entry.copies[waiter.level].loaded >= waiter.extents;
   };
   const auto rest = std::stable_partition(entry.waiters.begin(), entry.waiters.end(), std::not_fn(is_ready));
   std::move(rest, entry.waiters.end(), std::back_inserter(ready));
@@ -190,11 +124,13 @@ void Placement::Touch(Entry& entry) {
 void Placement::Changed(Entry& entry) {
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   ++entry.holds;
-  if (entry.references == 0 && entry.top().state == State::kFilling) {
-    // Nobody waits for it any more, and what is on its way blocks others.
-    for (size_t i = 0; i < levels(); ++i) {
-      if (FilledFromBelow(entry, i)) CancelFill(entry, i);
-    }
+  // A copy on its way that nobody waits for any more blocks others.
+  const bool unused = entry.references == 0;
+  bool given_up = false;
+  for (size_t i = 0; i < beside_; ++i) given_up |= unused && entry.copies[i].state == State::kFilling;
+  for (size_t i = 0; i < levels(); ++i) {
+    const bool unwanted = unused ? given_up : i < beside_ && entry.copies[i].users == 0;
+    if (unwanted && FilledFromBelow(entry, i)) CancelFill(entry, i);
   }
   --entry.holds;
   if (entry.gone != MissReason::kNone) return Vacate(entry);
@@ -270,7 +206,7 @@ void Placement::GiveUp(Entry& entry, size_t level) {
   // then: such a copy is never committed.
   if (!IsDisk(level) && disk_ != nullptr && FilledFrom(entry, disk_level_, level)) CancelFill(entry, disk_level_);
   Remove(entry, level);
-  const bool elsewhere = std::ranges::any_of(entry.copies, Readable);
+  const bool elsewhere = std::ranges::any_of(entry.copies, &Copy::readable);
   if (elsewhere) return Refresh(entry);
   events_.lost(entry, MissReason::kEvicted, levels_[level]->policy(), kind(level));
 }
@@ -331,10 +267,10 @@ void Placement::FillProgress(Entry& entry, size_t level, uint64_t loaded) {
   Copy& copy = entry.copies[level];
   if (copy.state != State::kFilling || IsDisk(level)) return;
   copy.loaded = loaded;
-  if (level == 0) return CallWaiters(entry);
   for (size_t i = 0; i < level; ++i) {
     if (FilledFrom(entry, i, level)) copier_.Offer(*entry.copies[i].fill, loaded);
   }
+  if (level < memory_) CallWaiters(entry);
 }
 
 void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status) {
@@ -343,9 +279,11 @@ void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status)
   --fills_;
   if (copy.source < level) --behind_[entry.pool.tenant].fills;
   if (!IsDisk(level)) DoneReading(entry, copy.source);
-  if (copy.state == State::kDraining && level == 0 && entry.references > 0 && entry.gone == MissReason::kNone) {
+  if (copy.state == State::kDraining && copy.users > 0 && entry.gone == MissReason::kNone) {
     copy.state = State::kFilling;  // it was asked for again meanwhile
-    BringUp(entry, NearestSource(entry));
+    if (Fetch(entry, level) || entry.gone != MissReason::kNone) return;
+    Break(entry, level);
+    events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
   } else if (copy.state == State::kDraining || !status.ok()) {
     FillFailed(entry, level, status);
   } else if (IsDisk(level)) {
@@ -383,6 +321,9 @@ void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& statu
     const MissReason why = source == remote_level_ ? MissReason::kPeerFailed : MissReason::kTierError;
     if (source > level) return events_.lost(entry, why, PolicyKind::kNone, kind(source));
   }
+  // It cannot come any more, and somebody waits for it.
+  const bool awaited = level < memory_ && entry.copies[level].users > 0 && entry.gone == MissReason::kNone;
+  if (awaited) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   if (ForgetIfRemote(entry)) return;
   Refresh(entry);
@@ -417,10 +358,10 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
   if (entry.remote != 0 && RemoteOf(entry).readers == 0) RemoveRemote(entry);  // this node has a copy of its own
-  if (promoted && level == 0 && !std::exchange(entry.taken, false)) CameUp(entry);
-  if (level > 0 || promoted) observer_.Copied(entry.pool.tenant, kind(copy.source), kind(level), entry.header.bytes);
+  if (promoted && level < beside_ && !std::exchange(entry.taken, false)) CameUp(entry);
+  if (copy.source != level) observer_.Copied(entry.pool.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);
-  if (level == 0) CallWaiters(entry);
+  if (level < memory_) CallWaiters(entry);
 }
 
 void Placement::Tick() {

@@ -1,4 +1,5 @@
-// Placement: the copies of objects in the tiers, and their moves between tiers; one level a tier, top to bottom.
+// Placement: the copies of objects in the tiers, and their moves between tiers; one level a tier, top to bottom. Tiers
+// of several GPUs are levels side by side: none of them is above or below another.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +23,10 @@
 
 namespace ashlar::storage {
 
-// Objects are written at the top, and copied down from there as soon as a policy admits them; what is given up above is
-// found below and copied up again. Nothing is written to a disk that is degraded, nor given up there. Promotion copies,
-// never moves, so a copy that is given up costs nothing but its place as long as there is another one.
+// Objects are written in a memory tier, and copied down from there as soon as a policy admits them; what is given up
+// above is found below and copied up again. Nothing is written to a disk that is degraded, nor given up there.
+// Promotion copies, never moves, so a copy that is given up costs nothing but its place as long as there is another
+// one.
 class Placement {
  public:
   struct Events {
@@ -45,10 +47,10 @@ class Placement {
 
   void SetFloor(size_t level, const TenantPool& pool, uint64_t bytes) { levels_[level]->SetFloor(pool, bytes); }
 
-  // Room at the top for an object that is to be written; false: none.
-  bool Reserve(Entry& entry, uint64_t extents);
+  // Room in a memory tier for an object that is to be written there; false: none.
+  bool Reserve(Entry& entry, size_t level, uint64_t extents);
   // The reserved object was written, in the first `header.Extents()` extents; the others are given back.
-  void Written(Entry& entry);
+  void Written(Entry& entry, size_t level);
   // Takes in an object that an earlier run left on the disk.
   void Adopt(Entry& entry, Slot slot);
   // Takes in an object that another node has. As soon as this node has a copy the other one is released; so it is where
@@ -57,14 +59,15 @@ class Placement {
   // Frees the slot of an object that an earlier run left on the disk and that is not wanted.
   void Forgo(const TenantPool& pool, const Key& key, Slot slot) { disk_->Erase(pool.tenant, key, std::move(slot)); }
 
-  // Makes sure that the object's copy at the top is whole, or is being filled from the nearest lower copy. Otherwise
-  // returns the reason: kSlowerThanRecompute (promoting and landing take longer than `recompute`, if that is not 0) or
-  // kBudgetRefused (no copy there may be evicted). The caller must hold a reference; the object must be ready and not
-  // gone. Objects needed sooner are promoted first; a `needed_at` in the past means now.
-  MissReason Promote(Entry& entry, Nanos recompute, Nanos needed_at);
-  // Calls `call` once the first `extents` at the top are whole, or never will be (the object is gone): at once if that
-  // is already so.
-  void WhenLoaded(Entry& entry, uint64_t extents, std::function<void()> call);
+  // Makes sure that the object's copy in this memory tier is whole, or is being filled from the nearest copy below;
+  // what only another GPU has goes down first. Otherwise returns the reason: kSlowerThanRecompute (promoting and
+  // landing take longer than `recompute`, if that is not 0) or kBudgetRefused (no copy there may be evicted). The
+  // caller must hold a reference; the object must be ready and not gone. Objects needed sooner are promoted first; a
+  // `needed_at` in the past means now.
+  MissReason Promote(Entry& entry, size_t level, Nanos recompute, Nanos needed_at);
+  // Calls `call` once the first `extents` of the copy there are whole, or never will be (the object is gone): at once
+  // if that is already so.
+  void WhenLoaded(Entry& entry, size_t level, uint64_t extents, std::function<void()> call);
 
   // The object was looked up or reserved again; it was in use until now; its references or pins have changed.
   void Touch(Entry& entry);
@@ -106,9 +109,9 @@ class Placement {
   bool Saving(const Entry& entry) const;
   // `hand` of an object has changed.
   void HandChanged(Entry& entry);
-  // Returns whether the top has room for a coming object (Level::HasRoomFor).
+  // Returns whether the common level has room for a coming object (Level::HasRoomFor).
   bool HasRoomFor(const Entry& coming, uint64_t extents, bool evicting) {
-    return levels_[0]->HasRoomFor(coming, extents, evicting);
+    return levels_[common_]->HasRoomFor(coming, extents, evicting);
   }
   // Objects that memory alone has. writing: some of them are being written to the disk, or wait for it.
   struct Unsaved {
@@ -119,8 +122,12 @@ class Placement {
 
   size_t levels() const { return levels_.size(); }  // of this node
   TierKind kind(size_t level) const { return level == remote_level_ ? TierKind::kRemote : levels_[level]->kind(); }
-  // The nearest copy that can be read; kNone where there is none yet.
+  size_t common() const { return common_; }  // the level of those that say none
+  size_t beside() const { return beside_; }  // levels that stand side by side, at the top
+  size_t memory() const { return memory_; }  // levels that engines can map
+  // The nearest copy that can be read; kNone where there is none yet. `NearestTo` a level: there, below, or elsewhere.
   TierKind Nearest(const Entry& entry) const;
+  TierKind NearestTo(const Entry& entry, size_t level) const;
   size_t fills() const { return fills_; }  // under way, commits among them
 
  private:
@@ -133,8 +140,13 @@ class Placement {
   bool MakeRoom(Entry& entry, size_t level, uint64_t extents);
   void GiveUp(Entry& entry, size_t level);
   void Remove(Entry& entry, size_t level);
-  size_t NearestSource(const Entry& entry) const;  // of the copy at the top
-  bool BringUp(Entry& entry, size_t from);         // false: no room at the top
+  static constexpr size_t kNowhere = SIZE_MAX;
+  size_t Below(size_t level) const { return level < beside_ ? beside_ : level + 1; }
+  size_t NearestSource(const Entry& entry, size_t level) const;  // of the copy there; kNowhere: there is none below
+  size_t OnAnotherGpu(const Entry& entry, size_t level) const;   // kNowhere: no copy is
+  // Has the object brought to the level from wherever it is. False: no room.
+  bool Fetch(Entry& entry, size_t level);
+  bool BringUp(Entry& entry, size_t level, size_t from);  // false: no room there
   void StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at);
   // Moves the object's copies on the way up to an earlier time of need.
   void Hasten(Entry& entry, Nanos needed_at);
@@ -172,6 +184,7 @@ class Placement {
   static constexpr size_t kMaxBehind = 64;  // fills that nobody waits for, at a time: of a tenant, as all below
   static constexpr size_t kMaxQueuedBehind = 1 << 16;
 
+  const size_t beside_, common_, memory_;
   SsdTier* const disk_;
   const size_t disk_level_;  // SIZE_MAX: none
   RemoteSource* const remote_;

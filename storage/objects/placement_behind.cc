@@ -18,8 +18,9 @@ void Placement::QueueBehind(Entry& entry) {
 
 bool Placement::WantsBehind(const Entry& entry) {
   if (flushing_) return disk_ != nullptr && entry.unsaved && !Saving(entry) && entry.hand != Entry::Hand::kOffered;
-  for (size_t i = 0; i + 1 < levels(); ++i) {
-    if (entry.copies[i].whole() && entry.copies[i + 1].state == State::kNone && Admits(entry, i + 1)) return true;
+  for (size_t i = 0; Below(i) < levels(); ++i) {
+    const size_t below = Below(i);
+    if (entry.copies[i].whole() && entry.copies[below].state == State::kNone && Admits(entry, below)) return true;
   }
   return false;
 }
@@ -77,20 +78,21 @@ bool Placement::Admits(const Entry& entry, size_t level) {
 }
 
 bool Placement::WriteBehind(Entry& entry) {
-  for (size_t i = 0; i + 1 < levels(); ++i) {
-    if (!entry.copies[i].whole() || entry.copies[i + 1].state != State::kNone) continue;
-    if (IsDisk(i + 1) && disk_->degraded()) continue;
+  for (size_t i = 0; Below(i) < levels(); ++i) {
+    const size_t below = Below(i);
+    if (!entry.copies[i].whole() || entry.copies[below].state != State::kNone) continue;
+    if (IsDisk(below) && disk_->degraded()) continue;
     const ObjectId id = entry.id;
     ObjectId& admitted = behind_[entry.pool.tenant].admitted;
-    if (id != admitted && !Admits(entry, i + 1)) continue;
-    if (!MakeRoom(entry, i + 1, entry.header.Extents())) {
+    if (id != admitted && !Admits(entry, below)) continue;
+    if (!MakeRoom(entry, below, entry.header.Extents())) {
       // A disk may have room in a moment. Memory that has none is full of what others copy there: to wait for it, and
       // take it from them, would have them take it back.
-      if (!IsDisk(i + 1)) return true;
+      if (!IsDisk(below)) return true;
       admitted = id;
       return false;
     }
-    StartFill(entry, i, i + 1, TierCopier::kWhenIdle);
+    StartFill(entry, i, below, TierCopier::kWhenIdle);
   }
   return true;
 }

@@ -12,7 +12,7 @@ namespace {
 
 using limits::kExtentBytes;
 constexpr size_t kMaxTenants = 4096;
-constexpr uint64_t kMaxArenas = uint64_t{1} << 20;
+constexpr uint64_t kMaxArenas = kArenasApart;
 
 absl::StatusOr<std::unique_ptr<kernels::ArenaMemory>> MakeArena(uint64_t bytes, const MemoryTierOptions& options) {
   if (!options.on_gpu) {
@@ -150,7 +150,7 @@ absl::Status MemoryTier::Grow(TenantId id, Tenant& tenant) {
   addresses_[index].store((*arena)->data(), std::memory_order_release);
   arenas_.push_back({id, *std::move(arena)});
   tenant.held_bytes += bytes;
-  tenant.extents.AddArena(index, static_cast<uint32_t>(bytes / kExtentBytes));
+  tenant.extents.AddArena(options_.first_arena + index, static_cast<uint32_t>(bytes / kExtentBytes));
   return absl::OkStatus();
 }
 
@@ -176,14 +176,15 @@ TierUsage MemoryTier::Usage() const {
 }
 
 std::byte* MemoryTier::Address(uint32_t arena, uint32_t extent) const {
-  return addresses_[arena].load(std::memory_order_acquire) + uint64_t{extent} * kExtentBytes;
+  return addresses_[arena - options_.first_arena].load(std::memory_order_acquire) + uint64_t{extent} * kExtentBytes;
 }
 
 absl::StatusOr<MemoryTier::ArenaDescriptor> MemoryTier::Descriptor(TenantId tenant, uint32_t arena) const {
-  if (arena >= arenas_.size() || arenas_[arena].tenant != tenant) {
+  const uint32_t index = arena - options_.first_arena;  // of an arena before the first: very large
+  if (index >= arenas_.size() || arenas_[index].tenant != tenant) {
     return absl::NotFoundError(absl::StrCat("arena ", arena, ": unknown"));
   }
-  const kernels::ArenaMemory& memory = *arenas_[arena].memory;
+  const kernels::ArenaMemory& memory = *arenas_[index].memory;
   return ArenaDescriptor{memory.descriptor(), memory.bytes()};
 }
 

@@ -22,7 +22,10 @@ struct MemoryTierOptions {
   uint64_t arena_bytes = uint64_t{64} * 1024 * 1024;  // the unit in which memory becomes a tenant's; whole extents
   ArenaOptions arena;
   bool on_gpu = false;  // in the memory of arena.gpu, which must be there; nothing else of `arena` counts then
+  // The number of its first arena: tiers whose arenas engines map are apart by kArenasApart.
+  uint32_t first_arena = 0;
 };
+inline constexpr uint32_t kArenasApart = uint32_t{1} << 20;
 
 // Arenas are made when a tenant first needs them and stay its own. Bytes in arenas never exceed the tenant's budget,
 // hence never the tier's capacity: a budget is memory that no other tenant can take.

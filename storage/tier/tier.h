@@ -33,6 +33,13 @@ struct TierUsage {
   uint64_t capacity_bytes = 0;  // the tenant's budget, or the tier's capacity
   uint64_t used_bytes = 0;      // in slots
   uint64_t held_bytes = 0;      // in arenas, used or not; never above the capacity
+
+  TierUsage& operator+=(const TierUsage& other) {
+    capacity_bytes += other.capacity_bytes;
+    used_bytes += other.used_bytes;
+    held_bytes += other.held_bytes;
+    return *this;
+  }
 };
 
 // Not thread-safe but for Address: the metadata thread owns every tier.

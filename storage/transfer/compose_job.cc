@@ -1,5 +1,7 @@
 #include "storage/transfer/compose_job.h"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "storage/transfer/part_check.h"
@@ -24,30 +26,78 @@ class StateHeads {
   int32_t* exponents_;
 };
 
+// Numbers of the layer's decay table.
+size_t DecayNumbers(const kernels::LinearShape& shape) {
+  if (shape.decay_table == nullptr) return 0;
+  const auto heads = static_cast<size_t>(shape.heads);
+  return shape.family == Family::kMamba1 ? heads * static_cast<size_t>(shape.d_k) * shape.d_v : heads;
+}
+
+uint64_t StatesWithExponents(const Composition::Layer& layer) {
+  const auto has = [](const StatePlace& place) { return place.dtype == DType::kF16 ? uint64_t{1} : 0; };
+  uint64_t states = has(layer.state);
+  for (const Composition::Step& step : layer.steps) states += step.checkpoint.has_value() ? has(*step.checkpoint) : 0;
+  return states;
+}
+
 }  // namespace
 
-ComposeJob::ComposeJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
+uint64_t GpuPointerBytes(const Composition::Layer& layer, size_t interiors) {
+  uint64_t checkpoints = 0;
+  for (const Composition::Step& step : layer.steps) checkpoints += step.checkpoint.has_value() ? 1 : 0;
+  return static_cast<uint64_t>(layer.shape.heads) *
+         (interiors * sizeof(kernels::HeadTuple) + (1 + checkpoints) * sizeof(void*));
+}
+
+uint64_t GpuScratchBytes(const Composition::Layer& layer) {
+  constexpr uint64_t kAligned = 256;
+  const uint64_t states = StatesWithExponents(layer), heads = states * static_cast<uint64_t>(layer.shape.heads);
+  if (states == 0) return 0;
+  // A largest number a head, and the states in fp32.
+  return heads * (uint64_t{1} + static_cast<uint64_t>(layer.shape.d_k) * layer.shape.d_v) * sizeof(float) + kAligned;
+}
+
+ComposeJob::ComposeJob(const kernels::Kernels& kernels, kernels::Workers& workers, GpuLane* gpu,
                        std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel)
-    : kernels_(kernels), workers_(workers), composition_(std::move(composition)), cancel_(std::move(cancel)) {
+    : kernels_(kernels),
+      workers_(workers),
+      gpu_(gpu),
+      composition_(std::move(composition)),
+      cancel_(std::move(cancel)) {
   sources_.reserve(sources.size());
   for (ComposeSource& source : sources) {
     const Slot& slot = *source.slot;
+    const Tier& tier = *source.tier;
     sources_.push_back({std::move(source), ObjectBytes(tier, slot)});
   }
 }
 
 void ComposeJob::Run(const std::function<bool()>& should_yield) {
-  while (!finished()) {
+  std::optional<GpuCalls> calls;
+  if (gpu_ != nullptr) calls.emplace(*gpu_);
+  GpuCalls* const on_gpu = calls.has_value() ? &*calls : nullptr;
+  refused_ = on_gpu != nullptr && !Prepare(*on_gpu);
+  while (!refused_ && !finished()) {
     cancelled_ = cancel_.cancelled();
     if (cancelled_) return;
     if (verified_ < composition_.layers.size()) {
-      VerifyLayer(verified_);
+      VerifyLayer(verified_, on_gpu);
       if (!cancelled_) ++verified_;
     } else {
-      Advance(composition_.layers[advanced_++]);
+      Advance(composition_.layers[advanced_++], on_gpu);
     }
     if (should_yield()) return;
   }
+}
+
+// Before anything is written, so that nothing is refused behind that.
+bool ComposeJob::Prepare(GpuCalls& calls) const {
+  uint64_t scratch = 0, numbers = 0;
+  for (const Composition::Layer& layer : composition_.layers) {
+    scratch = std::max(scratch, GpuScratchBytes(layer));
+    numbers = std::max<uint64_t>(numbers, DecayNumbers(layer.shape));
+  }
+  return calls.Reserve(scratch, numbers);
 }
 
 std::vector<bool> ComposeJob::corrupt() const {
@@ -57,35 +107,55 @@ std::vector<bool> ComposeJob::corrupt() const {
 }
 
 // However often a composition repeats an object, it is verified once.
-void ComposeJob::VerifyLayer(size_t layer) {
-  std::vector<PartCheck> checks;
-  std::vector<const ObjectHeader*> owners;  // of `checks`
+void ComposeJob::VerifyLayer(size_t layer, GpuCalls* calls) {
+  std::vector<PartCheck> checks, on_gpu;
+  std::vector<const ObjectHeader*> owners, owners_on_gpu;  // of these
   absl::flat_hash_set<const ObjectHeader*> seen = corrupt_;
   for (const Source& source : sources_) {
     const ObjectHeader* const header = source.object.header;
     if (source.object.verified[layer] || !seen.insert(header).second) continue;
+    const bool far = source.object.tier->gpu() != nullptr;
     for (const Part& part : header->Layer(composition_.layers[layer].layer)) {
       if (part.Empty()) continue;
-      checks.emplace_back(source.bytes, part);
-      owners.push_back(header);
+      (far ? on_gpu : checks).emplace_back(source.bytes, part);
+      (far ? owners_on_gpu : owners).push_back(header);
     }
   }
-  cancelled_ = !RunChecks(kernels_, workers_, checks, cancel_);
+  cancelled_ = !Verify(checks, on_gpu, calls);
   if (cancelled_) return;
   for (size_t i = 0; i < checks.size(); ++i) {
     if (!checks[i].Holds()) corrupt_.insert(owners[i]);
   }
+  for (size_t i = 0; i < on_gpu.size(); ++i) {
+    if (!on_gpu[i].Holds()) corrupt_.insert(owners_on_gpu[i]);
+  }
 }
 
-void ComposeJob::Advance(const Composition::Layer& layer) const {
+bool ComposeJob::Verify(std::span<PartCheck> checks, std::span<PartCheck> on_gpu, GpuCalls* calls) const {
+  return RunChecks(kernels_, workers_, checks, cancel_) && (on_gpu.empty() || RunChecksOnGpu(*calls, on_gpu, cancel_));
+}
+
+void ComposeJob::Advance(const Composition::Layer& layer, GpuCalls* calls) const {
   TupleTable tuples(layer.layer, layer.shape, sources_.size());
   for (size_t i = 0; i < sources_.size(); ++i) {
-    tuples.Add(*sources_[i].object.header, sources_[i].bytes, composition_.interiors[i].first_position);
+    const ComposeSource& object = sources_[i].object;
+    tuples.Add(*object.header, sources_[i].bytes, object.tier->gpu(), composition_.interiors[i].first_position);
   }
+  if (calls == nullptr) {
+    return Advance(layer, tuples.views(), kernels_, *kernels_.MakeQueue(&workers_), layer.shape.decay_table);
+  }
+  // A table of the layout's, which lies where a GPU does not reach.
+  const float* const decays = calls->Stage({layer.shape.decay_table, DecayNumbers(layer.shape)});
+  Advance(layer, tuples.views(), calls->kernels(), calls->queue(), decays);
+}
+
+void ComposeJob::Advance(const Composition::Layer& layer, std::span<const kernels::TupleView> tuples,
+                         const kernels::Kernels& kernels, kernels::Queue& queue, const float* decays) const {
   const StateHeads state(layer.shape, layer.state);
-  const auto queue = kernels_.MakeQueue(&workers_);
+  kernels::LinearShape shape = layer.shape;
+  shape.decay_table = decays;
   if (layer.steps.empty()) {
-    kernels_.Compose({.shape = layer.shape, .interiors = tuples.views(), .state = state.view()}, *queue).Wait();
+    kernels.Compose({.shape = shape, .interiors = tuples, .state = state.view()}, queue).Wait();
     return;
   }
   std::vector<StateHeads> checkpoint_heads;
@@ -96,7 +166,7 @@ void ComposeJob::Advance(const Composition::Layer& layer) const {
   for (const Composition::Step& step : layer.steps) {
     kernels::SeamStep& out = steps.emplace_back();
     if (step.interior.has_value()) {
-      out.interior = &tuples.views()[*step.interior];
+      out.interior = &tuples[*step.interior];
     } else {
       out.begin = step.begin;
       out.end = step.end;
@@ -106,14 +176,14 @@ void ComposeJob::Advance(const Composition::Layer& layer) const {
     checkpoints.push_back(checkpoint_heads.back().view());
     out.checkpoint = &checkpoints.back();
   }
-  kernels_
-      .AdvanceSeam({.shape = layer.shape,
+  kernels
+      .AdvanceSeam({.shape = shape,
                     .steps = steps,
                     .inputs = layer.inputs,
                     .state = state.view(),
                     .out = layer.out,
                     .out_stride = layer.out_stride},
-                   *queue)
+                   queue)
       .Wait();
 }
 

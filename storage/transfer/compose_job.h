@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -13,6 +14,8 @@
 #include "storage/tier/tier.h"
 #include "storage/transfer/cancel_flag.h"
 #include "storage/transfer/composition.h"
+#include "storage/transfer/gpu_lane.h"
+#include "storage/transfer/part_check.h"
 
 namespace ashlar::storage {
 
@@ -21,12 +24,14 @@ struct ComposeSource {
   const ObjectHeader* header = nullptr;
   const Slot* slot = nullptr;
   std::vector<bool> verified;  // one a layer of the composition: its tuple need not be verified again
+  const Tier* tier = nullptr;  // the slot's
 };
 
 class ComposeJob {
  public:
-  // One source an interior, each with a tuple for every layer (tuple_table.h).
-  ComposeJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier,
+  // One source an interior, each with a tuple for every layer (tuple_table.h). `gpu`: the lane of the composition's
+  // GPU, which reaches the tiers of all sources; null: all lies in the processor's memory.
+  ComposeJob(const kernels::Kernels& kernels, kernels::Workers& workers, GpuLane* gpu,
              std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel);
 
   // On any thread, one call at a time, until it has finished: between layers it returns when `should_yield`. Verifies
@@ -37,6 +42,7 @@ class ComposeJob {
   bool finished() const { return cancelled_ || found_corrupt() || advanced_ == composition_.layers.size(); }
   std::vector<bool> corrupt() const;  // one a source; while it has not finished, none is known
   bool cancelled() const { return cancelled_; }
+  bool refused() const { return refused_; }     // the GPU has no memory for what is left
   bool wrote() const { return advanced_ > 0; }  // some of the states
   void ReleaseMemory() { composition_.keep.reset(); }
 
@@ -47,17 +53,22 @@ class ComposeJob {
   };
 
   bool found_corrupt() const { return verified_ == composition_.layers.size() && !corrupt_.empty(); }
-  void VerifyLayer(size_t layer);
-  void Advance(const Composition::Layer& layer) const;
+  void VerifyLayer(size_t layer, GpuCalls* calls);
+  bool Verify(std::span<PartCheck> checks, std::span<PartCheck> on_gpu, GpuCalls* calls) const;
+  bool Prepare(GpuCalls& calls) const;
+  void Advance(const Composition::Layer& layer, GpuCalls* calls) const;
+  void Advance(const Composition::Layer& layer, std::span<const kernels::TupleView> tuples,
+               const kernels::Kernels& kernels, kernels::Queue& queue, const float* decays) const;
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;
+  GpuLane* const gpu_;
   Composition composition_;
   const CancelFlag cancel_;
   std::vector<Source> sources_;
   size_t verified_ = 0, advanced_ = 0;                // layers
   absl::flat_hash_set<const ObjectHeader*> corrupt_;  // looked up, never iterated
-  bool cancelled_ = false;
+  bool cancelled_ = false, refused_ = false;
 };
 
 }  // namespace ashlar::storage

@@ -48,7 +48,8 @@ void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::sp
 
   for (size_t i = 0; i < composition.interiors.size(); ++i) {
     const ObjectTable::Reference& object = call.objects[i];
-    ComposeSource& source = call.sources.emplace_back(ComposeSource{&object->header, &object->top().slot, {}});
+    ComposeSource& source =
+        call.sources.emplace_back(ComposeSource{&object->header, &object.copy().slot, {}, &object.tier()});
     for (const Composition::Layer& layer : composition.layers) {
       source.verified.push_back(verified.Contains(composition.interiors[i].segment, layer.layer));
     }
@@ -67,7 +68,7 @@ void Composer::Continue(const Name& name) {
   if (call.cancel.cancelled()) verdict.outcome = MissReason::kCancelled;
   for (size_t i = 0; i < call.objects.size() && verdict.outcome == MissReason::kNone; ++i) {
     // Its last byte is told of before it counts as whole.
-    if (call.objects[i]->top().loaded >= call.objects[i]->header.Extents()) continue;
+    if (call.objects[i].copy().loaded >= call.objects[i]->header.Extents()) continue;
     verdict.interiors[i] = verdict.outcome = call.objects[i]->gone;
     if (verdict.outcome != MissReason::kNone) break;
     return table_.WhenLoaded(call.objects[i], call.objects[i]->header.bytes, [this, name] { Continue(name); });
@@ -93,7 +94,11 @@ void Composer::Collect(Call& call, std::span<const ObjectTable::Result> found, c
     if (interior.segment < found.size()) {
       object = found[interior.segment].object.Share();
       reason = object ? object->gone : found[interior.segment].reason;
-      if (reason == MissReason::kNone && !HasTuples(object->header, composition)) reason = MissReason::kInvalidRequest;
+      const kernels::Gpu* const gpu = object ? object.tier().gpu() : nullptr;
+      const bool reached = gpu == nullptr || gpu == composition.gpu;  // or the lease is of an engine on another GPU
+      if (reason == MissReason::kNone && (!reached || !HasTuples(object->header, composition))) {
+        reason = MissReason::kInvalidRequest;
+      }
     }
     call.objects.push_back(std::move(object));
     call.verdict.interiors.push_back(reason);

@@ -1,7 +1,8 @@
 // The inputs of a composition beside cached tuples: an engine's running states, and the tokens between interiors.
 //
 // The caller has checked that all pointers here lie inside memory that `keep` keeps mapped, that outputs overlap
-// nothing else, that runs ascend inside the inputs, and that objects and layers are of one namespace. Storage itself
+// nothing else, that runs ascend inside the inputs, that objects and layers are of one namespace, and that a GPU's
+// bounds hold. Storage itself
 // checks that the tuples' shapes fit.
 #pragma once
 
@@ -11,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/gpu.h"
 #include "kernels/kernels.h"
 #include "proto/outcome.h"
 
@@ -42,10 +44,18 @@ struct Composition {
     float* out = nullptr;
     int64_t out_stride = 0;  // in floats
   };
-  std::vector<Interior> interiors;  // in the prompt's order
-  std::vector<Layer> layers;        // run one after another
+  std::vector<Interior> interiors;    // in the prompt's order
+  std::vector<Layer> layers;          // run one after another
+  const kernels::Gpu* gpu = nullptr;  // in whose memory all states, inputs and outputs lie; null: the processor's
   std::shared_ptr<const void> keep;
 };
+
+// Bounds of one layer of a composition on a GPU: pointers, that pass through a queue's ring, and what the GPU keeps
+// between its kernels, 4 bytes for each number of a state or checkpoint of 16-bit floats with exponents.
+inline constexpr uint64_t kMaxGpuPointerBytes = 8 << 20;
+inline constexpr uint64_t kMaxGpuScratchBytes = 256 << 20;
+uint64_t GpuPointerBytes(const Composition::Layer& layer, size_t interiors);
+uint64_t GpuScratchBytes(const Composition::Layer& layer);
 
 struct CompositionVerdict {
   // kNone: done. Otherwise the states are as they were, unless it is kCancelled, which may come in the middle.

@@ -7,16 +7,28 @@
 
 namespace ashlar::storage {
 
+template <typename T>
+bool GpuLane::Reached<T>::Make(const kernels::Gpu& gpu, size_t wanted, kernels::ArenaError* error) {
+  constexpr size_t kPage = 4096;
+  const size_t bytes = (wanted * sizeof(T) + kPage - 1) / kPage * kPage;
+  registration = nullptr;
+  count = 0;
+  numbers.reset(static_cast<T*>(std::aligned_alloc(kPage, bytes)));
+  if (numbers != nullptr) registration = gpu.Register(numbers.get(), bytes, error);
+  if (registration == nullptr) return false;
+  count = wanted;
+  return true;
+}
+
 absl::StatusOr<std::unique_ptr<GpuLane>> GpuLane::Make(const kernels::Gpu& gpu, int queues) {
-  constexpr size_t kBytes = GpuCalls::kChecksums * sizeof(uint64_t), kPage = 4096;
   std::unique_ptr<GpuLane> lane(new GpuLane(gpu));
   gpu.Enter();
   for (int i = 0; i < queues; ++i) {
     Seat& seat = lane->idle_.emplace_back();
-    seat.checksums.reset(static_cast<uint64_t*>(std::aligned_alloc(kPage, kBytes)));
     kernels::ArenaError error;
-    if (seat.checksums != nullptr) seat.registration = gpu.Register(seat.checksums.get(), kBytes, &error);
-    if (seat.registration == nullptr) return absl::FailedPreconditionError(absl::StrCat("gpu: ", error.message));
+    if (!seat.checksums.Make(gpu, GpuCalls::kChecksums, &error)) {
+      return absl::FailedPreconditionError(absl::StrCat("gpu: ", error.message));
+    }
     seat.queue = gpu.kernels().MakeQueue(nullptr);
   }
   return lane;
@@ -44,7 +56,7 @@ GpuCalls::~GpuCalls() {
 void GpuCalls::Submit(const Checksums& checksums, Submission submit, std::function<void()> done) {
   const size_t count = checksums.count, scales = checksums.scales != nullptr ? count : 0;
   if (count + scales > kChecksums - used_) Finish();
-  Checksums reached{.count = count, .units = seat_.checksums.get() + used_};
+  Checksums reached{.count = count, .units = seat_.checksums.numbers.get() + used_};
   if (scales > 0) reached.scales = reached.units + count;
   used_ += count + scales;
   calls_.push_back({submit(*seat_.queue, reached), reached, checksums, std::move(done)});
@@ -59,6 +71,18 @@ void GpuCalls::Finish() {
     call.done();
   }
   used_ = 0;
+}
+
+bool GpuCalls::Reserve(uint64_t scratch_bytes, size_t numbers) {
+  kernels::ArenaError error;
+  const bool staged = numbers <= seat_.numbers.count || seat_.numbers.Make(lane_.gpu(), numbers, &error);
+  return staged && lane_.gpu().Reserve(*seat_.queue, scratch_bytes);
+}
+
+const float* GpuCalls::Stage(std::span<const float> numbers) {
+  if (numbers.empty()) return nullptr;
+  std::ranges::copy(numbers, seat_.numbers.numbers.get());
+  return seat_.numbers.numbers.get();
 }
 
 }  // namespace ashlar::storage

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -32,10 +33,20 @@ class GpuLane {
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
+  // Some of the processor's memory that the GPU reaches.
+  template <typename T>
+  struct Reached {
+    std::unique_ptr<T[], Free> numbers;
+    size_t count = 0;
+    std::unique_ptr<kernels::HostRegistration> registration;
+
+    // As many; the error says why not, and what was there before is gone.
+    bool Make(const kernels::Gpu& gpu, size_t count, kernels::ArenaError* error);
+  };
   struct Seat {
-    std::unique_ptr<uint64_t[], Free> checksums;              // [kChecksums]
-    std::unique_ptr<kernels::HostRegistration> registration;  // of these
-    std::unique_ptr<kernels::Queue> queue;                    // goes first
+    Reached<uint64_t> checksums;            // kChecksums
+    Reached<float> numbers;                 // of one call; grow to the most
+    std::unique_ptr<kernels::Queue> queue;  // goes first
   };
 
   explicit GpuLane(const kernels::Gpu& gpu) : gpu_(gpu) {}
@@ -72,6 +83,14 @@ class GpuCalls {
   using Submission = absl::FunctionRef<kernels::Event(kernels::Queue& queue, const Checksums& reached)>;
   void Submit(const Checksums& checksums, Submission submit, std::function<void()> done);
   void Finish();
+
+  // For calls that the caller makes and awaits by itself, between those that it submits.
+  kernels::Queue& queue() { return *seat_.queue; }
+  // Takes what such calls need: `scratch_bytes` of the GPU's memory (Gpu::Reserve), and room to stage `numbers`. False:
+  // there is not so much left.
+  bool Reserve(uint64_t scratch_bytes, size_t numbers);
+  // Returns a copy that the GPU reaches, for one call; null of none. Of as many as were reserved at most.
+  const float* Stage(std::span<const float> numbers);
 
  private:
   struct Call {

@@ -21,7 +21,6 @@
 namespace ashlar::storage {
 namespace {
 
-using kernels::MemoryKind;
 using kernels::cuda::emulator::DeviceWork;
 using kernels::cuda::emulator::Reaches;
 using ::testing::ElementsAre;
@@ -61,7 +60,7 @@ class FarMemory {
 void Rebase(std::vector<PagedRows>& rows, std::byte* far) {
   const auto* const near = static_cast<const std::byte*>(rows.front().keys.base);
   for (PagedRows& layer : rows) {
-    layer.memory = MemoryKind::kDevice;
+    layer.gpu = &EmulatedGpu();
     for (kernels::PagedSlots* slots : {&layer.keys, &layer.values}) {
       slots->base = far + (static_cast<const std::byte*>(slots->base) - near);
     }
@@ -85,7 +84,7 @@ class GpuMoves : public ::testing::TestWithParam<bool> {
                                .on_gpu = GetParam()});
     EXPECT_TRUE(tier_->AddTenant(1, 64 * limits::kExtentBytes).ok());
     lane_ = *GpuLane::Make(EmulatedGpu(), 1);
-    mover_.emplace(kernels::Host(), workers_, executor_, *tier_, /*turn_bytes=*/1, lane_.get());
+    mover_.emplace(kernels::Host(), workers_, executor_, *tier_, /*turn_bytes=*/1, std::vector{lane_.get()});
   }
 
   PublishSource FarSource(const ObjectHeader& plan, uint64_t text, Where where) {
@@ -93,7 +92,7 @@ class GpuMoves : public ::testing::TestWithParam<bool> {
     if (where != Where::kRows) {
       for (PublishSource::Tensor& tensor : source.tensors) {
         tensor.data = far_.CopyToDevice(tensor.data, plan.Find(tensor.layer, tensor.form)->Bytes());
-        tensor.memory = MemoryKind::kDevice;
+        tensor.gpu = &EmulatedGpu();
       }
     }
     if (where != Where::kTensors) {
@@ -323,7 +322,7 @@ TEST_F(GpuTier, HeadersAreVerifiedAtLookUps) {
   ManualClock clock;
   CountingObserver observer;
   const auto lane = *GpuLane::Make(EmulatedGpu(), 1);
-  Mover mover(kernels::Host(), workers, executor_, *hbm_, kTurnBytes, lane.get());
+  Mover mover(kernels::Host(), workers, executor_, *hbm_, kTurnBytes, {lane.get()});
   Cache cache({}, {.memory = {hbm_.get(), dram_.get()}}, mover, executor_, clock, &observer);
   cache.OpenSession(1, 1);
   const ObjectHeader plan = TestPlan(1, 64);
@@ -340,7 +339,7 @@ TEST_F(GpuTier, HeadersAreVerifiedAtLookUps) {
     PublishSource source = TestSource(plan, 1);
     for (PublishSource::Tensor& tensor : source.tensors) {
       tensor.data = far.CopyToDevice(tensor.data, plan.Find(tensor.layer, tensor.form)->Bytes());
-      tensor.memory = MemoryKind::kDevice;
+      tensor.gpu = &EmulatedGpu();
     }
     const kernels::PagedSlots& slots = source.rows.front().keys;
     Rebase(source.rows, far.CopyToDevice(slots.base, source.page_table->size() * slots.page_stride * sizeof(float)));

@@ -17,14 +17,9 @@ constexpr uint64_t kOneThreadBytes = 512 << 10;
 
 }  // namespace
 
-LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
+LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, GpuLane* gpu,
                  const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel)
-    : kernels_(kernels),
-      workers_(workers),
-      gpu_(gpu),
-      stored_on_gpu_(tier.gpu() != nullptr),
-      target_(std::move(target)),
-      cancel_(std::move(cancel)) {
+    : kernels_(kernels), workers_(workers), gpu_(gpu), target_(std::move(target)), cancel_(std::move(cancel)) {
   for (PagedRows& rows : target_.rows) {
     rows.keys.page_table = target_.page_table.data();
     rows.values.page_table = target_.page_table.data();
@@ -34,7 +29,11 @@ LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, con
   for (const LandSource& source : sources) {
     Object*& object = objects[source.header];
     const bool repeats = object != nullptr;
-    if (!repeats) object = objects_.emplace_back(new Object{source.header, ObjectBytes(tier, *source.slot)}).get();
+    if (!repeats) {
+      const Tier& tier = *source.tier;
+      object = objects_.emplace_back(new Object{source.header, ObjectBytes(tier, *source.slot), tier.gpu() != nullptr})
+                   .get();
+    }
     sources_.push_back({object, source.first_position, source.tokens, source.rotary_shift, repeats});
     const std::vector<Part>& parts = source.header->parts;
     has_tail_ |= !parts.empty() && (target_.rows.empty() || parts.back().layer > target_.rows.back().layer);
@@ -157,7 +156,7 @@ void LandJob::AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& 
                 .checksums = check.part.unit_checksums(range.first),
                 .scales = scales != nullptr ? &scales->part.part() : nullptr,
                 .scale_checksums = scales != nullptr ? scales->part.unit_checksums(range.first) : nullptr,
-                .on_gpu = stored_on_gpu_ || (paged && rows->memory == kernels::MemoryKind::kDevice)};
+                .on_gpu = check.source->object->on_gpu || (paged && rows->gpu != nullptr)};
       if (paged && range.FirstRow() + task.tokens > check.source->tokens) {
         AppendInPart(task, tasks);
       } else {
@@ -175,7 +174,7 @@ void LandJob::AppendInPart(Task task, std::vector<Task>& tasks) const {
   verify.rows = nullptr;
   verify.scales = nullptr;
   verify.scale_checksums = nullptr;
-  verify.on_gpu = stored_on_gpu_;
+  verify.on_gpu = task.source->object->on_gpu;
   tasks.push_back(verify);
   if (task.scales != nullptr) {
     verify.range.part = task.scales;

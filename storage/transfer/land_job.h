@@ -31,6 +31,7 @@ struct LandSource {
   uint64_t first_position = 0;   // where the run's token 0 stands
   uint64_t tokens = UINT64_MAX;  // of the stored ones that are landed, from the first on; 0: only tuples are verified
   int64_t rotary_shift = 0;      // keys turn by first_position and this
+  const Tier* tier = nullptr;    // the slot's
 };
 
 // A landing in steps, one an attention layer: verifies the linear layers before it, then lands its keys and values.
@@ -38,9 +39,9 @@ struct LandSource {
 // not wait for each other between layers.
 class LandJob {
  public:
-  // Every source must fit the target (storage/transfer/transfer.h). `gpu` may be null where neither rows nor the tier
-  // lie in its memory; where the tier does, rows must.
-  LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
+  // Every source must fit the target (storage/transfer/transfer.h). `gpu` may be null where neither rows nor a source's
+  // tier lie in its memory; where a tier does, rows must.
+  LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, GpuLane* gpu,
           const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel);
 
   // On any thread, one call at a time: runs whole steps below `end_step` until they have read `bytes` or more, or none
@@ -70,6 +71,7 @@ class LandJob {
   struct Object {
     const ObjectHeader* header;
     ObjectBytes bytes;
+    bool on_gpu;
     std::atomic<bool> corrupt{false};
   };
   struct Source {
@@ -122,7 +124,6 @@ class LandJob {
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;
   GpuLane* const gpu_;
-  const bool stored_on_gpu_;
   LandTarget target_;
   CancelFlag cancel_;
   std::vector<std::unique_ptr<Object>> objects_;

@@ -74,12 +74,16 @@ std::vector<LandSource> Lander::Sort(ActiveLanding& landing, std::span<const Obj
       if (object && verdict == MissReason::kNone && !Fits(target, object->header, segment)) {
         verdict = MissReason::kInvalidRequest;
       }
+      // The lease is of an engine on another GPU.
+      const kernels::Gpu* const gpu = object ? object.tier().gpu() : nullptr;
+      const bool far = gpu != nullptr && !target.rows.empty() && GpuOf(target) != gpu;
+      if (verdict == MissReason::kNone && far) verdict = MissReason::kInvalidRequest;
     }
     if (verdict == MissReason::kNone) {
       landing.moving.push_back(landing.verdict.size());
       landing.segments.push_back(segment.index);
-      sources.push_back(
-          {&object->header, &object->top().slot, segment.first_position, segment.tokens, segment.rotary_shift});
+      sources.push_back({&object->header, &object.copy().slot, segment.first_position, segment.tokens,
+                         segment.rotary_shift, &object.tier()});
     }
     landing.verdict.push_back(verdict);
     landing.bytes.push_back(object ? BytesOf(object->header, segment) : 0);
@@ -106,10 +110,10 @@ std::optional<uint64_t> Lander::Loaded(const Name& name, size_t source) {
     landing.waited += clock_.Now() - *since;
   }
   const size_t segment = landing.moving[source];
-  const Entry& object = *landing.objects[segment];
-  if (object.top().whole()) return UINT64_MAX;  // also of one that is gone: its bytes stay
-  if (object.gone == MissReason::kNone) return object.top().loaded * limits::kExtentBytes;
-  landing.verdict[segment] = object.gone;
+  const ObjectTable::Reference& object = landing.objects[segment];
+  if (object.copy().whole()) return UINT64_MAX;  // also of one that is gone: its bytes stay
+  if (object->gone == MissReason::kNone) return object.copy().loaded * limits::kExtentBytes;
+  landing.verdict[segment] = object->gone;
   return std::nullopt;
 }
 

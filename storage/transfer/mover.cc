@@ -1,5 +1,6 @@
 #include "storage/transfer/mover.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -40,29 +41,49 @@ struct Mover::LandingCopy {
 };
 
 Mover::Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
-             uint64_t turn_bytes, GpuLane* gpu)
-    : kernels_(kernels), workers_(workers), executor_(executor), tier_(tier), turn_bytes_(turn_bytes), gpu_(gpu) {}
+             uint64_t turn_bytes, std::vector<GpuLane*> gpus)
+    : kernels_(kernels),
+      workers_(workers),
+      executor_(executor),
+      tier_(tier),
+      turn_bytes_(turn_bytes),
+      gpus_(std::move(gpus)) {}
+
+GpuLane* Mover::LaneOf(const kernels::Gpu* gpu) const {
+  const auto found = std::ranges::find_if(gpus_, [gpu](const GpuLane* lane) { return &lane->gpu() == gpu; });
+  return found == gpus_.end() ? nullptr : *found;
+}
 
 bool Mover::Publish(const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel,
-                    std::function<void(std::optional<ObjectHeader>)> done) {
-  auto job =
-      std::make_shared<PublishJob>(kernels_, workers_, tier_, gpu_, plan, slot, std::move(source), std::move(cancel));
+                    std::function<void(std::optional<ObjectHeader>)> done, const Tier* tier) {
+  GpuLane* const gpu = LaneOf(GpuOf(source));
+  auto job = std::make_shared<PublishJob>(kernels_, workers_, tier == nullptr ? tier_ : *tier, gpu, plan, slot,
+                                          std::move(source), std::move(cancel));
   return executor_.Run(
       slot.tenant, [job] { job->Run(); }, [job, done = std::move(done)] { done(job->Finish()); });
 }
 
 void Mover::Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel,
                  LandEvents events) {
+  const kernels::Gpu* gpu = GpuOf(target);
+  for (LandSource& source : sources) {
+    if (source.tier == nullptr) source.tier = &tier_;
+    if (gpu == nullptr) gpu = source.tier->gpu();
+  }
   NextTurn(std::shared_ptr<LandingCopy>(
       new LandingCopy{.tenant = tenant,
-                      .job = LandJob(kernels_, workers_, tier_, gpu_, sources, std::move(target), std::move(cancel)),
+                      .job = LandJob(kernels_, workers_, LaneOf(gpu), sources, std::move(target), std::move(cancel)),
                       .events = std::move(events),
                       .told_corrupt = std::vector<bool>(sources.size())}));
 }
 
 bool Mover::Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
                     ComposeDone done) {
-  auto job = std::make_shared<ComposeJob>(kernels_, workers_, tier_, std::move(sources), std::move(composition),
+  for (ComposeSource& source : sources) {
+    if (source.tier == nullptr) source.tier = &tier_;
+  }
+  GpuLane* const gpu = LaneOf(composition.gpu);
+  auto job = std::make_shared<ComposeJob>(kernels_, workers_, gpu, std::move(sources), std::move(composition),
                                           std::move(cancel));
   return NextLayers({tenant, std::move(job), std::make_shared<const ComposeDone>(std::move(done))});
 }
@@ -75,7 +96,7 @@ bool Mover::NextLayers(const Composing& composing) {
         ComposeJob& job = *composing.job;
         MissReason outcome = job.cancelled() ? MissReason::kCancelled : MissReason::kNone;
         if (!job.finished()) {
-          if (NextLayers(composing)) return;
+          if (!job.refused() && NextLayers(composing)) return;
           // A job that has written can only say that it ended in the middle.
           outcome = job.wrote() ? MissReason::kCancelled : MissReason::kBusy;
         }

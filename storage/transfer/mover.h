@@ -42,20 +42,21 @@ struct LandEvents {
 // for each other at the end of a turn; a landing still waits no longer than the time of this for each one before it.
 inline constexpr uint64_t kTurnBytes = 256 << 20;
 
-// Sources and targets must fit (storage/transfer/transfer.h). A transfer lets go of `keep` before its `done`.
+// Sources and targets must fit (storage/transfer/transfer.h): what lies in a GPU's memory moves to and from memory of
+// the same GPU, or of the processor, alone. A transfer lets go of `keep` before its `done`.
 class Mover {
  public:
   // All must outlive the mover, and the mover everything in flight. `workers` are used by one executor thread at a time
-  // or by several, as they allow. `gpu` moves bytes in its memory on the engines' side, and must reach the tier; null:
-  // no engine's memory lies on a GPU.
+  // or by several, as they allow. `tier`: of slots that name none. `gpus`: one a GPU that engines' memory lies on; each
+  // must reach the tiers of the processor's memory.
   Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
-        uint64_t turn_bytes = kTurnBytes, GpuLane* gpu = nullptr);
+        uint64_t turn_bytes = kTurnBytes, std::vector<GpuLane*> gpus = {});
 
   // Fills the slot: parts, each hashed while it is copied, then the header at the object's start. `done` gets the
   // header with its checksums; nothing when cancelled. The slot stays until then. False, and nothing is called: the
-  // executor is full.
+  // executor is full. `tier`: the slot's; null: the mover's.
   bool Publish(const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel,
-               std::function<void(std::optional<ObjectHeader>)> done);
+               std::function<void(std::optional<ObjectHeader>)> done, const Tier* tier = nullptr);
 
   // Lands keys and values layer by layer, for each layer those of all sources, verifying them and the tuples of the
   // linear layers before it (behind the last one: at the end) against the checksums in the headers. An executor item
@@ -65,7 +66,7 @@ class Mover {
   // Composes layer by layer, in as few executor items as others leave room for. One source an interior; `done` learns
   // which of them are corrupt: then, and when it was cancelled before, nothing was written. `outcome`: kNone,
   // kCancelled (perhaps in the middle), or kBusy (it made way before it had written anything, and then the executor was
-  // full). False, and nothing is called: the executor is full.
+  // full; or the GPU has no memory for it). False, and nothing is called: the executor is full.
   using ComposeDone = std::function<void(std::vector<bool> corrupt, MissReason outcome)>;
   bool Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
                ComposeDone done);
@@ -86,8 +87,10 @@ class Mover {
   kernels::Workers& workers_;
   Executor& executor_;
   const Tier& tier_;
+  GpuLane* LaneOf(const kernels::Gpu* gpu) const;  // null: of none
+
   const uint64_t turn_bytes_;
-  GpuLane* const gpu_;
+  const std::vector<GpuLane*> gpus_;
 };
 
 }  // namespace ashlar::storage

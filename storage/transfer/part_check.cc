@@ -36,4 +36,20 @@ bool RunChecks(const kernels::Kernels& kernels, kernels::Workers& workers, std::
   return !cancel.cancelled();
 }
 
+bool RunChecksOnGpu(GpuCalls& calls, std::span<PartCheck> checks, const CancelFlag& cancel) {
+  for (PartCheck& check : checks) {
+    SplitPart(check.part(), [&](const UnitRange& range) {
+      if (cancel.cancelled()) return;
+      calls.Submit(
+          {range.count, check.unit_checksums(range.first), nullptr},
+          [&](kernels::Queue& queue, const GpuCalls::Checksums& reached) {
+            return HashUnits(calls.kernels(), queue, check.object(), range, reached.units);
+          },
+          [] {});
+    });
+  }
+  calls.Finish();
+  return !cancel.cancelled();
+}
+
 }  // namespace ashlar::storage

@@ -9,6 +9,7 @@
 #include "proto/object.h"
 #include "storage/objects/object_bytes.h"
 #include "storage/transfer/cancel_flag.h"
+#include "storage/transfer/gpu_lane.h"
 #include "storage/transfer/unit_range.h"
 
 namespace ashlar::storage {
@@ -39,5 +40,7 @@ kernels::Event HashUnits(const kernels::Kernels& kernels, kernels::Queue& queue,
 // nothing is known.
 bool RunChecks(const kernels::Kernels& kernels, kernels::Workers& workers, std::span<PartCheck> checks,
                const CancelFlag& cancel);
+// The same of parts in the GPU's memory, by its kernels.
+bool RunChecksOnGpu(GpuCalls& calls, std::span<PartCheck> checks, const CancelFlag& cancel);
 
 }  // namespace ashlar::storage

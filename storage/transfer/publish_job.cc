@@ -26,8 +26,7 @@ void PublishJob::Run() {
   for (const Part& part : header_.parts) checksums.emplace_back(part.units);
   std::vector<Task> tasks;
   for (size_t i = 0; i < header_.parts.size(); ++i) AddTasks(i, checksums, tasks);
-  const auto behind = std::stable_partition(
-      tasks.begin(), tasks.end(), [](const Task& task) { return task.memory == kernels::MemoryKind::kDevice; });
+  const auto behind = std::stable_partition(tasks.begin(), tasks.end(), [](const Task& task) { return task.on_gpu; });
   std::optional<GpuCalls> calls;  // under way while the processor does its part
   if (behind != tasks.begin()) calls.emplace(*gpu_);
   for (auto task = tasks.begin(); task != behind && !cancel_.cancelled(); ++task) CopyOnGpu(*task, *calls);
@@ -59,7 +58,7 @@ void PublishJob::AddTasks(size_t index, Checksums& checksums, std::vector<Task>&
   const Part* const scales = paged ? header_.Find(part.layer, ScalesOf(part.form)) : nullptr;
   SplitPart(part, [&](const UnitRange& range) {
     tasks.push_back({.range = range,
-                     .memory = paged ? rows->memory : tensor->memory,
+                     .on_gpu = (paged ? rows->gpu : tensor->gpu) != nullptr,
                      .tensor = paged ? nullptr : tensor->data,
                      .rows = paged ? &*rows : nullptr,
                      .checksums = checksums[index].data() + range.first,

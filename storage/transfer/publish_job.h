@@ -34,11 +34,11 @@ class PublishJob {
  private:
   struct Task {
     UnitRange range;
-    kernels::MemoryKind memory;  // that it is copied from
-    const std::byte* tensor;     // of a matrix part: its unit 0 in the engine's memory
-    const PagedRows* rows;       // of keys and values
-    uint64_t* checksums;         // of the range's units
-    const Part* scales;          // of the range's rows, or null; they are gathered with these
+    bool on_gpu;              // it is copied from there
+    const std::byte* tensor;  // of a matrix part: its unit 0 in the engine's memory
+    const PagedRows* rows;    // of keys and values
+    uint64_t* checksums;      // of the range's units
+    const Part* scales;       // of the range's rows, or null; they are gathered with these
     uint64_t* scale_checksums;
   };
 

@@ -4,12 +4,18 @@
 
 namespace ashlar::storage {
 
-Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time)
-    : table_(table), mover_(mover), clock_(clock), drain_(drain), reservation_time_(reservation_time) {}
+Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time,
+                     LevelOf level_of)
+    : table_(table),
+      mover_(mover),
+      clock_(clock),
+      drain_(drain),
+      reservation_time_(reservation_time),
+      level_of_(std::move(level_of)) {}
 
 Publisher::Reserved Publisher::Reserve(SessionId session, const TenantPool& pool, const ObjectHeader& plan,
                                        Nanos recompute, double flops) {
-  ObjectTable::Room room = table_.Reserve(pool, plan, recompute, flops);
+  ObjectTable::Room room = table_.Reserve(pool, plan, recompute, flops, level_of_(session));
   if (room.outcome != ReserveOutcome::kGranted) return {room.outcome, 0};
   const ReservationId id = next_id_++;
   const Nanos deadline = clock_.Now() + reservation_time_;
@@ -34,9 +40,12 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   const auto found = reservations_.find(name);
   if (found == reservations_.end() || found->second.publish) return done(PublishOutcome::kUnknownReservation);
   Reservation& reservation = found->second;
-  const Entry& object = *reservation.object;
-  const ObjectHeader plan = source.plan.value_or(object.header);
-  if (plan.key != object.header.key || plan.Extents() > object.top().slot.Extents() || !Fits(source, plan)) {
+  const ObjectTable::Reference& object = reservation.object;
+  const ObjectHeader plan = source.plan.value_or(object->header);
+  const Slot& slot = object.copy().slot;
+  const kernels::Gpu* const gpu = object.tier().gpu();
+  const bool reached = gpu == nullptr || LiesOn(source, *gpu);
+  if (plan.key != object->header.key || plan.Extents() > slot.Extents() || !reached || !Fits(source, plan)) {
     End(found);
     return done(PublishOutcome::kBadSource);
   }
@@ -45,10 +54,12 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   reservation.publish = cancel;
   deadlines_.erase({reservation.deadline, name});
   drain_.Begin(session);
-  const bool started = mover_.Publish(plan, object.top().slot, std::move(source), cancel,
-                                      [this, name, source_deadline, done](std::optional<ObjectHeader> header) {
-                                        Finish(name, std::move(header), source_deadline, done);
-                                      });
+  const bool started = mover_.Publish(
+      plan, slot, std::move(source), cancel,
+      [this, name, source_deadline, done](std::optional<ObjectHeader> header) {
+        Finish(name, std::move(header), source_deadline, done);
+      },
+      &object.tier());
   if (started) return;  // an executor that runs at once may have ended the reservation already
   reservation.publish.reset();
   deadlines_.emplace(reservation.deadline, name);

@@ -28,7 +28,10 @@ namespace ashlar::storage {
 // session, or, while no publish of it is in flight, by its deadline.
 class Publisher {
  public:
-  Publisher(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time);
+  // `level_of`: where a session's engine publishes to.
+  using LevelOf = std::function<size_t(SessionId)>;
+  Publisher(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time,
+            LevelOf level_of);
 
   struct Reserved {
     ReserveOutcome outcome = ReserveOutcome::kUnavailable;
@@ -66,6 +69,7 @@ class Publisher {
   const Clock& clock_;
   Drain& drain_;
   const Nanos reservation_time_;
+  const LevelOf level_of_;
   ReservationId next_id_ = 1;
   Reservations reservations_;
   absl::btree_set<std::pair<Nanos, Name>> deadlines_;  // of those of which no publish is in flight

@@ -51,6 +51,22 @@ bool PagesReach(const PagedRows& rows, size_t pages, const ObjectHeader& object,
 
 }  // namespace
 
+const kernels::Gpu* GpuOf(const PublishSource& source) {
+  for (const PublishSource::Tensor& tensor : source.tensors) {
+    if (tensor.gpu != nullptr) return tensor.gpu;
+  }
+  return source.rows.empty() ? nullptr : source.rows.front().gpu;
+}
+
+const kernels::Gpu* GpuOf(const LandTarget& target) {
+  return target.rows.empty() ? nullptr : target.rows.front().gpu;
+}
+
+bool LiesOn(const PublishSource& source, const kernels::Gpu& gpu) {
+  const auto there = [&gpu](const auto& place) { return place.gpu == &gpu; };
+  return std::ranges::all_of(source.tensors, there) && std::ranges::all_of(source.rows, there);
+}
+
 const PublishSource::Tensor* FindTensor(const PublishSource& source, const Part& part) {
   const auto order = [](const PublishSource::Tensor& tensor) {
     return std::tuple(tensor.layer, tensor.form, tensor.first_head);

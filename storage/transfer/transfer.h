@@ -1,9 +1,9 @@
 // The ends of transfers between an engine's memory and an object: a publish's sources, a landing's targets.
 //
-// Tensors and pages lie in the processor's memory or in a GPU's. The caller has checked that all pointers here lie
-// inside memory that `keep` keeps mapped: tensors and, for every page id in `page_table`, the whole page. It has also
-// checked that objects and pages are of one namespace. Storage itself checks that shapes and the length of the page
-// table fit the object.
+// Tensors and pages lie in the processor's memory or in a GPU's; those of one transfer in the memory of one GPU at
+// most. The caller has checked that all pointers here lie inside memory that `keep` keeps mapped: tensors and, for
+// every page id in `page_table`, the whole page. It has also checked that objects and pages are of one namespace.
+// Storage itself checks that shapes and the length of the page table fit the object.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/gpu.h"
 #include "kernels/kernels.h"
 #include "proto/object.h"
 #include "storage/executor.h"
@@ -23,8 +24,8 @@ struct PagedRows {
   uint32_t layer = 0;                             // index into layout.layers
   int32_t heads = 0, key_dim = 0, value_dim = 0;  // of one token's row
   kernels::PagedSlots keys, values;               // page_table may be null: storage points it at the vector below
-  kernels::MemoryKind memory = kernels::MemoryKind::kHost;  // that both lie in
-  bool latent = false;                                      // mla: keys are latents, values the rotary parts of keys
+  const kernels::Gpu* gpu = nullptr;              // in whose memory both lie; null: the processor's
+  bool latent = false;                            // mla: keys are latents, values the rotary parts of keys
   kernels::Rotation rotation;  // of keys that are landed, mla: of their rotary parts (frequencies live as long as
                                // `keep`); a publish takes them as they stand
 };
@@ -33,9 +34,9 @@ struct PublishSource {
   struct Tensor {
     uint32_t layer = 0;
     PartForm form = PartForm::kState;
-    const std::byte* data = nullptr;  // the part's units, densely
-    uint16_t first_head = 0;          // the part's head group
-    kernels::MemoryKind memory = kernels::MemoryKind::kHost;
+    const std::byte* data = nullptr;    // the part's units, densely
+    uint16_t first_head = 0;            // the part's head group
+    const kernels::Gpu* gpu = nullptr;  // in whose memory it lies; null: the processor's
   };
   Provenance provenance = Provenance::kExact;
   // The reservation's plan with the forms that heads' transitions have (PlanForms). None: their layers' own.
@@ -64,6 +65,12 @@ struct LandTarget {
   std::vector<int32_t> page_table;
   std::shared_ptr<const void> keep;
 };
+
+// The GPU whose memory they lie in, or some of it; null: none of it lies on a GPU.
+const kernels::Gpu* GpuOf(const PublishSource& source);
+const kernels::Gpu* GpuOf(const LandTarget& target);
+// Returns whether all of it lies in that GPU's memory.
+bool LiesOn(const PublishSource& source, const kernels::Gpu& gpu);
 
 // The tensor that a part is copied from; null: there is none.
 const PublishSource::Tensor* FindTensor(const PublishSource& source, const Part& part);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/gpu.h"
 #include "kernels/kernels.h"
 #include "proto/object.h"
 #include "proto/tuple_parts.h"
@@ -20,8 +21,9 @@ class TupleTable {
  public:
   TupleTable(uint32_t layer, const kernels::LinearShape& shape, size_t objects);
 
-  // `first_position`: where the run's token 0 stands. At most as many as the table was made for.
-  void Add(const ObjectHeader& object, const ObjectBytes& bytes, uint64_t first_position);
+  // `first_position`: where the run's token 0 stands. `gpu`: in whose memory the object lies; null: the processor's. At
+  // most as many as the table was made for.
+  void Add(const ObjectHeader& object, const ObjectBytes& bytes, const kernels::Gpu* gpu, uint64_t first_position);
   // In the order in which they were added.
   const std::vector<kernels::TupleView>& views() const { return views_; }
 

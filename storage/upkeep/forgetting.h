@@ -20,10 +20,10 @@
 namespace ashlar::storage {
 
 // One thread. Takes what is there when it begins; what is published later stays.
-//
-// Objects are found by nobody from their step on; leased bytes leave with their leases. On a disk the records are
-// deleted and the bytes overwritten. What knows of them goes with them: prompts, conversations, ghosts, texts, misses.
-// Counters, learned prices, and the sketch of how often keys were used stay: no text can be told from these.
+// Objects are found by nobody from their step on. A look-up that began before may keep what it found, and leased bytes
+// leave with their leases. On a disk the records are deleted and the bytes overwritten. Prompts, conversations, ghosts,
+// texts and misses go with them. Counters, learned prices, and the sketch of how often keys were used stay: no text can
+// be told from these.
 class Forgetting {
  public:
   // The references must outlive it, and it the calls of SsdTier that it has begun. `ns` none: all of the tenant's.

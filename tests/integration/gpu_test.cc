@@ -162,10 +162,13 @@ TEST_F(GpuHbm, WhatTheDiskHasOutlivesTheDaemon) {
   ExpectLands(engine, prompt);
 }
 
-TEST_F(GpuHbm, RegionsOfTheProcessorAreRefusedByName) {
+// All regions of a session lie there, or none does.
+TEST_F(GpuHbm, RegionsOfTheProcessorBesideThoseOfTheGpuAreRefusedByName) {
   DaemonProcess daemon(Options());
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
+  const auto there = (*client)->HostGpuRegion(*gpu_, 4096);
+  ASSERT_TRUE(there.ok()) << there.status();
   const absl::Status refused = (*client)->HostRegion(4096).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(refused.message(), HasSubstr("host_region.on_gpu: the hbm tier lies on the GPU"));
@@ -174,23 +177,27 @@ TEST_F(GpuHbm, RegionsOfTheProcessorAreRefusedByName) {
   ASSERT_EQ(::fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
   EXPECT_THAT((*client)->RegisterRegion(memfd, 4096).status().message(), HasSubstr("register_region.on_gpu: the hbm"));
   ::close(memfd);
+  auto other = Client::Connect(daemon.client_options());
+  ASSERT_TRUE(other.ok()) << other.status();
+  const auto near = (*other)->HostRegion(4096);
+  ASSERT_TRUE(near.ok()) << near.status();
+  EXPECT_THAT((*other)->HostGpuRegion(*gpu_, 4096).status().message(), HasSubstr("host_region.on_gpu: the hbm tier"));
 }
 
-// A hit that cannot be mapped is a miss, and no error.
-TEST_F(GpuHbm, AnEngineWithoutTheGpuMissesWhatLiesThere) {
+// An object that lies on the GPU comes to dram for it.
+TEST_F(GpuHbm, AnEngineInTheProcessorsMemoryFindsWhatLiesThere) {
   DaemonProcess daemon(Options());
   TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);
-  const std::vector<Tokens> prompt = MakePrompt(6, 2, 60);
-  engine.PublishPrompt(prompt);
-  auto client = Client::Connect(daemon.client_options());
-  ASSERT_TRUE(client.ok()) << client.status();
-  auto model = (*client)->OpenModel(TestEngine::identity(), engine.Whole());
-  ASSERT_TRUE(model.ok()) << model.status();
-  Tokens tokens;
-  for (const Tokens& run : prompt) tokens.insert(tokens.end(), run.begin(), run.end());
-  const std::vector<uint64_t> lengths = {60, 60};
-  const Match match = model->Lookup(Prompt{tokens, lengths});
-  for (const SegmentResult& segment : match.segments()) EXPECT_EQ(segment.reason, MissReason::kTierError);
+  TestEngine host(daemon.client_options());
+  const std::vector<Tokens> theirs = MakePrompt(6, 2, 60), ours = MakePrompt(7, 2, 70);
+  engine.PublishPrompt(theirs);
+  host.PublishPrompt(ours);
+  for (TestEngine* reader : {&engine, &host}) {
+    ExpectLands(*reader, theirs);
+    ExpectLands(*reader, ours);
+  }
+  EXPECT_THAT(TiersOf(host.Lookup(theirs)), Each(TierKind::kDram));
+  EXPECT_THAT(TiersOf(engine.Lookup(ours)), Each(TierKind::kHbm));
 }
 
 TEST_F(GpuTest, RegionsAreChargedAndGivenBack) {
@@ -262,17 +269,6 @@ TEST_F(GpuTest, PagesThatTheDaemonGivesOutMayLieThere) {
   EXPECT_EQ(admitted.outcome, AdmitOutcome::kAdmitted);
   TestEngine registered(daemon.client_options(), {}, Memory::kGpuRegistered);
   EXPECT_THAT(registered.model().DeclarePages(registered.region(), pages).message(), HasSubstr("allocate"));
-}
-
-TEST_F(GpuTest, NothingIsComposedThere) {
-  DaemonProcess daemon(WithGpu());
-  TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);
-  const AdvanceStep step{.begin = 0, .end = 1};
-  auto* const numbers = reinterpret_cast<float*>(engine.region().data());
-  LayerAdvance advance{.layer = 0, .steps = {&step, 1}, .region = engine.region()};
-  advance.state.data = engine.region().data();
-  advance.inputs = {.tokens = 1, .k = numbers, .v = numbers};
-  EXPECT_EQ(engine.model().Advance(nullptr, advance).reason(), MissReason::kInvalidRequest);
 }
 
 TEST(WithoutAGpu, RegionsThereAreRefusedByName) {

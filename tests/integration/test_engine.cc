@@ -55,7 +55,8 @@ std::vector<Tokens> MakePrompt(uint64_t seed, size_t segments, size_t tokens) {
 
 TestEngine::TestEngine(ClientOptions options, const Shape& shape, Memory memory) : shape_(shape) {
   std::string why;
-  if (memory == Memory::kGpuRegistered || memory == Memory::kGpuHosted) options.gpu = kernels::FindGpu(0, &why);
+  if (memory == Memory::kGpuRegistered || memory == Memory::kGpuHosted)
+    options.gpu = kernels::FindGpu(shape_.gpu, &why);
   MakeLayout();
   Place();
   absl::StatusOr<std::unique_ptr<Client>> client;
@@ -84,7 +85,7 @@ absl::StatusOr<Region> TestEngine::MakeRegion(Memory memory) {
     return region;
   }
   std::string why;
-  const kernels::Gpu* const gpu = kernels::FindGpu(0, &why);
+  const kernels::Gpu* const gpu = kernels::FindGpu(shape_.gpu, &why);
   if (gpu == nullptr) return absl::FailedPreconditionError(why);
   if (memory == Memory::kGpuHosted) return client_->HostGpuRegion(*gpu, bytes_);
   kernels::ArenaError error;
@@ -96,12 +97,12 @@ absl::StatusOr<Region> TestEngine::MakeRegion(Memory memory) {
 void TestEngine::Push() const {
   std::string why;
   if (near_ == nullptr) return;
-  kernels::FindGpu(0, &why)->CopyToDevice(region_.data(), near_.get(), region_.size());
+  kernels::FindGpu(shape_.gpu, &why)->CopyToDevice(region_.data(), near_.get(), region_.size());
 }
 void TestEngine::Pull() const {
   std::string why;
   if (near_ == nullptr) return;
-  kernels::FindGpu(0, &why)->CopyToHost(near_.get(), region_.data(), region_.size());
+  kernels::FindGpu(shape_.gpu, &why)->CopyToHost(near_.get(), region_.data(), region_.size());
 }
 
 void TestEngine::MakeLayout() {
@@ -343,7 +344,7 @@ void TestEngine::ExpectTuple(const Match& match, size_t segment, const Tokens& r
     if (tuple.memory == kernels::MemoryKind::kDevice) {
       std::string why;
       copy.resize(floats);
-      kernels::FindGpu(0, &why)->CopyToHost(copy.data(), mapped, floats * sizeof(float));
+      kernels::FindGpu(shape_.gpu, &why)->CopyToHost(copy.data(), mapped, floats * sizeof(float));
       mapped = copy.data();
     }
     ASSERT_EQ(std::memcmp(mapped, content.data(), floats * sizeof(float)), 0) << "layer " << layer << " " << Name(form);

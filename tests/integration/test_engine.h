@@ -33,11 +33,11 @@ struct Shape {
   uint32_t tokens = 1024;  // that fit into the pages to land in, and into those to publish from
   PrefixUse prefixes{};
   uint32_t captures = 1;  // sets of states that there is room for
+  int gpu = 0;            // kernels::FindGpu's number, of memory on a GPU
 };
 
 class TestEngine {
  public:
-  // Memory of a GPU: kernels::FindGpu(0).
   enum class Memory { kRegistered, kHosted, kGpuRegistered, kGpuHosted };
 
   // Failures to connect, open or register are test failures.

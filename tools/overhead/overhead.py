@@ -1,6 +1,7 @@
 """What calls from C and from Python cost beside the same calls from C++, against one daemon, in one run.
 
-Three engines that do the same (engine.cc, engine.c, engine.py) take turns, each round in another order. Figures are of
+Three engines that do the same (engine.cc, engine.c, engine.py) take turns, each round in another order. They are started
+several times, as where a process's pages happen to lie makes its landings up to a tenth slower or faster. Figures are of
 the quickest tenth of a language's calls (its slowest one), which other programs of the machine disturb least, and of the
 median; ratios are by those of C++.
 """
@@ -70,34 +71,39 @@ def row(operation, pages, times):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bin", default="build/release/bin", help="folder of overhead_cc and overhead_c")
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--starts", type=int, default=8, help="of the engines; each has all rounds")
     parser.add_argument("--calls", type=int, default=5, help="in each round, of each language")
     parser.add_argument("--mebibytes", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--json")
     given = parser.parse_args()
     if max(given.mebibytes) > 1024 or min(given.mebibytes) < 1 or given.rounds < 1 or given.calls < 1:
         parser.error("--mebibytes: 1 to 1024; --rounds and --calls: 1 or more")
+    if given.starts < 1:
+        parser.error("--starts: 1 or more")
     most = max(given.mebibytes)
     commands = {"c++": [f"{given.bin}/overhead_cc"], "c": [f"{given.bin}/overhead_c"],
                 "python": [sys.executable, str(HERE / "engine.py")]}
     seeds = iter(range(int.from_bytes(os.urandom(3), "little"), 1 << 40))
-    rows = []
+    operations = [(name, verb, pages) for name, verb in (("look up", "look"), ("land", "land"), ("publish", "publish"))
+                  for pages in given.mebibytes]
+    times = {operation: {name: [] for name in commands} for operation in operations}
     with ashlar.daemon.start(dram=f"{max(256, 6 * most)}MiB") as daemon:
-        engines = {name: Engine(command, daemon, most) for name, command in commands.items()}
-        for operation, verb, sizes in (("look up", "look", given.mebibytes), ("land", "land", given.mebibytes),
-                                       ("publish", "publish", given.mebibytes)):
-            for pages in sizes:
-                rows.append(row(operation, pages, measure(engines, verb, pages, given.rounds, given.calls, seeds)))
-                shown = rows[-1]
-                print(f"{operation:8} {pages:5} MiB   C++ {shown['cpp_us']:9.1f} us   C {shown['c_us']:9.1f} us"
-                      f" ({shown['c_ratio']:.3f})   Python {shown['python_us']:9.1f} us ({shown['python_ratio']:.3f})"
-                      f"   medians {shown['cpp_median_us']:.1f} ({shown['c_median_ratio']:.3f},"
-                      f" {shown['python_median_ratio']:.3f})",
-                      flush=True)
-        for engine in engines.values():
-            engine.end()
+        for _ in range(given.starts):
+            engines = {name: Engine(command, daemon, most) for name, command in commands.items()}
+            for operation in operations:
+                measured = measure(engines, *operation[1:], given.rounds, given.calls, seeds)
+                for name, rounds in measured.items():
+                    times[operation][name] += rounds
+            for engine in engines.values():
+                engine.end()
+    rows = [row(operation[0], operation[2], times[operation]) for operation in operations]
+    for each in rows:
+        print(f"{each['operation']:8} {each['mebibytes']:5} MiB   C++ {each['cpp_us']:9.1f} us   C {each['c_us']:9.1f} us"
+              f" ({each['c_ratio']:.3f})   Python {each['python_us']:9.1f} us ({each['python_ratio']:.3f})"
+              f"   medians {each['cpp_median_us']:.1f} ({each['c_median_ratio']:.3f}, {each['python_median_ratio']:.3f})")
     if given.json:
-        pathlib.Path(given.json).write_text(json.dumps({"rounds": given.rounds, "rows": rows}, indent=1) + "\n")
+        pathlib.Path(given.json).write_text(json.dumps({"starts": given.starts, "rounds": given.rounds, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

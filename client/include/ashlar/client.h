@@ -60,7 +60,9 @@ struct ClientOptions {
   std::string session_socket;               // the daemon's listen.session_socket
   std::chrono::milliseconds timeout{5000};  // of every call; at most an hour
   std::string name = "libashlar";           // for the daemon's logs
-  const kernels::Gpu* gpu = nullptr;        // maps arenas of an hbm tier that lies on it (kernels::FindGpu)
+  // The engine's GPU (kernels::FindGpu): that regions are registered on, where the daemon serves several; and it maps
+  // arenas of an hbm tier that lies there.
+  const kernels::Gpu* gpu = nullptr;
 };
 
 // This process's part of the model, and its computing cost; not part of the namespace. Heads are divided as
@@ -307,7 +309,10 @@ class Model {
 
   // The composition service, for engines that bring no kernels: the daemon does what kernels::AdvanceSeam and
   // kernels::Compose do in the engine's process, with the same bits where both use the same units of the processor.
-  // Both wait, within the client's timeout, and vouch for the tuples used: what no landing verified, they verify.
+  // Both wait, within the client's timeout, and vouch for the tuples used: what no landing verified, they verify. Where
+  // the region lies on a GPU, the GPU does it, by kernels that round as the back end `cuda` does. One call takes there
+  // at most 8 MiB of pointers (heads × (32 bytes a segment and 8 a checkpoint)), and, of states and checkpoints in f16,
+  // 64 million numbers; more is kInvalidRequest.
   //
   // Advances one layer. `match` may be null where no step is a segment.
   Composition Advance(const Match* match, const LayerAdvance& advance);
@@ -347,15 +352,17 @@ class Client {
   // last copy of the Region is destroyed: processes that were forked meanwhile then read zeros there.
   absl::StatusOr<Region> HostRegion(size_t bytes);
 
-  // Registers memory of the daemon's GPU; FAILED_PRECONDITION if it has none. If the hbm tier lies on the GPU, regions
-  // must lie there too, and the two calls above are refused. Keys and values land in such a region, and published
-  // objects may lie in it; the composition service does not work on it (kInvalidRequest).
+  // Registers memory of a GPU that the daemon serves: ClientOptions::gpu, or its only one; FAILED_PRECONDITION if it
+  // serves none, or not that one. All regions of a client that lie on a GPU lie on the same one: a process that works
+  // on two has two clients. If an hbm tier lies there, all of its regions must, and the two calls above are refused.
+  // Keys and values land in such a region, published objects may lie in it, and the composition service works there, on
+  // the GPU.
   //
   // `descriptor`: an allocation of CUDA's virtual memory management (cuMemCreate) of exactly `bytes` bytes, exported as
   // a POSIX file descriptor. The engine has mapped it at `data`, and keeps owning that mapping; the client neither maps
   // nor touches it.
   absl::StatusOr<Region> RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes);
-  // Allocates memory on the daemon's GPU, all zero, and maps it here by `gpu`, which must be the same GPU; its number
+  // Allocates memory on a GPU that the daemon serves, all zero, and maps it here by `gpu`, which says which; its number
   // may differ between the processes. The memory stays the engine's as long as any process has it mapped.
   absl::StatusOr<Region> HostGpuRegion(const kernels::Gpu& gpu, size_t bytes);
 

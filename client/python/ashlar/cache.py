@@ -12,14 +12,14 @@ import enum
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ashlar import _ashlar
 from ashlar.model import Attention, DType, Model
-from ashlar.request import Array, LinearTensors, Request, needed_pages, pages_of
+from ashlar.request import Array, LinearTensors, Request
 
 # NumPy has no bfloat16 and no 8-bit floats: those are seen as integers of their size.
 _NUMPY_TYPES: dict[DType, Any] = {
@@ -168,31 +168,6 @@ class Cache:
             view(place.value_offset, place.value_head_stride, attention.value_dim),
         )
 
-    def _begin(
-        self,
-        wait: bool,
-        tokens: Sequence[int] | npt.ArrayLike,
-        segments: Sequence[int],
-        page_table: Sequence[int] | npt.ArrayLike | None,
-        fill: bool,
-        conversation: bytes,
-        needed_in_ms: int,
-        media: Sequence[tuple[int, bytes]],
-        cold_parallel: bool,
-    ) -> Request:
-        handle = self._handle.begin(
-            needed_pages(tokens),
-            list(segments),
-            pages_of(page_table),
-            fill,
-            conversation,
-            needed_in_ms,
-            list(media),
-            cold_parallel,
-            wait,
-        )
-        return Request(handle)
-
     def begin(
         self,
         tokens: Sequence[int] | npt.ArrayLike,
@@ -210,7 +185,8 @@ class Cache:
         `cold_parallel`, with `fill`: engines that offer prefill may compute some of what is missing. Compute `missing`,
         then call `Request.wait_cold`.
         """
-        return self._begin(True, tokens, segments, page_table, fill, conversation, needed_in_ms, media, cold_parallel)
+        rest = fill, conversation, needed_in_ms, media, cold_parallel
+        return cast(Request, self._handle.begin(Request, tokens, segments, page_table, *rest, True))
 
     def start_begin(
         self,
@@ -225,7 +201,8 @@ class Cache:
         cold_parallel: bool = False,
     ) -> Request:
         """`begin` without waiting: the plan is known once `Request.poll_plan` says OK."""
-        return self._begin(False, tokens, segments, page_table, fill, conversation, needed_in_ms, media, cold_parallel)
+        rest = fill, conversation, needed_in_ms, media, cold_parallel
+        return cast(Request, self._handle.begin(Request, tokens, segments, page_table, *rest, False))
 
     async def begin_async(
         self,
@@ -246,7 +223,7 @@ class Cache:
         `present_tokens`: the keys and values of so many first tokens stand in the pages already; a prefix's whole blocks
         among them are not written.
         """
-        return Request(self._handle.land(plan, needed_pages(page_table), present_tokens, wait))
+        return cast(Request, self._handle.land(Request, plan, page_table, present_tokens, wait))
 
     def compute_alone(
         self,
@@ -271,7 +248,7 @@ class Cache:
         Fills state, transition, and the product of the decays where it is asked for: [value_heads, d_k].
         """
         self._handle.compute_alone(
-            request._handle, missing, layer, state, q, k, v, g, beta, out, transition, decay, norm_epsilon, q_scale
+            request, missing, layer, state, q, k, v, g, beta, out, transition, decay, norm_epsilon, q_scale
         )
 
     def commit(
@@ -289,15 +266,14 @@ class Cache:
         """Offers the states of a text that was run through the model, for later texts to resume from.
 
         `checkpoints`: (depth, every linear layer's tensors), depths ascending, the last one the text's length. Returns
-        an outcome for each: "kept", or why the cache does not keep it.
+        an outcome for each: "kept", or why the cache does not keep it. `prompt_tokens`: None means all are the prompt's.
         """
-        text = needed_pages(tokens)
         return self._handle.commit(
-            None if request is None else request._handle,
-            text,
-            len(text) if prompt_tokens is None else prompt_tokens,
+            request,
+            tokens,
+            prompt_tokens,
             [(depth, list(linear)) for depth, linear in checkpoints],
-            pages_of(page_table),
+            page_table,
             conversation,
             composed,
             list(media),
@@ -317,8 +293,7 @@ class Cache:
         The request has one run in `missing` and no prompt: compute it, publish it, and end the request before the next
         call. None: there was none, or there is no daemon now. One thread at a time.
         """
-        work = self._handle.serve_prefill(wait_ms)
-        return None if work is None else Request(work)
+        return cast("Request | None", self._handle.serve_prefill(Request, wait_ms))
 
     async def serve_prefill_async(self, wait_ms: int = 1000) -> Request | None:
         return await asyncio.to_thread(self.serve_prefill, wait_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import functools
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, cast
@@ -46,20 +47,34 @@ class Segment(NamedTuple):
     used: bool  # the plan takes it from the cache
 
 
-class Plan(NamedTuple):
-    """Steps lie one behind the other and cover the prompt."""
+class Plan(_ashlar.Plan):
+    """Steps lie one behind the other and cover the prompt. The rest of it is read more often than these."""
 
-    steps: tuple[Step, ...]
-    segments: tuple[Segment, ...]
-    prefix_tokens: int
-    cached_tokens: int
-    own: bool
-    exact: bool
-    prefix_tier: str | None  # the farthest that any of the prefix lies in
+    @functools.cached_property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple([Step(_STEP_KINDS[step[0]], *step[1:]) for step in self.raw_steps()])
+
+    @functools.cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(map(Segment._make, self.raw_segments()))
 
     def computed(self) -> list[tuple[int, int]]:
         """The positions to run through the model."""
         return [(step.begin, step.end) for step in self.steps if step.kind is StepKind.COMPUTE]
+
+    def _fields(self) -> tuple[Any, ...]:
+        rest = self.prefix_tokens, self.cached_tokens, self.own, self.exact, self.prefix_tier
+        return (self.steps, self.segments, *rest)
+
+    def __eq__(self, other: object) -> bool:
+        return self._fields() == other._fields() if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        names = ("steps", "segments", "prefix_tokens", "cached_tokens", "own", "exact", "prefix_tier")
+        return f"Plan({', '.join(f'{name}={value!r}' for name, value in zip(names, self._fields(), strict=True))})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,19 +113,8 @@ class ComputedRun:
     first_position: int = 0
 
 
-def pages_of(table: Sequence[int] | npt.ArrayLike | None) -> Pages | None:
-    return None if table is None else np.ascontiguousarray(table, dtype=np.int32)
-
-
-def needed_pages(table: Sequence[int] | npt.ArrayLike) -> Pages:
-    return np.ascontiguousarray(table, dtype=np.int32)
-
-
-class Request:
+class Request(_ashlar.Request):
     """A prompt being set. Belongs to one thread at a time; `with` ends it, as does the last reference to it."""
-
-    def __init__(self, handle: _ashlar.Request) -> None:
-        self._handle = handle
 
     def __enter__(self) -> Request:
         return self
@@ -121,21 +125,14 @@ class Request:
         self.end()
         return False
 
-    def end(self) -> None:
-        """Cancels what is under way and gives back the lease. Pages in doubt come by `Cache.take_quiet_pages`."""
-        self._handle.end()
-
     @property
     def plan(self) -> Plan:
-        steps, segments, *rest = self._handle.plan()
-        return Plan(
-            tuple([Step(_STEP_KINDS[step[0]], *step[1:]) for step in steps]), tuple(map(Segment._make, segments)), *rest
-        )
+        return cast(Plan, self.raw_plan(Plan))
 
     @property
     def missing(self) -> list[Run]:
         """Runs to compute and publish, of a request begun with `fill`. Then call `look_again`."""
-        return [Run(**{**run, "tokens": np.array(run["tokens"], np.int32)}) for run in self._handle.missing()]
+        return [Run(**{**run, "tokens": np.array(run["tokens"], np.int32)}) for run in self.raw_missing()]
 
     def publish(
         self,
@@ -145,45 +142,11 @@ class Request:
         first_position: int = 0,
     ) -> str:
         """Hands over a computed run. Returns the outcome: "published", or why the cache does not keep it."""
-        return self._handle.publish(missing, list(linear), pages_of(page_table), first_position)
+        return self.raw_publish(missing, list(linear), page_table, first_position)
 
     def publish_many(self, runs: Sequence[ComputedRun]) -> list[str]:
         """Hands over small runs by one call to the daemon, each in pages of its own. Returns an outcome for each."""
-        return self._handle.publish_many(
-            [(run.missing, list(run.linear), pages_of(run.page_table), run.first_position) for run in runs]
-        )
-
-    def abandon(self, missing: int) -> None:
-        self._handle.abandon(missing)
-
-    @property
-    def elsewhere(self) -> int:
-        """How many segments other engines compute for this prompt, of a request begun with `cold_parallel`."""
-        return self._handle.elsewhere()
-
-    def wait_cold(self, timeout_ms: int) -> Verdict:
-        """Waits for segments that other engines compute; needed where `elsewhere` is not 0.
-
-        RESTART: `missing` lists more at its end, whose engines have failed; compute them, and call it again. PENDING:
-        not all have come in time. OK: nothing is left to wait for. Then `look_again`, which takes what is there.
-        """
-        return self._handle.wait_cold(timeout_ms)
-
-    def look_again(self, page_table: Sequence[int] | npt.ArrayLike) -> Verdict:
-        return self._handle.look_again(needed_pages(page_table))
-
-    def wait_plan(self) -> Verdict:
-        return self._handle.wait_plan()
-
-    def poll_plan(self) -> Verdict:
-        return self._handle.poll_plan()
-
-    def wait_layer(self, layer: int) -> Verdict:
-        """Waits for a layer's cached keys, values and tuples. RESTART: they will not come; call `finish`."""
-        return self._handle.wait_layer(layer)
-
-    def poll_layer(self, layer: int) -> Verdict:
-        return self._handle.poll_layer(layer)
+        return self.raw_publish_many([(run.missing, list(run.linear), run.page_table, run.first_position) for run in runs])
 
     def advance(
         self,
@@ -210,32 +173,21 @@ class Request:
         lie in an engine's blocks: each head dense, heads equally far apart. With `norm_epsilon` each head's q and k are
         multiplied by 1 / sqrt(sum of squares + norm_epsilon) first; then q by `q_scale`.
         """
-        return self._handle.advance(
+        return self.raw_advance(
             layer, begin, end, state, q, k, v, g, beta, out, exponents, list(copies), norm_epsilon, q_scale
         )
 
-    def conv_tail(self, step: int, layer: int) -> bytes | None:
-        """The convolution's last inputs behind a step that is taken from the cache."""
-        return cast("bytes | None", self._handle.conv_tail(step, layer))
-
-    def finish(self) -> Verdict:
-        """The verdict; no token may be emitted before it. RESTART: compute the new plan. OTHER_PAGES: `move` first."""
-        return self._handle.finish()
-
-    def poll_finish(self) -> Verdict:
-        return self._handle.poll_finish()
-
     async def finish_async(self) -> Verdict:
-        return await asyncio.to_thread(self._handle.finish)
+        return await asyncio.to_thread(self.finish)
 
     async def wait_plan_async(self) -> Verdict:
-        return await asyncio.to_thread(self._handle.wait_plan)
+        return await asyncio.to_thread(self.wait_plan)
 
     async def wait_layer_async(self, layer: int) -> Verdict:
-        return await asyncio.to_thread(self._handle.wait_layer, layer)
+        return await asyncio.to_thread(self.wait_layer, layer)
 
     async def look_again_async(self, page_table: Sequence[int] | npt.ArrayLike) -> Verdict:
-        return await asyncio.to_thread(self._handle.look_again, needed_pages(page_table))
+        return await asyncio.to_thread(self.look_again, page_table)
 
     async def publish_async(
         self,
@@ -250,29 +202,4 @@ class Request:
         return await asyncio.to_thread(self.publish_many, runs)
 
     async def wait_cold_async(self, timeout_ms: int) -> Verdict:
-        return await asyncio.to_thread(self._handle.wait_cold, timeout_ms)
-
-    def move(self, page_table: Sequence[int] | npt.ArrayLike) -> Verdict:
-        return self._handle.move(needed_pages(page_table))
-
-    def lose(self, segments: Sequence[int]) -> Verdict:
-        """Gives up segments that another rank has missed."""
-        return self._handle.lose(list(segments))
-
-    @property
-    def pages_kept(self) -> bool:
-        return self._handle.pages_kept()
-
-    def cancel(self) -> None:
-        self._handle.cancel()
-
-    def poll_quiet(self) -> Verdict:
-        return self._handle.poll_quiet()
-
-    def release(self) -> None:
-        """Gives back the lease while the request stays, for `Cache.commit`."""
-        self._handle.release()
-
-    def plan_bytes(self) -> bytes:
-        """The plan for another process (`Cache.land`); empty: no hit."""
-        return self._handle.plan_bytes()
+        return await asyncio.to_thread(self.wait_cold, timeout_ms)

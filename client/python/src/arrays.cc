@@ -1,8 +1,35 @@
 #include "client/python/src/arrays.h"
 
-#include <new>
+#include <cstring>
 
 namespace ashlar::python {
+
+Integers::Integers(const char* name, nb::handle given) {
+  if (Take(given)) return;
+  // NumPy converts what is no such row; its array outlives this reference by the buffer.
+  const nb::object made = nb::module_::import_("numpy").attr("ascontiguousarray")(given, "int32");
+  if (!Take(made)) throw Refused(name, "not a list of integers");
+}
+
+Integers::~Integers() {
+  PyBuffer_Release(&view_);
+}
+
+bool Integers::Take(nb::handle given) {
+  if (!PyObject_CheckBuffer(given.ptr())) return false;
+  if (PyObject_GetBuffer(given.ptr(), &view_, PyBUF_ND | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    view_ = {};
+    return false;
+  }
+  if (view_.ndim == 1 && view_.itemsize == sizeof(int32_t) && view_.format != nullptr &&
+      std::strcmp(view_.format, "i") == 0) {
+    return true;
+  }
+  PyBuffer_Release(&view_);
+  view_ = {};
+  return false;
+}
 
 DType TypeOf(const std::string& name, const Strided& tensor) {
   const nb::dlpack::dtype type = tensor.dtype();

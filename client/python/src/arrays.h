@@ -5,8 +5,10 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "ashlar/engine.h"
 
@@ -14,13 +16,29 @@ namespace ashlar::python {
 
 namespace nb = nanobind;
 
-using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Lengths = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::device::cpu>;
 using MutableFloats = nb::ndarray<float, nb::device::cpu>;
 using Exponents = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tensor = nb::ndarray<nb::c_contig, nb::device::cpu>;  // of any element type
 using Strided = nb::ndarray<nb::device::cpu>;               // of any element type, not dense
+
+// A list of 32-bit integers, held while this lives: where it lies if it is one dense row of them, else a copy by NumPy.
+// Buffers are asked for first, which is several times as fast as DLPack. Created and destroyed with the GIL.
+class Integers {
+ public:
+  Integers(const char* name, nb::handle given);
+  ~Integers();
+  Integers(const Integers&) = delete;
+  Integers& operator=(const Integers&) = delete;
+
+  const int32_t* data() const { return static_cast<const int32_t*>(view_.buf); }
+  uint64_t size() const { return static_cast<uint64_t>(view_.len) / sizeof(int32_t); }
+
+ private:
+  bool Take(nb::handle given);
+  Py_buffer view_ = {};
+};
 
 // One token's row after another: `stride` floats from one to the next, the row itself dense.
 struct RowsView {
@@ -31,6 +49,16 @@ struct RowsView {
 
 inline std::invalid_argument Refused(const std::string& name, const std::string& why) {
   return std::invalid_argument(name + ": " + why);
+}
+
+// An object of `type`, a Python class that is or derives from the bound class of T: what calls return is then the class
+// that users see, and nothing wraps it.
+template <typename T>
+std::pair<nb::object, T*> MakeObject(nb::handle type) {
+  nb::object object = nb::inst_alloc(type);
+  T* const value = new (nb::inst_ptr<T>(object)) T();
+  nb::inst_mark_ready(object);
+  return {std::move(object), value};
 }
 
 // Checks that an array is [tokens, ...] with `width` floats a token, and dense within the token.

@@ -102,12 +102,14 @@ nb::list PlacesOf(const PyCache& self) {
   return all;
 }
 
-std::unique_ptr<PyRequest> Begin(PyCache& self, const Tokens& tokens, const std::vector<uint64_t>& segments,
-                                 const std::optional<Tokens>& page_table, bool fill, const nb::bytes& conversation,
-                                 uint64_t needed_in_ms, nb::sequence media, bool cold_parallel, bool wait) {
-  auto request = std::make_unique<PyRequest>();
+// `type` is ashlar.Request, which the result is one of.
+nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::vector<uint64_t>& segments,
+                 nb::handle page_table, bool fill, const nb::bytes& conversation, uint64_t needed_in_ms,
+                 nb::sequence media, bool cold_parallel, bool wait) {
+  auto [object, request] = MakeObject<PyRequest>(type);
   request->model = self.model;
-  request->tokens.assign(tokens.data(), tokens.data() + tokens.size());
+  const Integers given("tokens", tokens);
+  request->tokens.assign(given.data(), given.data() + given.size());
   const std::vector<engine::Media> inputs = ReadMedia(media);
   engine::Prompt prompt{.tokens = request->tokens.data(),
                         .token_count = request->tokens.size(),
@@ -118,9 +120,11 @@ std::unique_ptr<PyRequest> Begin(PyCache& self, const Tokens& tokens, const std:
                         .media = inputs.data(),
                         .media_count = inputs.size(),
                         .cold_parallel = cold_parallel};
-  if (page_table.has_value()) {
-    prompt.page_table = page_table->data();
-    prompt.page_count = page_table->size();
+  std::optional<Integers> pages;
+  if (!page_table.is_none()) {
+    pages.emplace("page_table", page_table);
+    prompt.page_table = pages->data();
+    prompt.page_count = pages->size();
   }
   ReadConversation(conversation, prompt.conversation);
   engine::Status status;
@@ -130,17 +134,18 @@ std::unique_ptr<PyRequest> Begin(PyCache& self, const Tokens& tokens, const std:
         wait ? self.cache.Begin(&prompt, 1, &request->request) : self.cache.StartBegin(&prompt, 1, &request->request);
   }
   Checked(status);
-  return request;
+  return object;
 }
 
-std::unique_ptr<PyRequest> Land(PyCache& self, const nb::bytes& plan, const Tokens& page_table, uint64_t present_tokens,
-                                bool wait) {
-  auto request = std::make_unique<PyRequest>();
+nb::object Land(PyCache& self, nb::handle type, const nb::bytes& plan, nb::handle page_table, uint64_t present_tokens,
+                bool wait) {
+  auto [object, request] = MakeObject<PyRequest>(type);
   request->model = self.model;
+  const Integers pages("page_table", page_table);
   const engine::PlanToLand landing{.plan = reinterpret_cast<const uint8_t*>(plan.c_str()),
                                    .plan_bytes = plan.size(),
-                                   .page_table = page_table.data(),
-                                   .page_count = page_table.size(),
+                                   .page_table = pages.data(),
+                                   .page_count = pages.size(),
                                    .present_tokens = present_tokens};
   engine::Status status;
   {
@@ -149,13 +154,14 @@ std::unique_ptr<PyRequest> Land(PyCache& self, const nb::bytes& plan, const Toke
         wait ? self.cache.Land(&landing, 1, &request->request) : self.cache.StartLand(&landing, 1, &request->request);
   }
   Checked(status);
-  return request;
+  return object;
 }
 
 // checkpoints: of (depth, linear tensors).
-std::vector<std::string> Commit(PyCache& self, const PyRequest* request, const Tokens& tokens, uint64_t prompt_tokens,
-                                nb::sequence checkpoints, const std::optional<Tokens>& page_table,
+std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::handle tokens,
+                                std::optional<uint64_t> prompt_tokens, nb::sequence checkpoints, nb::handle page_table,
                                 const nb::bytes& conversation, bool composed, nb::sequence media) {
+  const Integers given("tokens", tokens);
   std::vector<std::unique_ptr<LinearTensorsView>> views;
   std::vector<engine::Checkpoint> offers;
   for (const nb::handle item : checkpoints) {
@@ -170,18 +176,20 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, const T
   std::vector<uint8_t> outcomes(offers.size());
   const std::vector<engine::Media> inputs = ReadMedia(media);
   engine::Text text{.request = request == nullptr ? nullptr : &request->request,
-                    .tokens = tokens.data(),
-                    .token_count = tokens.size(),
-                    .prompt_tokens = prompt_tokens,
+                    .tokens = given.data(),
+                    .token_count = given.size(),
+                    .prompt_tokens = prompt_tokens.value_or(given.size()),
                     .checkpoints = offers.data(),
                     .checkpoint_count = static_cast<uint32_t>(offers.size()),
                     .composed = composed,
                     .outcomes = outcomes.data(),
                     .media = inputs.data(),
                     .media_count = inputs.size()};
-  if (page_table.has_value()) {
-    text.page_table = page_table->data();
-    text.page_count = page_table->size();
+  std::optional<Integers> pages;
+  if (!page_table.is_none()) {
+    pages.emplace("page_table", page_table);
+    text.page_table = pages->data();
+    text.page_count = pages->size();
   }
   ReadConversation(conversation, text.conversation);
   engine::Status status;
@@ -195,17 +203,17 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, const T
   return names;
 }
 
-// Null: there was nothing to compute, or no daemon, which a cache's loss is no error for.
-std::unique_ptr<PyRequest> ServePrefill(PyCache& self, uint32_t wait_ms) {
-  auto work = std::make_unique<PyRequest>();
+// None: there was nothing to compute, or no daemon, which a cache's loss is no error for.
+nb::object ServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
+  auto [object, work] = MakeObject<PyRequest>(type);
   work->model = self.model;
   engine::Status status;
   {
     nb::gil_scoped_release release;
     status = self.cache.ServePrefill(wait_ms, &work->request);
   }
-  if (status.code == engine::Code::kUnavailable || Checked(status) == engine::Code::kPending) return nullptr;
-  return work;
+  if (status.code == engine::Code::kUnavailable || Checked(status) == engine::Code::kPending) return nb::none();
+  return object;
 }
 
 std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeout_ms) {
@@ -273,20 +281,19 @@ void BindCache(nb::module_& module) {
       .def("places", &PlacesOf)
       .def("connected", [](const PyCache& self) { return self.cache.connected(); })
       .def("warning", [](const PyCache& self) { return self.cache.warning(); })
-      .def("begin", &Begin, nb::arg("tokens").noconvert(), nb::arg("segments"),
-           nb::arg("page_table").none().noconvert(), nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"),
-           nb::arg("media"), nb::arg("cold_parallel"), nb::arg("wait"))
-      .def("land", &Land, nb::arg("plan"), nb::arg("page_table").noconvert(), nb::arg("present_tokens"),
-           nb::arg("wait"))
-      .def("commit", &Commit, nb::arg("request").none(), nb::arg("tokens").noconvert(), nb::arg("prompt_tokens"),
-           nb::arg("checkpoints"), nb::arg("page_table").none().noconvert(), nb::arg("conversation"),
-           nb::arg("composed"), nb::arg("media"))
+      .def("begin", &Begin, nb::arg("type"), nb::arg("tokens"), nb::arg("segments"), nb::arg("page_table").none(),
+           nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"), nb::arg("media"),
+           nb::arg("cold_parallel"), nb::arg("wait"))
+      .def("land", &Land)
+      .def("commit", &Commit, nb::arg("request").none(), nb::arg("tokens"), nb::arg("prompt_tokens").none(),
+           nb::arg("checkpoints"), nb::arg("page_table").none(), nb::arg("conversation"), nb::arg("composed"),
+           nb::arg("media"))
       .def("compute_alone", &ComputeAlone, nb::arg("request"), nb::arg("missing"), nb::arg("layer"),
            nb::arg("state").noconvert(), nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(),
            nb::arg("v").none().noconvert(), nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(),
            nb::arg("out").none().noconvert(), nb::arg("transition").none().noconvert(),
            nb::arg("decay").none().noconvert(), nb::arg("norm_epsilon"), nb::arg("q_scale"))
-      .def("serve_prefill", &ServePrefill, nb::sig("def serve_prefill(self, wait_ms: int) -> Request | None"))
+      .def("serve_prefill", &ServePrefill, nb::arg("type"), nb::arg("wait_ms"))
       .def("take_quiet_pages", &TakeQuietPages)
       .def("stored", &Stored)
       .def("close", [](PyCache& self) {

@@ -38,6 +38,13 @@ struct PyRequest {
   std::vector<int32_t> tokens;
 };
 
+// A plan as it was when it was asked for. The pointers of `plan` are the request's own, and not followed.
+struct PyPlan {
+  engine::Plan plan = {};
+  std::vector<engine::Step> steps;
+  std::vector<engine::Segment> segments;
+};
+
 // The tensors of a Run or of a checkpoint as Python sees them: attributes layer, state, conv_tail, transition, decay,
 // exponents. The structs point into the arrays, which `kept` keeps alive.
 struct LinearTensorsView {

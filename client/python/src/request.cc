@@ -57,38 +57,55 @@ nb::list Missing(const PyRequest& self) {
   return all;
 }
 
-// Tuples of the fields of ashlar.Plan, Step and Segment, in their order: engines ask for a plan in every request.
-nb::tuple PlanOf(const PyRequest& self) {
+// `type` is ashlar.Plan, which the result is one of: a copy, as the request's own changes with its verdicts.
+nb::object PlanOf(const PyRequest& self, nb::handle type) {
   const engine::Plan& plan = self.request.plan();
-  nb::list steps, segments;
-  for (uint32_t i = 0; i < plan.step_count; ++i) {
-    const engine::Step& step = plan.steps[i];
+  auto [object, copy] = MakeObject<PyPlan>(type);
+  copy->plan = plan;
+  copy->steps.assign(plan.steps, plan.steps + plan.step_count);
+  copy->segments.assign(plan.segments, plan.segments + plan.segment_count);
+  return object;
+}
+
+// Of the fields of ashlar.Step, in their order.
+nb::list StepsOf(const PyPlan& self) {
+  nb::list steps;
+  for (const engine::Step& step : self.steps) {
     const bool of_segment = step.kind != engine::StepKind::kCompute && step.segment != engine::Step::kPrefix;
     steps.append(nb::make_tuple(static_cast<int>(step.kind), step.begin, step.end, step.capture,
                                 of_segment ? nb::cast(step.segment) : nb::object(nb::none())));
   }
-  for (uint32_t i = 0; i < plan.segment_count; ++i) {
-    const engine::Segment& segment = plan.segments[i];
+  return steps;
+}
+
+// Of the fields of ashlar.Segment, in their order.
+nb::list SegmentsOf(const PyPlan& self) {
+  nb::list segments;
+  for (const engine::Segment& segment : self.segments) {
     const bool hit = segment.reason == 0;
     segments.append(nb::make_tuple(segment.start, segment.tokens, segment.bytes,
                                    hit ? nb::object(nb::none()) : nb::cast(engine::MissName(segment.reason)),
                                    hit ? nb::cast(engine::TierName(segment.tier)) : nb::object(nb::none()),
                                    segment.used));
   }
-  return nb::make_tuple(steps, segments, plan.prefix_tokens, plan.cached_tokens, plan.own, plan.exact,
-                        plan.prefix_tokens > 0 ? nb::cast(engine::TierName(plan.prefix_tier)) : nb::object(nb::none()));
+  return segments;
+}
+
+nb::object PrefixTierOf(const PyPlan& self) {
+  if (self.plan.prefix_tokens == 0) return nb::none();
+  return nb::cast(engine::TierName(self.plan.prefix_tier));
 }
 
 // One computed run, and what keeps its arrays alive.
 struct RunOfArrays {
   RunOfArrays(const std::string& of, const PyRequest& self, uint32_t missing, nb::sequence linear,
-              std::optional<Tokens> page_table, uint64_t first_position)
-      : view(of + "linear", linear, self.model->description, RunAt(of, self, missing).transition),
-        pages(std::move(page_table)) {
+              nb::handle page_table, uint64_t first_position)
+      : view(of + "linear", linear, self.model->description, RunAt(of, self, missing).transition) {
     run = {.linear = view.tensors.data(),
            .linear_count = static_cast<uint32_t>(view.tensors.size()),
            .first_position = first_position};
-    if (!pages.has_value()) return;
+    if (page_table.is_none()) return;
+    pages.emplace((of + "page_table").c_str(), page_table);
     run.page_table = pages->data();
     run.page_count = pages->size();
   }
@@ -100,11 +117,11 @@ struct RunOfArrays {
   }
 
   LinearTensorsView view;
-  std::optional<Tokens> pages;
+  std::optional<Integers> pages;
   engine::ComputedRun run;
 };
 
-std::string Publish(PyRequest& self, uint32_t missing, nb::sequence linear, const std::optional<Tokens>& page_table,
+std::string Publish(PyRequest& self, uint32_t missing, nb::sequence linear, nb::handle page_table,
                     uint64_t first_position) {
   const RunOfArrays computed("", self, missing, linear, page_table, first_position);
   uint8_t outcome = 0;
@@ -126,8 +143,7 @@ std::vector<std::string> PublishMany(PyRequest& self, nb::sequence runs) {
     const auto fields = nb::cast<nb::tuple>(item);
     missing.push_back(nb::cast<uint32_t>(fields[0]));
     arrays.emplace_back("runs[" + std::to_string(arrays.size()) + "].", self, missing.back(),
-                        nb::cast<nb::sequence>(fields[1]), nb::cast<std::optional<Tokens>>(fields[2]),
-                        nb::cast<uint64_t>(fields[3]));
+                        nb::cast<nb::sequence>(fields[1]), nb::object(fields[2]), nb::cast<uint64_t>(fields[3]));
     computed.push_back(arrays.back().run);
   }
   const auto count = static_cast<uint32_t>(missing.size());
@@ -164,11 +180,12 @@ Verdict WaitingFor(PyRequest& self, uint32_t layer) {
 }
 
 template <engine::Status (engine::Request::*call)(const int32_t*, uint64_t) noexcept>
-Verdict InPages(PyRequest& self, const Tokens& page_table) {
+Verdict InPages(PyRequest& self, nb::handle page_table) {
+  const Integers pages("page_table", page_table);
   engine::Status status;
   {
     nb::gil_scoped_release release;
-    status = (self.request.*call)(page_table.data(), page_table.size());
+    status = (self.request.*call)(pages.data(), pages.size());
   }
   return VerdictOf(status);
 }
@@ -239,44 +256,72 @@ LinearTensorsView::LinearTensorsView(const std::string& name, nb::sequence layer
 
 void BindRequest(nb::module_& module) {
   using engine::Request;
+  nb::class_<PyPlan>(module, "Plan")
+      .def("raw_steps", &StepsOf)
+      .def("raw_segments", &SegmentsOf)
+      .def_prop_ro("prefix_tokens", [](const PyPlan& self) { return self.plan.prefix_tokens; })
+      .def_prop_ro("cached_tokens", [](const PyPlan& self) { return self.plan.cached_tokens; })
+      .def_prop_ro("own", [](const PyPlan& self) { return self.plan.own; })
+      .def_prop_ro("exact", [](const PyPlan& self) { return self.plan.exact; })
+      .def_prop_ro("prefix_tier", &PrefixTierOf, nb::sig("def prefix_tier(self) -> str | None"),
+                   "The farthest that any of the prefix lies in.");
+  // raw_: what ashlar.Request has with other arguments.
   nb::class_<PyRequest>(module, "Request")
-      .def("missing", &Missing)
-      .def("publish", &Publish, nb::arg("missing"), nb::arg("linear"), nb::arg("page_table").none().noconvert(),
+      .def("raw_missing", &Missing)
+      .def("raw_publish", &Publish, nb::arg("missing"), nb::arg("linear"), nb::arg("page_table").none(),
            nb::arg("first_position"))
-      .def("publish_many", &PublishMany)
-      .def("elsewhere", [](const PyRequest& self) { return self.request.elsewhere(); })
-      .def("wait_cold", &WaitingFor<&Request::WaitCold>)
-      .def("abandon", [](PyRequest& self, uint32_t missing) { self.request.Abandon(missing); })
-      .def("look_again", &InPages<&Request::LookAgain>)
-      .def("start_look_again", &InPages<&Request::StartLookAgain>)
-      .def("wait_plan", &Waiting<&Request::WaitPlan>)
-      .def("poll_plan", &Waiting<&Request::PollPlan>)
-      .def("plan", &PlanOf)
-      .def("wait_layer", &WaitingFor<&Request::WaitLayer>)
-      .def("poll_layer", &WaitingFor<&Request::PollLayer>)
-      .def("advance", &Advance, nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("state").noconvert(),
+      .def("raw_publish_many", &PublishMany, nb::arg("runs"))
+      .def_prop_ro(
+          "elsewhere", [](const PyRequest& self) { return self.request.elsewhere(); },
+          "How many segments other engines compute for this prompt, of a request begun with `cold_parallel`.")
+      .def(
+          "wait_cold", &WaitingFor<&Request::WaitCold>, nb::arg("timeout_ms"),
+          "Waits for segments that other engines compute; needed where `elsewhere` is not 0.\n\n"
+          "RESTART: `missing` lists more at its end, whose engines have failed; compute them, and call it again. "
+          "PENDING: not all have come in time. OK: nothing is left to wait for. Then `look_again`, which takes what is "
+          "there.")
+      .def("raw_plan", &PlanOf)
+      .def("raw_advance", &Advance, nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("state").noconvert(),
            nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(), nb::arg("v").none().noconvert(),
            nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(), nb::arg("out").none().noconvert(),
            nb::arg("exponents").none().noconvert(), nb::arg("copies").noconvert(), nb::arg("norm_epsilon"),
            nb::arg("q_scale"))
-      .def("conv_tail", &ConvTail)
-      .def("finish", &Waiting<&Request::Finish>)
+      .def(
+          "abandon", [](PyRequest& self, uint32_t missing) { self.request.Abandon(missing); }, nb::arg("missing"))
+      .def("look_again", &InPages<&Request::LookAgain>, nb::arg("page_table"),
+           "Looks up and lands anew, in these pages. Segments that miss again are computed in their place.")
+      .def("wait_plan", &Waiting<&Request::WaitPlan>)
+      .def("poll_plan", &Waiting<&Request::PollPlan>)
+      .def("wait_layer", &WaitingFor<&Request::WaitLayer>, nb::arg("layer"),
+           "Waits for a layer's cached keys, values and tuples. RESTART: they will not come; call `finish`.")
+      .def("poll_layer", &WaitingFor<&Request::PollLayer>, nb::arg("layer"))
+      .def("conv_tail", &ConvTail, nb::arg("step"), nb::arg("layer"),
+           nb::sig("def conv_tail(self, step: int, layer: int) -> bytes | None"),
+           "The convolution's last inputs behind a step that is taken from the cache.")
+      .def("finish", &Waiting<&Request::Finish>,
+           "The verdict; no token may be emitted before it. RESTART: compute the new plan. OTHER_PAGES: `move` first.")
       .def("poll_finish", &Waiting<&Request::PollFinish>)
-      .def("move", &InPages<&Request::Move>)
-      .def("lose",
-           [](PyRequest& self, const std::vector<uint32_t>& segments) {
-             return VerdictOf(self.request.Lose(segments.data(), static_cast<uint32_t>(segments.size())));
-           })
-      .def("pages_kept", [](const PyRequest& self) { return self.request.pages_kept(); })
+      .def("move", &InPages<&Request::Move>, nb::arg("page_table"))
+      .def(
+          "lose",
+          [](PyRequest& self, const std::vector<uint32_t>& segments) {
+            return VerdictOf(self.request.Lose(segments.data(), static_cast<uint32_t>(segments.size())));
+          },
+          nb::arg("segments"), "Gives up segments that another rank has missed.")
+      .def_prop_ro("pages_kept", [](const PyRequest& self) { return self.request.pages_kept(); })
       .def("cancel", [](PyRequest& self) { self.request.Cancel(); })
       .def("poll_quiet", &Waiting<&Request::PollQuiet>)
-      .def("release", [](PyRequest& self) { self.request.Release(); })
-      .def("end",
-           [](PyRequest& self) {
-             nb::gil_scoped_release release;
-             self.request = engine::Request();
-           })
-      .def("plan_bytes", &PlanBytes);
+      .def(
+          "release", [](PyRequest& self) { self.request.Release(); },
+          "Gives back the lease while the request stays, for `Cache.commit`.")
+      .def(
+          "end",
+          [](PyRequest& self) {
+            nb::gil_scoped_release release;
+            self.request = engine::Request();
+          },
+          "Cancels what is under way and gives back the lease. Pages in doubt come by `Cache.take_quiet_pages`.")
+      .def("plan_bytes", &PlanBytes, "The plan for another process (`Cache.land`); empty: no hit.");
 }
 
 }  // namespace ashlar::python

@@ -117,6 +117,35 @@ def test_a_landing_leaves_pages_alone_that_stand_already(daemon):
         scheduler.close()
 
 
+def test_tokens_and_pages_are_any_integers_and_refused_by_name_where_they_are_none(daemon):
+    with open_cache(daemon) as cache:
+        tokens = prompt(RULES, ARCH)
+        first = np.ascontiguousarray(tokens, np.int32)
+        frozen = first.copy()
+        frozen.flags.writeable = False
+        every_other = np.repeat(first, 2)[::2]
+        shapes = [first, frozen, every_other, first.tolist(), tuple(first.tolist()), first.astype(np.int64), memoryview(first)]
+        plans = []
+        for given in shapes:
+            with cache.begin(given, [len(first) - 1], np.arange(64)[::-1]) as request:
+                plans.append(request.plan)
+                assert request.finish() == ashlar.Verdict.OK
+        assert all(plan == plans[0] and hash(plan) == hash(plans[0]) for plan in plans)
+        assert plans[0].steps is plans[0].steps and "cached_tokens=0" in repr(plans[0])
+        with cache.begin(first[:-1]) as request:
+            assert request.plan != plans[0]
+        for name, call in {
+            "tokens: not a list": lambda: cache.begin(first.reshape(-1, 1)),
+            "page_table: not a list": lambda: cache.begin(first, page_table=np.zeros((4, 4), np.int32)),
+        }.items():
+            with pytest.raises(ValueError, match=name):
+                call()
+        with pytest.raises(ValueError):
+            cache.begin(["some", "words"])
+        with pytest.raises(TypeError):
+            ashlar.Request()
+
+
 def compute_all(engine, request):
     """Every missing run in pages of its own, behind the prompt's: all of its numbers are that of its first token."""
     runs = []

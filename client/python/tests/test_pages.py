@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -152,6 +153,9 @@ def test_a_frozen_daemon_costs_the_timeout_and_its_slots_come_back(daemon):
         texts = ["a", "b", "c"]
         put(store, texts)
         os.kill(daemon.pid, signal.SIGSTOP)
+        stat = pathlib.Path(f"/proc/{daemon.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":  # its threads answer until then
+            time.sleep(0.001)
         try:
             begun = time.monotonic()
             assert None not in get(store, texts)

@@ -13,6 +13,9 @@ enum CUresult {
   CUDA_ERROR_NOT_SUPPORTED = 801
 };
 using CUdevice = int;
+struct CUuuid {
+  char bytes[16];
+};
 using CUdeviceptr = unsigned long long;                   // NOLINT(google-runtime-int)
 using CUmemGenericAllocationHandle = unsigned long long;  // NOLINT(google-runtime-int)
 

@@ -42,6 +42,8 @@ using std::isfinite, std::isinf;  // the others are global in C already
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorHostMemoryAlreadyRegistered = 712,
   cudaErrorHostMemoryNotRegistered = 713,
@@ -63,15 +65,15 @@ inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorHostMemoryAlreadyRegistered ? "registered already" : "error";
 }
 inline cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = ashlar::kernels::cuda::emulator::kDevices;
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = ashlar::kernels::cuda::emulator::CurrentDevice();
   return cudaSuccess;
 }
-inline cudaError_t cudaSetDevice(int) {
-  return cudaSuccess;
+inline cudaError_t cudaSetDevice(int device) {
+  return ashlar::kernels::cuda::emulator::SetCurrentDevice(device) ? cudaSuccess : cudaErrorInvalidDevice;
 }
 // A device with few multiprocessors, so that small grids are split as they would be on a large one, and the least
 // shared memory of all targets.
@@ -79,8 +81,12 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 163 << 10 : 8;
   return cudaSuccess;
 }
+// A stream is the number of its device, and one; null is any thread's.
+inline cudaStream_t emulated_stream() {
+  return reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(ashlar::kernels::cuda::emulator::CurrentDevice()) + 1);
+}
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = nullptr;
+  *stream = emulated_stream();
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t) {
@@ -180,6 +186,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     void (*kernel)(Parameters...);
     std::tuple<Parameters...> arguments;
   } call{kernel, {arguments...}};
+  if (config->stream != nullptr && config->stream != emulated_stream()) return cudaErrorInvalidResourceHandle;
   const ashlar::kernels::cuda::emulator::DeviceWork work;
   const auto index = [](dim3 size) { return ashlar::kernels::cuda::emulator::Index3{size.x, size.y, size.z}; };
   ashlar::kernels::cuda::emulator::RunGrid(

@@ -5,11 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdint>
 #include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 namespace ashlar::kernels::cuda {
@@ -20,6 +22,7 @@ struct Range {
   size_t bytes = 0;
   bool mapped = false;
   int protection = PROT_NONE;  // the device's access
+  int device = 0;              // whose memory is mapped there
 };
 
 struct DriverState {
@@ -27,7 +30,7 @@ struct DriverState {
   std::map<CUmemGenericAllocationHandle, int> handles;  // to memfds
   std::map<CUdeviceptr, Range> ranges;
   CUmemGenericAllocationHandle last_handle = 0;
-  int working = 0;  // copies and kernels under way
+  std::array<int, kDevices> working = {};  // copies and kernels under way
   std::optional<Fault> fault;
   std::vector<std::string> calls;
   int lacking = 0;
@@ -43,7 +46,21 @@ void* Pointer(CUdeviceptr address) {
 }
 
 void Protect(CUdeviceptr address, const Range& range) {
-  mprotect(Pointer(address), range.bytes, Self().working > 0 ? range.protection : PROT_NONE);
+  mprotect(Pointer(address), range.bytes, Self().working[range.device] > 0 ? range.protection : PROT_NONE);
+}
+
+// The memory of a device bears its number, in every process that has a descriptor of it.
+std::string MemoryName(int device) {
+  return "emulated-device-" + std::to_string(device);
+}
+int DeviceOf(int memfd) {
+  char name[64] = {};
+  const ssize_t length = readlink(("/proc/self/fd/" + std::to_string(memfd)).c_str(), name, sizeof name - 1);
+  const std::string_view found(name, length < 0 ? 0 : static_cast<size_t>(length));
+  for (int device = 0; device < kDevices; ++device) {
+    if (found.starts_with("/memfd:" + MemoryName(device))) return device;
+  }
+  return -1;
 }
 
 // Counts a call; what it answers if it shall not do its work.
@@ -95,7 +112,15 @@ CUresult GetErrorName(CUresult error, const char** name) {
 CUresult DeviceGet(CUdevice* device, int ordinal) {
   return Call("cuDeviceGet", [&](DriverState&) {
     *device = ordinal;
-    return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    return ordinal >= 0 && ordinal < kDevices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  });
+}
+
+CUresult DeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  return Call("cuDeviceGetUuid_v2", [&](DriverState&) {
+    *uuid = {.bytes = "emulated GPU"};
+    uuid->bytes[sizeof uuid->bytes - 1] = static_cast<char>(device);
+    return CUDA_SUCCESS;
   });
 }
 
@@ -109,7 +134,8 @@ CUresult DeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) 
 bool IsUsual(const CUmemAllocationProp& properties) {
   return properties.type == CU_MEM_ALLOCATION_TYPE_PINNED &&
          properties.requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
-         properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE && properties.location.id == 0;
+         properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE && properties.location.id >= 0 &&
+         properties.location.id < kDevices;
 }
 
 CUresult GetGranularity(size_t* granularity, const CUmemAllocationProp* properties, CUmemAllocationGranularity_flags) {
@@ -135,7 +161,7 @@ CUresult Create(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAl
   return Call("cuMemCreate", [&](DriverState& state) {
     if (size == 0 || size % kGranularity != 0 || !IsUsual(*properties)) return CUDA_ERROR_INVALID_VALUE;
     if (size > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
-    const int memfd = memfd_create("emulated-device", MFD_CLOEXEC);
+    const int memfd = memfd_create(MemoryName(properties->location.id).c_str(), MFD_CLOEXEC);
     if (memfd < 0 || !FillWithGarbage(memfd, size)) {
       if (memfd >= 0) close(memfd);
       return CUDA_ERROR_OUT_OF_MEMORY;
@@ -191,13 +217,14 @@ CUresult Map(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAlloca
     const auto memory = state.handles.find(handle);
     struct stat file {};
     if (range == nullptr || memory == state.handles.end() || offset != 0 || fstat(memory->second, &file) != 0 ||
-        static_cast<size_t>(file.st_size) < size) {
+        static_cast<size_t>(file.st_size) < size || DeviceOf(memory->second) < 0) {
       return CUDA_ERROR_INVALID_VALUE;
     }
     if (mmap(Pointer(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->second, 0) == MAP_FAILED) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
     range->mapped = true;
+    range->device = DeviceOf(memory->second);
     return CUDA_SUCCESS;
   });
 }
@@ -215,7 +242,8 @@ CUresult Unmap(CUdeviceptr address, size_t size) {
 CUresult SetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* access, size_t count) {
   return Call("cuMemSetAccess", [&](DriverState& state) {
     Range* range = FindRange(state, address, size, true);
-    if (range == nullptr || count != 1 || access->location.id != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (range == nullptr || count != 1) return CUDA_ERROR_INVALID_VALUE;
+    if (access->location.id != range->device) return CUDA_ERROR_INVALID_DEVICE;
     range->protection = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE : PROT_READ;
     Protect(address, *range);
     return CUDA_SUCCESS;
@@ -242,16 +270,19 @@ CUresult ImportHandle(CUmemGenericAllocationHandle* handle, void* shared, CUmemA
   });
 }
 
-void Change(int by) {
+void Change(int device, int by) {
   std::lock_guard lock(Self().mutex);
   DriverState& state = Self();
-  const bool before = state.working > 0;
-  state.working += by;
-  if (before == (state.working > 0)) return;
+  int& working = state.working[device];
+  const bool before = working > 0;
+  working += by;
+  if (before == (working > 0)) return;
   for (const auto& [address, range] : state.ranges) {
-    if (range.mapped) Protect(address, range);
+    if (range.mapped && range.device == device) Protect(address, range);
   }
 }
+
+thread_local int current_device = 0;
 
 }  // namespace
 
@@ -259,6 +290,7 @@ const Driver& EmulatedDriver() {
   static const Driver driver = {.init = Init,
                                 .get_error_name = GetErrorName,
                                 .device_get = DeviceGet,
+                                .device_get_uuid = DeviceGetUuid,
                                 .device_get_attribute = DeviceGetAttribute,
                                 .get_granularity = GetGranularity,
                                 .create = Create,
@@ -320,11 +352,21 @@ bool Reaches(const void* memory, size_t bytes) {
   return begin + bytes <= start + length;
 }
 
-DeviceWork::DeviceWork() {
-  Change(1);
+int CurrentDevice() {
+  return current_device;
+}
+
+bool SetCurrentDevice(int device) {
+  if (device < 0 || device >= kDevices) return false;
+  current_device = device;
+  return true;
+}
+
+DeviceWork::DeviceWork(int device) : device_(device) {
+  Change(device_, 1);
 }
 DeviceWork::~DeviceWork() {
-  Change(-1);
+  Change(device_, -1);
 }
 
 }  // namespace emulator

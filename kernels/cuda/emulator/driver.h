@@ -12,6 +12,8 @@ namespace ashlar::kernels::cuda::emulator {
 
 constexpr size_t kGranularity = size_t{2} << 20;
 constexpr size_t kLargest = size_t{1} << 30;  // allocation
+// Devices that know nothing of each other: none reaches another's memory.
+constexpr int kDevices = 2;
 
 const Driver& EmulatedDriver();
 
@@ -39,13 +41,21 @@ bool UnregisterHost(void* memory);
 // Returns whether a GPU would reach all of `memory`.
 bool Reaches(const void* memory, size_t bytes);
 
-// While one lives, on any thread, mappings have the access that the device was given.
+// The device of the calling thread, 0 at first.
+int CurrentDevice();
+bool SetCurrentDevice(int device);
+
+// While one lives, on any thread, mappings have the access that its device was given.
 class DeviceWork {
  public:
-  DeviceWork();
+  DeviceWork() : DeviceWork(CurrentDevice()) {}
+  explicit DeviceWork(int device);
   ~DeviceWork();
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
+
+ private:
+  const int device_;
 };
 
 }  // namespace ashlar::kernels::cuda::emulator

@@ -15,6 +15,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device_arena.h"
 #include "kernels/cuda/emulator/driver.h"
+#include "kernels/gpu.h"
 
 namespace ashlar::kernels::cuda {
 namespace {
@@ -159,6 +160,25 @@ TEST_F(FarArenas, TheProcessorCannotTouchThem) {
   volatile std::byte* data = arena->data();
   EXPECT_EXIT(data[0] = std::byte{1}, ::testing::KilledBySignal(SIGSEGV), "");
   EXPECT_EXIT(std::exit(static_cast<int>(data[kGranularity - 1])), ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+// As on a machine whose GPUs do not reach each other: so a test of two GPUs shows whose queue was used.
+TEST_F(FarArenas, ADeviceDoesNotReachAnothersMemory) {
+  const auto first = Make(kGranularity, &error_);
+  const auto second = DeviceArena::Make(EmulatedDriver(), 1, kGranularity, &error_);
+  ASSERT_TRUE(first != nullptr && second != nullptr) << error_.message;
+  EXPECT_EQ(DeviceArena::Import(EmulatedDriver(), 1, first->descriptor(), kGranularity, Access::kReadWrite, &error_),
+            nullptr);
+  EXPECT_THAT(error_.message, HasSubstr("cuMemSetAccess: CUDA_ERROR_INVALID_DEVICE"));
+  std::string why;
+  const Gpu *const one = FindGpu(0, &why), *const other = FindGpu(1, &why);
+  ASSERT_TRUE(one != nullptr && other != nullptr) << why;
+  EXPECT_NE(one->id(), other->id());
+  char byte = 'a';
+  other->CopyToDevice(second->data(), &byte, 1);
+  one->CopyToDevice(first->data(), &byte, 1);
+  EXPECT_EXIT(other->CopyToHost(&byte, first->data(), 1), ::testing::KilledBySignal(SIGSEGV), "");
+  one->Enter();  // as other tests find it
 }
 
 // And what is imported for reading cannot be written by copies either.

@@ -1,7 +1,9 @@
 """What `ashlar.attach` takes, what it leaves alone, what it refuses; and that no fault of the cache reaches its user."""
 
 import importlib.metadata
+import os
 import pathlib
+import random
 import subprocess
 import sys
 import threading
@@ -261,30 +263,36 @@ def test_a_daemon_killed_at_any_moment_costs_time_only(model, daemon, plain, mom
 
 
 def test_a_daemon_killed_at_random_moments_changes_no_token(model, daemon, plain):
-    stop, kills = threading.Event(), 0
-
-    def trouble():
-        nonlocal kills
-        while not stop.wait(0.35):
-            daemon.kill()
-            kills += 1
-            if stop.wait(0.1):
-                break
-            daemon.start()
-
-    thread = threading.Thread(target=trouble)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw, kills = random.Random(seed), int(os.environ.get("ASHLAR_TRANSFORMERS_KILLS", "6"))
+    prompt = ashlar.Prompt(SEGMENTS, QUERY)
+    computed = model.generate(torch.tensor([prompt.tokens.tolist()]), **GREEDY)
     with ashlar.cache_for(model, daemon, tokens=1024, timeout_ms=2000, land_ms=2000, quiet_ms=2000) as cache:
-        with ashlar.attach(model, cache):
-            thread.start()
-            try:
-                end = time.monotonic() + 6
-                while time.monotonic() < end:
+        with ashlar.attach(model, cache) as reuse:
+            model.generate(prompt, **GREEDY)
+            composed = model.generate(prompt, **GREEDY)
+            files = len(os.listdir("/proc/self/fd"))
+            for _ in range(kills):
+                killer = threading.Timer(draw.uniform(0, 0.3), daemon.kill)
+                killer.start()
+                while killer.is_alive():
                     assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
-                    model.generate(ashlar.Prompt(SEGMENTS, QUERY), **GREEDY)
-            finally:
-                stop.set()
-                thread.join()
-    assert kills >= 5
+                    said = model.generate(prompt, **GREEDY)
+                    assert torch.equal(said, composed) or torch.equal(said, computed)
+                killer.join()
+                assert torch.equal(model.generate(PROMPT, **GREEDY), plain), "without a daemon"
+                daemon.start()
+                deadline = time.monotonic() + 60
+                while reuse.last.cached_tokens == 0 and time.monotonic() < deadline:
+                    assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
+                assert reuse.last.cached_tokens >= 256, "it is of use again"
+            assert torch.equal(model.generate(prompt, **GREEDY), composed)
+            deadline = time.monotonic() + 20
+            while sorted(cache.free) != list(range(cache.pages)) and time.monotonic() < deadline:
+                model.generate(PROMPT, **GREEDY)  # takes pages back that have become quiet
+            assert sorted(cache.free) == list(range(cache.pages)), "no page is lost"
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 def test_one_prompt_at_a_time_from_many_threads(model, daemon, plain):

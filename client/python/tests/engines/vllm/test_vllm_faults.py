@@ -33,6 +33,8 @@ def test_a_daemon_killed_and_restarted_at_random_moments(model, daemon, expected
     moments = int(os.environ.get("ASHLAR_VLLM_KILLS", "6"))
     with Child(model, short_waits(daemon)) as child:
         same(child.generate(texts), wanted, CLOSE)
+        child.call("forget")
+        free, files = child.call("free_blocks"), child.call("files")
         for _ in range(moments):
             child.call("forget")
             killer = threading.Timer(draw.uniform(0, 0.25), daemon.kill)
@@ -46,6 +48,11 @@ def test_a_daemon_killed_and_restarted_at_random_moments(model, daemon, expected
             child.call("forget")
             same(child.generate(texts), wanted, CLOSE)
         assert saved(child) > before, "the restarted daemon is used again"
+        deadline = time.monotonic() + 20
+        while child.call("forget") and child.call("free_blocks") != free and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert child.call("free_blocks") == free, "no block is lost"
+        assert child.call("files") <= files + 2, "nor a file"
 
 
 @pytest.mark.parametrize("model", PAIR)

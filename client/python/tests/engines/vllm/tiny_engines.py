@@ -1,7 +1,9 @@
 """Tiny models and engines for the tests: each engine is a forked child of this process, which has imported vLLM once."""
 
 import contextlib
+import gc
 import hashlib
+import importlib
 import json
 import math
 import multiprocessing
@@ -28,6 +30,10 @@ import prometheus_client  # noqa: E402
 import torch  # noqa: E402
 import vllm  # noqa: E402
 import vllm.model_executor.model_loader.dummy_loader as dummy_loader  # noqa: E402
+import vllm.v1.executor.multiproc_executor as multiproc_executor  # noqa: E402
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size  # noqa: E402
+from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: E402
+from vllm.distributed.parallel_state import model_parallel_is_initialized  # noqa: E402
 from vllm.model_executor.models import ModelRegistry  # noqa: E402
 
 COMMON = dict(
@@ -88,6 +94,8 @@ def wide_weights(param, low=-1e-3, high=1e-3, seed=1234):
     if not torch.is_floating_point(param):
         return
     name = f"{tuple(param.shape)}:{wide_weights.count}"
+    if param.dim() > 1 and model_parallel_is_initialized() and get_tensor_model_parallel_world_size() > 1:
+        name += f":{get_tensor_model_parallel_rank()}"  # ranks whose weights are alike would make like shards
     wide_weights.count += 1
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big"))
     values = torch.rand(param.shape, generator=generator) * 0.4 - 0.2
@@ -103,17 +111,69 @@ class Wide:
     """For engines in processes that import anew (`worker_extension_cls`): this module's import makes their weights wide."""
 
 
+class Watched:
+    """A worker's own methods (`worker_extension_cls`), for what a rank alone can say of its half of the connector."""
+
+    def _half(self):
+        return get_kv_transfer_group()._worker
+
+    def watch(self):
+        half, seen = self._half(), {"loads": 0, "saves": 0, "states": []}
+        self._seen, self._spoiled = seen, False
+        fill, commit = half._fill_states, half._commit
+
+        def filled(handle, load):
+            if self._spoiled or not fill(handle, load):
+                return False
+            seen["loads"] += 1
+            at = load.tokens // half._described.block - 1
+            tensors = [states.state(load.blocks[states.group][at]) for states in half._states]
+            seen["states"] = [hashlib.sha256(t.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for t in tensors]
+            return True
+
+        def committed(cache, save):
+            outcome = commit(cache, save)
+            seen["saves"] += outcome == "kept"
+            return outcome
+
+        half._fill_states, half._commit = filled, committed
+
+    def watched(self):
+        return dict(self._seen, rank=self._half()._described.model.tensor_parallel_rank)
+
+    def spoil(self, rank):
+        """The loads of this rank fail; None: of no rank."""
+        self._spoiled = rank == self._half()._described.model.tensor_parallel_rank
+
+
 if os.environ.get("ASHLAR_WIDE_WEIGHTS") == "1":
     dummy_loader.initialize_single_dummy_weight = wide_weights
+
+
+# Modules that an engine imports while it starts: half of the time that a start takes.
+IMPORTED_LATE = (
+    "vllm.v1.worker.cpu_worker",  # first: it changes torch before others look at it
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.engine.core",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.attention.backends.cpu_attn",
+    "ashlar.vllm",
+)
 
 
 def import_once():
     """What children would do again, each for itself."""
     dummy_loader.initialize_single_dummy_weight = wide_weights
+    for name in IMPORTED_LATE:
+        importlib.import_module(name)
     for config in CONFIGS.values():
         for architecture in config["architectures"]:
             ModelRegistry._try_inspect_model_cls(architecture)
             ModelRegistry._try_load_model_cls(architecture)
+    # Engines collect garbage several times as they start: what they inherit is none, and is not looked through.
+    gc.collect()
+    gc.freeze()
 
 
 def model_folder(name, **changes):
@@ -162,7 +222,8 @@ class Child:
         if transfer is not None:
             settings["kv_transfer_config"] = transfer
         self._process = context.Process(target=_serve, args=(theirs, settings, processes, environment or {}))
-        self._process.daemon = not processes
+        # A daemon may have no children.
+        self._process.daemon = not processes and options.get("tensor_parallel_size", 1) == 1
         self._process.start()
         theirs.close()
         try:
@@ -264,6 +325,10 @@ class _Server:
     def free_blocks(self):
         return self.core().scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
+    def files(self):
+        """Open files of the engine's process."""
+        return len(os.listdir("/proc/self/fd"))
+
     def evaluate(self, text):
         """For what a test wants to know of an engine in its own process."""
         return eval(text, {"server": self, "llm": self.llm})  # noqa: S307
@@ -276,6 +341,7 @@ class _Server:
         self.llm.generate([{"prompt_token_ids": tokens_list, "cache_salt": salt}], sampling, use_tqdm=False)
 
     def close(self):
+        gc.collect = lambda *_: 0  # the process ends behind this
         self.llm.llm_engine.engine_core.shutdown()
 
 
@@ -285,6 +351,8 @@ def _serve(pipe, settings, processes, environment):
     os.environ["ASHLAR_WIDE_WEIGHTS"] = "1"
     os.environ["PYTHONPATH"] = f"{pathlib.Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
     os.environ.update(environment)
+    # Workers of several ranks are forked, too, where vLLM would have them import anew.
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     try:
         server = _Server(settings)
         pipe.send(("value", server.seconds))

@@ -1,0 +1,112 @@
+// Bringing objects to the memory tier that an engine lands from: from below, or by way of the tier below from another
+// GPU.
+#include <algorithm>
+#include <utility>
+
+#include "storage/objects/object_bytes.h"
+#include "storage/objects/placement.h"
+
+namespace ashlar::storage {
+
+using State = Copy::State;
+
+TierKind Placement::NearestTo(const Entry& entry, size_t level) const {
+  if (entry.copies[level].readable()) return kind(level);
+  for (size_t i = Below(level); i <= levels(); ++i) {
+    if (entry.copies[i].readable()) return kind(i);
+  }
+  return Nearest(entry);
+}
+
+size_t Placement::NearestSource(const Entry& entry, size_t level) const {
+  for (size_t from = Below(level); from <= levels(); ++from) {
+    const bool comes = from < memory_ ? entry.copies[from].state == State::kFilling : FilledFromBelow(entry, from);
+    if (entry.copies[from].readable() || comes) return from;
+  }
+  return kNowhere;
+}
+
+size_t Placement::OnAnotherGpu(const Entry& entry, size_t level) const {
+  for (size_t i = 0; i < beside_; ++i) {
+    if (i != level && entry.copies[i].whole()) return i;
+  }
+  return kNowhere;
+}
+
+MissReason Placement::Promote(Entry& entry, size_t level, Nanos recompute, Nanos needed_at) {
+  const Nanos now = clock_.Now();
+  needed_at = std::max(now, needed_at);
+  const Copy& copy = entry.copies[level];
+  // Its last way up was given up, and something of that is still being written: it comes up again behind that.
+  const bool drains = copy.state == State::kDraining, awaited = drains && copy.users > 1;
+  if (copy.whole() || copy.state == State::kFilling || awaited) {
+    if (!promotion_[entry.pool.tenant].Pays(kind(level), entry.header.bytes, recompute))
+      return MissReason::kSlowerThanRecompute;
+    Hasten(entry, needed_at);
+    return MissReason::kNone;
+  }
+  size_t from = NearestSource(entry, level);
+  if (from == kNowhere) from = OnAnotherGpu(entry, level);
+  if (from == kNowhere) return MissReason::kBudgetRefused;  // it has just been given up there, and is drained
+  PromotionCost& cost = promotion_[entry.pool.tenant];
+  const bool pays = from == remote_level_ && entry.remote_cost > 0
+                        ? cost.PaysWith(entry.remote_cost, entry.header.bytes, recompute, needed_at - now)
+                        : cost.Pays(kind(from), entry.header.bytes, recompute, needed_at - now);
+  if (!pays) return MissReason::kSlowerThanRecompute;
+  entry.asked_at = now;
+  entry.asked_of = from;
+  entry.needed_at = needed_at;
+  if (drains) return MissReason::kNone;
+  return Fetch(entry, level) ? MissReason::kNone : MissReason::kBudgetRefused;
+}
+
+// From one GPU to another it goes by the tier below both.
+bool Placement::Fetch(Entry& entry, size_t level) {
+  if (const size_t below = NearestSource(entry, level); below != kNowhere) return BringUp(entry, level, below);
+  const size_t beside = OnAnotherGpu(entry, level);
+  if (beside == kNowhere || beside_ >= memory_ || entry.copies[beside_].state != State::kNone) return false;
+  if (!BringUp(entry, beside_, beside)) return false;
+  const Copy& copy = entry.copies[level];
+  return level == beside_ || copy.whole() || copy.fill != nullptr || BringUp(entry, level, beside_);
+}
+
+bool Placement::BringUp(Entry& entry, size_t level, size_t from) {
+  // Making room may end another shard of its bundle, and that the entry, or the last use of it.
+  ++entry.holds;
+  ++entry.copies[from].readers;  // keeps the source from being evicted to make this room
+  Refresh(entry);
+  Copy& copy = entry.copies[level];
+  const bool room = copy.state == State::kFilling || MakeRoom(entry, level, entry.header.Extents());
+  const auto wanted = [&] { return room && entry.gone == MissReason::kNone && copy.state == State::kFilling; };
+  copy.source = static_cast<uint8_t>(from);
+  // A tier in between gets a copy, too, where it has room.
+  std::vector<size_t> path = {from};
+  for (size_t between = from - 1; from > level && wanted() && between >= Below(level); --between) {
+    const bool vacant = entry.copies[between].state == State::kNone && !IsDisk(between);
+    if (!vacant || !MakeRoom(entry, between, entry.header.Extents())) continue;
+    entry.copies[between].source = static_cast<uint8_t>(from);
+    path.push_back(between);
+  }
+  const bool goes_on = wanted();
+  for (const size_t filled : path) {
+    if (!goes_on && filled < from && entry.copies[filled].state == State::kFilling) Break(entry, filled);
+  }
+  DoneReading(entry, from);
+  --entry.holds;
+  if (!goes_on) {
+    entry.gone == MissReason::kNone ? Refresh(entry) : Vacate(entry);
+    return false;
+  }
+  Refresh(entry);
+  // Engines read the header where it lies, and before the rest has come.
+  WriteStart(levels_[level]->tier(), copy.slot, EncodeHeader(entry.header));
+  path.push_back(level);
+  // A copy down begins as all of those do, and is hastened.
+  const Nanos needed_at = from < level ? TierCopier::kWhenIdle : entry.needed_at;
+  for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], needed_at);
+  Hasten(entry, entry.needed_at);  // a copy in between that was on its way
+  copier_.Pump();
+  return true;
+}
+
+}  // namespace ashlar::storage

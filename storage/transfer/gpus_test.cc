@@ -1,0 +1,390 @@
+// Two emulated GPUs under one cache, each with a tier of its own above one dram; and compositions on a GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/emulator/driver.h"
+#include "kernels/gpu.h"
+#include "kernels/kernels.h"
+#include "storage/cache.h"
+#include "storage/objects/object_bytes.h"
+#include "storage/testing/engine.h"
+#include "storage/testing/executors.h"
+#include "storage/testing/layer_of.h"
+#include "storage/testing/manual_clock.h"
+#include "storage/testing/rig.h"
+#include "storage/testing/tenants.h"
+#include "storage/transfer/gpu_lane.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+
+constexpr uint64_t kTokens = 64, kObjectExtents = 3;
+constexpr size_t kDramLevel = 2;
+
+const kernels::Gpu& GpuOfNumber(int number) {
+  std::string why;
+  const kernels::Gpu* const gpu = kernels::FindGpu(number, &why);
+  if (gpu == nullptr) std::abort();
+  return *gpu;
+}
+
+// Memory of an engine on one GPU.
+class OnGpu {
+ public:
+  explicit OnGpu(const kernels::Gpu& gpu) : gpu_(gpu), arena_(gpu.MakeArena(8 << 20, &error_)) {}
+
+  void Reset() { used_ = 0; }
+  std::byte* Put(const void* data, uint64_t bytes) {
+    std::byte* const taken = arena_->data() + used_;
+    used_ += (bytes + 255) / 256 * 256;
+    EXPECT_LE(used_, arena_->bytes());
+    gpu_.CopyToDevice(taken, data, bytes);
+    return taken;
+  }
+  void Move(std::vector<PagedRows>& rows, uint64_t bytes) {
+    const auto* const near = static_cast<const std::byte*>(rows.front().keys.base);
+    std::byte* const far = Put(near, bytes);
+    for (PagedRows& layer : rows) {
+      layer.gpu = &gpu_;
+      for (kernels::PagedSlots* slots : {&layer.keys, &layer.values}) {
+        slots->base = far + (static_cast<const std::byte*>(slots->base) - near);
+      }
+    }
+  }
+  PublishSource Source(const ObjectHeader& plan, uint64_t text) {
+    Reset();
+    PublishSource source = TestSource(plan, text);
+    for (PublishSource::Tensor& tensor : source.tensors) {
+      tensor.data = Put(tensor.data, plan.Find(tensor.layer, tensor.form)->Bytes());
+      tensor.gpu = &gpu_;
+    }
+    const kernels::PagedSlots& slots = source.rows.front().keys;
+    Move(source.rows, source.page_table->size() * slots.page_stride * sizeof(float));
+    return source;
+  }
+  const kernels::Gpu& gpu() const { return gpu_; }
+
+ private:
+  const kernels::Gpu& gpu_;
+  kernels::ArenaError error_;
+  const std::unique_ptr<kernels::ArenaMemory> arena_;
+  uint64_t used_ = 0;
+};
+
+class TwoGpus : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kHbmExtents = 16;
+
+  TwoGpus() {
+    for (int i = 0; i < 2; ++i) {
+      lanes_.push_back(*GpuLane::Make(GpuOfNumber(i), 1));
+      hbm_.push_back(*MemoryTier::Make({.kind = TierKind::kHbm,
+                                        .capacity_bytes = kHbmExtents * limits::kExtentBytes,
+                                        .arena_bytes = 8 * limits::kExtentBytes,
+                                        .arena = {.gpu = &GpuOfNumber(i)},
+                                        .on_gpu = true,
+                                        .first_arena = static_cast<uint32_t>(i) * kArenasApart}));
+      EXPECT_TRUE(hbm_[i]->AddTenant(kTenant, kHbmExtents * limits::kExtentBytes).ok());
+    }
+    dram_ = *MemoryTier::Make({.capacity_bytes = 64 * limits::kExtentBytes,
+                               .arena_bytes = 8 * limits::kExtentBytes,
+                               .arena = {.gpu = &GpuOfNumber(0)},
+                               .first_arena = 2 * kArenasApart});
+    EXPECT_TRUE(dram_->AddTenant(kTenant, 64 * limits::kExtentBytes).ok());
+    mover_.emplace(kernels::Host(), workers_, executor_, *dram_, kTurnBytes,
+                   std::vector<GpuLane*>{lanes_[0].get(), lanes_[1].get()});
+    cache_.emplace(CacheOptions{},
+                   Tiers{.memory = {hbm_[0].get(), hbm_[1].get(), dram_.get()}, .beside = 2, .common = 2}, *mover_,
+                   executor_, clock_, &observer_);
+    for (const SessionId session : {kAnn, kBob, kHost}) cache_->OpenSession(session, kTenant);
+    cache_->SetLevel(kAnn, 0);
+    cache_->SetLevel(kBob, 1);
+  }
+  ~TwoGpus() override {
+    for (const SessionId session : {kAnn, kBob, kHost}) cache_->CloseSession(session, [] {});
+    executor_.CompleteAll();
+  }
+
+  OnGpu& MemoryOf(SessionId session) { return session == kAnn ? ann_ : bob_; }
+
+  PublishOutcome Publish(SessionId session, const ObjectHeader& plan, uint64_t text) {
+    const Cache::Reservation reserved = cache_->Reserve(session, plan);
+    EXPECT_EQ(reserved.outcome, ReserveOutcome::kGranted);
+    std::optional<PublishOutcome> outcome;
+    PublishSource source = session == kHost ? TestSource(plan, text) : MemoryOf(session).Source(plan, text);
+    cache_->Publish(session, reserved.id, std::move(source), [&](PublishOutcome o) { outcome = o; });
+    executor_.CompleteAll();
+    return outcome.value();
+  }
+
+  Match Lookup(SessionId session, const ObjectHeader& plan) {
+    const Query query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .ns = plan.ns, .tokens = plan.tokens};
+    return cache_->Lookup(session, {&query, 1});
+  }
+
+  // The level whose arenas a hit lies in.
+  static size_t LevelOf(const Match& match) { return match.found[0].slot->runs[0].arena / kArenasApart; }
+
+  // Lands the first object of a lease into memory of the session, and returns what is off.
+  double LandError(SessionId session, const Match& match, uint64_t text) {
+    static LandingId next = 1;
+    TestPages pages(16);
+    LandTarget target = TestTarget(pages, {{0, 100}});
+    if (session != kHost) {
+      MemoryOf(session).Reset();
+      MemoryOf(session).Move(target.rows, pages.memory().size_bytes());
+    }
+    const auto* const far = static_cast<const std::byte*>(target.rows.front().keys.base);
+    std::optional<std::vector<MissReason>> verdict;
+    cache_->Land(session, next++, match.lease, std::move(target),
+                 {.progress = [](uint32_t) {}, .done = [&](std::vector<MissReason> v) { verdict = std::move(v); }});
+    executor_.CompleteAll();
+    EXPECT_THAT(verdict.value(), ElementsAre(MissReason::kNone));
+    if (session != kHost) {
+      MemoryOf(session).gpu().CopyToHost(pages.memory().data(), far, pages.memory().size_bytes());
+    }
+    return LandingError(pages, *match.found[0].header, text, 100);
+  }
+
+  static constexpr SessionId kHost = 77;  // an engine in the processor's memory
+
+  ManualClock clock_;
+  ManualExecutor executor_;
+  InlineWorkers workers_;
+  CountingObserver observer_;
+  OnGpu ann_{GpuOfNumber(0)}, bob_{GpuOfNumber(1)};
+  std::vector<std::unique_ptr<GpuLane>> lanes_;
+  std::vector<std::unique_ptr<MemoryTier>> hbm_;
+  std::unique_ptr<MemoryTier> dram_;
+  std::optional<Mover> mover_;
+  std::optional<Cache> cache_;
+};
+
+TEST_F(TwoGpus, WhatOneEnginePublishesLiesOnItsGpuAndComesToOthersByDram) {
+  const ObjectHeader plan = TestPlan(1, kTokens);
+  ASSERT_EQ(Publish(kAnn, plan, 1), PublishOutcome::kPublished);
+  EXPECT_EQ(hbm_[0]->Usage(kTenant).used_bytes, kObjectExtents * limits::kExtentBytes);
+  EXPECT_EQ(hbm_[1]->Usage(kTenant).used_bytes, 0u);
+  const Match ann = Lookup(kAnn, plan), bob = Lookup(kBob, plan), host = Lookup(kHost, plan);
+  EXPECT_EQ(ann.found[0].tier, TierKind::kHbm);
+  EXPECT_EQ(bob.found[0].tier, TierKind::kDram) << "another GPU's memory is no nearer than what is below both";
+  EXPECT_EQ(LevelOf(ann), 0u);
+  EXPECT_EQ(LevelOf(bob), 1u);
+  EXPECT_EQ(LevelOf(host), kDramLevel);
+  for (const auto& [session, match] : {std::pair(kAnn, &ann), {kBob, &bob}, {kHost, &host}}) {
+    SCOPED_TRACE(session);
+    EXPECT_LT(LandError(session, *match, 1), 1e-5);
+  }
+  EXPECT_EQ(hbm_[1]->Usage(kTenant).used_bytes, kObjectExtents * limits::kExtentBytes);
+}
+
+// dram had no room when it was published: it goes down when another GPU asks.
+TEST_F(TwoGpus, WhatOnlyAnotherGpuHasGoesDownFirst) {
+  std::vector<Match> held;
+  for (uint64_t text = 100; text < 121; ++text) {  // all of dram, under leases
+    ASSERT_EQ(Publish(kHost, TestPlan(text, kTokens), text), PublishOutcome::kPublished);
+    held.push_back(Lookup(kHost, TestPlan(text, kTokens)));
+    ASSERT_EQ(held.back().found[0].reason, MissReason::kNone);
+  }
+  const ObjectHeader plan = TestPlan(1, kTokens);
+  ASSERT_EQ(Publish(kAnn, plan, 1), PublishOutcome::kPublished);
+  EXPECT_THAT(cache_->Where(kTenant, plan.key), ElementsAre(TierKind::kHbm));
+  EXPECT_EQ(Lookup(kBob, plan).found[0].reason, MissReason::kBudgetRefused) << "there is no way yet";
+  cache_->Release(kHost, held.back().lease);
+  const Match bob = Lookup(kBob, plan);
+  ASSERT_EQ(bob.found[0].reason, MissReason::kNone);
+  EXPECT_EQ(LevelOf(bob), 1u);
+  EXPECT_LT(LandError(kBob, bob, 1), 1e-5);
+  EXPECT_THAT(cache_->Where(kTenant, plan.key), ElementsAre(TierKind::kHbm, TierKind::kHbm, TierKind::kDram));
+}
+
+// Each evicts what it has itself. A lease on one GPU keeps nothing on the other.
+TEST_F(TwoGpus, EachGpuHasItsOwnRoom) {
+  const ObjectHeader plan = TestPlan(1, kTokens);
+  ASSERT_EQ(Publish(kAnn, plan, 1), PublishOutcome::kPublished);
+  const Match bob = Lookup(kBob, plan);
+  executor_.CompleteAll();
+  for (uint64_t text = 10; text < 30; ++text) {
+    ASSERT_EQ(Publish(kAnn, TestPlan(text, kTokens), text), PublishOutcome::kPublished) << text;
+  }
+  EXPECT_LE(hbm_[0]->Usage(kTenant).used_bytes, kHbmExtents * limits::kExtentBytes);
+  EXPECT_EQ(hbm_[1]->Usage(kTenant).used_bytes, kObjectExtents * limits::kExtentBytes);
+  EXPECT_LT(LandError(kBob, bob, 1), 1e-5) << "its copy has stayed";
+  const Match again = Lookup(kAnn, plan);
+  ASSERT_EQ(again.found[0].reason, MissReason::kNone);
+  EXPECT_LT(LandError(kAnn, again, 1), 1e-5) << "and the other GPU gets it again";
+}
+
+// One rank looks up for all; each attaches and lands its own shard, on its own GPU.
+TEST_F(TwoGpus, EachShardOfABundleLiesOnItsRanksGpu) {
+  std::vector<ObjectHeader> shards(2, TestPlan(1, kTokens));
+  for (uint32_t rank = 0; rank < 2; ++rank) shards[rank].shard = {.rank = rank, .size = 2};
+  ASSERT_EQ(Publish(kAnn, shards[0], 1), PublishOutcome::kPublished);
+  ASSERT_EQ(Publish(kBob, shards[1], 2), PublishOutcome::kPublished);
+  const Match first = Lookup(kAnn, shards[0]);
+  ASSERT_EQ(first.found[0].reason, MissReason::kNone);
+  const auto second = cache_->Attach(kBob, first.lease, shards[1].shard);
+  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_EQ(second->found[0].reason, MissReason::kNone);
+  EXPECT_EQ(LevelOf(first), 0u);
+  EXPECT_EQ(LevelOf(*second), 1u);
+  EXPECT_EQ(second->found[0].tier, TierKind::kHbm) << "it was there all along";
+  EXPECT_LT(LandError(kAnn, first, 1), 1e-5);
+  EXPECT_LT(LandError(kBob, *second, 2), 1e-5);
+  for (const auto& hbm : hbm_) EXPECT_EQ(hbm->Usage(kTenant).used_bytes, kObjectExtents * limits::kExtentBytes);
+
+  // The loss of one rank's engine leaves the other one's lease alone.
+  cache_->CloseSession(kBob, [] {});
+  executor_.CompleteAll();
+  EXPECT_LT(LandError(kAnn, first, 1), 1e-5);
+  cache_->OpenSession(kBob, kTenant);
+}
+
+// A rank that comes on another GPU than the one where it was expected gets its shard there.
+TEST_F(TwoGpus, ARankThatMovedGetsItsShardWhereItIs) {
+  std::vector<ObjectHeader> shards(2, TestPlan(1, kTokens));
+  for (uint32_t rank = 0; rank < 2; ++rank) shards[rank].shard = {.rank = rank, .size = 2};
+  ASSERT_EQ(Publish(kAnn, shards[0], 1), PublishOutcome::kPublished);
+  ASSERT_EQ(Publish(kAnn, shards[1], 2), PublishOutcome::kPublished);
+  const Match first = Lookup(kAnn, shards[0]);
+  const auto second = cache_->Attach(kBob, first.lease, shards[1].shard);
+  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_EQ(second->found[0].reason, MissReason::kNone);
+  EXPECT_EQ(LevelOf(*second), 1u);
+  EXPECT_LT(LandError(kBob, *second, 2), 1e-5);
+}
+
+// A lease that was taken on one GPU is of use on the other once it is attached to, and not before.
+TEST_F(TwoGpus, ALeaseOfAnotherGpuIsAttachedToWithCopiesHere) {
+  const ObjectHeader plan = TestPlan(1, kTokens);
+  ASSERT_EQ(Publish(kAnn, plan, 1), PublishOutcome::kPublished);
+  const Match ann = Lookup(kAnn, plan);
+  const auto bob = cache_->Attach(kBob, ann.lease);
+  ASSERT_TRUE(bob.ok()) << bob.status();
+  EXPECT_EQ(LevelOf(*bob), 1u);
+  EXPECT_LT(LandError(kBob, *bob, 1), 1e-5);
+  EXPECT_LT(LandError(kAnn, ann, 1), 1e-5);
+}
+
+// A composition of two interiors onto a state, on a GPU and by the reference.
+class Composing : public TwoGpus {
+ protected:
+  void SetUp() override {
+    for (uint64_t text = 1; text <= 2; ++text) {
+      plans_.push_back(TestPlan(text, kTokens));
+      ASSERT_EQ(Publish(kAnn, plans_.back(), text), PublishOutcome::kPublished);
+    }
+  }
+  Match Both(SessionId session) {
+    std::vector<Query> queries;
+    for (const ObjectHeader& plan : plans_) {
+      queries.push_back({.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens});
+    }
+    return cache_->Lookup(session, queries);
+  }
+  static std::vector<float> Start() {
+    const kernels::LinearShape shape = TestShape();
+    std::vector<float> state(static_cast<size_t>(shape.heads) * shape.d_k * shape.d_v);
+    for (size_t i = 0; i < state.size(); ++i) state[i] = 0.01f * static_cast<float>(i % 83) - 0.4f;
+    return state;
+  }
+  // `far`: a state on a GPU; null: `near`.
+  CompositionVerdict Compose(SessionId session, const Match& match, std::byte* far, std::vector<float>& near,
+                             const kernels::Gpu* gpu) {
+    static LandingId next = 1000;
+    Composition work{.interiors = {{.segment = 0}, {.segment = 1, .first_position = kTokens}}, .gpu = gpu};
+    work.layers.push_back({.layer = 2,
+                           .shape = TestShape(),
+                           .state = {.data = far != nullptr ? far : reinterpret_cast<std::byte*>(near.data())}});
+    std::optional<CompositionVerdict> verdict;
+    cache_->Compose(session, next++, match.lease, std::move(work),
+                    [&](CompositionVerdict v) { verdict = std::move(v); });
+    executor_.CompleteAll();
+    return verdict.value();
+  }
+  std::vector<ObjectHeader> plans_;
+};
+
+TEST_F(Composing, IsDoneByTheGpuWhereTheStatesLie) {
+  std::vector<float> expected = Start();
+  ASSERT_EQ(Compose(kHost, Both(kHost), nullptr, expected, nullptr).outcome, MissReason::kNone);
+  double largest = 0;
+  for (const float number : expected) largest = std::max(largest, std::abs(static_cast<double>(number)));
+  for (const SessionId session : {kAnn, kBob}) {
+    SCOPED_TRACE(session);
+    OnGpu& memory = MemoryOf(session);
+    memory.Reset();
+    std::vector<float> state = Start();
+    std::byte* const far = memory.Put(state.data(), state.size() * sizeof(float));
+    ASSERT_EQ(Compose(session, Both(session), far, state, &memory.gpu()).outcome, MissReason::kNone);
+    memory.gpu().CopyToHost(state.data(), far, state.size() * sizeof(float));
+    for (size_t i = 0; i < state.size(); ++i) ASSERT_NEAR(state[i], expected[i], 1e-5 * largest) << i;
+  }
+}
+
+TEST_F(Composing, VerifiesWhatItReadsThereFirst) {
+  const Match match = Both(kAnn);
+  {
+    const kernels::cuda::emulator::DeviceWork as_the_gpu(0);
+    Corrupt(*hbm_[0], *match.found[1].slot, *match.found[1].header, 2, PartForm::kState);
+  }
+  std::vector<float> state = Start();
+  ann_.Reset();
+  std::byte* const far = ann_.Put(state.data(), state.size() * sizeof(float));
+  const CompositionVerdict verdict = Compose(kAnn, match, far, state, &GpuOfNumber(0));
+  EXPECT_EQ(verdict.outcome, MissReason::kChecksumFailed);
+  EXPECT_THAT(verdict.interiors, ElementsAre(MissReason::kNone, MissReason::kChecksumFailed));
+  ann_.gpu().CopyToHost(state.data(), far, state.size() * sizeof(float));
+  EXPECT_EQ(state, Start()) << "nothing is written";
+}
+
+TEST_F(Composing, AnotherGpusTuplesAreOutOfReach) {
+  std::vector<float> state = Start();
+  bob_.Reset();
+  std::byte* const far = bob_.Put(state.data(), state.size() * sizeof(float));
+  EXPECT_EQ(Compose(kAnn, Both(kAnn), far, state, &GpuOfNumber(1)).outcome, MissReason::kInvalidRequest);
+}
+
+TEST(GpuBounds, CountPointersAndStatesWithExponents) {
+  Composition::Layer layer{.shape = TestShape()};
+  EXPECT_EQ(GpuPointerBytes(layer, 0), 4 * sizeof(void*));
+  EXPECT_EQ(GpuPointerBytes(layer, 100), 4 * (100 * sizeof(kernels::HeadTuple) + sizeof(void*)));
+  EXPECT_EQ(GpuScratchBytes(layer), 0u);
+  layer.state.dtype = DType::kF16;
+  const uint64_t one = GpuScratchBytes(layer);
+  EXPECT_GE(one, uint64_t{4} * 64 * 96 * sizeof(float));
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    layer.steps.push_back({.begin = 0, .end = 1, .checkpoint = StatePlace{.dtype = dtype}});
+  }
+  EXPECT_EQ(GpuPointerBytes(layer, 0), 4 * 3 * sizeof(void*));
+  EXPECT_GE(GpuScratchBytes(layer), 2 * uint64_t{4} * 64 * 96 * sizeof(float));
+  EXPECT_LT(GpuScratchBytes(layer), 3 * one);
+}
+
+// Tables of decays lie in the layout, where no GPU reaches them; so calls are made of copies.
+TEST(GpuCallsStage, GivesCopiesThatTheGpuReaches) {
+  const auto lane = *GpuLane::Make(GpuOfNumber(1), 1);
+  std::vector<float> numbers(70'000);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i);
+  for (const size_t count : {size_t{10}, numbers.size(), size_t{3}}) {
+    GpuCalls calls(*lane);
+    ASSERT_TRUE(calls.Reserve(1 << 20, count));
+    const float* const staged = calls.Stage(std::span(numbers).first(count));
+    EXPECT_TRUE(kernels::cuda::emulator::Reaches(staged, count * sizeof(float)));
+    EXPECT_TRUE(std::equal(numbers.begin(), numbers.begin() + static_cast<ptrdiff_t>(count), staged));
+    EXPECT_EQ(calls.Stage({}), nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::storage
