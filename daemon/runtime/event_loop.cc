@@ -175,6 +175,28 @@ void EventLoop::QueueDueTimers(Nanos now) {
   }
 }
 
+// Timers are looked at between any two closures, so that a full queue cannot keep deadlines from passing.
+bool EventLoop::ServeOne(std::unique_lock<std::mutex>& lock) {
+  const Nanos now = clock_.Now();
+  QueueDueTimers(now);
+  std::optional<std::pair<TenantId, Item>> next = waiting_.Take();
+  if (!next.has_value()) return false;
+  auto& [tenant, item] = *next;
+  if (item.kind == Class::kRequest && --requests_.at(tenant) == 0) requests_.erase(tenant);
+  Run(lock, now, tenant, std::move(item));
+  return true;
+}
+
+bool EventLoop::RunNext() {
+  std::unique_lock lock(mutex_);
+  return ServeOne(lock);
+}
+
+Nanos EventLoop::due_at() const {
+  std::lock_guard lock(mutex_);
+  return next_due_;
+}
+
 void EventLoop::Serve() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -183,17 +205,9 @@ void EventLoop::Serve() {
       wake_.wait(lock, [this] { return !running_; });
       thread_waits_ = false;
     }
-    // Timers are looked at between any two closures, so that a full queue cannot keep deadlines from passing.
-    const Nanos now = clock_.Now();
-    QueueDueTimers(now);
-    if (std::optional<std::pair<TenantId, Item>> next = waiting_.Take()) {
-      auto& [tenant, item] = *next;
-      if (item.kind == Class::kRequest && --requests_.at(tenant) == 0) requests_.erase(tenant);
-      Run(lock, now, tenant, std::move(item));
-      continue;
-    }
+    if (ServeOne(lock)) continue;
     if (stopping_) return;
-    const Nanos wait = std::clamp<Nanos>(next_due_ - now, 0, 1'000'000'000);
+    const Nanos wait = std::clamp<Nanos>(next_due_ - clock_.Now(), 0, 1'000'000'000);
     wake_.wait_for(lock, std::chrono::nanoseconds(wait));
   }
 }

@@ -69,6 +69,9 @@ class EventLoop {
   void Every(storage::Nanos period, Work work);
 
   void Start();
+  // For an owner that runs the loop itself, in place of Start: runs one closure, or one slice. False: none waits.
+  bool RunNext();
+  storage::Nanos due_at() const;  // when the next timer is due; INT64_MAX: there is none
   // Runs what is queued, then ends the thread. Not from a closure.
   void Stop();
 
@@ -108,6 +111,7 @@ class EventLoop {
   void Run(std::unique_lock<std::mutex>& lock, storage::Nanos begin, storage::TenantId tenant, Item item);
   void Measured(storage::Nanos took);
   void QueueDueTimers(storage::Nanos now);
+  bool ServeOne(std::unique_lock<std::mutex>& lock);  // false: nothing waits
   void Serve();
 
   const size_t own_room_, shared_room_;  // requests: of each tenant, and of whoever comes first

@@ -95,6 +95,7 @@ ROOMS = {
         "integration": set(),
         "nodes": {"integration"},
         "simulation": set(),
+        "simulation/nodes": {"simulation"},
         "fuzz": set(),
         "install/engine": set(),
     },

@@ -10,39 +10,58 @@ namespace {
 
 constexpr char kTitle[] = "ashlar-simulation-1";
 
-}  // namespace
-
-bool Load(const std::string& path, Progress& progress) {
-  std::ifstream file(path);
-  if (!file) return !std::filesystem::exists(path);
-  std::string title;
-  Progress found;
-  file >> title >> found.first >> found.trace >> found.done;
-  for (auto& states : found.coverage.pairs) {
-    for (uint64_t& count : states) file >> count;
+// Calls visit with every number of a progress, in the order in which they are written.
+template <typename AnyProgress, typename Visit>
+void ForEachNumber(AnyProgress& progress, const Visit& visit) {
+  for (auto* number : {&progress.first, &progress.trace, &progress.done}) visit(*number);
+  for (auto& states : progress.coverage.pairs) {
+    for (auto& count : states) visit(count);
   }
-  for (uint64_t& count : found.reached.counts) file >> count;
-  if (!file || title != kTitle || found.first != progress.first || found.trace != progress.trace) return false;
-  progress = found;
-  return true;
+  for (auto& count : progress.reached.counts) visit(count);
 }
 
-bool Save(const std::string& path, const Progress& progress) {
+}  // namespace
+
+bool LoadNumbers(const std::string& path, const std::string& title, std::vector<uint64_t>& numbers) {
+  std::ifstream file(path);
+  if (!file) return false;
+  std::string found;
+  file >> found;
+  for (uint64_t& number : numbers) file >> number;
+  return file && found == title;
+}
+
+bool SaveNumbers(const std::string& path, const std::string& title, const std::vector<uint64_t>& numbers) {
   const std::string fresh = path + ".new";
   {
     std::ofstream file(fresh);
-    file << kTitle << '\n' << progress.first << ' ' << progress.trace << ' ' << progress.done << '\n';
-    for (const auto& states : progress.coverage.pairs) {
-      for (const uint64_t count : states) file << count << ' ';
-      file << '\n';
-    }
-    for (const uint64_t count : progress.reached.counts) file << count << ' ';
+    file << title << '\n';
+    for (const uint64_t number : numbers) file << number << ' ';
     file << '\n';
     if (!file.flush()) return false;
   }
   std::error_code error;
   std::filesystem::rename(fresh, path, error);
   return !error;
+}
+
+bool Load(const std::string& path, Progress& progress) {
+  if (!std::filesystem::exists(path)) return true;
+  Progress found;
+  std::vector<uint64_t> numbers;
+  ForEachNumber(found, [&](uint64_t& number) { numbers.push_back(number); });
+  if (!LoadNumbers(path, kTitle, numbers)) return false;
+  auto next = numbers.begin();
+  ForEachNumber(found, [&](uint64_t& number) { number = *next++; });
+  if (found.first != progress.first || found.trace != progress.trace) return false;
+  progress = found;
+  return true;
+}
+
+bool Save(const std::string& path, const Progress& progress) {
+  std::vector<uint64_t> numbers;
+  ForEachNumber(progress, [&](const uint64_t& number) { numbers.push_back(number); });
+  return SaveNumbers(path, kTitle, numbers);
 }
 
 }  // namespace ashlar::simulation

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tests/simulation/simulation.h"
 
@@ -20,5 +21,9 @@ struct Progress {
 bool Load(const std::string& path, Progress& progress);
 // Writes all of it or, if the process ends meanwhile, leaves the old file.
 bool Save(const std::string& path, const Progress& progress);
+
+// The same of another simulation: its numbers in order, behind a title.
+bool LoadNumbers(const std::string& path, const std::string& title, std::vector<uint64_t>& numbers);
+bool SaveNumbers(const std::string& path, const std::string& title, const std::vector<uint64_t>& numbers);
 
 }  // namespace ashlar::simulation

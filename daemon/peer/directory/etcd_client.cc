@@ -29,34 +29,55 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
-}  // namespace
+class GrpcEtcdClient final : public EtcdClient {
+ public:
+  GrpcEtcdClient(const storage::Clock& clock, const RoundTrips::Bounds& limits) : clock_(clock), limits_(limits) {}
+  ~GrpcEtcdClient() override;
 
-struct EtcdClient::State {
-  State(const storage::Clock& its_clock, const RoundTrips::Bounds& its_limits) : clock(its_clock), limits(its_limits) {}
+  void Connect(const std::string& endpoint, const EtcdTls& tls) override;
+  void Disconnect() override;
+  void set_token(const std::string& token) override { token_ = token; }
+  storage::Nanos Limit() const override;
+  void Answered(storage::Nanos began) override;
+  void Unanswered(storage::Nanos began) override;
+  void Authenticate(const etcdserverpb::AuthenticateRequest& request,
+                    Done<etcdserverpb::AuthenticateResponse> done) override;
+  void Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done) override;
+  void Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done) override;
+  void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, Done<etcdserverpb::LeaseGrantResponse> done) override;
+  void LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, storage::Nanos timeout,
+                   Done<etcdserverpb::LeaseRevokeResponse> done) override;
+  void OpenWatch(std::function<void(const etcdserverpb::WatchResponse&)> got, Ended ended) override;
+  void Watch(const etcdserverpb::WatchRequest& request) override;
+  void OpenKeepAlive(std::function<void(const etcdserverpb::LeaseKeepAliveResponse&)> got, Ended ended) override;
+  void KeepAlive(const etcdserverpb::LeaseKeepAliveRequest& request) override;
+  void Poll(storage::Nanos deadline) override;
+  void Wake() override;
 
-  const storage::Clock& clock;
-  const RoundTrips::Bounds limits;
-  RoundTrips answers;
-  grpc::CompletionQueue queue;
-  size_t outstanding = 0;  // tags
-  uint64_t connection = 0;
-  std::shared_ptr<grpc::Channel> channel;
-  std::string token;
-  std::set<std::shared_ptr<grpc::ClientContext>> contexts;  // of calls that have not ended, of all connections
+ private:
+  const storage::Clock& clock_;
+  const RoundTrips::Bounds limits_;
+  RoundTrips answers_;
+  grpc::CompletionQueue queue_;
+  size_t outstanding_ = 0;  // tags
+  uint64_t connection_ = 0;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::string token_;
+  std::set<std::shared_ptr<grpc::ClientContext>> contexts_;  // of calls that have not ended, of all connections
 
-  std::mutex mutex;  // of what follows
-  bool waking = false;
-  grpc::Alarm alarm;
+  std::mutex mutex_;  // of what follows
+  bool waking_ = false;
+  grpc::Alarm alarm_;
 
   void* NewTag(std::function<void(bool)> run) {
-    ++outstanding;
+    ++outstanding_;
     return new Tag{std::move(run)};
   }
 
   std::shared_ptr<grpc::ClientContext> NewContext() {
     auto context = std::make_shared<grpc::ClientContext>();
-    if (!token.empty()) context->AddMetadata("token", token);
-    contexts.insert(context);
+    if (!token_.empty()) context->AddMetadata("token_", token_);
+    contexts_.insert(context);
     return context;
   }
 
@@ -74,29 +95,29 @@ struct EtcdClient::State {
     };
     auto call = std::make_shared<Pending>();
     call->context = NewContext();
-    const storage::Nanos began = clock.Now();
-    call->context->set_deadline(MonotonicDeadline(clock, began + (timeout > 0 ? timeout : answers.Limit(limits))));
-    call->stub = Service::NewStub(channel);
-    call->reader = ((*call->stub).*method)(call->context.get(), request, &queue);
+    const storage::Nanos began = clock_.Now();
+    call->context->set_deadline(MonotonicDeadline(clock_, began + (timeout > 0 ? timeout : answers_.Limit(limits_))));
+    call->stub = Service::NewStub(channel_);
+    call->reader = ((*call->stub).*method)(call->context.get(), request, &queue_);
     call->reader->Finish(&call->response, &call->status,
-                         NewTag([this, call, began, timeout, done = std::move(done), of = connection](bool) {
-                           contexts.erase(call->context);
-                           if (of == connection && timeout == 0) Measure(call->status, began);
-                           if (of == connection) done(FromGrpc(call->status), call->response);
+                         NewTag([this, call, began, timeout, done = std::move(done), of = connection_](bool) {
+                           contexts_.erase(call->context);
+                           if (of == connection_ && timeout == 0) Measure(call->status, began);
+                           if (of == connection_) done(FromGrpc(call->status), call->response);
                          }));
   }
 
   void Measure(const grpc::Status& status, storage::Nanos began) {
-    const storage::Nanos now = clock.Now();
-    if (status.ok()) answers.Answered(now - began);
-    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) answers.Unanswered(began, now);
+    const storage::Nanos now = clock_.Now();
+    if (status.ok()) answers_.Answered(now - began);
+    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) answers_.Unanswered(began, now);
   }
 
   // A stream reads all the time, and writes what there is to write, one message after another. It is kept alive by its
   // tags.
   template <typename Service, typename Request, typename Response>
   struct Stream : std::enable_shared_from_this<Stream<Service, Request, Response>> {
-    State* state = nullptr;
+    GrpcEtcdClient* client = nullptr;
     uint64_t of = 0;  // connection
     std::shared_ptr<grpc::ClientContext> context;
     std::unique_ptr<typename Service::Stub> stub;
@@ -110,19 +131,20 @@ struct EtcdClient::State {
 
     template <typename Method>
     void Start(Method method) {
-      context = state->NewContext();
-      stub = Service::NewStub(state->channel);
-      call = ((*stub).*method)(context.get(), &state->queue, state->NewTag([self = this->shared_from_this()](bool ok) {
-        self->started = ok;
-        if (!ok) return self->End();
-        self->Read();
-        self->Pump();
-      }));
+      context = client->NewContext();
+      stub = Service::NewStub(client->channel_);
+      call =
+          ((*stub).*method)(context.get(), &client->queue_, client->NewTag([self = this->shared_from_this()](bool ok) {
+            self->started = ok;
+            if (!ok) return self->End();
+            self->Read();
+            self->Pump();
+          }));
     }
     void Read() {
-      call->Read(&response, state->NewTag([self = this->shared_from_this()](bool ok) {
+      call->Read(&response, client->NewTag([self = this->shared_from_this()](bool ok) {
         if (!ok) return self->End();
-        if (self->of == self->state->connection) self->got(self->response);
+        if (self->of == self->client->connection_) self->got(self->response);
         self->Read();
       }));
     }
@@ -133,7 +155,7 @@ struct EtcdClient::State {
     void Pump() {
       if (!started || writing || ending || to_write.empty()) return;
       writing = true;
-      call->Write(to_write.front(), state->NewTag([self = this->shared_from_this()](bool ok) {
+      call->Write(to_write.front(), client->NewTag([self = this->shared_from_this()](bool ok) {
         self->writing = false;
         self->to_write.pop_front();
         if (ok) self->Pump();  // else the pending read ends, too
@@ -141,23 +163,23 @@ struct EtcdClient::State {
     }
     void End() {
       ending = true;
-      call->Finish(&status, state->NewTag([self = this->shared_from_this()](bool) {
-        self->state->contexts.erase(self->context);
-        if (self->of == self->state->connection) self->ended(FromGrpc(self->status));
+      call->Finish(&status, client->NewTag([self = this->shared_from_this()](bool) {
+        self->client->contexts_.erase(self->context);
+        if (self->of == self->client->connection_) self->ended(FromGrpc(self->status));
       }));
     }
   };
   using WatchStream = Stream<etcdserverpb::Watch, etcdserverpb::WatchRequest, etcdserverpb::WatchResponse>;
   using KeepAliveStream =
       Stream<etcdserverpb::Lease, etcdserverpb::LeaseKeepAliveRequest, etcdserverpb::LeaseKeepAliveResponse>;
-  std::shared_ptr<WatchStream> watch;
-  std::shared_ptr<KeepAliveStream> keep_alive;
+  std::shared_ptr<WatchStream> watch_;
+  std::shared_ptr<KeepAliveStream> keep_alive_;
 
   template <typename AnyStream, typename Got, typename Method>
   std::shared_ptr<AnyStream> Open(Got got, Ended ended, Method method) {
     auto stream = std::make_shared<AnyStream>();
-    stream->state = this;
-    stream->of = connection;
+    stream->client = this;
+    stream->of = connection_;
     stream->got = std::move(got);
     stream->ended = std::move(ended);
     stream->Start(method);
@@ -165,24 +187,21 @@ struct EtcdClient::State {
   }
 };
 
-EtcdClient::EtcdClient(const storage::Clock& clock, const RoundTrips::Bounds& limits)
-    : state_(std::make_unique<State>(clock, limits)) {}
-
-EtcdClient::~EtcdClient() {
+GrpcEtcdClient::~GrpcEtcdClient() {
   Disconnect();
   // An operation may begin another one (a stream's end), so the queue may be closed after the last one only.
-  while (state_->outstanding > 0) Poll(INT64_MAX);
+  while (outstanding_ > 0) Poll(INT64_MAX);
   {
-    std::lock_guard lock(state_->mutex);
-    state_->alarm.Cancel();
+    std::lock_guard lock(mutex_);
+    alarm_.Cancel();
   }
-  state_->queue.Shutdown();
+  queue_.Shutdown();
   void* tag = nullptr;
-  for (bool ok = false; state_->queue.Next(&tag, &ok);) {
+  for (bool ok = false; queue_.Next(&tag, &ok);) {
   }
 }
 
-void EtcdClient::Connect(const std::string& endpoint, const EtcdTls& tls) {
+void GrpcEtcdClient::Connect(const std::string& endpoint, const EtcdTls& tls) {
   Disconnect();
   grpc::ChannelArguments arguments;
   // A connection of its own: no back-off is inherited from an earlier one.
@@ -194,99 +213,100 @@ void EtcdClient::Connect(const std::string& endpoint, const EtcdTls& tls) {
     credentials = grpc::SslCredentials(
         {.pem_root_certs = tls.authority, .pem_private_key = tls.key, .pem_cert_chain = tls.certificate});
   }
-  state_->channel = grpc::CreateCustomChannel(absl::StrCat("dns:///", endpoint), credentials, arguments);
+  channel_ = grpc::CreateCustomChannel(absl::StrCat("dns:///", endpoint), credentials, arguments);
 }
 
-void EtcdClient::Disconnect() {
-  ++state_->connection;
-  for (const auto& context : state_->contexts) context->TryCancel();
-  state_->watch = nullptr;
-  state_->keep_alive = nullptr;
-  state_->channel = nullptr;
-  state_->token.clear();
+void GrpcEtcdClient::Disconnect() {
+  ++connection_;
+  for (const auto& context : contexts_) context->TryCancel();
+  watch_ = nullptr;
+  keep_alive_ = nullptr;
+  channel_ = nullptr;
+  token_.clear();
 }
 
-void EtcdClient::set_token(const std::string& token) {
-  state_->token = token;
+storage::Nanos GrpcEtcdClient::Limit() const {
+  return answers_.Limit(limits_);
 }
 
-storage::Nanos EtcdClient::Limit() const {
-  return state_->answers.Limit(state_->limits);
+void GrpcEtcdClient::Answered(storage::Nanos began) {
+  answers_.Answered(clock_.Now() - began);
 }
 
-void EtcdClient::Answered(storage::Nanos began) {
-  state_->answers.Answered(state_->clock.Now() - began);
+void GrpcEtcdClient::Unanswered(storage::Nanos began) {
+  answers_.Unanswered(began, clock_.Now());
 }
 
-void EtcdClient::Unanswered(storage::Nanos began) {
-  state_->answers.Unanswered(began, state_->clock.Now());
+void GrpcEtcdClient::Authenticate(const etcdserverpb::AuthenticateRequest& request,
+                                  Done<etcdserverpb::AuthenticateResponse> done) {
+  Call<etcdserverpb::Auth>(&etcdserverpb::Auth::Stub::AsyncAuthenticate, request, std::move(done));
 }
 
-void EtcdClient::Authenticate(const etcdserverpb::AuthenticateRequest& request,
-                              Done<etcdserverpb::AuthenticateResponse> done) {
-  state_->Call<etcdserverpb::Auth>(&etcdserverpb::Auth::Stub::AsyncAuthenticate, request, std::move(done));
+void GrpcEtcdClient::Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done) {
+  Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncRange, request, std::move(done));
 }
 
-void EtcdClient::Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done) {
-  state_->Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncRange, request, std::move(done));
+void GrpcEtcdClient::Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done) {
+  Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncTxn, request, std::move(done));
 }
 
-void EtcdClient::Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done) {
-  state_->Call<etcdserverpb::KV>(&etcdserverpb::KV::Stub::AsyncTxn, request, std::move(done));
+void GrpcEtcdClient::LeaseGrant(const etcdserverpb::LeaseGrantRequest& request,
+                                Done<etcdserverpb::LeaseGrantResponse> done) {
+  Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseGrant, request, std::move(done));
 }
 
-void EtcdClient::LeaseGrant(const etcdserverpb::LeaseGrantRequest& request,
-                            Done<etcdserverpb::LeaseGrantResponse> done) {
-  state_->Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseGrant, request, std::move(done));
+void GrpcEtcdClient::LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, storage::Nanos timeout,
+                                 Done<etcdserverpb::LeaseRevokeResponse> done) {
+  Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseRevoke, request, std::move(done), timeout);
 }
 
-void EtcdClient::LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, storage::Nanos timeout,
-                             Done<etcdserverpb::LeaseRevokeResponse> done) {
-  state_->Call<etcdserverpb::Lease>(&etcdserverpb::Lease::Stub::AsyncLeaseRevoke, request, std::move(done), timeout);
+void GrpcEtcdClient::OpenWatch(std::function<void(const etcdserverpb::WatchResponse&)> got, Ended ended) {
+  watch_ = Open<WatchStream>(std::move(got), std::move(ended), &etcdserverpb::Watch::Stub::AsyncWatch);
 }
 
-void EtcdClient::OpenWatch(std::function<void(const etcdserverpb::WatchResponse&)> got, Ended ended) {
-  state_->watch =
-      state_->Open<State::WatchStream>(std::move(got), std::move(ended), &etcdserverpb::Watch::Stub::AsyncWatch);
+void GrpcEtcdClient::Watch(const etcdserverpb::WatchRequest& request) {
+  if (watch_ != nullptr) watch_->Write(request);
 }
 
-void EtcdClient::Watch(const etcdserverpb::WatchRequest& request) {
-  if (state_->watch != nullptr) state_->watch->Write(request);
+void GrpcEtcdClient::OpenKeepAlive(std::function<void(const etcdserverpb::LeaseKeepAliveResponse&)> got, Ended ended) {
+  keep_alive_ =
+      Open<KeepAliveStream>(std::move(got), std::move(ended), &etcdserverpb::Lease::Stub::AsyncLeaseKeepAlive);
 }
 
-void EtcdClient::OpenKeepAlive(std::function<void(const etcdserverpb::LeaseKeepAliveResponse&)> got, Ended ended) {
-  state_->keep_alive = state_->Open<State::KeepAliveStream>(std::move(got), std::move(ended),
-                                                            &etcdserverpb::Lease::Stub::AsyncLeaseKeepAlive);
+void GrpcEtcdClient::KeepAlive(const etcdserverpb::LeaseKeepAliveRequest& request) {
+  if (keep_alive_ != nullptr) keep_alive_->Write(request);
 }
 
-void EtcdClient::KeepAlive(const etcdserverpb::LeaseKeepAliveRequest& request) {
-  if (state_->keep_alive != nullptr) state_->keep_alive->Write(request);
-}
-
-void EtcdClient::Poll(storage::Nanos deadline) {
+void GrpcEtcdClient::Poll(storage::Nanos deadline) {
   gpr_timespec until =
-      deadline == INT64_MAX ? gpr_inf_future(GPR_CLOCK_MONOTONIC) : MonotonicDeadline(state_->clock, deadline);
+      deadline == INT64_MAX ? gpr_inf_future(GPR_CLOCK_MONOTONIC) : MonotonicDeadline(clock_, deadline);
   // A callback may end the connection, or open another one; what comes next on the queue is then of no interest.
   for (int turn = 0; turn < 64; ++turn) {
     void* raw = nullptr;
     bool ok = false;
-    if (state_->queue.AsyncNext(&raw, &ok, until) != grpc::CompletionQueue::GOT_EVENT) return;
+    if (queue_.AsyncNext(&raw, &ok, until) != grpc::CompletionQueue::GOT_EVENT) return;
     if (raw == nullptr) {  // woken
-      std::lock_guard lock(state_->mutex);
-      state_->waking = false;
+      std::lock_guard lock(mutex_);
+      waking_ = false;
     } else {
       const std::unique_ptr<Tag> tag(static_cast<Tag*>(raw));
-      --state_->outstanding;
+      --outstanding_;
       tag->run(ok);
     }
     until = gpr_time_0(GPR_CLOCK_MONOTONIC);
   }
 }
 
-void EtcdClient::Wake() {
-  std::lock_guard lock(state_->mutex);
-  if (std::exchange(state_->waking, true)) return;
-  state_->alarm.Set(&state_->queue, gpr_now(GPR_CLOCK_MONOTONIC), nullptr);
+void GrpcEtcdClient::Wake() {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(waking_, true)) return;
+  alarm_.Set(&queue_, gpr_now(GPR_CLOCK_MONOTONIC), nullptr);
+}
+
+}  // namespace
+
+std::unique_ptr<EtcdClient> EtcdClient::Make(const storage::Clock& clock, const RoundTrips::Bounds& limits) {
+  return std::make_unique<GrpcEtcdClient>(clock, limits);
 }
 
 }  // namespace ashlar::daemon

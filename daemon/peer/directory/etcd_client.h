@@ -23,47 +23,44 @@ struct EtcdTls {
 
 class EtcdClient {
  public:
-  // `clock` must be the monotonic one, and outlive the client. `limits`: of a call's time.
-  EtcdClient(const storage::Clock& clock, const RoundTrips::Bounds& limits);
-  ~EtcdClient();
-  EtcdClient(const EtcdClient&) = delete;
-  EtcdClient& operator=(const EtcdClient&) = delete;
+  // Over gRPC. `clock` must be the monotonic one, and outlive the client. `limits`: of a call's time. A simulation has
+  // another client, which calls back between two calls of its user.
+  static std::unique_ptr<EtcdClient> Make(const storage::Clock& clock, const RoundTrips::Bounds& limits);
+  virtual ~EtcdClient() = default;
 
   // Ends the connection that there is, and all calls on it.
-  void Connect(const std::string& endpoint, const EtcdTls& tls);
-  void Disconnect();
-  void set_token(const std::string& token);  // sent with every later call of this connection
+  virtual void Connect(const std::string& endpoint, const EtcdTls& tls) = 0;
+  virtual void Disconnect() = 0;
+  virtual void set_token(const std::string& token) = 0;  // sent with every later call of this connection
 
   // The time that a call has which begins now.
-  storage::Nanos Limit() const;
+  virtual storage::Nanos Limit() const = 0;
   // A message on a stream, which went off then, was answered now, or given up.
-  void Answered(storage::Nanos began);
-  void Unanswered(storage::Nanos began);
+  virtual void Answered(storage::Nanos began) = 0;
+  virtual void Unanswered(storage::Nanos began) = 0;
 
   template <typename Response>
   using Done = std::function<void(const absl::Status&, const Response&)>;
-  void Authenticate(const etcdserverpb::AuthenticateRequest& request, Done<etcdserverpb::AuthenticateResponse> done);
-  void Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done);
-  void Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done);
-  void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, Done<etcdserverpb::LeaseGrantResponse> done);
+  virtual void Authenticate(const etcdserverpb::AuthenticateRequest& request,
+                            Done<etcdserverpb::AuthenticateResponse> done) = 0;
+  virtual void Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done) = 0;
+  virtual void Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done) = 0;
+  virtual void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request,
+                          Done<etcdserverpb::LeaseGrantResponse> done) = 0;
   // Given up after `timeout`, and not measured.
-  void LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, storage::Nanos timeout,
-                   Done<etcdserverpb::LeaseRevokeResponse> done);
+  virtual void LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, storage::Nanos timeout,
+                           Done<etcdserverpb::LeaseRevokeResponse> done) = 0;
 
   // Streams, one of each a connection; messages to one that is not open are dropped. `ended` is the last callback.
   using Ended = std::function<void(const absl::Status&)>;
-  void OpenWatch(std::function<void(const etcdserverpb::WatchResponse&)> got, Ended ended);
-  void Watch(const etcdserverpb::WatchRequest& request);
-  void OpenKeepAlive(std::function<void(const etcdserverpb::LeaseKeepAliveResponse&)> got, Ended ended);
-  void KeepAlive(const etcdserverpb::LeaseKeepAliveRequest& request);
+  virtual void OpenWatch(std::function<void(const etcdserverpb::WatchResponse&)> got, Ended ended) = 0;
+  virtual void Watch(const etcdserverpb::WatchRequest& request) = 0;
+  virtual void OpenKeepAlive(std::function<void(const etcdserverpb::LeaseKeepAliveResponse&)> got, Ended ended) = 0;
+  virtual void KeepAlive(const etcdserverpb::LeaseKeepAliveRequest& request) = 0;
 
   // Waits for something to call back, for Wake, or until `deadline`; then calls back what is there.
-  void Poll(storage::Nanos deadline);
-  void Wake();
-
- private:
-  struct State;
-  const std::unique_ptr<State> state_;
+  virtual void Poll(storage::Nanos deadline) = 0;
+  virtual void Wake() = 0;
 };
 
 }  // namespace ashlar::daemon

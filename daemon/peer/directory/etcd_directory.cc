@@ -29,25 +29,41 @@ bool CanBeSaid(const TensorShard& shard) {
 
 struct EtcdDirectory::State {
   State(const EtcdDirectoryOptions& options, std::shared_ptr<const Member> self, DirectoryEvents events,
-        const storage::Clock& clock)
-      : shared(options), session(options, self, std::move(events), clock, &shared) {
+        const storage::Clock& clock, std::unique_ptr<EtcdClient> client, uint64_t seed)
+      : shared(options), session(options, self, std::move(events), clock, std::move(client), seed, &shared) {
     shared.members = {self};
     shared.health = {.connected = false, .since = clock.Now(), .reason = "not connected yet"};
   }
 
   DirectoryShared shared;
   DirectorySession session;
-  std::thread thread;
+  std::thread thread;  // none: the owner calls Step
 };
 
 EtcdDirectory::EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events,
-                             const storage::Clock& clock) {
-  self.incarnation = Draw();
-  state_ = std::make_unique<State>(options, std::make_shared<const Member>(std::move(self)), std::move(events), clock);
+                             const storage::Clock& clock)
+    : EtcdDirectory(options, std::move(self), std::move(events), clock,
+                    EtcdClient::Make(clock, DirectorySession::Limits(options)), Draw) {
   state_->thread = std::thread([this] { state_->session.Run(); });
 }
 
+EtcdDirectory::EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events,
+                             const storage::Clock& clock, std::unique_ptr<EtcdClient> client,
+                             const std::function<uint64_t()>& random) {
+  self.incarnation = random();
+  state_ = std::make_unique<State>(options, std::make_shared<const Member>(std::move(self)), std::move(events), clock,
+                                   std::move(client), random());
+}
+
+storage::Nanos EtcdDirectory::Step() {
+  return state_->session.Step();
+}
+
 EtcdDirectory::~EtcdDirectory() {
+  if (!state_->thread.joinable()) {
+    state_->session.Leave();
+    return;
+  }
   {
     std::lock_guard lock(state_->shared.mutex);
     state_->shared.stopping = true;

@@ -6,6 +6,8 @@
 // there for longest deletes them.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "daemon/peer/directory/directory.h"
@@ -13,11 +15,18 @@
 
 namespace ashlar::daemon {
 
+class EtcdClient;
+
 class EtcdDirectory final : public Directory {
  public:
   // `self.incarnation` is drawn at random here. `clock` must be the monotonic one. Both it and what the events use
   // outlive the directory.
   EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events, const storage::Clock& clock);
+  // The same without a thread, for an owner that calls Step when it is due, and after anything has called back or been
+  // woken. `random` draws the incarnation and the times after which etcd is tried again.
+  EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events, const storage::Clock& clock,
+                std::unique_ptr<EtcdClient> client, const std::function<uint64_t()>& random);
+  storage::Nanos Step();      // returns when the next one is due
   ~EtcdDirectory() override;  // leaves the cluster, which may take a second
 
   bool Announce(const NamespaceId& ns, const Key& key, const Holding& holding, double worth) override;

@@ -43,6 +43,7 @@ struct Slot {
   ObjectKind kind() const { return static_cast<ObjectKind>(kinds >> 4); }
   TierKind tier() const { return static_cast<TierKind>(kinds >> 1 & 7); }
   bool round() const { return kinds & 1; }
+  void SetRound(bool round) const { kinds = static_cast<uint8_t>((kinds & ~1) | (round ? 1 : 0)); }
   // A checkpoint's or a span's.
   bool HasDepth() const { return kind() == ObjectKind::kCheckpoint || kind() == ObjectKind::kSpan; }
 };
@@ -141,7 +142,8 @@ std::shared_ptr<const MemberNumbers::List> MemberNumbers::Present() const {
 class Mirror::Namespace {
  public:
   bool round() const { return round_; }
-  void Turn() { round_ = !round_; }
+  // From here on what is not put is old. Where an earlier round was not ended, what was put in it is old, too.
+  void BeginRound();
 
   // Adds a holder, or writes anew what it holds. `may_add`: there is room for one more. Returns whether it was added;
   // `refused`: there was no room.
@@ -170,7 +172,7 @@ class Mirror::Namespace {
   void RemoveSlot(Slots& slots, Iterator at, Iterator last);
   void CountDepth(const Slot& slot, int change);
 
-  bool round_ = false;  // of the writing thread
+  bool round_ = false, open_ = false;  // of the writing thread
   std::array<Table, kTables> tables_;
   mutable std::mutex mutex_;                                         // of depths_
   absl::btree_map<std::pair<uint32_t, uint32_t>, uint32_t> depths_;  // and how many entries have each
@@ -236,14 +238,28 @@ bool Mirror::Namespace::Remove(const EntryId& id, uint16_t member) {
   return true;
 }
 
+void Mirror::Namespace::BeginRound() {
+  if (!std::exchange(open_, true)) {
+    round_ = !round_;
+    return;
+  }
+  for (Table& table : tables_) {
+    std::lock_guard lock(table.mutex);
+    for (const Slot& slot : table.slots) slot.SetRound(!round_);
+  }
+}
+
 template <typename Removed>
 void Mirror::Namespace::RemoveOld(bool all, const Removed& removed) {
+  open_ = false;
   for (Table& table : tables_) {
     std::lock_guard lock(table.mutex);
     std::vector<Slot> old;
     for (const Slot& slot : table.slots) {
       if (all || slot.round() != round_) old.push_back(slot);
     }
+    // In an order that is not the hash table's, so that chains are left in one.
+    if (!all) std::ranges::sort(old, {}, [](const Slot& slot) { return std::pair(slot.key, slot.ordinal); });
     for (const Slot& slot : old) {
       EntryId id;
       id.key = slot.key;
@@ -345,7 +361,7 @@ void Mirror::Remove(const EntryId& id, uint64_t incarnation) {
 }
 
 void Mirror::BeginRound(const ShortDigest& ns) {
-  if (const auto space = Find(ns)) space->Turn();
+  if (const auto space = Find(ns)) space->BeginRound();
 }
 
 void Mirror::EndRound(const ShortDigest& ns) {

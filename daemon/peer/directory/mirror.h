@@ -70,7 +70,8 @@ class Mirror {
   // Of a namespace that is open; of others nothing happens.
   void Put(const EntryId& id, uint64_t incarnation, const Holding& holding);
   void Remove(const EntryId& id, uint64_t incarnation);
-  // Between the two, all that etcd has of the namespace is put; the end removes what was not.
+  // Between the two, all that etcd has of the namespace is put; the end removes what was not. A round that was broken
+  // off is begun again.
   void BeginRound(const ShortDigest& ns);
   void EndRound(const ShortDigest& ns);
 

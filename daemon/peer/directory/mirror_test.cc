@@ -65,6 +65,25 @@ TEST(Mirror, DepthsAreThoseOfCheckpointsAndSpans) {
   EXPECT_TRUE(mirror.Depths(NamespaceOf(2), 300).empty());
 }
 
+// A read that is broken off is begun again: neither what it has put nor what was there before outlives the next one.
+TEST(Mirror, ARoundThatWasBrokenOffIsBegunAgain) {
+  Mirror mirror(1000);
+  const ShortDigest ns = Shorten(NamespaceOf(1));
+  mirror.Open(ns);
+  mirror.members().SetPresent(MembersOf({9}));
+  for (const uint64_t key : {1, 2, 3}) mirror.Put(IdOf(1, key), 9, {});
+  mirror.BeginRound(ns);
+  for (const uint64_t key : {2, 4}) mirror.Put(IdOf(1, key), 9, {});
+  mirror.BeginRound(ns);
+  mirror.Put(IdOf(1, 3), 9, {});
+  mirror.EndRound(ns);
+  std::vector<size_t> found;
+  const Key keys[] = {DigestOf(0), DigestOf(1), DigestOf(2), DigestOf(3), DigestOf(4)};
+  for (const Located& located : mirror.Locate(NamespaceOf(1), keys)) found.push_back(located.index);
+  EXPECT_THAT(found, ElementsAre(3));
+  EXPECT_EQ(mirror.entries(), 1u);
+}
+
 TEST(MemberNumbers, AreGivenAgainAndBounded) {
   MemberNumbers numbers;
   for (uint64_t i = 0; i < 200000; ++i) {

@@ -43,7 +43,8 @@ absl::StatusOr<EtcdTls> ReadTls(const EtcdDirectoryOptions& options) {
 }  // namespace
 
 DirectorySession::DirectorySession(const EtcdDirectoryOptions& options, std::shared_ptr<const Member> self,
-                                   DirectoryEvents events, const storage::Clock& clock, DirectoryShared* shared)
+                                   DirectoryEvents events, const storage::Clock& clock,
+                                   std::unique_ptr<EtcdClient> client, uint64_t seed, DirectoryShared* shared)
     : options_(options),
       keys_(options.prefix, options.cluster),
       self_(std::move(self)),
@@ -51,14 +52,19 @@ DirectorySession::DirectorySession(const EtcdDirectoryOptions& options, std::sha
       clock_(clock),
       lease_time_(options.lease_seconds * kSecond),
       shared_(*shared),
-      random_(std::random_device()()),
-      client_(clock, {std::max(kSecond, Third()), std::max(kLongestCall, lease_time_)}) {
+      random_(seed),
+      client_(std::move(client)) {
   last_watch_ = kForgettingWatch;
   filled_at_ = clock.Now();
 }
 
+RoundTrips::Bounds DirectorySession::Limits(const EtcdDirectoryOptions& options) {
+  const storage::Nanos lease = options.lease_seconds * kSecond;
+  return {std::max(kSecond, lease / 3), std::max(kLongestCall, lease)};
+}
+
 void DirectorySession::Wake() {
-  client_.Wake();
+  client_->Wake();
 }
 
 void DirectorySession::Run() {
@@ -67,7 +73,7 @@ void DirectorySession::Run() {
       std::lock_guard lock(shared_.mutex);
       if (shared_.stopping) break;
     }
-    client_.Poll(Step());
+    client_->Poll(Step());
   }
   Leave();
 }
@@ -85,7 +91,7 @@ storage::Nanos DirectorySession::Step() {
   if (phase_ == Phase::kJoined) {
     const storage::Nanos write_at = Write();
     return std::min({write_at, believe_until_ > 0 ? believe_until_ : INT64_MAX, keep_alive_at_,
-                     unanswered_since_ > 0 ? unanswered_since_ + client_.Limit() : INT64_MAX});
+                     unanswered_since_ > 0 ? unanswered_since_ + client_->Limit() : INT64_MAX});
   }
   // While it joins, the deadline of the call ends the wait.
   return phase_ == Phase::kAway ? retry_at_ : INT64_MAX;
@@ -97,14 +103,14 @@ void DirectorySession::Connect() {
   if (!tls.ok()) return Fail(tls.status());
   const absl::StatusOr<std::string> password = ReadFile(options_.password_file);
   if (!password.ok()) return Fail(password.status());
-  client_.Connect(options_.endpoints[endpoint_], *tls);
+  client_->Connect(options_.endpoints[endpoint_], *tls);
   if (options_.user.empty()) return Authenticated();
   etcdserverpb::AuthenticateRequest request;
   request.set_name(options_.user);
   request.set_password(password->substr(0, password->find_first_of("\r\n")));
-  client_.Authenticate(request, [this](const absl::Status& status, const auto& response) {
+  client_->Authenticate(request, [this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("authenticating", status);
-    client_.set_token(response.token());
+    client_->set_token(response.token());
     Authenticated();
   });
 }
@@ -114,7 +120,7 @@ void DirectorySession::Authenticated() {
   etcdserverpb::RangeRequest request;
   request.set_key(keys_.Forgettings());
   request.set_range_end(RangeEnd(keys_.Forgettings()));
-  client_.Range(request, [this](const absl::Status& status, const auto& response) {
+  client_->Range(request, [this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("reading forgettings", status);
     GotForgettings(response);
     ReadMembers();
@@ -125,7 +131,7 @@ void DirectorySession::ReadMembers() {
   etcdserverpb::RangeRequest request;
   request.set_key(keys_.Members());
   request.set_range_end(RangeEnd(keys_.Members()));
-  client_.Range(request, [this](const absl::Status& status, const auto& response) {
+  client_->Range(request, [this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("reading members", status);
     GotMembers(response);
   });
@@ -148,7 +154,7 @@ void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
   const auto own = records_.find(self_->incarnation);
   const bool registered = own != records_.end() && own->second.create_revision == registered_;
   sweep_at_ = clock_.Now() + lease_time_;  // others that lost their connection, too, come back before
-  if (same && lease_ != 0 && registered) return Joined();
+  if (same && lease_ != 0 && registered) return in_doubt_ ? Register(/*again=*/true) : Joined();
   if (registered_ != 0) {
     lost_.merge(before);
     lost_.erase(self_->incarnation);
@@ -158,35 +164,49 @@ void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
   for (auto& [ns, follow] : follows_) follow.ReadAgain();
   etcdserverpb::LeaseGrantRequest grant;
   grant.set_ttl(options_.lease_seconds);
-  client_.LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
+  client_->LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
     if (!status.ok()) return Fail("asking for a lease", status);
     lease_ = granted.id();
-    Register();
+    Register(/*again=*/false);
   });
 }
 
-void DirectorySession::Register() {
+void DirectorySession::Register(bool again) {
   etcdserverpb::TxnRequest request;
   const std::string key = keys_.MemberKey(self_->incarnation);
+  if (again) {
+    etcdserverpb::Compare* registered = request.add_compare();
+    registered->set_target(etcdserverpb::Compare::CREATE);
+    registered->set_key(key);
+    registered->set_create_revision(registered_);
+  }
   etcdserverpb::PutRequest* put = request.add_success()->mutable_request_put();
   put->set_key(key);
   // Revisions of an etcd that may be another one said what it had done: it is said again.
   Member self = *self_;
-  self.forgotten = 0;
+  if (!again) self.forgotten = 0;
   self_ = std::make_shared<const Member>(std::move(self));
   put->set_value(EncodeMember(*self_));
   put->set_lease(lease_);
   request.add_success()->mutable_request_range()->set_key(key);
-  client_.Txn(request, [this](const absl::Status& status, const etcdserverpb::TxnResponse& response) {
+  client_->Txn(request, [=, this](const absl::Status& status, const etcdserverpb::TxnResponse& response) {
+    if (status.ok() && !response.succeeded()) {
+      lease_ = 0;
+      return Fail(absl::UnavailableError("the lease had ended"));
+    }
     if (status.ok() && (response.responses_size() != 2 || response.responses(1).response_range().kvs().empty())) {
       return Fail(absl::InternalError("registering: the reply is not what was asked for"));
     }
     if (!status.ok()) {
-      lease_ = 0;
+      if (!again || absl::IsNotFound(status)) lease_ = 0;
       return Fail("registering", status);
     }
-    registered_ = response.responses(1).response_range().kvs(0).create_revision();
+    const mvccpb::KeyValue& member = response.responses(1).response_range().kvs(0);
+    registered_ = member.create_revision();
+    fence_ = member.mod_revision();
+    in_doubt_ = false;
     records_[self_->incarnation] = {self_, registered_};
+    if (again) return Joined();
     {
       std::lock_guard lock(shared_.mutex);
       shared_.forgot = 0;
@@ -207,12 +227,12 @@ void DirectorySession::Joined() {
     ++shared_.counted.connections;
   }
   PublishMembers();
-  client_.OpenWatch([this](const auto& response) { GotWatch(response); },
-                    [this](const absl::Status& status) { Fail("watching", status); });
-  client_.OpenKeepAlive(
+  client_->OpenWatch([this](const auto& response) { GotWatch(response); },
+                     [this](const absl::Status& status) { Fail("watching", status); });
+  client_->OpenKeepAlive(
       [this](const etcdserverpb::LeaseKeepAliveResponse& response) {
         // Of several that were under way the earliest is measured.
-        if (unanswered_since_ > 0) client_.Answered(unanswered_since_);
+        if (unanswered_since_ > 0) client_->Answered(unanswered_since_);
         unanswered_since_ = 0;
         if (response.ttl() > 0) return;
         lease_ = 0;
@@ -225,8 +245,8 @@ void DirectorySession::Joined() {
 
 void DirectorySession::KeepLease() {
   const storage::Nanos now = clock_.Now();
-  if (unanswered_since_ > 0 && now >= unanswered_since_ + client_.Limit()) {
-    client_.Unanswered(unanswered_since_);
+  if (unanswered_since_ > 0 && now >= unanswered_since_ + client_->Limit()) {
+    client_->Unanswered(unanswered_since_);
     return Fail(absl::DeadlineExceededError("etcd does not answer"));
   }
   if (now < keep_alive_at_) return;
@@ -234,7 +254,7 @@ void DirectorySession::KeepLease() {
   keep_alive_at_ = now + Third();
   etcdserverpb::LeaseKeepAliveRequest request;
   request.set_id(lease_);
-  client_.KeepAlive(request);
+  client_->KeepAlive(request);
 }
 
 void DirectorySession::Fail(absl::string_view during, const absl::Status& status) {
@@ -253,12 +273,13 @@ void DirectorySession::Fail(const absl::Status& status) {
   phase_ = Phase::kAway;
   const std::string endpoint = options_.endpoints[endpoint_];
   endpoint_ = (endpoint_ + 1) % options_.endpoints.size();
-  client_.Disconnect();
+  client_->Disconnect();
   watches_.clear();
   for (auto& [ns, follow] : follows_) {
     follow.watch = 0;
     follow.reading = 0;
   }
+  in_doubt_ |= !in_flight_.empty() || telling_forgot_;
   writing_ = sweep_reading_ = telling_forgot_ = false;
   doomed_.clear();
   sweep_from_.clear();
@@ -340,11 +361,11 @@ void DirectorySession::Leave() {
   bool left = false;
   etcdserverpb::LeaseRevokeRequest request;
   request.set_id(lease_);
-  client_.LeaseRevoke(request, kLeaveTimeout, [&](const absl::Status&, const auto&) { left = true; });
+  client_->LeaseRevoke(request, kLeaveTimeout, [&](const absl::Status&, const auto&) { left = true; });
   // Whatever ends the connection ends the wait, too; the lease ends later by itself.
   const storage::Nanos end = clock_.Now() + kLeaveTimeout;
-  while (!left && phase_ == Phase::kJoined && clock_.Now() < end) client_.Poll(end);
-  client_.Disconnect();
+  while (!left && phase_ == Phase::kJoined && clock_.Now() < end) client_->Poll(end);
+  client_->Disconnect();
 }
 
 }  // namespace ashlar::daemon

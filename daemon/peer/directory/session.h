@@ -1,6 +1,7 @@
 // DirectorySession: an EtcdDirectory's dealings with etcd, on its thread.
 //
-// Joining: a token (where there is a user), all members, a lease, this node's member key under it. Then a stream of
+// Joining: a token (where there is a user), all members, a lease, this node's member key under it, which is written
+// again where a write of an earlier connection may still be on its way. Then a stream of
 // watches, one of keep-alives, and one transaction at a time. Any failure ends the connection; the next one goes on
 // from the revisions that were reached, unless etcd is not the one that it was: another cluster, an older revision or
 // term, or this node's member key is not as it was written. Then namespaces are read as a whole, and this node
@@ -58,15 +59,22 @@ class DirectorySession {
   static constexpr storage::Nanos kSweepPeriod = storage::Nanos{3600} * 1'000'000'000;
   static constexpr storage::Nanos kLongestBackOff = storage::Nanos{5} * 1'000'000'000;
 
+  // `seed`: of the times after which it tries again.
   DirectorySession(const EtcdDirectoryOptions& options, std::shared_ptr<const Member> self, DirectoryEvents events,
-                   const storage::Clock& clock, DirectoryShared* shared);
+                   const storage::Clock& clock, std::unique_ptr<EtcdClient> client, uint64_t seed,
+                   DirectoryShared* shared);
 
   // Numbers of watches; those of namespaces follow.
   static constexpr int64_t kMemberWatch = 1, kForgettingWatch = 2;
 
   void Run();   // until `stopping`
   void Wake();  // by any thread: something is to be looked at
+  // Of Run: does what is due, after anything has called back. Returns when something is again.
+  storage::Nanos Step();
+  void Leave();  // the last step
 
+  // Of the time that a call of etcd has.
+  static RoundTrips::Bounds Limits(const EtcdDirectoryOptions& options);
   // Keys a second that one of so many members may write.
   static double Rate(const EtcdDirectoryOptions& options, size_t members);
 
@@ -92,12 +100,12 @@ class DirectorySession {
   };
 
   // session.cc: joining, and what ends a connection.
-  storage::Nanos Step();  // does what is due; returns when something is again
   void Connect();
   void Authenticated();
   void ReadMembers();
   void GotMembers(const etcdserverpb::RangeResponse& response);
-  void Register();
+  // `again`: writes the member key that there is, so that writes of an earlier connection come to nothing.
+  void Register(bool again);
   void Joined();
   void KeepLease();
   void Fail(const absl::Status& status);
@@ -106,7 +114,6 @@ class DirectorySession {
   void Note(const etcdserverpb::ResponseHeader& header);
   void PublishMembers();
   void EndBelief();
-  void Leave();
   storage::Nanos Third() const { return lease_time_ / 3; }  // of a lease
 
   // session_mirror.cc: watching, and reading namespaces as a whole.
@@ -147,7 +154,7 @@ class DirectorySession {
   const storage::Nanos lease_time_;
   DirectoryShared& shared_;
   std::mt19937_64 random_;
-  EtcdClient client_;
+  const std::unique_ptr<EtcdClient> client_;
 
   Phase phase_ = Phase::kAway;
   storage::Nanos retry_at_ = 0, joined_at_ = 0;
@@ -157,6 +164,8 @@ class DirectorySession {
   etcdserverpb::ResponseHeader known_;  // of etcd, the latest
   int64_t lease_ = 0;                   // 0: none
   int64_t registered_ = 0;              // create_revision of this node's member key
+  int64_t fence_ = 0;                   // its mod_revision; writes that compare another one come to nothing
+  bool in_doubt_ = false;               // a write was not answered, and etcd may do it yet
   int64_t members_revision_ = 0;
   std::map<uint64_t, Record> records_;  // by incarnation
   // Where etcd lost this node, it may have lost others, too, and what they announced. They are believed for another

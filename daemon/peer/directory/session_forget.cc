@@ -47,7 +47,7 @@ void DirectorySession::TellForgettings() {
   }
   etcdserverpb::LeaseGrantRequest grant;
   grant.set_ttl(kForgettingLifeSeconds);
-  client_.LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
+  client_->LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
     if (!status.ok()) return Fail("asking for a forgetting's lease", status);
     etcdserverpb::TxnRequest request;
     const ClusterForgetting& forgetting = forgetting_.front().forgetting;
@@ -55,7 +55,7 @@ void DirectorySession::TellForgettings() {
     put->set_key(keys_.ForgettingKey(forgetting.id));
     put->set_value(EncodeForgetting(forgetting));
     put->set_lease(granted.id());
-    client_.Txn(request, [this](const absl::Status& told, const etcdserverpb::TxnResponse& response) {
+    client_->Txn(request, [this](const absl::Status& told, const etcdserverpb::TxnResponse& response) {
       if (!told.ok()) return Fail("telling what is to be forgotten", told);
       DirectoryShared::ToForget wish = std::move(forgetting_.front());
       forgetting_.clear();
@@ -77,7 +77,8 @@ void DirectorySession::TellForgot() {
     std::lock_guard lock(shared_.mutex);
     forgot = shared_.forgot;
   }
-  if (telling_forgot_ || forgot == self_->forgotten) return;
+  // Not beside a write, which compares the member key's revision.
+  if (telling_forgot_ || writing_ || forgot == self_->forgotten) return;
   Member self = *self_;
   self.forgotten = forgot;
   etcdserverpb::TxnRequest request;
@@ -90,13 +91,14 @@ void DirectorySession::TellForgot() {
   put->set_value(EncodeMember(self));
   put->set_lease(lease_);
   telling_forgot_ = true;
-  client_.Txn(request, [this, self](const absl::Status& status, const etcdserverpb::TxnResponse& told) {
-    telling_forgot_ = false;
+  client_->Txn(request, [this, self](const absl::Status& status, const etcdserverpb::TxnResponse& told) {
     if (!status.ok()) return Fail("telling what was forgotten", status);
+    telling_forgot_ = false;
     if (!told.succeeded()) {
       lease_ = 0;
       return Fail(absl::UnavailableError("the lease had ended"));
     }
+    fence_ = told.header().revision();
     self_ = std::make_shared<const Member>(self);
     records_[self.incarnation].member = self_;
     PublishMembers();

@@ -54,8 +54,8 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
   request.set_range_end(end);
   request.set_limit(page_entries_);
   request.set_revision(revision);
-  const storage::Nanos began = clock_.Now(), limit = client_.Limit();
-  client_.Range(request, [=, this](const absl::Status& status, const auto& response) {
+  const storage::Nanos began = clock_.Now(), limit = client_->Limit();
+  client_->Range(request, [=, this](const absl::Status& status, const auto& response) {
     FitPage(status, clock_.Now() - began, limit);
     const auto at = follows_.find(ns);
     if (at == follows_.end() || at->second.reading != number) return;  // not followed any more, since
@@ -98,7 +98,7 @@ void DirectorySession::StopWatch(Follow* follow) {
   watches_.erase(follow->watch);
   etcdserverpb::WatchRequest request;
   request.mutable_cancel_request()->set_watch_id(std::exchange(follow->watch, 0));
-  client_.Watch(request);
+  client_->Watch(request);
 }
 
 void DirectorySession::StartWatch(const std::string& prefix, int64_t revision, int64_t id) {
@@ -109,7 +109,7 @@ void DirectorySession::StartWatch(const std::string& prefix, int64_t revision, i
   create->set_start_revision(revision + 1);
   create->set_progress_notify(true);
   create->set_watch_id(id);
-  client_.Watch(request);
+  client_->Watch(request);
 }
 
 void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {

@@ -32,7 +32,7 @@ storage::Nanos DirectorySession::FillBucket(size_t wanted) {
 }
 
 storage::Nanos DirectorySession::Write() {
-  if (writing_) return INT64_MAX;
+  if (writing_ || telling_forgot_) return INT64_MAX;
   const storage::Nanos sweep_at = IsSweeper() ? sweep_at_ : INT64_MAX;
   const bool sweeps = clock_.Now() >= sweep_at;
   if (sweeps && doomed_.empty() && !sweep_reading_) ReadDoomed();
@@ -61,12 +61,13 @@ void DirectorySession::SendQueued(size_t most) {
     in_flight_ = shared_.queue.Take(most);
   }
   if (in_flight_.empty()) return;
-  // Nothing is written by a node that is no member: nobody would know that it is to be deleted.
+  // Nothing is written by a node that is no member: nobody would know that it is to be deleted. Nor is what etcd was
+  // slow with, behind a later word on the same object.
   etcdserverpb::TxnRequest request;
   etcdserverpb::Compare* registered = request.add_compare();
-  registered->set_target(etcdserverpb::Compare::CREATE);
+  registered->set_target(etcdserverpb::Compare::MOD);
   registered->set_key(keys_.MemberKey(self_->incarnation));
-  registered->set_create_revision(registered_);
+  registered->set_mod_revision(fence_);
   for (const DirectoryWrite& write : in_flight_) {
     const std::string key = keys_.EntryKey(write.id, self_->incarnation);
     if (write.holding.has_value()) {
@@ -79,7 +80,7 @@ void DirectorySession::SendQueued(size_t most) {
   }
   tokens_ -= static_cast<double>(in_flight_.size());
   writing_ = true;
-  client_.Txn(request, [this](const absl::Status& status, const auto& response) { WrittenQueued(status, response); });
+  client_->Txn(request, [this](const absl::Status& status, const auto& response) { WrittenQueued(status, response); });
 }
 
 void DirectorySession::WrittenQueued(const absl::Status& status, const etcdserverpb::TxnResponse& response) {
@@ -120,7 +121,7 @@ void DirectorySession::ReadDoomed() {
   request.set_range_end(end);
   request.set_limit(page_entries_);
   request.set_keys_only(true);
-  client_.Range(request, [=, this](const absl::Status& status, const auto& response) {
+  client_->Range(request, [=, this](const absl::Status& status, const auto& response) {
     if (!status.ok()) return Fail("sweeping", status);
     sweep_reading_ = false;
     std::optional<DirectoryKeys::Entry> entry;
@@ -163,7 +164,7 @@ void DirectorySession::DeleteDoomed(size_t most) {
   doomed_.resize(doomed_.size() - count);
   tokens_ -= static_cast<double>(count);
   writing_ = true;
-  client_.Txn(request, [this, count](const absl::Status& status, const auto& response) {
+  client_->Txn(request, [this, count](const absl::Status& status, const auto& response) {
     writing_ = false;
     if (!status.ok()) return Fail("sweeping", status);
     EndSweepPage();

@@ -1,7 +1,6 @@
 #include "daemon/peer/transport/exchange.h"
 
 #include <algorithm>
-#include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,17 +13,15 @@ constexpr int64_t kWatchEvery = 250'000'000;
 
 }  // namespace
 
-int64_t Exchange::Now() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
-}
-
-Exchange::Exchange(const TransportOptions& options, std::function<void(std::function<void()>)> later)
-    : options_(options), later_(std::move(later)) {}
+Exchange::Exchange(const TransportOptions& options, TransportSurroundings surroundings,
+                   std::function<void(std::function<void()>)> later)
+    : options_(options),
+      surroundings_(std::move(surroundings)),
+      later_(std::move(later)),
+      jitter_(static_cast<std::minstd_rand::result_type>(surroundings_.random())) {}
 
 absl::Status Exchange::Open() {
-  auto ucx = Ucx::Open(options_, Events());
+  auto ucx = surroundings_.open(options_, Events());
   if (!ucx.ok()) return ucx.status();
   ucx_ = *std::move(ucx);
   counts_.slow_fabric = options_.expect_rdma && !ucx_->has_rdma();
@@ -269,6 +266,11 @@ int64_t Exchange::due() const {
 
 TransportStats Exchange::Stats() const {
   TransportStats stats = counts_;
+  stats.transfers = transfers_.size();
+  {
+    const std::lock_guard lock(allowed_mutex_);
+    stats.grants = allowed_.size();
+  }
   for (const auto& [name, peer] : peers_) {
     PeerStats& each = stats.peers.emplace_back();
     each.peer = absl::StrCat(peer->address.host, ":", peer->address.port);

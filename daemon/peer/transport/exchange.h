@@ -33,14 +33,15 @@ struct Request {
   uint64_t offset = 0;
   Spans targets;         // of a fetch
   ConstSpans sources;    // of a push
-  int64_t deadline = 0;  // by the clock of Now
+  int64_t deadline = 0;  // by the exchange's clock
   Transport::Done done;
 };
 
 class Exchange {
  public:
   // `later` runs a closure on the transport's thread, from any thread, as long as there is one.
-  Exchange(const TransportOptions& options, std::function<void(std::function<void()>)> later);
+  Exchange(const TransportOptions& options, TransportSurroundings surroundings,
+           std::function<void(std::function<void()>)> later);
   ~Exchange();
 
   absl::Status Open();
@@ -58,7 +59,7 @@ class Exchange {
   // When Progress is to be called again though nothing has happened; INT64_MAX: never.
   int64_t due() const;
 
-  static int64_t Now();  // nanoseconds of CLOCK_MONOTONIC
+  int64_t Now() const { return surroundings_.now(); }
 
  private:
   enum class Role : uint8_t { kFetching, kPushing, kServing, kTaking };
@@ -159,6 +160,7 @@ class Exchange {
   void SendPiece(Connection& connection, uint64_t number, Transfer& transfer);
 
   const TransportOptions options_;
+  const TransportSurroundings surroundings_;
   const std::function<void(std::function<void()>)> later_;
   std::unique_ptr<Ucx> ucx_;
   std::map<std::string, std::unique_ptr<Peer>> peers_;
@@ -173,7 +175,7 @@ class Exchange {
   bool ending_ = false;
   bool may_start_ = false;  // something may have become possible for those that wait
   int64_t watched_ = 0;
-  std::minstd_rand jitter_{std::random_device{}()};
+  std::minstd_rand jitter_;
   TransportStats counts_;
 
  public:

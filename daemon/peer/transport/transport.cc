@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <ctime>
 #include <deque>
 #include <future>
 #include <mutex>
+#include <random>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -22,7 +24,9 @@ namespace {
 // to requests that are served, and the rest waits for its own end.
 class Inbox {
  public:
-  Inbox() : event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  // Empty `wake`: the thread that waits for the event is woken.
+  explicit Inbox(std::function<void()> wake)
+      : event_(wake ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), wake_(std::move(wake)) {}
 
   void Put(std::function<void()> closure) {
     {
@@ -34,6 +38,7 @@ class Inbox {
     Wake();
   }
   void Wake() const {
+    if (wake_) return wake_();
     const uint64_t one = 1;
     if (write(event_.get(), &one, sizeof one) < 0) return;  // full: it is awake
   }
@@ -52,6 +57,7 @@ class Inbox {
 
  private:
   UniqueFd event_;
+  const std::function<void()> wake_;
   std::mutex mutex_;
   std::deque<std::function<void()>> closures_;
   bool closed_ = false;
@@ -61,24 +67,31 @@ class Inbox {
 
 class Transport::Thread {
  public:
-  explicit Thread(TransportOptions options)
+  Thread(TransportOptions options, TransportSurroundings surroundings, std::function<void()> wake)
       : options_(std::move(options)),
-        inbox_(std::make_shared<Inbox>()),
+        driven_(!wake),
+        inbox_(std::make_shared<Inbox>(std::move(wake))),
         exchange_(std::make_unique<Exchange>(
-            options_, [inbox = inbox_](std::function<void()> closure) { inbox->Put(std::move(closure)); })) {}
+            options_, std::move(surroundings),
+            [inbox = inbox_](std::function<void()> closure) { inbox->Put(std::move(closure)); })) {}
 
   ~Thread() {
-    if (!thread_.joinable()) return;
+    if (!opened_) return;
+    if (!driven_) {
+      End();
+      return;
+    }
     inbox_->Put([this] { stopping_ = true; });
     thread_.join();
   }
 
   absl::Status Start() {
-    if (!inbox_->valid()) return absl::ResourceExhaustedError("no descriptor for an event");
+    if (driven_ && !inbox_->valid()) return absl::ResourceExhaustedError("no descriptor for an event");
     if (absl::Status s = exchange_->Open(); !s.ok()) return s;
+    opened_ = true;
     address_ = exchange_->ucx().address();
     settings_ = exchange_->ucx().settings();
-    thread_ = std::thread([this] { Run(); });
+    if (driven_) thread_ = std::thread([this] { Run(); });
     return absl::OkStatus();
   }
 
@@ -86,6 +99,7 @@ class Transport::Thread {
   // Runs on the thread, and waits for it.
   template <class Result>
   Result Ask(std::function<Result()> question) {
+    if (!driven_) return question();
     std::promise<Result> answer;
     Put([&] { answer.set_value(question()); });
     return answer.get_future().get();
@@ -98,7 +112,7 @@ class Transport::Thread {
   uint64_t Begin(Request request, int64_t deadline) {
     const int64_t wait = deadline > 0 ? deadline : options_.deadline;
     request.number = exchange_->NextNumber();
-    request.deadline = Exchange::Now() + std::min(wait, int64_t{1} << 60);
+    request.deadline = exchange_->Now() + std::min(wait, int64_t{1} << 60);
     const uint64_t number = request.number;
     if (requests_.fetch_add(1) >= options_.requests) {
       Put([this, done = std::move(request.done)] {
@@ -117,16 +131,24 @@ class Transport::Thread {
     return number;
   }
 
+  bool Turn() {
+    for (auto& closure : inbox_->Take()) closure();
+    bool some = true;
+    for (int i = 0; some && i < kRounds; ++i) some = exchange_->Progress();
+    return some;
+  }
+
  private:
   static constexpr int kRounds = 64;  // of progress before the inbox is looked at
 
   void Run() {
     while (!stopping_) {
-      for (auto& closure : inbox_->Take()) closure();
-      bool some = true;
-      for (int i = 0; some && i < kRounds; ++i) some = exchange_->Progress();
-      if (!some && !stopping_) Sleep();
+      if (!Turn() && !stopping_) Sleep();
     }
+    End();
+  }
+
+  void End() {
     for (auto& closure : inbox_->Take()) closure();  // requests that came meanwhile end as all others
     exchange_.reset();
     inbox_->Close();
@@ -139,7 +161,7 @@ class Transport::Thread {
     constexpr int64_t kMillisecond = 1'000'000, kLongest = 60'000;
     int timeout = -1;
     if (due != INT64_MAX) {
-      timeout = static_cast<int>(std::clamp<int64_t>((due - Exchange::Now()) / kMillisecond + 1, 0, kLongest));
+      timeout = static_cast<int>(std::clamp<int64_t>((due - exchange_->Now()) / kMillisecond + 1, 0, kLongest));
     }
     if (poll(events, 2, timeout) > 0 && events[1].revents != 0) {
       uint64_t count;
@@ -148,19 +170,41 @@ class Transport::Thread {
   }
 
   const TransportOptions options_;
+  const bool driven_;  // by a thread of its own
   const std::shared_ptr<Inbox> inbox_;
   std::unique_ptr<Exchange> exchange_;
   HostPort address_;
   std::vector<UcxSetting> settings_;
   std::atomic<size_t> requests_{0};
+  bool opened_ = false;
   bool stopping_ = false;  // the thread's
   std::thread thread_;
 };
 
-absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(TransportOptions options) {
-  auto thread = std::make_unique<Thread>(std::move(options));
+TransportSurroundings TransportSurroundings::OfThisProcess() {
+  return {.now =
+              [] {
+                timespec now{};
+                clock_gettime(CLOCK_MONOTONIC, &now);
+                return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+              },
+          .random = [] { return uint64_t{std::random_device{}()}; },
+          .open = &Ucx::Open};
+}
+
+absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(TransportOptions options,
+                                                            TransportSurroundings surroundings,
+                                                            std::function<void()> wake) {
+  auto thread = std::make_unique<Thread>(std::move(options), std::move(surroundings), std::move(wake));
   if (absl::Status s = thread->Start(); !s.ok()) return s;
   return std::unique_ptr<Transport>(new Transport(std::move(thread)));
+}
+
+bool Transport::Turn() {
+  return thread_->Turn();
+}
+int64_t Transport::due() const {
+  return thread_->exchange().due();
 }
 
 Transport::Transport(std::unique_ptr<Thread> thread) : thread_(std::move(thread)) {}

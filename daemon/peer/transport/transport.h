@@ -61,13 +61,14 @@ struct PeerStats {
 
 struct TransportStats {
   std::vector<PeerStats> peers;
-  uint64_t fetched = 0, pushed = 0;  // requests of this side that ended well
-  uint64_t served = 0, taken = 0;    // fetches and pushes of peers that ended well
-  uint64_t failed = 0;               // requests of this side that did not
-  uint64_t malformed = 0;            // messages that are none
-  uint64_t refused = 0;              // requests without a grant, or outside of it
-  uint64_t late = 0;                 // data and answers for what has ended
-  bool slow_fabric = false;          // RDMA was expected, and this node has none or a peer is reached without
+  uint64_t grants = 0, transfers = 0;  // that there are now
+  uint64_t fetched = 0, pushed = 0;    // requests of this side that ended well
+  uint64_t served = 0, taken = 0;      // fetches and pushes of peers that ended well
+  uint64_t failed = 0;                 // requests of this side that did not
+  uint64_t malformed = 0;              // messages that are none
+  uint64_t refused = 0;                // requests without a grant, or outside of it
+  uint64_t late = 0;                   // data and answers for what has ended
+  bool slow_fabric = false;            // RDMA was expected, and this node has none or a peer is reached without
 };
 
 // A setting of UCX that is in force.
@@ -76,12 +77,31 @@ struct UcxSetting {
   std::string from;  // "ashlar", "configuration" or "environment"
 };
 
+class Ucx;
+struct LinkEvents;
+
+// The surroundings of a transport. Each process has the one clock, random source and UCX; a simulation has others.
+struct TransportSurroundings {
+  std::function<int64_t()> now;  // monotonic nanoseconds
+  std::function<uint64_t()> random;
+  std::function<absl::StatusOr<std::unique_ptr<Ucx>>(const TransportOptions&, LinkEvents)> open;
+
+  static TransportSurroundings OfThisProcess();
+};
+
 class Transport {
  public:
   using Done = std::function<void(const absl::Status&)>;
 
   // UNAVAILABLE: the address cannot be listened at. INVALID_ARGUMENT: an address or a setting of UCX is none.
-  static absl::StatusOr<std::unique_ptr<Transport>> Start(TransportOptions options);
+  // Not empty, `wake` takes the place of the thread: it is called where something is to be done, on any thread, and
+  // has the owner call Turn.
+  static absl::StatusOr<std::unique_ptr<Transport>> Start(
+      TransportOptions options, TransportSurroundings surroundings = TransportSurroundings::OfThisProcess(),
+      std::function<void()> wake = nullptr);
+  // For an owner in the thread's place: call it when woken, when the network has something, and when it is due.
+  bool Turn();          // false: nothing was to be done
+  int64_t due() const;  // by the clock of the surroundings; INT64_MAX: never
   // Ends what is under way with CANCELLED; `quiet` of grants is called. Nothing is called afterwards.
   ~Transport();
   Transport(const Transport&) = delete;
