@@ -186,12 +186,14 @@ TEST(SessionChannel, DeadlinesAreInTheDaemonsClock) {
   EXPECT_GT((*channel)->InDaemonsClock(deadline), exact - kAhead / 2);
   const Descriptor memfd = MakeMemfd(4096, F_SEAL_SHRINK);
   slowness = 0;
-  ASSERT_TRUE((*channel)->RegisterRegion(memfd.get(), 4096, kernels::MemoryKind::kHost, After(kPatience)).ok());
+  ASSERT_TRUE(
+      (*channel)->RegisterRegion(memfd.get(), 4096, kernels::MemoryKind::kHost, nullptr, After(kPatience)).ok());
   const int64_t after_a_fast_reply = (*channel)->InDaemonsClock(deadline);
   EXPECT_LE(after_a_fast_reply, exact);
   EXPECT_GT(after_a_fast_reply, exact - kSlow);
   slowness = 10 * kSlow;
-  ASSERT_TRUE((*channel)->RegisterRegion(memfd.get(), 4096, kernels::MemoryKind::kHost, After(kPatience)).ok());
+  ASSERT_TRUE(
+      (*channel)->RegisterRegion(memfd.get(), 4096, kernels::MemoryKind::kHost, nullptr, After(kPatience)).ok());
   EXPECT_EQ((*channel)->InDaemonsClock(deadline), after_a_fast_reply);
 }
 
@@ -230,12 +232,12 @@ TEST(SessionChannel, GivesBackWhatALateAnswerGrants) {
   });
   auto channel = Open(daemon);
   ASSERT_TRUE(channel.ok()) << channel.status();
-  auto late = (*channel)->HostRegion(4096, kernels::MemoryKind::kHost, After(milliseconds(1)));
+  auto late = (*channel)->HostRegion(4096, nullptr, After(milliseconds(1)));
   EXPECT_EQ(late.status().code(), absl::StatusCode::kDeadlineExceeded);
-  auto second = (*channel)->HostRegion(4096, kernels::MemoryKind::kHost, After(kPatience));
+  auto second = (*channel)->HostRegion(4096, nullptr, After(kPatience));
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(second->id, 2u);
-  auto third = (*channel)->HostRegion(4096, kernels::MemoryKind::kHost, After(kPatience));
+  auto third = (*channel)->HostRegion(4096, nullptr, After(kPatience));
   ASSERT_TRUE(third.ok()) << third.status();
   EXPECT_EQ(third->id, 3u);
 }
@@ -253,7 +255,7 @@ TEST(SessionChannel, ErrorsAreTheDaemonsOwn) {
   ASSERT_TRUE(channel.ok()) << channel.status();
   const Descriptor memory = MakeMemfd(4096, F_SEAL_SHRINK);
   const absl::Status status =
-      (*channel)->RegisterRegion(memory.get(), 4096, kernels::MemoryKind::kHost, After(kPatience)).status();
+      (*channel)->RegisterRegion(memory.get(), 4096, kernels::MemoryKind::kHost, nullptr, After(kPatience)).status();
   EXPECT_EQ(status, absl::InvalidArgumentError("bytes: too many"));
 }
 

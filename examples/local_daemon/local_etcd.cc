@@ -92,6 +92,7 @@ absl::Status LocalEtcd::Launch(const std::string& program) {
   const absl::StatusOr<pid_t> pid =
       Spawn(program,
             {program, "--name=local", absl::StrCat("--data-dir=", folder_, "/data"), "--unsafe-no-fsync",
+             "--quota-backend-bytes=8589934592",  // by default a quarter of that
              absl::StrCat("--listen-client-urls=", clients), absl::StrCat("--advertise-client-urls=", clients),
              absl::StrCat("--listen-peer-urls=", members), absl::StrCat("--initial-advertise-peer-urls=", members),
              absl::StrCat("--initial-cluster=local=", members)},

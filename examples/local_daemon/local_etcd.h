@@ -26,6 +26,7 @@ class LocalEtcd {
   LocalEtcd& operator=(const LocalEtcd&) = delete;
 
   const std::string& endpoint() const { return endpoint_; }  // ADDRESS:PORT
+  pid_t pid() const { return pid_; }
 
  private:
   LocalEtcd() = default;

@@ -11,18 +11,21 @@ namespace {
 
 // Each node announces its objects though they were used only once. A look-up waits longer for other nodes than in
 // operation: processes of one machine share its cores with the engine that computes.
-std::string ClusterYaml(size_t node, uint16_t control_port, uint16_t transport_port, const std::string& etcd) {
+std::string ClusterYaml(size_t node, uint16_t control_port, uint16_t transport_port, const std::string& etcd,
+                        uint32_t lease_seconds) {
   return absl::StrCat(
       "cluster:\n  node: node", node, "\n  control_address: 127.0.0.1:", control_port,
       "\n  transport_address: 127.0.0.1:", transport_port,
       "\n  announce: all\n  lookup_milliseconds: 2000\n  tls: {insecure: true}\n  etcd: {endpoints: [\"", etcd,
-      "\"], lease_seconds: 3}\n");
+      "\"], lease_seconds: ", lease_seconds, "}\n");
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LocalNodes>> LocalNodes::Start(size_t count, const LocalDaemonOptions& options) {
+absl::StatusOr<std::unique_ptr<LocalNodes>> LocalNodes::Start(std::vector<LocalDaemonOptions> options,
+                                                              uint32_t lease_seconds) {
   std::unique_ptr<LocalNodes> nodes(new LocalNodes());
+  const size_t count = options.size();
   std::vector<uint16_t> ports;
   if (count > 1) {
     absl::StatusOr<std::unique_ptr<LocalEtcd>> etcd = LocalEtcd::Start();
@@ -33,14 +36,25 @@ absl::StatusOr<std::unique_ptr<LocalNodes>> LocalNodes::Start(size_t count, cons
     ports = std::move(*free);
   }
   for (size_t node = 0; node < count; ++node) {
-    LocalDaemonOptions each = options;
-    if (count > 1) each.cluster = ClusterYaml(node, ports[2 * node], ports[2 * node + 1], nodes->etcd_->endpoint());
-    absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon = LocalDaemon::Start(each);
-    if (!daemon.ok())
-      return absl::Status(daemon.status().code(), absl::StrCat("node", node, ": ", daemon.status().message()));
-    nodes->daemons_.push_back(std::move(*daemon));
+    LocalDaemonOptions& each = options[node];
+    if (count > 1) {
+      each.cluster = ClusterYaml(node, ports[2 * node], ports[2 * node + 1], nodes->etcd_->endpoint(), lease_seconds);
+    }
+    nodes->options_.push_back(each);
+    nodes->daemons_.emplace_back();
+    if (absl::Status status = nodes->Restart(node); !status.ok()) return status;
   }
   return nodes;
+}
+
+absl::Status LocalNodes::Restart(size_t node) {
+  daemons_[node] = nullptr;
+  absl::StatusOr<std::unique_ptr<LocalDaemon>> daemon = LocalDaemon::Start(options_[node]);
+  if (!daemon.ok()) {
+    return absl::Status(daemon.status().code(), absl::StrCat("node", node, ": ", daemon.status().message()));
+  }
+  daemons_[node] = std::move(*daemon);
+  return absl::OkStatus();
 }
 
 }  // namespace ashlar::tools

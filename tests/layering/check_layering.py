@@ -100,9 +100,9 @@ ROOMS = {
         "install/engine": set(),
     },
 }
-# Single sub-folders that another top folder's sub-folder may include: the transport is a library of its own, apart from
-# the daemon, and a benchmark of anything else than that library would measure something else.
-ACROSS = {("tools/bench", "daemon/peer/transport")}
+# Single sub-folders that another top folder's sub-folder may include: transport and directory are libraries of their
+# own, apart from the daemon, and a benchmark of anything else than these libraries would measure something else.
+ACROSS = {("tools/bench", "daemon/peer/transport"), ("tools/bench", "daemon/peer/directory")}
 GENERATED = re.compile(r"(ashlar|etcd)/v\d+/\w+(\.grpc)?\.pb\.h")  # from proto/ashlar/ and proto/etcd/
 GRPC = re.compile(r"grpc(pp)?/|.*\.grpc\.pb\.h")
 FORBIDDEN_FOLDERS = {"common", "util", "utils"}

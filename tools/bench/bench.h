@@ -17,12 +17,12 @@ struct Options {
   std::string json;     // file for the figures; empty: none
   int repetitions = 9;  // medians are taken over these
   int threads = 0;      // 0: all cores
-  int seconds = 0;      // neighbours: of each attack; 0: its default
+  int seconds = 0;      // neighbours: of each attack; traffic: of each phase; 0: its default
   std::string filter;   // kernels: only cases whose "op family dtype shape" contains this; neighbours: attacks
   bool quick = false;   // kernels, store, ssd, entries, prefix, neighbours: small
   std::string file;     // vectors: the file
   std::string compare;  // store: "redis", or empty
-  std::string dir;      // ssd: a folder on the disk; empty: the program's own
+  std::string dir;      // ssd, remote: a folder on the disk; empty: the program's own
   std::string engine;   // ssd: "tier" or "blobdb"; empty: tier
 };
 
@@ -34,6 +34,9 @@ absl::Status Prefix(const Options& options, nlohmann::json& figures);
 absl::Status Decode(const Options& options, nlohmann::json& figures);
 absl::Status Store(const Options& options, nlohmann::json& figures);
 absl::Status Router(const Options& options, nlohmann::json& figures);
+absl::Status Remote(const Options& options, nlohmann::json& figures);
+absl::Status Traffic(const Options& options, nlohmann::json& figures);
+absl::Status Mirror(const Options& options, nlohmann::json& figures);
 absl::Status Ssd(const Options& options, nlohmann::json& figures);
 absl::Status TimeKernels(const Options& options, nlohmann::json& figures);
 absl::Status Transitions(const Options& options, nlohmann::json& figures);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tools/bench/bench.h"
+#include "tools/bench/mirror.h"
 #include "tools/bench/transfer.h"
 #include "tools/load/load.h"
 #include "tools/neighbours/neighbours.h"
@@ -42,6 +43,14 @@ constexpr const char* kUsage =
     "  router       a cold prompt of 11 segments that engines of 1, 2, 4 and 8 nodes compute at once, prefill "
     "emulated,\n"
     "               against the bound of longest-first; --quick: 1 and 2 nodes, once\n"
+    "  remote       a prompt to landed from another node, from the node's own memory and disk, and computed "
+    "(emulated);\n"
+    "               --dir DIR: where the disk is; --quick: one segment, twice\n"
+    "  traffic      landings from a node's own memory, alone and while it fetches and is fetched from; --seconds N: of "
+    "each\n"
+    "               phase; --quick: 2 seconds\n"
+    "  mirror       eight daemons and 1,000,000 entries in etcd: memory, time from scratch, announcements a second; a\n"
+    "               look-up of 128 k tokens without and with the mirror full; --quick: 2 daemons, 8,000 entries\n"
     "  decode       a batch from buffers against recurrent decoding; verifying drafts against steps that keep states;\n"
     "               what measured costs choose; the reference engine's loop both ways; --filter steps, choices or\n"
     "               engine\n"
@@ -117,13 +126,16 @@ absl::Status Neighbours(const Options& options, nlohmann::json& figures) {
       {.seconds = static_cast<double>(options.seconds), .quick = options.quick, .filter = options.filter}, figures);
 }
 
-// Runs the roles that `load`, `neighbours` and `transfer` start in new processes of this program.
+// Runs the roles that `load`, `neighbours`, `mirror` and `transfer` start in new processes of this program.
 int RunRole(int argc, char** argv) {
   const std::string role = argc > 1 ? argv[1] : "";
   if (role == "load-engine" && argc == 5) return ashlar::load::RunEngine(argv[2], argv[3], argv[4]);
   if (role == "neighbours-victim" && argc == 4) return ashlar::neighbours::RunVictim(argv[2], argv[3]);
   if (role == "neighbours-attacker" && argc == 7) {
     return ashlar::neighbours::RunAttacker(argv[2], argv[3], argv[4], argv[5], std::string(argv[6]) == "quick");
+  }
+  if (role == "mirror-holder" && argc == 6) {
+    return ashlar::bench::RunMirrorHolder(argv[2], argv[3], argv[4], argv[5]);
   }
   if (role == "transfer-holder" && argc == 3) return ashlar::bench::RunTransferHolder(argv[2]);
   if (role == "transfer-asker" && argc == 6) return ashlar::bench::RunTransferAsker(argv[2], argv[3], argv[4], argv[5]);
@@ -145,6 +157,9 @@ int main(int argc, char** argv) {
       {"ssd", ashlar::bench::Ssd},
       {"transfer", ashlar::bench::Transfer},
       {"router", ashlar::bench::Router},
+      {"remote", ashlar::bench::Remote},
+      {"traffic", ashlar::bench::Traffic},
+      {"mirror", ashlar::bench::Mirror},
       {"decode", ashlar::bench::Decode},
       {"kernels", ashlar::bench::TimeKernels},
       {"transitions", ashlar::bench::Transitions},

@@ -35,7 +35,7 @@ internal::Descriptor ConnectLoopback(uint16_t port, int receive_bytes) {
   return socket;
 }
 
-absl::Status Scrape(uint16_t port, std::chrono::milliseconds patience) {
+absl::StatusOr<std::string> ReadMetrics(uint16_t port, std::chrono::milliseconds patience) {
   const auto deadline = steady_clock::now() + patience;
   const internal::Descriptor socket = ConnectLoopback(port);
   if (!socket) return absl::ErrnoToStatus(errno, "cannot connect to the metrics endpoint");
@@ -56,7 +56,11 @@ absl::Status Scrape(uint16_t port, std::chrono::milliseconds patience) {
   if (!answer.starts_with("HTTP/1.1 200") || answer.find("ashlar_sessions") == std::string::npos) {
     return absl::UnavailableError("the metrics endpoint answered " + answer.substr(0, answer.find('\r')));
   }
-  return absl::OkStatus();
+  return answer;
+}
+
+absl::Status Scrape(uint16_t port, std::chrono::milliseconds patience) {
+  return ReadMetrics(port, patience).status();
 }
 
 }  // namespace ashlar::neighbours

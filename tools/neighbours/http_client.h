@@ -3,8 +3,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/session/descriptor.h"
 
 namespace ashlar::neighbours {
@@ -13,7 +15,8 @@ namespace ashlar::neighbours {
 // the machine has no more descriptors or ports.
 internal::Descriptor ConnectLoopback(uint16_t port, int receive_bytes = 0);
 
-// GET /metrics, all of it. DEADLINE_EXCEEDED: not within `patience`.
+// GET /metrics: the answer with its head, all of it. DEADLINE_EXCEEDED: not within `patience`.
+absl::StatusOr<std::string> ReadMetrics(uint16_t port, std::chrono::milliseconds patience);
 absl::Status Scrape(uint16_t port, std::chrono::milliseconds patience);
 
 }  // namespace ashlar::neighbours

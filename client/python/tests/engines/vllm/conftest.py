@@ -1,5 +1,6 @@
 """Engines are forked children of pytest's own process, which has imported vLLM: a start takes seconds, not half a minute."""
 
+import os
 import pathlib
 import sys
 
@@ -12,6 +13,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 pytest.importorskip("vllm", reason="vLLM is not installed")
 engines = pytest.importorskip("tiny_engines")
 engines.import_once()
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """Programs of examples set variables as they are imported, which later engines would inherit."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

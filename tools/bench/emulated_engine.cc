@@ -1,0 +1,170 @@
+#include "tools/bench/emulated_engine.h"
+
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "proto/outcome.h"
+
+namespace ashlar::bench {
+namespace {
+
+using Watch = std::chrono::steady_clock;
+
+constexpr uint32_t kSeam = 8;
+constexpr uint32_t kLinearHeads = 4, kHeadDim = 128, kConvKernel = 4, kConvChannels = 3 * kLinearHeads * kHeadDim;
+
+double MillisecondsSince(Watch::time_point start) {
+  return std::chrono::duration<double, std::milli>(Watch::now() - start).count();
+}
+
+// One period of qwen3-next: three linear layers, then attention. An eighth of its linear heads, all of its keys and
+// values.
+std::vector<engine::Layer> Layers(const std::vector<double>& frequencies) {
+  engine::Layer linear{.kind = engine::LayerKind::kLinear};
+  linear.family = Family::kGdn;
+  linear.key_heads = linear.value_heads = kLinearHeads;
+  linear.d_k = linear.d_v = kHeadDim;
+  linear.conv_channels = kConvChannels;
+  linear.conv_kernel = kConvKernel;
+  engine::Layer attention{.kind = engine::LayerKind::kGqa};
+  attention.rope = {.style = RopeStyle::kHalfSplit,
+                    .rotary_dim = static_cast<uint32_t>(2 * frequencies.size()),
+                    .frequencies = frequencies.data()};
+  attention.kv_heads = 2;
+  attention.key_dim = attention.value_dim = 256;
+  attention.dtype = DType::kBF16;
+  return {linear, linear, linear, attention};
+}
+
+}  // namespace
+
+EmulatedEngine::EmulatedEngine() : state_(kLinearHeads * kHeadDim * kHeadDim), transition_(state_.size()) {
+  std::mt19937_64 random(1);
+  std::normal_distribution<float> normal(0, 0.05f);
+  for (float& value : state_) value = normal(random);
+  for (float& value : transition_) value = normal(random);
+  tail_.assign((kConvKernel - 1) * kConvChannels, 0.5f);
+  for (uint32_t layer = 0; layer + 1 < kLayers; ++layer) {
+    tensors_.push_back(
+        {.layer = layer, .state = state_.data(), .conv_tail = tail_.data(), .transition = transition_.data()});
+  }
+}
+
+absl::Status EmulatedEngine::Open(const ClientOptions& daemon, uint64_t pages, double tokens_per_second) {
+  std::vector<double> frequencies;
+  for (int i = 0; i < 32; ++i) frequencies.push_back(std::pow(1e7, -i / 32.0));
+  const std::vector<engine::Layer> layers = Layers(frequencies);
+  engine::OpenOptions options;
+  options.rpc_socket = daemon.rpc_socket.c_str();
+  options.session_socket = daemon.session_socket.c_str();
+  options.name = "bench";
+  options.timeout_ms = 60'000;
+  options.model.model_id = "emulated";
+  options.model.weights_digest = "none";
+  options.model.dtype = "bf16";
+  options.model.page_tokens = kPageTokens;
+  options.model.head = options.model.tail = kSeam;
+  options.model.layers = layers.data();
+  options.model.layer_count = static_cast<uint32_t>(layers.size());
+  options.model.tokens_per_second = tokens_per_second;
+  options.memory.pages = static_cast<uint32_t>(pages);
+  options.epsilon = 0;
+  const engine::Status opened = engine::Cache::Open(options, &cache_);
+  if (!opened.ok()) return absl::InternalError(opened.message);
+  seconds_a_token_ = tokens_per_second > 0 ? 1 / tokens_per_second : 0;
+  for (uint64_t page = 0; page < pages; ++page) pages_.push_back(static_cast<int32_t>(page));
+  std::memset(cache_.data(), 0x3c, cache_.bytes());  // no page is touched for the first time while something counts
+  return absl::OkStatus();
+}
+
+absl::Status EmulatedEngine::Fill(engine::Request& request, uint32_t& filled) {
+  uint32_t missing = 0;
+  const engine::Run* const runs = request.missing(&missing);
+  for (; filled < missing; ++filled) {
+    const std::chrono::duration<double> takes(static_cast<double>(runs[filled].token_count) * seconds_a_token_);
+    std::this_thread::sleep_for(takes);
+    const engine::ComputedRun computed{tensors_.data(), static_cast<uint32_t>(tensors_.size()), pages_.data(),
+                                       kSegmentPages};
+    if (const engine::Status status = request.Publish(filled, computed, nullptr); !status.ok()) {
+      return absl::InternalError(status.message);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void EmulatedEngine::Serve(const std::atomic<bool>& stop) {
+  while (!stop) {
+    engine::Request work;
+    uint32_t filled = 0;
+    if (cache_.ServePrefill(100, &work).ok()) Fill(work, filled).IgnoreError();
+  }
+}
+
+absl::StatusOr<EmulatedEngine::Times> EmulatedEngine::Ask(std::span<const int32_t> tokens, bool parallel) {
+  const Watch::time_point begin = Watch::now();
+  const std::vector<uint64_t> lengths(tokens.size() / kSegmentTokens, kSegmentTokens);
+  engine::Prompt prompt{.tokens = tokens.data(),
+                        .token_count = tokens.size(),
+                        .segment_lengths = lengths.data(),
+                        .segment_count = lengths.size(),
+                        .page_table = pages_.data(),
+                        .page_count = (tokens.size() + kPageTokens - 1) / kPageTokens,
+                        .fill = true,
+                        .cold_parallel = parallel};
+  engine::Request request;
+  if (const engine::Status status = cache_.Begin(&prompt, 1, &request); !status.ok()) {
+    return absl::InternalError(status.message);
+  }
+  Times times{.elsewhere = request.elsewhere()};
+  uint32_t filled = 0;
+  do {
+    if (absl::Status status = Fill(request, filled); !status.ok()) return status;
+  } while (request.WaitCold(60'000).code == engine::Code::kRestart);
+  const Watch::time_point combine = Watch::now();
+  if (const engine::Status status = request.LookAgain(nullptr, 0); !status.ok()) {
+    return absl::InternalError(status.message);
+  }
+  for (uint32_t layer = 0; layer < kLayers; ++layer) request.WaitLayer(layer);
+  if (const engine::Status status = request.Finish(); !status.ok()) return absl::InternalError(status.message);
+  times.combine_ms = MillisecondsSince(combine);
+  times.ttft_ms = MillisecondsSince(begin);
+  for (uint32_t i = 0; i < request.plan().segment_count; ++i) times.hits += request.plan().segments[i].used;
+  return times;
+}
+
+absl::StatusOr<EmulatedEngine::Landed> EmulatedEngine::Land(std::span<const int32_t> tokens) {
+  const Watch::time_point begin = Watch::now();
+  const std::vector<uint64_t> lengths(tokens.size() / kSegmentTokens, kSegmentTokens);
+  const engine::Prompt prompt{.tokens = tokens.data(),
+                              .token_count = tokens.size(),
+                              .segment_lengths = lengths.data(),
+                              .segment_count = lengths.size(),
+                              .page_table = pages_.data(),
+                              .page_count = (tokens.size() + kPageTokens - 1) / kPageTokens};
+  engine::Request request;
+  if (const engine::Status status = cache_.Begin(&prompt, 1, &request); !status.ok()) {
+    return absl::InternalError(status.message);
+  }
+  Landed landed;
+  for (uint32_t i = 0; i < request.plan().segment_count; ++i) {
+    const engine::Segment& segment = request.plan().segments[i];
+    if (!segment.used) continue;
+    ++landed.hits;
+    ++landed.tiers.at(segment.tier);
+    landed.bytes += segment.bytes;
+  }
+  for (uint32_t layer = 0; layer < kLayers; ++layer) request.WaitLayer(layer);
+  const engine::Status finished = request.Finish();
+  landed.landed_ms = MillisecondsSince(begin);
+  if (!finished.ok()) return absl::UnavailableError(finished.message);
+  return landed;
+}
+
+std::vector<int32_t> Prompts::Next(uint64_t tokens) {
+  std::vector<int32_t> next(tokens);
+  for (int32_t& token : next) token = static_cast<int32_t>(random_() % 150'000);
+  return next;
+}
+
+}  // namespace ashlar::bench

@@ -1,0 +1,72 @@
+// EmulatedEngine: an engine that sleeps as long as its GPU would compute. All else of it is real: qwen3-next's layout
+// scaled down, tuples, keys and values in pages, and the calls to the daemon of its node.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ashlar/client.h"
+#include "ashlar/engine.h"
+
+namespace ashlar::bench {
+
+class EmulatedEngine {
+ public:
+  // Of a prompt, unless a benchmark says otherwise; and of a segment 6 MiB are cached.
+  static constexpr uint64_t kSegments = 11, kSegmentTokens = 2400, kQuestionTokens = 64;
+  static constexpr uint32_t kPageTokens = 16;
+  static constexpr uint32_t kLayers = 4;
+  static constexpr double kTokensPerSecond = 6000;
+  static constexpr uint64_t kPromptPages = (kSegments * kSegmentTokens + kQuestionTokens) / kPageTokens;
+  static constexpr uint64_t kSegmentPages = kSegmentTokens / kPageTokens;
+
+  EmulatedEngine();
+
+  // With room for so many pages. No rate is declared with 0: then every hit is taken, however long it takes.
+  absl::Status Open(const ClientOptions& daemon, uint64_t pages, double tokens_per_second = kTokensPerSecond);
+  // Computes and publishes what a request misses, from run `filled` on.
+  absl::Status Fill(engine::Request& request, uint32_t& filled);
+  // Serves others until told to stop.
+  void Serve(const std::atomic<bool>& stop);
+
+  struct Times {
+    double ttft_ms = 0, combine_ms = 0;
+    uint64_t elsewhere = 0, hits = 0;
+  };
+  // A cold prompt, whose first token comes as soon as everything cached is in its place.
+  absl::StatusOr<Times> Ask(std::span<const int32_t> tokens, bool parallel);
+
+  struct Landed {
+    double landed_ms = 0;  // from the call until everything that was found is in its place
+    uint64_t hits = 0, bytes = 0;
+    std::vector<uint64_t> tiers = std::vector<uint64_t>(5);  // hits, by TierKind
+  };
+  // A prompt of segments of kSegmentTokens of which nothing that is missed is computed.
+  absl::StatusOr<Landed> Land(std::span<const int32_t> tokens);
+
+ private:
+  double seconds_a_token_ = 1 / kTokensPerSecond;
+  engine::Cache cache_;
+  std::vector<float> state_, transition_, tail_;
+  std::vector<engine::LinearTensors> tensors_;
+  std::vector<int32_t> pages_;
+};
+
+// Random tokens, the same in each run.
+class Prompts {
+ public:
+  explicit Prompts(uint64_t seed = 2) : random_(seed) {}
+  std::vector<int32_t> Next(uint64_t tokens = EmulatedEngine::kSegments * EmulatedEngine::kSegmentTokens +
+                                              EmulatedEngine::kQuestionTokens);
+
+ private:
+  std::mt19937_64 random_;
+};
+
+}  // namespace ashlar::bench
