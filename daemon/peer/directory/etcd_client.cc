@@ -76,7 +76,7 @@ class GrpcEtcdClient final : public EtcdClient {
 
   std::shared_ptr<grpc::ClientContext> NewContext() {
     auto context = std::make_shared<grpc::ClientContext>();
-    if (!token_.empty()) context->AddMetadata("token_", token_);
+    if (!token_.empty()) context->AddMetadata("token", token_);
     contexts_.insert(context);
     return context;
   }
