@@ -251,8 +251,8 @@ absl::Status Mirror(const Options& options, nlohmann::json& figures) {
   const std::string hex = absl::BytesToHexString({reinterpret_cast<const char*>(ns.bytes.data()), ns.bytes.size()});
   std::vector<std::unique_ptr<tools::ChildProcess>> holders;
   for (size_t i = 0; i < kHolders; ++i) {
-    auto holder = tools::ChildProcess::Start({"mirror-holder", (*nodes)->etcd().endpoint(), absl::StrCat("holder", i),
-                                              hex, absl::StrCat(entries / kHolders)});
+    auto holder = tools::ChildProcess::Start({"ashlar-bench", "mirror-holder", (*nodes)->etcd().endpoint(),
+                                              absl::StrCat("holder", i), hex, absl::StrCat(entries / kHolders)});
     if (!holder.ok()) return holder.status();
     const auto ready = (*holder)->ReadLine(std::chrono::seconds(60));
     if (!ready.ok()) return ready.status();

@@ -22,9 +22,9 @@ namespace {
 using Watch = std::chrono::steady_clock;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-constexpr size_t kEngines = 16, kLocal = 32;          // prompts of a segment each: about 200 MiB
-constexpr size_t kFarPrompts = 8, kFarSegments = 11;  // 66 MiB each, more than what the reader has memory for
-constexpr double kLandingsPerSecond = 48;             // of all engines together
+constexpr size_t kEngines = 16, kLocal = 8;            // prompts of a segment each: about 50 MiB, which stay
+constexpr size_t kFarPrompts = 12, kFarSegments = 11;  // 66 MiB each, more than what the reader has memory for
+constexpr double kLandingsPerSecond = 48;              // of all engines together
 constexpr uint64_t kOneSegment = EmulatedEngine::kSegmentTokens + EmulatedEngine::kQuestionTokens;
 
 std::vector<std::vector<int32_t>> Draw(Prompts& prompts, size_t count, uint64_t tokens) {
@@ -165,9 +165,9 @@ absl::Status Traffic(const Options& options, nlohmann::json& figures) {
   figures["landings_per_second"] = kLandingsPerSecond;
   const double seconds = options.quick ? 2 : options.seconds > 0 ? options.seconds : 20;
   const auto far = tools::LocalNodes::Start(
-      std::vector<tools::LocalDaemonOptions>{{.dram_bytes = 512 * kMiB, .threads = 1, .metrics = true},
+      std::vector<tools::LocalDaemonOptions>{{.dram_bytes = 768 * kMiB, .threads = 1, .metrics = true},
                                              {.dram_bytes = 1024 * kMiB, .threads = 1},
-                                             {.dram_bytes = 160 * kMiB, .threads = 1}});
+                                             {.dram_bytes = 40 * kMiB, .threads = 1}});
   if (!far.ok()) return far.status();
   const tools::LocalNodes& nodes = **far;
   for (size_t node = 0; node < 3; ++node) RunOn(nodes.daemon(node).pid(), Half(node > 0));
