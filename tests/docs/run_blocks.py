@@ -226,7 +226,7 @@ class Runner:
         words = shlex.split(page_blocks.bare(command.text))
         for how, what in checks:
             {"options": self.check_options, "cases": self.check_cases, "presets": self.check_presets,
-             "test": self.check_test}[how](words, what)
+             "test": self.check_test, "engines": self.check_engines}[how](words, what)
 
     def program(self, path):
         built = path.startswith("build/release/bin/")
@@ -273,6 +273,13 @@ class Runner:
             listed = subprocess.run(["ctest", "--test-dir", self.programs.parent, "-N"], capture_output=True, text=True)
             self.tests = set(re.findall(r"Test +#\d+: (\S+)", listed.stdout))
         if name not in self.tests:
+            raise Wrong(f"{name}: no such test")
+
+    def check_engines(self, _, name):
+        """A test of `tools/test --engines`, FILE::FUNCTION."""
+        file, _, function = name.partition("::")
+        found = self.root / "client" / "python" / "tests" / "engines" / file
+        if not found.is_file() or not re.search(rf"^def {re.escape(function)}\(", found.read_text(encoding="utf-8"), re.M):
             raise Wrong(f"{name}: no such test")
 
     # --- programs ---

@@ -167,6 +167,15 @@ class RunBlocksTest(unittest.TestCase):
         self.assertEqual(wrong, [])
         self.assertEqual(skipped, ["README.md:23: some_test is not built", "README.md:4: ashlard is not built"])
 
+    def test_a_test_of_engines_is_looked_up_by_file_and_name(self):
+        page, rule = "```sh\npython3 ask.py\n```\n", "| `python3 ask.py` | engines `vllm/test_ask.py::test_it_asks` | torch |\n"
+        tree = {"README.md": page, "tests/docs/README.md": rule}
+        file = "client/python/tests/engines/vllm/test_ask.py"
+        self.assertEqual(self.check({**tree, file: "def test_it_asks(daemon):\n    pass\n"}), ([], []))
+        for other in ({}, {file: "def test_it_asks_not(daemon):\n    pass\n"}):
+            wrong, _ = self.check({**tree, **other})
+            self.assertEqual(wrong, ["README.md:2: vllm/test_ask.py::test_it_asks: no such test"])
+
     def test_a_command_that_does_not_end_is_wrong(self):
         patience, run_blocks.SECONDS = run_blocks.SECONDS, 1
         try:
