@@ -69,6 +69,7 @@ void Exchange::Drop(Connection& connection, absl::string_view why) {
 }
 
 void Exchange::Closed(Link& link) {
+  std::erase(dropped_, &link);  // one that was dropped may break by itself before its turn to be closed
   const auto found = connections_.find(link.id);
   if (found == connections_.end()) return;
   if (link.accepted) --accepted_;
