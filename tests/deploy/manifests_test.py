@@ -127,6 +127,19 @@ class Manifests(unittest.TestCase):
                 for file in ("ca_file", "cert_file", "key_file"):
                     self.assertIn(str(pathlib.PurePath(config[section][file]).parent), mounts, f"{name}: {section}.{file}")
 
+    def test_the_daemons_group_may_read_secrets(self):
+        """Kubernetes makes a secret's files root's, of the group fsGroup: without it another user cannot read them."""
+        found = 0
+        for name, each in self.objects("DaemonSet"):
+            pod = each["spec"]["template"]["spec"]
+            modes = [volume[kind]["defaultMode"] for volume in pod["volumes"] for kind in ("secret", "projected") if kind in volume]
+            for mode in modes:
+                self.assertEqual(mode & 0o7, 0, f"{name}: nobody else reads keys")
+                self.assertTrue(mode & 0o40, name)
+                self.assertEqual(pod["securityContext"].get("fsGroup"), pod["securityContext"]["runAsGroup"], name)
+                found += 1
+        self.assertGreater(found, 0)
+
     def test_every_value_of_the_configurations_is_described(self):
         page = (ROOT / "deploy/kustomize/README.md").read_text() + (ROOT / "deploy/ashlard.example.yaml").read_text()
 
