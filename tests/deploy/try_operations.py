@@ -2,7 +2,7 @@
 """A platform engineer's afternoon, in minutes: a daemon under load, Prometheus, and faults that must raise their alert
 and let it go again. tools/try-operations calls it.
 
-usage: try_operations.py [--json FILE] [--log FILE] [--image] [--real-waits]    (environment: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
+usage: try_operations.py [--json FILE] [--log FILE] [--package] [--image] [--real-waits]    (environment: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
 """
 
 import argparse
@@ -34,6 +34,16 @@ def say(line):
 
 def run(*command, **options):
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
+
+
+def unpack_package(folder):
+    """The daemon of this build's Debian package, as dpkg puts it below a root."""
+    done = run("cpack", "-G", "DEB", "-B", f"{folder}/packed", cwd=BUILD)
+    packages = list(pathlib.Path(folder, "packed").glob("*.deb"))
+    if done.returncode != 0 or len(packages) != 1:
+        raise RuntimeError(f"cpack: {done.stdout}{done.stderr}")
+    subprocess.run(["dpkg-deb", "-x", packages[0], f"{folder}/root"], check=True)
+    return f"{folder}/root/usr/sbin/ashlard"
 
 
 class Disk:
@@ -187,6 +197,7 @@ def count_packages():
 def main():
     parser = argparse.ArgumentParser(prog="try-operations", description=__doc__.split("\n\nusage")[0])
     parser.add_argument("--json", metavar="FILE", help="also writes the figures there")
+    parser.add_argument("--package", action="store_true", help="runs the daemon of the Debian package, not that of the build")
     parser.add_argument("--image", action="store_true", help="also builds and tries the Debian package and the image, as root")
     parser.add_argument("--log", metavar="FILE", help="also writes there what it says")
     parser.add_argument("--real-waits", action="store_true",
@@ -199,8 +210,11 @@ def main():
             print(f"try-operations: {program} is not installed (tools/dependencies.sh lists the packages)", file=sys.stderr)
             return 1
     with contextlib.ExitStack() as cleanup:
+        if arguments.package:
+            os.environ["ASHLARD"] = unpack_package(cleanup.enter_context(tempfile.TemporaryDirectory()))
         trial = Trial(cleanup.enter_context(tempfile.TemporaryDirectory()), cleanup, arguments.real_waits)
-        say(f"{run(os.environ['ASHLARD'], '--version').stdout.strip()}, an engine, etcd and Prometheus run; alerts look back seconds "
+        version = run(os.environ["ASHLARD"], "--version").stdout.strip()
+        say(f"{version}, an engine, etcd and Prometheus run; alerts look back seconds "
             "in place of minutes" + ("" if arguments.real_waits else ", and wait a second in place of minutes"))
         ok, count = trial.panels()
         say(f"panels: {ok} of {count} queries return data")
