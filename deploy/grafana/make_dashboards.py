@@ -72,6 +72,8 @@ NODE_PANELS = [
     ("Objects asked of other nodes", "ops", [(rate("ashlar_remote_objects_total", "outcome"), "{{outcome}}")], {}),
     ("Directory", "short", [(f"ashlar_directory_entries{{{NODE}}}", "entries {{instance}}"),
                             (f"ashlar_directory_queued{{{NODE}}}", "waiting {{instance}}")], {}),
+    ("Waiting to be forgotten, the oldest", "s",
+     [(f"max by (instance, where) (ashlar_forgettings_oldest_seconds{{{NODE}}})", "{{instance}} {{where}}")], {"red_from": 300}),
 ]
 TENANT_PANELS = [
     ("Tokens reused", "percentunit", [("ashlar:tokens_reused:ratio_rate5m{" + TENANT + "}", "{{instance}} {{tenant}}")], {}),
