@@ -77,6 +77,8 @@ NODE_PANELS = [
     ("RDMA asked for and not used", "short", [(f"ashlar_transport_slow_fabric{{{NODE}}}", "{{instance}}")], {"red_from": 1}),
     ("Checksums verified by the scrub", "Bps", [(rate("ashlar_scrub_bytes_total", "tier"), "{{tier}}")], {}),
     ("Damaged copies that the scrub dropped", "ops", [(rate("ashlar_scrub_damaged_total", "tier"), "{{tier}}")], {"red_from": 0.0001}),
+    ("Waiting to be forgotten, the oldest", "s",
+     [(f"max by (instance, where) (ashlar_forgettings_oldest_seconds{{{NODE}}})", "{{instance}} {{where}}")], {"red_from": 300}),
 ]
 TENANT_PANELS = [
     ("Tokens reused", "percentunit", [("ashlar:tokens_reused:ratio_rate5m{" + TENANT + "}", "{{instance}} {{tenant}}")], {}),

@@ -35,6 +35,7 @@ void Exchange::OnMessage(Link* link, std::span<const std::byte> header, std::spa
   const absl::StatusOr<Message> message = ParseMessage(header, payload.size());
   if (connection == nullptr || !message.ok()) {
     ++counts_.malformed;
+    if (connection != nullptr) Suspect(*connection, absl::StrCat("no message: ", message.status().message()));
     // A peer that sends nothing else costs no more than these messages.
     if (connection != nullptr && ++connection->malformed > kMaxMalformed) {
       Drop(*connection, "malformed messages");
@@ -59,6 +60,12 @@ void Exchange::Heard(Connection& connection) {
   connection.peer->heard = true;
   connection.peer->lanes = connection.lanes;
   connection.peer->failures_in_a_row = 0;
+}
+
+// Names, once a connection, who sends what no peer does: counts alone would not say whom to look at.
+void Exchange::Suspect(Connection& connection, absl::string_view why) {
+  if (std::exchange(connection.suspected, true)) return;
+  Log("suspect", connection.link->peer, std::string(why));
 }
 
 // Ends a connection; UCX may be in the middle of a message of it, so that Progress closes it later.
