@@ -47,6 +47,14 @@ struct ClusterMetrics::Impl {
   prometheus::Gauge& entry_bytes = GaugeFamily("ashlar_directory_bytes", "Bytes of memory that these take").Add({});
   prometheus::Gauge& queued =
       GaugeFamily("ashlar_directory_queued", "Announcements and withdrawals that wait to be written").Add({});
+  Family<prometheus::Gauge>& forgettings_family =
+      GaugeFamily("ashlar_forgettings_waiting", "Forgettings that a present node has not acknowledged, by which node");
+  Family<prometheus::Gauge>& forgetting_age_family =
+      GaugeFamily("ashlar_forgettings_oldest_seconds", "For how long the oldest of these has waited");
+  prometheus::Gauge& forgettings_here = forgettings_family.Add({{"where", "here"}});
+  prometheus::Gauge& forgettings_elsewhere = forgettings_family.Add({{"where", "elsewhere"}});
+  prometheus::Gauge& forgetting_age_here = forgetting_age_family.Add({{"where", "here"}});
+  prometheus::Gauge& forgetting_age_elsewhere = forgetting_age_family.Add({{"where", "elsewhere"}});
   prometheus::Gauge& leases = GaugeFamily("ashlar_peer_leases", "Objects that other nodes hold here").Add({});
   prometheus::Gauge& slow =
       GaugeFamily("ashlar_transport_slow_fabric", "1 where RDMA was asked for and bytes go another way").Add({});
@@ -105,6 +113,10 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.entries.Set(static_cast<double>(figures.directory_entries));
   impl.entry_bytes.Set(static_cast<double>(figures.directory_bytes));
   impl.queued.Set(static_cast<double>(figures.directory_queued));
+  impl.forgettings_here.Set(static_cast<double>(figures.forgettings_here.count));
+  impl.forgettings_elsewhere.Set(static_cast<double>(figures.forgettings_elsewhere.count));
+  impl.forgetting_age_here.Set(figures.forgettings_here.oldest_seconds);
+  impl.forgetting_age_elsewhere.Set(figures.forgettings_elsewhere.oldest_seconds);
   impl.leases.Set(static_cast<double>(figures.peer_leases));
   impl.slow.Set(figures.slow_fabric ? 1 : 0);
   Follow(impl.dropped, figures.directory_dropped);

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
+#include "daemon/peer/acknowledgements.h"
 #include "daemon/peer/control/peer_server.h"
 #include "daemon/peer/directory/etcd_directory.h"
 #include "daemon/peer/forgetter.h"
@@ -71,7 +72,8 @@ absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& clu
   options.expect_rdma = cluster.expect_transport() == "rdma";
   options.allow = {cluster.transport_allow().begin(), cluster.transport_allow().end()};
   options.log = [](const std::string& event, const std::string& peer, const std::string& detail) {
-    Log(LogLevel::kInfo, "transport", {{"event", event}, {"peer", peer}, {"detail", detail}});
+    Log(event == "suspect" ? LogLevel::kWarning : LogLevel::kInfo, "transport",
+        {{"event", event}, {"peer", peer}, {"detail", detail}});
   };
   return Transport::Start(std::move(options));
 }
@@ -125,7 +127,8 @@ struct Cluster::Impl {
                   Events(), clock),
         peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(options)),
         forgetter(loop, slow, clock, directory, NamesOf(config),
-                  config.ssd().capacity_bytes() > 0 ? config.ssd().folder() : "") {}
+                  config.ssd().capacity_bytes() > 0 ? config.ssd().folder() : ""),
+        acknowledgements(directory, clock) {}
   ~Impl() {
     server = nullptr;
     transport = nullptr;  // it calls what the peers are made of
@@ -174,6 +177,7 @@ struct Cluster::Impl {
   EtcdDirectory directory;
   Peers peers;
   Forgetter forgetter;
+  Acknowledgements acknowledgements;
   std::unique_ptr<PeerServer> server;
   bool left = false;  // the slow loop's
   TransportStats transported;
@@ -277,6 +281,7 @@ ClusterFigures Cluster::figures() const {
   const PeersStats peers = impl_->peers.stats();
   const DirectoryStats directory = impl_->directory.Stats();
   const TransportStats& transport = impl_->Transported();
+  const Acknowledgements::Waiting forgettings = impl_->acknowledgements.Look();
   ClusterFigures figures{.members = directory.members,
                          .peers_connected = impl_->channels.connected(),
                          .directory_connected = impl_->directory.Health().connected,
@@ -285,6 +290,8 @@ ClusterFigures Cluster::figures() const {
                          .directory_queued = directory.queued_announcements + directory.queued_withdrawals,
                          .directory_dropped = directory.dropped_announcements + directory.dropped_withdrawals,
                          .directory_resyncs = directory.resyncs,
+                         .forgettings_here = forgettings.here,
+                         .forgettings_elsewhere = forgettings.elsewhere,
                          .opened = peers.lookup.opened,
                          .missed = peers.lookup.missed,
                          .failed = peers.lookup.failed,

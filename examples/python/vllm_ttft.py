@@ -47,7 +47,7 @@ import vllm  # noqa: E402
 
 import ashlar.daemon  # noqa: E402
 
-VARIANTS = ("vllm", "ashlar", "lmcache", "lmcache-in-process", "offloading", "simple-offloading")
+VARIANTS = ("vllm", "ashlar", "lmcache", "lmcache-copied", "lmcache-in-process", "offloading", "simple-offloading")
 VOCABULARY = 512
 WARM = 2  # prompts of each length that are not counted: an engine's first step of a new length takes longer
 SIZES = {"small": dict(hidden_size=64, intermediate_size=128), "medium": dict(hidden_size=256, intermediate_size=1024)}
@@ -352,6 +352,10 @@ def variant_transfer(variant, folder):
             yield ashlar_transfer(daemon)
     elif variant == "lmcache":
         with lmcache_transfer(folder) as transfer:
+            yield transfer
+    elif variant == "lmcache-copied":  # by the engine, not by the server in its blocks
+        with lmcache_transfer(folder) as transfer:
+            transfer["kv_connector_extra_config"]["lmcache.mp.mp_transfer_mode"] = "engine_driven"
             yield transfer
     elif variant == "lmcache-in-process":
         yield dict(kv_connector="LMCacheConnectorV1", kv_role="kv_both")

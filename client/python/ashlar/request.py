@@ -7,8 +7,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -116,18 +115,14 @@ class ComputedRun:
 class Request(_ashlar.Request):
     """A prompt being set. Belongs to one thread at a time; `with` ends it, as does the last reference to it."""
 
-    def __enter__(self) -> Request:
-        return self
+    plan_type = Plan
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[False]:
-        self.end()
-        return False
+    if TYPE_CHECKING:  # the bound ones, whose types are not told
 
-    @property
-    def plan(self) -> Plan:
-        return cast(Plan, self.raw_plan(Plan))
+        @property
+        def plan(self) -> Plan: ...
+
+        def __enter__(self) -> Request: ...
 
     @property
     def missing(self) -> list[Run]:

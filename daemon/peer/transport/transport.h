@@ -43,7 +43,7 @@ struct TransportOptions {
   int64_t deadline = 30'000'000'000;  // nanoseconds, for requests without one; the longest that one is served
   int64_t silence = 5'000'000'000;    // nanoseconds without a sign of life after which a connection that is in use ends
   // A new connection, or one that ended, on the transport's thread, for the log: `event` is "connected", "lost" or
-  // "refused".
+  // "refused"; or "suspect", once a connection that sends what no peer does.
   std::function<void(const std::string& event, const std::string& peer, const std::string& detail)> log;
 };
 

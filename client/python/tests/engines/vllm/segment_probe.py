@@ -239,12 +239,15 @@ def ask_and_hear(server, tokens, lengths):
     return answer, seen
 
 
-def fail_the_next(server, what):
-    """One call of the composer goes wrong, once."""
+def fail_the_next(server, what, after=0):
+    """One call of the composer goes wrong, once, behind so many that do not."""
     composer = worker()._composer
-    own = getattr(composer, what)
+    own, left = getattr(composer, what), [after]
 
     def once(*args):
+        if left[0] > 0:
+            left[0] -= 1
+            return own(*args)
         setattr(composer, what, own)
         raise RuntimeError("as a test wants it")
 

@@ -279,6 +279,46 @@ def test_a_request_that_is_given_up_leaves_nothing(segmented):
     assert (child.call("free_blocks"), *child.probe("state_of")) == (free, pages, 0)
 
 
+def preemptions(child):
+    return child.call("evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')")
+
+
+def test_a_preempted_prompt_is_set_again_with_the_same_answer(shared_daemon, segmented):
+    """The prompts fit together, and what they decode does not: the ones that give way are set from segments again."""
+    block, new = 384, 24
+    prompts = []
+    for number, (lengths, query) in enumerate([([180] * 4, 40), ([120] * 3, 90), ([150] * 3, 60)]):
+        parts = [prompt(f"preempt {number} {i}", length) for i, length in enumerate(lengths)]
+        prompts.append((sum(parts, []) + prompt(f"preempt query {number}", query), lengths))
+    wanted = segmented(MODEL).probe("ask_together", prompts, new)
+    options = connector(shared_daemon, segments=True, **PATIENT)
+    room = dict(num_gpu_blocks_override=ROOM, max_num_seqs=3, max_num_batched_tokens=2048, max_model_len=3 * block)
+    with Segmented(MODEL, options, **room) as child:
+        free, state = child.call("free_blocks"), child.probe("state_of")
+        for turn in range(2):
+            before, hits = preemptions(child), count(child, "hits", "dram", "composed")
+            answers = child.probe("ask_together", prompts, new)
+            assert preemptions(child) > before
+            assert count(child, "hits", "dram", "composed") - hits > len(prompts), "one of them was set twice"
+            assert count(child, "segments_published") == 0, "from what the other engine had published"
+            for (tokens, logs, cached), (other, others, _), (_, lengths) in zip(answers, wanted, prompts):
+                assert cached == sum(lengths)
+                # What was decoded before is computed as a prompt, which rounds in another way.
+                parting = next((i for i, pair in enumerate(zip(tokens, other)) if pair[0] != pair[1]), len(tokens))
+                assert parting >= 8, (tokens, other)
+                assert max(abs(a - b) for a, b in zip(logs[:parting], others)) < 0.06
+            child.call("forget")
+            assert (child.call("free_blocks"), child.probe("state_of")) == (free, state), "nothing is held"
+        # What fails in the second setting is computed.
+        child.probe("fail_the_next", "_compose", after=len(prompts))
+        failures, before = count(child, "load_failures"), preemptions(child)
+        answers = child.probe("ask_together", prompts, new)
+        assert all(len(tokens) == new for tokens, *_ in answers)
+        assert count(child, "load_failures") == failures + 1 and preemptions(child) > before
+        child.call("forget")
+        assert (child.call("free_blocks"), child.probe("state_of")) == (free, state)
+
+
 def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
     seed = random.randrange(1 << 30)
     print("seed", seed)
