@@ -246,20 +246,16 @@ def ashlar_transfer(daemon, **options):
 
 def median_and_bounds(differences):
     """The median of paired differences, and the order statistics that hold it in 95 of 100 cases."""
-    ordered, count = sorted(differences), len(differences)
-    spread = 0.98 * count**0.5
-    low, high = max(0, int(count / 2 - spread)), min(count - 1, int(count / 2 + spread))
-    return statistics.median(ordered), ordered[low], ordered[high]
+    ordered, count, spread = sorted(differences), len(differences), 0.98 * len(differences) ** 0.5
+    return statistics.median(ordered), ordered[max(0, int(count / 2 - spread))], ordered[min(count - 1, int(count / 2 + spread))]
 
 
 def one_length(bare, cached, daemon, seed, tokens, repeats):
     """{kind: seconds of each turn}. Both engines have seen prompts of this length before; they take turns in going first."""
     times = {"without": [], "cold": [], "dram": [], "ssd": []}
     for turn in range(-WARM, repeats):
-        text = prompt((*seed, turn), tokens)
-        pair = [("without", bare), ("cold", cached)]
-        found = {}
-        for kind, engine in pair if turn % 2 else pair[::-1]:
+        text, found, pair = prompt((*seed, turn), tokens), {}, [("without", bare), ("cold", cached)]
+        for kind, engine in pair[:: 1 if turn % 2 else -1]:
             engine.call("forget")
             found[kind] = engine.call("first_token", text)
         cached.call("rest", 0.3)
