@@ -12,7 +12,7 @@
 
 namespace ashlar::daemon {
 
-// What the cluster is to forget, and some present node has not acknowledged.
+// Forgettings that some present node has not acknowledged.
 struct WaitingForgettings {
   uint64_t count = 0;
   double oldest_seconds = 0;  // for how long this node has seen one wait
