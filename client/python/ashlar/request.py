@@ -7,7 +7,8 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -117,12 +118,19 @@ class Request(_ashlar.Request):
 
     plan_type = Plan
 
-    if TYPE_CHECKING:  # the bound ones, whose types are not told
+    if TYPE_CHECKING:  # the bound one, whose type is not told
 
         @property
         def plan(self) -> Plan: ...
 
-        def __enter__(self) -> Request: ...
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        self.end()
+        return False
 
     @property
     def missing(self) -> list[Run]:

@@ -292,10 +292,6 @@ void BindRequest(nb::module_& module) {
           "PENDING: not all have come in time. OK: nothing is left to wait for. Then `look_again`, which takes what is "
           "there.")
       .def_prop_ro("plan", &PlanOf)
-      .def("__enter__", [](nb::pointer_and_handle<PyRequest> self) { return nb::borrow(self.h); })
-      .def(
-          "__exit__", [](PyRequest& self, nb::handle, nb::handle, nb::handle) { End(self); }, nb::arg("kind").none(),
-          nb::arg("error").none(), nb::arg("trace").none())
       .def("raw_advance", &Advance, nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("state").noconvert(),
            nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(), nb::arg("v").none().noconvert(),
            nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(), nb::arg("out").none().noconvert(),
