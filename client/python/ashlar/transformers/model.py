@@ -16,7 +16,7 @@ from ashlar.checkpoint import config_text
 from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrder, TailOrder
 from ashlar.transformers.rules import Tape
 
-# The versions whose caches and rules this module knows. Tests run with OLDEST.
+# The versions whose caches and rules this module knows. Tests run with 5.19.0, the only one there is in this range.
 OLDEST, BELOW = (5, 19), (5, 20)
 
 DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
