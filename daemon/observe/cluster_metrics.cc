@@ -44,7 +44,8 @@ struct ClusterMetrics::Impl {
   prometheus::Gauge& directory = GaugeFamily("ashlar_directory_connected", "1 while etcd is reached").Add({});
   prometheus::Gauge& entries =
       GaugeFamily("ashlar_directory_entries", "Objects of other nodes that this one knows of").Add({});
-  prometheus::Gauge& entry_bytes = GaugeFamily("ashlar_directory_bytes", "Bytes of memory that these take").Add({});
+  prometheus::Gauge& entry_bytes =
+      GaugeFamily("ashlar_directory_bytes", "Bytes of memory that knowing of other nodes' objects takes").Add({});
   prometheus::Gauge& queued =
       GaugeFamily("ashlar_directory_queued", "Announcements and withdrawals that wait to be written").Add({});
   Family<prometheus::Gauge>& forgettings_family =
@@ -58,6 +59,9 @@ struct ClusterMetrics::Impl {
   prometheus::Gauge& leases = GaugeFamily("ashlar_peer_leases", "Objects that other nodes hold here").Add({});
   prometheus::Gauge& slow =
       GaugeFamily("ashlar_transport_slow_fabric", "1 where RDMA was asked for and bytes go another way").Add({});
+  prometheus::Gauge& expiry = GaugeFamily("ashlar_certificate_expiry_timestamp_seconds",
+                                          "When this node's certificate for peers ends, Unix time; 0: it has none")
+                                  .Add({});
 
   prometheus::Counter& dropped =
       CounterFamily("ashlar_directory_dropped_total", "Announcements that found no room in the queue").Add({});
@@ -119,6 +123,7 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.forgetting_age_elsewhere.Set(figures.forgettings_elsewhere.oldest_seconds);
   impl.leases.Set(static_cast<double>(figures.peer_leases));
   impl.slow.Set(figures.slow_fabric ? 1 : 0);
+  impl.expiry.Set(static_cast<double>(figures.certificate_expiry));
   Follow(impl.dropped, figures.directory_dropped);
   Follow(impl.resyncs, figures.directory_resyncs);
   Follow(impl.opened, figures.opened);

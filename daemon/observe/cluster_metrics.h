@@ -12,11 +12,14 @@
 
 namespace ashlar::daemon {
 
-// What the cluster is to forget, and some present node has not acknowledged.
+// Forgettings that some present node has not acknowledged.
 struct WaitingForgettings {
   uint64_t count = 0;
   double oldest_seconds = 0;  // for how long this node has seen one wait
 };
+
+// Why a node is not ready whose `slow_fabric` is true.
+inline constexpr const char* kSlowFabric = "cluster.expect_transport is rdma, and bytes go another way";
 
 // At one moment. Counts are since the daemon started.
 struct ClusterFigures {
@@ -40,6 +43,7 @@ struct ClusterFigures {
   uint64_t bytes_sent = 0, bytes_received = 0;
   uint64_t transport_refused = 0, transport_malformed = 0;
   bool slow_fabric = false;
+  int64_t certificate_expiry = 0;  // Unix time; 0: peers are believed without one
 };
 
 class ClusterMetrics {

@@ -308,7 +308,8 @@ ClusterFigures Cluster::figures() const {
                          .peer_leases = peers.holder.leases,
                          .transport_refused = transport.refused,
                          .transport_malformed = transport.malformed,
-                         .slow_fabric = transport.slow_fabric};
+                         .slow_fabric = transport.slow_fabric,
+                         .certificate_expiry = impl_->trusted->tls == nullptr ? 0 : impl_->trusted->tls->expiry()};
   const auto add = [&](const char* why, const OfferCounts& counts) {
     for (const auto& [outcome, count] : counts) figures.offers.push_back({why, std::string(Name(outcome)), count});
   };

@@ -26,6 +26,8 @@ VERSIONS = 3  # the latest that the package knows
 # Kinds that Kubernetes' own schemas do not have, with the fields that their definitions require.
 CUSTOM = {
     "PodMonitor": lambda spec: spec["selector"] and all(point["port"] for point in spec["podMetricsEndpoints"]),
+    "PrometheusRule": lambda spec: all(rule["expr"] and ("record" in rule or rule["annotations"]["runbook_url"])
+                                       for group in spec["groups"] if group["name"] for rule in group["rules"]),
     "Issuer": lambda spec: spec["ca"]["secretName"],
     "Certificate": lambda spec: spec["secretName"] and spec["issuerRef"]["name"] and spec["commonName"],
 }
@@ -123,6 +125,7 @@ class Manifests(unittest.TestCase):
     def test_the_daemon_is_probed_drained_and_updated_one_node_at_a_time(self):
         for name, each in self.objects("DaemonSet"):
             self.assertEqual(each["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"], 1, name)
+            self.assertGreaterEqual(each["spec"]["minReadySeconds"], 30, f"{name}: peers connect before the next one stops")
             pod = each["spec"]["template"]["spec"]
             container = next(container for container in pod["containers"] if container["name"] == "ashlard")
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -144,6 +147,31 @@ class Manifests(unittest.TestCase):
             for section in ("tls", "etcd"):
                 for file in ("ca_file", "cert_file", "key_file"):
                     self.assertIn(str(pathlib.PurePath(config[section][file]).parent), mounts, f"{name}: {section}.{file}")
+
+    def test_engines_reach_two_sockets_and_not_the_operators(self):
+        """Whoever makes an engine's pod chooses its user: mode 0600 alone does not keep the daemon's own user out."""
+        engine = next(pod for name, pod in self.pods() if name.startswith("engine-pod "))
+        mounts = engine["containers"][0]["volumeMounts"]
+        self.assertTrue(all(mount["readOnly"] for mount in mounts))
+        shared = {volume["hostPath"]["path"] for volume in engine["volumes"]}
+        for name, each in self.objects("DaemonSet"):
+            listen = yaml.safe_load(self.config_of(name))["listen"]
+            for field in ("rpc_socket", "session_socket"):
+                self.assertIn(str(pathlib.PurePath(listen[field]).parent), shared, name)
+            pod = each["spec"]["template"]["spec"]
+            place = next(mount["name"] for mount in pod["containers"][0]["volumeMounts"]
+                         if mount["mountPath"] == str(pathlib.PurePath(listen["admin_socket"]).parent))
+            self.assertIn("emptyDir", next(volume for volume in pod["volumes"] if volume["name"] == place), name)
+            self.assertIn({"name": "ASHLAR_ADMIN_SOCKET", "value": listen["admin_socket"]}, pod["containers"][0]["env"], name)
+
+    def test_metrics_name_tenants_and_only_prometheus_reads_them(self):
+        for name, each in self.objects("DaemonSet"):
+            self.assertEqual(yaml.safe_load(self.config_of(name))["metrics"]["tenants"], "named", name)
+            rendered = self.rendered[name.rsplit(" DaemonSet/")[0]]
+            guard = next(other for other in rendered if other["kind"] == "NetworkPolicy" and other["metadata"]["name"] == "ashlard")
+            self.assertEqual(guard["spec"]["podSelector"]["matchLabels"], each["spec"]["template"]["metadata"]["labels"])
+            self.assertEqual([rule["from"] for rule in guard["spec"]["ingress"]],
+                             [[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]])
 
     def test_the_daemons_group_may_read_secrets(self):
         """Kubernetes makes a secret's files root's, of the group fsGroup: without it another user cannot read them."""
@@ -187,6 +215,20 @@ class Manifests(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, f"{overlay}: {done.stderr}")
                 self.assertEqual(yaml.safe_load(done.stdout)["listen"]["metrics_address"], "0.0.0.0:9464")
 
+    def test_alerts_send_people_to_one_address(self):
+        """The one of runbooks.yaml, which is not deployed itself."""
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(shutil.copytree(ROOT / "deploy/kustomize/base", pathlib.Path(folder, "base")))
+            file, placeholder = copy / "runbooks.yaml", "https://ashlar.example/docs/runbooks.md"
+            self.assertIn(placeholder, file.read_text())
+            file.write_text(file.read_text().replace(placeholder, "https://wiki.here/ashlar"))
+            done = subprocess.run(["kubectl", "kustomize", copy], capture_output=True, text=True, check=True)
+        rules = next(each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "PrometheusRule")
+        alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+        self.assertGreater(len(alerts), 15)
+        for alert in alerts:
+            self.assertEqual(alert["annotations"]["runbook_url"], f"https://wiki.here/ashlar#{alert['alert'].lower()}")
+
     def test_a_gpu_cluster_is_the_cluster_with_gpus(self):
         for overlay, plain in (("overlays/gpu", "base"), ("overlays/gpu-tcp", "overlays/tcp"), ("overlays/gpu-rdma", "overlays/rdma")):
             config = yaml.safe_load(self.config_of(overlay))
@@ -205,6 +247,7 @@ class Manifests(unittest.TestCase):
             config = yaml.safe_load(self.config_of(name))
             dram = int(config["dram"]["capacity_bytes"].removesuffix("GiB"))
             container = each["spec"]["template"]["spec"]["containers"][0]
+            self.assertEqual(config["workers"]["threads"], int(container["resources"]["limits"]["cpu"]), name)
             limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
             self.assertGreaterEqual(limit, dram + 12 + 2, f"{name}: models and hosted memory are the daemon's, too")
 

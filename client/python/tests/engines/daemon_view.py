@@ -21,7 +21,7 @@ def scrape(path):
     connection.close()
     sums = {}
     for name, labels, value in re.findall(r"^(\w+)(\{.*\})? (\S+)$", text, re.MULTILINE):
-        for key in (name, name + labels):
+        for key in {name, name + labels}:
             sums[key] = sums.get(key, 0) + float(value)
     return sums
 
