@@ -84,6 +84,20 @@ TEST(Mirror, ARoundThatWasBrokenOffIsBegunAgain) {
   EXPECT_EQ(mirror.entries(), 1u);
 }
 
+TEST(Mirror, AGpuWithAHighNumberIsNotRemembered) {
+  Mirror mirror(10);
+  mirror.Open(Shorten(NamespaceOf(1)));
+  mirror.members().SetPresent(MembersOf({1}));
+  const Key key = DigestOf(1);
+  for (const int gpu : {0, 27, 28, 254}) {
+    mirror.Put(IdOf(1, 1, 0), 1, {.tier = TierKind::kHbm, .shard = {0, 8}, .gpu = static_cast<uint8_t>(gpu)});
+    const std::vector<Located> located = mirror.Locate(NamespaceOf(1), {&key, 1});
+    ASSERT_EQ(located.size(), 1u);
+    EXPECT_EQ(located[0].holding.tier, TierKind::kHbm);
+    EXPECT_EQ(located[0].holding.gpu, gpu < 28 ? std::optional<uint8_t>(gpu) : std::nullopt) << gpu;
+  }
+}
+
 TEST(MemberNumbers, AreGivenAgainAndBounded) {
   MemberNumbers numbers;
   for (uint64_t i = 0; i < 200000; ++i) {
@@ -158,12 +172,13 @@ class ModelledMirror {
 
   void Put(const At& at) {
     const auto& [ns, key, member, rank] = at;
-    const Holding holding = {.tier = static_cast<TierKind>(1 + random_() % 3),
-                             .kind = static_cast<ObjectKind>(1 + random_() % 4),
-                             .shard = {rank, 8},
-                             .bytes = random_() % (kMostHoldingBytes + 1),
-                             .depth = static_cast<uint32_t>(random_() % 9),
-                             .span_begin = static_cast<uint32_t>(random_() % 3)};
+    Holding holding = {.tier = static_cast<TierKind>(1 + random_() % 3),
+                       .kind = static_cast<ObjectKind>(1 + random_() % 4),
+                       .shard = {rank, 8},
+                       .bytes = random_() % (kMostHoldingBytes + 1),
+                       .depth = static_cast<uint32_t>(random_() % 9),
+                       .span_begin = static_cast<uint32_t>(random_() % 3)};
+    if (holding.tier == TierKind::kHbm && random_() % 4 > 0) holding.gpu = static_cast<uint8_t>(random_() % 28);
     mirror_.Put(IdOf(ns, key, rank), member, holding);
     if (open_.contains(ns) && (held_.contains(at) || held_.size() < kMost)) held_[at] = {holding, round_};
   }
