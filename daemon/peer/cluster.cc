@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
+#include "daemon/peer/acknowledgements.h"
 #include "daemon/peer/control/peer_server.h"
 #include "daemon/peer/directory/etcd_directory.h"
 #include "daemon/peer/forgetter.h"
@@ -72,7 +73,8 @@ absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& clu
   options.reads = cluster.rdma_reads() == "off" ? RemoteReads::kNever : RemoteReads::kByCards;
   options.allow = {cluster.transport_allow().begin(), cluster.transport_allow().end()};
   options.log = [](const std::string& event, const std::string& peer, const std::string& detail) {
-    Log(LogLevel::kInfo, "transport", {{"event", event}, {"peer", peer}, {"detail", detail}});
+    Log(event == "suspect" ? LogLevel::kWarning : LogLevel::kInfo, "transport",
+        {{"event", event}, {"peer", peer}, {"detail", detail}});
   };
   return Transport::Start(std::move(options));
 }
@@ -126,7 +128,8 @@ struct Cluster::Impl {
                   Events(), clock),
         peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(options)),
         forgetter(loop, slow, clock, directory, NamesOf(config),
-                  config.ssd().capacity_bytes() > 0 ? config.ssd().folder() : "") {}
+                  config.ssd().capacity_bytes() > 0 ? config.ssd().folder() : ""),
+        acknowledgements(directory, clock) {}
   ~Impl() {
     server = nullptr;
     transport = nullptr;  // it calls what the peers are made of
@@ -175,6 +178,7 @@ struct Cluster::Impl {
   EtcdDirectory directory;
   Peers peers;
   Forgetter forgetter;
+  Acknowledgements acknowledgements;
   std::unique_ptr<PeerServer> server;
   bool left = false;  // the slow loop's
   TransportStats transported;
@@ -281,6 +285,7 @@ ClusterFigures Cluster::figures() const {
   const PeersStats peers = impl_->peers.stats();
   const DirectoryStats directory = impl_->directory.Stats();
   const TransportStats& transport = impl_->Transported();
+  const Acknowledgements::Waiting forgettings = impl_->acknowledgements.Look();
   ClusterFigures figures{.members = directory.members,
                          .peers_connected = impl_->channels.connected(),
                          .directory_connected = impl_->directory.Health().connected,
@@ -289,6 +294,8 @@ ClusterFigures Cluster::figures() const {
                          .directory_queued = directory.queued_announcements + directory.queued_withdrawals,
                          .directory_dropped = directory.dropped_announcements + directory.dropped_withdrawals,
                          .directory_resyncs = directory.resyncs,
+                         .forgettings_here = forgettings.here,
+                         .forgettings_elsewhere = forgettings.elsewhere,
                          .opened = peers.lookup.opened,
                          .missed = peers.lookup.missed,
                          .failed = peers.lookup.failed,
@@ -307,7 +314,8 @@ ClusterFigures Cluster::figures() const {
                          .transport_malformed = transport.malformed,
                          .read_bytes = transport.read_bytes,
                          .registered_bytes = transport.registered_bytes,
-                         .slow_fabric = transport.slow_fabric};
+                         .slow_fabric = transport.slow_fabric,
+                         .certificate_expiry = impl_->trusted->tls == nullptr ? 0 : impl_->trusted->tls->expiry()};
   const auto add = [&](const char* why, const OfferCounts& counts) {
     for (const auto& [outcome, count] : counts) figures.offers.push_back({why, std::string(Name(outcome)), count});
   };

@@ -326,6 +326,7 @@ void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& statu
   if (awaited) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   if (ForgetIfRemote(entry)) return;
+  LeaveRemote(entry);  // another copy may have become whole while this one was still reading
   Refresh(entry);
   if (flushing_ && !wanted) QueueBehind(entry);  // it was still draining when all else was queued
 }
@@ -357,7 +358,7 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   copy.loaded = entry.header.Extents();
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
-  if (entry.remote != 0 && RemoteOf(entry).readers == 0) RemoveRemote(entry);  // this node has a copy of its own
+  LeaveRemote(entry);
   if (promoted && level < beside_ && !std::exchange(entry.taken, false)) CameUp(entry);
   if (copy.source != level) observer_.Copied(entry.pool.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);

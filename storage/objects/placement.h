@@ -133,6 +133,7 @@ class Placement {
  private:
   Copy& RemoteOf(Entry& entry) const { return entry.copies[remote_level_]; }
   void RemoveRemote(Entry& entry);
+  void LeaveRemote(Entry& entry);  // removes it where this node has a copy of its own and nothing reads the other
   // Ends an object that only another node has, and that nobody waits for. True: it may be vacated.
   bool ForgetIfRemote(Entry& entry);
   TierCopier::End EndOf(const Entry& entry, size_t level) const;

@@ -31,7 +31,7 @@ Finding OfLocking(const HostFacts& facts, const HostNeeds& needs) {
   const std::string found = limit == UINT64_MAX ? "no limit" : absl::StrCat("at most ", Bytes(limit));
   if (limit == UINT64_MAX || (needs.dram_bytes > 0 && limit >= needs.dram_bytes)) return Fine("locked memory", found);
   return {needs.locked ? Verdict::kBad : Verdict::kNote, "locked memory", found,
-          "LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (containers), or the capability IPC_LOCK"};
+          "LimitMEMLOCK=infinity (systemd; for pods in the container runtime's unit), --ulimit memlock=-1 (docker, podman)"};
 }
 
 Finding OfHugePages(const HostFacts& facts) {

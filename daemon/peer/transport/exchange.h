@@ -134,6 +134,7 @@ class Exchange {
     uint64_t completed = 0;                    // sends, as of `moved`
     bool lost = false;                         // nothing is sent or taken any more; it will be closed
     int malformed = 0;
+    bool suspected = false;  // the log has named it
     std::string lanes;
     bool reads = false;  // the lanes' cards do
   };
@@ -155,6 +156,7 @@ class Exchange {
   void OnMessage(Link* link, std::span<const std::byte> header, std::span<const std::byte> payload);
   void Heard(Connection& connection);
   void Lost(Link& link, const absl::Status& why);
+  void Suspect(Connection& connection, absl::string_view why);
   void Drop(Connection& connection, absl::string_view why);
   void Closed(Link& link);
 

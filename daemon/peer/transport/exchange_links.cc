@@ -35,6 +35,7 @@ void Exchange::OnMessage(Link* link, std::span<const std::byte> header, std::spa
   const absl::StatusOr<Message> message = ParseMessage(header, payload.size());
   if (connection == nullptr || !message.ok()) {
     ++counts_.malformed;
+    if (connection != nullptr) Suspect(*connection, absl::StrCat("no message: ", message.status().message()));
     // A peer that sends nothing else costs no more than these messages.
     if (connection != nullptr && ++connection->malformed > kMaxMalformed) {
       Drop(*connection, "malformed messages");
@@ -64,6 +65,12 @@ void Exchange::Heard(Connection& connection) {
   connection.peer->failures_in_a_row = 0;
 }
 
+// Names, once a connection, who sends what no peer does: counts alone would not say whom to look at.
+void Exchange::Suspect(Connection& connection, absl::string_view why) {
+  if (std::exchange(connection.suspected, true)) return;
+  Log("suspect", connection.link->peer, std::string(why));
+}
+
 // Ends a connection; UCX may be in the middle of a message of it, so that Progress closes it later.
 void Exchange::Drop(Connection& connection, absl::string_view why) {
   Link& link = *connection.link;
@@ -72,6 +79,7 @@ void Exchange::Drop(Connection& connection, absl::string_view why) {
 }
 
 void Exchange::Closed(Link& link) {
+  std::erase(dropped_, &link);  // one that was dropped may break by itself before its turn to be closed
   const auto found = connections_.find(link.id);
   if (found == connections_.end()) return;
   GiveBackAll(found->second);  // no card reads over a link that is closed

@@ -117,6 +117,7 @@ void Exchange::Serve(Connection& connection, const Message& message) {
   std::shared_ptr<Allowed> allowed;
   if (const absl::Status status = Judge(connection, message, allowed); !status.ok()) {
     ++counts_.refused;
+    Suspect(connection, absl::StrCat("refused: ", status.message()));
     Refuse(connection, message.from, status);
     return;
   }

@@ -39,7 +39,11 @@ absl::Status Push(Transport& asker, const HostPort& peer, const Grant& grant, ui
 }
 
 TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
-  auto holder = StartOne(), asker = StartOne();
+  std::vector<std::string> suspects;  // the holder's thread writes it before it answers
+  auto holder = StartOne({.log = [&](const std::string& event, const std::string& peer, const std::string& why) {
+    if (event == "suspect") suspects.push_back(absl::StrCat(peer.substr(0, peer.rfind(':')), " ", why));
+  }});
+  auto asker = StartOne();
   std::vector<std::byte> there(1000, std::byte{1}), here(1000, std::byte{2});
   const auto held = std::make_shared<HeldBytes>(Spans{there});
   const Grant read = holder->Allow(GrantAccess::kRead, 1000, held),
@@ -64,6 +68,7 @@ TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
   EXPECT_EQ(Fetch(*asker, peer, read, 0, {}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(held->asked(), 0u);
   EXPECT_EQ(holder->stats().refused, 8u);
+  EXPECT_THAT(suspects, testing::ElementsAre("127.0.0.1 refused: no such grant")) << "once a connection";
   EXPECT_TRUE(Fetch(*asker, peer, read, 0, here).ok());
   EXPECT_TRUE(here == there);
 }

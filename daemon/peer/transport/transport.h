@@ -59,7 +59,8 @@ struct TransportOptions {
   int64_t silence = 5'000'000'000;  // nanoseconds without a sign of life after which a connection that is in use ends,
                                     // and in which a peer returns what it borrowed
   // A new connection, or one that ended, on the transport's thread, for the log: `event` is "connected", "lost" or
-  // "refused"; or memory that cards cannot read: "not registered".
+  // "refused"; "suspect", once a connection that sends what no peer does; or "not registered", memory that cards cannot
+  // read.
   std::function<void(const std::string& event, const std::string& peer, const std::string& detail)> log;
 };
 
