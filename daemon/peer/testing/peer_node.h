@@ -123,14 +123,15 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     return result.get_future().get();
   }
 
-  PeerNode(TestCluster& cluster, const std::string& name, uint64_t extents = 256, PeersOptions options = All())
+  PeerNode(TestCluster& cluster, const std::string& name, uint64_t extents = 256, PeersOptions options = All(),
+           RemoteReads reads = RemoteReads::kNever)
       : cluster_(cluster),
         name_(name),
         directory(cluster, name),
         tier(*storage::MemoryTier::Make({.kind = TierKind::kDram,
                                          .capacity_bytes = extents * limits::kExtentBytes,
                                          .arena_bytes = 8 * limits::kExtentBytes})),
-        transport(*Transport::Start({.listen = {"127.0.0.1", 0}})),
+        transport(*Transport::Start({.listen = {"127.0.0.1", 0}, .reads = reads})),
         peers(loop, clock, {"default"}, directory, *transport, *this, *this, options),
         mover(kernels::Reference(), threads, workers, *tier),
         cache(Options(), {.memory = {tier.get()}, .remote = &peers.source()}, mover, workers, clock, nullptr) {
@@ -141,6 +142,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
         std::make_shared<const Member>(Member{.node = name,
                                               .incarnation = ++incarnations,
                                               .transport_address = address.host + ":" + std::to_string(address.port)});
+    tier->OnArena(Holder::Registering(*transport));
     peers.Start(cache, *tier);
     cache.OpenSession(kEngine, 0);
     loop.Every(5'000'000, [this] { peers.Flush(); });
