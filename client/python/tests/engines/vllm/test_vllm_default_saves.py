@@ -53,7 +53,7 @@ def test_prompts_are_resumed_with_the_same_answer_while_others_are_saved(model, 
 def test_blocks_are_held_until_their_save_has_ended(model, shared_daemon, expected):
     """The engine has room for little more than one prompt: it would compute the next one over what is being saved."""
     block = BLOCK[model]
-    blocks = {"qwen3": 6, "qwen3_5": 14}[model]
+    blocks = {"qwen3": 6, "qwen3_5": 16}[model]
     texts = [prompt(f"tight {model} {i}", 2 * block + 30) for i in range(4)]
     wanted = expected(model, texts)
     room = dict(num_gpu_blocks_override=blocks, max_num_seqs=1, max_model_len=3 * block)
