@@ -49,8 +49,20 @@ EtcdDirectoryOptions DirectoryOptions(const v1::Cluster& cluster) {
           .mirror_entries = etcd.mirror_entries()};
 }
 
-PeersOptions OptionsOf(const v1::Cluster& cluster) {
+// By the configuration's own numbers, as an operator knows them.
+std::vector<std::optional<uint8_t>> GpusOfTiers(const v1::Config& config) {
+  std::vector<std::optional<uint8_t>> gpus;
+  for (const v1::Hbm& tier : config.hbm()) {
+    const bool fits = tier.has_device() && tier.device() < Holding::kMostGpus;
+    gpus.push_back(fits ? std::optional(static_cast<uint8_t>(tier.device())) : std::nullopt);
+  }
+  return gpus;
+}
+
+PeersOptions OptionsOf(const v1::Config& config) {
+  const v1::Cluster& cluster = config.cluster();
   PeersOptions options;
+  options.gpus = GpusOfTiers(config);
   options.self = cluster.node();
   options.lookup.deadline = cluster.lookup_milliseconds() * kMillisecond;
   options.replicas.bytes_per_second = cluster.replicate() == "hot" ? cluster.replica_bytes() : 0;
@@ -126,7 +138,7 @@ struct Cluster::Impl {
                    .transport_address = options.transport_address(),
                    .version = Version()},
                   Events(), clock),
-        peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(options)),
+        peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(config)),
         forgetter(loop, slow, clock, directory, NamesOf(config),
                   config.ssd().capacity_bytes() > 0 ? config.ssd().folder() : ""),
         acknowledgements(directory, clock) {}
@@ -214,6 +226,10 @@ std::string Cluster::DescribeTransport() const {
     absl::StrAppend(&lines, "# ", setting.name, "=", setting.value, " (", setting.from, ")\n");
   }
   return lines;
+}
+
+std::vector<Located> Cluster::Locate(const NamespaceId& ns, std::span<const Key> keys) const {
+  return impl_->directory.Locate(ns, keys);
 }
 
 RemoteLookup& Cluster::lookup() {

@@ -43,6 +43,8 @@ class Cluster {
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();
+  // The other nodes that are known to hold these objects (Directory::Locate). Any thread.
+  std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const;
   PromptHandOff& hand_off();  // after Attach; the metadata thread only
   // Models of a namespace are open on this node, or not any more. Counted. Any thread.
   void Follow(const NamespaceId& ns);

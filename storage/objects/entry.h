@@ -80,6 +80,7 @@ struct Entry : RankedObject {
   TierKind resides = TierKind::kNone, told = TierKind::kNone;
   TierKind resided = TierKind::kNone;  // `resides` when it was last told of
   bool saved = false;
+  uint8_t resides_at = 0, resided_at = 0;  // the levels of `resides` and `resided`
 
   struct Waiter {
     size_t level;      // of the copy

@@ -38,6 +38,7 @@ struct Residence {
   uint32_t uses = 0;                   // look-ups that found it
   TierKind told = TierKind::kNone;     // what the last call returned
   TierKind was = TierKind::kNone;      // `nearest` at the last call
+  uint8_t level = 0, was_level = 0;    // of `nearest` and `was`, in Tiers::memory: which of several GPUs' tiers
 };
 
 using TellResidence = std::function<TierKind(const TenantPool&, const ObjectHeader&, const Residence&)>;
