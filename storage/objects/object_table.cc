@@ -24,7 +24,7 @@ ReuseKind ObjectTable::KindOf(const Entry& entry) {
   switch (entry.header.kind) {
     case ObjectKind::kSegment:
       return ReuseKind::kSegment;
-    case ObjectKind::kPrefixPage:
+    case ObjectKind::kPrefixBlock:
       return ReuseKind::kBlock;
     default:
       return ReuseKind::kCheckpoint;

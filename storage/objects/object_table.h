@@ -185,7 +185,7 @@ class ObjectTable final : public Offers {
   void Handed(TenantId tenant, const Key& key, bool taken) override;
   std::optional<Offering> Describe(TenantId tenant, const Key& key) const override;
   TakeOutcome Judge(const Offering& offered, bool evicting) override;
-  void BringUp(const Offering& offered, std::function<void(bool whole)> done) override;
+  void Promote(const Offering& offered, std::function<void(bool whole)> done) override;
   void SettleTaken() override;
 
   const Ghost* FindGhost(TenantId tenant, const Key& key) const { return ghosts_.Find(tenant, key); }

@@ -216,47 +216,47 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   void Open(const Member& member, const std::string&, PeerOpen open,
             PeerCalls::Done<std::vector<PeerOpened>> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    PeerNode* const other = Reach(member);
+    PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.PeerHere(Self());  // it greets, as often as it likes
     other->peers.Open(Self(), 0, std::move(open), Counted(std::move(done)));
   }
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    PeerNode* const other = Reach(member);
+    PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Renew(Self(), std::move(renew), Counted(std::move(done)));
   }
   void Offer(const Member& member, const std::string&, PeerOffer offer,
              PeerCalls::Done<std::vector<TakeOutcome>> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    PeerNode* const other = Reach(member);
+    PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Offer(Self(), 0, std::move(offer), Counted(std::move(done)));
   }
   void Close(const Member& member, std::vector<PeerLease> leases) override {
     const std::lock_guard lock(cluster_.mutex);
-    if (PeerNode* const other = Reach(member)) other->peers.Close(Self(), std::move(leases));
+    if (PeerNode* const other = NodeOf(member)) other->peers.Close(Self(), std::move(leases));
   }
 
   void Workers(const Member& member, const std::string&, const NamespaceId& ns,
                PeerCalls::Done<std::vector<PeerWorker>> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    PeerNode* const other = Reach(member);
+    PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Workers(Self(), 0, ns, Counted(std::move(done)));
   }
   void Prefill(const Member& member, const std::string&, PeerPrefill prefill,
                PeerCalls::Done<PeerOpened> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    PeerNode* const other = Reach(member);
+    PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Prefill(Self(), 0, std::move(prefill), Counted(std::move(done)));
   }
 
  private:
   PeerHello Self() const { return {.node = name_}; }
-  PeerNode* Reach(const Member& member) {  // the cluster's mutex is held
+  PeerNode* NodeOf(const Member& member) {  // the cluster's mutex is held
     const auto found = cluster_.nodes.find(member.node);
     const bool there =
         found != cluster_.nodes.end() && found->second->directory.member->incarnation == member.incarnation;
