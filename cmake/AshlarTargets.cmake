@@ -25,7 +25,7 @@ target_compile_options(ashlar_options INTERFACE -Wall -Wextra -Wno-missing-field
 target_link_libraries(ashlar_options INTERFACE Threads::Threads)
 if(ASHLAR_UNITY)
   # g++ takes the files of a group for headers, and warns of an Impl that has members of unnamed namespaces.
-  target_compile_options(ashlar_options INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+  target_compile_options(ashlar_options INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endif()
 # These flags cost an attacker more than us. tests/deploy/hardening_test.py looks for them in the binaries.
 if(NOT ASHLAR_SANITIZE AND CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)

@@ -262,7 +262,15 @@ bool EngineService::Begin(const Session& session, LandOrder& landing, const stor
     landing.target.keep =
         PinUntilQuiet(loop_, session.about().tenant, std::move(landing.target.keep), landing.pages->pool(), allocated);
   }
-  cache_.Land(session.about().id, landing.id, landing.lease, std::move(landing.target), {events.progress, events.done});
+  // What was landed into a region that was lost meanwhile is nowhere.
+  auto done = [pages = landing.pages, done = events.done](absl::StatusOr<std::vector<MissReason>> verdict) {
+    if (verdict.ok() && pages != nullptr && pages->region()->lost()) {
+      std::ranges::replace(*verdict, MissReason::kNone, MissReason::kInvalidRequest);
+    }
+    done(std::move(verdict));
+  };
+  cache_.Land(session.about().id, landing.id, landing.lease, std::move(landing.target),
+              {events.progress, std::move(done)});
   return true;
 }
 

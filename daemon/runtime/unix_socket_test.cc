@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -52,6 +53,36 @@ TEST(SocketPaths, AStaleSocketIsRemovedALiveOneIsNot) {
   EXPECT_EQ(Listen(path, SOCK_SEQPACKET).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(std::filesystem::exists(path)) << "what is not a socket is never removed";
   unlink(path.c_str());
+}
+
+// In a process of its own, of a user whom the kernel holds to its limit: 0, or the step that went wrong.
+int SendDescriptorsUntilRefused() {
+  constexpr rlim_t kFiles = 32;
+  const rlimit files{kFiles, kFiles};
+  int ends[2];
+  if (setrlimit(RLIMIT_NOFILE, &files) != 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    return 1;
+  if (getuid() == 0 && setresuid(65534, 65534, 65534) != 0) return 2;
+  absl::Status sent;
+  rlim_t unread = 0;
+  while (unread < 4 * kFiles && (sent = Send(ends[0], "a reply", ends[0])).ok()) ++unread;
+  if (!absl::IsResourceExhausted(sent) || unread < kFiles) return 3;
+  if (!Send(ends[0], "another").ok()) return 4;  // the connection is what it was
+  if (!absl::IsResourceExhausted(Send(ends[0], "a reply", ends[0]))) return 5;
+  for (rlim_t i = 0; i < unread; ++i) {
+    const absl::StatusOr<Datagram> read = Receive(ends[1]);
+    if (!read.ok() || read->bytes != "a reply" || read->descriptors.size() != 1) return 6;
+  }
+  return Send(ends[0], "a reply", ends[0]).ok() ? 0 : 7;
+}
+
+TEST(Descriptors, BeyondTheUsersLimitAreRefusedUntilTheReceiverReads) {
+  const pid_t child = fork();
+  if (child == 0) _exit(SendDescriptorsUntilRefused());
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "the step of the child that went wrong";
 }
 
 class SocketLock : public ::testing::Test {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,27 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr uint64_t kBlock = 512;  // the unit of st_blocks
+constexpr uint64_t kPageOfFile = 4096;
+
+uint64_t InWholePages(uint64_t bytes) {
+  return (bytes + kPageOfFile - 1) / kPageOfFile * kPageOfFile;
+}
+
+// Leaves no page behind the end of a memfd, where the engine could have allocated some (FALLOC_FL_KEEP_SIZE), for ever.
+absl::Status CutBehindEnd(int memfd) {
+  constexpr auto kEnd = static_cast<uint64_t>(std::numeric_limits<off_t>::max());
+  if ((fcntl(memfd, F_GET_SEALS) & F_SEAL_GROW) == 0 && fcntl(memfd, F_ADD_SEALS, F_SEAL_GROW) != 0) {
+    return absl::InvalidArgumentError("register_region.descriptor: not sealed with F_SEAL_GROW, and cannot be");
+  }
+  struct stat file;  // as long as it stays now
+  const uint64_t end = fstat(memfd, &file) == 0 ? InWholePages(static_cast<uint64_t>(file.st_size)) : kEnd;
+  if (end >= kEnd) return absl::InvalidArgumentError("register_region.descriptor: cannot be examined");
+  if (fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(end),
+                static_cast<off_t>(kEnd - end)) != 0) {
+    return absl::InvalidArgumentError("register_region.descriptor: pages behind its end cannot be freed");
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -48,6 +70,7 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, 
   }
   absl::StatusOr<std::shared_ptr<Region>> region = Map(memfd.get(), bytes);
   if (region.ok()) {
+    if (absl::Status cut = CutBehindEnd(memfd.get()); !cut.ok()) return cut;
     (*region)->memfd_ = std::make_shared<const UniqueFd>(fcntl(memfd.get(), F_DUPFD_CLOEXEC, 0));
     if ((*region)->memfd_->valid()) return region;
     return absl::ResourceExhaustedError("register_region.descriptor: the daemon has no descriptor left");
@@ -62,14 +85,12 @@ Region::Extent Region::Measure() const {
   struct stat file;
   if (memfd_ == nullptr || fstat(memfd_->get(), &file) != 0) return {.file_bytes = size_};
   const auto bytes = static_cast<uint64_t>(file.st_size), there = static_cast<uint64_t>(file.st_blocks) * kBlock;
-  return {.file_bytes = bytes, .missing_bytes = bytes - std::min(bytes, there)};
+  const uint64_t whole = InWholePages(bytes);
+  return {.file_bytes = bytes, .missing_bytes = std::min(bytes, whole - std::min(whole, there))};
 }
 
-absl::Status Region::TakePages(uint64_t keep_free, uint64_t charged_bytes) const {
+absl::Status Region::TakePages(uint64_t keep_free) const {
   const auto [bytes, missing] = Measure();
-  if (bytes > charged_bytes) {
-    return absl::InvalidArgumentError("register_region.descriptor: the memfd grew while it was being registered");
-  }
   const absl::Status taken =
       storage::ReservePages(memfd_->get(), bytes, {.present_bytes = bytes - missing, .keep_free = keep_free});
   if (taken.ok()) return taken;
@@ -80,10 +101,14 @@ absl::Status Region::TakePages(uint64_t keep_free, uint64_t charged_bytes) const
 }
 
 absl::Status Region::CheckWhole(absl::string_view field) const {
+  if (lost()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, ": pages of the region were freed while the daemon used them: drop the region, and register it anew"));
+  }
   const uint64_t missing = Measure().missing_bytes;
   if (missing == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      field, ": ", missing, " bytes of the region were freed, or its memfd grew, since it was registered"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": ", missing, " bytes of the region were freed since it was registered"));
 }
 
 absl::StatusOr<std::shared_ptr<Region>> Region::Import(const kernels::Gpu& gpu, const UniqueFd& descriptor,
@@ -114,6 +139,7 @@ std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, storage::TenantId tenan
 }
 
 Region::~Region() {
+  guarded_ = nullptr;
   if (arena_ == nullptr) munmap(data_, size_);
   arena_ = nullptr;
   memfd_ = nullptr;

@@ -14,6 +14,7 @@
 #include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/unique_fd.h"
 #include "daemon/session/budget.h"
+#include "daemon/session/region_guard.h"
 #include "kernels/gpu.h"
 
 namespace ashlar::daemon {
@@ -33,7 +34,8 @@ class Region {
  public:
   // Maps `bytes` of a memfd. INVALID_ARGUMENT, naming the field of RegisterRegion, unless it is a memfd of
   // at least that size, writable, on ordinary pages and sealed with F_SEAL_SHRINK: a file that could shrink under the
-  // daemon would kill it with SIGBUS.
+  // daemon would kill it with SIGBUS. Seals it with F_SEAL_GROW, too, and frees what it has behind its end: pages there
+  // would be counted for those that are missing inside.
   static absl::StatusOr<std::shared_ptr<Region>> Register(const UniqueFd& memfd, uint64_t bytes);
 
   // The daemon never touches a page that is not there: it would be allocated at its charge, and the kernel kills where
@@ -46,11 +48,15 @@ class Region {
   };
   Extent Measure() const;  // a GPU's has all
   // Takes the pages that are missing, where the machine has them and `keep_free` more. RESOURCE_EXHAUSTED, naming the
-  // field of RegisterRegion, where it has not; INVALID_ARGUMENT where the memfd has grown beyond `charged_bytes`. Many
-  // gigabytes take seconds.
-  absl::Status TakePages(uint64_t keep_free, uint64_t charged_bytes = UINT64_MAX) const;
-  // INVALID_ARGUMENT, naming `field`, where pages are missing. A system call.
+  // field of RegisterRegion, where it has not. Many gigabytes take seconds.
+  absl::Status TakePages(uint64_t keep_free) const;
+  // INVALID_ARGUMENT, naming `field`, where pages are missing, or the region is lost. A system call.
   absl::Status CheckWhole(absl::string_view field) const;
+
+  // From now on a page that is missing when the daemon touches it costs the daemon nothing, and the region is lost for
+  // good. Before anybody uses it; null guards nothing.
+  void GuardWith(RegionGuard* guard) { guarded_ = guard == nullptr ? nullptr : guard->Guard(data_, size_); }
+  bool lost() const { return guarded_ != nullptr && guarded_->lost(); }
 
   // Another descriptor of the same memfd, in place of the one that it was registered with. Before anybody uses it.
   void UseDescriptor(std::shared_ptr<const UniqueFd> memfd) { memfd_ = std::move(memfd); }
@@ -97,6 +103,7 @@ class Region {
   std::byte* const data_;
   const uint64_t size_;
   std::shared_ptr<const UniqueFd> memfd_;
+  std::unique_ptr<RegionGuard::Guarded> guarded_;
   const kernels::Gpu* const gpu_ = nullptr;
   std::unique_ptr<kernels::ArenaMemory> arena_;  // of the GPU; null: a mapping
   uint64_t block_ = 0;

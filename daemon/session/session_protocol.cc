@@ -232,6 +232,7 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
     return RegisterUntouched(*std::move(mapped), descriptors[0], std::move(holding.number), std::max(bytes, file_bytes),
                              std::move(respond));
   }
+  if (holding.hosted == nullptr) (*mapped)->GuardWith(services_.guard.get());
   const uint64_t charged = ChargedFor(missing_bytes > 0 ? std::max(bytes, file_bytes) : bytes);
   auto charge = InField("register_region.bytes", holding.hosted != nullptr ? Budget::TakeHere(budgets.bytes, charged)
                                                                            : Budget::Take(budgets.bytes, charged));
@@ -240,11 +241,10 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
   std::shared_ptr<Region> region = Kept(*std::move(mapped), std::move(holding), *session_, services_.mappings);
   if (missing_bytes == 0) return AddRegion(*session_, std::move(region), respond);
   // Pages of a block that its holders have freed since.
-  const bool posted =
-      services_.mappings.Post(tenant_.id, [&services = services_, session = session_, region, respond, charged] {
-        const absl::Status taken = region->TakePages(storage::kKeptFree + services.memory_to_come, charged);
-        taken.ok() ? AddRegion(*session, region, respond) : respond(Error(taken));
-      });
+  const bool posted = services_.mappings.Post(tenant_.id, [&services = services_, session = session_, region, respond] {
+    const absl::Status taken = region->TakePages(storage::kKeptFree + services.memory_to_come);
+    taken.ok() ? AddRegion(*session, region, respond) : respond(Error(taken));
+  });
   if (!posted) respond(Error(TooManyWaitForPages()));
 }
 
@@ -263,8 +263,8 @@ void SessionProtocol::RegisterUntouched(std::shared_ptr<Region> region, const Un
   }
   const bool posted =
       services_.mappings.Post(tenant_.id, [&services = services_, session = session_, region = std::move(region), same,
-                                           number, of_session = *of_session, of_tenant = *of_tenant, charged, respond] {
-        const absl::Status taken = region->TakePages(storage::kKeptFree + services.memory_to_come, charged);
+                                           number, of_session = *of_session, of_tenant = *of_tenant, respond] {
+        const absl::Status taken = region->TakePages(storage::kKeptFree + services.memory_to_come);
         if (!taken.ok()) return respond(Error(taken));
         auto adopted = services.hosted.Adopt(session->about().tenant, *same, region->Measure().file_bytes, of_tenant);
         if (!adopted.ok()) return respond(Error(adopted.status()));

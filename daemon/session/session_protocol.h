@@ -64,6 +64,7 @@ struct SessionServices {
   std::vector<Seat> gpus;
   // The bytes that arenas may still take of the machine's memory: no engine's memory is given pages out of these.
   std::atomic<uint64_t> memory_to_come{0};
+  std::shared_ptr<RegionGuard> guard = RegionGuard::Make();  // null: the kernel allows none
 };
 
 // The conversation with one peer. One thread calls it, one request at a time: the next only after the reply.

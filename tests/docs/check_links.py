@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Checks that pages lead somewhere. Prints every breach.
+"""Checks that pages lead somewhere, and that their tables are whole. Prints every breach.
 
 - Relative links and anchors of all pages resolve.
 - Pages that sources, scripts and other pages cite by their path exist.
 - Paths and tests that the pages in docs/ give as evidence, in backticks, exist.
+- Rows of a table have as many cells as its head.
 - Pages that are to be read whole stay short.
 
 usage: check_links.py [ROOT]
@@ -71,12 +72,25 @@ def check_link(root, page, target):
     return None
 
 
+def breaches_of_tables(prose):
+    """Yields (offset, what) for rows of another number of cells than their table's head."""
+    offset, most = 0, None
+    for line in prose.splitlines(keepends=True):
+        bare = line.strip()
+        cells = len(re.findall(r"(?<!\\)\|", bare)) - 1 if bare.startswith("|") and bare.endswith("|") else None
+        if cells is not None and most is not None and cells != most:
+            yield offset, f"a row of {cells} cells in a table of {most}"
+        most = cells if most is None or cells is None else most
+        offset += len(line)
+
+
 def breaches_of_page(root, page, text, tests):
     """Yields (offset, what)."""
     prose = FENCE.sub(blank, text)
     for link in LINK.finditer(CODE.sub(blank, prose)):
         if wrong := check_link(root, page, link.group(1)):
             yield link.start(), wrong
+    yield from breaches_of_tables(prose)
     if page.parts[0] != "docs":
         return
     for code in CODE.finditer(prose):

@@ -74,7 +74,7 @@ bool Witness::Hear(const Prompts& prompts, Texts& acknowledged) {
   return true;
 }
 
-bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted) {
+bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted, size_t* landed) {
   const std::vector<Tokens> prompt = PromptOf(seed);
   const Match match = engine.Lookup(prompt);
   engine.FillTargets(kPoison);
@@ -84,6 +84,7 @@ bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted) {
   bool all = true;
   for (size_t i = 0; i < prompt.size(); ++i) {
     if (reasons[i] == MissReason::kNone) {
+      if (landed != nullptr) ++*landed;
       engine.ExpectTuples(match, i, prompt[i]);
       engine.ExpectLanded(KindOfSegment(i), prompt[i], i * kTokens, kPoison);
     } else if (wanted.contains(i)) {

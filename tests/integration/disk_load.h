@@ -47,8 +47,9 @@ class Witness {
   const std::string ns_;
 };
 
-// Lands the prompt, at the first attempt; what was landed must be what was published. True: all of `wanted` was.
-bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted);
+// Lands the prompt, at the first attempt; what was landed must be what was published. True: all of `wanted` was. Adds
+// the number of texts that were to `landed`.
+bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted, size_t* landed = nullptr);
 
 // Publishes the segments of the prompt that are missing, as far as it can: the daemon may die meanwhile.
 void PublishWhatIsMissing(TestEngine& engine, uint64_t seed);

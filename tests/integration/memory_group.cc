@@ -60,4 +60,13 @@ uint64_t MemoryGroup::Used() const {
   return bytes;
 }
 
+uint64_t MemoryGroup::Shared() const {
+  std::ifstream counts(folder_ + "/memory.stat");
+  uint64_t bytes = 0;
+  for (std::string name; counts >> name >> bytes;) {
+    if (name == "shmem") return bytes;
+  }
+  return 0;
+}
+
 }  // namespace ashlar::integration

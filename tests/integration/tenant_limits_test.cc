@@ -6,11 +6,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ashlar/v1/session.pb.h"
@@ -174,11 +176,54 @@ TEST(EngineMemory, ThatWasNeverTouchedDoesNotKillTheDaemon) {
   const absl::Status refused = engine.client().RegisterRegion(memfd, kBytes).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("register_region.bytes: "));
+  // Pages behind the end are as many as those that are missing inside, and stand for none of them.
+  const int full_behind = MakeMemfd(kBytes);
+  EXPECT_EQ(::fallocate(full_behind, FALLOC_FL_KEEP_SIZE, kBytes, kBytes), 0);
+  const absl::Status hidden = engine.client().RegisterRegion(full_behind, kBytes).status();
+  EXPECT_EQ(hidden.code(), absl::StatusCode::kResourceExhausted) << hidden;
+  ::close(full_behind);
   EXPECT_EQ(::fallocate(memfd, 0, 0, kBytes), 0);  // at this process's charge
   EXPECT_TRUE(engine.client().RegisterRegion(memfd, kBytes).ok());
   ::close(memfd);
   EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
   EXPECT_LT(group->Used(), 256 * kMiB);
+}
+
+// Nor does it pay for what an engine frees between the daemon's check and its writes, again and again.
+TEST(EngineMemory, ThatIsFreedWhileTheDaemonWritesCostsItNothing) {
+  constexpr auto kTouched = TestEngine::Memory::kTouched;
+  constexpr int kRounds = 16;
+  constexpr uint64_t kLanded = 8000 * 2 * 2 * 56 * sizeof(float);
+  DaemonProcess daemon({.dram = "64MiB"});
+  const auto group = MemoryGroup::Make(400 * kMiB);
+  if (group == nullptr) GTEST_SKIP() << "no group of processes can be made here whose memory is limited";
+  ASSERT_TRUE(group->Add(daemon.pid()));
+  const std::vector<Tokens> prompt = MakePrompt(8, 8, 1000);
+  std::vector<std::unique_ptr<TestEngine>> engines;  // what is kept stays charged to whoever allocated it
+  uint64_t before = 0;                               // the arenas
+  for (int round = 0; round < kRounds; ++round) {
+    engines.push_back(std::make_unique<TestEngine>(daemon.client_options(), Shape{.tokens = 8192}, kTouched));
+    TestEngine& engine = *engines.back();
+    if (round == 0) {
+      engine.PublishPrompt(prompt);
+      EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
+      before = group->Shared();
+      EXPECT_GT(before, 0u);
+    }
+    const Match match = engine.Lookup(prompt);
+    std::thread freeing([&, round] {
+      std::this_thread::sleep_for(std::chrono::microseconds(200 * round));
+      ::madvise(engine.region().data(), engine.region().size() / 4096 * 4096, MADV_REMOVE);
+    });
+    Landing landing = engine.Land(match, prompt);
+    landing.Wait(kPatience);  // landed, or missed if the pages went before it began
+    landing.WaitQuiet(kPatience);
+    freeing.join();
+  }
+  EXPECT_LT(group->Shared(), before + kLanded / 2) << "what the engines freed is not the daemon's";
+  engines.clear();
+  TestEngine engine(daemon.client_options(), Shape{.tokens = 8192}, kTouched);
+  EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
 // And for those that the engine has freed.

@@ -78,8 +78,10 @@ TestEngine::TestEngine(ClientOptions options, const Shape& shape, Memory memory)
 
 absl::StatusOr<Region> TestEngine::MakeRegion(Memory memory) {
   if (memory == Memory::kHosted) return client_->HostRegion(bytes_);
-  if (memory == Memory::kRegistered) {
+  if (memory == Memory::kRegistered || memory == Memory::kTouched) {
     const int fd = SealedMemfd(bytes_);
+    const bool taken = memory != Memory::kTouched || ::fallocate(fd, 0, 0, static_cast<off_t>(bytes_)) == 0;
+    EXPECT_TRUE(taken);
     absl::StatusOr<Region> region = client_->RegisterRegion(fd, bytes_);
     ::close(fd);
     return region;

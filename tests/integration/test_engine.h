@@ -38,7 +38,8 @@ struct Shape {
 
 class TestEngine {
  public:
-  enum class Memory { kRegistered, kHosted, kGpuRegistered, kGpuHosted };
+  // kTouched: registered with pages of its own, which kRegistered leaves to the daemon.
+  enum class Memory { kRegistered, kTouched, kHosted, kGpuRegistered, kGpuHosted };
 
   // Failures to connect, open or register are test failures.
   explicit TestEngine(ClientOptions options, const Shape& shape = {}, Memory memory = Memory::kRegistered);

@@ -57,10 +57,10 @@ enum class Bug {
   kForgetsPagePins,         // promise 3: pages are given to others while a landing still writes to them
   kForgetsDeadlines,        // overdue items stay
   kExpiresEarly,            // objects within their time to live end
-  kServesInOrder,           // work begins in the order in which it came, whosever it is
-  kIgnoresShares,           // a tenant may have any number of calls in flight
+  kServesInOrder,           // promise 9: work begins in the order in which it came, whosever it is
+  kIgnoresShares,           // promise 9: a tenant may have any number of calls in flight
   kForgetsSlices,           // promise 6: a call that was begun in slices is not gone on with
-  kRefusesProbes,           // a disk that is well again refuses what is tried on it
+  kRefusesProbes,           // promise 10: a disk that is well again refuses what is tried on it
   kForgetsTooEarly,         // what is to be forgotten is acknowledged before the disk has done so
 };
 

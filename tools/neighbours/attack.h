@@ -56,6 +56,7 @@ std::unique_ptr<Attack> MakeLookups(const Target& target, bool quick);
 std::unique_ptr<Attack> MakeLandings(const Target& target, bool quick);
 std::unique_ptr<Attack> MakeLeases(const Target& target, bool quick);
 std::unique_ptr<Attack> MakeModels(const Target& target, bool quick);
+std::unique_ptr<Attack> MakeCommits(const Target& target, bool quick);
 // On the metrics endpoint.
 std::unique_ptr<Attack> MakeMetrics(const Target& target, bool quick);
 

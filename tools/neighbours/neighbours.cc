@@ -51,6 +51,7 @@ constexpr AttackKind kAttacks[] = {
     {"landings", "MiB landed", MakeLandings, 1100, 1100, 330, 330},
     {"leases", "leases", MakeLeases, 1000, 48, 100, 48},
     {"models", "models", MakeModels, 8, 8, 8, 8},
+    {"commits", "states", MakeCommits, 8, 8, 8, 8},
     {"metrics", "connections at a time", MakeMetrics, 192, 64, 192, 64},
 };
 

@@ -119,6 +119,14 @@ RawEngine& RawEngine::operator=(RawEngine&&) noexcept = default;
 RawEngine::~RawEngine() = default;
 
 absl::StatusOr<RawEngine> RawEngine::Open(const ClientOptions& daemon) {
+  return Open(daemon, SmallLayout(), /*prefixes=*/false);
+}
+
+absl::StatusOr<RawEngine> RawEngine::OpenForPrefixes(const ClientOptions& daemon, const Layout& layout) {
+  return Open(daemon, layout, /*prefixes=*/true);
+}
+
+absl::StatusOr<RawEngine> RawEngine::Open(const ClientOptions& daemon, const Layout& layout, bool prefixes) {
   absl::StatusOr<RawSession> session = RawSession::Open(daemon);
   if (!session.ok()) return session.status();
   RawEngine engine(*std::move(session));
@@ -128,13 +136,22 @@ absl::StatusOr<RawEngine> RawEngine::Open(const ClientOptions& daemon) {
   v1::OpenModelRequest request;
   request.set_session(engine.session_.secret());
   request.set_identity(EncodeIdentity(SmallIdentity()));
-  request.set_layout(EncodeLayout(SmallLayout()));
+  request.set_layout(EncodeLayout(layout));
+  if (prefixes) request.mutable_prefixes()->set_capture_tokens(1);
   v1::OpenModelReply reply;
   if (absl::Status status = engine.calls_->Make(&v1::Cache::Stub::OpenModel, request, reply); !status.ok()) {
     return status;
   }
   engine.model_ = reply.model();
   return engine;
+}
+
+absl::StatusOr<uint64_t> RawEngine::HostRegion(uint64_t bytes) {
+  v1::SessionRequest region;
+  region.mutable_host_region()->set_bytes(bytes);
+  const absl::StatusOr<v1::SessionReply> hosted = session_.Ask(region);
+  if (!hosted.ok()) return hosted.status();
+  return hosted->region().region();
 }
 
 absl::StatusOr<uint64_t> RawEngine::DeclarePages(int memfd, const SegmentPrompt& prompt) {

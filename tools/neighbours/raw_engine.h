@@ -42,12 +42,16 @@ class RawSession {
 class RawEngine {
  public:
   static absl::StatusOr<RawEngine> Open(const ClientOptions& daemon);
+  // Another model than the small one, and for exact prefixes.
+  static absl::StatusOr<RawEngine> OpenForPrefixes(const ClientOptions& daemon, const Layout& layout);
   RawEngine(RawEngine&&) noexcept;
   RawEngine& operator=(RawEngine&&) noexcept;
   ~RawEngine();
 
   const RawSession& session() const { return session_; }
   uint64_t model() const { return model_; }
+  // A region that the daemon hosts; its handle.
+  absl::StatusOr<uint64_t> HostRegion(uint64_t bytes);
   // Pages in a memfd with room for the prompt's segment; their handle.
   absl::StatusOr<uint64_t> DeclarePages(int memfd, const SegmentPrompt& prompt);
   struct Found {
@@ -59,6 +63,7 @@ class RawEngine {
 
  private:
   struct Calls;
+  static absl::StatusOr<RawEngine> Open(const ClientOptions& daemon, const Layout& layout, bool prefixes);
   explicit RawEngine(RawSession session);
 
   RawSession session_;

@@ -211,7 +211,7 @@ class Cache:
         does not have. Publish it, and end the request.
         """
         rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only
-        return cast(Request, self._handle.begin(Request, tokens, segments, page_table, *rest, True))
+        return self._handle.begin(Request, tokens, segments, page_table, *rest, True)  # type: ignore[return-value]
 
     def start_begin(
         self,
@@ -228,7 +228,7 @@ class Cache:
     ) -> Request:
         """`begin` without waiting: the plan is known once `Request.poll_plan` says OK."""
         rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only
-        return cast(Request, self._handle.begin(Request, tokens, segments, page_table, *rest, False))
+        return self._handle.begin(Request, tokens, segments, page_table, *rest, False)  # type: ignore[return-value]
 
     async def begin_async(
         self,

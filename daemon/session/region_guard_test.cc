@@ -1,0 +1,141 @@
+#include "daemon/session/region_guard.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/session/region.h"
+#include "daemon/testing/node.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kGuardedPage = 4096, kGuardedBytes = 256 * kGuardedPage;
+
+class RegionGuardTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (guard_ == nullptr) GTEST_SKIP() << "userfaultfd is not allowed here";
+  }
+  struct Memory {
+    UniqueFd memfd;
+    std::shared_ptr<Region> region;
+  };
+  // Of an engine that has touched it all.
+  Memory Make() {
+    Memory made{MakeMemfd(kGuardedBytes, F_SEAL_SHRINK), nullptr};
+    EXPECT_EQ(fallocate(made.memfd.get(), 0, 0, kGuardedBytes), 0);
+    auto region = Region::Register(made.memfd, kGuardedBytes);
+    EXPECT_TRUE(region.ok());
+    made.region = *std::move(region);
+    made.region->GuardWith(guard_.get());
+    return made;
+  }
+  static void Free(const Memory& memory, uint64_t offset, uint64_t bytes) {
+    EXPECT_EQ(fallocate(memory.memfd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                        static_cast<off_t>(bytes)),
+              0);
+  }
+  static uint64_t BytesThere(const Memory& memory) {
+    struct stat file {};
+    EXPECT_EQ(fstat(memory.memfd.get(), &file), 0);
+    return static_cast<uint64_t>(file.st_blocks) * 512;
+  }
+  // Pages of the daemon's mapping that take memory.
+  static size_t Resident(const Region& region) {
+    std::vector<unsigned char> pages(kGuardedBytes / kGuardedPage);
+    EXPECT_EQ(mincore(region.data(), kGuardedBytes, pages.data()), 0);
+    size_t count = 0;
+    for (const unsigned char page : pages) count += page & 1;
+    return count;
+  }
+
+  const std::shared_ptr<RegionGuard> guard_ = RegionGuard::Make();
+};
+
+TEST_F(RegionGuardTest, MemoryThatIsThereIsTheEngines) {
+  const Memory memory = Make();
+  std::memset(memory.region->data(), 7, kGuardedBytes);
+  char byte = 0;
+  ASSERT_EQ(pread(memory.memfd.get(), &byte, 1, kGuardedBytes - 1), 1);
+  EXPECT_EQ(byte, 7);
+  EXPECT_FALSE(memory.region->lost());
+  Free(memory, kGuardedPage, kGuardedPage);
+  ASSERT_EQ(fallocate(memory.memfd.get(), 0, kGuardedPage, kGuardedPage), 0);
+  memory.region->data()[kGuardedPage] = std::byte{1};
+  EXPECT_FALSE(memory.region->lost()) << "it was there again";
+  EXPECT_TRUE(memory.region->CheckWhole("field").ok());
+}
+
+TEST_F(RegionGuardTest, APageThatWasFreedIsNotAllocatedByTheDaemon) {
+  const Memory memory = Make(), other = Make();
+  std::memset(memory.region->data(), 7, kGuardedBytes);
+  Free(memory, 0, kGuardedBytes / 2);
+  const std::byte read = memory.region->data()[0];  // reading would allocate, too
+  EXPECT_EQ(read, std::byte{0});
+  std::memset(memory.region->data(), 8, kGuardedBytes);
+  EXPECT_EQ(BytesThere(memory), kGuardedBytes / 2);
+  EXPECT_TRUE(memory.region->lost());
+  ASSERT_EQ(fallocate(memory.memfd.get(), 0, 0, kGuardedBytes), 0);
+  const absl::Status refused = memory.region->CheckWhole("field");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("field: pages of the region were freed while the daemon used"));
+  EXPECT_TRUE(Eventually([&] { return Resident(*memory.region) == 0; })) << "what stands in for it is emptied";
+  EXPECT_FALSE(other.region->lost());
+  const auto again = Region::Register(memory.memfd, kGuardedBytes);
+  ASSERT_TRUE(again.ok());
+  EXPECT_TRUE((*again)->CheckWhole("field").ok());
+}
+
+// Four threads write as landings do, while the engine frees what they write, and regions end.
+TEST_F(RegionGuardTest, WhateverIsFreedWhileItIsWrittenCostsTheDaemonNothing) {
+  for (int round = 0; round < 20; ++round) {
+    const Memory memory = Make();
+    std::vector<std::thread> writers;
+    for (int writer = 0; writer < 4; ++writer) {
+      writers.emplace_back([region = memory.region, writer] {
+        for (int pass = 0; pass < 8; ++pass) {
+          const uint64_t quarter = (writer + pass) % 4;
+          std::memset(region->data() + quarter * kGuardedBytes / 4, pass, kGuardedBytes / 4);
+        }
+      });
+    }
+    Free(memory, 0, kGuardedBytes);
+    for (std::thread& writer : writers) writer.join();
+    EXPECT_EQ(BytesThere(memory), 0u) << round;
+  }
+}
+
+TEST_F(RegionGuardTest, PagesBehindTheEndStandForNoneInside) {
+  const UniqueFd memfd = MakeMemfd(kGuardedBytes, F_SEAL_SHRINK);
+  ASSERT_EQ(fallocate(memfd.get(), FALLOC_FL_KEEP_SIZE, kGuardedBytes, kGuardedBytes), 0);
+  const auto region = Region::Register(memfd, kGuardedBytes);
+  ASSERT_TRUE(region.ok());
+  EXPECT_EQ((*region)->Measure().missing_bytes, kGuardedBytes);
+  EXPECT_NE(fallocate(memfd.get(), FALLOC_FL_KEEP_SIZE, kGuardedBytes, kGuardedBytes), 0)
+      << "nor can there be any later";
+  EXPECT_NE(ftruncate(memfd.get(), 2 * kGuardedBytes), 0);
+}
+
+TEST_F(RegionGuardTest, AMemfdThatCouldGrowIsNotRegistered) {
+  const UniqueFd memfd = MakeMemfd(kGuardedBytes, F_SEAL_SHRINK | F_SEAL_SEAL);
+  const absl::Status refused = Region::Register(memfd, kGuardedBytes).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused.message(), "register_region.descriptor: not sealed with F_SEAL_GROW, and cannot be");
+  const UniqueFd sealed = MakeMemfd(kGuardedBytes, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  EXPECT_TRUE(Region::Register(sealed, kGuardedBytes).ok());
+}
+
+}  // namespace
+}  // namespace ashlar::daemon
