@@ -42,6 +42,8 @@ struct ClusterFigures {
   uint64_t peer_leases = 0;
   uint64_t bytes_sent = 0, bytes_received = 0;
   uint64_t transport_refused = 0, transport_malformed = 0;
+  uint64_t peers_by_am = 0, peers_by_rma = 0;     // that this node has a connection to, by how bytes come over it
+  uint64_t read_bytes = 0, registered_bytes = 0;  // by network cards; read at peers, and in arenas that peers' may read
   bool slow_fabric = false;
   int64_t certificate_expiry = 0;  // Unix time; 0: peers are believed without one
 };

@@ -49,8 +49,20 @@ EtcdDirectoryOptions DirectoryOptions(const v1::Cluster& cluster) {
           .mirror_entries = etcd.mirror_entries()};
 }
 
-PeersOptions OptionsOf(const v1::Cluster& cluster) {
+// By the configuration's own numbers, as an operator knows them.
+std::vector<std::optional<uint8_t>> GpusOfTiers(const v1::Config& config) {
+  std::vector<std::optional<uint8_t>> gpus;
+  for (const v1::Hbm& tier : config.hbm()) {
+    const bool fits = tier.has_device() && tier.device() < Holding::kMostGpus;
+    gpus.push_back(fits ? std::optional(static_cast<uint8_t>(tier.device())) : std::nullopt);
+  }
+  return gpus;
+}
+
+PeersOptions OptionsOf(const v1::Config& config) {
+  const v1::Cluster& cluster = config.cluster();
   PeersOptions options;
+  options.gpus = GpusOfTiers(config);
   options.self = cluster.node();
   options.lookup.deadline = cluster.lookup_milliseconds() * kMillisecond;
   options.replicas.bytes_per_second = cluster.replicate() == "hot" ? cluster.replica_bytes() : 0;
@@ -70,6 +82,7 @@ absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& clu
   TransportOptions options;
   options.listen = *std::move(listen);
   options.expect_rdma = cluster.expect_transport() == "rdma";
+  options.reads = cluster.rdma_reads() == "off" ? RemoteReads::kNever : RemoteReads::kByCards;
   options.allow = {cluster.transport_allow().begin(), cluster.transport_allow().end()};
   options.log = [](const std::string& event, const std::string& peer, const std::string& detail) {
     Log(event == "suspect" ? LogLevel::kWarning : LogLevel::kInfo, "transport",
@@ -125,7 +138,7 @@ struct Cluster::Impl {
                    .transport_address = options.transport_address(),
                    .version = Version()},
                   Events(), clock),
-        peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(options)),
+        peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(config)),
         forgetter(loop, slow, clock, directory, NamesOf(config),
                   config.ssd().capacity_bytes() > 0 ? config.ssd().folder() : ""),
         acknowledgements(directory, clock) {}
@@ -206,11 +219,17 @@ storage::TellResidence Cluster::residence() {
 }
 
 std::string Cluster::DescribeTransport() const {
-  std::string lines = "# UCX's settings that are in force:\n";
+  const char* const path = impl_->transport->reads() ? "rma: network cards read it at its holder" : "am: by messages";
+  std::string lines =
+      absl::StrCat("# What this node fetches comes by ", path, "\n# UCX's settings that are in force:\n");
   for (const UcxSetting& setting : impl_->transport->settings()) {
     absl::StrAppend(&lines, "# ", setting.name, "=", setting.value, " (", setting.from, ")\n");
   }
   return lines;
+}
+
+std::vector<Located> Cluster::Locate(const NamespaceId& ns, std::span<const Key> keys) const {
+  return impl_->directory.Locate(ns, keys);
 }
 
 RemoteLookup& Cluster::lookup() {
@@ -221,8 +240,9 @@ PromptHandOff& Cluster::hand_off() {
   return impl_->peers.hand_off();
 }
 
-void Cluster::Attach(storage::Cache& cache, const storage::Tier& top, Router& router,
+void Cluster::Attach(storage::Cache& cache, storage::MemoryTier& top, Router& router,
                      std::function<void(storage::TenantId)> forget_pages) {
+  top.OnArena(Holder::Registering(*impl_->transport));
   impl_->peers.Start(cache, top);
   impl_->forgetter.Start(cache, std::move(forget_pages));
   impl_->peers.Route(router);
@@ -308,6 +328,8 @@ ClusterFigures Cluster::figures() const {
                          .peer_leases = peers.holder.leases,
                          .transport_refused = transport.refused,
                          .transport_malformed = transport.malformed,
+                         .read_bytes = transport.read_bytes,
+                         .registered_bytes = transport.registered_bytes,
                          .slow_fabric = transport.slow_fabric,
                          .certificate_expiry = impl_->trusted->tls == nullptr ? 0 : impl_->trusted->tls->expiry()};
   const auto add = [&](const char* why, const OfferCounts& counts) {
@@ -320,6 +342,8 @@ ClusterFigures Cluster::figures() const {
   for (const PeerStats& peer : transport.peers) {
     figures.bytes_sent += peer.bytes_sent;
     figures.bytes_received += peer.bytes_received;
+    if (!peer.connected || peer.accepted) continue;
+    ++(peer.path == "rma" ? figures.peers_by_rma : figures.peers_by_am);
   }
   for (size_t i = 0; i < kRefusals; ++i) {
     const auto refusal = static_cast<Refusal>(i);

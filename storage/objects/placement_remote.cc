@@ -44,11 +44,13 @@ bool Placement::ForgetIfRemote(Entry& entry) {
 void Placement::Reside(Entry& entry, bool here) {
   const auto end = entry.copies.begin() + static_cast<ptrdiff_t>(levels());
   const auto nearest = std::find_if(entry.copies.begin(), end, [](const Copy& copy) { return copy.whole(); });
-  const TierKind now =
-      here && nearest != end ? kind(static_cast<size_t>(nearest - entry.copies.begin())) : TierKind::kNone;
+  const auto level = static_cast<size_t>(nearest - entry.copies.begin());
+  const TierKind now = here && nearest != end ? kind(level) : TierKind::kNone;
+  const auto at = static_cast<uint8_t>(now == TierKind::kNone ? 0 : level);
   const bool saved = here && disk_ != nullptr && entry.copies[disk_level_].whole();
-  if (now == entry.resides && saved == entry.saved) return;
+  if (now == entry.resides && at == entry.resides_at && saved == entry.saved) return;
   entry.resides = now;
+  entry.resides_at = at;
   entry.saved = saved;
   events_.resides(entry);
 }

@@ -177,9 +177,11 @@ TEST(EngineMemory, ThatWasNeverTouchedDoesNotKillTheDaemon) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("register_region.bytes: "));
   // Pages behind the end are as many as those that are missing inside, and stand for none of them.
-  EXPECT_EQ(::fallocate(memfd, FALLOC_FL_KEEP_SIZE, kBytes, kBytes), 0);
-  const absl::Status hidden = engine.client().RegisterRegion(memfd, kBytes).status();
+  const int full_behind = MakeMemfd(kBytes);
+  EXPECT_EQ(::fallocate(full_behind, FALLOC_FL_KEEP_SIZE, kBytes, kBytes), 0);
+  const absl::Status hidden = engine.client().RegisterRegion(full_behind, kBytes).status();
   EXPECT_EQ(hidden.code(), absl::StatusCode::kResourceExhausted) << hidden;
+  ::close(full_behind);
   EXPECT_EQ(::fallocate(memfd, 0, 0, kBytes), 0);  // at this process's charge
   EXPECT_TRUE(engine.client().RegisterRegion(memfd, kBytes).ok());
   ::close(memfd);

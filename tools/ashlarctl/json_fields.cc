@@ -39,7 +39,11 @@ const FieldList kTextFields = {{"kind", "segment or checkpoint"},
                                {"elsewhere.namespace", "under which the same text was published"},
                                {"elsewhere.field", "the first that differs"},
                                {"elsewhere.here", "its value in the model that was asked about"},
-                               {"elsewhere.there", "and in the other one"}};
+                               {"elsewhere.there", "and in the other one"},
+                               {"holders[].node", "another node that is known to have it; not with --last"},
+                               {"holders[].tier", "its nearest copy there"},
+                               {"holders[].gpu", "of hbm: its number in that node's configuration, where it says so"},
+                               {"holders[].rank", "of the tensor-parallel shard"}};
 
 const FieldList kFoundFields = {{"texts[].file", "as given"}, {"texts[].found", "there was such an object"}};
 

@@ -54,7 +54,7 @@ TEST(Mirror, DepthsAreThoseOfCheckpointsAndSpans) {
   mirror.Put(IdOf(1, 2), 9, {.kind = ObjectKind::kCheckpoint, .depth = 100});
   mirror.Put(IdOf(1, 3), 9, {.kind = ObjectKind::kSpan, .depth = 300, .span_begin = 200});
   mirror.Put(IdOf(1, 4), 9, {.kind = ObjectKind::kCheckpoint, .depth = 100});
-  mirror.Put(IdOf(1, 5), 9, {.kind = ObjectKind::kPrefixPage, .depth = 50});
+  mirror.Put(IdOf(1, 5), 9, {.kind = ObjectKind::kPrefixBlock, .depth = 50});
   mirror.Put(IdOf(1, 6), 9, {.kind = ObjectKind::kSegment});
   EXPECT_THAT(mirror.Depths(NamespaceOf(1), 300), ElementsAre(Pair(100, 0), Pair(300, 0), Pair(300, 200)));
   mirror.Remove(IdOf(1, 2), 9);

@@ -51,7 +51,9 @@ void Exchange::Heard(Connection& connection) {
   if (!connection.lanes.empty()) return;
   connection.lanes = ucx_->Lanes(*connection.link);
   if (connection.lanes.empty()) connection.lanes = "unknown";
-  Log("connected", connection.link->peer, connection.lanes);
+  connection.reads = ucx_->ReadsOver(connection.lanes);
+  const std::string path = connection.reads ? "rma" : "am";
+  Log("connected", connection.link->peer, absl::StrCat(connection.lanes, ", path ", path));
   if (options_.expect_rdma && !absl::StrContains(connection.lanes, "rc_") &&
       !absl::StrContains(connection.lanes, "dc_")) {
     counts_.slow_fabric = true;
@@ -59,6 +61,7 @@ void Exchange::Heard(Connection& connection) {
   if (connection.peer == nullptr) return;
   connection.peer->heard = true;
   connection.peer->lanes = connection.lanes;
+  connection.peer->path = path;
   connection.peer->failures_in_a_row = 0;
 }
 
@@ -79,6 +82,7 @@ void Exchange::Closed(Link& link) {
   std::erase(dropped_, &link);  // one that was dropped may break by itself before its turn to be closed
   const auto found = connections_.find(link.id);
   if (found == connections_.end()) return;
+  GiveBackAll(found->second);  // no card reads over a link that is closed
   if (link.accepted) --accepted_;
   connections_.erase(link.id);
 }

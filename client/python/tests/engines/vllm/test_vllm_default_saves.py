@@ -53,7 +53,7 @@ def test_prompts_are_resumed_with_the_same_answer_while_others_are_saved(model, 
 def test_blocks_are_held_until_their_save_has_ended(model, shared_daemon, expected):
     """The engine has room for little more than one prompt: it would compute the next one over what is being saved."""
     block = BLOCK[model]
-    blocks = {"qwen3": 6, "qwen3_5": 14}[model]
+    blocks = {"qwen3": 6, "qwen3_5": 16}[model]
     texts = [prompt(f"tight {model} {i}", 2 * block + 30) for i in range(4)]
     wanted = expected(model, texts)
     room = dict(num_gpu_blocks_override=blocks, max_num_seqs=1, max_model_len=3 * block)
@@ -108,7 +108,7 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
     with Child(model, by_default(shared_daemon), **room) as child:
         for _ in range(2):
             for (tokens, logs, _), (other, others) in zip(child.generate(texts, 24), wanted):
-                # What was decoded before is computed as a prompt, which rounds in another way: a token may then be
+                # Tokens decoded before are computed as a prompt, which rounds in another way: a token may then be
                 # another one, but not one before the preemption.
                 parting = next((i for i, pair in enumerate(zip(tokens, other)) if pair[0] != pair[1]), len(tokens))
                 assert parting >= (24 if model == "qwen3" else 8), (tokens, other)

@@ -16,7 +16,8 @@ def test_a_worker_that_cannot_be_served_holds_no_blocks(model, error, shared_dae
         raise error
 
     monkeypatch.setattr(ashlar.vllm.worker, "places", places)
-    with Child(model, connector(shared_daemon), num_gpu_blocks_override=64) as child:
+    room = dict(num_gpu_blocks_override=64, max_model_len=3 * BLOCK[model])
+    with Child(model, connector(shared_daemon), **room) as child:
         for _ in range(2):
             for text in texts:
                 same(child.generate([text]), expected(model, [text]))
