@@ -181,7 +181,7 @@ TEST_F(PeerFaultsTest, WrongBytesOfAPeerNeverLand) {
   TestEngine engine(cluster_->daemon(1).client_options());
   std::optional<Match> match;
   ASSERT_GT(SpoilArenas(cluster_->daemon(0).pid()), 0u);
-  // What the holder's own check of the header finds is a miss already; the rest is found as it lands.
+  // The holder's own check of the header makes a miss of some already; the rest are found as they land.
   const bool known = Eventually(
       [&] { return cluster_->daemon(1).Metric("ashlar_directory_entries") >= static_cast<double>(prompt.size()); });
   ASSERT_TRUE(known);

@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kAreaBytes = Areas::kArea;
 constexpr int64_t kLittleSilence = 300'000'000;
 
-// What a reader must know, over a pipe.
+// Told to a reader over a pipe.
 struct Told {
   HostPort peer;
   Grant grant;

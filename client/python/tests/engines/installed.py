@@ -21,7 +21,7 @@ def install(folder):
     venv.create(folder / "env", with_pip=True, symlinks=True)
     packages = pathlib.Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env"), "platbase": str(folder / "env")}))
     (packages / "engines.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    # What stands in the engines' environment satisfies the extra, or pip says what it lacks.
+    # The engines' environment satisfies the extra, or pip says what is missing.
     wheel = next(folder.glob("ashlar-*.whl"))
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ASHLARD", "ASHLAR_BUILD")}
     environment["PATH"] = f"{folder / 'env' / 'bin'}:{os.environ['PATH']}"

@@ -108,7 +108,7 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
     with Child(model, by_default(shared_daemon), **room) as child:
         for _ in range(2):
             for (tokens, logs, _), (other, others) in zip(child.generate(texts, 24), wanted):
-                # What was decoded before is computed as a prompt, which rounds in another way: a token may then be
+                # Tokens decoded before are computed as a prompt, which rounds in another way: a token may then be
                 # another one, but not one before the preemption.
                 parting = next((i for i, pair in enumerate(zip(tokens, other)) if pair[0] != pair[1]), len(tokens))
                 assert parting >= (24 if model == "qwen3" else 8), (tokens, other)
