@@ -230,7 +230,7 @@ struct Daemon::Impl {
     TellOfDisk(levels);
     measured_at = loops->clock.Now();
     if (levels.cluster.slow_fabric && !slow_fabric) {
-      Log(LogLevel::kError, "cluster.expect_transport is rdma, and bytes go another way: this node is not ready", {});
+      Log(LogLevel::kError, absl::StrCat(kSlowFabric, ": this node is not ready"), {});
     }
     slow_fabric = levels.cluster.slow_fabric;
     uint64_t to_come = 0;
@@ -245,7 +245,9 @@ struct Daemon::Impl {
   absl::StatusOr<std::unique_ptr<HttpEndpoint>> StartHttp(const v1::Config& config) const {
     return HttpEndpoint::Start(config, metrics,
                                {.alive = [this] { return loops->clock.Now() - measured_at <= kStandstill; },
-                                .ready = [this] { return ready && !slow_fabric; }});
+                                .unready = [this] { return !ready        ? "draining"
+                                                           : slow_fabric ? kSlowFabric
+                                                                         : ""; }});
   }
 
   // Any thread, while all servers are there. False: the daemon stops, and drains until then.

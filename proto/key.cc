@@ -76,7 +76,7 @@ absl::string_view Name(ObjectKind kind) {
   switch (kind) {
     case ObjectKind::kSegment:
       return "segment";
-    case ObjectKind::kPrefixPage:
+    case ObjectKind::kPrefixBlock:
       return "prefix_page";
     case ObjectKind::kCheckpoint:
       return "checkpoint";

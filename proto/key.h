@@ -36,10 +36,10 @@ using Key = Digest;
 
 // The content of an object. Numbers are part of the key and of the object format.
 enum class ObjectKind : uint8_t {
-  kSegment = 1,     // interior of a run of tokens, usable at any position
-  kPrefixPage = 2,  // keys and values of a block of a prefix (proto/prefix.h)
-  kCheckpoint = 3,  // states at one prefix depth, with the prefix's keys and values that no block has
-  kSpan = 4,        // the recurrence's inputs of a run of tokens behind a checkpoint, with their keys and values
+  kSegment = 1,      // interior of a run of tokens, usable at any position
+  kPrefixBlock = 2,  // keys and values of a block of a prefix (proto/prefix.h)
+  kCheckpoint = 3,   // states at one prefix depth, with the prefix's keys and values that no block has
+  kSpan = 4,         // the recurrence's inputs of a run of tokens behind a checkpoint, with their keys and values
 };
 absl::string_view Name(ObjectKind kind);
 // The kind with which a prompt's segment is looked up: the first stands at position 0, so it is a prefix and cached

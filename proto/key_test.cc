@@ -60,7 +60,7 @@ TEST(Key, SeparatesEveryInput) {
     ++made;
   };
   const NamespaceId ns = ExampleNamespace();
-  for (const auto kind : {ObjectKind::kSegment, ObjectKind::kPrefixPage, ObjectKind::kCheckpoint, ObjectKind::kSpan}) {
+  for (const auto kind : {ObjectKind::kSegment, ObjectKind::kPrefixBlock, ObjectKind::kCheckpoint, ObjectKind::kSpan}) {
     add(MakeKey(ns, kind, kTokens));
   }
   add(MakeKey(MakeNamespace("other", ExampleIdentity(), ExampleLayout()), ObjectKind::kSegment, kTokens));

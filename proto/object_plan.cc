@@ -201,7 +201,7 @@ absl::StatusOr<ObjectHeader> PlanParts(const Layout& layout, ObjectHeader header
   header.parts.reserve(4 * layout.layers.size());
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {
     if (const auto* linear = std::get_if<LinearLayer>(&layout.layers[i])) {
-      if (header.kind == ObjectKind::kPrefixPage) continue;
+      if (header.kind == ObjectKind::kPrefixBlock) continue;
       if (header.kind != ObjectKind::kSpan) {
         AddLinear(i, *linear, header);
       } else if (absl::Status status = AddSpan(i, *linear, span, header); !status.ok()) {
@@ -236,7 +236,7 @@ absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId&
 
 absl::StatusOr<ObjectHeader> PlanPrefixBlock(const Layout& layout, const NamespaceId& ns, const Key& key,
                                              uint32_t block_tokens, uint64_t end) {
-  ObjectHeader header{.ns = ns, .key = key, .kind = ObjectKind::kPrefixPage, .tokens = end};
+  ObjectHeader header{.ns = ns, .key = key, .kind = ObjectKind::kPrefixBlock, .tokens = end};
   if (absl::Status status = CheckTokens(end); !status.ok()) return status;
   if (end % block_tokens != 0) return Invalid("tokens: ", end, " do not end with a block of ", block_tokens);
   header.first_token = end - block_tokens;

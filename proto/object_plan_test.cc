@@ -213,7 +213,7 @@ TEST(PlanObject, RefusesImpossibleTokenCounts) {
 }
 
 TEST(PlanObject, NamesTheKindThatHasNoStoredForm) {
-  for (const auto& [kind, name] : {std::pair(ObjectKind::kPrefixPage, "prefix_page"), {ObjectKind::kSpan, "span"}}) {
+  for (const auto& [kind, name] : {std::pair(ObjectKind::kPrefixBlock, "prefix_page"), {ObjectKind::kSpan, "span"}}) {
     const auto header = PlanObject(ExampleLayout(), {}, {}, kind, 100);
     EXPECT_EQ(header.status().code(), absl::StatusCode::kUnimplemented);
     EXPECT_THAT(std::string(header.status().message()), testing::StartsWith(std::string("kind: ") + name));

@@ -16,7 +16,7 @@ PrefixKeys::PrefixKeys(const NamespaceId& ns, uint32_t block_tokens, std::span<c
   blocks_.reserve(tokens.size() / block_tokens);
   const Digest* before = &root_;
   for (size_t end = block_tokens; end <= tokens.size(); end += block_tokens) {
-    before = &blocks_.emplace_back(Chained(ObjectKind::kPrefixPage, *before, end - block_tokens, end));
+    before = &blocks_.emplace_back(Chained(ObjectKind::kPrefixBlock, *before, end - block_tokens, end));
   }
 }
 

@@ -1,6 +1,6 @@
 // The storage of an exact prefix: its keys and values in blocks, its states in checkpoints, each an object of its own.
 //
-// A *block* (kPrefixPage) has the keys and values of one run of tokens at a multiple of a fixed length, and no states:
+// A *block* (kPrefixBlock) has the keys and values of one run of tokens at a multiple of a fixed length, and no states:
 // a prefix shares the blocks of all longer ones. A *checkpoint* (kCheckpoint) has the states of all linear layers at
 // one depth, and the keys and values behind the last whole block before it, so that a prompt resumes at the exact
 // token. Both are published and landed with the text's first token at position 0: rows keep their positions, and no key

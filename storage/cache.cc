@@ -4,12 +4,12 @@
 #include <map>
 #include <utility>
 
-#include "storage/drain.h"
 #include "storage/lookup/explainer.h"
 #include "storage/lookup/lease.h"
 #include "storage/lookup/matcher.h"
 #include "storage/lookup/search.h"
 #include "storage/open_sessions.h"
+#include "storage/session_transfers.h"
 #include "storage/transfer/composer.h"
 #include "storage/transfer/lander.h"
 #include "storage/transfer/publisher.h"
@@ -42,17 +42,18 @@ struct Cache::Impl {
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session,
                 options.leases_per_tenant, options.leased_segments_per_tenant}),
-        publisher(table, mover, clock, drain, options.reservation,
+        publisher(table, mover, clock, transfers, options.reservation,
                   [this](SessionId session) { return sessions.Level(session); }),
         prefixes(
-            table, publisher, drain, clock, this->observer, [this](SessionId session) { return sessions.Has(session); },
+            table, publisher, transfers, clock, this->observer,
+            [this](SessionId session) { return sessions.Has(session); },
             [tiers](TenantId tenant) { return LargestCapacity(tiers, tenant); }),
         matcher(
             table, prefixes, leases, explainer, clock, this->observer,
             [this](SessionId session) { return sessions.Has(session); },
             [this](SessionId session) { return sessions.Level(session); }),
-        lander(table, mover, clock, drain, in_flight, options.landings_per_session, this->observer),
-        composer(table, mover, drain, clock, in_flight, options.compositions_per_session, this->observer),
+        lander(table, mover, clock, transfers, in_flight, options.landings_per_session, this->observer),
+        composer(table, mover, transfers, clock, in_flight, options.compositions_per_session, this->observer),
         upkeep(table, prefixes, explainer, tiers, copying, clock) {}
 
   const TenantId* Tenant(SessionId session) const { return sessions.Tenant(session); }
@@ -102,7 +103,7 @@ struct Cache::Impl {
   OpenSessions sessions;
   Observer ignored;
   Observer& observer;
-  Drain drain;
+  SessionTransfers transfers;
   struct Closing {
     TenantId tenant = 0;
     Freed freed;
@@ -205,7 +206,7 @@ std::optional<Cache::Freed> Cache::CloseSession(SessionId session, const std::fu
     freed = so_far;
     impl_->closing.erase(closing);
   }
-  impl_->drain.WhenIdle(session, drained);
+  impl_->transfers.WhenIdle(session, drained);
   return freed;
 }
 
@@ -437,7 +438,7 @@ Cache::Stats Cache::stats() const {
           .reservations = impl_->publisher.reservations(),
           .landings = impl_->lander.landings(),
           .compositions = impl_->composer.compositions(),
-          .copies_under_way = impl_->table.placement().fills(),
+          .copies_under_way = impl_->table.placement().tier_copies(),
           .unsaved = impl_->table.placement().unsaved()};
 }
 

@@ -157,7 +157,7 @@ class Cache {
   // another namespace says so (kNamespaceDiffers). Evicts what is needed to make room, and drops an object that is
   // there already but whose stored header has changed. kDeclined: to land so many bytes takes longer than `recompute`,
   // what computing them again takes (0: not known); nothing is reserved. `flops`, which that takes (0: not known), is
-  // what having the object is worth when others need its space.
+  // what having the object is worth when others need its space. A plan of no tokens is for room alone, until Abandon.
   Reservation Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text = {},
                       PoolKind pool = PoolKind::kPublic, Nanos recompute = 0, double flops = 0);
   // The plan behind a reservation of this session; null when unknown. For checking sources before Publish.

@@ -96,11 +96,9 @@ void Match::Impl::TakePrefix(const v1::PrefixMatch& answer, const Layout& layout
   if (!answer.has_checkpoint() || answer.has_span() != (found.span_tokens > 0) || found.span_tokens >= found.depth) {
     return;
   }
-  std::vector<uint32_t> numbers;
   const auto take = [&](const v1::SegmentMatch& object) {
     found.tier = std::max(found.tier, static_cast<TierKind>(object.tier()));
     found.bytes += object.bytes();
-    numbers.push_back(object.object());
     return object.miss_reason() == static_cast<uint32_t>(MissReason::kNone);
   };
   const bool all_hit = std::ranges::all_of(answer.blocks(), take) && take(answer.checkpoint()) &&
@@ -118,20 +116,23 @@ void Match::Impl::TakePrefix(const v1::PrefixMatch& answer, const Layout& layout
     span = *std::move(mapped);
   }
   checkpoint = *std::move(object);
+  for (const v1::SegmentMatch& block : answer.blocks()) block_numbers.push_back(block.object());
   checkpoint_number = answer.checkpoint().object();
+  if (answer.has_span()) span_number = answer.span().object();
   prefix = found;
   prefix_depth = found.depth;
-  prefix_numbers = std::move(numbers);
   resumable.assign(answer.resumable().begin(), answer.resumable().end());
 }
 
 Match::Impl::Objects Match::Impl::ObjectsOf(const LandSegment& segment) const {
   if (segment.segment == LandSegment::kPrefix) {
-    if (prefix_numbers.empty() || segment.first_position != 0 || segment.rotary_shift != 0)
+    if (checkpoint == nullptr || segment.first_position != 0 || segment.rotary_shift != 0)
       return {MissReason::kInvalidRequest, {}};
-    const size_t blocks = prefix_numbers.size() - (span == nullptr ? 1 : 2);
-    const auto first = static_cast<int64_t>(std::min<size_t>(segment.present_blocks, blocks));
-    return {MissReason::kNone, {prefix_numbers.begin() + first, prefix_numbers.end()}};
+    const auto first = static_cast<int64_t>(std::min<size_t>(segment.present_blocks, block_numbers.size()));
+    std::vector<uint32_t> numbers(block_numbers.begin() + first, block_numbers.end());
+    numbers.push_back(checkpoint_number);
+    if (span != nullptr) numbers.push_back(span_number);
+    return {MissReason::kNone, std::move(numbers)};
   }
   if (segment.segment >= segments.size()) return {MissReason::kInvalidRequest, {}};
   return {segments[segment.segment].reason, {segment.segment}};
@@ -144,7 +145,7 @@ std::shared_ptr<MappedObject> Match::Impl::TuplesIn(uint32_t segment) const {
 
 std::vector<LandSegment> Match::Impl::WhatToLand() const {
   std::vector<LandSegment> landable;
-  if (!prefix_numbers.empty()) landable.push_back({.segment = LandSegment::kPrefix});
+  if (checkpoint != nullptr) landable.push_back({.segment = LandSegment::kPrefix});
   for (uint32_t i = 0; i < segments.size(); ++i) {
     if (segments[i].hit()) landable.push_back({i, segments[i].start});
   }
@@ -152,7 +153,7 @@ std::vector<LandSegment> Match::Impl::WhatToLand() const {
 }
 
 std::optional<std::vector<size_t>> Match::Impl::PlacesOf(const v1::PromptMatch& answer) const {
-  const size_t before = prefix_numbers.empty() ? 0 : 1;
+  const size_t before = checkpoint == nullptr ? 0 : 1;
   std::vector<size_t> places;
   for (int i = 0; i < answer.segments_size(); ++i) {
     if (answer.segments(i).miss_reason() != 0) continue;
@@ -161,8 +162,8 @@ std::optional<std::vector<size_t>> Match::Impl::PlacesOf(const v1::PromptMatch& 
     places.push_back(before + places.size());
   }
   const bool has_prefix = answer.prefix().has_checkpoint();
-  if (has_prefix == prefix_numbers.empty()) return std::nullopt;
-  places.insert(places.end(), prefix_numbers.size(), 0);
+  if (has_prefix != (checkpoint != nullptr)) return std::nullopt;
+  places.insert(places.end(), ObjectsOf({.segment = LandSegment::kPrefix}).numbers.size(), 0);
   return places;
 }
 

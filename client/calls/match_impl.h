@@ -57,10 +57,12 @@ struct Match::Impl {
   std::vector<std::shared_ptr<internal::MappedObject>> objects;  // one a segment; null for a miss
   PrefixResult prefix;
   std::vector<uint64_t> resumable;
-  std::vector<uint32_t> prefix_numbers;                // of its objects in the lease: blocks, checkpoint, span
   std::shared_ptr<internal::MappedObject> checkpoint;  // the prefix's states; null: no prefix
-  uint32_t checkpoint_number = LandSegment::kPrefix;   // in the lease; of no prefix kPrefix, which no lease has
   std::unique_ptr<internal::MappedObject> span;        // null: there is none
+  // Numbers in the lease. kPrefix, which no lease has, stands for none.
+  std::vector<uint32_t> block_numbers;
+  uint32_t checkpoint_number = LandSegment::kPrefix;
+  uint32_t span_number = LandSegment::kPrefix;
   internal::CreatorProcess creator;
 };
 

@@ -10,6 +10,7 @@
 #include "ashlar/v1/admin.pb.h"
 #include "daemon/admin/admin_service.h"
 #include "daemon/engine/request_fields.h"
+#include "daemon/peer/cluster.h"
 #include "proto/difference.h"
 #include "proto/invalid.h"
 #include "proto/limits.h"
@@ -164,6 +165,21 @@ absl::StatusOr<AdminService::Asked> AdminService::ReadTexts(const v1::Texts& tex
   return asked;
 }
 
+void AdminService::WriteHolders(const Asked& asked, v1::ExplainReply* reply) const {
+  if (parts_.cluster == nullptr) return;
+  std::vector<Key> keys;
+  for (const Query& query : asked.queries) keys.push_back(query.key);
+  for (const Located& located : parts_.cluster->Locate(asked.model->ns, keys)) {
+    const Query& query = asked.queries[located.index];
+    if (!query.storable || located.holding.kind != query.kind) continue;
+    v1::TextHolder* holder = reply->mutable_texts(static_cast<int>(located.index))->add_holders();
+    holder->set_node(located.member->node);
+    holder->set_tier(static_cast<uint32_t>(located.holding.tier));
+    if (located.holding.gpu.has_value()) holder->set_gpu(*located.holding.gpu);
+    holder->set_rank(located.holding.shard.rank);
+  }
+}
+
 absl::Status AdminService::Explain(const v1::Texts& texts, v1::ExplainReply* reply) const {
   const absl::StatusOr<Asked> asked = ReadTexts(texts);
   if (!asked.ok()) return asked.status();
@@ -178,6 +194,7 @@ absl::Status AdminService::Explain(const v1::Texts& texts, v1::ExplainReply* rep
   for (size_t i = 0; i < why.size(); ++i) {
     WriteText(asked->tenant, asked->queries[i], why[i], asked->model.get(), now, differences, reply->add_texts());
   }
+  WriteHolders(*asked, reply);
   return absl::OkStatus();
 }
 

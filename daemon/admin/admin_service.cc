@@ -40,6 +40,7 @@ void WriteCluster(const std::string& node, const ClusterFigures& figures, v1::Cl
   out->set_fetched_objects(figures.opened);
   out->set_fetched_bytes(figures.fetched_bytes);
   out->set_failed_objects(figures.failed);
+  out->set_slow_fabric(figures.slow_fabric);
 }
 
 }  // namespace

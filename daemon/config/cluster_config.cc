@@ -91,6 +91,7 @@ void FillClusterDefaults(v1::Cluster* cluster) {
   if (cluster->listen_address().empty()) cluster->set_listen_address(cluster->control_address());
   if (cluster->peer_timeout_seconds() == 0) cluster->set_peer_timeout_seconds(10);
   if (cluster->expect_transport().empty()) cluster->set_expect_transport("any");
+  if (cluster->rdma_reads().empty()) cluster->set_rdma_reads("auto");
   if (cluster->announce().empty()) cluster->set_announce("used_twice");
   if (cluster->replicate().empty()) cluster->set_replicate("hot");
   if (cluster->replica_bytes() == 0) cluster->set_replica_bytes(uint64_t{64} << 20);
@@ -133,6 +134,9 @@ absl::Status CheckCluster(const v1::Cluster& cluster) {
   }
   if (cluster.expect_transport() != "any" && cluster.expect_transport() != "rdma") {
     return Invalid("cluster.expect_transport: expected any or rdma");
+  }
+  if (cluster.rdma_reads() != "auto" && cluster.rdma_reads() != "off") {
+    return Invalid("cluster.rdma_reads: expected auto or off");
   }
   if (cluster.announce() != "used_twice" && cluster.announce() != "all") {
     return Invalid("cluster.announce: expected used_twice or all");

@@ -26,6 +26,7 @@ TEST(ClusterConfig, FillsAClustersDefaults) {
   EXPECT_EQ(config.cluster().listen_address(), "a:7001");
   EXPECT_EQ(config.cluster().peer_timeout_seconds(), 10u);
   EXPECT_EQ(config.cluster().expect_transport(), "any");
+  EXPECT_EQ(config.cluster().rdma_reads(), "auto");
   EXPECT_EQ(config.cluster().announce(), "used_twice");
   EXPECT_EQ(config.cluster().lookup_milliseconds(), 100u);
   EXPECT_EQ(config.cluster().tls().reload_seconds(), 10u);
@@ -44,7 +45,7 @@ TEST(ClusterConfig, ReadsEveryField) {
 tenants: [{name: blue, uids: [1000], dram_bytes: 1GiB}]
 cluster: {node: n.1, name: east, listen_address: "0.0.0.0:7003", peer_timeout_seconds: 4,
           tls: {ca_file: /ca, cert_file: /c, key_file: /k, spiffe_prefix: "spiffe://a/b/", reload_seconds: 3},
-          expect_transport: rdma, announce: all, lookup_milliseconds: 7,
+          expect_transport: rdma, rdma_reads: off, announce: all, lookup_milliseconds: 7,
           peers: [{node: n.2, tenants: [blue]}, {node: "*"}], control_address: "10.0.0.1:7001", transport_address: "10.0.0.1:7002",
           etcd: {endpoints: ["e1:2379", "[::1]:2379"], ca_file: /ca, cert_file: /cert, key_file: /key, user: ashlar,
                  password_file: /password, prefix: /a/b, lease_seconds: 5, writes_per_second: 7,
@@ -68,6 +69,7 @@ cluster: {node: n.1, name: east, listen_address: "0.0.0.0:7003", peer_timeout_se
   EXPECT_EQ(config.cluster().etcd().cluster_writes_per_second(), 70u);
   EXPECT_EQ(config.cluster().etcd().mirror_entries(), 11u);
   EXPECT_EQ(config.cluster().expect_transport(), "rdma");
+  EXPECT_EQ(config.cluster().rdma_reads(), "off");
   EXPECT_EQ(config.cluster().announce(), "all");
   EXPECT_EQ(config.cluster().lookup_milliseconds(), 7u);
 }
@@ -88,6 +90,7 @@ TEST(ClusterConfig, AClustersFieldsAreChecked) {
       {"cluster: {node: a, control_address: \"a:1\", transport_address: \"a:1\"}",
        "cluster.transport_address: same as"},
       {head + "expect_transport: ib}", "cluster.expect_transport: expected any or rdma"},
+      {head + "rdma_reads: on}", "cluster.rdma_reads: expected auto or off"},
       {head + "announce: some}", "cluster.announce: expected used_twice or all"},
       {head + "lookup_milliseconds: 60001}", "cluster.lookup_milliseconds: out of range"},
       {head + "}", "cluster.etcd.endpoints: required"},

@@ -285,7 +285,7 @@ absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& m
     const storage::Found& found = match.found[interior.segment];
     if (found.reason != MissReason::kNone) continue;  // nothing is composed; the verdict says why
     if (!plan.model->Has(*found.header)) return Invalid("model: another than the lease's");
-    if (found.header->kind == ObjectKind::kPrefixPage)
+    if (found.header->kind == ObjectKind::kPrefixBlock)
       return Invalid(plan.fields[i], ".segment: keys and values alone");
     if (found.header->kind == ObjectKind::kSpan) return Invalid(plan.fields[i], ".segment: a span is run as tokens");
     if (found.header->kind != ObjectKind::kCheckpoint) continue;

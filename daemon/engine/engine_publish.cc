@@ -122,6 +122,7 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
     for (const std::optional<NamedObject>& object : *objects) {
       storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
       if (object.has_value()) {
+        router_.YieldRoom(session->about().tenant, object->plan.key);
         reservation = cache_.Reserve(session->about().id, object->plan, object->text, storage::PoolKind::kPublic,
                                      object->recompute, object->flops);
       }

@@ -100,7 +100,7 @@ TEST(MatchReply, HitsBeyondTheBudgetAreBusyInThisPromptAndTheNext) {
 }
 
 TEST(MatchReply, NamesAPrefixsObjects) {
-  const Object block(2, ObjectKind::kPrefixPage), checkpoint(1), span(3, ObjectKind::kSpan);
+  const Object block(2, ObjectKind::kPrefixBlock), checkpoint(1), span(3, ObjectKind::kSpan);
   storage::Match match = MatchOf({{.reason = MissReason::kCovered}, block.Hit(), checkpoint.Hit(), span.Hit()});
   match.prefix = {{.depth = 300,
                    .own = true,
@@ -121,7 +121,7 @@ TEST(MatchReply, NamesAPrefixsObjects) {
   EXPECT_TRUE(prefix.own());
   EXPECT_EQ(prefix.provenance(), static_cast<uint32_t>(Provenance::kComposed));
   ASSERT_EQ(prefix.blocks_size(), 1);
-  EXPECT_EQ(prefix.blocks(0).kind(), static_cast<uint32_t>(ObjectKind::kPrefixPage));
+  EXPECT_EQ(prefix.blocks(0).kind(), static_cast<uint32_t>(ObjectKind::kPrefixBlock));
   EXPECT_EQ(prefix.blocks(0).extents_size(), 2);
   EXPECT_EQ(prefix.blocks(0).object(), 1u);
   EXPECT_EQ(prefix.checkpoint().kind(), static_cast<uint32_t>(ObjectKind::kCheckpoint));

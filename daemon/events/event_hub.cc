@@ -66,7 +66,7 @@ void EventHub::Resides(const storage::TenantPool& pool, const ObjectHeader& head
                    .tier = removed ? was : now,
                    .was = was,
                    // A block's header counts from the text's beginning.
-                   .tokens = header.tokens - (header.kind == ObjectKind::kPrefixPage ? header.first_token : 0),
+                   .tokens = header.tokens - (header.kind == ObjectKind::kPrefixBlock ? header.first_token : 0),
                    .bytes = header.bytes};
   const std::lock_guard lock(mutex_);
   for (const std::weak_ptr<Subscription>& one : subscriptions_) {

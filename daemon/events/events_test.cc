@@ -26,7 +26,7 @@ using Json = nlohmann::json;
 constexpr storage::Nanos kNow = 1'000'000, kPatience = 10'000'000'000;
 constexpr uint32_t kBlock = 16;
 
-ObjectHeader HeaderOf(uint8_t key, ObjectKind kind = ObjectKind::kPrefixPage) {
+ObjectHeader HeaderOf(uint8_t key, ObjectKind kind = ObjectKind::kPrefixBlock) {
   ObjectHeader header;
   header.kind = kind;
   header.key.bytes[0] = key;

@@ -50,7 +50,7 @@ std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts&
       continue;
     }
     const bool shared = event.pool.kind == storage::PoolKind::kPublic;
-    if (event.object != ObjectKind::kPrefixPage || !shared || event.shard.rank != 0) continue;
+    if (event.object != ObjectKind::kPrefixBlock || !shared || event.shard.rank != 0) continue;
     if (event.kind == CacheEvent::Kind::kRemoved) {
       all.push_back(Removed(event));
       continue;

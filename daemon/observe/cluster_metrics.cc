@@ -44,12 +44,30 @@ struct ClusterMetrics::Impl {
   prometheus::Gauge& directory = GaugeFamily("ashlar_directory_connected", "1 while etcd is reached").Add({});
   prometheus::Gauge& entries =
       GaugeFamily("ashlar_directory_entries", "Objects of other nodes that this one knows of").Add({});
-  prometheus::Gauge& entry_bytes = GaugeFamily("ashlar_directory_bytes", "Bytes of memory that these take").Add({});
+  prometheus::Gauge& entry_bytes =
+      GaugeFamily("ashlar_directory_bytes", "Bytes of memory that knowing of other nodes' objects takes").Add({});
   prometheus::Gauge& queued =
       GaugeFamily("ashlar_directory_queued", "Announcements and withdrawals that wait to be written").Add({});
+  Family<prometheus::Gauge>& forgettings_family =
+      GaugeFamily("ashlar_forgettings_waiting", "Forgettings that a present node has not acknowledged, by which node");
+  Family<prometheus::Gauge>& forgetting_age_family =
+      GaugeFamily("ashlar_forgettings_oldest_seconds", "For how long the oldest of these has waited");
+  prometheus::Gauge& forgettings_here = forgettings_family.Add({{"where", "here"}});
+  prometheus::Gauge& forgettings_elsewhere = forgettings_family.Add({{"where", "elsewhere"}});
+  prometheus::Gauge& forgetting_age_here = forgetting_age_family.Add({{"where", "here"}});
+  prometheus::Gauge& forgetting_age_elsewhere = forgetting_age_family.Add({{"where", "elsewhere"}});
   prometheus::Gauge& leases = GaugeFamily("ashlar_peer_leases", "Objects that other nodes hold here").Add({});
+  Family<prometheus::Gauge>& paths =
+      GaugeFamily("ashlar_transport_peers", "Nodes that this one has a connection for bytes to, by their path");
+  prometheus::Gauge& by_am = paths.Add({{"path", "am"}});
+  prometheus::Gauge& by_rma = paths.Add({{"path", "rma"}});
+  prometheus::Gauge& registered =
+      GaugeFamily("ashlar_transport_registered_bytes", "Memory that network cards of peers may read").Add({});
   prometheus::Gauge& slow =
       GaugeFamily("ashlar_transport_slow_fabric", "1 where RDMA was asked for and bytes go another way").Add({});
+  prometheus::Gauge& expiry = GaugeFamily("ashlar_certificate_expiry_timestamp_seconds",
+                                          "When this node's certificate for peers ends, Unix time; 0: it has none")
+                                  .Add({});
 
   prometheus::Counter& dropped =
       CounterFamily("ashlar_directory_dropped_total", "Announcements that found no room in the queue").Add({});
@@ -74,6 +92,8 @@ struct ClusterMetrics::Impl {
       CounterFamily("ashlar_transport_bytes_total", "Bytes between nodes, by direction");
   prometheus::Counter& sent = bytes_family.Add({{"direction", "sent"}});
   prometheus::Counter& received = bytes_family.Add({{"direction", "received"}});
+  prometheus::Counter& read =
+      CounterFamily("ashlar_transport_read_bytes_total", "Bytes that this node's network card read at others").Add({});
   prometheus::Counter& refused =
       CounterFamily("ashlar_transport_refused_total", "Requests for bytes without a right to them").Add({});
   prometheus::Counter& malformed =
@@ -105,8 +125,16 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.entries.Set(static_cast<double>(figures.directory_entries));
   impl.entry_bytes.Set(static_cast<double>(figures.directory_bytes));
   impl.queued.Set(static_cast<double>(figures.directory_queued));
+  impl.forgettings_here.Set(static_cast<double>(figures.forgettings_here.count));
+  impl.forgettings_elsewhere.Set(static_cast<double>(figures.forgettings_elsewhere.count));
+  impl.forgetting_age_here.Set(figures.forgettings_here.oldest_seconds);
+  impl.forgetting_age_elsewhere.Set(figures.forgettings_elsewhere.oldest_seconds);
   impl.leases.Set(static_cast<double>(figures.peer_leases));
+  impl.by_am.Set(static_cast<double>(figures.peers_by_am));
+  impl.by_rma.Set(static_cast<double>(figures.peers_by_rma));
+  impl.registered.Set(static_cast<double>(figures.registered_bytes));
   impl.slow.Set(figures.slow_fabric ? 1 : 0);
+  impl.expiry.Set(static_cast<double>(figures.certificate_expiry));
   Follow(impl.dropped, figures.directory_dropped);
   Follow(impl.resyncs, figures.directory_resyncs);
   Follow(impl.opened, figures.opened);
@@ -119,6 +147,7 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   Follow(impl.moved, figures.moved);
   Follow(impl.sent, figures.bytes_sent);
   Follow(impl.received, figures.bytes_received);
+  Follow(impl.read, figures.read_bytes);
   Follow(impl.refused, figures.transport_refused);
   Follow(impl.malformed, figures.transport_malformed);
   Follow(impl.won, figures.hedges_won);

@@ -12,6 +12,15 @@
 
 namespace ashlar::daemon {
 
+// Forgettings that some present node has not acknowledged.
+struct WaitingForgettings {
+  uint64_t count = 0;
+  double oldest_seconds = 0;  // for how long this node has seen one wait
+};
+
+// Why a node is not ready whose `slow_fabric` is true.
+inline constexpr const char* kSlowFabric = "cluster.expect_transport is rdma, and bytes go another way";
+
 // At one moment. Counts are since the daemon started.
 struct ClusterFigures {
   uint64_t members = 0, peers_connected = 0;
@@ -19,6 +28,7 @@ struct ClusterFigures {
   bool directory_connected = false;
   uint64_t directory_entries = 0, directory_bytes = 0, directory_queued = 0;
   uint64_t directory_dropped = 0, directory_resyncs = 0;
+  WaitingForgettings forgettings_here, forgettings_elsewhere;         // that wait for this node, and for others
   uint64_t opened = 0, missed = 0, failed = 0, joined = 0, late = 0;  // objects asked of peers; late: look-ups
   uint64_t fetched_bytes = 0, failed_pieces = 0, moved = 0;
   uint64_t hedges_won = 0, hedges_lost = 0;  // pieces that a second node was asked for
@@ -32,7 +42,10 @@ struct ClusterFigures {
   uint64_t peer_leases = 0;
   uint64_t bytes_sent = 0, bytes_received = 0;
   uint64_t transport_refused = 0, transport_malformed = 0;
+  uint64_t peers_by_am = 0, peers_by_rma = 0;     // that this node has a connection to, by how bytes come over it
+  uint64_t read_bytes = 0, registered_bytes = 0;  // by network cards; read at peers, and in arenas that peers' may read
   bool slow_fabric = false;
+  int64_t certificate_expiry = 0;  // Unix time; 0: peers are believed without one
 };
 
 class ClusterMetrics {

@@ -34,8 +34,9 @@ HttpServer::Routes RoutesOf(const Metrics& metrics, const Probes& probes, bool n
              return HttpReply{.status = 503, .body = "the metadata thread stands still\n"};
            }},
           {"/readyz",
-           [ready = probes.ready](HttpServer::Door) {
-             return ready() ? HttpReply{.body = "ready\n"} : HttpReply{.status = 503, .body = "draining\n"};
+           [unready = probes.unready](HttpServer::Door) {
+             const std::string why = unready();
+             return why.empty() ? HttpReply{.body = "ready\n"} : HttpReply{.status = 503, .body = why + "\n"};
            }},
           {"/metrics", [&metrics, named](HttpServer::Door door) {
              const bool names = named || door == HttpServer::Door::kUnix;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -19,8 +20,8 @@ namespace ashlar::daemon {
 
 // An orchestrator's questions, asked on the server's thread.
 struct Probes {
-  std::function<bool()> alive;  // false: the daemon should be started anew
-  std::function<bool()> ready;  // false: engines should not be sent to it
+  std::function<bool()> alive;           // false: the daemon should be started anew
+  std::function<std::string()> unready;  // why engines should not be sent to it; empty: they should
 };
 
 class HttpEndpoint {

@@ -25,9 +25,6 @@ using prometheus::Histogram;
 using prometheus::Labels;
 using storage::TenantId;
 
-// 10 µs to 10 s: a look-up takes tens of microseconds, the landing of a long prompt a good part of a second.
-const Histogram::BucketBoundaries kSeconds = {1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10};
-
 // 1 s to a week: how long cached data lives says whether there is enough room for it.
 const Histogram::BucketBoundaries kAges = {1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600};
 
@@ -68,9 +65,6 @@ struct Metrics::Impl {
       prefixes.push_back({&checkpoint_family.Add(labels), &prefix_byte_family.Add(labels), &history_family.Add(labels),
                           &span_family.Add(labels), &span_saved_family.Add(labels)});
     }
-    for (size_t i = 0; i < kCacheCalls.size(); ++i) {
-      rpc_seconds[i] = &rpc_seconds_family.Add({{"method", std::string(kCacheCalls[i].name)}}, kSeconds);
-    }
   }
 
   Family<Counter>& CounterFamily(const char* name, const char* help) {
@@ -88,13 +82,15 @@ struct Metrics::Impl {
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
 
   Counters<ObjectKind, TierKind> hits{
-      CounterFamily("ashlar_hits_total", "Segments found by look-ups"), tenants, {"kind", "tier"}};
+      CounterFamily("ashlar_hits_total", "Objects that look-ups found"), tenants, {"kind", "tier"}};
   Counters<ObjectKind, TierKind> hit_tokens{
-      CounterFamily("ashlar_hit_tokens_total", "Tokens of segments found"), tenants, {"kind", "tier"}};
+      CounterFamily("ashlar_hit_tokens_total", "Tokens of objects that look-ups found"), tenants, {"kind", "tier"}};
   Counters<ObjectKind, MissReason> misses{
-      CounterFamily("ashlar_misses_total", "Segments missed by look-ups and landings"), tenants, {"kind", "reason"}};
+      CounterFamily("ashlar_misses_total", "Objects that look-ups and landings missed"), tenants, {"kind", "reason"}};
   Counters<ObjectKind, MissReason> miss_tokens{
-      CounterFamily("ashlar_miss_tokens_total", "Tokens of segments missed"), tenants, {"kind", "reason"}};
+      CounterFamily("ashlar_miss_tokens_total", "Tokens of objects that look-ups and landings missed"),
+      tenants,
+      {"kind", "reason"}};
   Counters<ObjectKind, MissReason, TierKind, PolicyKind> evictions{
       CounterFamily("ashlar_evictions_total", "Objects and reservations that left the cache"),
       tenants,
@@ -113,7 +109,8 @@ struct Metrics::Impl {
 
   Family<Counter>& prompt_family =
       CounterFamily("ashlar_prefix_prompts_total", "Prompts looked up that may be resumed");
-  Family<Counter>& prompt_token_family = CounterFamily("ashlar_prefix_prompt_tokens_total", "Tokens of these prompts");
+  Family<Counter>& prompt_token_family =
+      CounterFamily("ashlar_prefix_prompt_tokens_total", "Tokens of prompts looked up that may be resumed");
   std::vector<Counter*> prompts, prompt_tokens;
   Children<Histogram, PrefixSource> resumed{
       HistogramFamily("ashlar_prefix_resumed_tokens", "Tokens that a resumed prompt need not compute"),
@@ -126,12 +123,13 @@ struct Metrics::Impl {
   Family<Gauge>& checkpoint_family =
       GaugeFamily("ashlar_prefix_checkpoints", "Exact states that are to be kept, to resume from");
   Family<Gauge>& prefix_byte_family =
-      GaugeFamily("ashlar_prefix_bytes", "Bytes counted for them and the keys and values before them");
-  Family<Gauge>& history_family = GaugeFamily("ashlar_prefix_history_bytes", "Bytes that knowing of prompts takes");
+      GaugeFamily("ashlar_prefix_bytes", "Bytes counted for exact states and the keys and values before them");
+  Family<Gauge>& history_family =
+      GaugeFamily("ashlar_prefix_history_bytes", "Bytes that the knowledge of earlier prompts takes");
   Family<Gauge>& span_family =
       GaugeFamily("ashlar_prefix_spans", "Spans of inputs that are to be kept in place of exact states");
   Family<Gauge>& span_saved_family =
-      GaugeFamily("ashlar_prefix_span_saved_bytes", "Bytes that these states would take more");
+      GaugeFamily("ashlar_prefix_span_saved_bytes", "Bytes that exact states in place of spans would take more");
   struct PrefixGauges {
     Gauge *checkpoints, *bytes, *history, *spans, *span_saved;
   };
@@ -158,19 +156,29 @@ struct Metrics::Impl {
       "ashlar_memory_refusals_total", "Arenas within the tenant's budget that the machine had no memory for");
   std::vector<Counter*> landed_bytes, saved, checksum_failures, memory_refusals;
 
-  Children<Gauge, TierKind> used{GaugeFamily("ashlar_tier_used_bytes", "Bytes in slots"), tenants, {"tier"}};
+  Children<Gauge, TierKind> used{
+      GaugeFamily("ashlar_tier_used_bytes", "Bytes of the tier that the tenant's cached objects take"),
+      tenants,
+      {"tier"}};
   Children<Gauge, TierKind> held{
-      GaugeFamily("ashlar_tier_held_bytes", "Bytes in arenas, used or not"), tenants, {"tier"}};
+      GaugeFamily("ashlar_tier_held_bytes",
+                  "Bytes of the machine that the tenant's arenas take, with objects in them or not"),
+      tenants,
+      {"tier"}};
   Children<Gauge, TierKind> capacity{
-      GaugeFamily("ashlar_tier_capacity_bytes", "The tenant's budget"), tenants, {"tier"}};
+      GaugeFamily("ashlar_tier_capacity_bytes", "Bytes of the tier that the tenant may have: its budget"),
+      tenants,
+      {"tier"}};
   Family<Gauge>& degraded_family = GaugeFamily("ashlar_tier_degraded", "1 while the tier takes no writes");
   Counter& set_aside =
       CounterFamily("ashlar_ssd_set_aside_total", "Damaged databases of records that were set aside").Add({});
   HoldingsMetrics holdings{*registry, tenants};
 
   Family<Gauge>& page_family = GaugeFamily("ashlar_pages", "Pages that the daemon allocates, by state");
-  Family<Gauge>& segment_family = GaugeFamily("ashlar_shared_segments", "Segments that stand in such pages");
-  Family<Gauge>& admitted_family = GaugeFamily("ashlar_admitted_requests", "Requests that hold such pages");
+  Family<Gauge>& segment_family =
+      GaugeFamily("ashlar_shared_segments", "Segments that stand in pages that the daemon allocates");
+  Family<Gauge>& admitted_family =
+      GaugeFamily("ashlar_admitted_requests", "Requests that hold pages that the daemon allocates");
   Family<Gauge>& reclaimed_family =
       GaugeFamily("ashlar_reclaimed_segments", "Segments that gave their pages up, in pools that are declared now");
   struct PageGauges {
@@ -181,8 +189,8 @@ struct Metrics::Impl {
   Family<Counter>& copied_family = CounterFamily("ashlar_copied_bytes_total", "Bytes copied from one tier to another");
   Family<Counter>& prefetched_family =
       CounterFamily("ashlar_prefetched_total", "Objects that came up from lower tiers ahead of when they are needed");
-  Family<Counter>& tier_error_family =
-      CounterFamily("ashlar_tier_errors_total", "Reads and writes of copies that failed");
+  Children<Counter, TierKind> tier_errors{
+      CounterFamily("ashlar_tier_errors_total", "Reads and writes of copies that failed"), tenants, {"tier"}};
 
   ClusterMetrics cluster{*registry};
   RouterMetrics router{*registry};
@@ -208,28 +216,20 @@ struct Metrics::Impl {
   Counter& metadata_rejections = rejection_family.Add({{"queue", "metadata"}});
   Counter& worker_rejections = rejection_family.Add({{"queue", "workers"}});
 
-  Family<Histogram>& rpc_seconds_family = prometheus::BuildHistogram()
-                                              .Name("ashlar_rpc_duration_seconds")
-                                              .Help("From the arrival of a call to its last answer")
-                                              .Register(*registry);
-  std::array<Histogram*, kCacheCalls.size()> rpc_seconds{};
-  Family<Counter>& rpc_family = CounterFamily("ashlar_rpcs_total", "Calls answered, by status");
-
   static Histogram::BucketBoundaries TurnBounds() {
     Histogram::BucketBoundaries seconds;
     for (const storage::Nanos bound : EventLoop::TurnTimes::kBounds)
       seconds.push_back(static_cast<double>(bound) * 1e-9);
     return seconds;
   }
-  Histogram& turn_seconds = prometheus::BuildHistogram()
-                                .Name("ashlar_metadata_turn_seconds")
-                                .Help("How long closures, and slices of long ones, took the metadata thread")
-                                .Register(*registry)
-                                .Add({}, TurnBounds());
+  Histogram& turn_seconds =
+      prometheus::BuildHistogram()
+          .Name("ashlar_metadata_turn_seconds")
+          .Help("Time that one turn took the thread that answers look-ups: all others wait meanwhile")
+          .Register(*registry)
+          .Add({}, TurnBounds());
 
-  Counter& connections_refused =
-      CounterFamily("ashlar_connections_refused_total", "RPC connections beyond the number that their user may have")
-          .Add({});
+  CallMetrics calls{*registry};
 
   Family<Counter>& composition_family =
       CounterFamily("ashlar_compositions_total", "Compositions, by what became of them");
@@ -237,7 +237,7 @@ struct Metrics::Impl {
                                        .Name("ashlar_composition_duration_seconds")
                                        .Help("From a composition's admission to its end, of those that were done")
                                        .Register(*registry)
-                                       .Add({}, kSeconds);
+                                       .Add({}, kCallSeconds);
 };
 
 Metrics::Metrics(const std::vector<std::string>& tenants) : impl_(std::make_unique<Impl>(tenants)) {}
@@ -299,7 +299,8 @@ uint64_t Levels::admissions() const {
 }
 
 bool Levels::drained() const {
-  return !writing_behind && !cluster.handing_over && leases + reservations + landings + compositions + admissions() == 0;
+  return !writing_behind && !cluster.handing_over &&
+         leases + reservations + landings + compositions + admissions() == 0;
 }
 
 void Metrics::Prefetched(TenantId tenant, bool in_time) {
@@ -308,8 +309,7 @@ void Metrics::Prefetched(TenantId tenant, bool in_time) {
 }
 
 void Metrics::TierError(TenantId tenant, TierKind tier, const absl::Status& error) {
-  Counter& errors =
-      impl_->tier_error_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"tier", std::string(Name(tier))}});
+  Counter& errors = impl_->tier_errors.Get(tenant, tier);
   errors.Increment();
   const auto count = static_cast<uint64_t>(errors.Value());
   if (!std::has_single_bit(count)) return;  // as below: a broken disk refuses everything
@@ -371,6 +371,7 @@ void Metrics::Set(const Levels& levels) {
       impl_->used.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].used_bytes));
       impl_->held.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].held_bytes));
       impl_->capacity.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].capacity_bytes));
+      impl_->tier_errors.Get(tenant, tier);  // from the start: a counter that begins at 1 has not grown, for Prometheus
     }
   }
   impl_->holdings.Set(levels.holdings);
@@ -426,14 +427,8 @@ const Tallies& Metrics::tallies(TenantId tenant) const {
   return impl_->tallies.at(tenant);
 }
 
-void Metrics::RpcFinished(CacheCall call, absl::StatusCode code, double seconds) {
-  impl_->rpc_seconds[static_cast<size_t>(call)]->Observe(seconds);
-  impl_->rpc_family.Add({{"method", std::string(RowOf(call).name)}, {"code", absl::StatusCodeToString(code)}})
-      .Increment();
-}
-
-void Metrics::ConnectionRefused() {
-  impl_->connections_refused.Increment();
+CallMetrics& Metrics::calls() {
+  return impl_->calls;
 }
 
 }  // namespace ashlar::daemon

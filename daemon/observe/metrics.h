@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "daemon/observe/call_metrics.h"
 #include "daemon/observe/cluster_metrics.h"
 #include "daemon/observe/holdings.h"
 #include "daemon/observe/metrics_text.h"
@@ -18,7 +19,6 @@
 #include "daemon/observe/status_board.h"
 #include "daemon/observe/tallies.h"
 #include "daemon/runtime/event_loop.h"
-#include "proto/cache_calls.h"
 #include "storage/observer.h"
 #include "storage/prefix/prefixes.h"
 #include "storage/sharing/page_pool.h"
@@ -79,8 +79,7 @@ class Metrics final : public storage::Observer {
   // Any thread.
   std::string Text(TenantLabel label) const;
   const StatusBoard& board() const;
-  void RpcFinished(CacheCall call, absl::StatusCode code, double seconds);
-  void ConnectionRefused();
+  CallMetrics& calls();
 
  private:
   struct Impl;

@@ -13,12 +13,12 @@ ScrubMetrics::ScrubMetrics(prometheus::Registry& registry)
                   .Add({})),
       last_(prometheus::BuildGauge()
                 .Name("ashlar_scrub_last_pass_timestamp_seconds")
-                .Help("When the last pass over all copies ended; 0: none has")
+                .Help("When the last pass over all copies ended, Unix time; 0: none has")
                 .Register(registry)
                 .Add({})),
       took_(prometheus::BuildGauge()
                 .Name("ashlar_scrub_last_pass_duration_seconds")
-                .Help("How long it took")
+                .Help("Seconds that the last pass over all copies took")
                 .Register(registry)
                 .Add({})) {
   auto& bytes = prometheus::BuildCounter()

@@ -121,6 +121,7 @@ std::string Now(const StatusView& view) {
   row("leases, landings in flight", absl::StrCat(view.leases, ", ", view.landings));
   row("memory has alone", Bytes(view.unsaved_bytes));
   row("waits for the disk", absl::StrCat(view.disk_queue));
+  if (view.slow_fabric) row("fabric", kSlowFabric);
   if (view.peers.members > 0) {
     row("peers", absl::StrCat(view.peers.connected, " of ", view.peers.members - 1, " connected"));
     row("directory",
@@ -134,6 +135,7 @@ std::string Now(const StatusView& view) {
 
 StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies) {
   StatusView view{.draining = levels.draining,
+                  .slow_fabric = levels.cluster.slow_fabric,
                   .objects = levels.objects,
                   .object_bytes = levels.object_bytes,
                   .sessions = levels.sessions,
@@ -174,7 +176,10 @@ StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies) {
 std::string StatusPage(const StatusView& view) {
   const bool degraded =
       std::ranges::any_of(view.tiers, [](const StatusView::Tier& tier) { return !tier.degraded.empty(); });
-  const std::string state = view.draining ? "draining" : degraded ? "degraded" : "serving";
+  const std::string state = view.draining      ? "draining"
+                            : view.slow_fabric ? "not ready"
+                            : degraded         ? "degraded"
+                                               : "serving";
   return absl::StrCat(
       "<!DOCTYPE html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
       "content=\"width=device-width,initial-scale=1\"><meta http-equiv=\"refresh\" content=\"10\"><title>Ashlar: ",

@@ -23,7 +23,7 @@ struct StatusView {
     uint64_t members = 0, connected = 0, directory_entries = 0, fetched_bytes = 0;
     bool directory_connected = false;
   };
-  bool draining = false;
+  bool draining = false, slow_fabric = false;
   std::vector<Tier> tiers;  // top to bottom
   Tallies tallies;          // since the daemon started
   uint64_t objects = 0, object_bytes = 0, sessions = 0, leases = 0, landings = 0;

@@ -72,6 +72,10 @@ TEST(StatusBoard, SaysWhatIsIll) {
   EXPECT_THAT(page, HasSubstr("<span class=\"bad\">degraded</span>"));
   EXPECT_THAT(page, HasSubstr("1 of 2 connected"));
   EXPECT_THAT(page, HasSubstr("not connected"));
+  levels.cluster.slow_fabric = true;
+  page = StatusPage(ViewOf(levels, {}));
+  EXPECT_THAT(page, HasSubstr("<title>Ashlar: not ready</title>"));
+  EXPECT_THAT(page, HasSubstr(kSlowFabric));
   levels.draining = true;
   page = StatusPage(ViewOf(levels, {}));
   EXPECT_THAT(page, HasSubstr("<title>Ashlar: draining</title>"));

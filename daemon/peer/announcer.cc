@@ -27,10 +27,13 @@ TierKind Announcer::Resides(const storage::TenantPool&, const ObjectHeader& head
     return TierKind::kNone;
   }
   const bool wanted = mode_ == AnnounceMode::kAll || residence.uses >= 2 || residence.saved;
-  const bool same = told != TierKind::kNone && (told == TierKind::kSsd) == (now == TierKind::kSsd);
+  const bool moved = told == TierKind::kHbm && now == TierKind::kHbm && residence.level != residence.was_level;
+  const bool same = told != TierKind::kNone && (told == TierKind::kSsd) == (now == TierKind::kSsd) && !moved;
   if (!wanted || same) return told;
   const double worth = static_cast<double>(header.tokens) * (1 + residence.uses);
-  return directory_.Announce(header.ns, header.key, HoldingOf(header, now), worth) ? now : told;
+  Holding holding = HoldingOf(header, now);
+  if (now == TierKind::kHbm && residence.level < gpus_.size()) holding.gpu = gpus_[residence.level];
+  return directory_.Announce(header.ns, header.key, holding, worth) ? now : told;
 }
 
 }  // namespace ashlar::daemon

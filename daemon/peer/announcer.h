@@ -1,6 +1,11 @@
 // Announcer: tells the directory what this node holds, as far as that is worth telling.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include "daemon/peer/directory/directory.h"
 #include "proto/object.h"
 #include "storage/objects/object_table.h"
@@ -11,10 +16,13 @@ namespace ashlar::daemon {
 enum class AnnounceMode : uint8_t { kUsedTwice, kAll };
 
 // The metadata thread only. What leaves this node is withdrawn at once. A tier is told anew only where memory has
-// become disk, or disk memory: which memory it is changes little for those who fetch.
+// become disk, or disk memory, or one GPU's memory another's: else which memory it is changes little for those who
+// fetch.
 class Announcer {
  public:
-  Announcer(Directory& directory, AnnounceMode mode) : directory_(directory), mode_(mode) {}
+  // `gpus`: the number of each memory tier's GPU, by its level; of levels behind the last one there is none.
+  Announcer(Directory& directory, AnnounceMode mode, std::vector<std::optional<uint8_t>> gpus)
+      : directory_(directory), mode_(mode), gpus_(std::move(gpus)) {}
 
   // Returns the tier that others have been told; kNone: nothing.
   TierKind Resides(const storage::TenantPool& pool, const ObjectHeader& header, const storage::Residence& residence);
@@ -22,6 +30,7 @@ class Announcer {
  private:
   Directory& directory_;
   const AnnounceMode mode_;
+  const std::vector<std::optional<uint8_t>> gpus_;
 };
 
 }  // namespace ashlar::daemon

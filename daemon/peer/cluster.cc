@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
+#include "daemon/peer/acknowledgements.h"
 #include "daemon/peer/control/peer_server.h"
 #include "daemon/peer/directory/etcd_directory.h"
 #include "daemon/peer/forgetter.h"
@@ -48,8 +49,20 @@ EtcdDirectoryOptions DirectoryOptions(const v1::Cluster& cluster) {
           .mirror_entries = etcd.mirror_entries()};
 }
 
-PeersOptions OptionsOf(const v1::Cluster& cluster) {
+// By the configuration's own numbers, as an operator knows them.
+std::vector<std::optional<uint8_t>> GpusOfTiers(const v1::Config& config) {
+  std::vector<std::optional<uint8_t>> gpus;
+  for (const v1::Hbm& tier : config.hbm()) {
+    const bool fits = tier.has_device() && tier.device() < Holding::kMostGpus;
+    gpus.push_back(fits ? std::optional(static_cast<uint8_t>(tier.device())) : std::nullopt);
+  }
+  return gpus;
+}
+
+PeersOptions OptionsOf(const v1::Config& config) {
+  const v1::Cluster& cluster = config.cluster();
   PeersOptions options;
+  options.gpus = GpusOfTiers(config);
   options.self = cluster.node();
   options.lookup.deadline = cluster.lookup_milliseconds() * kMillisecond;
   options.replicas.bytes_per_second = cluster.replicate() == "hot" ? cluster.replica_bytes() : 0;
@@ -69,9 +82,11 @@ absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& clu
   TransportOptions options;
   options.listen = *std::move(listen);
   options.expect_rdma = cluster.expect_transport() == "rdma";
+  options.reads = cluster.rdma_reads() == "off" ? RemoteReads::kNever : RemoteReads::kByCards;
   options.allow = {cluster.transport_allow().begin(), cluster.transport_allow().end()};
   options.log = [](const std::string& event, const std::string& peer, const std::string& detail) {
-    Log(LogLevel::kInfo, "transport", {{"event", event}, {"peer", peer}, {"detail", detail}});
+    Log(event == "suspect" ? LogLevel::kWarning : LogLevel::kInfo, "transport",
+        {{"event", event}, {"peer", peer}, {"detail", detail}});
   };
   return Transport::Start(std::move(options));
 }
@@ -123,9 +138,10 @@ struct Cluster::Impl {
                    .transport_address = options.transport_address(),
                    .version = Version()},
                   Events(), clock),
-        peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(options)),
+        peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(config)),
         forgetter(loop, slow, clock, directory, NamesOf(config),
-                  config.ssd().capacity_bytes() > 0 ? config.ssd().folder() : "") {}
+                  config.ssd().capacity_bytes() > 0 ? config.ssd().folder() : ""),
+        acknowledgements(directory, clock) {}
   ~Impl() {
     server = nullptr;
     transport = nullptr;  // it calls what the peers are made of
@@ -174,6 +190,7 @@ struct Cluster::Impl {
   EtcdDirectory directory;
   Peers peers;
   Forgetter forgetter;
+  Acknowledgements acknowledgements;
   std::unique_ptr<PeerServer> server;
   bool left = false;  // the slow loop's
   TransportStats transported;
@@ -202,11 +219,17 @@ storage::TellResidence Cluster::residence() {
 }
 
 std::string Cluster::DescribeTransport() const {
-  std::string lines = "# UCX's settings that are in force:\n";
+  const char* const path = impl_->transport->reads() ? "rma: network cards read it at its holder" : "am: by messages";
+  std::string lines =
+      absl::StrCat("# What this node fetches comes by ", path, "\n# UCX's settings that are in force:\n");
   for (const UcxSetting& setting : impl_->transport->settings()) {
     absl::StrAppend(&lines, "# ", setting.name, "=", setting.value, " (", setting.from, ")\n");
   }
   return lines;
+}
+
+std::vector<Located> Cluster::Locate(const NamespaceId& ns, std::span<const Key> keys) const {
+  return impl_->directory.Locate(ns, keys);
 }
 
 RemoteLookup& Cluster::lookup() {
@@ -217,8 +240,9 @@ PromptHandOff& Cluster::hand_off() {
   return impl_->peers.hand_off();
 }
 
-void Cluster::Attach(storage::Cache& cache, const storage::Tier& top, Router& router,
+void Cluster::Attach(storage::Cache& cache, storage::MemoryTier& top, Router& router,
                      std::function<void(storage::TenantId)> forget_pages) {
+  top.OnArena(Holder::Registering(*impl_->transport));
   impl_->peers.Start(cache, top);
   impl_->forgetter.Start(cache, std::move(forget_pages));
   impl_->peers.Route(router);
@@ -277,6 +301,7 @@ ClusterFigures Cluster::figures() const {
   const PeersStats peers = impl_->peers.stats();
   const DirectoryStats directory = impl_->directory.Stats();
   const TransportStats& transport = impl_->Transported();
+  const Acknowledgements::Waiting forgettings = impl_->acknowledgements.Look();
   ClusterFigures figures{.members = directory.members,
                          .peers_connected = impl_->channels.connected(),
                          .directory_connected = impl_->directory.Health().connected,
@@ -285,6 +310,8 @@ ClusterFigures Cluster::figures() const {
                          .directory_queued = directory.queued_announcements + directory.queued_withdrawals,
                          .directory_dropped = directory.dropped_announcements + directory.dropped_withdrawals,
                          .directory_resyncs = directory.resyncs,
+                         .forgettings_here = forgettings.here,
+                         .forgettings_elsewhere = forgettings.elsewhere,
                          .opened = peers.lookup.opened,
                          .missed = peers.lookup.missed,
                          .failed = peers.lookup.failed,
@@ -301,7 +328,10 @@ ClusterFigures Cluster::figures() const {
                          .peer_leases = peers.holder.leases,
                          .transport_refused = transport.refused,
                          .transport_malformed = transport.malformed,
-                         .slow_fabric = transport.slow_fabric};
+                         .read_bytes = transport.read_bytes,
+                         .registered_bytes = transport.registered_bytes,
+                         .slow_fabric = transport.slow_fabric,
+                         .certificate_expiry = impl_->trusted->tls == nullptr ? 0 : impl_->trusted->tls->expiry()};
   const auto add = [&](const char* why, const OfferCounts& counts) {
     for (const auto& [outcome, count] : counts) figures.offers.push_back({why, std::string(Name(outcome)), count});
   };
@@ -312,6 +342,8 @@ ClusterFigures Cluster::figures() const {
   for (const PeerStats& peer : transport.peers) {
     figures.bytes_sent += peer.bytes_sent;
     figures.bytes_received += peer.bytes_received;
+    if (!peer.connected || peer.accepted) continue;
+    ++(peer.path == "rma" ? figures.peers_by_rma : figures.peers_by_am);
   }
   for (size_t i = 0; i < kRefusals; ++i) {
     const auto refusal = static_cast<Refusal>(i);

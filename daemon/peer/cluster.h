@@ -15,6 +15,7 @@
 #include "daemon/peer/peers.h"
 #include "daemon/runtime/event_loop.h"
 #include "storage/cache.h"
+#include "storage/tier/memory_tier.h"
 
 namespace ashlar::v1 {
 class Config;
@@ -35,12 +36,15 @@ class Cluster {
   storage::TellResidence residence();
   // Comments for the configuration in effect: what carries the bytes between nodes.
   std::string DescribeTransport() const;
-  // Once, when there is a cache, before any of the loops runs. `forget_pages` as in AdminParts.
-  void Attach(storage::Cache& cache, const storage::Tier& top, Router& router,
+  // Once, when there is a cache, before any of the loops runs. `top`: the tier that other nodes are served from; its
+  // arenas must outlive this. `forget_pages` as in AdminParts.
+  void Attach(storage::Cache& cache, storage::MemoryTier& top, Router& router,
               std::function<void(storage::TenantId)> forget_pages);
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();
+  // The other nodes that are known to hold these objects (Directory::Locate). Any thread.
+  std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const;
   PromptHandOff& hand_off();  // after Attach; the metadata thread only
   // Models of a namespace are open on this node, or not any more. Counted. Any thread.
   void Follow(const NamespaceId& ns);

@@ -31,8 +31,6 @@ class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_
   void Written(uint64_t, uint64_t, const absl::Status&) override {}  // the grant is for reading
   // All of it is there, and stays there: also when the object itself ends meanwhile.
   void BecameWhole() { whole_ = extents_.size(); }
-
- private:
   Spans SpansOf(uint64_t offset, uint64_t length) const {
     Spans spans;
     while (length > 0) {
@@ -45,11 +43,21 @@ class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_
     return spans;
   }
 
+ private:
   Holder& holder_;
   const Lease lease_;
   const std::vector<std::byte*> extents_;
   std::atomic<uint64_t> whole_{0};  // extents, from the start
 };
+
+static_assert(Transport::kMostArenas == kMaxPeerArenas && Transport::kMostRuns == kMaxPeerRuns);
+
+std::function<void(const kernels::ArenaMemory&)> Holder::Registering(Transport& transport) {
+  return [&transport](const kernels::ArenaMemory& arena) {
+    const bool on_gpu = arena.kind() == kernels::MemoryKind::kDevice;
+    transport.Register(arena.data(), arena.bytes(), on_gpu ? MemoryType::kCuda : MemoryType::kHost);
+  };
+}
 
 bool Holder::Open(const std::string& node, storage::TenantId tenant, const PeerOpen& open,
                   std::vector<PeerOpened>& opened, storage::Slice& slice) {
@@ -71,7 +79,7 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
                            PeerOpened& opened) {
   if (node.leases.size() >= options_.leases_of_a_node) return MissReason::kBusy;
   if (!giving_) return MissReason::kDaemonUnavailable;
-  if (top_.gpu() != nullptr) return MissReason::kTierError;  // the transport sends the processor's memory alone
+  if (top_.gpu() != nullptr && !transport_.Reaches(MemoryType::kCuda)) return MissReason::kTierError;
   // An object that only another node has is not passed on: the node that asks knows the other one, too.
   if (cache_.Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
   std::shared_ptr<Session>& session = node.sessions[tenant];
@@ -101,6 +109,10 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
             .lease = match.lease,
             .grant = {.number = grant.number, .secret = grant.secret},
             .lease_ms = lease_ms};
+  // Of the tenant's own arenas: whoever gets their keys shares the tenant.
+  RemoteMemory memory = transport_.Describe(bytes->SpansOf(0, found.header->bytes));
+  for (RemoteArena& arena : memory.arenas) opened.arenas.push_back({std::move(arena.key), arena.base, arena.bytes});
+  for (const RemoteRun& run : memory.runs) opened.runs.push_back({run.arena, run.offset, run.bytes});
   node.leases.emplace(match.lease, lease);
   ++stats_.leases;
   return MissReason::kNone;

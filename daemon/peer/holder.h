@@ -33,10 +33,13 @@ class Holder {
     uint64_t expired = 0;             // leases that their nodes neither closed nor renewed
   };
 
-  // All must outlive it. `top`: the tier that objects are sent from. From a GPU's memory none is: all are missed.
+  // All must outlive it. `top`: the tier that objects are sent from. From a GPU's memory they are where the transport
+  // reaches it; elsewhere all are missed.
   Holder(EventLoop& loop, const storage::Clock& clock, Transport& transport, storage::Cache& cache,
          const storage::Tier& top, const Options& options)
       : loop_(loop), clock_(clock), transport_(transport), cache_(cache), top_(top), options_(options) {}
+  // For the tier that objects are sent from: peers' cards may read its arenas where they lie, if the transport's do.
+  static std::function<void(const kernels::ArenaMemory&)> Registering(Transport& transport);
   // Everything must have been taken back (Close), and the transport must be gone.
   ~Holder() = default;
 

@@ -98,7 +98,7 @@ void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wa
     if (!cache_.AdoptRemote(offering.pool, std::move(header), copy, cost)) objects_.Release(copy);
   }
   if (outcome != TakeOutcome::kTaken) return Settle(call, wanted, outcome);
-  cache_.offers().BringUp(offering, [this, call, wanted](bool whole) {
+  cache_.offers().Promote(offering, [this, call, wanted](bool whole) {
     Settle(call, wanted, whole ? TakeOutcome::kTaken : TakeOutcome::kFailed);
   });
 }

@@ -5,6 +5,19 @@
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
+namespace {
+
+std::shared_ptr<const RemoteMemory> MemoryOf(PeerOpened& answer) {
+  if (answer.arenas.empty()) return nullptr;
+  auto memory = std::make_shared<RemoteMemory>();
+  for (PeerArena& arena : answer.arenas) {
+    memory->arenas.push_back({std::move(arena.remote_key), arena.base, arena.bytes});
+  }
+  for (const PeerRun& run : answer.runs) memory->runs.push_back({run.arena, run.offset, run.bytes});
+  return memory;
+}
+
+}  // namespace
 
 // The control plane has checked that it is the object that was asked for.
 absl::StatusOr<OpenedObject> TakeOpened(PeerOpened& answer, const std::shared_ptr<const Member>& member,
@@ -17,6 +30,7 @@ absl::StatusOr<OpenedObject> TakeOpened(PeerOpened& answer, const std::shared_pt
                       .encoded = std::move(answer.header),
                       .lease = answer.lease,
                       .grant = {.number = answer.grant.number, .secret = answer.grant.secret},
+                      .memory = MemoryOf(answer),
                       .leased_until = asked_at + storage::Nanos{1'000'000} * answer.lease_ms};
 }
 

@@ -13,6 +13,7 @@
 #include "daemon/peer/peer_asker.h"
 #include "daemon/peer/peer_rates.h"
 #include "daemon/peer/transport/grant.h"
+#include "daemon/peer/transport/remote_memory.h"
 #include "daemon/runtime/event_loop.h"
 #include "proto/key.h"
 #include "proto/object.h"
@@ -29,6 +30,7 @@ struct OpenedObject {
   std::string encoded;  // the header, byte for byte
   PeerLease lease{};
   Grant grant;
+  std::shared_ptr<const RemoteMemory> memory;  // null: its bytes come by messages alone
   storage::Nanos leased_until = 0;
 };
 

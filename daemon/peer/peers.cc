@@ -26,7 +26,7 @@ Peers::Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std
       objects_(loop, clock, transport, opener_, rates_, options.objects),
       lookup_(loop, clock, directory, opener_, rates_, options.lookup),
       prefill_(loop, clock, directory, prefill_asker, opener_, objects_, rates_, names, options.self),
-      announcer_(directory, options.announce),
+      announcer_(directory, options.announce, options.gpus),
       offerer_(loop, asker, names) {}
 
 storage::TellResidence Peers::residence() {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct PeersOptions {
   HandOver::Options hand_over;
   Replicas::Options replicas;
   AnnounceMode announce = AnnounceMode::kUsedTwice;
+  std::vector<std::optional<uint8_t>> gpus;  // of this node's memory tiers (Announcer)
 };
 
 struct PeersStats {

@@ -124,6 +124,24 @@ TEST_F(PeersTest, AStaleEntryIsAMissAndTheNextHolderIsAsked) {
   EXPECT_EQ(stats.opened, 1u);
 }
 
+// Nothing is known of either node's rate: the one that has it in dram is asked.
+TEST_F(PeersTest, WhatIsInDramIsNearerThanOnAGpuOrADisk) {
+  for (const TierKind farther : {TierKind::kHbm, TierKind::kSsd}) {
+    PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
+    for (PeerNode* node : {&a, &c}) node->Publish(Plan(1), 1);
+    {
+      const std::lock_guard lock(cluster_.mutex);
+      for (TestCluster::Told& one : cluster_.told) {
+        if (one.member->node == "a") one.holding.tier = farther;
+      }
+    }
+    EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
+    const auto given = [](PeerNode& node) { return node.OnLoop([&] { return node.peers.stats().holder.opened; }); };
+    EXPECT_EQ(given(a), 0u);
+    EXPECT_EQ(given(c), 1u);
+  }
+}
+
 // The holder's transport dies with its process; another node has the same bytes.
 TEST_F(PeersTest, AHolderThatDiesInMidFetchIsReplaced) {
   auto a = std::make_unique<PeerNode>(cluster_, "a");

@@ -12,6 +12,11 @@ constexpr size_t kMostDepths = 256;  // at which a prompt's prefix is looked for
 
 using storage::Query;
 
+// An order for holders of which nothing else is known: bytes that lie on a GPU are sent by way of dram.
+int Farness(TierKind tier) {
+  return tier == TierKind::kDram ? 0 : tier == TierKind::kHbm ? 1 : 2;
+}
+
 }  // namespace
 
 // One Find. It goes on when the last of its objects is settled, or its time is over. What nobody took by the time that
@@ -97,12 +102,21 @@ void RemoteLookup::LocateSegments(std::span<const Query> queries, storage::PoolK
     const size_t index = at->index;
     const Query& query = queries[index];
     Want want{.kind = query.kind, .ns = query.ns, .key = query.key, .pool = pool, .shards = query.shard.size};
-    std::map<uint64_t, uint32_t> shards;  // of this bundle, by the member's incarnation
+    struct Having {
+      uint32_t shards = 0;  // of this bundle
+      int farness = 0;      // the farthest shard's
+    };
+    std::map<uint64_t, Having> having;  // by the member's incarnation
+    std::vector<std::pair<int, std::shared_ptr<const Member>>> holders;
     for (; at != located.end() && at->index == index; ++at) {
       if (at->holding.kind != query.kind || at->holding.shard.size != query.shard.size) continue;
       want.bytes = std::max(want.bytes, at->holding.bytes * query.shard.size);
-      if (++shards[at->member->incarnation] == query.shard.size) want.holders.push_back(at->member);
+      Having& there = having[at->member->incarnation];
+      there.farness = std::max(there.farness, Farness(at->holding.tier));
+      if (++there.shards == query.shard.size) holders.emplace_back(there.farness, at->member);
     }
+    std::ranges::stable_sort(holders, {}, [](const auto& holder) { return holder.first; });
+    for (auto& [farness, member] : holders) want.holders.push_back(std::move(member));
     if (!want.holders.empty()) wants.push_back(std::move(want));
   }
 }

@@ -99,7 +99,7 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   if (!address.ok()) return ended(address.status());
   if (bytes == 0) return ended(absl::OkStatus());
   request.number = transport_.Fetch(*address, object.grant, piece.first * limits::kExtentBytes + skipped,
-                                    std::move(spans), patience, std::move(ended));
+                                    std::move(spans), patience, std::move(ended), object.memory);
 }
 
 void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>& race, size_t which,

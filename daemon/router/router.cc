@@ -45,7 +45,7 @@ void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void
   if (stopped_) return done(absl::UnavailableError("the daemon stops"));
   const auto of_session =
       std::ranges::count_if(plans_, [&](const auto& plan) { return plan.second.asker.session == asker.session; });
-  if (static_cast<size_t>(of_session) >= options_.plans_of_a_session) {
+  if (static_cast<size_t>(of_session) + choosing_.count(asker.session) >= options_.plans_of_a_session) {
     return done(absl::ResourceExhaustedError("the session has too many plans"));
   }
   Tasks tasks;
@@ -59,8 +59,12 @@ void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void
     task->cold = std::move(one);
     tasks.push_back(std::move(task));
   }
+  choosing_.insert(asker.session);
   Choose(asker, 0, tasks,
          [this, asker, tasks, done = std::move(done)](const LptPlan& chosen, const std::vector<Place>& places) {
+           const auto asked = choosing_.find(asker.session);
+           if (asked == choosing_.end()) return done(absl::CancelledError("the session has ended"));
+           choosing_.erase(asked);
            Open(asker, tasks, chosen, places, done);
          });
 }
@@ -138,8 +142,14 @@ void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen,
     // Another plan may have come between: it is the same segment.
     const auto known = tasks_.find({task->cold.work.tenant, task->cold.work.key});
     if (known != tasks_.end()) task = known->second;
+    if (known == tasks_.end() && task->state != PrefillState::kPending) {  // it has ended meanwhile
+      const auto fresh = std::make_shared<Task>();
+      fresh->cold = task->cold;
+      task = fresh;
+    }
     const size_t worker = chosen.worker[i];
-    if (known == tasks_.end() && (worker == 0 || worker == LptPlan::kNobody)) {
+    const bool others = worker != 0 && worker != LptPlan::kNobody;
+    if (known == tasks_.end() && !(others && TakeRoom(*task))) {
       ++figures_.own_segments;
       if (worker == 0) plan.asker_free_at = std::max(plan.asker_free_at, now + chosen.ends[i]);
       continue;
@@ -194,6 +204,7 @@ void Router::Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const
     return;
   }
   if (!status.ok()) return Failed(task);
+  GiveRoom(*task);  // the look-up takes it again
   const storage::Query query = QueryOf(task->cold);
   const storage::SessionId session = SessionOf(task->cold.work.tenant);
   const storage::Match match = cache_.Lookup(session, {&query, 1});
@@ -262,7 +273,7 @@ void Router::Retry() {
            for (size_t i = 0; i < tasks.size(); ++i) {
              if (tasks[i]->state != PrefillState::kPending || tasks[i]->assigned) continue;
              const size_t worker = chosen.worker[i];
-             if (worker != 0 && worker != LptPlan::kNobody) {
+             if (worker != 0 && worker != LptPlan::kNobody && TakeRoom(*tasks[i])) {
                Assign(tasks[i], places[worker - 1], chosen.ends[i]);
                continue;
              }
@@ -277,6 +288,7 @@ void Router::Retry() {
 
 void Router::Settle(const std::shared_ptr<Task>& task, PrefillState state) {
   task->state = state;
+  GiveRoom(*task);
   tasks_.erase({task->cold.work.tenant, task->cold.work.key});
   const std::set<uint64_t> plans = task->plans;  // what is told may end some
   for (const uint64_t id : plans) {
@@ -332,6 +344,7 @@ void Router::End(storage::SessionId session, uint64_t id) {
     if (!task->plans.empty()) continue;
     if (task->state == PrefillState::kPending) {
       Withdraw(*task);
+      GiveRoom(*task);
       task->attempt = next_attempt_++;  // what comes yet is late
       tasks_.erase({task->cold.work.tenant, task->cold.work.key});
       task->state = PrefillState::kAskers;
@@ -368,6 +381,7 @@ void Router::NodeGone(const std::string& node) {
 
 void Router::SessionEnded(storage::SessionId session) {
   workers_.SessionEnded(session);
+  choosing_.erase(session);
   std::vector<uint64_t> ended;
   for (const auto& [id, plan] : plans_) {
     if (plan.asker.session == session) ended.push_back(id);

@@ -49,7 +49,7 @@ class Router {
 
     static Options From(const v1::Config& config);  // as ParseConfig accepted it
   };
-  // A cold segment; `shard` and `bytes` as it would be stored.
+  // A cold segment; `shard` and `bytes` as it would be stored (0: not known).
   struct Cold {
     PrefillWork work;
     TensorShard shard;
@@ -87,6 +87,9 @@ class Router {
   // started goes on, and is kept only as any object is.
   void Warm(storage::TenantId tenant, std::vector<Cold> cold, std::function<void(absl::StatusOr<States>)> done);
 
+  // An engine of this node reserves that key now: the room that is held for the segment is for its object.
+  void YieldRoom(storage::TenantId tenant, const Key& key);
+
   PrefillWorkers& workers() { return workers_; }
   // For another node: has it computed here. OK: it is in this node's cache.
   void PrefillFor(const std::string& node, uint64_t worker, PrefillWork work, storage::Nanos patience,
@@ -118,7 +121,8 @@ class Router {
     uint64_t local = 0;           // the local assignment's number
     storage::Nanos deadline = 0;  // of the attempt
     std::set<Place> failed;
-    storage::LeaseId lease{};  // keeps it here until the plans have ended
+    storage::LeaseId lease{};         // keeps it here until the plans have ended
+    storage::ReservationId room = 0;  // for it in this node's memory, until it comes; 0: none
     std::set<uint64_t> plans;
   };
   struct OpenPlan {
@@ -142,6 +146,8 @@ class Router {
   void Retry();
   void Settle(const std::shared_ptr<Task>& task, PrefillState state);
   void LetGo(const std::shared_ptr<Task>& task);
+  bool TakeRoom(Task& task);  // false: there is none
+  void GiveRoom(Task& task);
   void Withdraw(Task& task);
   bool Tell(OpenPlan& plan, bool over);
   void EndWarmUp(uint64_t plan);
@@ -156,6 +162,7 @@ class Router {
   PrefillWorkers workers_;
   PrefillElsewhere* elsewhere_ = nullptr;
   std::map<uint64_t, OpenPlan> plans_;
+  std::multiset<storage::SessionId> choosing_;  // sessions of plans whose workers are being chosen
   std::map<std::pair<storage::TenantId, Key>, std::shared_ptr<Task>> tasks_;  // pending ones
   std::map<Place, RemoteWorker> remote_;                                      // as the last choice was offered them
   std::map<std::string, size_t> given_to_;                                    // segments that a node has been given

@@ -20,6 +20,7 @@ using enum PrefillState;
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr storage::SessionId kAsker = 1, kHelper = 2;
 constexpr storage::TenantId kTenant = 1;
+constexpr uint64_t kDram = 128;  // extents
 
 // Another node's workers, which do what the test says.
 class FakeElsewhere final : public PrefillElsewhere {
@@ -31,7 +32,11 @@ class FakeElsewhere final : public PrefillElsewhere {
     std::function<void(absl::Status)> done;
   };
   void Find(storage::TenantId, const NamespaceId&, std::function<void(std::vector<RemoteWorker>)> done) override {
-    done(workers);
+    waiting.push_back(std::move(done));
+    if (!holds) Answer();
+  }
+  void Answer() {
+    for (const auto& done : std::exchange(waiting, {})) done(workers);
   }
   void Prefill(const RemoteWorker& worker, const PrefillWork& work, storage::Nanos patience,
                std::function<void(absl::Status)> done) override {
@@ -39,8 +44,10 @@ class FakeElsewhere final : public PrefillElsewhere {
   }
   storage::Nanos Estimate(const RemoteWorker&, uint64_t) const override { return 0; }
 
+  bool holds = false;  // answers when it is told to
   std::vector<RemoteWorker> workers;
   std::vector<Asked> asked;
+  std::vector<std::function<void(std::vector<RemoteWorker>)>> waiting;
 };
 
 class RouterTest : public testing::Test {
@@ -103,10 +110,16 @@ class RouterTest : public testing::Test {
     done(absl::OkStatus());
     rig_.cache->SettleRemote(kTenant, plan.key, plan.shard);
   }
+  // Fills what is free in this node's memory with objects that an engine leases.
+  void FillAll() {
+    for (uint64_t text = 1000; rig_.Publish(kHelper, TestPlan(text, 64), text); ++text) {
+      ASSERT_EQ(rig_.Lookup(kHelper, TestPlan(text, 64)).found[0].reason, MissReason::kNone);
+    }
+  }
   bool Has(uint64_t text) { return !rig_.cache->Where(kTenant, TestPlan(text, 64).key).empty(); }
 
   OtherNode other_;
-  storage::TieredRig rig_{{.hbm = 0, .dram = 64, .ssd = 0, .remote = &other_}};
+  storage::TieredRig rig_{{.hbm = 0, .dram = kDram, .ssd = 0, .remote = &other_}};
   FakeElsewhere elsewhere_;
   Router router_{
       rig_.clock, *rig_.cache, {.patience = 2, .least_patience = kSecond, .tries = 2, .forget_after = 60 * kSecond}};
@@ -282,6 +295,86 @@ TEST_F(RouterTest, AnOperatorsWarmUpEndsByItself) {
   EXPECT_EQ(rig_.cache->stats().leases, 0u);
   elsewhere_.workers.clear();
   EXPECT_THAT(warm(), ElementsAre(kHere, kAskers));
+}
+
+TEST_F(RouterTest, RoomIsTakenBeforeAnybodyComputes) {
+  OfferRemote({"b"}, 100'000);
+  const Router::Planned planned = Plan({Cold(1)});
+  EXPECT_EQ(rig_.cache->stats().reservations, 1u);
+  FillAll();
+  Complete(0, 1);
+  other_.Settle(rig_);
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kHere));
+  EXPECT_EQ(rig_.cache->stats().reservations, 0u);
+  EXPECT_EQ(Plan({Cold(2)}).plan, 0u) << "nobody computes what there is no room for";
+  EXPECT_THAT(elsewhere_.asked, SizeIs(1));
+  router_.End(kAsker, planned.plan);
+}
+
+TEST_F(RouterTest, RoomGoesToAnEngineThatPublishesTheSegmentHere) {
+  const PrefillWorkers::Engine engine{.session = kHelper, .model = 1, .tenant = kTenant, .ns = TestPlan(1, 64).ns};
+  uint64_t given = 0;
+  const auto answer = [&](absl::StatusOr<PrefillWorkers::Given> work) {
+    if (work.ok() && work->assignment != 0) given = work->assignment;
+  };
+  router_.workers().Serve(engine, {}, 10 * kSecond, answer);
+  const Router::Planned planned = Plan({Cold(1), Cold(2)});
+  ASSERT_THAT(planned.elsewhere, ElementsAre(false, true));
+  FillAll();
+  EXPECT_FALSE(rig_.Publish(kHelper, TestPlan(2, 64), 2)) << "the last room is held";
+  router_.YieldRoom(kTenant, TestPlan(2, 64).key);
+  EXPECT_TRUE(rig_.Publish(kHelper, TestPlan(2, 64), 2));
+  const PrefillWorkers::Result result{given, true};
+  router_.workers().Serve(engine, {&result, 1}, 10 * kSecond, answer);
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kAskers, kHere));
+  router_.End(kAsker, planned.plan);
+}
+
+TEST_F(RouterTest, RoomIsGivenBackWithThePlanAndLeavesNoTrace) {
+  OfferRemote({"b", "c"}, 100'000);
+  const Router::Planned planned = Plan({Cold(1), Cold(2)});
+  const Key key = TestPlan(1, 64).key;
+  EXPECT_EQ(rig_.cache->stats().reservations, 2u);
+  std::exchange(elsewhere_.asked[0].done, nullptr)(absl::UnavailableError("gone"));
+  router_.Tick();
+  ASSERT_THAT(elsewhere_.asked, SizeIs(3));
+  EXPECT_EQ(rig_.cache->stats().reservations, 2u) << "the room stays for the next one who computes it";
+  router_.End(kAsker, planned.plan);
+  EXPECT_EQ(rig_.cache->stats().reservations, 0u);
+  EXPECT_EQ(rig_.Lookup(kHelper, TestPlan(1, 64)).found[0].reason, MissReason::kNeverSeen);
+  EXPECT_FALSE(rig_.cache->Knows(kTenant, key));
+}
+
+TEST_F(RouterTest, ASessionThatEndsWhileWorkersAreLookedForHasNoPlan) {
+  OfferRemote({"b"}, 100'000);
+  elsewhere_.holds = true;
+  std::optional<absl::Status> answered;
+  router_.Plan({.session = kAsker, .tenant = kTenant}, {Cold(1)},
+               [&](const absl::StatusOr<Router::Planned>& planned) { answered = planned.status(); });
+  router_.SessionEnded(kAsker);
+  elsewhere_.Answer();
+  ASSERT_TRUE(answered.has_value());
+  EXPECT_TRUE(absl::IsCancelled(*answered));
+  EXPECT_THAT(elsewhere_.asked, SizeIs(0));
+  EXPECT_EQ(router_.figures().plans, 0u);
+}
+
+TEST_F(RouterTest, ASegmentThatEndsWhileWorkersAreLookedForIsPlannedAnew) {
+  OfferRemote({"b"}, 100'000);
+  const Router::Planned first = Plan({Cold(1)});
+  elsewhere_.holds = true;
+  std::optional<Router::Planned> second;
+  router_.Plan({.session = kHelper, .tenant = kTenant, .tokens_per_second = 1000}, {Cold(1)},
+               [&](const absl::StatusOr<Router::Planned>& planned) { second = *planned; });
+  router_.End(kAsker, first.plan);
+  elsewhere_.Answer();
+  ASSERT_TRUE(second.has_value());
+  EXPECT_THAT(second->elsewhere, ElementsAre(true));
+  ASSERT_THAT(elsewhere_.asked, SizeIs(2));
+  Complete(1, 1);
+  other_.Settle(rig_);
+  EXPECT_EQ(router_.figures().pending, 0u);
+  router_.End(kHelper, second->plan);
 }
 
 TEST_F(RouterTest, AnotherNodesWorkEndsWithThatNode) {

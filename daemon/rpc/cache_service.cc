@@ -58,16 +58,21 @@ void WriteBytes(const Message& message, grpc::ByteBuffer* bytes) {
 // Measures one call that has entered, from its arrival.
 class CallTimer {
  public:
-  CallTimer(CallsUnderWay& calls, Metrics& metrics, CacheCall call) : calls_(calls), metrics_(metrics), call_(call) {}
+  CallTimer(CallsUnderWay& calls, CallMetrics& metrics, CacheCall call)
+      : calls_(calls), metrics_(metrics), call_(call) {}
+  // The answer of a look-up is there; what lands behind it may take a good part of a second more.
+  void LookedUp() const { metrics_.LookedUp(Elapsed()); }
   void Finished(absl::StatusCode code) const {
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
-    metrics_.RpcFinished(call_, code, elapsed.count());
+    if (call_ == CacheCall::kMatch && code == absl::StatusCode::kOk) LookedUp();
+    metrics_.Finished(call_, code, Elapsed());
     calls_.Leave();
   }
 
  private:
+  double Elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+
   CallsUnderWay& calls_;
-  Metrics& metrics_;
+  CallMetrics& metrics_;
   const CacheCall call_;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
@@ -119,6 +124,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
  private:
   void Matched(v1::PromptMatch match) {
+    timer_.LookedUp();
     std::lock_guard lock(mutex_);
     match_ = std::move(match);
     awaits_match_ = false;
@@ -203,7 +209,7 @@ using RawCache = RawMethods<Plain ASHLAR_CACHE_CALLS(ASHLAR_RAW, ASHLAR_RAW)>::S
 
 class CacheService final : public RawCache {
  public:
-  CacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls)
+  CacheService(EngineService& service, CallMetrics& metrics, CallsUnderWay& calls)
       : service_(service), metrics_(metrics), calls_(calls) {}
 
  private:
@@ -275,7 +281,7 @@ class CacheService final : public RawCache {
   }
 
   EngineService& service_;
-  Metrics& metrics_;
+  CallMetrics& metrics_;
   CallsUnderWay& calls_;
   RequestReader reader_;
 };
@@ -283,7 +289,7 @@ class CacheService final : public RawCache {
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeCacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls) {
-  auto made = std::make_unique<CacheService>(service, metrics, calls);
+  auto made = std::make_unique<CacheService>(service, metrics.calls(), calls);
   HandOver(made.get());
   return made;
 }

@@ -101,7 +101,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& p
   std::set<storage::TenantId> tenants;
   for (const auto& [uid, tenant] : options.tenant_of_uid) tenants.insert(tenant);
   auto impl = std::make_unique<Impl>(tenants, service, metrics);
-  options.refused = [&metrics] { metrics.ConnectionRefused(); };
+  options.refused = [&metrics] { metrics.calls().ConnectionRefused(); };
   auto listener = RpcListener::Start(path, std::move(options),
                                      [impl = impl.get()](UniqueFd socket, const storage::TenantId* tenant) {
                                        impl->Admit(std::move(socket), tenant);

@@ -1,5 +1,6 @@
 #include "daemon/runtime/log.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -72,12 +73,19 @@ std::string Text(absl::string_view text) {
   return bare ? std::string(text) : absl::StrCat("\"", absl::CHexEscape(text), "\"");
 }
 
+// Protobuf writes a line of its own to stderr for every text that is no UTF-8: as often as a sender likes, and in the
+// midst of JSON.
+void TakeProtobufsWords(google::protobuf::LogLevel level, const char*, int, const std::string& words) {
+  Log(level == google::protobuf::LOGLEVEL_FATAL ? LogLevel::kError : LogLevel::kDebug, "protobuf", {{"says", words}});
+}
+
 }  // namespace
 
 void ConfigureLog(absl::string_view level, absl::string_view format) {
   json_lines = format == "json";
   Logger() = MakeLogger(std::string(level), json_lines);
   AuditLogger() = MakeAuditLogger(json_lines);
+  google::protobuf::SetLogHandler(TakeProtobufsWords);
 }
 
 void SetLogLevel(absl::string_view level) {

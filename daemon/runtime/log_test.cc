@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "ashlar/v1/peer.pb.h"
+
 namespace ashlar::daemon {
 namespace {
 
@@ -25,6 +27,19 @@ TEST(Log, JsonParsesAndKeepsNumbers) {
   EXPECT_EQ(parsed["pid"], -3);
   EXPECT_EQ(parsed["bytes"], int64_t{1} << 40);
   EXPECT_EQ(parsed["client"].get<std::string>().substr(0, 3), "a\nb");
+}
+
+TEST(Log, ASendersTextThatIsNoUtf8LeavesNoLine) {
+  ConfigureLog("info", "json");
+  testing::internal::CaptureStderr();
+  v1::PeerGreeting greeting;
+  EXPECT_FALSE(greeting.ParseFromString("\x1a\x01\xff"));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  ConfigureLog("debug", "text");
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(greeting.ParseFromString("\x1a\x01\xff"));
+  EXPECT_NE(testing::internal::GetCapturedStderr().find(" debug protobuf says="), std::string::npos);
+  ConfigureLog("info", "text");
 }
 
 }  // namespace

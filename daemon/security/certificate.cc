@@ -9,6 +9,7 @@
 #include <openssl/x509v3.h>
 
 #include <algorithm>
+#include <ctime>
 #include <utility>
 #include <vector>
 
@@ -191,6 +192,18 @@ absl::Status CheckPair(absl::string_view cert, absl::string_view key) {
   const bool match = X509_check_private_key(certificate.get(), private_key.get()) == 1;
   ERR_clear_error();
   return match ? ReadCertificates(cert, kMaxChain).status() : Invalid("key_file: not the key of cert_file");
+}
+
+int64_t ExpiryOf(absl::string_view pem) {
+  const auto read = ReadCertificates(pem, kMaxChain);
+  int64_t first = 0;
+  for (size_t i = 0; read.ok() && i < read->size(); ++i) {
+    std::tm ends{};
+    if (ASN1_TIME_to_tm(X509_get0_notAfter((*read)[i].get()), &ends) != 1) return 0;
+    const int64_t seconds = timegm(&ends);
+    first = i == 0 ? seconds : std::min(first, seconds);
+  }
+  return first;
 }
 
 }  // namespace ashlar::daemon

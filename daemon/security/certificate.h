@@ -1,6 +1,7 @@
 // Certificates of nodes: which authorities are trusted, and which node a certificate names.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -44,8 +45,12 @@ class Trust {
 // INVALID_ARGUMENT unless `cert` begins with a certificate whose private key is `key`, both PEM.
 absl::Status CheckPair(absl::string_view cert, absl::string_view key);
 
-// gRPC's threads may be inside a handshake when the process exits, and OpenSSL would tear itself down under them. Call it
-// before anything else that uses OpenSSL: then it stays as it is until the end.
+// When the first of the certificates in `pem` ends, which may be one between the node's own and an authority. Unix
+// time; 0 where none can be read.
+int64_t ExpiryOf(absl::string_view pem);
+
+// gRPC's threads may be inside a handshake when the process exits, and OpenSSL would tear itself down under them. Call
+// it before anything else that uses OpenSSL: then it stays as it is until the end.
 void KeepOpenSslAtExit();
 
 // Returns whether a node may be called so: letters, digits, '.', '_' and '-', at most 64.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
+
 #include "daemon/testing/certificates.h"
 
 namespace ashlar::daemon {
@@ -68,6 +70,15 @@ TEST_F(CertificateTest, AuthoritiesAreReadWholeOrNotAtAll) {
   for (size_t cut = authority_.pem().size() + 30; cut + 2 < both.size(); cut += 40) {
     EXPECT_FALSE(Trust::Parse(both.substr(0, cut)).ok()) << cut;
   }
+}
+
+TEST_F(CertificateTest, TheFirstOfAChainToEndIsTheEnd) {
+  const int64_t now = time(nullptr);
+  const std::string own = authority_.Sign({.name = "a", .to_seconds = 5000}).cert;
+  const std::string between = authority_.Sign({.name = "b", .to_seconds = 1000}).cert;
+  EXPECT_NEAR(static_cast<double>(ExpiryOf(own) - now), 5000, 60);
+  EXPECT_NEAR(static_cast<double>(ExpiryOf(own + between) - now), 1000, 60);
+  EXPECT_EQ(ExpiryOf("nonsense"), 0);
 }
 
 TEST_F(CertificateTest, APairBelongsTogether) {

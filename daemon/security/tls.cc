@@ -160,6 +160,7 @@ struct Tls::Impl {
     if (own.refusal.has_value()) return Invalid("cert_file: ", own.why);
     if (own.node != options.node) return Invalid("cert_file: names node ", own.node, " instead of ", options.node);
     if (!pair.Put(files.cert, files.key)) return absl::ErrnoToStatus(errno, "cannot keep the certificate");
+    expiry = ExpiryOf(files.cert);
     return absl::OkStatus();
   }
   // A certificate's chain stands behind it in its file.
@@ -225,6 +226,7 @@ struct Tls::Impl {
   Options options;
   std::shared_ptr<Judge> judge;
   std::atomic<uint64_t> reloads{0};
+  std::atomic<int64_t> expiry{0};
 
   Files taken, last_read;  // the thread's, as below, once it runs
   PairFile pair;
@@ -299,6 +301,10 @@ uint64_t Tls::clients_refused() const {
 
 uint64_t Tls::reloads() const {
   return impl_->reloads.load();
+}
+
+int64_t Tls::expiry() const {
+  return impl_->expiry.load();
 }
 
 }  // namespace ashlar::daemon

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <thread>
@@ -80,6 +81,17 @@ TEST_F(TlsTest, HalfOfAPairIsNotTakenAndTheOtherHalfCompletesIt) {
   EXPECT_EQ((*tls)->reloads(), 0u);
   ReplaceFile(folder_ + "/key", next.key);
   EXPECT_TRUE(Await([&] { return (*tls)->reloads() == 1; }));
+}
+
+TEST_F(TlsTest, ItsEndIsThatOfTheCertificateInUse) {
+  ReplaceFile(folder_ + "/ca", authority_.pem());
+  Put(authority_.Sign({.name = "a", .to_seconds = 1000}));
+  const auto tls = Open();
+  ASSERT_TRUE(tls.ok()) << tls.status();
+  const int64_t first = (*tls)->expiry();
+  EXPECT_NEAR(static_cast<double>(first - time(nullptr)), 1000, 60);
+  Put(authority_.Sign({.name = "a", .to_seconds = 100'000}));
+  EXPECT_TRUE(Await([&] { return (*tls)->expiry() > first + 90'000; }));
 }
 
 TEST_F(TlsTest, AuthoritiesThatAreReplacedJudgeAtOnce) {

@@ -33,9 +33,7 @@ class TierSet {
 
   storage::Tiers tiers() const;
   // The tier of engines whose memory lies on no GPU that has one, and of other nodes (storage::Tiers::common).
-  const storage::MemoryTier& common() const {
-    return hbm_.empty() || hbm_.front()->gpu() != nullptr ? *dram_ : *hbm_[0];
-  }
+  storage::MemoryTier& common() const { return hbm_.empty() || hbm_.front()->gpu() != nullptr ? *dram_ : *hbm_[0]; }
   // The level of engines whose memory lies on this GPU (Cache::SetLevel); none: it has no tier.
   std::optional<size_t> LevelOf(const kernels::Gpu& gpu) const;
   // The tiers whose arenas engines map, by the numbers of their arenas (storage::kArenasApart).

@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 
-# What these need, only their maintainer scripts do, and they have run; or it is a package manager's.
+# Packages that other packages name as needed: their maintainer scripts have run already, or they are a package manager's.
 LEFT_OUT = {"adduser", "init-system-helpers", "debconf", "dpkg", "apt", "perl-base", "passwd", "debianutils", "openssl"}
 UCX = pathlib.Path("/opt/ucx")  # one that is not Debian's
 SBOM = "usr/share/doc/ashlar/sbom.spdx.json"

@@ -9,6 +9,7 @@ import pathlib
 import sys
 
 HERE = pathlib.Path(__file__).parent
+TOKENS_PER_SECOND = "suffix: tokens/s"
 NODE, TENANT = 'instance=~"$node"', 'instance=~"$node", tenant=~"$tenant"'
 
 
@@ -42,9 +43,9 @@ FLEET = [
     ("Releases", "short", [("count by (version) (ashlar_build_info)", "{{version}}")], {}),
 ]
 NODE_PANELS = [
-    ("Tokens found and missed", "ops", [(rate("ashlar_hit_tokens_total", "tier"), "found in {{tier}}"),
+    ("Tokens found and missed", TOKENS_PER_SECOND, [(rate("ashlar_hit_tokens_total", "tier"), "found in {{tier}}"),
                                         (rate("ashlar_miss_tokens_total", "reason"), "missed: {{reason}}")], {"stack": True}),
-    ("Why tokens are missed", "ops", [(rate("ashlar_miss_tokens_total", "reason"), "{{reason}}")], {}),
+    ("Why tokens are missed", TOKENS_PER_SECOND, [(rate("ashlar_miss_tokens_total", "reason"), "{{reason}}")], {}),
     ("Prompts resumed, tokens (median)", "short",
      [(median("ashlar_prefix_resumed_tokens", "source"), "{{source}}")], {}),
     ("Memory and disk", "bytes", [(total("ashlar_tier_used_bytes", "tier"), "{{tier}} used"),
@@ -72,11 +73,17 @@ NODE_PANELS = [
     ("Objects asked of other nodes", "ops", [(rate("ashlar_remote_objects_total", "outcome"), "{{outcome}}")], {}),
     ("Directory", "short", [(f"ashlar_directory_entries{{{NODE}}}", "entries {{instance}}"),
                             (f"ashlar_directory_queued{{{NODE}}}", "waiting {{instance}}")], {}),
+    ("Second holders asked, by whose bytes came first", "ops", [(rate("ashlar_remote_hedges_total", "outcome"), "{{outcome}}")], {}),
+    ("RDMA asked for and not used", "short", [(f"ashlar_transport_slow_fabric{{{NODE}}}", "{{instance}}")], {"red_from": 1}),
+    ("Checksums verified by the scrub", "Bps", [(rate("ashlar_scrub_bytes_total", "tier"), "{{tier}}")], {}),
+    ("Damaged copies that the scrub dropped", "ops", [(rate("ashlar_scrub_damaged_total", "tier"), "{{tier}}")], {"red_from": 0.0001}),
+    ("Waiting to be forgotten, the oldest", "s",
+     [(f"max by (instance, where) (ashlar_forgettings_oldest_seconds{{{NODE}}})", "{{instance}} {{where}}")], {"red_from": 300}),
 ]
 TENANT_PANELS = [
     ("Tokens reused", "percentunit", [("ashlar:tokens_reused:ratio_rate5m{" + TENANT + "}", "{{instance}} {{tenant}}")], {}),
     ("GPU time saved in an hour", "s", [("ashlar:saved_seconds:increase1h{" + TENANT + "}", "{{instance}} {{tenant}}")], {}),
-    ("Why its tokens are missed", "ops", [(rate("ashlar_miss_tokens_total", "tenant, reason", TENANT), "{{tenant}} {{reason}}")], {}),
+    ("Why its tokens are missed", TOKENS_PER_SECOND, [(rate("ashlar_miss_tokens_total", "tenant, reason", TENANT), "{{tenant}} {{reason}}")], {}),
     ("Its memory and disk", "bytes", [(total("ashlar_tier_used_bytes", "tenant, tier", TENANT), "{{tenant}} {{tier}} used"),
                                       (total("ashlar_tier_capacity_bytes", "tenant, tier", TENANT), "{{tenant}} {{tier}} budget")], {}),
     ("Publishing, by the answer", "ops", [(rate("ashlar_reserve_outcomes_total", "tenant, outcome", TENANT), "{{tenant}} {{outcome}}")], {}),

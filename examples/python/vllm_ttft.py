@@ -3,6 +3,8 @@
     python3 examples/python/vllm_ttft.py --json ttft.json
 
 Part 1, one engine: a prompt of each length that no cache has, then from dram, then from ssd after the daemon's restart.
+`added_ms` is the median of what the connector adds to prompts that nobody has, and the interval that holds it in 95 of 100
+cases. All times are in the file.
 Part 2, two engines at increasing rates of requests over shared documents: vLLM's own prefix cache alone, with Ashlar,
 with LMCache (where `lmcache` is installed: a server of its own, to which both engines are connected), with vLLM's
 OffloadingConnector and SimpleCPUOffloadConnector. What does not run here is named with its reason.
@@ -45,8 +47,9 @@ import vllm  # noqa: E402
 
 import ashlar.daemon  # noqa: E402
 
-VARIANTS = ("vllm", "ashlar", "lmcache", "lmcache-in-process", "offloading", "simple-offloading")
+VARIANTS = ("vllm", "ashlar", "lmcache", "lmcache-copied", "lmcache-in-process", "offloading", "simple-offloading")
 VOCABULARY = 512
+WARM = 2  # prompts of each length that are not counted: an engine's first step of a new length takes longer
 SIZES = {"small": dict(hidden_size=64, intermediate_size=128), "medium": dict(hidden_size=256, intermediate_size=1024)}
 MODELS = {
     "qwen3": dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", num_hidden_layers=8, rope_theta=10000.0),
@@ -241,35 +244,54 @@ def ashlar_transfer(daemon, **options):
     )
 
 
-def lengths_part(model, name, blocks_of_prompt, repeats, folder):
-    rows = []
-    longest = max(blocks_of_prompt)
+def median_and_bounds(differences):
+    """The median of paired differences, and the order statistics that hold it in 95 of 100 cases."""
+    ordered, count, spread = sorted(differences), len(differences), 0.98 * len(differences) ** 0.5
+    return statistics.median(ordered), ordered[max(0, int(count / 2 - spread))], ordered[min(count - 1, int(count / 2 + spread))]
+
+
+def one_length(bare, cached, daemon, seed, tokens, repeats):
+    """{kind: seconds of each turn}. Both engines have seen prompts of this length before; they take turns in going first."""
+    times = {"without": [], "cold": [], "dram": [], "ssd": []}
+    for turn in range(-WARM, repeats):
+        text, found, pair = prompt((*seed, turn), tokens), {}, [("without", bare), ("cold", cached)]
+        for kind, engine in pair[:: 1 if turn % 2 else -1]:
+            engine.call("forget")
+            found[kind] = engine.call("first_token", text)
+        cached.call("rest", 0.3)
+        cached.call("forget")
+        found["dram"] = cached.call("first_token", text)
+        if turn >= 0:
+            for kind, seconds in found.items():
+                times[kind].append(seconds)
+    daemon.stop()
+    daemon.start()
+    cached.call("rest", 2.5)
+    for turn in range(-WARM, repeats):
+        cached.call("forget")
+        seconds = cached.call("first_token", prompt((*seed, turn), tokens))
+        if turn >= 0:
+            times["ssd"].append(seconds)
+    return times
+
+
+def lengths_part(model, name, blocks_of_prompt, options, folder):
+    rows, longest = [], max(blocks_of_prompt)
     with ashlar.daemon.start(dram="1GiB", ssd="2GiB", folder=folder) as daemon:
-        room = dict(length=longest * 512 + 512, blocks=256)
+        room = dict(length=int(longest * 512) + 512, blocks=256)
         bare, cached = Engine(model, **room), Engine(model, **room, transfer=ashlar_transfer(daemon))
         block = bare.call("block")
         for count in blocks_of_prompt:
             tokens = int(count * block) + 16 if count >= 1 else int(count * block)
-            times = {"without": [], "cold": [], "dram": [], "ssd": []}
-            for turn in range(repeats):
-                text = prompt((name, count, turn), tokens)
-                for engine in (bare, cached):
-                    engine.call("forget")
-                times["without"].append(bare.call("first_token", text))
-                times["cold"].append(cached.call("first_token", text))
-                cached.call("rest", 0.3)
-                cached.call("forget")
-                times["dram"].append(cached.call("first_token", text))
-            daemon.stop()
-            daemon.start()
-            cached.call("rest", 2.5)
-            for turn in range(repeats):
-                cached.call("forget")
-                times["ssd"].append(cached.call("first_token", prompt((name, count, turn), tokens)))
-            row = {"model": name, "tokens": tokens, "blocks": count}
+            turns = options.repeats if count >= 1 else options.short_repeats
+            times = one_length(bare, cached, daemon, (name, count), tokens, turns)
+            row = {"model": name, "tokens": tokens, "blocks": count, "repeats": turns}
             row |= {f"{kind}_ms": round(1000 * statistics.median(each), 2) for kind, each in times.items()}
-            rows.append(row)
+            added = [1000 * (cold - without) for cold, without in zip(times["cold"], times["without"])]
+            row |= dict(zip(("added_ms", "added_low_ms", "added_high_ms"), (round(v, 2) for v in median_and_bounds(added))))
             print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+            row["samples_ms"] = {kind: [round(1000 * value, 2) for value in each] for kind, each in times.items()}
+            rows.append(row)
         bare.close()
         cached.close()
     return rows
@@ -326,6 +348,10 @@ def variant_transfer(variant, folder):
             yield ashlar_transfer(daemon)
     elif variant == "lmcache":
         with lmcache_transfer(folder) as transfer:
+            yield transfer
+    elif variant == "lmcache-copied":  # by the engine, not by the server in its blocks
+        with lmcache_transfer(folder) as transfer:
+            transfer["kv_connector_extra_config"]["lmcache.mp.mp_transfer_mode"] = "engine_driven"
             yield transfer
     elif variant == "lmcache-in-process":
         yield dict(kv_connector="LMCacheConnectorV1", kv_role="kv_both")
@@ -395,7 +421,8 @@ def main():
     parser.add_argument("--models", default="qwen3,qwen3_5", help="of qwen3, qwen3_5")
     parser.add_argument("--size", default="medium", choices=sorted(SIZES), help="of the model's layers")
     parser.add_argument("--blocks", default="0.5,2,4,8,16", help="lengths of prompts, in blocks of the engine")
-    parser.add_argument("--repeats", type=int, default=3, help="prompts of each length; medians are shown")
+    parser.add_argument("--repeats", type=int, default=7, help="prompts of each length; medians are shown")
+    parser.add_argument("--short-repeats", type=int, default=60, help="of lengths below one block")
     parser.add_argument("--rates", default="0.5,1,2,4", help="requests a second, of two engines together; empty: none")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="of part 2")
     parser.add_argument("--seconds", type=float, default=20, help="of each rate")
@@ -403,8 +430,8 @@ def main():
     parser.add_argument("--document-tokens", type=int, default=2320)
     options = parser.parse_args()
     import_once()
-    results = {"vllm": vllm.__version__, "cores": os.cpu_count(), "lengths": [], "rates": []}
-    results["load_average"] = os.getloadavg()[0]
+    results = {"vllm": vllm.__version__, "cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
+    results |= {"options": vars(options), "lengths": [], "rates": []}
     blocks = [float(each) if "." in each else int(each) for each in options.blocks.split(",") if each]
     rates = [float(each) for each in options.rates.split(",") if each]
     with tempfile.TemporaryDirectory(prefix="ashlar-ttft-") as folder:
@@ -412,7 +439,7 @@ def main():
             model = model_folder(name, options.size)
             if blocks:
                 (pathlib.Path(folder) / name).mkdir()
-                results["lengths"] += lengths_part(model, name, blocks, options.repeats, f"{folder}/{name}")
+                results["lengths"] += lengths_part(model, name, blocks, options, f"{folder}/{name}")
             if rates:
                 results["rates"] += rates_part(model, name, options, rates, f"{folder}/{name}-rates")
     if options.json:

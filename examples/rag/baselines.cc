@@ -41,7 +41,7 @@ absl::StatusOr<Served> FullRecompute::Serve(const RagPrompt& prompt) {
   return served;
 }
 
-PrefixCache::Hit PrefixCache::Longest(const RagPrompt& prompt) {
+ExactPrefixes::Hit ExactPrefixes::Longest(const RagPrompt& prompt) {
   Hit best;
   for (Entry& entry : entries_) {
     const auto differs =
@@ -55,7 +55,7 @@ PrefixCache::Hit PrefixCache::Longest(const RagPrompt& prompt) {
   return best;
 }
 
-absl::StatusOr<Served> PrefixCache::Serve(const RagPrompt& prompt) {
+absl::StatusOr<Served> ExactPrefixes::Serve(const RagPrompt& prompt) {
   const Stopwatch watch;
   const refengine::ModelConfig& config = runtime_.model.config();
   if (entries_.size() == capacity_) entries_.pop_back();

@@ -29,10 +29,10 @@ class FullRecompute {
 
 // Exact prefixes only: states are kept at the end of every segment of the latest prompts, keys and values of all
 // tokens.
-class PrefixCache {
+class ExactPrefixes {
  public:
   // `pool` holds the cached prompts as well as the running one.
-  PrefixCache(const Runtime& runtime, refengine::PagePool& pool, size_t prompts)
+  ExactPrefixes(const Runtime& runtime, refengine::PagePool& pool, size_t prompts)
       : runtime_(runtime), pool_(pool), capacity_(prompts) {}
   absl::StatusOr<Served> Serve(const RagPrompt& prompt);
 

@@ -127,7 +127,7 @@ absl::Status CachedServing::FillTogether(engine::Request& request) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(give_up - std::chrono::steady_clock::now());
     const auto wait = static_cast<uint32_t>(std::clamp<int64_t>(left.count(), 0, UINT32_MAX));
     const engine::Status waited = request.WaitCold(wait);
-    // What has not come, whyever, is computed in its place.
+    // A segment that has not come, for any reason, is computed in its place.
     if (waited.code != engine::Code::kRestart) return absl::OkStatus();
   }
 }

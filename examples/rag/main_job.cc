@@ -78,7 +78,7 @@ class MainJob {
   std::unique_ptr<tools::LocalNodes> daemons_;
   std::unique_ptr<LocalPages> own_pages_, prefix_pages_;
   std::unique_ptr<FullRecompute> full_;
-  std::unique_ptr<PrefixCache> prefix_;
+  std::unique_ptr<ExactPrefixes> prefix_;
   std::unique_ptr<NaiveAddition> naive_;
   std::vector<NodeEngine> nodes_;
   std::map<int64_t, std::vector<double>> logits_by_width_;
@@ -103,7 +103,7 @@ absl::Status MainJob::Prepare() {
   own_pages_ = std::make_unique<LocalPages>(config_, PagesFor(longest, 2));
   prefix_pages_ = std::make_unique<LocalPages>(config_, PagesFor(longest, kPrefixPrompts + 1));
   full_ = std::make_unique<FullRecompute>(runtime(), own_pages_->pool());
-  prefix_ = std::make_unique<PrefixCache>(runtime(), prefix_pages_->pool(), kPrefixPrompts);
+  prefix_ = std::make_unique<ExactPrefixes>(runtime(), prefix_pages_->pool(), kPrefixPrompts);
   naive_ = std::make_unique<NaiveAddition>(runtime(), own_pages_->pool());
   layer0_ = std::make_unique<Layer0Fidelity>(runtime(), pool_, static_cast<int64_t>(longest));
   fma_peak_ = refengine::FmaPeak(pool_);

@@ -147,7 +147,7 @@ bool Search::Hold(Slice& slice) {
     const uint64_t block_end = (next_ + 1) * prompt_->model().block_tokens;
     std::erase_if(candidates_, [&](const Prefixes::Candidate& candidate) {
       if (candidate.own != chosen_.own) return false;
-      if (lost == ObjectKind::kPrefixPage) return candidate.checkpoint() >= block_end;
+      if (lost == ObjectKind::kPrefixBlock) return candidate.checkpoint() >= block_end;
       if (lost == ObjectKind::kSpan) return candidate.span_begin > 0 && candidate.span == chosen_.span;
       return candidate.checkpoint() == chosen_.checkpoint();
     });

@@ -30,7 +30,7 @@ class ObjectTable;
 struct Copy {
   enum class State : uint8_t {
     kNone,
-    kFilling,     // of its extents the first `loaded` are whole
+    kCopying,     // of its extents the first `loaded` are whole
     kCommitting,  // on a disk: written, and not yet acknowledged
     kWhole,
     kDraining,  // was not wanted any more; something is still being written there. With users: it is wanted again, and
@@ -38,13 +38,13 @@ struct Copy {
     kBroken,    // filling or committing it failed; who uses the place keeps it
   };
   State state = State::kNone;
-  uint8_t source = 0;    // kFilling, kDraining: the level that it is filled from
-  uint32_t readers = 0;  // fills that read it, and would read other objects' bytes if it went
+  uint8_t source = 0;    // kCopying, kDraining: the level that it is filled from
+  uint32_t readers = 0;  // copies that read it, and would read other objects' bytes if it went
   uint32_t users = 0;    // references that keep it where it is, or for which it is filled
   uint64_t loaded = 0;   // extents
   Slot slot;
-  Rank rank;                       // in the level's policy
-  std::shared_ptr<TierCopy> fill;  // kFilling, kDraining
+  Rank rank;                            // in the level's policy
+  std::shared_ptr<TierCopy> tier_copy;  // kCopying, kDraining
 
   bool whole() const { return state == State::kWhole; }
   // A disk's copy can be read before the disk has acknowledged it.
@@ -80,6 +80,7 @@ struct Entry : RankedObject {
   TierKind resides = TierKind::kNone, told = TierKind::kNone;
   TierKind resided = TierKind::kNone;  // `resides` when it was last told of
   bool saved = false;
+  uint8_t resides_at = 0, resided_at = 0;  // the levels of `resides` and `resided`
 
   struct Waiter {
     size_t level;      // of the copy

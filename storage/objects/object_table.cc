@@ -24,7 +24,7 @@ ReuseKind ObjectTable::KindOf(const Entry& entry) {
   switch (entry.header.kind) {
     case ObjectKind::kSegment:
       return ReuseKind::kSegment;
-    case ObjectKind::kPrefixPage:
+    case ObjectKind::kPrefixBlock:
       return ReuseKind::kBlock;
     default:
       return ReuseKind::kCheckpoint;
@@ -152,6 +152,7 @@ ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeade
   Entry& entry = Make(pool, plan, flops);
   if (!placement_.Reserve(entry, level, plan.Extents())) {
     entries_.erase(ObjectId{entry.id});
+    if (plan.tokens == 0) return {ReserveOutcome::kNoSpace, {}};
     ghosts_.Remember(pool.tenant, plan.key,
                      {.reason = MissReason::kBudgetRefused,
                       .bytes = plan.bytes,
@@ -416,7 +417,9 @@ void ObjectTable::Unreference(Entry& entry, bool last) {
     return;
   }
   if (!entry.ready && entry.gone == MissReason::kNone) {
-    return Unlink(entry, MissReason::kAbandoned, PolicyKind::kNone, TierKind::kNone);
+    const bool room = entry.header.tokens == 0;  // it was never to be an object
+    const MissReason why = room ? MissReason::kNeverSeen : MissReason::kAbandoned;
+    return Unlink(entry, why, PolicyKind::kNone, TierKind::kNone);
   }
   if (entry.doomed && entry.gone == MissReason::kNone && GoesNow(entry)) {
     return Unlink(entry, MissReason::kEvicted, PolicyKind::kPrice, placement_.Nearest(entry));

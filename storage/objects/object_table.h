@@ -38,6 +38,7 @@ struct Residence {
   uint32_t uses = 0;                   // look-ups that found it
   TierKind told = TierKind::kNone;     // what the last call returned
   TierKind was = TierKind::kNone;      // `nearest` at the last call
+  uint8_t level = 0, was_level = 0;    // of `nearest` and `was`, in Tiers::memory: which of several GPUs' tiers
 };
 
 using TellResidence = std::function<TierKind(const TenantPool&, const ObjectHeader&, const Residence&)>;
@@ -184,7 +185,7 @@ class ObjectTable final : public Offers {
   void Handed(TenantId tenant, const Key& key, bool taken) override;
   std::optional<Offering> Describe(TenantId tenant, const Key& key) const override;
   TakeOutcome Judge(const Offering& offered, bool evicting) override;
-  void BringUp(const Offering& offered, std::function<void(bool whole)> done) override;
+  void Promote(const Offering& offered, std::function<void(bool whole)> done) override;
   void SettleTaken() override;
 
   const Ghost* FindGhost(TenantId tenant, const Key& key) const { return ghosts_.Find(tenant, key); }

@@ -97,7 +97,7 @@ TakeOutcome ObjectTable::Judge(const Offering& offered, bool evicting) {
   const auto have = [](const Entry* entry) { return entry->resides != TierKind::kNone; };
   if (known.size() == offered.shards && std::ranges::all_of(known, have)) return TakeOutcome::kAlreadyPresent;
   const auto comes = [&](const Entry* entry) {
-    return have(entry) || entry->copies[LevelOf(*entry)].state == Copy::State::kFilling;
+    return have(entry) || entry->copies[LevelOf(*entry)].state == Copy::State::kCopying;
   };
   if (known.size() == offered.shards && std::ranges::all_of(known, comes)) return TakeOutcome::kTaken;  // it is joined
   Entry coming;
@@ -116,7 +116,7 @@ Reuse ObjectTable::ReuseOf(const Entry& entry, const Offering& offered) const {
           .saves_a_byte = offered.saves_a_byte};
 }
 
-void ObjectTable::BringUp(const Offering& offered, std::function<void(bool)> done) {
+void ObjectTable::Promote(const Offering& offered, std::function<void(bool)> done) {
   Coming coming{.shards = {}, .done = std::move(done)};
   for (uint32_t rank = 0; rank < offered.shards; ++rank) {
     Entry* const entry = segments_.Find(offered.pool.tenant, offered.key, {.rank = rank, .size = offered.shards});

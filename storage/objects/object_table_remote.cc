@@ -29,7 +29,9 @@ void ObjectTable::Reside(Entry& entry) const {
                       .saved = entry.saved,
                       .uses = entry.uses,
                       .told = entry.told,
-                      .was = std::exchange(entry.resided, entry.resides)});
+                      .was = std::exchange(entry.resided, entry.resides),
+                      .level = entry.resides_at,
+                      .was_level = std::exchange(entry.resided_at, entry.resides_at)});
 }
 
 bool ObjectTable::TellAll(Slice& slice) {

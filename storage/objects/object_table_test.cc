@@ -17,9 +17,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-class PoolTest : public ::testing::Test {
+class ObjectTableTest : public ::testing::Test {
  protected:
-  PoolTest()
+  ObjectTableTest()
       : tier_(TestTier({{1, 8}, {2, 8}})),
         table_({.ghosts_per_tenant = 16}, {.memory = {tier_.get()}}, executor_, clock_, observer_) {}
 
@@ -44,7 +44,7 @@ class PoolTest : public ::testing::Test {
   ObjectTable table_;
 };
 
-TEST_F(PoolTest, EvictsTheLeastRecentlyUsed) {
+TEST_F(ObjectTableTest, EvictsTheLeastRecentlyUsed) {
   for (const uint8_t key : {1, 2, 3, 4}) ASSERT_EQ(Publish(key, 2), ReserveOutcome::kGranted);
   EXPECT_EQ(Find(1), MissReason::kNone);  // a use
   EXPECT_EQ(Publish(5, 3), ReserveOutcome::kGranted);
@@ -85,7 +85,7 @@ TEST(PoolEvictionTest, WhatIsAskedForAgainStaysWhileOthersPassThrough) {
   EXPECT_GT(hits(EvictionMode::kPrice), 450) << "of 500";
 }
 
-TEST_F(PoolTest, AReferenceKeepsAnObjectHoweverOldItIs) {
+TEST_F(ObjectTableTest, AReferenceKeepsAnObjectHoweverOldItIs) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
   ObjectTable::Result used = table_.Find(1, {.key = Plan(1, 4).key});
   ObjectTable::Reference second = used.object.Share();
@@ -99,7 +99,7 @@ TEST_F(PoolTest, AReferenceKeepsAnObjectHoweverOldItIs) {
   EXPECT_EQ(Find(1), MissReason::kEvicted);
 }
 
-TEST_F(PoolTest, EvictsNothingInVain) {
+TEST_F(ObjectTableTest, EvictsNothingInVain) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
   ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
   EXPECT_EQ(Publish(3, 9), ReserveOutcome::kNoSpace) << "larger than the whole budget";
@@ -109,7 +109,7 @@ TEST_F(PoolTest, EvictsNothingInVain) {
   EXPECT_EQ(Find(2), MissReason::kNone);
 }
 
-TEST_F(PoolTest, TakesNothingFromOtherTenants) {
+TEST_F(ObjectTableTest, TakesNothingFromOtherTenants) {
   ASSERT_EQ(Publish(1, 8, 1), ReserveOutcome::kGranted);
   ASSERT_EQ(Publish(1, 8, 2), ReserveOutcome::kGranted) << "the same key, another tenant";
   ASSERT_EQ(Publish(2, 8, 2), ReserveOutcome::kGranted);
@@ -117,7 +117,7 @@ TEST_F(PoolTest, TakesNothingFromOtherTenants) {
   EXPECT_EQ(Find(1, 2), MissReason::kEvicted);
 }
 
-TEST_F(PoolTest, HidesWhatIsNotPublishedAndForgetsWhatNeverIs) {
+TEST_F(ObjectTableTest, HidesWhatIsNotPublishedAndForgetsWhatNeverIs) {
   {
     const ObjectTable::Room room = table_.Reserve({1}, Plan(1, 4));
     EXPECT_EQ(Find(1), MissReason::kBeingPublished);
@@ -130,7 +130,7 @@ TEST_F(PoolTest, HidesWhatIsNotPublishedAndForgetsWhatNeverIs) {
   EXPECT_EQ(Publish(1, 4), ReserveOutcome::kAlreadyPresent);
 }
 
-TEST_F(PoolTest, ADroppedObjectsBytesStayUntilTheLastReferenceGoes) {
+TEST_F(ObjectTableTest, ADroppedObjectsBytesStayUntilTheLastReferenceGoes) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
   ObjectTable::Result used = table_.Find(1, {.key = Plan(1, 4).key});
   table_.Drop(used.object, MissReason::kChecksumFailed);
@@ -145,7 +145,7 @@ TEST_F(PoolTest, ADroppedObjectsBytesStayUntilTheLastReferenceGoes) {
   EXPECT_THAT(observer_.evicted, ElementsAre(MissReason::kChecksumFailed));
 }
 
-TEST_F(PoolTest, TellsWhatIsKnownOfWhatIsGone) {
+TEST_F(ObjectTableTest, TellsWhatIsKnownOfWhatIsGone) {
   ASSERT_EQ(Publish(1, 8), ReserveOutcome::kGranted);
   clock_.Advance(100);
   for (int use = 0; use < 3; ++use) EXPECT_EQ(Find(1), MissReason::kNone);

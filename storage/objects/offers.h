@@ -42,7 +42,7 @@ class Offers {
   virtual TakeOutcome Judge(const Offering& offered, bool evicting) = 0;
   // Brings up an offered object whose shards were adopted (Cache::AdoptRemote). `done` comes from SettleTaken, or at
   // once where it cannot come.
-  virtual void BringUp(const Offering& offered, std::function<void(bool whole)> done) = 0;
+  virtual void Promote(const Offering& offered, std::function<void(bool whole)> done) = 0;
   // Answers for what has come, or has failed to. Call it many times a second.
   virtual void SettleTaken() = 0;
 };

@@ -11,7 +11,7 @@ using State = Copy::State;
 
 namespace {
 
-// Fills read it, or engines may.
+// Other copies are read from it, or engines may read it.
 bool Used(const Entry& entry, size_t level) {
   return entry.copies[level].readers > 0 || entry.copies[level].users > 0;
 }
@@ -92,8 +92,8 @@ void Placement::Hasten(Entry& entry, Nanos needed_at) {
   for (size_t i = 0; i < levels(); ++i) {
     Copy& copy = entry.copies[i];
     const bool wanted = copy.source > i || (i < memory_ && Used(entry, i));  // or it only goes down
-    if (copy.state == State::kFilling && copy.fill != nullptr && wanted) {
-      copier_.Hasten(copy.fill, needed_at);
+    if (copy.state == State::kCopying && copy.tier_copy != nullptr && wanted) {
+      copier_.Hasten(copy.tier_copy, needed_at);
     }
   }
 }
@@ -127,10 +127,10 @@ void Placement::Changed(Entry& entry) {
   // A copy on its way that nobody waits for any more blocks others.
   const bool unused = entry.references == 0;
   bool given_up = false;
-  for (size_t i = 0; i < beside_; ++i) given_up |= unused && entry.copies[i].state == State::kFilling;
+  for (size_t i = 0; i < beside_; ++i) given_up |= unused && entry.copies[i].state == State::kCopying;
   for (size_t i = 0; i < levels(); ++i) {
     const bool unwanted = unused ? given_up : i < beside_ && entry.copies[i].users == 0;
-    if (unwanted && FilledFromBelow(entry, i)) CancelFill(entry, i);
+    if (unwanted && CopiedFromBelow(entry, i)) CancelCopy(entry, i);
   }
   --entry.holds;
   if (entry.gone != MissReason::kNone) return Vacate(entry);
@@ -140,7 +140,7 @@ void Placement::Changed(Entry& entry) {
 void Placement::Discard(Entry& entry) {
   ++entry.holds;
   for (size_t i = 0; i < levels(); ++i) {
-    if (entry.copies[i].state == State::kFilling) CancelFill(entry, i);
+    if (entry.copies[i].state == State::kCopying) CancelCopy(entry, i);
   }
   CallWaiters(entry);
   --entry.holds;
@@ -196,7 +196,7 @@ bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
   if (!slot) return false;
   Copy& copy = entry.copies[level];
   copy.slot = *std::move(slot);
-  copy.state = State::kFilling;
+  copy.state = State::kCopying;
   copy.loaded = 0;
   return true;
 }
@@ -204,7 +204,7 @@ bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
 void Placement::GiveUp(Entry& entry, size_t level) {
   // A disk may be copying it down. For a moment it may go on reading from extents that hold other objects' bytes by
   // then: such a copy is never committed.
-  if (!IsDisk(level) && disk_ != nullptr && FilledFrom(entry, disk_level_, level)) CancelFill(entry, disk_level_);
+  if (!IsDisk(level) && disk_ != nullptr && CopiedFrom(entry, disk_level_, level)) CancelCopy(entry, disk_level_);
   Remove(entry, level);
   const bool elsewhere = std::ranges::any_of(entry.copies, &Copy::readable);
   if (elsewhere) return Refresh(entry);
@@ -230,67 +230,68 @@ TierCopier::End Placement::EndOf(const Entry& entry, size_t level) const {
   return {.memory = IsDisk(level) ? nullptr : &levels_[level]->tier(), .slot = slot};
 }
 
-void Placement::StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at) {
+void Placement::StartCopy(Entry& entry, size_t from, size_t to, Nanos needed_at) {
   Copy& copy = entry.copies[to];
   copy.source = static_cast<uint8_t>(from);
-  ++fills_;
-  if (needed_at == TierCopier::kWhenIdle) ++behind_[entry.pool.tenant].fills;
+  ++tier_copies_;
+  if (needed_at == TierCopier::kWhenIdle) ++behind_[entry.pool.tenant].tier_copies;
   // A disk that reads what is given up meanwhile does no harm; another copy in memory would.
   if (!IsDisk(to)) ++entry.copies[from].readers;
-  copy.fill =
+  copy.tier_copy =
       copier_.Start(EndOf(entry, from), EndOf(entry, to), entry.header.Extents(), entry.copies[from].loaded, needed_at,
-                    {.progress = [this, &entry, to](uint64_t loaded) { FillProgress(entry, to, loaded); },
+                    {.progress = [this, &entry, to](uint64_t loaded) { CopyProgress(entry, to, loaded); },
                      .done =
                          [this, &entry, to](const absl::Status& status) {
-                           FillDone(entry, to, status);
+                           CopyDone(entry, to, status);
                            Pump();
                          }});
   Refresh(entry);
 }
 
-bool Placement::FilledFrom(const Entry& entry, size_t level, size_t source) {
-  return entry.copies[level].state == State::kFilling && entry.copies[level].source == source;
+bool Placement::CopiedFrom(const Entry& entry, size_t level, size_t source) {
+  return entry.copies[level].state == State::kCopying && entry.copies[level].source == source;
 }
 
-bool Placement::FilledFromBelow(const Entry& entry, size_t level) {
-  return entry.copies[level].state == State::kFilling && entry.copies[level].source > level;
+bool Placement::CopiedFromBelow(const Entry& entry, size_t level) {
+  return entry.copies[level].state == State::kCopying && entry.copies[level].source > level;
 }
 
-void Placement::CancelFill(Entry& entry, size_t level) {
-  if (entry.copies[level].fill == nullptr) return Break(entry, level);  // there is room for it, and no more yet
+void Placement::CancelCopy(Entry& entry, size_t level) {
+  if (entry.copies[level].tier_copy == nullptr) return Break(entry, level);  // there is room for it, and no more yet
   entry.copies[level].state = State::kDraining;
   entry.copies[level].loaded = 0;
-  if (copier_.Cancel(*entry.copies[level].fill)) FillDone(entry, level, absl::CancelledError("fill: cancelled"));
+  if (copier_.Cancel(*entry.copies[level].tier_copy))
+    CopyDone(entry, level, absl::CancelledError("tier copy: cancelled"));
 }
 
-void Placement::FillProgress(Entry& entry, size_t level, uint64_t loaded) {
+void Placement::CopyProgress(Entry& entry, size_t level, uint64_t loaded) {
   Copy& copy = entry.copies[level];
-  if (copy.state != State::kFilling || IsDisk(level)) return;
+  if (copy.state != State::kCopying || IsDisk(level)) return;
   copy.loaded = loaded;
   for (size_t i = 0; i < level; ++i) {
-    if (FilledFrom(entry, i, level)) copier_.Offer(*entry.copies[i].fill, loaded);
+    if (CopiedFrom(entry, i, level)) copier_.Offer(*entry.copies[i].tier_copy, loaded);
   }
   if (level < memory_) CallWaiters(entry);
 }
 
-void Placement::FillDone(Entry& entry, size_t level, const absl::Status& status) {
+void Placement::CopyDone(Entry& entry, size_t level, const absl::Status& status) {
   Copy& copy = entry.copies[level];
-  copy.fill.reset();
-  --fills_;
-  if (copy.source < level) --behind_[entry.pool.tenant].fills;
+  copy.tier_copy.reset();
+  --tier_copies_;
+  if (copy.source < level) --behind_[entry.pool.tenant].tier_copies;
   if (!IsDisk(level)) DoneReading(entry, copy.source);
   if (copy.state == State::kDraining && copy.users > 0 && entry.gone == MissReason::kNone) {
-    copy.state = State::kFilling;  // it was asked for again meanwhile
+    copy.state = State::kCopying;  // it was asked for again meanwhile
     if (Fetch(entry, level) || entry.gone != MissReason::kNone) return;
     Break(entry, level);
     events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
   } else if (copy.state == State::kDraining || !status.ok()) {
-    FillFailed(entry, level, status);
+    CopyFailed(entry, level, status);
   } else if (IsDisk(level)) {
     copy.state = State::kCommitting;
     copy.loaded = entry.header.Extents();
-    ++fills_;
-    ++behind_[entry.pool.tenant].fills;
+    ++tier_copies_;
+    ++behind_[entry.pool.tenant].tier_copies;
     disk_->Commit(entry.pool.tenant, entry.pool.kind, entry.header, copy.slot,
                   [this, &entry, level](const absl::Status& committed) { Committed(entry, level, committed); });
   } else {
@@ -311,13 +312,13 @@ void Placement::Break(Entry& entry, size_t level) {
   if (!Used(entry, level)) Remove(entry, level);
 }
 
-void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& status) {
-  const bool wanted = entry.copies[level].state == State::kFilling;
+void Placement::CopyFailed(Entry& entry, size_t level, const absl::Status& status) {
+  const bool wanted = entry.copies[level].state == State::kCopying;
   const size_t source = entry.copies[level].source;
   Break(entry, level);
   if (wanted) {
     observer_.TierError(entry.pool.tenant, IsDisk(level) ? kind(level) : kind(source), status);
-    // A source that cannot be read is no copy; the fill from it ends too.
+    // A source that cannot be read is no copy; the copy from it ends too.
     const MissReason why = source == remote_level_ ? MissReason::kPeerFailed : MissReason::kTierError;
     if (source > level) return events_.lost(entry, why, PolicyKind::kNone, kind(source));
   }
@@ -326,13 +327,14 @@ void Placement::FillFailed(Entry& entry, size_t level, const absl::Status& statu
   if (awaited) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   if (ForgetIfRemote(entry)) return;
+  LeaveRemote(entry);  // another copy may have become whole while this one was still reading
   Refresh(entry);
   if (flushing_ && !wanted) QueueBehind(entry);  // it was still draining when all else was queued
 }
 
 void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {
-  --fills_;
-  --behind_[entry.pool.tenant].fills;
+  --tier_copies_;
+  --behind_[entry.pool.tenant].tier_copies;
   Copy& copy = entry.copies[level];
   if (status.ok()) {
     copy.loaded = entry.header.Extents();
@@ -357,8 +359,8 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
   copy.loaded = entry.header.Extents();
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   Refresh(entry);
-  if (entry.remote != 0 && RemoteOf(entry).readers == 0) RemoveRemote(entry);  // this node has a copy of its own
-  if (promoted && level < beside_ && !std::exchange(entry.taken, false)) CameUp(entry);
+  LeaveRemote(entry);
+  if (promoted && level < beside_ && !std::exchange(entry.taken, false)) Promoted(entry);
   if (copy.source != level) observer_.Copied(entry.pool.tenant, kind(copy.source), kind(level), entry.header.bytes);
   QueueBehind(entry);
   if (level < memory_) CallWaiters(entry);

@@ -128,11 +128,12 @@ class Placement {
   // The nearest copy that can be read; kNone where there is none yet. `NearestTo` a level: there, below, or elsewhere.
   TierKind Nearest(const Entry& entry) const;
   TierKind NearestTo(const Entry& entry, size_t level) const;
-  size_t fills() const { return fills_; }  // under way, commits among them
+  size_t tier_copies() const { return tier_copies_; }  // under way, commits among them
 
  private:
   Copy& RemoteOf(Entry& entry) const { return entry.copies[remote_level_]; }
   void RemoveRemote(Entry& entry);
+  void LeaveRemote(Entry& entry);  // removes it where this node has a copy of its own and nothing reads the other
   // Ends an object that only another node has, and that nobody waits for. True: it may be vacated.
   bool ForgetIfRemote(Entry& entry);
   TierCopier::End EndOf(const Entry& entry, size_t level) const;
@@ -146,22 +147,22 @@ class Placement {
   size_t OnAnotherGpu(const Entry& entry, size_t level) const;   // kNowhere: no copy is
   // Has the object brought to the level from wherever it is. False: no room.
   bool Fetch(Entry& entry, size_t level);
-  bool BringUp(Entry& entry, size_t level, size_t from);  // false: no room there
-  void StartFill(Entry& entry, size_t from, size_t to, Nanos needed_at);
+  bool PromoteFrom(Entry& entry, size_t level, size_t from);  // false: no room there
+  void StartCopy(Entry& entry, size_t from, size_t to, Nanos needed_at);
   // Moves the object's copies on the way up to an earlier time of need.
   void Hasten(Entry& entry, Nanos needed_at);
-  static bool FilledFrom(const Entry& entry, size_t level, size_t source);
-  static bool FilledFromBelow(const Entry& entry, size_t level);
+  static bool CopiedFrom(const Entry& entry, size_t level, size_t source);
+  static bool CopiedFromBelow(const Entry& entry, size_t level);
   // Does not pump: a caller that is making room must not start to make more.
-  void CancelFill(Entry& entry, size_t level);
+  void CancelCopy(Entry& entry, size_t level);
   void DoneReading(Entry& entry, size_t level);
   void Break(Entry& entry, size_t level);  // its bytes are no copy; the slot is freed when nobody uses it
-  void FillProgress(Entry& entry, size_t level, uint64_t loaded);
-  void FillDone(Entry& entry, size_t level, const absl::Status& status);
-  void FillFailed(Entry& entry, size_t level, const absl::Status& status);
+  void CopyProgress(Entry& entry, size_t level, uint64_t loaded);
+  void CopyDone(Entry& entry, size_t level, const absl::Status& status);
+  void CopyFailed(Entry& entry, size_t level, const absl::Status& status);
   void Committed(Entry& entry, size_t level, const absl::Status& status);
   void BecameWhole(Entry& entry, size_t level);
-  void CameUp(const Entry& entry);
+  void Promoted(const Entry& entry);
   void Refresh(Entry& entry);  // tells the levels about its copies
   void Reside(Entry& entry, bool here);
   void CallWaiters(Entry& entry);
@@ -175,13 +176,13 @@ class Placement {
   // A tenant's objects that are to be copied down.
   struct Behind {
     std::deque<ObjectId> queue;
-    size_t fills = 0;       // under way, commits among them
-    ObjectId admitted = 0;  // the last one that found no room on the disk, which may be on its way: not judged again
+    size_t tier_copies = 0;  // under way, commits among them
+    ObjectId admitted = 0;   // the last one that found no room on the disk, which may be on its way: not judged again
   };
   void PumpBehind(Behind& behind);
   bool Admits(const Entry& entry, size_t level);
 
-  static constexpr size_t kMaxBehind = 64;  // fills that nobody waits for, at a time: of a tenant, as all below
+  static constexpr size_t kMaxBehind = 64;  // copies that nobody waits for, at a time: of a tenant, as all below
   static constexpr size_t kMaxQueuedBehind = 1 << 16;
 
   const size_t beside_, common_, memory_;
@@ -198,7 +199,7 @@ class Placement {
   std::vector<std::unique_ptr<EvictionPolicy>> policies_;
   std::vector<std::unique_ptr<Level>> levels_;
   std::map<TenantId, Behind> behind_;  // none is ever erased
-  size_t fills_ = 0;
+  size_t tier_copies_ = 0;
   bool flushing_ = false;
   uint64_t unsaved_ = 0, unsaved_bytes_ = 0;
 };

@@ -26,7 +26,7 @@ bool Placement::WantsBehind(const Entry& entry) {
 }
 
 Placement::Unsaved Placement::unsaved() const {
-  const auto writes = [](const auto& tenant) { return !tenant.second.queue.empty() || tenant.second.fills > 0; };
+  const auto writes = [](const auto& tenant) { return !tenant.second.queue.empty() || tenant.second.tier_copies > 0; };
   return {unsaved_, unsaved_bytes_, std::ranges::any_of(behind_, writes)};
 }
 
@@ -61,7 +61,7 @@ bool Placement::WriteOut(Entry& entry) {
   if (!WantsBehind(entry) || from == entry.copies.end() || disk_->degraded()) return true;
   const uint64_t extents = entry.header.Extents();
   if (levels_[disk_level_]->Full(entry.pool, extents) || !MakeRoom(entry, disk_level_, extents)) return false;
-  StartFill(entry, static_cast<size_t>(from - entry.copies.begin()), disk_level_, TierCopier::kWhenIdle);
+  StartCopy(entry, static_cast<size_t>(from - entry.copies.begin()), disk_level_, TierCopier::kWhenIdle);
   return true;
 }
 
@@ -92,7 +92,7 @@ bool Placement::WriteBehind(Entry& entry) {
       admitted = id;
       return false;
     }
-    StartFill(entry, i, below, TierCopier::kWhenIdle);
+    StartCopy(entry, i, below, TierCopier::kWhenIdle);
   }
   return true;
 }
@@ -100,7 +100,7 @@ bool Placement::WriteBehind(Entry& entry) {
 void Placement::PumpBehind(Behind& behind) {
   // A disk that is being tried may write in a moment.
   const bool waits = flushing_ && disk_ != nullptr && disk_->probing();
-  while (!waits && !behind.queue.empty() && behind.fills < kMaxBehind) {
+  while (!waits && !behind.queue.empty() && behind.tier_copies < kMaxBehind) {
     const ObjectId next = behind.queue.front();
     behind.queue.pop_front();
     Entry* entry = events_.find(next);

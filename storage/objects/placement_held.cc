@@ -30,12 +30,12 @@ void Placement::Damaged(Entry& entry, size_t level, MissReason why) {
 }
 
 // A copy that was asked for ahead let others pass: its time says nothing about the time of copying.
-void Placement::CameUp(const Entry& entry) {
+void Placement::Promoted(const Entry& entry) {
   const Nanos now = clock_.Now();
   if (entry.needed_at > entry.asked_at) {
     observer_.Prefetched(entry.pool.tenant, now <= entry.needed_at);
   } else {
-    promotion_[entry.pool.tenant].CameUp(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
+    promotion_[entry.pool.tenant].Promoted(kind(entry.asked_of), entry.header.bytes, now - entry.asked_at);
   }
 }
 

@@ -1,6 +1,7 @@
 // Objects that other nodes have: taken in, and let go once this node has its own copy or no use for them. Where objects
 // reside on this node, as those are told who tell other nodes.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "storage/objects/placement.h"
@@ -25,6 +26,12 @@ void Placement::RemoveRemote(Entry& entry) {
   remote_->Release(copy);
 }
 
+void Placement::LeaveRemote(Entry& entry) {
+  if (entry.remote == 0 || RemoteOf(entry).readers > 0) return;
+  const auto own = entry.copies.begin() + static_cast<ptrdiff_t>(levels());
+  if (std::any_of(entry.copies.begin(), own, std::mem_fn(&Copy::whole))) RemoveRemote(entry);
+}
+
 bool Placement::ForgetIfRemote(Entry& entry) {
   if (entry.remote == 0 || entry.gone != MissReason::kNone || entry.references > 0 || entry.pinned) return false;
   const bool elsewhere = std::ranges::any_of(entry.copies.begin(), entry.copies.begin() + levels(),
@@ -37,11 +44,13 @@ bool Placement::ForgetIfRemote(Entry& entry) {
 void Placement::Reside(Entry& entry, bool here) {
   const auto end = entry.copies.begin() + static_cast<ptrdiff_t>(levels());
   const auto nearest = std::find_if(entry.copies.begin(), end, [](const Copy& copy) { return copy.whole(); });
-  const TierKind now =
-      here && nearest != end ? kind(static_cast<size_t>(nearest - entry.copies.begin())) : TierKind::kNone;
+  const auto level = static_cast<size_t>(nearest - entry.copies.begin());
+  const TierKind now = here && nearest != end ? kind(level) : TierKind::kNone;
+  const auto at = static_cast<uint8_t>(now == TierKind::kNone ? 0 : level);
   const bool saved = here && disk_ != nullptr && entry.copies[disk_level_].whole();
-  if (now == entry.resides && saved == entry.saved) return;
+  if (now == entry.resides && at == entry.resides_at && saved == entry.saved) return;
   entry.resides = now;
+  entry.resides_at = at;
   entry.saved = saved;
   events_.resides(entry);
 }

@@ -20,7 +20,7 @@ TierKind Placement::NearestTo(const Entry& entry, size_t level) const {
 
 size_t Placement::NearestSource(const Entry& entry, size_t level) const {
   for (size_t from = Below(level); from <= levels(); ++from) {
-    const bool comes = from < memory_ ? entry.copies[from].state == State::kFilling : FilledFromBelow(entry, from);
+    const bool comes = from < memory_ ? entry.copies[from].state == State::kCopying : CopiedFromBelow(entry, from);
     if (entry.copies[from].readable() || comes) return from;
   }
   return kNowhere;
@@ -39,7 +39,7 @@ MissReason Placement::Promote(Entry& entry, size_t level, Nanos recompute, Nanos
   const Copy& copy = entry.copies[level];
   // Its last way up was given up, and something of that is still being written: it comes up again behind that.
   const bool drains = copy.state == State::kDraining, awaited = drains && copy.users > 1;
-  if (copy.whole() || copy.state == State::kFilling || awaited) {
+  if (copy.whole() || copy.state == State::kCopying || awaited) {
     if (!promotion_[entry.pool.tenant].Pays(kind(level), entry.header.bytes, recompute))
       return MissReason::kSlowerThanRecompute;
     Hasten(entry, needed_at);
@@ -62,22 +62,22 @@ MissReason Placement::Promote(Entry& entry, size_t level, Nanos recompute, Nanos
 
 // From one GPU to another it goes by the tier below both.
 bool Placement::Fetch(Entry& entry, size_t level) {
-  if (const size_t below = NearestSource(entry, level); below != kNowhere) return BringUp(entry, level, below);
+  if (const size_t below = NearestSource(entry, level); below != kNowhere) return PromoteFrom(entry, level, below);
   const size_t beside = OnAnotherGpu(entry, level);
   if (beside == kNowhere || beside_ >= memory_ || entry.copies[beside_].state != State::kNone) return false;
-  if (!BringUp(entry, beside_, beside)) return false;
+  if (!PromoteFrom(entry, beside_, beside)) return false;
   const Copy& copy = entry.copies[level];
-  return level == beside_ || copy.whole() || copy.fill != nullptr || BringUp(entry, level, beside_);
+  return level == beside_ || copy.whole() || copy.tier_copy != nullptr || PromoteFrom(entry, level, beside_);
 }
 
-bool Placement::BringUp(Entry& entry, size_t level, size_t from) {
+bool Placement::PromoteFrom(Entry& entry, size_t level, size_t from) {
   // Making room may end another shard of its bundle, and that the entry, or the last use of it.
   ++entry.holds;
   ++entry.copies[from].readers;  // keeps the source from being evicted to make this room
   Refresh(entry);
   Copy& copy = entry.copies[level];
-  const bool room = copy.state == State::kFilling || MakeRoom(entry, level, entry.header.Extents());
-  const auto wanted = [&] { return room && entry.gone == MissReason::kNone && copy.state == State::kFilling; };
+  const bool room = copy.state == State::kCopying || MakeRoom(entry, level, entry.header.Extents());
+  const auto wanted = [&] { return room && entry.gone == MissReason::kNone && copy.state == State::kCopying; };
   copy.source = static_cast<uint8_t>(from);
   // A tier in between gets a copy, too, where it has room.
   std::vector<size_t> path = {from};
@@ -89,7 +89,7 @@ bool Placement::BringUp(Entry& entry, size_t level, size_t from) {
   }
   const bool goes_on = wanted();
   for (const size_t filled : path) {
-    if (!goes_on && filled < from && entry.copies[filled].state == State::kFilling) Break(entry, filled);
+    if (!goes_on && filled < from && entry.copies[filled].state == State::kCopying) Break(entry, filled);
   }
   DoneReading(entry, from);
   --entry.holds;
@@ -103,7 +103,7 @@ bool Placement::BringUp(Entry& entry, size_t level, size_t from) {
   path.push_back(level);
   // A copy down begins as all of those do, and is hastened.
   const Nanos needed_at = from < level ? TierCopier::kWhenIdle : entry.needed_at;
-  for (size_t i = 1; i < path.size(); ++i) StartFill(entry, path[i - 1], path[i], needed_at);
+  for (size_t i = 1; i < path.size(); ++i) StartCopy(entry, path[i - 1], path[i], needed_at);
   Hasten(entry, entry.needed_at);  // a copy in between that was on its way
   copier_.Pump();
   return true;

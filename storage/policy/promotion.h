@@ -15,7 +15,7 @@ namespace ashlar::storage {
 class PromotionCost {
  public:
   // An object came up whole: from being asked for until its last byte was there, waiting for others included.
-  void CameUp(TierKind from, uint64_t bytes, Nanos took) { copies_[from].rate.Measured(bytes, took); }
+  void Promoted(TierKind from, uint64_t bytes, Nanos took) { copies_[from].rate.Measured(bytes, took); }
   // A landing of so many bytes: from its start until its end, without what it waited for bytes on their way up, which
   // the copy counts.
   void Landed(uint64_t bytes, Nanos took) { landings_.rate.Measured(bytes, took); }

@@ -10,7 +10,7 @@ TEST(PromotionCost, TakesWhatIsNotKnownToBeDear) {
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1 << 20), 0);
   EXPECT_TRUE(cost.Pays(TierKind::kSsd, 1 << 20, 1)) << "nothing was measured";
   EXPECT_TRUE(cost.PaysToKeep(1 << 20, 1));
-  cost.CameUp(TierKind::kSsd, 1000, 5000);
+  cost.Promoted(TierKind::kSsd, 1000, 5000);
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 100), 500);
   EXPECT_TRUE(cost.Pays(TierKind::kSsd, 100, 500));
   EXPECT_FALSE(cost.Pays(TierKind::kSsd, 100, 499));
@@ -21,7 +21,7 @@ TEST(PromotionCost, TakesWhatIsNotKnownToBeDear) {
 
 TEST(PromotionCost, AddsTheLandingToTheCopy) {
   PromotionCost cost;
-  cost.CameUp(TierKind::kSsd, 1000, 5000);
+  cost.Promoted(TierKind::kSsd, 1000, 5000);
   cost.Landed(1000, 2000);
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 100), 700);
   EXPECT_EQ(cost.Estimate(TierKind::kDram, 100), 200) << "at the top there is nothing to copy";
@@ -35,7 +35,7 @@ TEST(PromotionCost, AddsTheLandingToTheCopy) {
 
 TEST(PromotionCost, WhatIsCopiedAheadCostsNoTime) {
   PromotionCost cost;
-  cost.CameUp(TierKind::kSsd, 1000, 5000);
+  cost.Promoted(TierKind::kSsd, 1000, 5000);
   cost.Landed(1000, 2000);
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1000, 1000), 6000);
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1000, 9000), 2000) << "a landing cannot be done ahead";
@@ -45,8 +45,8 @@ TEST(PromotionCost, WhatIsCopiedAheadCostsNoTime) {
 
 TEST(PromotionCost, FollowsTheTierAsItChanges) {
   PromotionCost cost;
-  cost.CameUp(TierKind::kSsd, 1000, 8000);
-  for (int i = 0; i < 60; ++i) cost.CameUp(TierKind::kSsd, 1000, 1000);
+  cost.Promoted(TierKind::kSsd, 1000, 8000);
+  for (int i = 0; i < 60; ++i) cost.Promoted(TierKind::kSsd, 1000, 1000);
   EXPECT_NEAR(static_cast<double>(cost.Estimate(TierKind::kSsd, 1000)), 1000, 10);
 }
 
@@ -61,7 +61,7 @@ TEST(PromotionCost, WhatEverySmallCopyCostsDoesNotMakeLargeOnesDear) {
 
 TEST(PromotionCost, ProbesWhatWasSlowOnce) {
   PromotionCost cost;
-  cost.CameUp(TierKind::kSsd, 1000, 8000);
+  cost.Promoted(TierKind::kSsd, 1000, 8000);
   cost.Landed(1000, 8000);
   int taken = 0, kept = 0;
   for (int i = 0; i < 64; ++i) {

@@ -20,7 +20,7 @@ Prefixes::CommitJob::CommitJob(Prefixes& prefixes, SessionId session, const Tena
       done_(std::move(done)) {}
 
 void Prefixes::CommitJob::Start() {
-  prefixes_.drain_.Begin(session_);
+  prefixes_.transfers_.Begin(session_);
   ++prefixes_.commits_[session_];
   const PrefixModel& model = commit_.text.model();
   // Of states that are known, how deep they are: without a checkpoint, one would resume from the one before it.
@@ -170,7 +170,7 @@ void Prefixes::CommitJob::Finish() {
   }
   if (--prefixes_.commits_.at(session_) == 0) prefixes_.commits_.erase(session_);
   done_(std::move(outcomes_));
-  prefixes_.drain_.End(session_);
+  prefixes_.transfers_.End(session_);
 }
 
 bool Prefixes::CommitJob::Written(const Key& key) {

@@ -77,11 +77,11 @@ PrefixText::PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int
   }
 }
 
-Prefixes::Prefixes(ObjectTable& table, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer,
-                   IsOpen is_open, std::function<uint64_t(TenantId)> capacity)
+Prefixes::Prefixes(ObjectTable& table, Publisher& publisher, SessionTransfers& transfers, const Clock& clock,
+                   Observer& observer, IsOpen is_open, std::function<uint64_t(TenantId)> capacity)
     : table_(table),
       publisher_(publisher),
-      drain_(drain),
+      transfers_(transfers),
       clock_(clock),
       observer_(observer),
       is_open_(std::move(is_open)),
@@ -271,7 +271,7 @@ void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Asked& asked) {
 std::vector<Query> Prefixes::Objects(const PrefixText& text, const Candidate& candidate) {
   const PrefixModel& model = text.model();
   const PrefixKeys& keys = candidate.own ? *text.own() : text.shared();
-  Query query{.kind = ObjectKind::kPrefixPage,
+  Query query{.kind = ObjectKind::kPrefixBlock,
               .shard = model.shard,
               .ns = model.ns,
               .tokens = model.block_tokens,

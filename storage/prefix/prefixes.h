@@ -20,13 +20,13 @@
 #include "proto/outcome.h"
 #include "proto/prefix.h"
 #include "proto/shard.h"
-#include "storage/drain.h"
 #include "storage/history/bounded_table.h"
 #include "storage/history/explanation.h"
 #include "storage/ids.h"
 #include "storage/objects/object_table.h"
 #include "storage/observer.h"
 #include "storage/prefix/prefix_planner.h"
+#include "storage/session_transfers.h"
 #include "storage/transfer/publisher.h"
 #include "storage/transfer/transfer.h"
 
@@ -126,8 +126,8 @@ class Prefixes {
  public:
   using IsOpen = std::function<bool(SessionId)>;
   // `capacity`: the default bytes of a tenant.
-  Prefixes(ObjectTable& table, Publisher& publisher, Drain& drain, const Clock& clock, Observer& observer,
-           IsOpen is_open, std::function<uint64_t(TenantId)> capacity);
+  Prefixes(ObjectTable& table, Publisher& publisher, SessionTransfers& transfers, const Clock& clock,
+           Observer& observer, IsOpen is_open, std::function<uint64_t(TenantId)> capacity);
 
   // For namespaces that are first seen from now on.
   void SetCapacity(TenantId tenant, uint64_t bytes) { capacities_[tenant] = bytes; }
@@ -257,7 +257,7 @@ class Prefixes {
 
   ObjectTable& table_;
   Publisher& publisher_;
-  Drain& drain_;
+  SessionTransfers& transfers_;
   const Clock& clock_;
   Observer& observer_;
   const IsOpen is_open_;

@@ -151,6 +151,7 @@ absl::Status MemoryTier::Grow(TenantId id, Tenant& tenant) {
   arenas_.push_back({id, *std::move(arena)});
   tenant.held_bytes += bytes;
   tenant.extents.AddArena(options_.first_arena + index, static_cast<uint32_t>(bytes / kExtentBytes));
+  if (made_) made_(*arenas_.back().memory);
   return absl::OkStatus();
 }
 
@@ -177,6 +178,11 @@ TierUsage MemoryTier::Usage() const {
 
 std::byte* MemoryTier::Address(uint32_t arena, uint32_t extent) const {
   return addresses_[arena - options_.first_arena].load(std::memory_order_acquire) + uint64_t{extent} * kExtentBytes;
+}
+
+void MemoryTier::OnArena(std::function<void(const kernels::ArenaMemory&)> made) {
+  made_ = std::move(made);
+  for (const OwnedArena& arena : arenas_) made_(*arena.memory);
 }
 
 absl::StatusOr<MemoryTier::ArenaDescriptor> MemoryTier::Descriptor(TenantId tenant, uint32_t arena) const {

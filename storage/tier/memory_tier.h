@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -51,6 +52,10 @@ class MemoryTier final : public Tier {
   std::byte* Address(uint32_t arena, uint32_t extent) const override;
   const kernels::Gpu* gpu() const override { return options_.on_gpu ? options_.arena.gpu : nullptr; }
 
+  // Once: `made` is told of every arena, of those that there are at once, on the metadata thread. It stays for as long
+  // as the tier.
+  void OnArena(std::function<void(const kernels::ArenaMemory&)> made);
+
   struct ArenaDescriptor {
     int descriptor = -1;  // the tier's: send it, never close it
     uint64_t bytes = 0;
@@ -79,6 +84,7 @@ class MemoryTier final : public Tier {
   uint64_t budgets_bytes_ = 0;
   const size_t max_arenas_;
   std::vector<OwnedArena> arenas_;
+  std::function<void(const kernels::ArenaMemory&)> made_;  // may be empty
   // The arenas' addresses, for readers on other threads while arenas are added: never reallocated.
   const std::unique_ptr<std::atomic<std::byte*>[]> addresses_;
 };

@@ -50,6 +50,22 @@ TEST(MemoryTier, RefusesBudgetsThatExceedTheCapacity) {
   EXPECT_TRUE(tier->AddTenant(2, 4 * kExtentBytes).ok());
 }
 
+TEST(MemoryTier, TellsOfEveryArenaOnce) {
+  const auto tier = MakeTier(100, 4);
+  ASSERT_TRUE(tier->AddTenant(1, 10 * kExtentBytes).ok());
+  const absl::StatusOr<Slot> before = tier->Allocate(1, 3);
+  ASSERT_TRUE(before.ok());
+  std::vector<std::pair<std::byte*, uint64_t>> told;
+  tier->OnArena([&](const kernels::ArenaMemory& arena) { told.emplace_back(arena.data(), arena.bytes()); });
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].first, tier->Address(0, 0));
+  const absl::StatusOr<Slot> after = tier->Allocate(1, 7);
+  ASSERT_TRUE(after.ok());
+  ASSERT_EQ(told.size(), 3u);
+  EXPECT_EQ(told[2].first, tier->Address(2, 0));
+  EXPECT_EQ(told[1].second + told[2].second, 6 * kExtentBytes);  // the last one is as large as the budget's rest
+}
+
 TEST(MemoryTier, HoldsNoMoreThanTheBudget) {
   const auto tier = MakeTier(100, 4);
   ASSERT_TRUE(tier->AddTenant(1, 10 * kExtentBytes + 100).ok());

@@ -24,11 +24,11 @@ uint64_t HeldBytes(const Composition& composition) {
 
 }  // namespace
 
-Composer::Composer(ObjectTable& table, Mover& mover, Drain& drain, const Clock& clock, InFlight& in_flight,
-                   size_t per_session, Observer& observer)
+Composer::Composer(ObjectTable& table, Mover& mover, SessionTransfers& transfers, const Clock& clock,
+                   InFlight& in_flight, size_t per_session, Observer& observer)
     : table_(table),
       mover_(mover),
-      drain_(drain),
+      transfers_(transfers),
       clock_(clock),
       in_flight_(in_flight),
       per_session_(per_session),
@@ -56,7 +56,7 @@ void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::sp
   }
   call.composition = std::move(composition);
   compositions_.emplace(name, std::move(call));
-  drain_.Begin(session);
+  transfers_.Begin(session);
   Continue(name);
 }
 
@@ -127,7 +127,7 @@ void Composer::End(const Name& name) {
   Call call = std::move(compositions_.extract(name).mapped());
   in_flight_.End(call.tenant, call.held_bytes);
   Conclude(std::move(call));
-  drain_.End(session);
+  transfers_.End(session);
 }
 
 void Composer::Conclude(Call call) {

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "storage/drain.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
 #include "storage/objects/object_table.h"
 #include "storage/observer.h"
+#include "storage/session_transfers.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer/cancel_flag.h"
 #include "storage/transfer/composition.h"
@@ -29,8 +29,8 @@ class Composer {
   using Done = std::function<void(CompositionVerdict)>;
 
   // A session has `per_session` in flight at most; of its tenant `in_flight` counts. More are answered kBusy.
-  Composer(ObjectTable& table, Mover& mover, Drain& drain, const Clock& clock, InFlight& in_flight, size_t per_session,
-           Observer& observer);
+  Composer(ObjectTable& table, Mover& mover, SessionTransfers& transfers, const Clock& clock, InFlight& in_flight,
+           size_t per_session, Observer& observer);
 
   // `found` is what the lease holds, in the match's order, and `verified` what is known of it; without a lease:
   // nothing.
@@ -71,7 +71,7 @@ class Composer {
 
   ObjectTable& table_;
   Mover& mover_;
-  Drain& drain_;
+  SessionTransfers& transfers_;
   const Clock& clock_;
   InFlight& in_flight_;
   const size_t per_session_;

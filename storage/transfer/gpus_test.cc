@@ -103,9 +103,13 @@ class TwoGpus : public ::testing::Test {
     EXPECT_TRUE(dram_->AddTenant(kTenant, 64 * limits::kExtentBytes).ok());
     mover_.emplace(kernels::Host(), workers_, executor_, *dram_, kTurnBytes,
                    std::vector<GpuLane*>{lanes_[0].get(), lanes_[1].get()});
-    cache_.emplace(CacheOptions{},
-                   Tiers{.memory = {hbm_[0].get(), hbm_[1].get(), dram_.get()}, .beside = 2, .common = 2}, *mover_,
-                   executor_, clock_, &observer_);
+    CacheOptions options;
+    options.objects.residence = [this](const TenantPool&, const ObjectHeader&, const Residence& residence) {
+      resides_.push_back({residence.nearest, residence.level, residence.was, residence.was_level});
+      return residence.nearest;
+    };
+    cache_.emplace(options, Tiers{.memory = {hbm_[0].get(), hbm_[1].get(), dram_.get()}, .beside = 2, .common = 2},
+                   *mover_, executor_, clock_, &observer_);
     for (const SessionId session : {kAnn, kBob, kHost}) cache_->OpenSession(session, kTenant);
     cache_->SetLevel(kAnn, 0);
     cache_->SetLevel(kBob, 1);
@@ -167,8 +171,23 @@ class TwoGpus : public ::testing::Test {
   std::vector<std::unique_ptr<MemoryTier>> hbm_;
   std::unique_ptr<MemoryTier> dram_;
   std::optional<Mover> mover_;
+  // The nearest tier of an object and its level, and those of the last time, as the table has said them.
+  std::vector<std::tuple<TierKind, int, TierKind, int>> resides_;
   std::optional<Cache> cache_;
 };
+
+TEST_F(TwoGpus, WhoIsToldWhereAnObjectResidesHearsOnWhichGpu) {
+  const ObjectHeader plan = TestPlan(1, kTokens);
+  ASSERT_EQ(Publish(kBob, plan, 1), PublishOutcome::kPublished);
+  using Said = std::tuple<TierKind, int, TierKind, int>;
+  EXPECT_THAT(resides_, ElementsAre(Said(TierKind::kHbm, 1, TierKind::kNone, 0)));
+  const Match ann = Lookup(kAnn, plan);
+  executor_.CompleteAll();
+  EXPECT_EQ(resides_.back(), Said(TierKind::kHbm, 0, TierKind::kHbm, 1)) << "the first GPU that has it";
+  cache_->Release(kAnn, ann.lease);
+  ASSERT_TRUE(cache_->Evict(kTenant, plan.key));
+  EXPECT_EQ(resides_.back(), Said(TierKind::kNone, 0, TierKind::kHbm, 0));
+}
 
 TEST_F(TwoGpus, WhatOneEnginePublishesLiesOnItsGpuAndComesToOthersByDram) {
   const ObjectHeader plan = TestPlan(1, kTokens);

@@ -22,12 +22,12 @@ uint64_t HeldBytes(const LandTarget& target) {
 
 }  // namespace
 
-Lander::Lander(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, InFlight& in_flight,
+Lander::Lander(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, InFlight& in_flight,
                size_t per_session, Observer& observer)
     : table_(table),
       mover_(mover),
       clock_(clock),
-      drain_(drain),
+      transfers_(transfers),
       in_flight_(in_flight),
       per_session_(per_session),
       observer_(observer) {}
@@ -58,7 +58,7 @@ void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<co
   }
   landing.started = clock_.Now();
   landings_.emplace(name, std::move(landing));
-  drain_.Begin(session);
+  transfers_.Begin(session);
   Start(name, std::move(sources), std::move(target));
 }
 
@@ -162,7 +162,7 @@ void Lander::Finish(const Name& name, MissReason outcome) {
     if (landing.verdict[segment] == MissReason::kNone) landing.verdict[segment] = outcome;
   }
   Conclude(std::move(landing));
-  drain_.End(name.first);
+  transfers_.End(name.first);
 }
 
 // Only of landings from which nothing was left out.

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "proto/outcome.h"
-#include "storage/drain.h"
 #include "storage/ids.h"
 #include "storage/objects/object_table.h"
 #include "storage/observer.h"
+#include "storage/session_transfers.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer/cancel_flag.h"
 #include "storage/transfer/in_flight.h"
@@ -34,8 +34,8 @@ struct LandCallbacks {
 class Lander {
  public:
   // A session has `per_session` in flight at most; of its tenant `in_flight` counts. More are missed with kBusy.
-  Lander(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, InFlight& in_flight, size_t per_session,
-         Observer& observer);
+  Lander(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, InFlight& in_flight,
+         size_t per_session, Observer& observer);
 
   // `found` is what the lease holds, in the match's order; `verified` learns which of its tuples are whole.
   void Land(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
@@ -85,7 +85,7 @@ class Lander {
   ObjectTable& table_;
   Mover& mover_;
   const Clock& clock_;
-  Drain& drain_;
+  SessionTransfers& transfers_;
   InFlight& in_flight_;
   const size_t per_session_;
   Observer& observer_;

@@ -4,12 +4,12 @@
 
 namespace ashlar::storage {
 
-Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time,
-                     LevelOf level_of)
+Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers,
+                     Nanos reservation_time, LevelOf level_of)
     : table_(table),
       mover_(mover),
       clock_(clock),
-      drain_(drain),
+      transfers_(transfers),
       reservation_time_(reservation_time),
       level_of_(std::move(level_of)) {}
 
@@ -53,7 +53,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   const Nanos source_deadline = source.deadline;
   reservation.publish = cancel;
   deadlines_.erase({reservation.deadline, name});
-  drain_.Begin(session);
+  transfers_.Begin(session);
   const bool started = mover_.Publish(
       plan, slot, std::move(source), cancel,
       [this, name, source_deadline, done](std::optional<ObjectHeader> header) {
@@ -64,7 +64,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   reservation.publish.reset();
   deadlines_.emplace(reservation.deadline, name);
   done(PublishOutcome::kBusy);
-  drain_.End(session);
+  transfers_.End(session);
 }
 
 void Publisher::Finish(const Name& name, std::optional<ObjectHeader> header, Nanos source_deadline,
@@ -77,7 +77,7 @@ void Publisher::Finish(const Name& name, std::optional<ObjectHeader> header, Nan
     if (whole) table_.Publish(ended.mapped().object, *std::move(header));
   }  // the reference goes: the object is idle, or abandoned
   done(whole ? PublishOutcome::kPublished : PublishOutcome::kUnavailable);
-  drain_.End(name.first);
+  transfers_.End(name.first);
 }
 
 void Publisher::Abandon(SessionId session, ReservationId id) {

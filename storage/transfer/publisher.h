@@ -12,10 +12,10 @@
 #include "absl/container/btree_set.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
-#include "storage/drain.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
 #include "storage/objects/object_table.h"
+#include "storage/session_transfers.h"
 #include "storage/slice.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer/cancel_flag.h"
@@ -30,7 +30,7 @@ class Publisher {
  public:
   // `level_of`: where a session's engine publishes to.
   using LevelOf = std::function<size_t(SessionId)>;
-  Publisher(ObjectTable& table, Mover& mover, const Clock& clock, Drain& drain, Nanos reservation_time,
+  Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, Nanos reservation_time,
             LevelOf level_of);
 
   struct Reserved {
@@ -67,7 +67,7 @@ class Publisher {
   ObjectTable& table_;
   Mover& mover_;
   const Clock& clock_;
-  Drain& drain_;
+  SessionTransfers& transfers_;
   const Nanos reservation_time_;
   const LevelOf level_of_;
   ReservationId next_id_ = 1;

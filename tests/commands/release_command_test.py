@@ -27,7 +27,7 @@ class Release(unittest.TestCase):
         self.write("CHANGELOG.md", "## 1.2.0 (2030-01-02)\n\n## 1.1.0 (2029-01-02)\n")
         self.write("tests/upgrade/releases", "# lines\n1.1.0 " + 40 * "a" + "\n")
         self.write("deploy/kustomize/base/kustomization.yaml", "    newTag: 1.2.0\n")
-        self.write("deploy/kustomize/overlays/gpu/kustomization.yaml", "    newTag: 1.2.0-cuda\n")
+        self.write("deploy/kustomize/components/gpu/kustomization.yaml", "    newTag: 1.2.0-cuda\n")
         self.git("init", "-q")
         self.commit()
 

@@ -46,6 +46,8 @@ def shown(value, unit):
         for scale, name in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
             if abs(value) >= scale or name == "µs":
                 return f"{value / scale:.3g} {name}"
+    if unit.startswith("suffix: "):
+        return f"{shown(value, 'short')} {unit.removeprefix('suffix: ')}"
     base, names = SCALES.get(unit, (1000, ("/s", "K/s", "M/s") if unit == "ops" else ("", "K", "M")))
     step = 0
     while abs(value) >= base and step + 1 < len(names):

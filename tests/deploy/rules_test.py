@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
@@ -47,7 +48,7 @@ class Rules(unittest.TestCase):
             section = page.split(f"## {alert}\n")[1].split("\n## ")[0]
             for part in ("**Means.**", "**Look.**", "**Do.**"):
                 self.assertIn(part, section, alert)
-            self.assertIn(f"runbook: docs/runbooks.md#{alert.lower()}\n", RULES.read_text())
+            self.assertIn(f"runbook_url: https://ashlar.example/docs/runbooks.md#{alert.lower()}\n", RULES.read_text())
 
     def test_what_is_queried_is_described(self):
         known = described()
@@ -59,6 +60,23 @@ class Rules(unittest.TestCase):
         for name, text in texts.items():
             self.assertEqual({metric for metric in METRIC.findall(text) if metric not in known}, set(), name)
             self.assertEqual(set(re.findall(r"\bashlar:\w+:\w+", text)) - records, set(), name)
+
+    def test_the_operators_rules_are_what_their_script_writes(self):
+        subprocess.run([sys.executable, RULES.parent / "make_prometheus_rule.py", "--check"], check=True)
+
+    @unittest.skipUnless(shutil.which("promtool"), "promtool is not installed (Debian: prometheus)")
+    def test_promtool_accepts_the_example(self):
+        """But for the discovery of pods, which Debian's Prometheus is built without."""
+        example = (RULES.parent / "prometheus.example.yml").read_text()
+        plain, found = re.subn(r"    kubernetes_sd_configs:\n(?:      .*\n)+", "", example)
+        self.assertEqual(found, 1)
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(RULES, folder)
+            file = pathlib.Path(folder, "prometheus.yml")
+            file.write_text(plain)
+            done = subprocess.run(["promtool", "check", "config", file], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(example.count("job_name: ashlar\n") + example.count("{target_label: job, replacement: ashlar}"), 2)
 
     def test_dashboards_are_what_their_script_writes(self):
         subprocess.run([sys.executable, ROOT / "deploy/grafana/make_dashboards.py", "--check"], check=True)

@@ -38,6 +38,28 @@ class Unit(unittest.TestCase):
         print(f"exposure {exposure}")
         self.assertLessEqual(exposure, MOST_EXPOSED, done.stdout)
 
+    def test_a_refused_configuration_is_not_tried_again(self):
+        """The exit status of another command than ExecStart would not keep systemd from starting it anew."""
+        lines = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.M))
+        status = re.search(r"kExitBadConfig = (\d+);", (ROOT / "daemon/main.cc").read_text())[1]
+        self.assertEqual(lines["RestartPreventExitStatus"], status)
+        self.assertEqual([name for name in lines if name.startswith("Exec")], ["ExecStart", "ExecReload"])
+
+    def test_it_reloads_and_may_write_its_audit_file(self):
+        lines = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.M))
+        self.assertEqual(lines["ExecReload"], "/bin/kill -HUP $MAINPID")
+        file = re.search(r"audit_file: (/\S+)", (ROOT / "deploy/ashlard.example.yaml").read_text())[1]
+        self.assertEqual(file.split("/")[:4], ["", "var", "log", lines["LogsDirectory"]], "the rest is read-only")
+
+    def test_devices_are_open_with_the_drop_in_that_it_names(self):
+        with tempfile.TemporaryDirectory() as folder:
+            unit = pathlib.Path(folder, UNIT.name)
+            unit.write_text(UNIT.read_text() + "[Service]\nPrivateDevices=no\n")
+            done = subprocess.run(["systemd-analyze", "security", "--offline=true", "--no-pager", unit], capture_output=True,
+                                  text=True, check=False)
+            self.assertRegex(done.stdout, r"PrivateDevices= +Service potentially has access")
+            self.assertRegex(done.stdout, r"DeviceAllow= +Service has no device ACL")
+
     def test_it_waits_longer_than_the_daemon_drains(self):
         drain = int(re.search(r"^drain_seconds: (\d+)", (ROOT / "deploy/ashlard.example.yaml").read_text(), re.M)[1])
         stop = int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.M)[1])

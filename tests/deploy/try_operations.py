@@ -2,7 +2,7 @@
 """A platform engineer's afternoon, in minutes: a daemon under load, Prometheus, and faults that must raise their alert
 and let it go again. tools/try-operations calls it.
 
-usage: try_operations.py [--json FILE] [--image]    (environment: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
+usage: try_operations.py [--json FILE] [--log FILE] [--package] [--image] [--real-waits]    (environment: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
 """
 
 import argparse
@@ -23,15 +23,27 @@ sys.path[:0] = [str(SOURCE / "examples/python"), str(pathlib.Path(__file__).pare
 import load  # noqa: E402
 import monitoring  # noqa: E402
 
-PATIENCE = 120.0  # seconds until an alert fires, or is resolved
+PATIENCE = 120.0  # seconds until an alert fires, or is resolved, beside what its rule waits
+log = None  # a file that keeps what is said
 
 
 def say(line):
-    print(time.strftime("%H:%M:%S"), line, flush=True)
+    for out in (sys.stdout, log) if log else (sys.stdout,):
+        print(time.strftime("%H:%M:%S"), line, file=out, flush=True)
 
 
 def run(*command, **options):
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
+
+
+def unpack_package(folder):
+    """The daemon of this build's Debian package, as dpkg puts it below a root."""
+    done = run("cpack", "-G", "DEB", "-B", f"{folder}/packed", cwd=BUILD)
+    packages = list(pathlib.Path(folder, "packed").glob("*.deb"))
+    if done.returncode != 0 or len(packages) != 1:
+        raise RuntimeError(f"cpack: {done.stdout}{done.stderr}")
+    subprocess.run(["dpkg-deb", "-x", packages[0], f"{folder}/root"], check=True)
+    return f"{folder}/root/usr/sbin/ashlard"
 
 
 class Disk:
@@ -80,7 +92,7 @@ class Etcd:
 class Trial:
     """One node, its etcd, its disk, its Prometheus, and an engine."""
 
-    def __init__(self, folder, cleanup):
+    def __init__(self, folder, cleanup, real_waits):
         self.disk = Disk(folder)
         cleanup.callback(self.disk.unmount)
         self.etcd = Etcd(folder)
@@ -92,7 +104,8 @@ class Trial:
         cleanup.callback(self.daemon.stop)
         self.load = load.Load(self.daemon.rpc_socket, self.daemon.session_socket)
         cleanup.callback(self.load.stop)
-        self.prometheus = monitoring.Prometheus(folder, f"127.0.0.1:{port}", hurry=True)
+        self.prometheus = monitoring.Prometheus(folder, f"127.0.0.1:{port}", hurry=True, real_waits=real_waits)
+        self.rule_waits = monitoring.waits_of((SOURCE / "deploy/prometheus/ashlar.rules.yml").read_text())
         cleanup.callback(self.prometheus.stop)
 
     def panels(self):
@@ -106,17 +119,19 @@ class Trial:
         return count - len(left), count
 
     def alert(self, name, begin, end):
-        """Seconds from the fault to the alert, and from its end to the alert's; None where that does not happen."""
-        times = []
+        """Seconds from the fault to the alert, and from its end to the alert's; None where that does not happen. `waits_s` of
+        these are the wait of the alert here, `rule_waits_s` that of the rule as it is deployed."""
+        times, patience = [], PATIENCE + self.prometheus.waits[name]
         for act, wanted in ((begin, True), (end, False)):
             act()
             begun = time.monotonic()
-            while (name in self.prometheus.firing()) != wanted and time.monotonic() - begun < PATIENCE:
+            while (name in self.prometheus.firing()) != wanted and time.monotonic() - begun < patience:
                 time.sleep(0.2)
             took = time.monotonic() - begun
-            times.append(round(took, 1) if took < PATIENCE else None)
+            times.append(round(took, 1) if took < patience else None)
             say(f"{name}: {'fired' if wanted else 'resolved'} after {times[-1]} s")
-        return {"name": name, "fired_s": times[0], "resolved_s": times[1]}
+        return {"name": name, "fired_s": times[0], "resolved_s": times[1], "waits_s": self.prometheus.waits[name],
+                "rule_waits_s": self.rule_waits[name]}
 
     def start_on_a_full_disk(self):
         """RocksDB has room of its own for minutes of this load; at a start it needs more."""
@@ -154,13 +169,16 @@ def count_manifests():
 
 
 def count_docs():
+    """Blocks of the pages that were tried, and those that were not: programs that are not built, or not installed, here."""
     done = run(sys.executable, SOURCE / "tests/docs/run_blocks.py", "--root", SOURCE, "--bin", BUILD / "bin",
-               "--compiler", shutil.which("c++"))
-    pages = [*SOURCE.glob("*.md"), *(SOURCE / "docs").rglob("*.md")]
-    blocks = sum(len(re.findall(r"^```(?:console|sh|yaml|cpp|c|python|cmake|proto)\b", page.read_text(), re.M)) for page in pages)
-    skipped = done.stdout.count("skipped: ")  # commands of programs that are not built here
-    wrong = 0 if done.returncode in (0, 77) else len(done.stdout.splitlines()) - skipped
-    return {"ok": blocks - min(wrong, blocks), "all": blocks, "skipped_commands": skipped}
+               "--compiler", shutil.which("c++"), "--count")
+    found = re.search(r"^blocks: (\d+), wrong: (\d+), not tried whole: (\d+)$", done.stdout, re.M)
+    if found is None:
+        say(f"docs: {done.stdout}{done.stderr}")
+        return {"ok": 0, "all": 0, "skipped": 0}
+    blocks, wrong, skipped = (int(number) for number in found.groups())
+    wrong = max(wrong, int(done.returncode not in (0, 77)))
+    return {"ok": blocks - wrong - skipped, "all": blocks - skipped, "skipped": skipped}
 
 
 def count_packages():
@@ -179,15 +197,25 @@ def count_packages():
 def main():
     parser = argparse.ArgumentParser(prog="try-operations", description=__doc__.split("\n\nusage")[0])
     parser.add_argument("--json", metavar="FILE", help="also writes the figures there")
+    parser.add_argument("--package", action="store_true", help="runs the daemon of the Debian package, not that of the build")
     parser.add_argument("--image", action="store_true", help="also builds and tries the Debian package and the image, as root")
+    parser.add_argument("--log", metavar="FILE", help="also writes there what it says")
+    parser.add_argument("--real-waits", action="store_true",
+                        help="alerts that wait two minutes at most wait so long here, too; all others a second")
     arguments = parser.parse_args()
+    global log
+    log = open(arguments.log, "w", encoding="utf-8") if arguments.log else None
     for program in ("prometheus", "promtool", "etcd"):
         if shutil.which(program) is None:
             print(f"try-operations: {program} is not installed (tools/dependencies.sh lists the packages)", file=sys.stderr)
             return 1
     with contextlib.ExitStack() as cleanup:
-        trial = Trial(cleanup.enter_context(tempfile.TemporaryDirectory()), cleanup)
-        say("a daemon, an engine, etcd and Prometheus run; alerts look back seconds in place of minutes")
+        if arguments.package:
+            os.environ["ASHLARD"] = unpack_package(cleanup.enter_context(tempfile.TemporaryDirectory()))
+        trial = Trial(cleanup.enter_context(tempfile.TemporaryDirectory()), cleanup, arguments.real_waits)
+        version = run(os.environ["ASHLARD"], "--version").stdout.strip()
+        say(f"{version}, an engine, etcd and Prometheus run; alerts look back seconds "
+            "in place of minutes" + ("" if arguments.real_waits else ", and wait a second in place of minutes"))
         ok, count = trial.panels()
         say(f"panels: {ok} of {count} queries return data")
         alerts = trial.alerts()
@@ -198,7 +226,8 @@ def main():
         figures["packages"] = count_packages()
         names.append("packages")
     for name in names:
-        say(f"{name}: {figures[name]['ok']} of {figures[name]['all']}")
+        skipped = figures[name].get("skipped", 0)
+        say(f"{name}: {figures[name]['ok']} of {figures[name]['all']}" + (f", {skipped} not tried here" if skipped else ""))
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n")
     parts = all(figures[name]["ok"] == figures[name]["all"] > 0 for name in ("panels", *names))

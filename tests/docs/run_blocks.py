@@ -97,10 +97,12 @@ class Runner:
         self.rules = rules(table.read_text(encoding="utf-8")) if table.exists() else []
         self.used = set()
         self.tests = None
+        self.tally = []  # of each page: its blocks, those that are wrong, those that were not tried whole
 
     def page(self, page):
         """Returns (wrong, skipped), lines "page:line: what"."""
         wrong, skipped = [], []
+        owners, not_tried = {}, set()  # blocks by the lines of what is in them
 
         def judge(place, check, *arguments):
             try:
@@ -122,6 +124,8 @@ class Runner:
         for block in found:
             if block.language in page_blocks.PLAIN:
                 continue
+            owners[block.line] = block.line
+            owners.update({command.line: block.line for command in commands.get(block.line, ())})
             if block.language in page_blocks.SHELL:
                 for command in commands[block.line]:
                     rule = self.rule(command)
@@ -141,10 +145,14 @@ class Runner:
         for command in session:
             judge(command, self.look_for_programs, command)
             if skipped and skipped[-1].startswith(f"{command.page}:{command.line}:"):
-                return wrong, skipped
+                not_tried = {owners[each.line] for each in session}
+                session = []
+                break
         if session:
             for command, status, printed in self.run(session):
                 judge(command, self.check_run, command, status, printed)
+        bad, not_run = ({owners[int(line.split(":")[1])] for line in lines} for lines in (wrong, skipped))
+        self.tally.append((len(set(owners.values())), len(bad), len((not_run | not_tried) - bad)))
         return wrong, skipped
 
     # --- commands ---
@@ -226,7 +234,7 @@ class Runner:
         words = shlex.split(page_blocks.bare(command.text))
         for how, what in checks:
             {"options": self.check_options, "cases": self.check_cases, "presets": self.check_presets,
-             "test": self.check_test}[how](words, what)
+             "test": self.check_test, "engines": self.check_engines}[how](words, what)
 
     def program(self, path):
         built = path.startswith("build/release/bin/")
@@ -275,6 +283,13 @@ class Runner:
         if name not in self.tests:
             raise Wrong(f"{name}: no such test")
 
+    def check_engines(self, _, name):
+        """A test of `tools/test --engines`, FILE::FUNCTION."""
+        file, _, function = name.partition("::")
+        found = self.root / "client" / "python" / "tests" / "engines" / file
+        if not found.is_file() or not re.search(rf"^def {re.escape(function)}\(", found.read_text(encoding="utf-8"), re.M):
+            raise Wrong(f"{name}: no such test")
+
     # --- programs ---
 
     def is_cut_out(self, block):
@@ -303,9 +318,9 @@ class Runner:
             raise Wrong(f"does not compile: {compiled.stderr.strip()}")
 
 
-def check(root, programs, compiler="c++", only=()):
+def check(root, programs, compiler="c++", only=(), runner=None):
     """Returns (wrong, skipped) of all pages."""
-    runner = Runner(root, programs, compiler)
+    runner = runner or Runner(root, programs, compiler)
     pages = [page for page in page_blocks.pages(root) if not only or str(page) in only]
     with concurrent.futures.ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 2)) as workers:
         results = list(workers.map(runner.page, pages))
@@ -321,13 +336,17 @@ def main():
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path("."))
     parser.add_argument("--bin", type=pathlib.Path, required=True)
     parser.add_argument("--compiler", default="c++")
+    parser.add_argument("--count", action="store_true", help="also print how many blocks there are, are wrong, were not tried whole")
     parser.add_argument("pages", nargs="*")
     arguments = parser.parse_args()
-    wrong, skipped = check(arguments.root, arguments.bin, arguments.compiler, arguments.pages)
+    runner = Runner(arguments.root, arguments.bin, arguments.compiler)
+    wrong, skipped = check(arguments.root, arguments.bin, arguments.compiler, arguments.pages, runner)
     for line in wrong:
         print(line)
     for line in skipped:
         print("skipped:", line)
+    if arguments.count:
+        print("blocks: {}, wrong: {}, not tried whole: {}".format(*(sum(column) for column in zip(*runner.tally))))
     if not wrong and not skipped:
         print("every block does what its page says")
     return 1 if wrong else SKIPPED if skipped else 0

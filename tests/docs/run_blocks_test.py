@@ -110,6 +110,8 @@ CLEAN = {
     "CMakePresets.json": '{"configurePresets": [{"name": "release"}], "buildPresets": [], "testPresets": []}',
 }
 
+BLOCKS = sum(line.startswith("```") and line not in ("```", "```text") for line in PAGE.splitlines())
+
 # Each planted error: the old and the new words, and the beginning of the complaint.
 WRONG = [
     ("up …: 7 objects", "up …: 8 objects", "README.md:10: ashlarctl stats: does not print what the page shows"),
@@ -149,10 +151,16 @@ class RunBlocksTest(unittest.TestCase):
                 file.write_text(text, encoding="utf-8")
                 file.chmod(0o755)
             binaries.mkdir(exist_ok=True)
-            return run_blocks.check(root, binaries, compiler)
+            self.runner = run_blocks.Runner(root, binaries, compiler)
+            return run_blocks.check(root, binaries, compiler, runner=self.runner)
+
+    def counts(self):
+        """Blocks, those that are wrong, those that were not tried whole."""
+        return tuple(sum(column) for column in zip(*self.runner.tally))
 
     def test_nothing_is_wrong_with_right_blocks(self):
         self.assertEqual(self.check(CLEAN), ([], []))
+        self.assertEqual(self.counts(), (BLOCKS, 0, 0))
 
     def test_each_wrong_block_is_found(self):
         for right, planted, expected in WRONG:
@@ -166,6 +174,19 @@ class RunBlocksTest(unittest.TestCase):
         wrong, skipped = self.check(CLEAN, {})
         self.assertEqual(wrong, [])
         self.assertEqual(skipped, ["README.md:23: some_test is not built", "README.md:4: ashlard is not built"])
+        # A page's commands build on each other: where one cannot be run, the blocks of all of them were not tried.
+        self.assertEqual(self.counts(), (BLOCKS, 0, 4))
+        self.check({**CLEAN, "README.md": PAGE.replace("print(1)", "print(x)", 1)}, compiler="true")
+        self.assertEqual(self.counts(), (BLOCKS, 1, 0))
+
+    def test_a_test_of_engines_is_looked_up_by_file_and_name(self):
+        page, rule = "```sh\npython3 ask.py\n```\n", "| `python3 ask.py` | engines `vllm/test_ask.py::test_it_asks` | torch |\n"
+        tree = {"README.md": page, "tests/docs/README.md": rule}
+        file = "client/python/tests/engines/vllm/test_ask.py"
+        self.assertEqual(self.check({**tree, file: "def test_it_asks(daemon):\n    pass\n"}), ([], []))
+        for other in ({}, {file: "def test_it_asks_not(daemon):\n    pass\n"}):
+            wrong, _ = self.check({**tree, **other})
+            self.assertEqual(wrong, ["README.md:2: vllm/test_ask.py::test_it_asks: no such test"])
 
     def test_a_command_that_does_not_end_is_wrong(self):
         patience, run_blocks.SECONDS = run_blocks.SECONDS, 1

@@ -102,6 +102,7 @@ TEST_F(Ashlarctl, BundlesWhatOthersNeedWithoutNames) {
   for (const char* name : {"\"default\"", "integration test"})
     EXPECT_EQ(text.str().find(name), std::string::npos) << name;
   EXPECT_EQ(Run("support-bundle " + file).code, 1) << "nothing is overwritten";
+  EXPECT_EQ(json::parse(Run("support-bundle -").output)["stats"]["tenants"][0]["tenant"], "tenant-1") << "as of a pod";
 }
 
 TEST_F(Ashlarctl, PinsAndEvicts) {

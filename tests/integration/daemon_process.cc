@@ -265,9 +265,13 @@ ClientOptions DaemonProcess::client_options() const {
           .name = "integration test"};
 }
 
-double DaemonProcess::Metric(const std::string& sample) const {
+std::string DaemonProcess::Metrics() const {
   const InNetworkNamespace there(network_namespace_);
-  const std::string text = HttpGet(metrics_port_, "/metrics");
+  return HttpGet(metrics_port_, "/metrics");
+}
+
+double DaemonProcess::Metric(const std::string& sample) const {
+  const std::string text = Metrics();
   const size_t at = text.find("\n" + sample + " ");
   return at == std::string::npos ? 0 : std::strtod(text.c_str() + at + sample.size() + 2, nullptr);
 }

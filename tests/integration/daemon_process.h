@@ -71,6 +71,7 @@ class DaemonProcess {
   std::string log() const;  // of all its lives
   std::string admin_socket() const { return directory_ + "/admin.sock"; }
   ClientOptions client_options() const;
+  std::string Metrics() const;  // the text of the metrics endpoint; empty where nobody answers
   // A sample of the metrics endpoint, by its name with labels as it is written there; 0 when it is not there.
   double Metric(const std::string& sample) const;
 

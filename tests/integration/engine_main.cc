@@ -10,6 +10,9 @@
 //   doubt    publish and match, and at the first line that  prints "matched in process PID", "in doubt", "quiet"
 //            it reads land and give up; at the second wait
 //            until that landing is quiet
+//   combine  plan the prompt's prefill, compute slowly what  prints "planning", "planned PENDING", "landed"
+//            is its own, wait for the rest, land all of it
+//   prefill  compute slowly what other engines miss        prints "serving", and "taken" at each segment
 //   connect  connect and do nothing else                    prints the status's code
 //   arenas   ask for every arena that there may be          prints "arenas COUNT", how many were granted
 #include <grp.h>
@@ -17,12 +20,16 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/strings/escaping.h"
+#include "ashlar/prefill.h"
 #include "ashlar/v1/session.pb.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/raw_session.h"
@@ -70,6 +77,55 @@ void StayInDoubt(TestEngine& engine, const Command& command) {
   Print(landing.WaitQuiet(kImpatience) ? "quiet too early" : "in doubt");
   std::getchar();
   Print(landing.WaitQuiet(kPatience / 2) ? "quiet" : "still in doubt");
+}
+
+constexpr std::chrono::milliseconds kSlowly{20};  // a segment
+
+// Leaves it unpublished for most of the time, as an engine does that computes.
+bool ComputeAndPublish(TestEngine& engine, ObjectKind kind, const Tokens& run) {
+  const Reservation reservation = engine.Reserve(kind, run);
+  std::this_thread::sleep_for(kSlowly);
+  if (!reservation.granted()) return reservation.outcome == ReserveOutcome::kAlreadyPresent;
+  return engine.model().Publish(reservation, engine.Compute(kind, run)) == PublishOutcome::kPublished;
+}
+
+// Keeps its plan, its lease and its landing until it is killed.
+void Combine(TestEngine& engine, const std::vector<Tokens>& prompt) {
+  Print("planning");
+  std::vector<ObjectRun> runs;
+  for (size_t i = 0; i < prompt.size(); ++i)
+    runs.push_back({.kind = KindOfSegment(i), .tokens = prompt[i], .media = {}});
+  PrefillPlan plan = engine.model().PlanPrefill(runs);
+  Print("planned " + std::to_string(std::ranges::count(plan.states, PrefillState::kPending)));
+  std::vector<bool> computed(prompt.size(), false);
+  for (bool pending = true; pending;) {
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      if (plan.states[i] != PrefillState::kOwn || computed[i]) continue;
+      computed[i] = true;
+      ComputeAndPublish(engine, KindOfSegment(i), prompt[i]);
+    }
+    pending = engine.model().AwaitPrefill(plan, kPatience / 2);
+    for (size_t i = 0; i < prompt.size(); ++i) pending |= plan.states[i] == PrefillState::kOwn && !computed[i];
+  }
+  const Match match = engine.Lookup(prompt);
+  Landing landing = engine.Land(match, prompt);
+  landing.Wait(kPatience);
+  Print("landed");
+  for (;;) ::pause();
+}
+
+void ServePrefill(TestEngine& engine) {
+  std::vector<PrefillResult> results;
+  Print("serving");
+  for (;;) {
+    const auto given = engine.model().ServePrefill(results, std::chrono::milliseconds(100));
+    results.clear();
+    if (!given.ok() || !given->has_value()) continue;
+    Print("taken");
+    const PrefillWork& work = **given;
+    const bool published = ComputeAndPublish(engine, work.kind, work.tokens);
+    results.push_back({.assignment = work.assignment, .generation = work.generation, .published = published});
+  }
 }
 
 std::string Execute(TestEngine& engine, const Command& command, std::vector<Match>& held) {
@@ -137,6 +193,8 @@ int Main(int argc, char** argv) {
   }
   TestEngine engine(daemon);
   std::vector<Match> held;
+  if (command.name == "combine") Combine(engine, command.prompt);
+  if (command.name == "prefill") ServePrefill(engine);
   if (command.name == "doubt") {
     StayInDoubt(engine, command);
   } else {

@@ -11,7 +11,7 @@ namespace ashlar::integration {
 namespace {
 
 Content ContentOf(std::span<const int32_t> prefix, uint32_t layer, PartForm form, uint32_t rank) {
-  return Content(ObjectKind::kPrefixPage, prefix, layer, form, rank);
+  return Content(ObjectKind::kPrefixBlock, prefix, layer, form, rank);
 }
 
 }  // namespace

@@ -1,7 +1,29 @@
 #include "tests/nodes/daemon_cluster.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "tests/nodes/traffic.h"
+
 namespace ashlar::nodes {
 namespace {
+
+constexpr uint16_t kEtcdPort = 2379;
+// Gauges of what somebody holds. All are 0 once every engine has gone.
+constexpr const char* kHeld[] = {"ashlar_sessions",
+                                 "ashlar_leases",
+                                 "ashlar_reservations",
+                                 "ashlar_landings",
+                                 "ashlar_compositions",
+                                 "ashlar_regions",
+                                 "ashlar_region_bytes",
+                                 "ashlar_peer_leases",
+                                 "ashlar_prefill_open_plans",
+                                 "ashlar_prefill_pending_segments",
+                                 "ashlar_prefill_given_segments"};
 
 // Any: a node's stack has no other servers.
 constexpr char kControlPort[] = ":7461", kTransportPort[] = ":7462";
@@ -10,6 +32,17 @@ NetworkOptions NetworkOf(const ClusterOptions& options) {
   NetworkOptions network = options.network;
   network.nodes = options.daemons + (options.etcd ? 1 : 0);
   return network;
+}
+
+// The sum of a metric's samples; negative: there is none.
+double SumOf(const std::string& metrics, const std::string& name) {
+  double sum = -1;
+  std::istringstream lines(metrics);
+  for (std::string line; std::getline(lines, line);) {
+    const bool is = line.rfind(name, 0) == 0 && (line[name.size()] == ' ' || line[name.size()] == '{');
+    if (is) sum = std::max(sum, 0.0) + std::strtod(line.c_str() + line.rfind(' '), nullptr);
+  }
+  return sum;
 }
 
 }  // namespace
@@ -46,6 +79,39 @@ double DaemonCluster::Sum(const std::string& sample) const {
   double sum = 0;
   for (const auto& daemon : daemons_) sum += daemon->Metric(sample);
   return sum;
+}
+
+int64_t DaemonCluster::KeysInEtcd(char kind) const {
+  const std::string begin = std::string("/ashlar/default/") + kind, end = std::string("/ashlar/default/") + ++kind;
+  const std::string body = absl::StrCat("{\"key\":\"", absl::Base64Escape(begin), "\",\"range_end\":\"",
+                                        absl::Base64Escape(end), "\",\"count_only\":true}");
+  const integration::InNetworkNamespace there(network_.stack(etcd_node()));
+  const std::string answer = Post(Network::address(etcd_node()), kEtcdPort, "/v3/kv/range", body);
+  if (answer.find(" 200 ") == std::string::npos) return -1;
+  constexpr char kCount[] = "\"count\":\"";  // left out where it is 0
+  const size_t at = answer.find(kCount);
+  return at == std::string::npos ? 0 : std::strtoll(answer.c_str() + at + sizeof kCount - 1, nullptr, 10);
+}
+
+std::string DaemonCluster::Held(bool all_announced) const {
+  std::string held;
+  int64_t members = 0, objects = 0;
+  for (size_t node = 0; node < daemons_.size(); ++node) {
+    if (daemons_[node]->pid() < 0) continue;
+    ++members;
+    const std::string metrics = daemons_[node]->Metrics();
+    objects += static_cast<int64_t>(SumOf(metrics, "ashlar_objects"));
+    for (const char* name : kHeld) {
+      const double value = SumOf(metrics, name);
+      if (value != 0) absl::StrAppend(&held, name, " of node", node, ": ", value, "\n");
+    }
+  }
+  if (!has_etcd_) return held;
+  const int64_t known = KeysInEtcd('m'), entries = KeysInEtcd('e');
+  if (known != members) absl::StrAppend(&held, "members in etcd: ", known, " of ", members, "\n");
+  const bool fits = all_announced ? entries == objects : entries >= 0 && entries <= objects;
+  if (!fits) absl::StrAppend(&held, "entries in etcd: ", entries, " of ", objects, " objects\n");
+  return held;
 }
 
 }  // namespace ashlar::nodes

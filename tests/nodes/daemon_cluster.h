@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -51,6 +52,12 @@ class DaemonCluster {
 
   // The sum over all daemons, which must all be running, of a sample as DaemonProcess::Metric names it.
   double Sum(const std::string& sample) const;
+
+  // Keys of the default cluster in etcd: of members (`m`), entries (`e`) or forgettings (`f`). Negative: no answer.
+  int64_t KeysInEtcd(char kind) const;
+  // The gauges of running daemons that say they hold something for engines or for each other, a line each, and the
+  // keys that etcd has too many; empty: there is nothing. `all_announced`: etcd must have an entry of each object.
+  std::string Held(bool all_announced) const;
 
  private:
   const bool has_etcd_;

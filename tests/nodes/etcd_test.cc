@@ -1,10 +1,6 @@
 // etcd on a node of its own, with its clients on others.
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <random>
 #include <string>
 
 #include "daemon/testing/etcd_process.h"
@@ -36,25 +32,7 @@ constexpr char kValue[] = "dmFsdWUx";
 std::string Ask(const Network& network, size_t node, size_t etcd, const std::string& call, const std::string& body,
                 milliseconds patience = std::chrono::seconds(10)) {
   const InNetworkNamespace here(network.stack(node));
-  const int fd = Dial(Network::address(etcd), 2379, patience);
-  if (fd < 0) return "";
-  const std::string request =
-      "POST /v3/kv/" + call +
-      " HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" +
-      body;
-  EXPECT_EQ(::send(fd, request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
-  std::string answer;
-  char bytes[4096];
-  struct pollfd polled {
-    .fd = fd, .events = POLLIN, .revents = 0
-  };
-  while (::poll(&polled, 1, static_cast<int>(patience.count())) == 1) {
-    const ssize_t got = ::recv(fd, bytes, sizeof bytes, 0);
-    if (got <= 0) break;
-    answer.append(bytes, got);
-  }
-  ::close(fd);
-  return answer;
+  return Post(Network::address(etcd), 2379, "/v3/kv/" + call, body, patience);
 }
 
 bool Has(const std::string& answer) {

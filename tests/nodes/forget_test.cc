@@ -1,4 +1,5 @@
 // An operator has a whole cluster forget a tenant: the nodes that are there, and one that was down, with its disk.
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -98,6 +99,24 @@ TEST_F(ForgetDaemonsTest, WithoutTheDirectoryNothingIsForgottenUnlessThisNodeAlo
   EXPECT_EQ(here["nodes"], json::array());
   EXPECT_EQ(Objects(0), 0u);
   EXPECT_EQ(Objects(1), prompt.size());
+}
+
+TEST_F(ForgetDaemonsTest, ANodeThatCannotAcknowledgeShowsInMetrics) {
+  StartWithDisks(2);
+  Publish(cluster_->daemon(0), NewPrompt());
+  // The second node cannot write down what it has forgotten.
+  const std::string in_the_way = cluster_->daemon(1).ssd_folder() + "/forgotten.part";
+  ASSERT_TRUE(std::filesystem::create_directory(in_the_way));
+  EXPECT_EQ(Run(0, "forget --tenant default --seconds 1").code, 1);
+  const auto waits = [this](size_t node, const std::string& where) {
+    return cluster_->daemon(node).Metric("ashlar_forgettings_waiting{where=\"" + where + "\"}") == 1 &&
+           cluster_->daemon(node).Metric("ashlar_forgettings_oldest_seconds{where=\"" + where + "\"}") > 0;
+  };
+  EXPECT_TRUE(Eventually([&] { return waits(1, "here") && waits(0, "elsewhere"); }));
+  EXPECT_EQ(cluster_->daemon(0).Metric("ashlar_forgettings_waiting{where=\"here\"}"), 0);
+  EXPECT_THAT(cluster_->daemon(1).log(), HasSubstr("what was forgotten cannot be noted"));
+  std::filesystem::remove(in_the_way);
+  EXPECT_TRUE(Eventually([&] { return !waits(1, "here") && !waits(0, "elsewhere"); }));
 }
 
 }  // namespace

@@ -114,6 +114,25 @@ int Dial(const std::string& address, uint16_t port, milliseconds patience) {
   return fd;
 }
 
+std::string Post(const std::string& address, uint16_t port, const std::string& path, const std::string& body,
+                 milliseconds patience) {
+  const int fd = Dial(address, port, patience);
+  if (fd < 0) return "";
+  const std::string request =
+      "POST " + path + " HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
+      "\r\n\r\n" + body;
+  EXPECT_EQ(::send(fd, request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+  std::string answer;
+  char bytes[4096];
+  while (WaitFor(fd, POLLIN, Clock::now() + patience)) {
+    const ssize_t got = ::recv(fd, bytes, sizeof bytes, 0);
+    if (got <= 0) break;
+    answer.append(bytes, static_cast<size_t>(got));
+  }
+  ::close(fd);
+  return answer;
+}
+
 Connection::Connection(const Network& network, size_t from, size_t to) {
   int listener;
   {

@@ -43,4 +43,8 @@ uint16_t PortOf(int socket);
 // Connects from the calling thread's namespace; negative where nobody answers in time.
 int Dial(const std::string& address, uint16_t port, std::chrono::milliseconds patience = std::chrono::seconds(20));
 
+// The answer to a POST of JSON from the calling thread's namespace, with its head; empty when none comes in time.
+std::string Post(const std::string& address, uint16_t port, const std::string& path, const std::string& body,
+                 std::chrono::milliseconds patience = std::chrono::seconds(10));
+
 }  // namespace ashlar::nodes

@@ -121,9 +121,10 @@ std::vector<Command> CommandsOnTheDaemon() {
       {"support-bundle",
        "FILE",
        "what others need to understand the daemon, in one JSON file",
-       "Status, statistics, sessions, models, misses, configuration and the machine's settings. Names of tenants, "
-       "models, "
-       "engines, users and nodes are replaced by numbers. FILE must not exist; its mode is 0600.",
+       "Status, statistics, sessions, models, misses, configuration and the machine's settings, no metrics and no log. "
+       "Names of tenants, models, engines, users and nodes are replaced by numbers, and nodes' addresses; paths stay. "
+       "FILE "
+       "must not exist and gets mode 0600; - writes to the standard output.",
        {},
        SupportBundle},
   };

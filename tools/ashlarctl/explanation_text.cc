@@ -48,9 +48,18 @@ std::string ElsewhereText(const v1::NamespaceDifference& elsewhere) {
                       elsewhere.there(), " there");
 }
 
-}  // namespace
+// node0 (dram), node1 (hbm of GPU 2, shard 1)
+std::string HoldersText(const v1::ExplainedText& text) {
+  std::string said;
+  for (const v1::TextHolder& holder : text.holders()) {
+    absl::StrAppend(&said, said.empty() ? "" : ", ", holder.node(), " (", TierName(holder.tier()));
+    if (holder.has_gpu()) absl::StrAppend(&said, " of GPU ", holder.gpu());
+    absl::StrAppend(&said, holder.rank() > 0 ? absl::StrCat(", shard ", holder.rank()) : "", ")");
+  }
+  return said;
+}
 
-std::string ExplanationText(const v1::ExplainedText& text) {
+std::string TextHere(const v1::ExplainedText& text) {
   std::string said = absl::StrCat(Name(static_cast<ObjectKind>(text.kind())), " of ", text.tokens(), " tokens: ");
   const auto reason = static_cast<MissReason>(text.miss_reason());
   if (reason == MissReason::kNone) return absl::StrCat(said, PresenceText(text.present()));
@@ -63,6 +72,13 @@ std::string ExplanationText(const v1::ExplainedText& text) {
   if (text.has_gone()) absl::StrAppend(&said, told ? "" : "; ", GoneText(text.gone()));
   if (text.has_elsewhere()) absl::StrAppend(&said, ": ", ElsewhereText(text.elsewhere()));
   return said;
+}
+
+}  // namespace
+
+std::string ExplanationText(const v1::ExplainedText& text) {
+  const std::string here = TextHere(text);
+  return text.holders().empty() ? here : absl::StrCat(here, "; also at ", HoldersText(text));
 }
 
 json ExplanationJson(const v1::ExplainedText& text) {
@@ -102,6 +118,11 @@ json ExplanationJson(const v1::ExplainedText& text) {
                         {"field", text.elsewhere().field()},
                         {"here", text.elsewhere().here()},
                         {"there", text.elsewhere().there()}};
+  }
+  for (const v1::TextHolder& holder : text.holders()) {
+    json one = {{"node", holder.node()}, {"tier", TierName(holder.tier())}, {"rank", holder.rank()}};
+    if (holder.has_gpu()) one["gpu"] = holder.gpu();
+    out["holders"].push_back(std::move(one));
   }
   return out;
 }

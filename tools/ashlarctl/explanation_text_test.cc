@@ -50,6 +50,23 @@ TEST(ExplanationText, SaysWhereAHitIs) {
   EXPECT_TRUE(ExplanationJson(text)["hit"].get<bool>());
 }
 
+TEST(ExplanationText, SaysWhichOtherNodesHaveItAndOnWhichGpu) {
+  v1::ExplainedText text = Text(MissReason::kNeverSeen);
+  v1::TextHolder* holder = text.add_holders();
+  holder->set_node("node1");
+  holder->set_tier(static_cast<uint32_t>(TierKind::kHbm));
+  holder->set_gpu(0);
+  EXPECT_EQ(ExplanationText(text), "segment of 512 tokens: never seen; also at node1 (hbm of GPU 0)");
+  EXPECT_EQ(ExplanationJson(text)["holders"][0]["gpu"], 0);
+  holder = text.add_holders();
+  holder->set_node("node2");
+  holder->set_tier(static_cast<uint32_t>(TierKind::kHbm));
+  holder->set_rank(1);
+  EXPECT_EQ(ExplanationText(text),
+            "segment of 512 tokens: never seen; also at node1 (hbm of GPU 0), node2 (hbm, shard 1)");
+  EXPECT_FALSE(ExplanationJson(text)["holders"][1].contains("gpu"));
+}
+
 TEST(ExplanationText, NamesTheFieldThatDiffers) {
   v1::ExplainedText text = Text(MissReason::kNamespaceDiffers);
   text.mutable_elsewhere()->set_ns("\x12\xab\x01\x02\x03\x04\x05");

@@ -31,7 +31,8 @@ Finding OfLocking(const HostFacts& facts, const HostNeeds& needs) {
   const std::string found = limit == UINT64_MAX ? "no limit" : absl::StrCat("at most ", Bytes(limit));
   if (limit == UINT64_MAX || (needs.dram_bytes > 0 && limit >= needs.dram_bytes)) return Fine("locked memory", found);
   return {needs.locked ? Verdict::kBad : Verdict::kNote, "locked memory", found,
-          "LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (containers), or the capability IPC_LOCK"};
+          "LimitMEMLOCK=infinity (systemd; for pods in the container runtime's unit), --ulimit memlock=-1 (docker, "
+          "podman)"};
 }
 
 Finding OfHugePages(const HostFacts& facts) {
@@ -78,7 +79,7 @@ Finding OfFabric(const HostFacts& facts, const HostNeeds& needs) {
       facts.fabric_present ? "a card, and none of its ports is active" : "no RDMA card; peers use TCP";
   if (!needs.fabric && !facts.fabric_present) return Fine("fabric", found);
   return {needs.fabric ? Verdict::kBad : Verdict::kNote, "fabric", found,
-          "see ibstat; in a pod ask for the RDMA device, and check with ucx_info -d"};
+          "see ibstat and ucx_info -d on the node; in a pod ask for the RDMA device"};
 }
 
 std::vector<Finding> OfFolder(const HostFacts& facts, const HostNeeds& needs) {

@@ -39,7 +39,11 @@ const FieldList kTextFields = {{"kind", "segment or checkpoint"},
                                {"elsewhere.namespace", "under which the same text was published"},
                                {"elsewhere.field", "the first that differs"},
                                {"elsewhere.here", "its value in the model that was asked about"},
-                               {"elsewhere.there", "and in the other one"}};
+                               {"elsewhere.there", "and in the other one"},
+                               {"holders[].node", "another node that is known to have it; not with --last"},
+                               {"holders[].tier", "its nearest copy there"},
+                               {"holders[].gpu", "of hbm: its number in that node's configuration, where it says so"},
+                               {"holders[].rank", "of the tensor-parallel shard"}};
 
 const FieldList kFoundFields = {{"texts[].file", "as given"}, {"texts[].found", "there was such an object"}};
 
@@ -132,7 +136,7 @@ std::map<std::string, FieldList> Table() {
         {"damaged[].bytes", ""},
         {"damaged[].reason", "checksum_failed, or tier_error where it cannot be read"},
         {"background_bytes_per_second", "scrub.bytes_per_second"}}},
-      {"status", Joined({{{"state", "serving, draining or degraded"},
+      {"status", Joined({{{"state", "serving, draining, not ready or degraded"},
                           {"version", ""},
                           {"uptime_seconds", ""},
                           {"sessions", "engines that are connected"},
@@ -150,7 +154,8 @@ std::map<std::string, FieldList> Table() {
                           {"cluster.directory_entries", ""},
                           {"cluster.fetched_objects", ""},
                           {"cluster.fetched_bytes", ""},
-                          {"cluster.failed_objects", ""}},
+                          {"cluster.failed_objects", ""},
+                          {"cluster.slow_fabric", "RDMA was asked for, and bytes go another way"}},
                          Under("tokens.", kTokenFields),
                          kDegradedFields})},
       {"top", Joined({{{"frames[].seconds", "of the interval"},

@@ -28,7 +28,8 @@ json ClusterJson(const v1::ClusterStats& cluster) {
           {"directory_entries", cluster.directory_entries()},
           {"fetched_objects", cluster.fetched_objects()},
           {"fetched_bytes", cluster.fetched_bytes()},
-          {"failed_objects", cluster.failed_objects()}};
+          {"failed_objects", cluster.failed_objects()},
+          {"slow_fabric", cluster.slow_fabric()}};
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ absl::StatusOr<Answer> Status(const Arguments&, AdminClient& client) {
   if (absl::Status status = client.Stats(v1::StatsRequest(), &stats); !status.ok()) return status;
   const Tokens tokens = TokensOf(stats);
   Answer answer;
-  answer.failed = stats.draining() || !stats.degraded().empty();
+  answer.failed = std::string(StateOf(stats)) != "serving";
   answer.json = {{"state", StateOf(stats)},
                  {"version", stats.version()},
                  {"uptime_seconds", stats.uptime_seconds()},
@@ -51,6 +52,9 @@ absl::StatusOr<Answer> Status(const Arguments&, AdminClient& client) {
                  {"cluster", stats.has_cluster() ? ClusterJson(stats.cluster()) : json(nullptr)}};
   answer.text =
       absl::StrFormat("ashlard %s: %s, up %s\n", stats.version(), StateOf(stats), Duration(stats.uptime_seconds()));
+  if (stats.cluster().slow_fabric()) {
+    answer.text += "fabric    cluster.expect_transport is rdma, and bytes go another way: /readyz says no\n";
+  }
   for (const v1::DegradedTier& tier : stats.degraded()) {
     answer.json["degraded"].push_back({{"tier", TierName(tier.tier())}, {"reason", tier.reason()}});
     absl::StrAppendFormat(&answer.text, "degraded  %s: %s\n", TierName(tier.tier()), tier.reason());

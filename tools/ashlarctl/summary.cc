@@ -83,6 +83,7 @@ std::vector<TierSum> TiersOf(const v1::TenantStats& tenant) {
 
 const char* StateOf(const v1::StatsReply& stats) {
   if (stats.draining()) return "draining";
+  if (stats.cluster().slow_fabric()) return "not ready";
   return stats.degraded().empty() ? "serving" : "degraded";
 }
 

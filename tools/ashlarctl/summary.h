@@ -32,7 +32,8 @@ Tokens TokensOf(const v1::StatsReply& stats);
 std::vector<TierSum> TiersOf(const v1::StatsReply& stats);  // top to bottom
 std::vector<TierSum> TiersOf(const v1::TenantStats& tenant);
 
-// "serving", "draining", or "degraded" where a tier takes no writes.
+// "serving", "draining", "not ready" where RDMA was asked for and bytes go another way, or "degraded" where a tier
+// takes no writes.
 const char* StateOf(const v1::StatsReply& stats);
 // "[####------]", `width` characters in all.
 std::string Bar(uint64_t part, uint64_t whole, size_t width);

@@ -37,7 +37,7 @@ std::string KindName(uint32_t kind) {
 
 absl::StatusOr<uint32_t> KindFrom(const std::string& name) {
   for (const ObjectKind kind :
-       {ObjectKind::kSegment, ObjectKind::kPrefixPage, ObjectKind::kCheckpoint, ObjectKind::kSpan}) {
+       {ObjectKind::kSegment, ObjectKind::kPrefixBlock, ObjectKind::kCheckpoint, ObjectKind::kSpan}) {
     if (Name(kind) == name) return static_cast<uint32_t>(kind);
   }
   return Invalid("--kind: \"", name, "\" is no kind");

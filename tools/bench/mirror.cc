@@ -59,7 +59,7 @@ daemon::Holding HoldingOf(uint64_t number) {
     holding.kind = ObjectKind::kCheckpoint;
     holding.depth = static_cast<uint32_t>(32 * (1 + number / 10 % kDepths));
   } else if (number % 10 == 1) {
-    holding.kind = ObjectKind::kPrefixPage;
+    holding.kind = ObjectKind::kPrefixBlock;
   }
   return holding;
 }

@@ -1,4 +1,4 @@
-/* engine.cc in C, over ashlar.h. usage: overhead_c RPC-SOCKET SESSION-SOCKET PAGES */
+/* engine.cc in C, over ashlar.h. usage: overhead_c RPC-SOCKET SESSION-SOCKET PAGES wall|thread */
 #define _POSIX_C_SOURCE 199309L
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@ enum { LAYERS = 8, HEADS = 8, DIM = 128, PAGE_TOKENS = 32, MOST_PAGES = 1024 };
 static ashlar_cache* cache;
 static int32_t table[MOST_PAGES + 1], tokens[MOST_PAGES * PAGE_TOKENS + 1];
 static uint64_t length;
+static clockid_t clock_of_figures = CLOCK_MONOTONIC;
 
 static void check(int32_t code) {
   if (code == ASHLAR_OK) return;
@@ -21,7 +22,7 @@ static void check(int32_t code) {
 
 static long long now(void) {
   struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
+  clock_gettime(clock_of_figures, &time);
   return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
@@ -120,7 +121,8 @@ static long long look(unsigned long long seed, uint64_t pages) {
 int main(int argc, char** argv) {
   char verb[16];
   unsigned long long seed, pages, count, i;
-  if (argc != 4 || strtoul(argv[3], NULL, 10) > MOST_PAGES) return 64;
+  if (argc != 5 || strtoul(argv[3], NULL, 10) > MOST_PAGES) return 64;
+  if (strcmp(argv[4], "thread") == 0) clock_of_figures = CLOCK_THREAD_CPUTIME_ID;
   open_cache(argv[1], argv[2], (uint32_t)strtoul(argv[3], NULL, 10));
   while (scanf("%15s %llu %llu", verb, &seed, &pages) == 3) {
     count = 1;

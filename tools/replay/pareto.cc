@@ -63,16 +63,16 @@ class Learned final : public Placement {
  public:
   explicit Learned(std::span<const Overlap> seen) {
     for (const Overlap& overlap : seen) {
-      if (overlap.depth > 0) law_.Observe(overlap.depth, overlap.entry_prompt);
+      if (overlap.depth > 0) model_.Observe(overlap.depth, overlap.entry_prompt);
     }
   }
   std::vector<uint64_t> Place(uint64_t prompt, size_t checkpoints) const override {
     const auto tokens = [](uint64_t depth) { return static_cast<double>(depth); };
-    return storage::CheckpointPlan(law_.Between(0, prompt), 0, kPage, checkpoints, tokens).Positions(checkpoints);
+    return storage::CheckpointPlan(model_.Between(0, prompt), 0, kPage, checkpoints, tokens).Positions(checkpoints);
   }
 
  private:
-  storage::OverlapModel law_;
+  storage::OverlapModel model_;
 };
 
 // Of the scored requests' tokens, what lies before the deepest checkpoint that each one's entry has within what they

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds the C ABI to client/c/abi.txt: symbols, sizes and offsets of structs, numbers of enumerations.
+"""Holds the C ABI to client/c/abi.txt: symbols and their signatures, sizes, offsets and types of structs' fields, numbers
+of enumerations.
 
 usage: abi_test.py SOURCE_ROOT LIBRARY [--write]
 
@@ -14,18 +15,42 @@ import sys
 import tempfile
 
 
+def spaced(declaration):
+    """One space between words, none before a star or behind a parenthesis: how a line is broken is no difference."""
+    return re.sub(r" ?([*(),]) ?", r"\1", " ".join(declaration.split())).replace("*", "* ").replace(",", ", ").strip()
+
+
+def type_of(declaration):
+    """A parameter's or a field's type: the declaration without its name."""
+    return spaced(re.sub(r"(?<=[\s*])\w+(?=(\[\w*\])?$)", "", " ".join(declaration.split())))
+
+
 def structs(header):
+    """Each struct with its fields, {name: type}."""
     for name, body in re.findall(r"typedef struct (\w+) \{(.*?)\n\} \w+;", header, re.S):
         body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
-        fields = []
+        fields = {}
         for declaration in (part.strip() for part in body.split(";")):
             if not declaration:
                 continue
             function = re.search(r"\(\*(\w+)\)\(", declaration)
-            names = [function[1]] if function else [
-                re.search(r"(\w+)(\[\d+\])?$", part.strip())[1] for part in declaration.split(",")]
-            fields += names
+            if function:
+                fields[function[1]] = spaced(declaration.replace(f"(*{function[1]})", "(*)"))
+                continue
+            first, *others = declaration.split(",")
+            kind = re.sub(r"\[\w*\]$", "", type_of(first))
+            for part in (first, *others):
+                named = re.search(r"(\w+)(\[\w+\])?$", part.strip())
+                fields[named[1]] = kind + (named[2] or "")
         yield name, fields
+
+
+def calls(header):
+    """The signature of each call: types alone, as parameters' names bind nobody."""
+    header = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
+    for result, name, parameters in re.findall(r"ASHLAR_API ([^;()]*?)(ashlar_\w+)\(([^;]*)\);", header):
+        types = [each.strip() if each.strip() == "void" else type_of(each) for each in parameters.split(",")]
+        yield f"call {spaced(result)} {name}({', '.join(types)})"
 
 
 def dump(header_file, library):
@@ -45,7 +70,8 @@ def dump(header_file, library):
         shape = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
     symbols = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     exported = sorted(line.split()[-1] for line in symbols.splitlines())
-    return shape + [f"symbol {name}" for name in exported], exported
+    types = [f"type {name}.{field} {kind}" for name, fields in structs(header) for field, kind in fields.items()]
+    return shape + [f"symbol {name}" for name in exported] + types + sorted(calls(header)), exported
 
 
 def main():

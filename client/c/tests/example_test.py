@@ -16,6 +16,7 @@ import tempfile
 import unittest
 
 SHORTEST, ASHLARD, LIBRARY, CALLS = sys.argv[1:5]
+ABI = pathlib.Path(__file__).parents[1] / "abi.txt"
 LINE = re.compile(r"(\d+) of 3 segments hit, (\d+) of 117 tokens from the cache: ([a-z]{12})\n")
 
 
@@ -94,21 +95,58 @@ class Example(unittest.TestCase):
         self.assertEqual(library.ashlar_error_message(), b"model: null")
 
     @unittest.skipIf(LIBRARY == "none", "no shared library")
-    def test_it_lives_beside_another_grpc_of_the_process(self):
+    def test_it_talks_to_a_daemon_beside_another_grpc_of_the_process(self):
         code = f"""
-import ctypes, ctypes.util, os, sys
+import ctypes, ctypes.util, os, pathlib
 other = ctypes.CDLL(ctypes.util.find_library("grpc"), mode=ctypes.RTLD_GLOBAL)
 other.grpc_init()
 ashlar = ctypes.CDLL({LIBRARY!r})
 other.grpc_version_string.restype = ctypes.c_char_p
 assert other.grpc_version_string()
-ashlar.ashlar_version.restype = ctypes.c_char_p
+ashlar.ashlar_version.restype = ashlar.ashlar_error_message.restype = ashlar.ashlar_miss_name.restype = ctypes.c_char_p
 assert ashlar.ashlar_version()
-out = ctypes.c_void_p()
-assert ashlar.ashlar_open(None, ctypes.byref(out)) == 3
+
+sizes, places, numbers = {{}}, {{}}, {{}}
+for what, name, *values in map(str.split, pathlib.Path({str(ABI)!r}).read_text().splitlines()):
+    if what == "struct": sizes[name] = int(values[0])
+    if what == "field": places[name] = tuple(map(int, values))
+    if what == "number": numbers[name] = int(values[0])
+
+def struct(name, **values):
+    data = ctypes.create_string_buffer(sizes[name])
+    data.kept = values
+    for field, value in dict(size=sizes[name], **values).items():
+        at, width = places[name + "." + field]
+        data[at : at + width] = (value if isinstance(value, int) else ctypes.addressof(value)).to_bytes(width, "little")
+    return data
+
+def read(data, name, field):
+    at, width = places[name + "." + field]
+    return int.from_bytes(data[at : at + width], "little")
+
+def check(code):
+    assert code == numbers["ASHLAR_OK"], ashlar.ashlar_error_message()
+
+text = ctypes.create_string_buffer
+layer = struct("ashlar_layer", kind=numbers["ASHLAR_GQA"], kv_heads=2, key_dim=16, value_dim=16)
+model = struct("ashlar_model", model_id=text(b"beside"), weights_digest=text(b"1"), page_tokens=16, layers=layer, layer_count=1)
+memory = struct("ashlar_memory", kind=numbers["ASHLAR_MEMORY_NONE"])
+options = struct("ashlar_open_options", rpc_socket=text({self.sockets()[0].encode()!r}),
+                 session_socket=text({self.sockets()[1].encode()!r}), model=model, memory=memory)
+cache, request = ctypes.c_void_p(), ctypes.c_void_p()
+check(ashlar.ashlar_open(options, ctypes.byref(cache)))
+tokens, lengths = (ctypes.c_int32 * 65)(*range(65)), (ctypes.c_uint64 * 1)(64)
+prompt = struct("ashlar_prompt", tokens=tokens, token_count=65, segment_lengths=lengths, segment_count=1)
+check(ashlar.ashlar_begin(cache, prompt, 1, ctypes.byref(request)))
+segment = struct("ashlar_segment")
+check(ashlar.ashlar_request_segment(request, 0, segment))
+reason = ashlar.ashlar_miss_name(read(segment, "ashlar_segment", "reason"))
+assert reason == b"never_seen", reason  # as the daemon alone can say
 child = os.fork()
 if child == 0: os._exit(0 if ashlar.ashlar_version() else 1)
 assert os.waitpid(child, 0)[1] == 0
+ashlar.ashlar_request_end(request)
+ashlar.ashlar_close(cache)
 other.grpc_shutdown()
 """
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

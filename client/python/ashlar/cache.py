@@ -186,7 +186,7 @@ class Cache:
         then call `Request.wait_cold`.
         """
         rest = fill, conversation, needed_in_ms, media, cold_parallel
-        return cast(Request, self._handle.begin(Request, tokens, segments, page_table, *rest, True))
+        return self._handle.begin(Request, tokens, segments, page_table, *rest, True)  # type: ignore[return-value]
 
     def start_begin(
         self,
@@ -202,7 +202,7 @@ class Cache:
     ) -> Request:
         """`begin` without waiting: the plan is known once `Request.poll_plan` says OK."""
         rest = fill, conversation, needed_in_ms, media, cold_parallel
-        return cast(Request, self._handle.begin(Request, tokens, segments, page_table, *rest, False))
+        return self._handle.begin(Request, tokens, segments, page_table, *rest, False)  # type: ignore[return-value]
 
     async def begin_async(
         self,

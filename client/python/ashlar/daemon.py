@@ -59,11 +59,13 @@ class Daemon:
         self.rpc_socket = f"{folder}/rpc.sock"
         self.session_socket = f"{folder}/session.sock"
         self.admin_socket = f"{folder}/admin.sock"
+        self.metrics_socket = f"{folder}/metrics.sock"  # HTTP: /metrics, /readyz
         self.log = f"{folder}/ashlard.log"
         listen = {
             "rpc_socket": self.rpc_socket,
             "session_socket": self.session_socket,
             "admin_socket": self.admin_socket,
+            "metrics_socket": self.metrics_socket,
         }
         self._config = f"{folder}/ashlard.yaml"
         pathlib.Path(self._config).write_text(_yaml({"listen": listen, "log": {"level": log_level}, **config}) + "\n")

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,11 @@ Slot = npt.NDArray[np.uint8]
 # Called with the index of a key and the page's bytes in memory shared with the daemon, which are the callee's until it
 # returns.
 PageCall = Callable[[int, Slot], None]
+
+
+class Fetched(NamedTuple):
+    miss: str | None  # why it was missed; None: it was found
+    tier: str | None  # that it was found in
 
 
 class PageClient:
@@ -156,23 +161,27 @@ class PageStore:
 
     def get(self, keys: Sequence[bytes], take: PageCall) -> list[str | None]:
         """Fetches pages. `take` is called for each that was found, and reads its bytes. Returns why it was missed."""
-        misses: list[str | None] = []
-        while len(misses) < len(keys):
-            slots = self._take(min(self.slots, len(keys) - len(misses)))
+        return [page.miss for page in self.fetch(keys, take)]
+
+    def fetch(self, keys: Sequence[bytes], take: PageCall) -> list[Fetched]:
+        """As `get`. Says the tiers, too."""
+        fetched: list[Fetched] = []
+        while len(fetched) < len(keys):
+            slots = self._take(min(self.slots, len(keys) - len(fetched)))
             if not slots:
-                return misses + ["busy"] * (len(keys) - len(misses))
+                return fetched + [Fetched("busy", None)] * (len(keys) - len(fetched))
             ours: list[int] = []
             try:
-                first = len(misses)
+                first = len(fetched)
                 landed = self._handle.get(list(keys[first : first + len(slots)]), slots)
-                ours = [slot for slot, (_, quiet) in zip(slots, landed) if quiet]
-                for i, (slot, (miss, _)) in enumerate(zip(slots, landed)):
+                ours = [slot for slot, (_, quiet, _) in zip(slots, landed) if quiet]
+                for i, (slot, (miss, _, tier)) in enumerate(zip(slots, landed)):
                     if miss is None:
                         take(first + i, self._slot(slot))
-                    misses.append(miss)
+                    fetched.append(Fetched(miss, tier))
             finally:
                 self._give(ours)
-        return misses
+        return fetched
 
     def memory(self) -> Any:
         """All slots: [slots, page bytes and padding]."""

@@ -8,7 +8,7 @@ import enum
 import functools
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +116,13 @@ class ComputedRun:
 class Request(_ashlar.Request):
     """A prompt being set. Belongs to one thread at a time; `with` ends it, as does the last reference to it."""
 
+    plan_type = Plan
+
+    if TYPE_CHECKING:  # the bound one, whose type is not told
+
+        @property
+        def plan(self) -> Plan: ...
+
     def __enter__(self) -> Request:
         return self
 
@@ -124,10 +131,6 @@ class Request(_ashlar.Request):
     ) -> Literal[False]:
         self.end()
         return False
-
-    @property
-    def plan(self) -> Plan:
-        return cast(Plan, self.raw_plan(Plan))
 
     @property
     def missing(self) -> list[Run]:

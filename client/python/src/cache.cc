@@ -134,6 +134,7 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::v
         wait ? self.cache.Begin(&prompt, 1, &request->request) : self.cache.StartBegin(&prompt, 1, &request->request);
   }
   Checked(status);
+  if (wait && !page_table.is_none()) PlanOf({request, object});  // while the daemon lands
   return object;
 }
 

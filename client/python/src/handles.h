@@ -36,6 +36,7 @@ struct PyRequest {
   engine::Request request;
   std::shared_ptr<OpenedModel> model;
   std::vector<int32_t> tokens;
+  nb::object plan;  // as Python has seen it; none where it may have changed since
 };
 
 // A plan as it was when it was asked for. The pointers of `plan` are the request's own, and not followed.
@@ -52,6 +53,10 @@ struct LinearTensorsView {
   std::vector<engine::LinearTensors> tensors;
   std::vector<nb::object> kept;
 };
+
+// The plan, of the class that the request's class names as `plan_type`: a copy, as the request's own changes with its
+// verdicts. The same object until then.
+nb::object PlanOf(nb::pointer_and_handle<PyRequest> self);
 
 void BindCache(nb::module_& module);
 void BindRequest(nb::module_& module);

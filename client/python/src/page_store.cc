@@ -133,6 +133,7 @@ std::vector<PageStore::Landed> PageStore::Get(std::span<const PageKey> keys, std
   std::vector<std::optional<Landing>> landings(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
     landed[i].reason = matches[i].segments().front().reason;
+    landed[i].tier = matches[i].segments().front().tier;
     if (landed[i].reason != MissReason::kNone) continue;
     landings[i] = model_.Land(matches[i], std::span(tables).subspan(i, 1), whole);
   }

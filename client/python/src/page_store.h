@@ -60,6 +60,7 @@ class PageStore {
   struct Landed {
     MissReason reason = MissReason::kNone;
     bool quiet = true;
+    TierKind tier = TierKind::kNone;  // that it lay in
   };
   std::vector<Landed> Get(std::span<const PageKey> keys, std::span<const uint32_t> slots);
   std::vector<int32_t> TakeQuiet(uint32_t most);

@@ -115,7 +115,7 @@ std::vector<std::string> Publish(const PyPageStore& self, const std::vector<Rese
   return names;
 }
 
-// (why it was missed or None, whether the slot is the caller's) a key.
+// (why it was missed or None, whether the slot is the caller's, the tier of a hit) a key.
 nb::list Get(const PyPageStore& self, const std::vector<nb::bytes>& keys, const std::vector<uint32_t>& slots) {
   const std::vector<PageKey> read = ReadKeys(keys);
   CheckSlots(self.open(), slots, keys.size());
@@ -127,7 +127,9 @@ nb::list Get(const PyPageStore& self, const std::vector<nb::bytes>& keys, const 
   nb::list out;
   for (const PageStore::Landed& page : landed) {
     const bool hit = page.reason == MissReason::kNone;
-    out.append(nb::make_tuple(hit ? nb::none() : nb::cast(std::string(Name(page.reason))), page.quiet));
+    const nb::object missed = hit ? nb::none() : nb::cast(std::string(Name(page.reason)));
+    const nb::object tier = hit ? nb::cast(std::string(Name(page.tier))) : nb::none();
+    out.append(nb::make_tuple(missed, page.quiet, tier));
   }
   return out;
 }

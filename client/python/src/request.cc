@@ -57,16 +57,6 @@ nb::list Missing(const PyRequest& self) {
   return all;
 }
 
-// `type` is ashlar.Plan, which the result is one of: a copy, as the request's own changes with its verdicts.
-nb::object PlanOf(const PyRequest& self, nb::handle type) {
-  const engine::Plan& plan = self.request.plan();
-  auto [object, copy] = MakeObject<PyPlan>(type);
-  copy->plan = plan;
-  copy->steps.assign(plan.steps, plan.steps + plan.step_count);
-  copy->segments.assign(plan.segments, plan.segments + plan.segment_count);
-  return object;
-}
-
 // Of the fields of ashlar.Step, in their order.
 nb::list StepsOf(const PyPlan& self) {
   nb::list steps;
@@ -159,6 +149,7 @@ std::vector<std::string> PublishMany(PyRequest& self, nb::sequence runs) {
   return names;
 }
 
+// A plan stays as it was where the verdict is OK.
 template <engine::Status (engine::Request::*call)() noexcept>
 Verdict Waiting(PyRequest& self) {
   engine::Status status;
@@ -166,6 +157,7 @@ Verdict Waiting(PyRequest& self) {
     nb::gil_scoped_release release;
     status = (self.request.*call)();
   }
+  if (status.code != Code::kOk) self.plan.reset();
   return VerdictOf(status);
 }
 
@@ -176,6 +168,7 @@ Verdict WaitingFor(PyRequest& self, uint32_t layer) {
     nb::gil_scoped_release release;
     status = (self.request.*call)(layer);
   }
+  if (status.code != Code::kOk) self.plan.reset();
   return VerdictOf(status);
 }
 
@@ -187,7 +180,14 @@ Verdict InPages(PyRequest& self, nb::handle page_table) {
     nb::gil_scoped_release release;
     status = (self.request.*call)(pages.data(), pages.size());
   }
+  self.plan.reset();
   return VerdictOf(status);
+}
+
+void End(PyRequest& self) {
+  self.plan.reset();
+  nb::gil_scoped_release release;
+  self.request = engine::Request();
 }
 
 nb::bytes PlanBytes(const PyRequest& self) {
@@ -207,6 +207,17 @@ nb::object ConvTail(PyRequest& self, uint32_t step, uint32_t layer) {
 }
 
 }  // namespace
+
+nb::object PlanOf(nb::pointer_and_handle<PyRequest> self) {
+  if (self.p->plan.is_valid()) return self.p->plan;
+  const engine::Plan& plan = self.p->request.plan();
+  auto [object, copy] = MakeObject<PyPlan>(self.h.type().attr("plan_type"));
+  copy->plan = plan;
+  copy->steps.assign(plan.steps, plan.steps + plan.step_count);
+  copy->segments.assign(plan.segments, plan.segments + plan.segment_count);
+  if (plan.step_count > 0) self.p->plan = object;  // else it may not be known yet
+  return object;
+}
 
 LinearTensorsView::LinearTensorsView(const std::string& name, nb::sequence layers, const ModelDescription& model,
                                      bool transitions) {
@@ -280,7 +291,7 @@ void BindRequest(nb::module_& module) {
           "RESTART: `missing` lists more at its end, whose engines have failed; compute them, and call it again. "
           "PENDING: not all have come in time. OK: nothing is left to wait for. Then `look_again`, which takes what is "
           "there.")
-      .def("raw_plan", &PlanOf)
+      .def_prop_ro("plan", &PlanOf)
       .def("raw_advance", &Advance, nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("state").noconvert(),
            nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(), nb::arg("v").none().noconvert(),
            nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(), nb::arg("out").none().noconvert(),
@@ -305,22 +316,22 @@ void BindRequest(nb::module_& module) {
       .def(
           "lose",
           [](PyRequest& self, const std::vector<uint32_t>& segments) {
+            self.plan.reset();
             return VerdictOf(self.request.Lose(segments.data(), static_cast<uint32_t>(segments.size())));
           },
           nb::arg("segments"), "Gives up segments that another rank has missed.")
       .def_prop_ro("pages_kept", [](const PyRequest& self) { return self.request.pages_kept(); })
-      .def("cancel", [](PyRequest& self) { self.request.Cancel(); })
+      .def("cancel",
+           [](PyRequest& self) {
+             self.plan.reset();
+             self.request.Cancel();
+           })
       .def("poll_quiet", &Waiting<&Request::PollQuiet>)
       .def(
           "release", [](PyRequest& self) { self.request.Release(); },
           "Gives back the lease while the request stays, for `Cache.commit`.")
-      .def(
-          "end",
-          [](PyRequest& self) {
-            nb::gil_scoped_release release;
-            self.request = engine::Request();
-          },
-          "Cancels what is under way and gives back the lease. Pages in doubt come by `Cache.take_quiet_pages`.")
+      .def("end", &End,
+           "Cancels what is under way and gives back the lease. Pages in doubt come by `Cache.take_quiet_pages`.")
       .def("plan_bytes", &PlanBytes, "The plan for another process (`Cache.land`); empty: no hit.");
 }
 

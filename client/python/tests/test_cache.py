@@ -159,9 +159,13 @@ def compute_all(engine, request):
 
 
 def expect_all_lands(engine, request, tokens, segments):
+    before = request.plan
+    assert request.plan is before, "nothing has changed it"
     request.look_again(engine.table[:32])
-    assert all(segment.used for segment in request.plan.segments)
-    assert request.finish() == ashlar.Verdict.OK
+    after = request.plan
+    assert all(segment.used for segment in after.segments) and not any(segment.used for segment in before.segments)
+    assert request.finish() == ashlar.Verdict.OK and request.plan is after
+    assert request.lose([0]) == ashlar.Verdict.RESTART and not request.plan.segments[0].used and after.segments[0].used
     starts = np.cumsum([0, *segments])[:-1] + shortest.MODEL.head
     rows = engine.values.reshape(-1, shortest.HEADS * shortest.DIM)
     np.testing.assert_array_equal(rows[starts, 0], tokens[starts])

@@ -71,6 +71,34 @@ absl::StatusOr<std::vector<PeerLease>> ReadLeases(const Message& message) {
   return leases;
 }
 
+absl::Status ReadPlace(const std::string& field, const v1::PeerOpened& message, PeerOpened* opened) {
+  if (message.arenas_size() == 0 && message.runs_size() == 0) return absl::OkStatus();
+  absl::Status status = CheckCount(field + ".arenas", message.arenas_size(), kMaxPeerArenas);
+  if (status.ok()) status = CheckCount(field + ".runs", message.runs_size(), kMaxPeerRuns);
+  if (!status.ok()) return status;
+  for (int i = 0; i < message.arenas_size(); ++i) {
+    const v1::PeerArena& arena = message.arenas(i);
+    const std::string of = absl::StrCat(field, ".arenas[", i, "]");
+    if (arena.remote_key().empty() || arena.remote_key().size() > kMaxPeerRemoteKeyBytes) {
+      return Invalid(of, ".remote_key: not from 1 to ", kMaxPeerRemoteKeyBytes, " bytes");
+    }
+    if (arena.bytes() > UINT64_MAX - arena.base()) return Invalid(of, ": base and bytes overflow");
+    opened->arenas.push_back({arena.remote_key(), arena.base(), arena.bytes()});
+  }
+  uint64_t left = opened->bytes;
+  for (int i = 0; i < message.runs_size(); ++i) {
+    const v1::PeerRun& run = message.runs(i);
+    const std::string of = absl::StrCat(field, ".runs[", i, "]");
+    if (run.arena() >= opened->arenas.size()) return Invalid(of, ".arena: not in the list");
+    const uint64_t most = opened->arenas[run.arena()].bytes;
+    if (run.offset() > most || run.bytes() > most - run.offset()) return Invalid(of, ": outside of its arena");
+    if (run.bytes() == 0 || run.bytes() > left) return Invalid(of, ".bytes: none, or more than the object's");
+    left -= run.bytes();
+    opened->runs.push_back({run.arena(), run.offset(), run.bytes()});
+  }
+  return left == 0 ? absl::OkStatus() : Invalid(field, ".runs: fewer bytes than the object's");
+}
+
 absl::Status ReadOpened(const std::string& field, const v1::PeerOpened& message, const PeerObject& asked,
                         PeerOpened* opened) {
   if (message.miss_reason() > static_cast<uint32_t>(MissReason::kCovered)) {
@@ -94,7 +122,7 @@ absl::Status ReadOpened(const std::string& field, const v1::PeerOpened& message,
   opened->bytes = message.bytes();
   opened->tier = static_cast<TierKind>(message.tier());
   opened->lease_ms = message.lease_ms();
-  return absl::OkStatus();
+  return ReadPlace(field, message, opened);
 }
 
 void WriteOpened(const PeerOpened& one, v1::PeerOpened* object) {
@@ -106,9 +134,28 @@ void WriteOpened(const PeerOpened& one, v1::PeerOpened* object) {
   object->set_lease(Bytes(one.lease));
   WriteGrant(one.grant, object->mutable_grant());
   object->set_lease_ms(one.lease_ms);
+  for (const PeerArena& each : one.arenas) {
+    v1::PeerArena* arena = object->add_arenas();
+    arena->set_remote_key(each.remote_key);
+    arena->set_base(each.base);
+    arena->set_bytes(each.bytes);
+  }
+  for (const PeerRun& each : one.runs) {
+    v1::PeerRun* run = object->add_runs();
+    run->set_arena(each.arena);
+    run->set_offset(each.offset);
+    run->set_bytes(each.bytes);
+  }
 }
 
 }  // namespace
+
+// Fields beside the header: a run takes up to 32 bytes, an arena 32 beside its key.
+static_assert(limits::kMaxPeerKeysPerCall * (limits::kMaxPeerHeaderBytes + 256 + kMaxPeerRuns * 32 +
+                                             kMaxPeerArenas * (kMaxPeerRemoteKeyBytes + 32)) +
+                      (1 << 20) <
+                  limits::kMaxPeerReplyBytes,
+              "the objects of an Open fit a reply with their places");
 
 void Write(const PeerHello& hello, v1::PeerGreeting* message) {
   message->set_protocol_min(limits::kPeerProtocolMin);

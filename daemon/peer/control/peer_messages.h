@@ -47,6 +47,17 @@ struct PeerGrant {
   PeerSecret secret{};
 };
 
+// Where an object lies at its holder, for network cards that read it there. Nothing: by messages alone.
+inline constexpr size_t kMaxPeerRemoteKeyBytes = 512, kMaxPeerArenas = 16, kMaxPeerRuns = 768;
+struct PeerArena {
+  std::string remote_key;  // opens all of the arena, which is of the object's tenant
+  uint64_t base = 0, bytes = 0;
+};
+struct PeerRun {
+  uint32_t arena = 0;
+  uint64_t offset = 0, bytes = 0;
+};
+
 struct PeerObject {
   Key key;
   TensorShard shard;
@@ -64,6 +75,8 @@ struct PeerOpened {
   PeerLease lease{};
   PeerGrant grant;
   uint32_t lease_ms = 0;
+  std::vector<PeerArena> arenas;
+  std::vector<PeerRun> runs;  // inside the arenas, and as many bytes as the object; empty where there are no arenas
 };
 
 struct PeerRenew {

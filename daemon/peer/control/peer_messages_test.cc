@@ -145,6 +145,52 @@ TEST(PeerMessages, AReplysFieldsAreChecked) {
   EXPECT_EQ(Error(Read(v1::PeerRenewReply(), PeerRenew{.leases = {{}}}).status()), "lease_ms: 0 for 1 leases");
 }
 
+TEST(PeerMessages, AnObjectsPlaceIsReadAndChecked) {
+  PeerOpened placed = Opened();
+  placed.arenas = {{.remote_key = "first", .base = 4096, .bytes = placed.bytes}, {"second", UINT64_MAX - 100, 100}};
+  placed.runs = {{0, 10, placed.bytes - 10}, {1, 90, 10}};
+  v1::PeerOpenReply good, bad;
+  Write(std::vector<PeerOpened>{placed}, &good);
+  const auto read = Read(good, AskedForIt());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->at(0).arenas.at(0).remote_key, "first");
+  EXPECT_EQ(read->at(0).arenas.at(1).base, UINT64_MAX - 100);
+  EXPECT_EQ(read->at(0).arenas.at(1).bytes, 100u);
+  EXPECT_EQ(read->at(0).runs.at(1).arena, 1u);
+  EXPECT_EQ(read->at(0).runs.at(1).offset, 90u);
+  EXPECT_EQ(read->at(0).runs.at(0).bytes, placed.bytes - 10);
+
+  using Spoil = std::function<void(v1::PeerOpened&)>;
+  const std::pair<Spoil, std::string> cases[] = {
+      {[](auto& m) { m.clear_arenas(); }, "objects[0].arenas: none"},
+      {[](auto& m) { m.clear_runs(); }, "objects[0].runs: none"},
+      {[](auto& m) {
+         for (int i = 0; i < 15; ++i) *m.add_arenas() = m.arenas(0);
+       },
+       "objects[0].arenas: more than 16"},
+      {[](auto& m) {
+         for (int i = 0; i < 767; ++i) *m.add_runs() = m.runs(0);
+       },
+       "objects[0].runs: more than 768"},
+      {[](auto& m) { m.mutable_arenas(1)->clear_remote_key(); },
+       "objects[0].arenas[1].remote_key: not from 1 to 512 bytes"},
+      {[](auto& m) { m.mutable_arenas(0)->set_remote_key(std::string(513, 'k')); },
+       "objects[0].arenas[0].remote_key: not from 1 to 512 bytes"},
+      {[](auto& m) { m.mutable_arenas(1)->set_bytes(101); }, "objects[0].arenas[1]: base and bytes overflow"},
+      {[](auto& m) { m.mutable_runs(1)->set_arena(2); }, "objects[0].runs[1].arena: not in the list"},
+      {[](auto& m) { m.mutable_runs(0)->set_offset(11); }, "objects[0].runs[0]: outside of its arena"},
+      {[](auto& m) { m.mutable_runs(0)->set_offset(UINT64_MAX); }, "objects[0].runs[0]: outside of its arena"},
+      {[](auto& m) { m.mutable_runs(1)->set_bytes(0); }, "objects[0].runs[1].bytes: none, or more than the object's"},
+      {[](auto& m) { *m.add_runs() = m.runs(1); }, "objects[0].runs[2].bytes: none, or more than the object's"},
+      {[](auto& m) { m.mutable_runs(1)->set_bytes(9); }, "objects[0].runs: fewer bytes than the object's"},
+  };
+  for (const auto& [spoil, error] : cases) {
+    bad = good;
+    spoil(*bad.mutable_objects(0));
+    EXPECT_EQ(Error(Read(bad, AskedForIt()).status()), error);
+  }
+}
+
 PeerOffer SomeOffer() {
   return {.objects = {{.key = SomeKey(),
                        .shards = 2,

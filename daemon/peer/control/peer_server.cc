@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/peer.grpc.pb.h"
 #include "daemon/peer/control/peer_listener.h"
+#include "daemon/runtime/handed_over.h"
 #include "daemon/runtime/log.h"
 #include "proto/limits.h"
 
@@ -61,15 +62,18 @@ class GreetStream final : public grpc::ServerWriteReactor<v1::PeerGreeting> {
   }
 
   void OnWriteDone(bool) override {
+    TakeOver(this);
     std::lock_guard lock(mutex_);
     writing_ = false;
     if (ending_) Finish(status_);
   }
   void OnCancel() override {
+    TakeOver(this);
     ended_();
     End(grpc::Status::CANCELLED);
   }
   void OnDone() override {
+    TakeOver(this);
     ended_();
     { std::lock_guard lock(mutex_); }  // a thread in Finish may still hold it
     const std::shared_ptr<GreetStream> last = std::move(self_);
@@ -186,6 +190,7 @@ absl::Status PeerServer::Impl::CheckGreeting(const v1::PeerGreeting& request, co
 }
 
 grpc::ServerWriteReactor<v1::PeerGreeting>* PeerServer::Impl::Greet(Context* context, const v1::PeerGreeting* request) {
+  TakeOver(this);
   const std::string address = context->peer();
   auto connection = std::make_shared<Connection>();
   if (tls != nullptr) {
@@ -197,6 +202,7 @@ grpc::ServerWriteReactor<v1::PeerGreeting>* PeerServer::Impl::Greet(Context* con
   connection->stream = GreetStream::Make([this, address, self] { Leave(address, *self); });
   GreetStream* const stream = connection->stream.get();
   *self = stream;
+  HandOver(stream);
   {
     std::lock_guard lock(mutex);
     spoke.insert(address);
@@ -236,6 +242,7 @@ void PeerServer::Impl::Enter(const std::string& address, std::shared_ptr<Connect
 
 // Also of streams that have not entered, or have been replaced.
 void PeerServer::Impl::Leave(const std::string& address, const GreetStream* stream) {
+  TakeOver(this);
   std::shared_ptr<Connection> gone;
   std::lock_guard lock(mutex);
   const auto found = connections.find(address);
@@ -247,6 +254,7 @@ void PeerServer::Impl::Leave(const std::string& address, const GreetStream* stre
 }
 
 std::shared_ptr<const Connection> PeerServer::Impl::Find(const Context& context) {
+  TakeOver(this);
   const std::string address = context.peer();
   std::shared_ptr<const Connection> found;
   {
@@ -368,6 +376,7 @@ bool PeerServer::Impl::MakeServer() {
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       tls != nullptr ? tls->OfServer() : grpc::InsecureServerCredentials());
   builder.RegisterService(this);
+  HandOver(this);
   server = builder.BuildAndStart();
   return server != nullptr;
 }

@@ -57,6 +57,10 @@ struct Holding {
   uint64_t bytes = 0;       // below 1 TiB
   uint32_t depth = 0;       // tokens in front of the end of a checkpoint or a span
   uint32_t span_begin = 0;  // tokens in front of the beginning of a span; 0 for all other kinds
+  // Of the tier hbm: the GPU whose memory has it, by its number in the holder's configuration, below kMostGpus. None:
+  // the holder did not say, or there is no GPU.
+  std::optional<uint8_t> gpu{};
+  static constexpr uint32_t kMostGpus = 255;
   bool operator==(const Holding&) const = default;
 };
 

@@ -148,6 +148,7 @@ std::string EncodeHolding(const Holding& holding) {
   AppendVarint(holding.bytes, &value);
   AppendVarint(holding.depth, &value);
   AppendVarint(holding.span_begin, &value);
+  if (holding.gpu.has_value()) value.push_back(static_cast<char>(*holding.gpu + 1));
   return value;
 }
 
@@ -169,6 +170,8 @@ std::optional<Holding> DecodeHolding(absl::string_view value, const EntryId& id)
   }
   holding.depth = static_cast<uint32_t>(depth);
   holding.span_begin = static_cast<uint32_t>(span_begin);
+  const uint8_t gpu = value.empty() ? 0 : static_cast<uint8_t>(value.front());
+  if (gpu > 0 && holding.tier == TierKind::kHbm) holding.gpu = static_cast<uint8_t>(gpu - 1);
   return holding;
 }
 

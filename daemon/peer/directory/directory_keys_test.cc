@@ -28,6 +28,24 @@ TEST(DirectoryKeys, BytesAreThoseOfTheFormat) {
   EXPECT_EQ(DecodeHolding(EncodeHolding(holding) + "later", id), holding) << "what later builds add is ignored";
 }
 
+TEST(DirectoryKeys, AnEntryNamesTheGpuOfACopyAndOlderOnesStayWhatTheyWere) {
+  Holding holding = {.tier = TierKind::kHbm, .kind = ObjectKind::kSegment, .bytes = 300};
+  const std::string older = absl::HexStringToBytes("0111ac020000");
+  EXPECT_EQ(EncodeHolding(holding), older) << "where no GPU is named, the bytes of a build that names none";
+  EXPECT_EQ(DecodeHolding(older, {}), holding);
+  holding.gpu = 0;
+  EXPECT_EQ(absl::BytesToHexString(EncodeHolding(holding)), "0111ac02000001");
+  EXPECT_EQ(DecodeHolding(EncodeHolding(holding), {}), holding);
+  EXPECT_EQ(DecodeHolding(EncodeHolding(holding) + "later", {}), holding);
+  // A build that names none reads the fields that it knows, which stand first, and ignores the rest.
+  EXPECT_EQ(EncodeHolding(holding).substr(0, older.size()), older);
+  holding.gpu = Holding::kMostGpus - 1;
+  EXPECT_EQ(DecodeHolding(EncodeHolding(holding), {}), holding);
+  // Only a copy in hbm lies on a GPU.
+  EXPECT_EQ(DecodeHolding(absl::HexStringToBytes("0112ac02000005"), {})->gpu, std::nullopt);
+  EXPECT_EQ(DecodeHolding(absl::HexStringToBytes("0111ac02000000"), {})->gpu, std::nullopt) << "it says that none is";
+}
+
 TEST(DirectoryKeys, AnyEntryReadsBack) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
@@ -45,13 +63,18 @@ TEST(DirectoryKeys, AnyEntryReadsBack) {
     EXPECT_EQ(entry->id, id);
     EXPECT_EQ(entry->incarnation, incarnation);
     EXPECT_EQ(keys.ReadMember(keys.MemberKey(incarnation)), incarnation);
-    const Holding holding = {.tier = static_cast<TierKind>(1 + random() % 3),
-                             .kind = static_cast<ObjectKind>(1 + random() % 4),
-                             .shard = {id.rank, id.last_rank + 1u},
-                             .bytes = random() >> (24 + random() % 40),
-                             .depth = static_cast<uint32_t>(random() >> random() % 64),
-                             .span_begin = static_cast<uint32_t>(random())};
+    Holding holding = {.tier = static_cast<TierKind>(1 + random() % 3),
+                       .kind = static_cast<ObjectKind>(1 + random() % 4),
+                       .shard = {id.rank, id.last_rank + 1u},
+                       .bytes = random() >> (24 + random() % 40),
+                       .depth = static_cast<uint32_t>(random() >> random() % 64),
+                       .span_begin = static_cast<uint32_t>(random())};
     const std::string value = EncodeHolding(holding);
+    if (holding.tier == TierKind::kHbm && random() % 2) {
+      holding.gpu = static_cast<uint8_t>(random() % Holding::kMostGpus);
+      EXPECT_EQ(DecodeHolding(EncodeHolding(holding), id), holding);
+      holding.gpu.reset();
+    }
     EXPECT_EQ(DecodeHolding(value, id), holding);
     for (size_t size = 0; size < value.size(); ++size) EXPECT_FALSE(DecodeHolding(value.substr(0, size), id)) << size;
     const Member member = {absl::StrCat("n", random()),        incarnation, "a:1", "b:2", "3",

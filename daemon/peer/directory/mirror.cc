@@ -16,6 +16,10 @@ namespace {
 constexpr size_t kTables = 64;  // of a namespace
 constexpr size_t kMembers = size_t{1} << 16;
 constexpr size_t kBytesOfADepth = 20;  // in a b-tree that is about 3/4 full
+// Places in five bits: a tier's number, or kFirstGpu and a GPU's. The few GPUs with higher numbers are not remembered.
+constexpr int kFirstGpu = 4, kPlaces = 32;
+static_assert(static_cast<int>(TierKind::kSsd) < kFirstGpu);
+static_assert(static_cast<int>(ObjectKind::kSegment) == 1 && static_cast<int>(ObjectKind::kSpan) == 4);
 
 struct Slot {
   ShortDigest key{};
@@ -26,7 +30,7 @@ struct Slot {
   mutable uint16_t member = 0;
   uint16_t ordinal = 0;  // among the holders of the key
   mutable uint8_t bytes_high = 0;
-  mutable uint8_t kinds = 0;  // object kind << 4 | tier << 1 | round
+  mutable uint8_t kinds = 0;  // object kind, less one, << 6 | place << 1 | round
   mutable uint8_t rank = 0;
   mutable uint8_t last_rank = 0;
 
@@ -40,8 +44,12 @@ struct Slot {
     rank = other.rank;
     last_rank = other.last_rank;
   }
-  ObjectKind kind() const { return static_cast<ObjectKind>(kinds >> 4); }
-  TierKind tier() const { return static_cast<TierKind>(kinds >> 1 & 7); }
+  ObjectKind kind() const { return static_cast<ObjectKind>((kinds >> 6) + 1); }
+  int place() const { return kinds >> 1 & (kPlaces - 1); }
+  TierKind tier() const { return place() < kFirstGpu ? static_cast<TierKind>(place()) : TierKind::kHbm; }
+  std::optional<uint8_t> gpu() const {
+    return place() < kFirstGpu ? std::nullopt : std::optional(static_cast<uint8_t>(place() - kFirstGpu));
+  }
   bool round() const { return kinds & 1; }
   void SetRound(bool round) const { kinds = static_cast<uint8_t>((kinds & ~1) | (round ? 1 : 0)); }
   // A checkpoint's or a span's.
@@ -61,6 +69,11 @@ struct Same {
 };
 using Slots = absl::flat_hash_set<Slot, Hash, Same>;
 
+int PlaceOf(const Holding& holding) {
+  const bool on_gpu = holding.tier == TierKind::kHbm && holding.gpu.has_value();
+  return on_gpu && *holding.gpu < kPlaces - kFirstGpu ? kFirstGpu + *holding.gpu : static_cast<int>(holding.tier);
+}
+
 Slot MakeSlot(const EntryId& id, uint16_t member, const Holding& holding, bool round) {
   Slot slot;
   slot.key = id.key;
@@ -69,7 +82,7 @@ Slot MakeSlot(const EntryId& id, uint16_t member, const Holding& holding, bool r
   slot.depth = holding.depth;
   slot.span_begin = holding.span_begin;
   slot.member = member;
-  slot.kinds = static_cast<uint8_t>(static_cast<int>(holding.kind) << 4 | static_cast<int>(holding.tier) << 1 | round);
+  slot.kinds = static_cast<uint8_t>((static_cast<int>(holding.kind) - 1) << 6 | PlaceOf(holding) << 1 | round);
   slot.rank = id.rank;
   slot.last_rank = id.last_rank;
   return slot;
@@ -81,7 +94,8 @@ Holding HoldingOf(const Slot& slot) {
           .shard = {slot.rank, slot.last_rank + 1u},
           .bytes = uint64_t{slot.bytes_high} << 32 | slot.bytes_low,
           .depth = slot.depth,
-          .span_begin = slot.span_begin};
+          .span_begin = slot.span_begin,
+          .gpu = slot.gpu()};
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ TEST(Mirror, DepthsAreThoseOfCheckpointsAndSpans) {
   mirror.Put(IdOf(1, 2), 9, {.kind = ObjectKind::kCheckpoint, .depth = 100});
   mirror.Put(IdOf(1, 3), 9, {.kind = ObjectKind::kSpan, .depth = 300, .span_begin = 200});
   mirror.Put(IdOf(1, 4), 9, {.kind = ObjectKind::kCheckpoint, .depth = 100});
-  mirror.Put(IdOf(1, 5), 9, {.kind = ObjectKind::kPrefixPage, .depth = 50});
+  mirror.Put(IdOf(1, 5), 9, {.kind = ObjectKind::kPrefixBlock, .depth = 50});
   mirror.Put(IdOf(1, 6), 9, {.kind = ObjectKind::kSegment});
   EXPECT_THAT(mirror.Depths(NamespaceOf(1), 300), ElementsAre(Pair(100, 0), Pair(300, 0), Pair(300, 200)));
   mirror.Remove(IdOf(1, 2), 9);
@@ -82,6 +82,20 @@ TEST(Mirror, ARoundThatWasBrokenOffIsBegunAgain) {
   for (const Located& located : mirror.Locate(NamespaceOf(1), keys)) found.push_back(located.index);
   EXPECT_THAT(found, ElementsAre(3));
   EXPECT_EQ(mirror.entries(), 1u);
+}
+
+TEST(Mirror, AGpuWithAHighNumberIsNotRemembered) {
+  Mirror mirror(10);
+  mirror.Open(Shorten(NamespaceOf(1)));
+  mirror.members().SetPresent(MembersOf({1}));
+  const Key key = DigestOf(1);
+  for (const int gpu : {0, 27, 28, 254}) {
+    mirror.Put(IdOf(1, 1, 0), 1, {.tier = TierKind::kHbm, .shard = {0, 8}, .gpu = static_cast<uint8_t>(gpu)});
+    const std::vector<Located> located = mirror.Locate(NamespaceOf(1), {&key, 1});
+    ASSERT_EQ(located.size(), 1u);
+    EXPECT_EQ(located[0].holding.tier, TierKind::kHbm);
+    EXPECT_EQ(located[0].holding.gpu, gpu < 28 ? std::optional<uint8_t>(gpu) : std::nullopt) << gpu;
+  }
 }
 
 TEST(MemberNumbers, AreGivenAgainAndBounded) {
@@ -158,12 +172,13 @@ class ModelledMirror {
 
   void Put(const At& at) {
     const auto& [ns, key, member, rank] = at;
-    const Holding holding = {.tier = static_cast<TierKind>(1 + random_() % 3),
-                             .kind = static_cast<ObjectKind>(1 + random_() % 4),
-                             .shard = {rank, 8},
-                             .bytes = random_() % (kMostHoldingBytes + 1),
-                             .depth = static_cast<uint32_t>(random_() % 9),
-                             .span_begin = static_cast<uint32_t>(random_() % 3)};
+    Holding holding = {.tier = static_cast<TierKind>(1 + random_() % 3),
+                       .kind = static_cast<ObjectKind>(1 + random_() % 4),
+                       .shard = {rank, 8},
+                       .bytes = random_() % (kMostHoldingBytes + 1),
+                       .depth = static_cast<uint32_t>(random_() % 9),
+                       .span_begin = static_cast<uint32_t>(random_() % 3)};
+    if (holding.tier == TierKind::kHbm && random_() % 4 > 0) holding.gpu = static_cast<uint8_t>(random_() % 28);
     mirror_.Put(IdOf(ns, key, rank), member, holding);
     if (open_.contains(ns) && (held_.contains(at) || held_.size() < kMost)) held_[at] = {holding, round_};
   }

@@ -128,7 +128,7 @@ void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
     return Fail(absl::UnavailableError(absl::StrCat("etcd ended a watch: ", response.cancel_reason())));
   }
   if (response.created()) return;
-  // Where nothing happened, etcd says now and then how far it is.
+  // etcd says now and then how far it is, also when nothing happened.
   int64_t last = response.events().empty() ? response.header().revision() : 0;
   for (const mvccpb::Event& event : response.events()) {
     last = std::max(last, event.kv().mod_revision());

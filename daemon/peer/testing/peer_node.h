@@ -123,14 +123,15 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     return result.get_future().get();
   }
 
-  PeerNode(TestCluster& cluster, const std::string& name, uint64_t extents = 256, PeersOptions options = All())
+  PeerNode(TestCluster& cluster, const std::string& name, uint64_t extents = 256, PeersOptions options = All(),
+           RemoteReads reads = RemoteReads::kNever)
       : cluster_(cluster),
         name_(name),
         directory(cluster, name),
         tier(*storage::MemoryTier::Make({.kind = TierKind::kDram,
                                          .capacity_bytes = extents * limits::kExtentBytes,
                                          .arena_bytes = 8 * limits::kExtentBytes})),
-        transport(*Transport::Start({.listen = {"127.0.0.1", 0}})),
+        transport(*Transport::Start({.listen = {"127.0.0.1", 0}, .reads = reads})),
         peers(loop, clock, {"default"}, directory, *transport, *this, *this, options),
         mover(kernels::Reference(), threads, workers, *tier),
         cache(Options(), {.memory = {tier.get()}, .remote = &peers.source()}, mover, workers, clock, nullptr) {
@@ -141,6 +142,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
         std::make_shared<const Member>(Member{.node = name,
                                               .incarnation = ++incarnations,
                                               .transport_address = address.host + ":" + std::to_string(address.port)});
+    tier->OnArena(Holder::Registering(*transport));
     peers.Start(cache, *tier);
     cache.OpenSession(kEngine, 0);
     loop.Every(5'000'000, [this] { peers.Flush(); });
@@ -214,47 +216,47 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   void Open(const Member& member, const std::string&, PeerOpen open,
             PeerCalls::Done<std::vector<PeerOpened>> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    PeerNode* const other = Reach(member);
+    PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.PeerHere(Self());  // it greets, as often as it likes
     other->peers.Open(Self(), 0, std::move(open), Counted(std::move(done)));
   }
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    PeerNode* const other = Reach(member);
+    PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Renew(Self(), std::move(renew), Counted(std::move(done)));
   }
   void Offer(const Member& member, const std::string&, PeerOffer offer,
              PeerCalls::Done<std::vector<TakeOutcome>> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    PeerNode* const other = Reach(member);
+    PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Offer(Self(), 0, std::move(offer), Counted(std::move(done)));
   }
   void Close(const Member& member, std::vector<PeerLease> leases) override {
     const std::lock_guard lock(cluster_.mutex);
-    if (PeerNode* const other = Reach(member)) other->peers.Close(Self(), std::move(leases));
+    if (PeerNode* const other = NodeOf(member)) other->peers.Close(Self(), std::move(leases));
   }
 
   void Workers(const Member& member, const std::string&, const NamespaceId& ns,
                PeerCalls::Done<std::vector<PeerWorker>> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    PeerNode* const other = Reach(member);
+    PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Workers(Self(), 0, ns, Counted(std::move(done)));
   }
   void Prefill(const Member& member, const std::string&, PeerPrefill prefill,
                PeerCalls::Done<PeerOpened> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    PeerNode* const other = Reach(member);
+    PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     other->peers.Prefill(Self(), 0, std::move(prefill), Counted(std::move(done)));
   }
 
  private:
   PeerHello Self() const { return {.node = name_}; }
-  PeerNode* Reach(const Member& member) {  // the cluster's mutex is held
+  PeerNode* NodeOf(const Member& member) {  // the cluster's mutex is held
     const auto found = cluster_.nodes.find(member.node);
     const bool there =
         found != cluster_.nodes.end() && found->second->directory.member->incarnation == member.incarnation;

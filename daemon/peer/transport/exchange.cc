@@ -60,6 +60,7 @@ void Exchange::Begin(Request request) {
   transfer->targets = SpanList<std::byte>(std::move(request.targets));
   transfer->sources = SpanList<const std::byte>(std::move(request.sources));
   transfer->length = request.push ? transfer->sources.bytes() : transfer->targets.bytes();
+  if (request.memory != nullptr) transfer->places = RemotePlaces(std::move(request.memory));
   transfer->deadline = request.deadline;
   transfer->done = std::move(request.done);
   const bool overflows = transfer->offset > INT64_MAX || transfer->length > INT64_MAX - transfer->offset;
@@ -107,7 +108,9 @@ void Exchange::End(uint64_t number, const absl::Status& status) {
   Transfer& transfer = *transfers_.at(number);
   if (transfer.ended) return;
   transfer.ended = true;
+  transfer.ended_at = Now();
   transfer.outcome = status;
+  if (transfer.role == Role::kLending && transfer.lent) ++recalled_;
   deadlines_.erase({transfer.deadline, number});
   Connection* const connection = transfer.link == nullptr ? nullptr : Of(*transfer.link);
   if (connection != nullptr && !connection->lost && !ending_) {
@@ -128,6 +131,9 @@ void Exchange::Finish(uint64_t number) {
   transfers_.erase(found);
   if (transfer->link != nullptr) {
     if (Connection* const connection = Of(*transfer->link)) {
+      if (transfer->role == Role::kFetching && transfer->lent && !connection->lost && !ending_) {
+        ucx_->SendText(*transfer->link, {.kind = MessageKind::kReturned, .to = transfer->theirs}, "");
+      }
       connection->transfers.erase(number);
       if (transfer->allowed != nullptr) connection->asked.erase(transfer->theirs.number);
       std::erase(connection->sending, number);
@@ -188,8 +194,15 @@ void Exchange::StartRequest(uint64_t number, Transfer& transfer) {
   const int64_t now = Now();
   if (connection.transfers.empty()) connection.heard = now;  // nothing was expected before
   connection.transfers.insert(number);
+  if (!Borrows(connection, transfer)) transfer.places = {};
+  if (const absl::Status may = MayMove(transfer); !may.ok()) {
+    End(number, may);
+    return;
+  }
   ucx_->SendText(*peer.link,
-                 {.kind = transfer.role == Role::kPushing ? MessageKind::kPush : MessageKind::kFetch,
+                 {.kind = transfer.role == Role::kPushing ? MessageKind::kPush
+                          : transfer.places.empty()       ? MessageKind::kFetch
+                                                          : MessageKind::kBorrow,
                   .to = transfer.grant,
                   .from = transfer.ticket,
                   .offset = transfer.offset,
@@ -238,6 +251,8 @@ void Exchange::Watch(int64_t now) {
     const bool expects = connection.peer != nullptr && !connection.transfers.empty();
     if (stuck || (expects && silent > options_.silence)) {
       Drop(connection, absl::StrCat("no sign of life for ", options_.silence / 1'000'000, " ms"));
+    } else if (KeepsLoan(connection, now)) {
+      Drop(connection, "the peer does not return what it borrowed");
     } else if (expects && silent > options_.silence / 3 && now - connection.pinged > options_.silence / 3) {
       connection.pinged = now;
       ucx_->SendText(link, {.kind = MessageKind::kPing}, "");
@@ -261,12 +276,15 @@ int64_t Exchange::due() const {
     return each.second.link->sends > 0 || (each.second.peer != nullptr && !each.second.transfers.empty());
   });
   const int64_t deadline = deadlines_.empty() ? INT64_MAX : deadlines_.begin()->first;
-  return watches ? std::min(deadline, watched_ + kWatchEvery) : deadline;
+  return watches || recalled_ > 0 ? std::min(deadline, watched_ + kWatchEvery) : deadline;
 }
 
 TransportStats Exchange::Stats() const {
   TransportStats stats = counts_;
   stats.transfers = transfers_.size();
+  stats.loans = static_cast<uint64_t>(std::ranges::count_if(
+      transfers_, [](const auto& each) { return each.second->role == Role::kLending && each.second->lent; }));
+  stats.registered_bytes = areas_.bytes();
   {
     const std::lock_guard lock(allowed_mutex_);
     stats.grants = allowed_.size();
@@ -276,6 +294,7 @@ TransportStats Exchange::Stats() const {
     each.peer = absl::StrCat(peer->address.host, ":", peer->address.port);
     each.connected = peer->heard;
     each.lanes = peer->lanes;
+    each.path = peer->path;
     each.bytes_sent = peer->bytes_sent + (peer->link != nullptr ? peer->link->bytes_sent : 0);
     each.bytes_received = peer->bytes_received + (peer->link != nullptr ? peer->link->bytes_received : 0);
     each.bytes_in_flight = peer->bytes_in_flight;
@@ -288,11 +307,27 @@ TransportStats Exchange::Stats() const {
                            .accepted = true,
                            .connected = true,
                            .lanes = connection.lanes,
+                           .path = connection.reads ? "rma" : "am",
                            .bytes_sent = connection.link->bytes_sent,
                            .bytes_received = connection.link->bytes_received,
                            .bytes_in_flight = connection.bytes_queued});
   }
   return stats;
+}
+
+// A send, or a read of a card, is complete.
+void Exchange::Moved(uint64_t link, uint64_t number, uint64_t bytes, const absl::Status& status) {
+  if (const auto found = connections_.find(link); found != connections_.end()) found->second.bytes_queued -= bytes;
+  const auto found = transfers_.find(number);
+  Transfer& transfer = *found->second;  // lives as long as a send reads its sources
+  --transfer.sends;
+  if (transfer.ended) {
+    if (transfer.sends == 0) Finish(number);
+  } else if (!status.ok()) {
+    End(number, status);
+  } else if (transfer.role != Role::kPushing && transfer.sends == 0 && transfer.sent == transfer.length) {
+    End(number, absl::OkStatus());  // the last byte was handed to the network, or has come
+  }
 }
 
 // Back-off with jitter: half of the pause is certain.

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/peer/transport/grant.h"
+#include "daemon/peer/transport/registered_areas.h"
 #include "daemon/peer/transport/spans.h"
 #include "daemon/peer/transport/transport.h"
 #include "daemon/peer/transport/ucx.h"
@@ -31,9 +32,10 @@ struct Request {
   HostPort peer;
   Grant grant;
   uint64_t offset = 0;
-  Spans targets;         // of a fetch
-  ConstSpans sources;    // of a push
-  int64_t deadline = 0;  // by the exchange's clock
+  Spans targets;                               // of a fetch
+  ConstSpans sources;                          // of a push
+  std::shared_ptr<const RemoteMemory> memory;  // of a fetch: what the peer has said of the grant's place; may be null
+  int64_t deadline = 0;                        // by the exchange's clock
   Transport::Done done;
 };
 
@@ -52,6 +54,10 @@ class Exchange {
   // Thread-safe: a peer that hears of the grant may be faster than the transport's thread.
   void Allow(const Grant& grant, GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
   void Revoke(uint64_t number, std::function<void()> quiet);
+  void Register(std::byte* data, uint64_t bytes, MemoryType type);
+  RemoteMemory Describe(const Spans& spans) const {  // thread-safe
+    return areas_.Describe(spans, Transport::kMostArenas, Transport::kMostRuns);
+  }
   TransportStats Stats() const;
 
   // Does what there is to do; false: nothing.
@@ -62,7 +68,7 @@ class Exchange {
   int64_t Now() const { return surroundings_.now(); }
 
  private:
-  enum class Role : uint8_t { kFetching, kPushing, kServing, kTaking };
+  enum class Role : uint8_t { kFetching, kPushing, kServing, kTaking, kLending };
 
   // A grant, and all transfers under it: what goes with the last of them calls `quiet`.
   struct Allowed {
@@ -82,7 +88,7 @@ class Exchange {
     HostPort address;
     Link* link = nullptr;
     bool heard = false;  // over the present link
-    std::string lanes;
+    std::string lanes, path;
     std::set<uint64_t> waiting, running;  // transfers; those that wait in the order of their numbers
     uint64_t bytes_in_flight = 0;
     uint64_t failures = 0;                        // ever
@@ -105,8 +111,12 @@ class Exchange {
     SpanList<std::byte> targets;
     SpanList<const std::byte> sources;
     Received received;
-    uint64_t sent = 0;  // handed to UCX
-    int sends = 0;      // that read sources
+    RemotePlaces places;                           // of a fetch by remote reads
+    std::vector<std::unique_ptr<RemoteKey>> keys;  // of its arenas
+    bool lent = false;                             // a loan that was not returned: at its holder one of `sends`
+    int64_t ended_at = 0;
+    uint64_t sent = 0;  // handed to UCX, or asked of the card
+    int sends = 0;      // that read sources, and reads that write targets
     bool ended = false;
     absl::Status outcome;
     Transport::Done done;
@@ -124,7 +134,9 @@ class Exchange {
     uint64_t completed = 0;                    // sends, as of `moved`
     bool lost = false;                         // nothing is sent or taken any more; it will be closed
     int malformed = 0;
+    bool suspected = false;  // the log has named it
     std::string lanes;
+    bool reads = false;  // the lanes' cards do
   };
 
   // exchange.cc
@@ -133,6 +145,7 @@ class Exchange {
   void StartWaiting();
   void StartRequest(uint64_t number, Transfer& transfer);
   bool ConnectTo(Peer& peer, absl::Status& why);
+  void Moved(uint64_t link, uint64_t number, uint64_t bytes, const absl::Status& status);
   void Expire(int64_t now);
   void Watch(int64_t now);
   Connection* Of(const Link& link);
@@ -143,6 +156,7 @@ class Exchange {
   void OnMessage(Link* link, std::span<const std::byte> header, std::span<const std::byte> payload);
   void Heard(Connection& connection);
   void Lost(Link& link, const absl::Status& why);
+  void Suspect(Connection& connection, absl::string_view why);
   void Drop(Connection& connection, absl::string_view why);
   void Closed(Link& link);
 
@@ -159,6 +173,17 @@ class Exchange {
   bool Pump(Connection& connection);
   void SendPiece(Connection& connection, uint64_t number, Transfer& transfer);
 
+  // exchange_loans.cc: bytes that the reader's card reads where they lie
+  absl::Status MayMove(const Transfer& transfer) const;
+  bool Borrows(const Connection& connection, const Transfer& transfer) const;
+  void Lend(Transfer& transfer);
+  void Lent(Connection& connection, const Message& message);
+  void ReadPiece(Connection& connection, uint64_t number, Transfer& transfer);
+  void Returned(const Connection& connection, const Message& message);
+  void GiveBack(uint64_t number);
+  void GiveBackAll(const Connection& connection);
+  bool KeepsLoan(const Connection& connection, int64_t now) const;
+
   const TransportOptions options_;
   const TransportSurroundings surroundings_;
   const std::function<void(std::function<void()>)> later_;
@@ -167,6 +192,8 @@ class Exchange {
   std::map<uint64_t, Connection> connections_;                          // by the link's number
   absl::flat_hash_map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // by the number of our ticket
   std::set<std::pair<int64_t, uint64_t>> deadlines_;                    // of transfers that have not ended
+  size_t recalled_ = 0;                                                 // loans that have ended and were not returned
+  RegisteredAreas areas_;
   mutable std::mutex allowed_mutex_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Allowed>> allowed_;  // guarded by allowed_mutex_
   uint64_t bytes_in_flight_ = 0;

@@ -35,6 +35,7 @@ void Exchange::OnMessage(Link* link, std::span<const std::byte> header, std::spa
   const absl::StatusOr<Message> message = ParseMessage(header, payload.size());
   if (connection == nullptr || !message.ok()) {
     ++counts_.malformed;
+    if (connection != nullptr) Suspect(*connection, absl::StrCat("no message: ", message.status().message()));
     // A peer that sends nothing else costs no more than these messages.
     if (connection != nullptr && ++connection->malformed > kMaxMalformed) {
       Drop(*connection, "malformed messages");
@@ -50,7 +51,9 @@ void Exchange::Heard(Connection& connection) {
   if (!connection.lanes.empty()) return;
   connection.lanes = ucx_->Lanes(*connection.link);
   if (connection.lanes.empty()) connection.lanes = "unknown";
-  Log("connected", connection.link->peer, connection.lanes);
+  connection.reads = ucx_->ReadsOver(connection.lanes);
+  const std::string path = connection.reads ? "rma" : "am";
+  Log("connected", connection.link->peer, absl::StrCat(connection.lanes, ", path ", path));
   if (options_.expect_rdma && !absl::StrContains(connection.lanes, "rc_") &&
       !absl::StrContains(connection.lanes, "dc_")) {
     counts_.slow_fabric = true;
@@ -58,7 +61,14 @@ void Exchange::Heard(Connection& connection) {
   if (connection.peer == nullptr) return;
   connection.peer->heard = true;
   connection.peer->lanes = connection.lanes;
+  connection.peer->path = path;
   connection.peer->failures_in_a_row = 0;
+}
+
+// Names, once a connection, who sends what no peer does: counts alone would not say whom to look at.
+void Exchange::Suspect(Connection& connection, absl::string_view why) {
+  if (std::exchange(connection.suspected, true)) return;
+  Log("suspect", connection.link->peer, std::string(why));
 }
 
 // Ends a connection; UCX may be in the middle of a message of it, so that Progress closes it later.
@@ -69,8 +79,10 @@ void Exchange::Drop(Connection& connection, absl::string_view why) {
 }
 
 void Exchange::Closed(Link& link) {
+  std::erase(dropped_, &link);  // one that was dropped may break by itself before its turn to be closed
   const auto found = connections_.find(link.id);
   if (found == connections_.end()) return;
+  GiveBackAll(found->second);  // no card reads over a link that is closed
   if (link.accepted) --accepted_;
   connections_.erase(link.id);
 }

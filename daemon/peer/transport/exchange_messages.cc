@@ -23,6 +23,7 @@ void Exchange::Handle(Connection& connection, const Message& message, std::span<
   switch (message.kind) {
     case MessageKind::kFetch:
     case MessageKind::kPush:
+    case MessageKind::kBorrow:
       Serve(connection, message);
       return;
     case MessageKind::kReady:
@@ -61,6 +62,12 @@ void Exchange::Handle(Connection& connection, const Message& message, std::span<
       return;
     case MessageKind::kPong:
       return;
+    case MessageKind::kLent:
+      Lent(connection, message);
+      return;
+    case MessageKind::kReturned:
+      Returned(connection, message);
+      return;
   }
 }
 
@@ -95,6 +102,9 @@ absl::Status Exchange::Judge(const Connection& connection, const Message& messag
     return absl::OutOfRangeError(absl::StrCat("offset ", message.offset, ", length ", message.length,
                                               ": the grant has ", found->bytes, " bytes"));
   }
+  if (message.kind == MessageKind::kBorrow && !connection.reads) {
+    return absl::FailedPreconditionError("this connection's card reads nothing");
+  }
   if (connection.asked.contains(message.from.number)) return absl::AlreadyExistsError("the ticket is in use");
   if (connection.asked.size() >= options_.requests_of_a_connection) {
     return absl::ResourceExhaustedError("too many requests of this connection");
@@ -107,12 +117,15 @@ void Exchange::Serve(Connection& connection, const Message& message) {
   std::shared_ptr<Allowed> allowed;
   if (const absl::Status status = Judge(connection, message, allowed); !status.ok()) {
     ++counts_.refused;
+    Suspect(connection, absl::StrCat("refused: ", status.message()));
     Refuse(connection, message.from, status);
     return;
   }
   const uint64_t number = NextNumber();
   auto transfer = std::make_unique<Transfer>();
-  transfer->role = message.kind == MessageKind::kPush ? Role::kTaking : Role::kServing;
+  transfer->role = message.kind == MessageKind::kPush    ? Role::kTaking
+                   : message.kind == MessageKind::kFetch ? Role::kServing
+                                                         : Role::kLending;
   transfer->ticket = {number, DrawSecret()};
   transfer->theirs = message.from;
   transfer->link = connection.link;
@@ -147,11 +160,17 @@ void Exchange::Resolved(uint64_t number, absl::StatusOr<Spans> spans) {
   }
   Connection* const connection = Of(*transfer.link);  // it is not lost: that ends its transfers
   transfer.ready = true;
-  if (transfer.role == Role::kServing) {
+  if (transfer.role == Role::kLending) {
+    Lend(transfer);
+  } else if (transfer.role == Role::kServing) {
     transfer.sources = SpanList<const std::byte>(ConstSpans(spans->begin(), spans->end()));
     connection->sending.push_back(number);
   } else {
     transfer.targets = list;
+    if (const absl::Status may = MayMove(transfer); !may.ok()) {
+      End(number, may);
+      return;
+    }
     ucx_->SendText(*transfer.link, {.kind = MessageKind::kReady, .to = transfer.theirs, .from = transfer.ticket}, "");
   }
 }
@@ -167,7 +186,8 @@ void Exchange::Ready(Connection& connection, const Message& message) {
 void Exchange::TakeData(Connection& connection, const Message& message, std::span<const std::byte> payload) {
   Transfer* const transfer = OurTicket(connection, message.to);
   if (transfer == nullptr) return;
-  const bool takes = transfer->role == Role::kFetching || (transfer->role == Role::kTaking && transfer->ready);
+  const bool fetches = transfer->role == Role::kFetching && transfer->places.empty();
+  const bool takes = fetches || (transfer->role == Role::kTaking && transfer->ready);
   if (!takes || message.offset > transfer->length || payload.size() > transfer->length - message.offset ||
       !transfer->received.Add(message.offset, message.offset + payload.size())) {
     ++counts_.refused;
@@ -196,7 +216,11 @@ bool Exchange::Pump(Connection& connection) {
     connection.sending.erase(connection.sending.begin());
     const auto found = transfers_.find(number);
     if (found == transfers_.end() || found->second->ended) continue;
-    SendPiece(connection, number, *found->second);
+    if (found->second->role == Role::kFetching) {
+      ReadPiece(connection, number, *found->second);
+    } else {
+      SendPiece(connection, number, *found->second);
+    }
     some = true;
   }
   return some;
@@ -217,19 +241,8 @@ void Exchange::SendPiece(Connection& connection, uint64_t number, Transfer& tran
   connection.bytes_queued += bytes;
   if (transfer.sent < transfer.length) connection.sending.push_back(number);
   const uint64_t link = connection.link->id;
-  ucx_->Send(*connection.link, message, std::move(pieces), [this, link, number, bytes](const absl::Status& status) {
-    if (const auto found = connections_.find(link); found != connections_.end()) found->second.bytes_queued -= bytes;
-    const auto found = transfers_.find(number);
-    Transfer& transfer = *found->second;  // lives as long as a send reads its sources
-    --transfer.sends;
-    if (transfer.ended) {
-      if (transfer.sends == 0) Finish(number);
-    } else if (!status.ok()) {
-      End(number, status);
-    } else if (transfer.role == Role::kServing && transfer.sends == 0 && transfer.sent == transfer.length) {
-      End(number, absl::OkStatus());  // the last byte was handed to the network
-    }
-  });
+  ucx_->Send(*connection.link, message, std::move(pieces),
+             [this, link, number, bytes](const absl::Status& status) { Moved(link, number, bytes, status); });
 }
 
 }  // namespace ashlar::daemon

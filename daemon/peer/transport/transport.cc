@@ -91,6 +91,8 @@ class Transport::Thread {
     opened_ = true;
     address_ = exchange_->ucx().address();
     settings_ = exchange_->ucx().settings();
+    reads_ = exchange_->ucx().reads();
+    reaches_cuda_ = exchange_->ucx().Reaches(MemoryType::kCuda);
     if (driven_) thread_ = std::thread([this] { Run(); });
     return absl::OkStatus();
   }
@@ -108,6 +110,8 @@ class Transport::Thread {
   const TransportOptions& options() const { return options_; }
   const HostPort& address() const { return address_; }
   const std::vector<UcxSetting>& settings() const { return settings_; }
+  bool reads() const { return reads_; }
+  bool Reaches(MemoryType type) const { return type == MemoryType::kHost || reaches_cuda_; }
 
   uint64_t Begin(Request request, int64_t deadline) {
     const int64_t wait = deadline > 0 ? deadline : options_.deadline;
@@ -175,6 +179,7 @@ class Transport::Thread {
   std::unique_ptr<Exchange> exchange_;
   HostPort address_;
   std::vector<UcxSetting> settings_;
+  bool reads_ = false, reaches_cuda_ = false;
   std::atomic<size_t> requests_{0};
   bool opened_ = false;
   bool stopping_ = false;  // the thread's
@@ -216,9 +221,23 @@ HostPort Transport::address() const {
 std::vector<UcxSetting> Transport::settings() const {
   return thread_->settings();
 }
+bool Transport::reads() const {
+  return thread_->reads();
+}
+bool Transport::Reaches(MemoryType type) const {
+  return thread_->Reaches(type);
+}
 
 TransportStats Transport::stats() const {
   return thread_->Ask<TransportStats>([this] { return thread_->exchange().Stats(); });
+}
+
+void Transport::Register(std::byte* data, uint64_t bytes, MemoryType type) {
+  thread_->Put([this, data, bytes, type] { thread_->exchange().Register(data, bytes, type); });
+}
+
+RemoteMemory Transport::Describe(const Spans& spans) const {
+  return thread_->exchange().Describe(spans);
 }
 
 Grant Transport::Allow(GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
@@ -232,10 +251,14 @@ void Transport::Revoke(uint64_t number, std::function<void()> quiet) {
 }
 
 uint64_t Transport::Fetch(const HostPort& peer, const Grant& grant, uint64_t offset, Spans targets, int64_t deadline,
-                          Done done) {
-  return thread_->Begin(
-      {.peer = peer, .grant = grant, .offset = offset, .targets = std::move(targets), .done = std::move(done)},
-      deadline);
+                          Done done, std::shared_ptr<const RemoteMemory> memory) {
+  return thread_->Begin({.peer = peer,
+                         .grant = grant,
+                         .offset = offset,
+                         .targets = std::move(targets),
+                         .memory = std::move(memory),
+                         .done = std::move(done)},
+                        deadline);
 }
 
 uint64_t Transport::Push(const HostPort& peer, const Grant& grant, uint64_t offset, ConstSpans sources,

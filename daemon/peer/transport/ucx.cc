@@ -1,33 +1,24 @@
 #include "daemon/peer/transport/ucx.h"
 
-#include <ucp/api/ucp.h>
-
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <set>
 #include <thread>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "daemon/peer/transport/address_filter.h"
 #include "daemon/peer/transport/socket_address.h"
 #include "daemon/peer/transport/ucx_settings.h"
+#include "daemon/peer/transport/ucx_worker.h"
 
 namespace ashlar::daemon {
 namespace {
 
 constexpr int kMessageId = 0;  // the one kind of active message; wire.h tells the rest apart
-
-absl::Status ToStatus(ucs_status_t status, absl::string_view what) {
-  if (status == UCS_OK) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(what, ": ", ucs_status_string(status)));
-}
 
 // Returns the text that `print` writes to its file.
 template <class Print>
@@ -43,75 +34,12 @@ std::string Printed(Print print) {
   return result;
 }
 
-struct UcxLink final : Link {
-  ucp_ep_h ep = nullptr;
-  bool lost = false;  // the error handler has told
-  ucs_status_t why = UCS_OK;
-  bool ep_closed = false;
-};
+}  // namespace
 
-// A send under way: what UCX reads until it is complete.
-struct UcxSend {
-  class UcxWorker* worker;
-  UcxLink* link;
-  HeaderBytes header;
-  std::string text;
-  std::vector<ucp_dt_iov_t> pieces;
-  uint64_t bytes = 0;
-  std::function<void(absl::Status)> sent;
-};
-
-class UcxWorker final : public Ucx {
- public:
-  explicit UcxWorker(LinkEvents events) : events_(std::move(events)) {}
-  ~UcxWorker() override;
-
-  absl::Status Open(const TransportOptions& options);
-
-  HostPort address() const override { return address_; }
-  const std::vector<UcxSetting>& settings() const override { return settings_; }
-  bool has_rdma() const override;
-  absl::StatusOr<Link*> Connect(const HostPort& peer) override;
-  void Send(Link& link, const Message& message, ConstSpans pieces, std::function<void(absl::Status)> sent) override;
-  void SendText(Link& link, const Message& message, std::string text) override;
-  void Close(Link& link) override;
-  std::string Lanes(Link& link) const override;
-  bool Progress() override;
-  bool Arm() override { return accepts_.empty() && lost_.empty() && ucp_worker_arm(worker_) == UCS_OK; }
-  int event() const override { return event_; }
-
- private:
-  absl::Status OpenContext(const TransportOptions& options);
-  absl::Status OpenWorker();
-  std::string Info() const;
-  absl::Status Listen(const HostPort& at);
-  absl::StatusOr<UcxLink*> AddLink(ucp_ep_params_t params, std::string peer, bool accepted);
-  void Accept(ucp_conn_request_h request);
-  void Post(std::unique_ptr<UcxSend> send);
-  void Sent(UcxSend* send, ucs_status_t status);
-  void DropClosed();
-  void LetNobodyIn();
-
-  static ucs_status_t OnMessage(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
-                                const ucp_am_recv_param_t* param);
-  static ucs_status_t OnForeignMessage(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
-                                       const ucp_am_recv_param_t* param);
-  static void OnError(void* link_self, ucp_ep_h ep, ucs_status_t status);
-
-  LinkEvents events_;
-  ucp_context_h context_ = nullptr;
-  ucp_worker_h worker_ = nullptr;
-  ucp_listener_h listener_ = nullptr;
-  std::set<int> listening_;  // UCX's sockets
-  int event_ = -1;
-  HostPort address_;
-  std::vector<UcxSetting> settings_;
-  uint64_t next_link_ = 1;
-  absl::flat_hash_map<ucp_ep_h, std::unique_ptr<UcxLink>> links_;
-  std::deque<ucp_conn_request_h> accepts_;
-  std::vector<ucp_ep_h> lost_;                     // keys of links_
-  std::vector<std::unique_ptr<UcxLink>> closing_;  // UCX may have given their endpoints' addresses to others
-};
+absl::Status ToStatus(ucs_status_t status, absl::string_view what) {
+  if (status == UCS_OK) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(what, ": ", ucs_status_string(status)));
+}
 
 // UCX's own thread answers a peer that knocks, in UCX 1.13 also once the listener is gone that the peer has reached. So
 // the kernel drops what comes for the listening sockets first, and those that are in between are heard and refused.
@@ -138,8 +66,13 @@ UcxWorker::~UcxWorker() {
     DropClosed();
   }
   if (listener_ != nullptr) ucp_listener_destroy(listener_);
+  UnregisterAll();
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
+  CloseContext();
+}
+
+void UcxWorker::CloseContext() {
+  if (context_ != nullptr) ucp_cleanup(std::exchange(context_, nullptr));
 }
 
 absl::Status UcxWorker::Open(const TransportOptions& options) {
@@ -152,14 +85,35 @@ absl::Status UcxWorker::Open(const TransportOptions& options) {
   return options.allow.empty() ? absl::OkStatus() : AdmitOnly(listening_, options.allow);
 }
 
+// With UCP_FEATURE_RMA, UCX's software serves reads and writes of any address where no card does it, and asks for no
+// key. So a context that has the feature has no TCP, and one that has TCP lacks the feature. Of RDMA's transports it
+// has rc: a connection of it that is closed is an end to what the other end's card may read, unlike one of dc, whose
+// target serves all peers.
 absl::Status UcxWorker::OpenContext(const TransportOptions& options) {
+  if (options.reads == RemoteReads::kBySoftware) {
+    reads_ = options.reads;
+    return OpenContext(options, "tcp,self", UCP_FEATURE_RMA);
+  }
+  if (!options.expect_rdma) return OpenContext(options, "tcp,self", 0);
+  if (options.reads == RemoteReads::kNever) return OpenContext(options, "rc,dc,tcp,self", 0);
+  if (OpenContext(options, "rc,self", UCP_FEATURE_RMA).ok() && has_rdma()) {
+    reads_ = options.reads;
+    return absl::OkStatus();
+  }
+  CloseContext();
+  return OpenContext(options, "tcp,self", 0);
+}
+
+absl::Status UcxWorker::OpenContext(const TransportOptions& options, const std::string& transports,
+                                    uint64_t more_features) {
+  settings_.clear();
   ucp_config_t* config = nullptr;
   if (absl::Status s = ToStatus(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read"); !s.ok()) return s;
   const absl::Cleanup release = [config] { ucp_config_release(config); };
-  if (absl::Status s = ApplyUcxSettings(options, config, settings_); !s.ok()) return s;
+  if (absl::Status s = ApplyUcxSettings(options, transports, config, settings_); !s.ok()) return s;
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;  // transport.h says why there is no UCP_FEATURE_RMA
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | more_features;
   if (absl::Status s = ToStatus(ucp_init(&params, config, &context_), "ucp_init"); !s.ok()) return s;
   // An interface that is not up yet is left out without a word, and no peer could be reached.
   const bool networked = Info().find("tcp/") != std::string::npos || has_rdma();
@@ -299,6 +253,7 @@ void UcxWorker::Send(Link& link, const Message& message, ConstSpans pieces, std:
     send->pieces.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
     send->bytes += piece.size();
   }
+  if (!pieces.empty()) send->type = UcsTypeOf(TypeOf(pieces.front().data()));
   Post(std::move(send));
 }
 
@@ -321,7 +276,7 @@ void UcxWorker::Post(std::unique_ptr<UcxSend> send) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
                        UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_DATATYPE;
   param.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
-  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  param.memory_type = send->type;
   param.user_data = send.get();
   param.cb.send = [](void* request, ucs_status_t status, void* of) {
     ucp_request_free(request);
@@ -350,7 +305,7 @@ void UcxWorker::Sent(UcxSend* completed, ucs_status_t status) {
   UcxLink& link = *send->link;
   --link.sends;
   ++link.completed;
-  if (status == UCS_OK) link.bytes_sent += send->bytes;
+  if (status == UCS_OK) (send->reads ? link.bytes_received : link.bytes_sent) += send->bytes;
   send->sent(ToStatus(status, absl::StrCat("connection with ", link.peer)));
 }
 
@@ -419,8 +374,6 @@ bool UcxWorker::Progress() {
   DropClosed();
   return some;
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Ucx>> Ucx::Open(const TransportOptions& options, LinkEvents events) {
   auto worker = std::make_unique<UcxWorker>(std::move(events));

@@ -42,6 +42,12 @@ struct LinkEvents {
   std::function<void(Link&)> closed;  // no send is under way; the link is destroyed behind the call
 };
 
+// A key of a peer's memory, unpacked for one connection. Destroyed before its Ucx.
+class RemoteKey {
+ public:
+  virtual ~RemoteKey() = default;
+};
+
 class Ucx {
  public:
   static absl::StatusOr<std::unique_ptr<Ucx>> Open(const TransportOptions& options, LinkEvents events);
@@ -56,7 +62,26 @@ class Ucx {
   virtual void Send(Link& link, const Message& message, ConstSpans pieces, std::function<void(absl::Status)> sent) = 0;
   // As Send, with a text that is copied.
   virtual void SendText(Link& link, const Message& message, std::string text) = 0;
-  // By force: what is under way fails. LinkEvents::closed follows.
+
+  // Remote reads, and memory of GPUs. What follows is for a Ucx that has neither.
+  virtual bool reads() const { return false; }
+  // Whether what carries a link, as Lanes names it, reads at the other end and has keys checked there.
+  virtual bool ReadsOver(const std::string&) const { return false; }
+  virtual bool Reaches(MemoryType type) const { return type == MemoryType::kHost; }
+  // Returns the packed key of the memory; empty where remote reads are off. The memory stays as long as this.
+  virtual absl::StatusOr<std::string> Register(std::byte*, uint64_t, MemoryType) { return ""; }
+  virtual MemoryType TypeOf(const std::byte*) const { return MemoryType::kHost; }
+  virtual absl::StatusOr<std::unique_ptr<RemoteKey>> Unpack(Link&, const std::string&) {
+    return absl::UnimplementedError("no remote reads");
+  }
+  // `target` is written until `got` is called with the outcome, also when the link is closed meanwhile. The link must
+  // not be closing. Counts as a send of the link.
+  virtual void Get(Link&, RemoteKey&, uint64_t, std::span<std::byte>, std::function<void(absl::Status)> got) {
+    got(absl::UnimplementedError("no remote reads"));
+  }
+
+  // By force: what is under way fails, and the other end's card reaches nothing over the link any more. LinkEvents::
+  // closed follows.
   virtual void Close(Link& link) = 0;
   virtual std::string Lanes(Link& link) const = 0;
 

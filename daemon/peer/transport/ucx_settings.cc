@@ -26,7 +26,7 @@ constexpr unsigned kPrefixesSince = 17;
 
 constexpr Default kDefaults[] = {
     // Between daemons there is no shared memory: UCX refuses it together with errors of peers.
-    {"TLS", "tcp,self", true},
+    {"TLS", "", true},  // as the caller says
     // A piece is handled when all of it is there; UCX does not write to targets.
     {"RNDV_THRESH", "inf", true},
     {"TCP_PUT_ENABLE", "n", true},
@@ -80,7 +80,7 @@ std::string NameInTable(const std::string& name) {
 
 }  // namespace
 
-absl::Status ApplyUcxSettings(const TransportOptions& options, ucp_config_t* config,
+absl::Status ApplyUcxSettings(const TransportOptions& options, const std::string& transports, ucp_config_t* config,
                               std::vector<UcxSetting>& in_force) {
   const auto set = [&](const std::string& name, const std::string& value, const char* from) {
     if (ucp_config_modify(config, NameInTable(name).c_str(), value.c_str()) != UCS_OK) {
@@ -91,7 +91,7 @@ absl::Status ApplyUcxSettings(const TransportOptions& options, ucp_config_t* con
     return absl::OkStatus();
   };
   std::vector<Default> defaults(std::begin(kDefaults), std::end(kDefaults));
-  if (options.expect_rdma) defaults[0].value = "rc,dc,tcp,self";
+  defaults[0].value = transports.c_str();
   const std::string interface = options.expect_rdma ? "" : InterfaceOf(options.listen.host);
   if (!interface.empty()) defaults.push_back({"NET_DEVICES", interface.c_str()});
   for (const Default& each : defaults) {

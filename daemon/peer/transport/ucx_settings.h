@@ -3,6 +3,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -10,9 +11,10 @@
 
 namespace ashlar::daemon {
 
-// Sets the code's settings in `config`, but for those that the configuration or the environment names; fills
-// `in_force`. INVALID_ARGUMENT names a setting that UCX refuses, or that may not be changed.
-absl::Status ApplyUcxSettings(const TransportOptions& options, ucp_config_t* config, std::vector<UcxSetting>& in_force);
+// Sets the code's settings in `config`, `transports` as UCX_TLS among them, but for those that the configuration or the
+// environment names; fills `in_force`. INVALID_ARGUMENT names a setting that UCX refuses, or that may not be changed.
+absl::Status ApplyUcxSettings(const TransportOptions& options, const std::string& transports, ucp_config_t* config,
+                              std::vector<UcxSetting>& in_force);
 
 // The network interface that has this address; empty: none, or the address means all.
 std::string InterfaceOf(const std::string& address);

@@ -52,6 +52,9 @@ constexpr Use kUse[] = {
     {.from = 1},                                                    // kCancel
     {},                                                             // kPing
     {},                                                             // kPong
+    {.to = 1, .from = 1, .offset = 1, .length = 1, .patience = 1},  // kBorrow
+    {.to = 1, .from = 1},                                           // kLent
+    {.to = 1},                                                      // kReturned
 };
 
 bool IsZero(const Grant& grant) {

@@ -22,6 +22,9 @@ enum class MessageKind : uint8_t {
   kCancel = 7,  // from: the ticket of a kFetch or kPush that nobody waits for any more
   kPing = 8,    // asks for a kPong, so that silence means a broken connection
   kPong = 9,
+  kBorrow = 10,    // as kFetch, for a card that reads the bytes itself; from: the ticket that the answer shall name
+  kLent = 11,      // to: the ticket of a kBorrow; from: the ticket of the loan. The bytes are there, and stay
+  kReturned = 12,  // to: the ticket of a loan: nothing is read there any more
 };
 
 // `to` is what the receiver issued and checks; `from` is what the sender issued, for the answers.

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +43,8 @@ class Served:
     misses: dict[int, str]  # segments that were computed, and why
     commits: list[str]  # what became of the states that were offered
     fault: str | None  # the prompt was computed without the cache, because of this
+    tiers: dict[str, int] = dataclasses.field(default_factory=dict)  # the cached tokens, by the tier that they lay in
+    seconds_saved: float = 0.0  # prefill time of these tokens at the recent rate, less what the cache took
 
 
 class Reuse:
@@ -51,6 +54,8 @@ class Reuse:
         self.setter = setter
         self.last: Served | None = None
         self.faults = 0
+        self.tokens_saved: Counter[tuple[str, str]] = Counter()  # by tier and kind: exact, composed
+        self.seconds_saved = 0.0
         self.lock = threading.RLock()  # a model, and its pages, serve one prompt at a time
 
 
@@ -139,9 +144,14 @@ class _Patches:
             _log.warning("the states of %d tokens were not offered: %s", len(text), fault)
         plan = setting.plan
         misses = {i: segment.miss for i, segment in enumerate(plan.segments) if segment.miss is not None}
+        tiers = dict(setting.tiers)
+        for tier, count in tiers.items():
+            self.reuse.tokens_saved[tier, "exact" if plan.exact else "composed"] += count
+        self.reuse.seconds_saved += setting.seconds_saved
         self.reuse.last = Served(
-            len(prompt.tokens), plan.cached_tokens, setting.published, plan.exact, misses, commits, None
-        )
+            len(prompt.tokens), plan.cached_tokens, setting.published, plan.exact, misses, commits, None, tiers,
+            setting.seconds_saved,
+        )  # fmt: skip
 
     def ids(self, prompt: Prompt) -> torch.Tensor:
         return torch.from_numpy(prompt.tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)

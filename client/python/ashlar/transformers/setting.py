@@ -11,6 +11,8 @@ import dataclasses
 import fcntl
 import mmap
 import os
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -28,6 +30,8 @@ from ashlar.transformers.rules import Tape
 
 _TORCH = {DType.F32: torch.float32, DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 _LINE = 64  # bytes: tokens begin on cache lines
+_RATE_TOKENS = 64  # runs of fewer tokens say nothing of the rate of prefill
+_RATE_MEMORY = 0.8
 _Result = TypeVar("_Result")
 
 
@@ -127,6 +131,18 @@ class Setting:
     output: Any  # of the last run
     captured: list[tuple[int, list[LinearTensors]]]
     published: int
+    seconds_saved: float  # prefill time of the cached tokens at the recent rate, less what the cache took
+
+    @property
+    def tiers(self) -> Counter[str]:
+        """Tokens that were taken from the cache, by the tier that they lay in."""
+        found: Counter[str] = Counter()
+        for step in self.plan.steps:
+            if step.kind is not StepKind.COMPUTE:
+                of_prefix = step.segment is None
+                tier = self.plan.prefix_tier if of_prefix else self.plan.segments[step.segment or 0].tier
+                found[tier or "dram"] += step.end - step.begin
+        return found
 
 
 class Setter:
@@ -137,6 +153,8 @@ class Setter:
             raise ValueError(f"way: {way!r} is neither 'kernels' nor 'identity'")
         self.model, self.cache, self.forward, self.way = model, cache, forward, way
         self.config = model.config.get_text_config(decoder=True)
+        self.seconds_a_token = 0.0  # of prefill, by recent runs
+        self._running = 0.0  # seconds in runs of the model, since the last prompt's start
 
     def run(self, cache: DynamicCache, tokens: np.ndarray[Any, Any], first: int, keep: int = 0) -> Any:
         """Runs tokens from position `first` on through the model; with `keep`, so many last ones through its head too."""
@@ -144,13 +162,18 @@ class Setter:
         # Said, though most models count it from the cache: Bamba begins at 0 again.
         positions = torch.arange(first, first + len(tokens), device=self.model.device).unsqueeze(0)
         options = {"input_ids": ids, "position_ids": positions, "past_key_values": cache, "use_cache": True}
-        if keep > 0:
-            return self.forward(**options, logits_to_keep=keep)
-        return self.model.base_model(**options)
+        began = time.perf_counter()
+        output = self.forward(**options, logits_to_keep=keep) if keep > 0 else self.model.base_model(**options)
+        took = time.perf_counter() - began
+        self._running += took
+        if len(tokens) >= _RATE_TOKENS:
+            now = took / len(tokens)
+            self.seconds_a_token = _RATE_MEMORY * (self.seconds_a_token or now) + (1 - _RATE_MEMORY) * now
+        return output
 
     def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting:
         """Runs the prompt's first `upto` tokens. Raises Fault: nothing has been kept, compute it without the cache."""
-        tokens = prompt.tokens
+        tokens, began, self._running = prompt.tokens, time.perf_counter(), 0.0
         table = self.cache.take(len(tokens) + room)
         if table is None:
             raise Fault(f"pages: not enough for {len(tokens)} tokens")
@@ -166,7 +189,9 @@ class Setter:
                     followed = self._follow(request, plan, table, tokens, upto, keep)
                 verdict = calling(request.finish)
                 if verdict == Verdict.OK and followed is not None:
-                    return Setting(tokens, table, request, plan, *followed, published)
+                    spent = time.perf_counter() - began - self._running
+                    saved = max(0.0, plan.cached_tokens * self.seconds_a_token - spent)
+                    return Setting(tokens, table, request, plan, *followed, published, saved)
                 if verdict == Verdict.OTHER_PAGES:
                     others = self.cache.take(len(tokens) + room)  # the old ones come back by take_quiet_pages
                     if others is None:

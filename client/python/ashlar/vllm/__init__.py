@@ -6,6 +6,31 @@
 docs/vllm.md has the options, metrics and limits.
 """
 
-from ashlar.vllm.connector import AshlarConnector
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ashlar.vllm.versions import unknown_version
+
+
+def _imported(connector: Callable[[], Any]) -> Any:
+    """What `connector` imports. Of another vLLM the missing name matters less than its version."""
+    try:
+        return connector()
+    except ImportError as error:
+        unknown = unknown_version()
+        if unknown is not None:
+            raise ImportError(unknown) from error
+        raise
+
+
+def _connector() -> Any:
+    from ashlar.vllm.connector import AshlarConnector
+
+    return AshlarConnector
+
+
+AshlarConnector = _imported(_connector)
 
 __all__ = ["AshlarConnector"]

@@ -92,6 +92,10 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._worker.serve_segments(self._vllm_config, self._kv_cache_config)
         except Unsupported as error:
             logger.warning("Ashlar: this worker runs without the cache: %s", error)
+            self._worker.refuse()
+        except Exception:
+            logger.exception("Ashlar: this worker runs without the cache")
+            self._worker.refuse()
 
     def _step(self) -> StepMetadata:
         metadata = self._get_connector_metadata()

@@ -65,6 +65,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     quiet: Counter[str] = dataclasses.field(default_factory=Counter)
     saved: Counter[int] = dataclasses.field(default_factory=Counter)
     kept: Counter[int] = dataclasses.field(default_factory=Counter)  # saves that the cache has
+    refusing: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can neither load nor save
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, WorkerReport)

@@ -17,7 +17,9 @@ import vllm
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 import ashlar
+from ashlar import checkpoint
 from ashlar.vllm.options import Options
+from ashlar.vllm.versions import unknown_version
 
 _BLOCK = 256  # tokens of the cache's blocks, at least
 _TYPES = {
@@ -28,7 +30,6 @@ _TYPES = {
     torch.float8_e5m2: ashlar.DType.F8E5M2,
     torch.uint8: ashlar.DType.F8E4M3,  # vLLM's view of fp8 with one scale a tensor: bytes
 }
-_SAMPLE, _SAMPLES = 4096, 64  # bytes, and places in each file of a checkpoint
 
 
 class Unsupported(Exception):
@@ -60,43 +61,48 @@ def _layer_number(name: str) -> tuple[int, str]:
     return (int(numbers[0]) if numbers else 0, name)
 
 
-def _sampled_file(path: pathlib.Path, digest: Any) -> None:
-    size = path.stat().st_size
-    digest.update(f"{path.name}:{size};".encode())
-    with path.open("rb") as file:
-        for i in range(_SAMPLES):
-            file.seek(max(0, size - _SAMPLE) * i // max(1, _SAMPLES - 1))
-            digest.update(file.read(_SAMPLE))
-            if size <= _SAMPLE:
-                break
-
-
 def weights_digest(vllm_config: Any, given: str) -> str:
-    """Of what the weights are loaded from. A hub's model is named by its revision, a folder by samples of its files."""
+    """Of what the weights are loaded from. A hub's model is named by its commit, a folder by samples of its files."""
     model, load = vllm_config.model_config, vllm_config.load_config
     digest = hashlib.sha256()
-    digest.update(json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str).encode())
+    digest.update(checkpoint.config_text(model.hf_config.to_dict()))
     load_format = str(getattr(load.load_format, "value", load.load_format))
-    digest.update(f"{load_format};{model.revision}".encode())
+    digest.update(f"{load_format};".encode())
     if given:
         digest.update(given.encode())
     elif load_format == "dummy":
         digest.update(f"dummy:{model.seed}".encode())
     else:
-        folder = pathlib.Path(model.model)
-        if folder.is_dir():
-            files = [p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt", ".gguf", ".json")]
-            for path in sorted(files):
-                _sampled_file(path, digest)
-        elif not re.fullmatch(r"[0-9a-f]{40}", str(model.revision)):
+        named = checkpoint.weights(str(model.model)) or checkpoint.commit(model.revision)
+        if named is None:
             raise Unsupported(
                 f"{model.model}: no folder, and its revision is no commit: give a revision, or weights_digest in "
                 "kv_connector_extra_config"
             )
+        digest.update(named.encode())
     return digest.hexdigest()
 
 
+def tokenizer_digest(model: Any) -> str:
+    """Of the tokenizer's files; a hub's is named by name and commit."""
+    name, revision = str(model.tokenizer), model.tokenizer_revision
+    return checkpoint.tokenizer(name) or f"{name} {checkpoint.commit(revision) or revision or ''}"
+
+
+def _model_id(model: Any) -> str:
+    """vLLM's name of the model, of a folder its own name: where it lies says nothing of the model."""
+    return pathlib.Path(model.model).resolve().name if pathlib.Path(model.model).exists() else str(model.model)
+
+
+def check_version() -> None:
+    """Raises Unsupported."""
+    unknown = unknown_version()
+    if unknown is not None:
+        raise Unsupported(unknown)
+
+
 def _check(vllm_config: Any) -> None:
+    check_version()
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         raise Unsupported("pipeline parallelism")
@@ -210,14 +216,14 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
     }
     return Described(
         model=ashlar.Model(
-            model_id=options.model_id or str(model.model),
+            model_id=options.model_id or _model_id(model),
             weights_digest=weights_digest(vllm_config, options.weights_digest),
             layers=layers,
             page_tokens=block,
             head=max((each.conv_kernel - 1 for each in layers if isinstance(each, ashlar.Linear)), default=0),
             dtype=f"{model.dtype} {json.dumps(processor, sort_keys=True)}",
             quantization=str(model.quantization or ""),
-            tokenizer_digest=f"{model.tokenizer} {model.tokenizer_revision or ''}",
+            tokenizer_digest=tokenizer_digest(model),
             tensor_parallel_rank=rank,
             tensor_parallel_size=tp,
             flops_per_token=flops,

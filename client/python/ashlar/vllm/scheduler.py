@@ -309,6 +309,8 @@ class Scheduler:
         report = output.kv_connector_worker_meta
         if not isinstance(report, WorkerReport):
             report = WorkerReport()
+        if report.refusing:
+            self._loads = self._saves = False
         for name, ranks in report.doubtful.items():
             held = [self._pool.blocks[i] for i in self._loaded_blocks.get(name, [])]
             self._pool.touch(held)

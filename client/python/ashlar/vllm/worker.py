@@ -60,7 +60,7 @@ class Worker:
         self._saver = threading.Thread(target=self._save_all, name="ashlar-save", daemon=True)
 
     def register(self, caches: Mapping[str, torch.Tensor]) -> None:
-        """Raises Unsupported: the caches lie where the daemon cannot reach them."""
+        """Raises Unsupported: the caches lie where the daemon cannot reach them. `refuse` is then to be called."""
         memory = self.allocator.memory
         if memory is None:
             raise Unsupported(f"the engine's caches are not in shared memory ({self.allocator.error or 'not asked'})")
@@ -86,8 +86,12 @@ class Worker:
                 quiet_ms=options.quiet_ms,
             )
 
-        self._opening = Opening(open_cache, options.reopen_ms, "worker")
         self._saver.start()
+        self._opening = Opening(open_cache, options.reopen_ms, "worker")
+
+    def refuse(self) -> None:
+        """Nothing can be served: what the scheduler asks for ends at once, and it is told to ask no more."""
+        self._report.refusing[self._described.model.tensor_parallel_rank] += 1
 
     def serve_segments(self, vllm_config: Any, kv_cache_config: Any) -> None:
         """Behind `register`. Where it cannot, prompts that declare segments are computed."""
@@ -98,6 +102,8 @@ class Worker:
             self._composer = Composer(engine, self._described, self._options, self._states, most, publishes)
         except Unsupported as error:
             logger.warning("Ashlar: this worker serves prefixes alone: %s", error)
+        except Exception:
+            logger.exception("Ashlar: this worker serves prefixes alone")
 
     def _cache(self) -> ashlar.Cache | None:
         return None if self._opening is None else self._opening.cache
@@ -255,6 +261,10 @@ class Worker:
             now = took / step.scheduled_tokens
             before = self._seconds_a_token or now
             self._seconds_a_token = _RATE_MEMORY * before + (1 - _RATE_MEMORY) * now
+        if self._opening is None:  # nobody saves, and the scheduler holds the blocks until somebody says so
+            for save in step.saves:
+                self._ended.put((save, "unavailable"))
+            return
         for save in step.saves:
             self._saves.put(save)
         if self._options.wait_for_saves and step.saves:

@@ -4,7 +4,6 @@ SGLang's copies between GPU and host memory need a GPU: host pools are filled by
 """
 
 import json
-import pathlib
 import threading
 import time
 from types import SimpleNamespace
@@ -68,7 +67,7 @@ def chain(tokens):
 def make(daemon, pools=(), model="tiny", extra=None, **changed):
     config = {"backend_name": "ashlar", "module_path": "ashlar.sglang", "class_name": "AshlarStorage",
               "interface_v1": 1, "rpc_socket": daemon.rpc_socket, "session_socket": daemon.session_socket,
-              "retry_seconds": 0.05, **(extra or {})}
+              "retry_seconds": 0.05, "weights_digest": "1", **(extra or {})}
     fields = dict(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
                   enable_storage_metrics=True, is_page_first_layout=True, model_name=model, extra_config=config)
     storage = hicache.HiCacheStorageConfig(**{**fields, **changed})
@@ -260,14 +259,3 @@ def test_wrong_settings_name_the_key(daemon):
     assert backend.clear() is False
     backend.close()
     assert backend.exists("a") is False
-
-
-def test_checkpoints_are_told_apart_by_their_files(tmp_path):
-    from ashlar.sglang import weights_digest
-
-    first = weights_digest(str(tmp_path))
-    weights = pathlib.Path(tmp_path / "model.safetensors")
-    weights.write_bytes(b"1")
-    second = weights_digest(str(tmp_path))
-    weights.write_bytes(b"12")
-    assert len({first, second, weights_digest(str(tmp_path)), weights_digest("elsewhere")}) == 4

@@ -239,12 +239,15 @@ def ask_and_hear(server, tokens, lengths):
     return answer, seen
 
 
-def fail_the_next(server, what):
-    """One call of the composer goes wrong, once."""
+def fail_the_next(server, what, after=0):
+    """One call of the composer goes wrong, once, behind so many that do not."""
     composer = worker()._composer
-    own = getattr(composer, what)
+    own, left = getattr(composer, what), [after]
 
     def once(*args):
+        if left[0] > 0:
+            left[0] -= 1
+            return own(*args)
         setattr(composer, what, own)
         raise RuntimeError("as a test wants it")
 
@@ -299,6 +302,28 @@ def state_of(server):
     composer = worker()._composer
     return len(composer._pages.free), len(composer._under_way)
 
+
+def watch_settings(server):
+    """Keeps what each setting leaves in the engine's blocks: states, and keys and values of whole blocks."""
+    composer = worker()._composer
+    server.settings, own, block = {}, composer._into_blocks, composer._described.block
+
+    def into_blocks(compose, *args):
+        done = own(compose, *args)
+        pages = compose.blocks[composer._described.attention_group][: compose.tokens_loaded // block]
+        left = [composer._state(held, composer._state_block(compose, place), place) for place, held in composer._states.values()]
+        left += [layer.kv_cache[pages] for layer in composer._engine._attention.values() if pages]
+        server.settings.setdefault(compose.request, []).append([each.double() for each in left])
+        return done
+
+    composer._into_blocks = into_blocks
+
+
+def set_again(server):
+    """Of requests that were set more than once: how far what was left is apart, relatively. Forgets all of them."""
+    kept, server.settings = server.settings, {}
+    several = [each for each in kept.values() if len(each) > 1]
+    return [max(_apart(new, old) for old, new in zip(each[0], each[-1])) for each in several]
 
 
 def next_tokens(server, prompts):

@@ -13,75 +13,75 @@ from tiny_engines import BLOCK, CLOSE, PAIR, Child, connector, count, prompt, sa
 import ashlar.daemon
 
 
-@pytest.fixture
-def daemon(tmp_path):
-    with ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path)) as running:
-        yield running
-
-
 def short_waits(daemon):
     return connector(daemon, call_ms=400, land_ms=600, quiet_ms=200, lookup_ms=100)
 
 
-@pytest.mark.parametrize("model", PAIR)
-def test_a_daemon_killed_and_restarted_at_random_moments(model, daemon, expected):
+@pytest.fixture(scope="module", params=PAIR)
+def harmed(request, tmp_path_factory):
+    """(model, a daemon that tests do harm to, an engine that waits for it briefly)"""
+    with ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path_factory.mktemp("harmed"))) as daemon:
+        with Child(request.param, short_waits(daemon)) as child:
+            yield request.param, daemon, child
+
+
+def test_a_daemon_killed_and_restarted_at_random_moments(harmed, expected):
+    model, daemon, child = harmed
     seed = random.randrange(1 << 30)
     print("seed", seed)
     draw = random.Random(seed)
     texts = [prompt(f"killed {model} {i}", 2 * BLOCK[model] + 20 + i) for i in range(3)]
     wanted = expected(model, texts)
     moments = int(os.environ.get("ASHLAR_VLLM_KILLS", "6"))
-    with Child(model, short_waits(daemon)) as child:
-        same(child.generate(texts), wanted, CLOSE)
+    same(child.generate(texts), wanted, CLOSE)
+    child.call("forget")
+    free, files = child.call("free_blocks"), child.call("files")
+    for _ in range(moments):
         child.call("forget")
-        free, files = child.call("free_blocks"), child.call("files")
-        for _ in range(moments):
-            child.call("forget")
-            killer = threading.Timer(draw.uniform(0, 0.25), daemon.kill)
-            killer.start()
-            same(child.generate(texts), wanted, CLOSE)
-            killer.join()
-            daemon.start()
-        deadline = time.monotonic() + 20
-        before = saved(child)
-        while saved(child) == before and time.monotonic() < deadline:
-            child.call("forget")
-            same(child.generate(texts), wanted, CLOSE)
-        assert saved(child) > before, "the restarted daemon is used again"
-        deadline = time.monotonic() + 20
-        while child.call("forget") and child.call("free_blocks") != free and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert child.call("free_blocks") == free, "no block is lost"
-        assert child.call("files") <= files + 2, "nor a file"
+        killer = threading.Timer(draw.uniform(0, 0.25), daemon.kill)
+        killer.start()
+        same(child.generate(texts), wanted, CLOSE)
+        killer.join()
+        daemon.start()
+    deadline = time.monotonic() + 20
+    before = saved(child)
+    while saved(child) == before and time.monotonic() < deadline:
+        child.call("forget")
+        same(child.generate(texts), wanted, CLOSE)
+    assert saved(child) > before, "the restarted daemon is used again"
+    deadline = time.monotonic() + 20
+    while child.call("forget") and child.call("free_blocks") != free and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert child.call("free_blocks") == free, "no block is lost"
+    assert child.call("files") <= files + 2, "nor a file"
 
 
-@pytest.mark.parametrize("model", PAIR)
-def test_a_frozen_daemon_delays_and_nothing_else(model, daemon, expected):
+def test_a_frozen_daemon_delays_and_nothing_else(harmed, expected):
+    model, daemon, child = harmed
     seed = random.randrange(1 << 30)
     print("seed", seed)
     draw = random.Random(seed)
     texts = [prompt(f"frozen {model} {i}", 2 * BLOCK[model] + 5 + i) for i in range(2)]
     wanted = expected(model, texts)
-    with Child(model, short_waits(daemon)) as child:
+    same(child.generate(texts), wanted, CLOSE)
+    child.call("forget")
+    free = child.call("free_blocks")
+    for _ in range(3):
+        stop = threading.Timer(draw.uniform(0, 0.05), lambda: os.kill(daemon.pid, signal.SIGSTOP))
+        stop.start()
+        began = time.monotonic()
+        same(child.generate(texts), wanted, CLOSE)
+        stop.join()
+        assert time.monotonic() - began < 30
+        same(child.generate(texts), wanted, CLOSE)  # still frozen
+        os.kill(daemon.pid, signal.SIGCONT)
+        child.call("evaluate", "__import__('time').sleep(1.5)")
         same(child.generate(texts), wanted, CLOSE)
         child.call("forget")
-        free = child.call("free_blocks")
-        for _ in range(3):
-            stop = threading.Timer(draw.uniform(0, 0.05), lambda: os.kill(daemon.pid, signal.SIGSTOP))
-            stop.start()
-            began = time.monotonic()
-            same(child.generate(texts), wanted, CLOSE)
-            stop.join()
-            assert time.monotonic() - began < 30
-            same(child.generate(texts), wanted, CLOSE)  # still frozen
-            os.kill(daemon.pid, signal.SIGCONT)
-            child.call("evaluate", "__import__('time').sleep(1.5)")
-            same(child.generate(texts), wanted, CLOSE)
-            child.call("forget")
-        deadline = time.monotonic() + 20
-        while child.call("free_blocks") != free and time.monotonic() < deadline:
-            child.call("forget")
-        assert child.call("free_blocks") == free, "blocks in doubt came back"
+    deadline = time.monotonic() + 20
+    while child.call("free_blocks") != free and time.monotonic() < deadline:
+        child.call("forget")
+    assert child.call("free_blocks") == free, "blocks in doubt came back"
 
 
 def test_a_daemon_that_comes_later_is_used(tmp_path, expected):
@@ -171,12 +171,12 @@ def test_what_the_connector_raises_fails_no_request(engine, expected):
     assert saved(child) - before == 768
 
 
-def test_an_engine_killed_leaves_nothing(daemon, expected):
-    text = prompt("engine killed", 700)
-    child = Child("qwen3", connector(daemon))
+def test_an_engine_killed_leaves_nothing(shared_daemon, engine, expected):
+    text, other = prompt("engine killed", 700), engine("qwen3")
+    child = Child("qwen3", connector(shared_daemon))
     child.generate([text])
     os.kill(child._process.pid, signal.SIGKILL)
     child.kill()
-    with Child("qwen3", connector(daemon)) as other:
-        same(other.generate([text]), expected("qwen3", [text]))
-        assert saved(other) == 640
+    before = saved(other)
+    same(other.generate([text]), expected("qwen3", [text]))
+    assert saved(other) - before == 640

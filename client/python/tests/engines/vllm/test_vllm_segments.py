@@ -279,6 +279,53 @@ def test_a_request_that_is_given_up_leaves_nothing(segmented):
     assert (child.call("free_blocks"), *child.probe("state_of")) == (free, pages, 0)
 
 
+def preemptions(child):
+    return child.call("evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')")
+
+
+def test_a_preempted_prompt_is_set_again_with_the_same_answer(shared_daemon, segmented):
+    """The prompts fit into the cache together. The first one's 25th token does not: the last one gives way, and is set
+    from its segments again."""
+    new, prompts = 60, []
+    for number, (lengths, query) in enumerate([([180] * 4, 24), ([120] * 3, 90), ([150] * 3, 60)]):
+        parts = [prompt(f"preempt {number} {i}", length) for i, length in enumerate(lengths)]
+        prompts.append((sum(parts, []) + prompt(f"preempt query {number}", query), lengths))
+    wanted = segmented(MODEL).probe("ask_together", prompts, new)
+    options = connector(shared_daemon, segments=True, **PATIENT)
+    with Segmented(MODEL, options, num_gpu_blocks_override=18, max_num_seqs=3, max_model_len=3 * 384) as child:
+        child.probe("watch_settings")
+        free, state = child.call("free_blocks"), child.probe("state_of")
+
+        def serve():
+            """Where loads take long beside steps, requests may end before others have begun, and none gives way."""
+            for _ in range(5):
+                before = preemptions(child)
+                answers = child.probe("ask_together", prompts, new)
+                child.call("forget")
+                assert (child.call("free_blocks"), child.probe("state_of")) == (free, state), "nothing is held"
+                if preemptions(child) > before:
+                    return answers
+            raise AssertionError("none was preempted")
+
+        hits = count(child, "hits", "dram", "composed")
+        answers = serve()
+        again = child.probe("set_again")
+        print("set again, and apart by", again)
+        assert again and max(again) < 1e-3, "the same states and keys in other blocks"
+        assert count(child, "hits", "dram", "composed") - hits > len(prompts)
+        assert count(child, "segments_published") == 0, "the other engine had published them"
+        for (tokens, logs, cached), (other, others, _), (_, lengths) in zip(answers, wanted, prompts):
+            assert cached == sum(lengths)
+            # What had been decoded is computed as a prompt, which rounds in another way: a later token may differ.
+            parting = next((i for i, pair in enumerate(zip(tokens, other)) if pair[0] != pair[1]), new)
+            assert parting >= 3 and max(abs(a - b) for a, b in zip(logs[:parting], others)) < 0.1
+        # A setting that fails then is computed.
+        failures = count(child, "load_failures")
+        child.probe("fail_the_next", "_compose", after=len(prompts))
+        assert all(len(tokens) == new for tokens, *_ in serve())
+        assert count(child, "load_failures") == failures + 1
+
+
 def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
     seed = random.randrange(1 << 30)
     print("seed", seed)
@@ -296,7 +343,7 @@ def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
             daemon.kill()
             same([child.ask(parts, query)], wanted)
             daemon.start()
-            for _ in range(6):
+            for _ in range(int(os.environ.get("ASHLAR_VLLM_KILLS", "6"))):
                 child.call("forget")
                 killer = threading.Timer(draw.uniform(0, 0.3), daemon.kill)
                 killer.start()

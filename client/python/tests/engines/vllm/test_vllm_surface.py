@@ -3,12 +3,14 @@
 import pytest
 from tiny_engines import BLOCK, Child, connector, count, prompt, same, saved
 
+from ashlar.vllm.options import Options
+
 
 def test_an_unknown_option_is_refused_by_name(shared_daemon):
     with pytest.raises(RuntimeError, match="kv_connector_extra_config.lookup_msec: unknown"):
         Child("qwen3", connector(shared_daemon, lookup_msec=3))
-    with pytest.raises(RuntimeError, match="kv_connector_extra_config.call_ms: 'soon' is no int"):
-        Child("qwen3", connector(shared_daemon, call_ms="soon"))
+    with pytest.raises(ValueError, match="kv_connector_extra_config.call_ms: 'soon' is no int"):
+        Options.read(connector(shared_daemon, call_ms="soon"))  # as the connector does
 
 
 def test_other_weights_share_nothing(shared_daemon, engine):

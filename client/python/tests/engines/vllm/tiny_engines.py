@@ -240,17 +240,17 @@ class Child:
             raise RuntimeError(value)
         return value
 
-    def call(self, name, *args, timeout=120, **kwargs):
+    def call(self, name, *args, timeout=300, **kwargs):
         self.send(name, *args, **kwargs)
         return self._answer(timeout)
 
     def send(self, name, *args, **kwargs):
         self._pipe.send((name, args, kwargs))
 
-    def wait(self, timeout=120):
+    def wait(self, timeout=300):
         return self._answer(timeout)
 
-    def generate(self, prompts, tokens=6, timeout=120):
+    def generate(self, prompts, tokens=6, timeout=300):
         """[(tokens, log-probabilities, cached tokens)] of prompts, which are served together."""
         return self.call("generate", prompts, tokens, timeout=timeout)
 

@@ -1,8 +1,4 @@
-"""A storage backend of SGLang's HiCache (interface v2), loaded by its dynamic backend:
-
-    --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name": "ashlar",
-        "module_path": "ashlar.sglang", "class_name": "AshlarStorage", "interface_v1": 1,
-        "rpc_socket": "/run/ashlar/rpc.sock", "session_socket": "/run/ashlar/session.sock"}'
+"""Pages of HiCache's pools as objects of the cache.
 
 HiCache names pages by chained hashes of their tokens, so what it finds are exact prefixes. A page of keys and values, a
 Mamba state, and a page of any other pool are each one object of the cache. Whatever fails is a miss: no call raises.
@@ -13,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +26,9 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from ashlar.pages import PageClient, PageStore, Slot
+from ashlar.pages import Fetched, PageClient, PageStore, Slot
+from ashlar.sglang.engine import Engine
+from ashlar.sglang.metrics import AshlarMetrics, Counts
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ class Settings:
 
     rpc_socket: str = "/run/ashlar/rpc.sock"
     session_socket: str = "/run/ashlar/session.sock"
-    weights_digest: str = ""  # empty: made of the checkpoint's file names, sizes and times, or of the model's name
+    weights_digest: str = ""  # empty: samples of the checkpoint's files, or a hub's commit
     tokens_per_second: float = 0.0  # of prefill; 0: not known, and every page is worth having
     staging_bytes: int = 64 << 20  # memory shared with the daemon, for each pool
     timeout_ms: int = 5000
@@ -67,18 +64,6 @@ class Settings:
                 raise ValueError(f"{name}: below 0")
             values[name] = kind(value)
         return Settings(**values)
-
-
-def weights_digest(model: str) -> str:
-    """Tells checkpoints apart by their files. Where the model is no folder, its name is all that there is."""
-    folder = pathlib.Path(model)
-    digest = hashlib.sha256(model.encode())
-    if folder.is_dir():
-        for path in sorted(folder.iterdir()):
-            if path.suffix in (".safetensors", ".bin", ".pt", ".gguf", ".json"):
-                status = path.stat()
-                digest.update(f"\0{path.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
-    return digest.hexdigest()
 
 
 def _bytes(tensor: torch.Tensor) -> Slot:
@@ -103,14 +88,23 @@ class AshlarStorage(HiCacheStorage):
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         self._config = storage_config
         self._settings = Settings.read(storage_config.extra_config)
-        model = storage_config.model_name or "unnamed"
-        self._weights = self._settings.weights_digest or weights_digest(model)
-        self._model = model
+        self._engine = Engine.here()
+        name = storage_config.model_name or "unnamed"
+        self._model = self._engine.model_id(name)
+        self._weights = self._settings.weights_digest or self._engine.weights(name)
+        if self._weights is None:
+            logger.warning(
+                "Ashlar stores nothing for %s: neither a folder nor a commit names its weights; give weights_digest",
+                self._model,
+            )
         self._client: PageClient | None = None
         self._next_attempt = 0.0
         self._pools: dict[str, _Pool] = {}
         self._lock = threading.Lock()  # opens clients and stores; guards counts
         self._closed = False
+        self._own_counts = Counts({
+            "tp_rank": storage_config.tp_rank, "pp_rank": storage_config.pp_rank, "dp_rank": storage_config.dp_rank
+        })  # fmt: skip
         self._counts: dict[str, list[Any]] = {
             f"{what}_{unit}": [] for what in ("prefetch", "backup") for unit in ("pgs", "bandwidth")
         }
@@ -144,7 +138,8 @@ class AshlarStorage(HiCacheStorage):
     def _content(self, name: str, pool: _Pool) -> str:
         """All but model and bytes that engines must have in common to share a pool's pages."""
         config = self._config
-        parts = [f"hicache pool={name}", f"layout={getattr(pool.host, 'layout', '')}", f"type={pool.page_dtype}",
+        parts = [f"hicache pool={name}", self._engine.content,
+                 f"format={getattr(pool.host, 'storage_format_tag', None) or ''}", f"layout={getattr(pool.host, 'layout', '')}", f"type={pool.page_dtype}",
                  f"page={self._kv_page_size()}", f"pp={config.pp_rank}/{config.pp_size}",
                  f"cp={config.attn_cp_rank}/{config.attn_cp_size}"]
         # Every rank has the same latents, but its own part of keys, values and states.
@@ -161,7 +156,7 @@ class AshlarStorage(HiCacheStorage):
     def _store(self, name: str) -> PageStore | None:
         """None: there is no cache, and every page is a miss."""
         pool = self._pools.get(str(name))
-        if pool is None or self._closed:
+        if pool is None or self._closed or self._weights is None:
             return None
         if pool.store is not None:
             return pool.store
@@ -185,7 +180,7 @@ class AshlarStorage(HiCacheStorage):
             pool.store = PageStore(
                 self._client,
                 model_id=self._model,
-                weights_digest=self._weights,
+                weights_digest=self._weights or "",  # _store opens nothing without one
                 content=self._content(name, pool),
                 page_bytes=pool.page_bytes,
                 page_tokens=tokens,
@@ -232,6 +227,9 @@ class AshlarStorage(HiCacheStorage):
         begun = time.monotonic()
         outcomes = self._guarded("store", [], lambda: store.put([self._key(key) for key in keys], fill))
         self._count("backup", outcomes.count("published"), store, begun)
+        if self._config.enable_storage_metrics:
+            for outcome in outcomes:
+                self._own_counts.add(1, "stored", outcome)
         return [outcome in _STORED for outcome in outcomes] or [False] * len(keys)
 
     def _get(self, name: str, keys: list[str], take: Callable[[int, torch.Tensor], None]) -> list[bool]:
@@ -244,11 +242,32 @@ class AshlarStorage(HiCacheStorage):
             take(index, torch.from_numpy(slot).view(dtype))
 
         begun = time.monotonic()
-        misses = self._guarded("fetch", None, lambda: store.get([self._key(key) for key in keys], read))
-        if misses is None:
+        pages = self._guarded("fetch", None, lambda: store.fetch([self._key(key) for key in keys], read))
+        if pages is None:
             return [False] * len(keys)
-        self._count("prefetch", misses.count(None), store, begun)
-        return [miss is None for miss in misses]
+        found = [page.miss is None for page in pages]
+        self._count("prefetch", found.count(True), store, begun)
+        if self._config.enable_storage_metrics:
+            self._count_fetched(name, pages, time.monotonic() - begun)
+        return found
+
+    def _count_fetched(self, name: str, pages: list[Fetched], seconds: float) -> None:
+        """Tokens are those of keys and values: a state stands for none that these do not."""
+        keys = str(name) == PoolName.KV.value
+        kind = "keys" if keys else "states" if str(name) == PoolName.MAMBA.value else str(name)
+        tokens = self._pools[str(name)].page_size if keys else 0
+        saved = 0
+        for page in pages:
+            if page.miss is not None:
+                self._own_counts.add(1, "misses", page.miss)
+                continue
+            tier = page.tier or "dram"
+            self._own_counts.add(1, "pages", tier, kind)
+            self._own_counts.add(tokens, "tokens_saved", tier, kind)
+            saved += tokens
+        self._own_counts.add(seconds, "load_seconds")
+        if self._settings.tokens_per_second > 0:
+            self._own_counts.add(max(0.0, saved / self._settings.tokens_per_second - seconds), "seconds_saved")
 
     def _count(self, what: str, pages: int, store: PageStore, begun: float) -> None:
         if pages == 0 or not self._config.enable_storage_metrics:
@@ -384,11 +403,9 @@ class AshlarStorage(HiCacheStorage):
         """What was moved since the last call, as SGLang's Prometheus metrics take it."""
         if not self._config.enable_storage_metrics:
             return None
-        from sglang.srt.observability.metrics_collector import StorageMetrics
-
         with self._lock:
             counts, self._counts = self._counts, {name: [] for name in self._counts}
-        return StorageMetrics(**counts)
+        return AshlarMetrics(**counts, ashlar=self._own_counts.take())
 
     def close(self) -> None:
         """HiCache has stopped its threads: no call is under way."""

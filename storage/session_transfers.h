@@ -1,4 +1,4 @@
-// Drain: counts the work that still touches a session's memory.
+// SessionTransfers: counts the work that still touches a session's memory.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace ashlar::storage {
 
 // Counts the transfers in flight of every session; a session's memory may be unmapped once there are none.
-class Drain {
+class SessionTransfers {
  public:
   void Begin(SessionId session) { ++sessions_[session].in_flight; }
 

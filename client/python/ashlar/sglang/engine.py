@@ -1,0 +1,58 @@
+"""What the engine of this process says of its model, and how pages are named by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import sglang
+
+from ashlar import checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """Of SGLang's published configuration; empty where none is published."""
+
+    model_path: str = ""
+    revision: str = ""
+    load_format: str = ""
+    dtype: str = ""
+    quantization: str = ""
+    kv_cache_dtype: str = ""
+
+    @staticmethod
+    def here() -> Engine:
+        try:
+            from sglang.srt.runtime_context import get_model
+
+            bag: Any = get_model()
+        except Exception:  # as in a program that uses HiCache's classes alone
+            return Engine()
+        found = {field.name: getattr(bag, field.name, None) for field in dataclasses.fields(Engine)}
+        return Engine(**{name: str(value) for name, value in found.items() if value is not None})
+
+    @property
+    def content(self) -> str:
+        """What pages of the same weights differ by."""
+        return (
+            f"sglang={sglang.__version__} dtype={self.dtype} quantization={self.quantization} "
+            f"kv_cache_dtype={self.kv_cache_dtype}"
+        )
+
+    def model_id(self, name: str) -> str:
+        """The model's name; of a folder its own one: where it lies says nothing of the model."""
+        place = self.model_path or name
+        return pathlib.Path(place).resolve().name if pathlib.Path(place).exists() else place
+
+    def weights(self, name: str) -> str | None:
+        """Digest of the checkpoint; None: nothing here names the weights, so that another's might be taken for these."""
+        if self.load_format == "dummy":
+            return None
+        place = self.model_path or name
+        named = checkpoint.weights(place)
+        if named is None:
+            commit = checkpoint.commit(self.revision)
+            named = None if commit is None else f"{place} {commit}"
+        return named

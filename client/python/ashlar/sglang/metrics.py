@@ -1,0 +1,58 @@
+"""Counts in SGLang's own metrics: counters of the process that its Prometheus endpoint gathers."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import defaultdict
+from typing import Any
+
+import prometheus_client
+from sglang.srt.observability.metrics_collector import StorageMetrics
+
+PREFIX = "sglang:ashlar_"
+COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "pages": (("tier", "kind"), "Pages fetched from the cache."),
+    "tokens_saved": (("tier", "kind"), "Tokens of the pages of keys and values that were fetched."),
+    "load_seconds": ((), "Time of fetching."),
+    "seconds_saved": ((), "Prefill time of these tokens at the rate that tokens_per_second says, less that of fetching."),
+    "misses": (("reason",), "Pages that were not fetched."),
+    "stored": (("outcome",), "Pages offered to the cache."),
+}
+_registered: dict[str, Any] = {}  # a process registers a counter once
+_registering = threading.Lock()
+
+
+@dataclasses.dataclass
+class AshlarMetrics(StorageMetrics):
+    """SGLang's own, and what was counted beside: {(name, labels…): value}."""
+
+    ashlar: dict[tuple[str, ...], float] = dataclasses.field(default_factory=dict)
+
+
+class Counts:
+    def __init__(self, ranks: dict[str, int]) -> None:
+        self._ranks = {name: str(rank) for name, rank in ranks.items()}
+        self._values: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        self._lock = threading.Lock()
+
+    def add(self, value: float, name: str, *labels: str) -> None:
+        assert len(labels) == len(COUNTERS[name][0])
+        with self._lock:
+            self._values[name, *labels] += value
+
+    def take(self) -> dict[tuple[str, ...], float]:
+        """What was counted since the last call; the process's counters have it from then on."""
+        with self._lock:
+            taken, self._values = dict(self._values), defaultdict(float)
+        for (name, *labels), value in taken.items():
+            if value > 0:
+                self._counter(name).labels(*self._ranks.values(), *labels).inc(value)
+        return taken
+
+    def _counter(self, name: str) -> Any:
+        labels, text = COUNTERS[name]
+        with _registering:
+            if name not in _registered:
+                _registered[name] = prometheus_client.Counter(PREFIX + name, text, [*self._ranks, *labels])
+            return _registered[name]

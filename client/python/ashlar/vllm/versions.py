@@ -1,0 +1,18 @@
+"""The versions of vLLM that the connector knows. Segments rely on its inside, which may change with any of them."""
+
+from __future__ import annotations
+
+import re
+
+import vllm
+
+OLDEST, BELOW = (0, 32), (0, 33)  # tests run with OLDEST
+
+
+def unknown_version() -> str | None:
+    """Says which version is there, and which are known; None: it is one of these."""
+    found = re.match(r"(\d+)\.(\d+)", vllm.__version__)
+    if found is not None and OLDEST <= (int(found[1]), int(found[2])) < BELOW:
+        return None
+    known = f"{OLDEST[0]}.{OLDEST[1]} to below {BELOW[0]}.{BELOW[1]}"
+    return f"vllm: version {vllm.__version__} is installed, and ashlar knows {known}"

@@ -1,0 +1,113 @@
+"""Whose pages an engine takes: those of the same weights, which something must name, in the same form."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import prometheus_client
+import pytest
+
+sglang = pytest.importorskip("sglang", reason="sglang is not installed (tools/engines-environment)")
+
+from sglang.srt import runtime_context  # noqa: E402
+from sglang.srt.arg_groups.fields.model import Model  # noqa: E402
+from test_hicache import PAGE, chain, kv_host, make, mamba_host, pages_of, store, trailing  # noqa: E402
+from sglang.srt.mem_cache.hicache_storage import PoolName  # noqa: E402
+
+from ashlar.sglang.engine import Engine  # noqa: E402
+
+COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
+
+
+@pytest.fixture
+def pools():
+    return [(PoolName.KV, kv_host()), (PoolName.MAMBA, mamba_host())]
+
+
+@pytest.fixture
+def running(monkeypatch):
+    """Publishes a model's configuration as SGLang's launcher does."""
+
+    def publish(**fields):
+        monkeypatch.setattr(runtime_context, "get_model", lambda: SimpleNamespace(**fields))
+
+    return publish
+
+
+def checkpoint(at, weights=b"1"):
+    at.mkdir(parents=True)
+    (at / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (at / "model.safetensors").write_bytes(weights)
+    return str(at)
+
+
+def found(daemon, pools, hashes, **options):
+    options.setdefault("extra", {"weights_digest": ""})
+    return make(daemon, pools, **options).batch_exists(hashes)
+
+
+def test_the_names_are_those_of_sglangs_configuration():
+    assert {field.name for field in dataclasses.fields(Engine)} <= set(Model.__struct_fields__)
+    assert Engine.here() == Engine(), "nothing is published in this process"
+
+
+def test_a_checkpoint_is_shared_from_every_folder_and_another_is_not(daemon, pools, running, tmp_path):
+    hashes = chain(range(PAGE * 2))
+    running(model_path=checkpoint(tmp_path / "here" / "m"))
+    store(make(daemon, pools, model="served as this", extra={"weights_digest": ""}), pools, hashes)
+    assert found(daemon, pools, hashes, model="served as that") == 2
+    running(model_path=checkpoint(tmp_path / "there" / "m"))
+    assert found(daemon, pools, hashes) == 2, "neither the folder nor times of files name it"
+    running(model_path=checkpoint(tmp_path / "other" / "m", weights=b"2"))
+    assert found(daemon, pools, hashes) == 0
+
+
+def test_nothing_is_stored_of_weights_that_nothing_names(daemon, pools, running):
+    hashes = chain(range(PAGE * 2))
+    for fields in (dict(model_path="org/name", revision=None), dict(model_path="org/name", revision="main"), {}):
+        running(**fields)
+        backend = make(daemon, pools, extra={"weights_digest": ""})
+        assert backend.batch_set_v1(hashes, pages_of([0, 1])) == [False, False]
+        assert backend.batch_exists(hashes) == 0
+    running(model_path="org/name", revision=COMMIT)
+    store(make(daemon, pools, extra={"weights_digest": ""}), pools, hashes)
+    assert found(daemon, pools, hashes) == 2
+    running(model_path="org/name", revision=COMMIT[::-1])
+    assert found(daemon, pools, hashes) == 0
+
+
+def test_weights_made_up_are_named_by_the_operator_alone(daemon, pools, running, tmp_path):
+    running(model_path=checkpoint(tmp_path / "m"), load_format="dummy")
+    backend = make(daemon, pools, extra={"weights_digest": ""})
+    assert backend.batch_set_v1(chain(range(PAGE)), pages_of([0])) == [False]
+
+
+def test_version_and_quantisation_part_pages(daemon, pools, running, tmp_path, monkeypatch):
+    hashes, place = chain(range(PAGE * 2)), checkpoint(tmp_path / "m")
+    running(model_path=place, quantization=None, dtype="auto")
+    store(make(daemon, pools, extra={"weights_digest": ""}), pools, hashes)
+    for changed in (dict(quantization="fp8"), dict(dtype="float16"), dict(kv_cache_dtype="fp8_e4m3")):
+        running(**{**dict(model_path=place, quantization=None, dtype="auto"), **changed})
+        assert found(daemon, pools, hashes) == 0, changed
+    running(model_path=place, quantization=None, dtype="auto")
+    assert found(daemon, pools, hashes) == 2
+    monkeypatch.setattr(sglang, "__version__", "0.5.24")
+    assert found(daemon, pools, hashes) == 0
+
+
+def test_counts_of_tokens_time_tier_and_kind(daemon, pools):
+    backend = make(daemon, pools, extra={"tokens_per_second": 1e-3})
+    hashes = chain(range(PAGE * 3))
+    store(backend, pools, hashes, states=[2])
+    backend.batch_get_v1([*hashes, "unknown"], pages_of(range(4)))
+    backend._get_pages(PoolName.MAMBA, [hashes[2]], pools[1][1], [0])
+    assert backend.batch_exists_v2(hashes, [trailing()]).kv_hit_pages == 3
+    counted = backend.get_stats().ashlar
+    assert counted["pages", "dram", "keys"] == 3 and counted["pages", "dram", "states"] == 1
+    assert counted["tokens_saved", "dram", "keys"] == 3 * PAGE and counted["tokens_saved", "dram", "states"] == 0
+    assert counted["misses", "never_seen"] == 1 and counted["stored", "published"] == 4
+    assert counted["load_seconds",] > 0 and counted["seconds_saved",] > 3 * PAGE * 900
+    labels = dict(tp_rank="0", pp_rank="0", dp_rank="0", tier="dram", kind="keys")
+    value = prometheus_client.REGISTRY.get_sample_value("sglang:ashlar_tokens_saved_total", labels)
+    assert value >= 3 * PAGE, "where SGLang's Prometheus endpoint gathers it"
+    assert backend.get_stats().ashlar == {}

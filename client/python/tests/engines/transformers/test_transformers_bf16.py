@@ -1,0 +1,72 @@
+"""Models in 16 bits: what reuse adds to their own rounding stays below it."""
+
+import pytest
+import tiny_transformers as tiny
+import torch
+
+import ashlar
+
+FAMILIES = ["qwen3_next", "falcon_h1"]  # dense and scalar transitions
+SEGMENTS = [tiny.tokens(100, seed) for seed in range(4)]
+QUERY = tiny.tokens(16, 99)
+PROMPT = torch.tensor([tiny.tokens(300, 7)])
+GREEDY = {"max_new_tokens": 8, "do_sample": False}
+# Of logits: how far composed ones in bfloat16 may lie from composed ones in float32, beyond the model's own distance of
+# these two types in a full recompute. A whole bfloat16 model rounds in each layer; the cache rounds keys once.
+TIMES_OWN_ROUNDING = 3.0
+
+
+def build(family, dtype):
+    return tiny.build(family).to(dtype)
+
+
+def apart(one, other):
+    return float((one.double() - other.double()).norm() / other.double().norm())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cached_prefix_is_gone_on_from_as_the_model_does(family, daemon):
+    model = build(family, torch.bfloat16)
+    tokens = torch.tensor([tiny.tokens(320, 5)])
+    with torch.no_grad():
+        first = model(tokens[:, :256], logits_to_keep=1, use_cache=True)
+        parted = model(tokens[:, 256:], logits_to_keep=1, past_key_values=first.past_key_values).logits
+        whole = model(tokens, logits_to_keep=1).logits
+    with ashlar.cache_for(model, daemon, tokens=1024, capture_tokens=256) as cache:
+        assert cache.model.dtype == "bfloat16"
+        with ashlar.attach(model, cache) as reuse, torch.no_grad():
+            model(tokens[:, :256], logits_to_keep=1)
+            resumed = model(tokens, logits_to_keep=1).logits
+            assert reuse.last.cached_tokens == 256 and reuse.last.exact
+    print(f"{family}: resumed {apart(resumed, parted):.1e} from the model's own in two parts, which is "
+          f"{apart(parted, whole):.1e} from one run")  # fmt: skip
+    assert torch.equal(resumed, parted), "the states and keys are bitwise those that the model left"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_prompt_again_has_the_same_answer(family, daemon):
+    model = build(family, torch.bfloat16)
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
+        first = model.generate(PROMPT, **GREEDY)
+        assert torch.equal(model.generate(PROMPT, **GREEDY), first) and reuse.last.cached_tokens == 299
+        assert reuse.faults == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_segments_round_no_more_than_the_model_does(family, daemon):
+    prompt, logits, whole = ashlar.Prompt(SEGMENTS, QUERY), {}, {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = build(family, dtype)
+        with torch.no_grad():
+            whole[dtype] = model(torch.tensor([prompt.tokens.tolist()])).logits[:, -len(QUERY) :].float()
+        with ashlar.cache_for(model, daemon, tokens=1024) as cache, torch.no_grad():
+            with ashlar.attach(model, cache) as reuse:
+                model(prompt)
+                logits[dtype] = model(prompt).logits.float()
+                assert reuse.faults == 0 and reuse.last.cached_tokens == 100 + 3 * 84
+    own = apart(whole[torch.bfloat16], whole[torch.float32])
+    found = apart(logits[torch.bfloat16], logits[torch.float32])
+    print(f"{family}: composed {found:.1e}, full recompute {own:.1e} between the types; composed from full "
+          f"{apart(logits[torch.bfloat16], whole[torch.bfloat16]):.1e} in bfloat16, "
+          f"{apart(logits[torch.float32], whole[torch.float32]):.1e} in float32")  # fmt: skip
+    assert found <= TIMES_OWN_ROUNDING * own

@@ -1,0 +1,52 @@
+"""What `attach` counts: tokens and seconds saved, by tier and kind."""
+
+import time
+
+import tiny_transformers as tiny
+import torch
+
+import ashlar
+import ashlar.daemon
+
+SEGMENTS = [tiny.tokens(100, seed) for seed in range(3)]
+QUERY = tiny.tokens(12, 99)
+PROMPT = torch.tensor([tiny.tokens(300, 7)])
+GREEDY = {"max_new_tokens": 2, "do_sample": False}
+
+
+def test_tokens_and_seconds_are_counted_by_tier_and_kind(tmp_path):
+    model = tiny.build("qwen3_next")
+    with ashlar.daemon.start(dram="64MiB", arena="8MiB", ssd="128MiB", folder=str(tmp_path)) as daemon:
+        with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
+            model.generate(PROMPT, **GREEDY)
+            assert reuse.last.tiers == {} and reuse.last.seconds_saved == 0
+            model.generate(PROMPT, **GREEDY)
+            assert reuse.last.tiers == {"dram": 299} and reuse.tokens_saved == {("dram", "exact"): 299}
+            prompt = ashlar.Prompt(SEGMENTS, QUERY)
+            model.generate(prompt, **GREEDY)
+            model.generate(prompt, **GREEDY)
+            assert reuse.last.published == 0 and reuse.last.tiers == {"dram": reuse.last.cached_tokens}
+            assert reuse.tokens_saved["dram", "composed"] == 2 * (100 + 2 * 84)
+            daemon.stop()
+            daemon.start()
+            deadline = time.monotonic() + 60
+            while reuse.last.tiers != {"ssd": 299} and time.monotonic() < deadline:
+                model.generate(PROMPT, **GREEDY)
+            assert reuse.last.tiers == {"ssd": 299} and reuse.tokens_saved["ssd", "exact"] == 299
+
+
+def test_seconds_saved_are_those_of_prefill_less_those_of_the_cache(daemon):
+    model = tiny.build("qwen3_next")
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
+        model.generate(PROMPT, **GREEDY)
+        setter = reuse.setter
+        assert 0 < setter.seconds_a_token < 1
+        setter.seconds_a_token = 1.0  # a model that takes a second a token
+        began = time.perf_counter()
+        model.generate(PROMPT, **GREEDY)
+        took = time.perf_counter() - began
+        assert 299 - took <= reuse.last.seconds_saved <= 299
+        assert reuse.seconds_saved == reuse.last.seconds_saved
+        setter.seconds_a_token = 1e-9
+        model.generate(PROMPT, **GREEDY)
+        assert reuse.last.seconds_saved == 0, "the cache took longer"

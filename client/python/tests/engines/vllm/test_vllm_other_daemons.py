@@ -1,0 +1,97 @@
+"""Daemons of another version, with a full disk, and behind engines that were killed."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from tiny_engines import BLOCK, PAIR, Child, connector, prompt, same, saved
+
+import ashlar.daemon
+from daemon_view import REFUSES, WELCOMES, OtherVersion, held, scrape
+
+
+def test_a_daemon_of_another_version_is_refused_and_a_right_one_is_used_later(tmp_path, expected):
+    text = prompt("refused version", 600)
+    sockets = dict(rpc_socket=str(tmp_path / "rpc.sock"), session_socket=str(tmp_path / "session.sock"))
+    said = "[half._opening._said for half in (server.connector()._scheduler, server.worker())]"
+    with OtherVersion(**sockets) as other:
+        with Child("qwen3", dict(sockets, reopen_ms=100, call_ms=500, wait_for_saves=True)) as child:
+            child.call(
+                "execute",
+                "from vllm.distributed.kv_transfer import get_kv_transfer_group\n"
+                "server.worker = lambda: get_kv_transfer_group()._worker",
+            )
+            for reply, reason in ((REFUSES, "98 to 99"), (WELCOMES, "the daemon chose protocol version 99")):
+                other.reply = reply
+                deadline = time.monotonic() + 20
+                while any(reason not in each for each in child.call("evaluate", said)) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                assert all(reason in each for each in child.call("evaluate", said)), "said with the versions"
+                child.call("forget")
+                same(child.generate([text]), expected("qwen3", [text]))
+            assert child.call("metrics") == {} and all(other.heard), "each was asked, and refused"
+            other.close()
+            for path in sockets.values():
+                os.unlink(path)
+            with ashlar.daemon.start(dram="128MiB", arena="8MiB", folder=str(tmp_path)):
+                deadline = time.monotonic() + 20
+                while saved(child) == 0 and time.monotonic() < deadline:
+                    child.call("forget")
+                    same(child.generate([text]), expected("qwen3", [text]))
+                assert saved(child) > 0
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_a_full_disk_keeps_what_it_can(model, tmp_path, expected):
+    """More texts than dram and disk have room for: what is left is found, and the rest is computed."""
+
+    def on_disk(name):
+        counted = scrape(daemon.metrics_socket)
+        return sum(value for key, value in counted.items() if key.startswith(f"{name}{{") and 'tier="ssd"' in key)
+
+    texts = []
+    with ashlar.daemon.start(dram="4MiB", arena="1MiB", ssd="4MiB", folder=str(tmp_path)) as daemon, Child(
+        model, connector(daemon)
+    ) as child:
+        while on_disk("ashlar_evictions_total") == 0 and len(texts) < 60:
+            texts.append(prompt(f"disk full {model} {len(texts)}", 3 * BLOCK[model] + 1))
+            child.call("forget")
+            same(child.generate(texts[-1:], 3), expected(model, texts[-1:], 3))
+        assert on_disk("ashlar_evictions_total") > 0 and on_disk("ashlar_tier_used_bytes") > 0, "it is full, and used"
+        for text in [texts[-1], texts[0], texts[1], texts[-2]]:
+            child.call("forget")
+            same(child.generate([text], 3), expected(model, [text], 3))
+        assert saved(child) > 0
+        child.call("forget")
+        assert child.call("free_blocks") == 255
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_a_killed_engine_leaves_nothing_at_the_daemon(model, daemon, expected):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw = random.Random(seed)
+    nothing = dict(sessions=0, leases=0, regions=0, region_bytes=0)
+    assert held(daemon.metrics_socket) == nothing
+    texts = [prompt(f"engine killed {model} {i}", 2 * BLOCK[model] + 20 + i) for i in range(4)]
+    for turn in range(2):
+        child = Child(model, connector(daemon))
+        child.generate(texts[:2])
+        child.call("forget")
+        deadline = time.monotonic() + 20
+        while (now := held(daemon.metrics_socket))["sessions"] < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert now["sessions"] == 2 and now["regions"] >= 1 and now["region_bytes"] > 0
+        child.send("generate", texts, 6)  # loads of two, and computes and saves two
+        time.sleep(draw.uniform(0, 0.2))
+        os.kill(child._process.pid, signal.SIGKILL)
+        child.kill()
+        deadline = time.monotonic() + 20
+        while held(daemon.metrics_socket) != nothing and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert held(daemon.metrics_socket) == nothing
+    with Child(model, connector(daemon)) as other:
+        same(other.generate(texts[:1]), expected(model, texts[:1]))
+        assert saved(other) == 2 * BLOCK[model]

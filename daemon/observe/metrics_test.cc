@@ -1,0 +1,77 @@
+#include "daemon/observe/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/config.pb.h"
+#include "daemon/observe/http_endpoint.h"
+#include "daemon/testing/http_peer.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+TEST(MetricsTest, AlertsCountFromZero) {
+  // Prometheus sees growth between two samples: a counter that is born at 1 has not grown.
+  Metrics metrics({"blue"});
+  Levels levels;
+  levels.tiers[TierKind::kDram] = {{.capacity_bytes = 1000, .used_bytes = 300, .held_bytes = 400}};
+  levels.tiers[TierKind::kSsd] = levels.tiers[TierKind::kDram];
+  levels.cluster.refusals = {{"expired", 0}};
+  metrics.Set(levels);
+  const std::string text = metrics.Text(TenantLabel::kNamed);
+  for (const char* line :
+       {"\nashlar_tier_errors_total{tenant=\"blue\",tier=\"dram\"} 0\n",
+        "\nashlar_tier_errors_total{tenant=\"blue\",tier=\"ssd\"} 0\n",
+        "\nashlar_checksum_failures_total{tenant=\"blue\"} 0\n", "\nashlar_scrub_damaged_total{tier=\"ssd\"} 0\n",
+        "\nashlar_memory_refusals_total{tenant=\"blue\"} 0\n", "\nashlar_peer_refusals_total{reason=\"expired\"} 0\n",
+        "\nashlar_queue_rejections_total{queue=\"workers\"} 0\n", "\nashlar_transport_refused_total 0\n",
+        "\nashlar_ssd_set_aside_total 0\n"}) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
+  EXPECT_THAT(text, Not(HasSubstr("tier=\"hbm\"} 0\nashlar_tier"))) << "no tier that is not there";
+}
+
+TEST(MetricsTest, ALookUpEndsWithItsAnswerNotWithItsLanding) {
+  Metrics metrics({"blue"});
+  metrics.calls().LookedUp(0.0005);
+  metrics.calls().Finished(CacheCall::kLookupAndLand, absl::StatusCode::kOk, 0.5);
+  const std::string text = metrics.Text(TenantLabel::kNamed);
+  EXPECT_THAT(text, HasSubstr("\nashlar_lookup_duration_seconds_bucket{le=\"0.001\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("\nashlar_rpc_duration_seconds_bucket{method=\"LookupAndLand\",le=\"0.1\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("\nashlar_rpcs_total{code=\"OK\",method=\"LookupAndLand\"} 1\n"));
+}
+
+TEST(MetricsTest, TellWhenTheCertificateEnds) {
+  Metrics metrics({"blue"});
+  Levels levels;
+  levels.cluster.certificate_expiry = 1900000000;
+  metrics.Set(levels);
+  EXPECT_THAT(metrics.Text(TenantLabel::kNamed),
+              HasSubstr("\nashlar_certificate_expiry_timestamp_seconds 1900000000\n"));
+}
+
+TEST(HttpEndpointTest, SaysWhyEnginesShouldNotBeSentThere) {
+  const Metrics metrics({"blue"});
+  v1::Config config;
+  config.mutable_listen()->set_metrics_address("127.0.0.1:0");
+  std::string why = kSlowFabric;
+  const auto http =
+      HttpEndpoint::Start(config, metrics, {.alive = [] { return true; }, .unready = [&] { return why; }});
+  ASSERT_TRUE(http.ok()) << http.status();
+  const std::string refused = HttpPeer((*http)->port()).Ask("/readyz");
+  EXPECT_THAT(refused, StartsWith("HTTP/1.1 503 "));
+  EXPECT_THAT(refused, EndsWith(absl::StrCat(kSlowFabric, "\n")));
+  why = "";
+  EXPECT_THAT(HttpPeer((*http)->port()).Ask("/readyz"), EndsWith("\nready\n"));
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

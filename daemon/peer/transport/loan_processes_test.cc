@@ -1,0 +1,182 @@
+// Remote reads between processes, one of which is killed or stopped in the middle.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "daemon/peer/transport/testing/held_bytes.h"
+#include "daemon/peer/transport/testing/reading.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr size_t kAreaBytes = Areas::kArea;
+constexpr int64_t kLittleSilence = 300'000'000;
+
+// Told to a reader over a pipe.
+struct Told {
+  HostPort peer;
+  Grant grant;
+  RemoteMemory memory;
+};
+void Tell(int pipe, const Told& told) {
+  const auto put = [pipe](const void* data, size_t size) {
+    ASSERT_EQ(write(pipe, data, size), static_cast<ssize_t>(size));
+  };
+  const uint64_t arenas = told.memory.arenas.size(), runs = told.memory.runs.size();
+  put(&told.peer.port, sizeof told.peer.port);
+  put(&told.grant, sizeof told.grant);
+  put(&arenas, sizeof arenas);
+  for (const RemoteArena& arena : told.memory.arenas) {
+    const uint64_t numbers[] = {arena.base, arena.bytes, arena.key.size()};
+    put(numbers, sizeof numbers);
+    put(arena.key.data(), arena.key.size());
+  }
+  put(&runs, sizeof runs);
+  put(told.memory.runs.data(), runs * sizeof(RemoteRun));
+}
+Told Hear(int pipe) {
+  const auto get = [pipe](void* data, size_t size) {
+    for (size_t at = 0; at < size;) {
+      const ssize_t got = read(pipe, static_cast<char*>(data) + at, size - at);
+      if (got <= 0) std::abort();
+      at += static_cast<size_t>(got);
+    }
+  };
+  Told told{.peer = {"127.0.0.1", 0}};
+  uint64_t arenas = 0, runs = 0;
+  get(&told.peer.port, sizeof told.peer.port);
+  get(&told.grant, sizeof told.grant);
+  get(&arenas, sizeof arenas);
+  for (uint64_t i = 0; i < arenas; ++i) {
+    uint64_t numbers[3];
+    get(numbers, sizeof numbers);
+    RemoteArena& arena =
+        told.memory.arenas.emplace_back(RemoteArena{std::string(numbers[2], 0), numbers[0], numbers[1]});
+    get(arena.key.data(), arena.key.size());
+  }
+  get(&runs, sizeof runs);
+  told.memory.runs.resize(runs);
+  get(told.memory.runs.data(), runs * sizeof(RemoteRun));
+  return told;
+}
+
+// Fetches again and again, and ends at the first failure. One read is under way at a time: where a connection has
+// failed and there are more, UCX's software ends the holder's process.
+void ReadOn(Transport& transport, const Told& told) {
+  const auto memory = std::make_shared<const RemoteMemory>(told.memory);
+  std::vector<std::byte> here(1 << 20);
+  for (bool well = true; well;) {
+    Outcome outcome;
+    transport.Fetch(told.peer, told.grant, 0, {here}, 0, outcome.done(), memory);
+    well = outcome.Wait().ok();
+  }
+}
+
+// The other end of a test below, in a process of its own.
+TEST(LoanProcess, HoldsOrReads) {
+  const char* const role = std::getenv("ASHLAR_TEST_LOANS");
+  if (role == nullptr) GTEST_SKIP() << "started by LoanProcessesTest";
+  int pipe = 0;
+  const auto transport = StartReading();
+  if (std::sscanf(role, "read %d", &pipe) == 1) {
+    ReadOn(*transport, Hear(pipe));
+    for (;;) pause();
+  }
+  ASSERT_EQ(std::sscanf(role, "hold %d", &pipe), 1);
+  std::mt19937_64 random(1);
+  Areas areas(2);
+  areas.RegisterAt(*transport);
+  const Spans spans = areas.Object(2 * kAreaBytes, true, random);
+  for (const auto& span : spans) std::fill(span.begin(), span.end(), std::byte{0x11});
+  const Grant grant = transport->Allow(GrantAccess::kRead, 2 * kAreaBytes, std::make_shared<HeldBytes>(spans));
+  Tell(pipe, {transport->address(), grant, transport->Describe(spans)});
+  for (;;) pause();
+}
+
+// The process, with the end of a pipe that it keeps.
+pid_t StartLoanProcess(const std::string& role, int pipe) {
+  const std::string variable = "ASHLAR_TEST_LOANS=" + role + " " + std::to_string(pipe);
+  const pid_t child = fork();
+  if (child != 0) return child;
+  const char* const arguments[] = {"test", "--gtest_filter=LoanProcess.HoldsOrReads", nullptr};
+  const char* const environment[] = {variable.c_str(), nullptr};
+  execve("/proc/self/exe", const_cast<char**>(arguments), const_cast<char**>(environment));
+  _exit(1);
+}
+
+TEST(LoanProcessesTest, AHolderThatDiesOrStopsInTheMiddleIsNoticed) {
+  const auto asker = StartReading({.silence = kLittleSilence});
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = StartLoanProcess("hold", ends[1]);
+    close(ends[1]);
+    const Told told = Hear(ends[0]);
+    close(ends[0]);
+    const auto memory = std::make_shared<const RemoteMemory>(told.memory);
+    std::vector<std::byte> here(2 * kAreaBytes);
+    for (int i = 0; i < 2; ++i) {  // the first one comes by messages
+      WaitFor([&] {                // a busy machine is silent for longer, too
+        Outcome whole;
+        asker->Fetch(told.peer, told.grant, 0, {here}, 0, whole.done(), memory);
+        return whole.Wait().ok();
+      });
+      EXPECT_EQ(std::count(here.begin(), here.end(), std::byte{0x11}), static_cast<ptrdiff_t>(here.size()));
+    }
+    std::vector<Outcome> cut(16);
+    const uint64_t before = asker->stats().read_bytes;
+    for (Outcome& each : cut) asker->Fetch(told.peer, told.grant, 0, {here}, 0, each.done(), memory);
+    WaitFor([&] { return asker->stats().read_bytes > before || cut[0].IsThere(); });
+    kill(child, signal);
+    bool lost = false;
+    for (Outcome& each : cut) {
+      const absl::Status status = each.Wait();
+      EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
+      lost |= !status.ok();
+    }
+    EXPECT_TRUE(lost);
+    const auto untouched = std::vector<std::byte>(2 * kAreaBytes, std::byte{0x22});
+    here = untouched;
+    if (signal == SIGSTOP) kill(child, SIGCONT);  // what it still sends is for nobody
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_TRUE(here == untouched);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+  }
+}
+
+TEST(LoanProcessesTest, AReaderThatDiesOrStopsInTheMiddleKeepsNothing) {
+  std::mt19937_64 random(1);
+  Areas areas(3);
+  const auto holder = StartReading({.silence = kLittleSilence});
+  areas.RegisterAt(*holder);
+  const Spans spans = areas.Object(3 * kAreaBytes, true, random);
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    const Grant grant = holder->Allow(GrantAccess::kRead, 3 * kAreaBytes, std::make_shared<HeldBytes>(spans));
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = StartLoanProcess("read", ends[0]);
+    close(ends[0]);
+    Tell(ends[1], {holder->address(), grant, holder->Describe(spans)});
+    close(ends[1]);
+    WaitFor([&] { return holder->stats().loans > 0; });
+    kill(child, signal);
+    RevokeNow(*holder, grant);  // is quiet in the end
+    WaitFor([&] {
+      const TransportStats stats = holder->stats();
+      return stats.loans == 0 && stats.transfers == 0;
+    });
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+  }
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

@@ -1,0 +1,113 @@
+// What breaks at the node that sends, while it sends: what lands is right, and what does not is a miss.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/nodes/peer_daemons.h"
+
+namespace ashlar::nodes {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr uint64_t kSlow = 400'000;  // bytes a second: a prompt takes two seconds and more
+constexpr size_t kLong = 300;        // tokens of a segment, of about 300 KB
+
+// ASHLAR_HOLDER_KILLS=50 kills so many in mid-fetch.
+class HolderFaultsTest : public PeerDaemonsTest {
+ protected:
+  std::vector<Tokens> LongPrompt() { return MakePrompt(random_(), 3, kLong); }
+  static Match Found(TestEngine& engine, const std::vector<Tokens>& prompt) {
+    std::optional<Match> match;
+    EXPECT_TRUE(Eventually([&] {
+      match.emplace(engine.Lookup(prompt));
+      return Hits(*match) == prompt.size();
+    }));
+    return *std::move(match);
+  }
+  // Until a daemon knows all that the others hold.
+  void AwaitEntries(size_t node) {
+    EXPECT_TRUE(Eventually([&] {
+      const auto all = static_cast<double>(cluster_->KeysInEtcd('e'));
+      const DaemonProcess& daemon = cluster_->daemon(node);
+      return all == cluster_->Sum("ashlar_objects") &&
+             daemon.Metric("ashlar_directory_entries") == all - daemon.Metric("ashlar_objects");
+    }));
+  }
+  static size_t Landed(const std::vector<MissReason>& reasons) {
+    return static_cast<size_t>(std::ranges::count(reasons, MissReason::kNone));
+  }
+};
+
+// Killed while its bytes are on their way: the other holder goes on; where there is none it is a miss. Either way the
+// next request is served.
+TEST_F(HolderFaultsTest, OneThatIsKilledInMidFetchIsReplacedOrAMiss) {
+  Start(3);
+  double landed_alone = 0, landed_replaced = 0, worst = 0;
+  const int kills = Times("ASHLAR_HOLDER_KILLS", 2);
+  for (int kill = 0; kill < kills; ++kill) {
+    const bool alone = kill % 2 == 0;
+    const std::vector<Tokens> prompt = LongPrompt();
+    Publish(cluster_->daemon(0), prompt);
+    if (!alone) ExpectToLand(cluster_->daemon(2), prompt, true);
+    TestEngine engine(cluster_->daemon(1).client_options());
+    engine.FillTargets(kPoison);
+    AwaitEntries(1);
+    for (const size_t holder : {0, 2}) cluster_->network().SetBetween(1, holder, {.bytes_per_second = kSlow});
+    {
+      const Match match = Found(engine, prompt);
+      Landing landing = engine.Land(match, prompt);
+      std::this_thread::sleep_for(milliseconds(random_() % 1500));
+      cluster_->daemon(0).Kill();
+      const Stopwatch since;
+      cluster_->network().Heal();
+      const std::vector<MissReason> reasons = landing.Wait(integration::kPatience);
+      worst = std::max(worst, since.ms());
+      ExpectRight(engine, prompt, reasons);
+      (alone ? landed_alone : landed_replaced) += static_cast<double>(Landed(reasons));
+      if (!alone) {
+        EXPECT_THAT(reasons, testing::Each(MissReason::kNone));
+      }
+    }
+    for (size_t i = 0; i < prompt.size(); ++i) {  // computed anew where it has not come
+      const ObjectKind kind = i == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
+      const Reservation reservation = engine.Reserve(kind, prompt[i]);
+      if (reservation.granted()) engine.model().Publish(reservation, engine.Compute(kind, prompt[i]));
+    }
+    ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
+    cluster_->daemon(0).Start();
+    EXPECT_TRUE(Eventually([&] { return cluster_->daemon(0).Metric("ashlar_peers_connected") == 2; }));
+  }
+  Figure("killed", kills);
+  Figure("from the kill to the verdict, at most, ms", worst);
+  Figure("segments landed without another holder", landed_alone);
+  Figure("segments landed with another holder", landed_replaced);
+  Figure("fetches that moved", cluster_->daemon(1).Metric("ashlar_remote_moved_total"));
+}
+
+// The same texts under another tenant's name: nothing of it is found, nor said.
+TEST_F(HolderFaultsTest, OneOfAnotherTenantGivesNothing) {
+  Start({.daemons = 2, .etcd = true, .complete = [this](const NodePlace& place, DaemonOptions* options) {
+           options->cluster = ClusterYaml(place, certificates_.Make(place.name, authority_));
+           options->tenants = absl::StrCat("tenants:\n  - {name: tenant", place.node, ", uids: [", ::getuid(),
+                                           "], dram_bytes: 64MiB}\n");
+         }});
+  const std::vector<Tokens> prompt = NewPrompt();
+  Publish(cluster_->daemon(0), prompt);
+  EXPECT_TRUE(Eventually([&] { return cluster_->KeysInEtcd('e') == static_cast<int64_t>(prompt.size()); }));
+  TestEngine engine(cluster_->daemon(1).client_options());
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(Hits(engine.Lookup(prompt)), 0u);
+    std::this_thread::sleep_for(milliseconds(100));
+  }
+  EXPECT_EQ(cluster_->daemon(1).Metric("ashlar_directory_entries"), 0) << "its namespace is not this tenant's";
+  engine.PublishPrompt(prompt);
+  EXPECT_EQ(Hits(engine.Lookup(prompt)), prompt.size());
+}
+
+}  // namespace
+}  // namespace ashlar::nodes
