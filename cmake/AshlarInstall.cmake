@@ -40,7 +40,7 @@ install(FILES ${PROJECT_BINARY_DIR}/ashlar.pc DESTINATION ${CMAKE_INSTALL_LIBDIR
 
 if(TARGET ashlar_c)
   install(TARGETS ashlar_c LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client)
-  install(FILES client/c/include/ashlar.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT client)
+  install(FILES client/c/include/ashlar.h client/c/include/ashlar_types.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT client)
   configure_file(cmake/ashlar-c.pc.in ashlar-c.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/ashlar-c.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT client)
 endif()

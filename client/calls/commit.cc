@@ -49,6 +49,7 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
   if (binding.pages_missing) return absl::ResourceExhaustedError("pages: the daemon has no room for them now");
   request.set_pages_id(binding.pages_id);
   request.mutable_page_table()->Add(text.page_table.begin(), text.page_table.end());
+  request.mutable_group_pages()->Add(text.group_pages.begin(), text.group_pages.end());
   std::optional<internal::PartSources> sources;  // a model of attention alone has no states to lie anywhere
   if (region != nullptr) {
     const std::optional<uint64_t> region_id = region->IdOn(*binding.connection);

@@ -17,7 +17,8 @@ constexpr size_t kCallBytes = 256;  // at most, for what the call itself adds: s
 }  // namespace
 
 std::optional<MatchAndLanding> Model::Impl::TryLookupAndLand(Model& model, const Prompt& prompt,
-                                                             std::span<const int32_t> page_table) const {
+                                                             std::span<const int32_t> page_table,
+                                                             std::span<const uint32_t> group_pages) const {
   const internal::Deadline deadline = reconnector->CallDeadline();
   const absl::StatusOr<internal::ModelBinding> binding = Bind();
   if (!binding.ok() || binding->pages == nullptr || !internal::FitsMessage(prompt, binding->connection->protocol()))
@@ -31,6 +32,7 @@ std::optional<MatchAndLanding> Model::Impl::TryLookupAndLand(Model& model, const
   request.set_lease((*lease)->lease());
   request.set_pages_id(binding->pages_id);
   request.mutable_page_table()->Add(page_table.begin(), page_table.end());
+  request.mutable_group_pages()->Add(group_pages.begin(), group_pages.end());
   request.set_model(binding->model->id());
   internal::Describe(prompt, opened->uses_prefixes(), *request.mutable_prompt());
   if (request.ByteSizeLong() + kCallBytes > limits::kMaxRequestBytes) return std::nullopt;
@@ -72,20 +74,22 @@ std::optional<MatchAndLanding> Model::Impl::TryLookupAndLand(Model& model, const
     return MatchAndLanding{Match(std::move(match)), {}, Landing(std::move(landing))};
   }
   landing = nullptr;
-  return model.LandAll(Match(std::move(match)), page_table);
+  return model.LandAll(Match(std::move(match)), page_table, group_pages);
 }
 
-MatchAndLanding Model::LandAll(Match match, std::span<const int32_t> page_table) {
+MatchAndLanding Model::LandAll(Match match, std::span<const int32_t> page_table,
+                               std::span<const uint32_t> group_pages) {
   std::vector<LandSegment> segments = match.impl_->WhatToLand();
-  Landing landing = Land(match, page_table, segments);
+  Landing landing = Land(match, page_table, segments, group_pages);
   return {std::move(match), std::move(segments), std::move(landing)};
 }
 
-MatchAndLanding Model::LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table) {
-  if (std::optional<MatchAndLanding> both = impl_->TryLookupAndLand(*this, prompt, page_table)) {
+MatchAndLanding Model::LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table,
+                                     std::span<const uint32_t> group_pages) {
+  if (std::optional<MatchAndLanding> both = impl_->TryLookupAndLand(*this, prompt, page_table, group_pages)) {
     return *std::move(both);
   }
-  return LandAll(Lookup(prompt), page_table);
+  return LandAll(Lookup(prompt), page_table, group_pages);
 }
 
 }  // namespace ashlar

@@ -36,7 +36,8 @@ struct Model::Impl {
   // Looks up and lands in one call. Empty if that takes two calls: the daemon is too old, the prompt is too long, or
   // the pages cannot be landed in now.
   std::optional<MatchAndLanding> TryLookupAndLand(Model& model, const Prompt& prompt,
-                                                  std::span<const int32_t> page_table) const;
+                                                  std::span<const int32_t> page_table,
+                                                  std::span<const uint32_t> group_pages) const;
 
   // Says in `object` what the daemon is told of one finished object. Its outcome where the daemon need not be asked.
   std::optional<PublishOutcome> Describe(const Publication& publication, const internal::ModelBinding& binding,

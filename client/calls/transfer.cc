@@ -61,6 +61,7 @@ std::optional<PublishOutcome> Model::Impl::Describe(const Publication& publicati
   object.set_provenance(static_cast<uint32_t>(parts.provenance));
   object.set_pages_id(binding.pages_id);
   object.mutable_page_table()->Add(parts.page_table.begin(), parts.page_table.end());
+  object.mutable_group_pages()->Add(parts.group_pages.begin(), parts.group_pages.end());
   object.set_first_position(parts.first_position);
   if (parts.linear.empty()) return std::nullopt;
   if (parts.region.impl_ == nullptr) return PublishOutcome::kBadSource;
@@ -111,7 +112,8 @@ std::vector<PublishOutcome> Model::Publish(std::span<const Publication> objects)
   return outcomes;
 }
 
-Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments) {
+Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments,
+                    std::span<const uint32_t> group_pages) {
   auto landing = std::make_unique<Landing::Impl>(impl_->opened->layout());
   const Match::Impl& matched = *match.impl_;
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
@@ -162,6 +164,7 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
   request.set_lease(matched.lease->lease());
   request.set_pages_id(binding->pages_id);
   request.mutable_page_table()->Add(page_table.begin(), page_table.end());
+  request.mutable_group_pages()->Add(group_pages.begin(), group_pages.end());
   landing->model = binding->model;
   landing->lease = matched.lease;
   landing->pages = binding->pages;

@@ -24,9 +24,10 @@ Background::~Background() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-std::shared_ptr<Background::Task> Background::Start(std::function<void()> work) {
+std::shared_ptr<Background::Task> Background::Start(std::function<void()> work, std::optional<Late> late) {
   auto task = std::make_shared<Task>();
   task->work_ = std::move(work);
+  task->late_ = std::move(late);
   const std::lock_guard lock(mutex_);
   // The destructor joins the threads without the lock: none may be added then.
   if (stopping_ || tasks_.size() >= kMostTasks) return nullptr;
@@ -56,8 +57,11 @@ void Background::Serve() {
     const std::shared_ptr<Task> task = std::move(tasks_.front());
     tasks_.pop_front();
     lock.unlock();
-    task->work_();
+    const bool late =
+        task->late_.has_value() && std::chrono::steady_clock::now() - task->started_ > task->late_->patience;
+    late ? task->late_->otherwise() : task->work_();
     task->work_ = nullptr;
+    task->late_.reset();
     {
       const std::lock_guard done(task->mutex_);
       task->done_ = true;

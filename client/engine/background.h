@@ -1,12 +1,14 @@
 // Background: runs calls of the daemon that an engine has started and does not wait for.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -18,6 +20,13 @@ class Background {
   static constexpr size_t kMostThreads = 4;
   static constexpr size_t kMostTasks = 1024;
 
+  // The stand-in for work that has waited for a thread longer than `patience`: behind calls that hang, what
+  // nobody waits for any more would take its turn, too.
+  struct Late {
+    std::chrono::milliseconds patience;
+    std::function<void()> otherwise;
+  };
+
   // Something that was started. Thread-safe.
   class Task {
    public:
@@ -27,6 +36,8 @@ class Background {
    private:
     friend class Background;
     std::function<void()> work_;  // empty once it is done
+    std::optional<Late> late_;    // likewise
+    std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     bool done_ = false;  // guarded by mutex_
@@ -36,7 +47,7 @@ class Background {
 
   // Null: too many are waiting already, there is no thread to run it, or this is being destroyed: a task that ends then
   // may start another.
-  std::shared_ptr<Task> Start(std::function<void()> work);
+  std::shared_ptr<Task> Start(std::function<void()> work, std::optional<Late> late = std::nullopt);
 
  private:
   void Serve();

@@ -70,8 +70,10 @@ void Hand(CacheState& cache, const std::vector<std::shared_ptr<Setting>>& settin
     work(settings);
   } else {
     for (const auto& setting : settings) setting->OwnTokens();
-    task = cache.background.Start([settings, work] { RunOr([&] { work(settings); }, [&] { MissAll(settings); }); });
-    if (task == nullptr) MissAll(settings);
+    const auto miss = [settings] { MissAll(settings); };
+    task = cache.look_ups.Start([settings, work, miss] { RunOr([&] { work(settings); }, miss); },
+                                Background::Late{.patience = cache.patience, .otherwise = miss});
+    if (task == nullptr) miss();
   }
   for (size_t i = 0; i < begun.size(); ++i) {
     begun[i]->starting = task;
@@ -312,10 +314,30 @@ Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) noexcept 
 Status Cache::HandOff(const Text& text, const char* node, uint32_t wait_ms) noexcept {
   return OnOpen(impl_, [&](CacheState& cache) -> Status {
     if (Status status = CheckHandOff(cache, text, node); !status.ok()) return status;
-    const HandOffOutcome outcome = HandTextOff(cache, text, node, std::chrono::milliseconds(wait_ms));
+    const HandOffOutcome outcome = HandTextOff(cache, HandedText(text, node), std::chrono::milliseconds(wait_ms));
     if (outcome == HandOffOutcome::kHanded) return {};
     if (outcome == HandOffOutcome::kLate) return {.code = Code::kPending};
     return MakeStatus(Code::kUnavailable, std::string(Name(outcome)));
+  });
+}
+
+Status Cache::StartHandOff(const Text& text, const char* node, uint32_t wait_ms, uint8_t* outcome, Job* job) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) -> Status {
+    if (job == nullptr) return Invalid("job: null");
+    if (outcome == nullptr) return Invalid("outcome: null");
+    if (Status status = CheckHandOff(cache, text, node); !status.ok()) return status;
+    auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
+    const auto busy = [outcome] { *outcome = static_cast<uint8_t>(HandOffOutcome::kBusy); };
+    made->task =
+        cache.hand_offs.Start([&cache, handed = std::make_shared<HandedText>(text, node), wait_ms, outcome, busy] {
+          const auto hand = [&] {
+            *outcome = static_cast<uint8_t>(HandTextOff(cache, *handed, std::chrono::milliseconds(wait_ms)));
+          };
+          RunOr(hand, busy);
+        });
+    if (made->task == nullptr) busy();
+    Access::Put(std::move(made), *job);
+    return {};
   });
 }
 
@@ -336,14 +358,20 @@ void Cache::Stored(StoredSegments* out) const noexcept {
   });
 }
 
-uint64_t Cache::TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept {
+uint64_t Cache::TakeQuietPagesOf(uint32_t group, int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept {
   uint64_t taken = 0;
   if (pages == nullptr) return taken;
   OnOpen(impl_, [&](CacheState& cache) {
-    taken = cache.quarantine.Take({pages, capacity}, std::chrono::milliseconds(timeout_ms));
+    if (group < cache.groups.all.size()) {
+      const uint32_t set = cache.groups.SetOf(group);
+      taken = cache.quarantine.Take(set, {pages, capacity}, std::chrono::milliseconds(timeout_ms));
+    }
     return Status();
   });
   return taken;
+}
+uint64_t Cache::TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept {
+  return TakeQuietPagesOf(0, pages, capacity, timeout_ms);
 }
 uint64_t Cache::PollQuietPages(int32_t* pages, uint64_t capacity) noexcept {
   return TakeQuietPages(pages, capacity, 0);
@@ -367,6 +395,9 @@ const char* PublishName(uint8_t outcome) noexcept {
 }
 const char* CommitName(uint8_t outcome) noexcept {
   return Name(static_cast<CommitOutcome>(outcome)).data();
+}
+const char* HandOffName(uint8_t outcome) noexcept {
+  return Name(static_cast<HandOffOutcome>(outcome)).data();
 }
 
 }  // namespace ashlar::engine

@@ -46,6 +46,7 @@ absl::StatusOr<std::shared_ptr<CacheState>> CacheState::Open(std::shared_ptr<Cli
   cache->compose = options.compose;
   cache->land = Milliseconds(options.land_ms);
   cache->quiet = Milliseconds(options.quiet_ms);
+  cache->patience = Milliseconds(options.timeout_ms);
   if (options.workers.run != nullptr) cache->workers = std::make_unique<LentWorkers>(options.workers);
   if (absl::Status status = cache->OpenModel(model); !status.ok()) return status;
   cache->warning = WarningOf(cache->layout(), options.epsilon);
@@ -59,21 +60,23 @@ absl::Status CacheState::OpenModel(const DescribedModel& described) {
   if (!opened.ok()) return NameModel(opened.status());
   model = *std::move(opened);
   page_tokens = described.layout.page_tokens;
+  groups.all = {{.page_tokens = page_tokens}};
   tensor_parallel_size = described.shard.tensor_parallel_size;
   return absl::OkStatus();
 }
 
 absl::Status CacheState::TakeMemory(const Memory& memory) {
   if (memory.kind == MemoryKind::kNone) return absl::OkStatus();
-  absl::StatusOr<PagedCache> pages = Describe(memory, page_tokens);
+  absl::StatusOr<std::vector<uint32_t>> group_of = GroupsOf(memory, layout());
+  if (!group_of.ok()) return group_of.status();
+  absl::StatusOr<PagedCache> pages = Describe(memory, page_tokens, *group_of);
   if (!pages.ok()) return pages.status();
   uint64_t bytes = memory.bytes;
   if (memory.places == nullptr) {
     if (memory.kind == MemoryKind::kMemfd) return absl::InvalidArgumentError("memory.places: null");
-    absl::StatusOr<PlacedPages> placed = PlacePages(layout(), memory.pages);
+    absl::StatusOr<uint64_t> placed = PlacePages(layout(), *group_of, *pages);
     if (!placed.ok()) return placed.status();
-    *pages = std::move(placed->pages);
-    bytes = placed->bytes;
+    bytes = *placed;
   }
   if (pages->layers.empty() && bytes == 0) return absl::OkStatus();  // a model without attention has no pages
   if (region.size() == 0) {
@@ -86,6 +89,13 @@ absl::Status CacheState::TakeMemory(const Memory& memory) {
     return absl::Status(status.code(), absl::StrCat("memory: ", status.message()));
   }
   std::ranges::transform(pages->layers, std::back_inserter(places), ToPlace);
+  groups.named = !pages->groups.empty();
+  groups.common_pages = pages->common_pages;
+  groups.all = {{.page_tokens = pages->page_tokens, .pages = pages->pages}};
+  if (groups.named) groups.all.clear();
+  for (const PageGroup& group : pages->groups) {
+    groups.all.push_back({.page_tokens = group.page_tokens, .pages = group.pages});
+  }
   return absl::OkStatus();
 }
 

@@ -15,6 +15,7 @@
 #include "client/engine/background.h"
 #include "client/engine/describe.h"
 #include "client/engine/lent_workers.h"
+#include "client/engine/page_tables.h"
 #include "client/engine/quarantine.h"
 #include "client/engine/staging.h"
 #include "client/session/process_bound.h"
@@ -43,12 +44,14 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   Region region;  // empty without a memory
   std::vector<PagePlace> places;
   uint32_t page_tokens = 0;
+  LayerGroups groups;
   uint32_t tensor_parallel_size = 1;
   PrefixUse prefixes;
   double epsilon = 0;
   std::string warning;  // about the options; empty: none
   ComposeBy compose = ComposeBy::kProcess;
   Milliseconds land{0}, quiet{0};
+  Milliseconds patience{0};                   // of what is started: until it is given up where no thread is free
   std::unique_ptr<kernels::Workers> workers;  // null: the calling thread works alone
 
   // In the order of their dependence: work that was started ends first.
@@ -64,7 +67,8 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
     served.push_back(result);
   }
   std::atomic<uint64_t> daemon_advances = 0;  // layers that the daemon has advanced
-  Background background;
+  // Look-ups that were started wait for no commit, and neither for a hand-off.
+  Background background, look_ups, hand_offs;
 
  private:
   explicit CacheState(std::shared_ptr<Client> its_client) : client(std::move(its_client)), staging(*client) {}

@@ -129,12 +129,17 @@ Status CheckHandOff(const CacheState& cache, const Text& text, const char* node)
   return {};
 }
 
-HandOffOutcome HandTextOff(CacheState& cache, const Text& text, const char* node, std::chrono::milliseconds wait) {
-  const auto media = DescribeMedia(text.media, text.media_count, text.token_count, "text.media");
-  CommitParts parts{.tokens = {text.tokens, text.token_count}};
-  std::ranges::copy(text.conversation, parts.conversation.begin());
-  parts.media = *media;
-  return cache.model.HandOff(parts, node, wait);
+HandedText::HandedText(const Text& text, const char* its_node) : tokens(text.tokens, text.token_count), node(its_node) {
+  std::ranges::copy(text.conversation, conversation.begin());
+  const auto described = DescribeMedia(text.media, text.media_count, text.token_count, "text.media");
+  if (described.ok()) media = *described;  // it has been checked
+}
+
+HandOffOutcome HandTextOff(CacheState& cache, const HandedText& text, std::chrono::milliseconds wait) {
+  CommitParts parts{.tokens = text.tokens};
+  parts.conversation = text.conversation;
+  parts.media = text.media;
+  return cache.model.HandOff(parts, text.node, wait);
 }
 
 Status CheckText(const CacheState& cache, const Text& text, const std::string& field) {
@@ -147,14 +152,13 @@ Status CheckText(const CacheState& cache, const Text& text, const std::string& f
   if (text.outcomes == nullptr) return Invalid(field, ".outcomes: null");
   const auto media = DescribeMedia(text.media, text.media_count, text.token_count, field + ".media");
   if (!media.ok()) return ToStatus(media.status());
-  if (text.page_count > limits::kMaxPromptTokens) return Invalid(field, ".page_count: too many");
   if (text.checkpoint_count > limits::kMaxCheckpointsPerCommit) {
     return Invalid(field, ".checkpoint_count: more than ", limits::kMaxCheckpointsPerCommit);
   }
-  if (text.page_table == nullptr && text.page_count > 0) return Invalid(field, ".page_table: null");
-  if (cache.has_pages() && text.page_count * cache.page_tokens < text.token_count) {
-    return Invalid(field, ".page_count: ", text.page_count, " pages of ", cache.page_tokens, " tokens, for ",
-                   text.token_count);
+  if (Status status = CheckTables(cache.groups, PagesOf(text), field); !status.ok()) return status;
+  if (cache.has_pages()) {
+    Status status = CheckReach(cache.groups, PagesOf(text), 0, text.token_count, field);
+    if (!status.ok()) return status;
   }
   uint64_t before = 0;
   for (uint32_t i = 0; i < text.checkpoint_count; ++i) {
@@ -180,8 +184,8 @@ void SetOutcomes(const Text& text, CommitOutcome outcome) {
 CommittedText::CommittedText(const Text& given, std::shared_ptr<Setting> its_began)
     : text(given),
       began(std::move(its_began)),
+      pages(GroupedPages::From(PagesOf(given))),
       checkpoints_(given.checkpoints, given.checkpoints + given.checkpoint_count),
-      pages_(given.page_table, given.page_table + given.page_count),
       span_(given.span, given.span + given.span_count) {
   exact = !given.composed && (began == nullptr || began->exact().value_or(false));
   for (Checkpoint& checkpoint : checkpoints_) {
@@ -191,7 +195,8 @@ CommittedText::CommittedText(const Text& given, std::shared_ptr<Setting> its_beg
   const auto described = DescribeMedia(given.media, given.media_count, given.token_count, "media");
   if (described.ok()) media = *described;  // it has been checked
   text.checkpoints = checkpoints_.data();
-  text.page_table = pages_.data();
+  text.page_table = nullptr;
+  text.page_tables = nullptr;
   text.span = span_.data();
   if (began != nullptr) began->BeginCommit();
 }
@@ -209,7 +214,8 @@ void CommitText(CacheState& cache, const CommittedText& committed) {
                     .checkpoints = {},
                     .span = {},
                     .region = cache.region,
-                    .page_table = {text.page_table, text.page_count}};
+                    .page_table = committed.pages.entries};
+  parts.group_pages = committed.pages.group_pages;
   std::ranges::copy(text.conversation, parts.conversation.begin());
   parts.media = committed.media;
   bool staged = text.span_count > 0;

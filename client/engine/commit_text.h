@@ -29,11 +29,11 @@ struct CommittedText {
   bool exact = true;
   std::shared_ptr<Setting> began;
   std::vector<MediaHash> media;
+  GroupedPages pages;
 
  private:
   std::vector<Checkpoint> checkpoints_;
   std::vector<std::vector<LinearTensors>> linear_;
-  std::vector<int32_t> pages_;
   std::vector<SpanRows> span_;
 };
 
@@ -44,6 +44,14 @@ void SetOutcomes(const Text& text, CommitOutcome outcome);
 
 // Of a text that was committed, and the node that it is handed to.
 Status CheckHandOff(const CacheState& cache, const Text& text, const char* node);
-HandOffOutcome HandTextOff(CacheState& cache, const Text& text, const char* node, std::chrono::milliseconds wait);
+// What a hand-off says of a checked text: all but its tokens is copied.
+struct HandedText {
+  HandedText(const Text& text, const char* node);
+  std::span<const int32_t> tokens;
+  ConversationId conversation{};
+  std::vector<MediaHash> media;
+  std::string node;
+};
+HandOffOutcome HandTextOff(CacheState& cache, const HandedText& text, std::chrono::milliseconds wait);
 
 }  // namespace ashlar::engine

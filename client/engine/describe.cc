@@ -13,6 +13,7 @@ namespace ashlar::engine {
 namespace {
 
 constexpr uint64_t kAlignment = 64;
+constexpr uint32_t kNoGroup = UINT32_MAX;
 constexpr uint64_t kMostBytes = uint64_t{1} << 46;  // of a memory: no machine has it
 
 uint64_t Align(uint64_t bytes) {
@@ -123,11 +124,57 @@ absl::Status NameModel(const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("model.", message));
 }
 
-absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens) {
+absl::StatusOr<std::vector<uint32_t>> GroupsOf(const Memory& memory, const ashlar::Layout& shard) {
+  std::vector<uint32_t> group_of;
+  if (memory.group_count == 0) {
+    if (memory.common_pages) return ashlar::Invalid("memory.common_pages: there are no groups");
+    return group_of;
+  }
+  if (memory.groups == nullptr) return ashlar::Invalid("memory.groups: null");
+  if (memory.group_count > limits::kMaxLayers)
+    return ashlar::Invalid("memory.group_count: more than ", limits::kMaxLayers);
+  const auto attends = [&shard](uint32_t layer) {
+    return layer < shard.layers.size() && std::holds_alternative<ashlar::AttentionLayer>(shard.layers[layer]);
+  };
+  group_of.assign(shard.layers.size(), kNoGroup);
+  for (uint32_t g = 0; g < memory.group_count; ++g) {
+    const LayerGroup& group = memory.groups[g];
+    const std::string field = absl::StrCat("memory.groups[", g, "].layer");
+    if (group.layer_count == 0) return ashlar::Invalid(field, "_count: none");
+    if (group.layers == nullptr) return ashlar::Invalid(field, "s: null");
+    for (uint32_t i = 0; i < group.layer_count; ++i) {
+      const uint32_t layer = group.layers[i];
+      if (!attends(layer)) return ashlar::Invalid(field, "s[", i, "]: ", layer, " is no attention layer");
+      if (group_of[layer] != kNoGroup)
+        return ashlar::Invalid(field, "s[", i, "]: layer ", layer, " is in groups[", group_of[layer], "]");
+      group_of[layer] = g;
+    }
+  }
+  for (uint32_t layer = 0; layer < group_of.size(); ++layer) {
+    if (attends(layer) && group_of[layer] == kNoGroup)
+      return ashlar::Invalid("memory.groups: attention layer ", layer, " is in none");
+  }
+  return group_of;
+}
+
+absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens, const std::vector<uint32_t>& group_of) {
   PagedCache pages{.page_tokens = page_tokens, .pages = memory.pages, .layers = {}};
+  pages.common_pages = memory.common_pages;
+  for (uint32_t g = 0; g < memory.group_count; ++g) {
+    const LayerGroup& group = memory.groups[g];
+    pages.groups.push_back({.page_tokens = group.page_tokens == 0 ? page_tokens : group.page_tokens,
+                            .pages = group.pages == 0 ? memory.pages : group.pages});
+    const std::string field = absl::StrCat("memory.groups[", g, "]");
+    if (pages.groups[g].pages == 0) return ashlar::Invalid(field, ".pages: none");
+    if (pages.groups[g].page_tokens > limits::kMaxPageTokens)
+      return ashlar::Invalid(field, ".page_tokens: more than ", limits::kMaxPageTokens);
+    if (pages.common_pages && pages.groups[g].pages != pages.groups[0].pages)
+      return ashlar::Invalid(field, ".pages: ", pages.groups[g].pages, ", and common pages are as many in each group");
+  }
   if (memory.places == nullptr && memory.place_count > 0) return ashlar::Invalid("memory.places: null");
   for (uint32_t i = 0; i < memory.place_count; ++i) {
     const PagePlace& place = memory.places[i];
+    const bool grouped = place.layer < group_of.size() && group_of[place.layer] != kNoGroup;
     pages.layers.push_back({.layer = place.layer,
                             .key_offset = place.key_offset,
                             .value_offset = place.value_offset,
@@ -139,40 +186,68 @@ absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens) 
                             .value_scale_offset = place.value_scale_offset,
                             .scale_page_stride = place.scale_page_stride,
                             .scale_token_stride = place.scale_token_stride,
-                            .scale_head_stride = place.scale_head_stride});
+                            .scale_head_stride = place.scale_head_stride,
+                            .group = grouped ? group_of[place.layer] : 0});
   }
   return pages;
 }
 
-absl::StatusOr<PlacedPages> PlacePages(const ashlar::Layout& shard, uint32_t pages) {
-  PlacedPages placed{.pages = {.page_tokens = shard.page_tokens, .pages = pages, .layers = {}}};
-  if (pages == 0) return ashlar::Invalid("memory.pages: none");
+namespace {
+
+// One page of a layer, whose keys, values and scales begin at `begin`; strides from page to page are not set. Returns
+// the end of keys and values, and of all.
+std::pair<uint64_t, uint64_t> PlacePage(const ashlar::AttentionLayer& attention, uint32_t page_tokens, uint64_t begin,
+                                        PagedLayer& layer) {
+  const uint64_t element = ElementBytes(attention.dtype);
+  const uint64_t key = attention.key_dim * element, value = attention.value_dim * element;
+  // Keys and values of one token side by side: one stride serves both.
+  layer.key_offset = begin;
+  layer.value_offset = begin + attention.kv_heads * key;
+  layer.token_stride = Align(attention.kv_heads * (key + value));
+  layer.key_head_stride = key;
+  layer.value_head_stride = value;
+  const uint64_t rows_end = begin + layer.token_stride * page_tokens;
+  if (!attention.scales) return {rows_end, rows_end};
+  layer.scale_head_stride = sizeof(float);
+  layer.scale_token_stride = 2 * attention.kv_heads * sizeof(float);
+  return {rows_end, rows_end + layer.scale_token_stride * page_tokens};
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> PlacePages(const ashlar::Layout& shard, const std::vector<uint32_t>& group_of,
+                                    PagedCache& pages) {
+  if (pages.groups.empty() && pages.pages == 0) return ashlar::Invalid("memory.pages: none");
+  uint64_t bytes = 0, page_bytes = 0;
+  std::vector<uint64_t> ends(std::max<size_t>(pages.groups.size(), 1));  // of what is placed in a common page so far
   for (uint32_t i = 0; i < shard.layers.size(); ++i) {
     const auto* attention = std::get_if<ashlar::AttentionLayer>(&shard.layers[i]);
     if (attention == nullptr) continue;
-    const uint64_t element = ElementBytes(attention->dtype);
-    const uint64_t key = attention->key_dim * element, value = attention->value_dim * element;
-    // Keys and values of one token side by side: one stride serves both.
-    PagedLayer layer{.layer = i,
-                     .key_offset = placed.bytes,
-                     .value_offset = placed.bytes + attention->kv_heads * key,
-                     .token_stride = Align(attention->kv_heads * (key + value)),
-                     .key_head_stride = key,
-                     .value_head_stride = value};
-    layer.page_stride = layer.token_stride * shard.page_tokens;
-    placed.bytes += layer.page_stride * pages;
+    const uint32_t group = group_of.empty() ? 0 : group_of[i];
+    const PageGroup of = pages.groups.empty() ? PageGroup{pages.page_tokens, pages.pages} : pages.groups[group];
+    PagedLayer layer{.layer = i, .group = group};
+    uint64_t& begin = pages.common_pages ? ends[group] : bytes;
+    const auto [rows_end, end] = PlacePage(*attention, of.page_tokens, begin, layer);
+    const uint64_t scales = pages.common_pages ? rows_end : begin + (rows_end - begin) * of.pages;
     if (attention->scales) {
-      layer.scale_head_stride = sizeof(float);
-      layer.scale_token_stride = 2 * attention->kv_heads * sizeof(float);
-      layer.scale_page_stride = layer.scale_token_stride * shard.page_tokens;
-      layer.key_scale_offset = placed.bytes;
-      layer.value_scale_offset = placed.bytes + attention->kv_heads * sizeof(float);
-      placed.bytes = Align(placed.bytes + layer.scale_page_stride * pages);
+      layer.key_scale_offset = scales;
+      layer.value_scale_offset = scales + attention->kv_heads * sizeof(float);
     }
-    if (placed.bytes > kMostBytes) return ashlar::Invalid("memory.pages: ", pages, " take too many bytes");
-    placed.pages.layers.push_back(layer);
+    layer.page_stride = rows_end - begin;
+    layer.scale_page_stride = end - rows_end;
+    begin = pages.common_pages ? Align(end) : Align(scales + layer.scale_page_stride * of.pages);
+    page_bytes = std::max(page_bytes, begin);
+    if (begin > kMostBytes) return ashlar::Invalid("memory.pages: ", of.pages, " take too many bytes");
+    pages.layers.push_back(layer);
   }
-  return placed;
+  if (!pages.common_pages) return bytes;
+  for (PagedLayer& layer : pages.layers) {
+    layer.page_stride = page_bytes;
+    layer.scale_page_stride = layer.scale_token_stride == 0 ? 0 : page_bytes;
+  }
+  bytes = page_bytes * pages.groups.front().pages;
+  if (bytes > kMostBytes) return ashlar::Invalid("memory.pages: ", pages.groups.front().pages, " take too many bytes");
+  return bytes;
 }
 
 PagePlace ToPlace(const PagedLayer& layer) {

@@ -28,16 +28,18 @@ absl::StatusOr<std::vector<MediaHash>> DescribeMedia(const Media* media, uint64_
 // both.
 absl::Status NameModel(const absl::Status& status);
 
-// Reads the engine's own places. INVALID_ARGUMENT if pointer and count disagree.
-absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens);
+// Returns each layer's group; empty without groups. INVALID_ARGUMENT unless each attention layer is in one of them.
+absl::StatusOr<std::vector<uint32_t>> GroupsOf(const Memory& memory, const ashlar::Layout& shard);
 
-// Places the pages of a shard's attention layers one behind the other: keys of all pages, then values, then scales.
-// `bytes`: the bytes that they take; 0 without attention.
-struct PlacedPages {
-  PagedCache pages;
-  uint64_t bytes = 0;
-};
-absl::StatusOr<PlacedPages> PlacePages(const ashlar::Layout& shard, uint32_t pages);
+// Reads the engine's groups and its own places. INVALID_ARGUMENT if pointer and count disagree, or a group has no
+// pages.
+absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens, const std::vector<uint32_t>& group_of);
+
+// Places the pages of a shard's attention layers in `pages`, and returns the bytes that they take: keys and values of
+// one layer's pages, then scales, behind those of the layer before. Common pages begin together: all layers of a group
+// lie in one page, which has room for any group's. 0 without attention.
+absl::StatusOr<uint64_t> PlacePages(const ashlar::Layout& shard, const std::vector<uint32_t>& group_of,
+                                    PagedCache& pages);
 
 PagePlace ToPlace(const PagedLayer& layer);
 

@@ -24,13 +24,13 @@ class Quarantine::Doubt {
 
  private:
   friend class Quarantine;
-  std::vector<int32_t> pages_;
+  std::vector<Page> pages_;
   bool kept_ = true;  // not yet the engine's again
   std::mutex mutex_;
   std::optional<Landing> landing_;  // guarded by mutex_; goes first, and waits
 };
 
-std::shared_ptr<Quarantine::Doubt> Quarantine::Keep(std::optional<Landing> landing, std::vector<int32_t> pages) {
+std::shared_ptr<Quarantine::Doubt> Quarantine::Keep(std::optional<Landing> landing, std::vector<Page> pages) {
   auto doubt = std::make_shared<Doubt>();
   doubt->landing_ = std::move(landing);
   doubt->pages_ = std::move(pages);
@@ -63,22 +63,23 @@ void Quarantine::Sort() {
   std::erase_if(doubts_, [this](const std::shared_ptr<Doubt>& doubt) {
     if (!doubt->quiet(kAskAgain)) return false;
     doubt->kept_ = false;
-    quiet_.insert(quiet_.end(), doubt->pages_.begin(), doubt->pages_.end());
+    for (const auto& [set, page] : doubt->pages_) quiet_[set].push_back(page);
     return true;
   });
 }
 
-uint64_t Quarantine::Take(std::span<int32_t> pages, std::chrono::milliseconds timeout) {
+uint64_t Quarantine::Take(uint32_t set, std::span<int32_t> pages, std::chrono::milliseconds timeout) {
   const auto give_up = std::chrono::steady_clock::now() + timeout;
   for (;;) {
     std::vector<std::shared_ptr<Doubt>> doubtful;
     {
       const std::lock_guard lock(mutex_);
       Sort();
-      if (!quiet_.empty() || doubts_.empty() || std::chrono::steady_clock::now() >= give_up) {
-        const size_t count = std::min(pages.size(), quiet_.size());
-        std::ranges::copy(quiet_.end() - static_cast<ptrdiff_t>(count), quiet_.end(), pages.begin());
-        quiet_.resize(quiet_.size() - count);
+      std::vector<int32_t>& quiet = quiet_[set];
+      if (!quiet.empty() || doubts_.empty() || std::chrono::steady_clock::now() >= give_up) {
+        const size_t count = std::min(pages.size(), quiet.size());
+        std::copy(quiet.end() - static_cast<ptrdiff_t>(count), quiet.end(), pages.begin());
+        quiet.resize(quiet.size() - count);
         return count;
       }
       doubtful = doubts_;
@@ -88,11 +89,16 @@ uint64_t Quarantine::Take(std::span<int32_t> pages, std::chrono::milliseconds ti
   }
 }
 
-std::optional<size_t> Quarantine::Find(std::span<const int32_t> pages) {
+std::optional<size_t> Quarantine::Find(uint32_t set, std::span<const int32_t> pages) {
   const std::lock_guard lock(mutex_);
-  if (doubts_.empty() && quiet_.empty()) return std::nullopt;
-  std::set<int32_t> here(quiet_.begin(), quiet_.end());
-  for (const auto& doubt : doubts_) here.insert(doubt->pages_.begin(), doubt->pages_.end());
+  const std::vector<int32_t>& quiet = quiet_[set];
+  if (doubts_.empty() && quiet.empty()) return std::nullopt;
+  std::set<int32_t> here(quiet.begin(), quiet.end());
+  for (const auto& doubt : doubts_) {
+    for (const auto& [of, page] : doubt->pages_) {
+      if (of == set) here.insert(page);
+    }
+  }
   const auto found = std::ranges::find_if(pages, [&here](int32_t page) { return here.contains(page); });
   return found == pages.end() ? std::nullopt : std::optional<size_t>(found - pages.begin());
 }

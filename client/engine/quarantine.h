@@ -4,10 +4,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ashlar/client.h"
@@ -20,20 +22,22 @@ class Quarantine {
  public:
   // A request's pages. They go back to the engine once: by Claim, or by Take.
   class Doubt;
+  // A page: the set of page numbers that it is of (LayerGroups::SetOf), and its number.
+  using Page = std::pair<uint32_t, int32_t>;
 
   // `landing`: none where nothing writes.
-  std::shared_ptr<Doubt> Keep(std::optional<Landing> landing, std::vector<int32_t> pages);
+  std::shared_ptr<Doubt> Keep(std::optional<Landing> landing, std::vector<Page> pages);
   // The memory goes back to the staging, which outlives this.
   void Keep(Composition composition, Staging::Held memory);
 
   enum class Claimed : uint8_t { kQuiet, kDoubtful, kTaken };
   // kQuiet: the pages are the engine's now, and Take does not give them back. kTaken: it has.
   Claimed Claim(Doubt& doubt);
-  // Pages that are quiet now, of which nobody was told yet: how many. Waits up to `timeout` for the first, if there are
-  // any to wait for.
-  uint64_t Take(std::span<int32_t> pages, std::chrono::milliseconds timeout);
-  // The place of the first of `pages` that is here.
-  std::optional<size_t> Find(std::span<const int32_t> pages);
+  // Pages of a set that are quiet now, of which nobody was told yet: how many. Waits up to `timeout` for the first, if
+  // there are any to wait for.
+  uint64_t Take(uint32_t set, std::span<int32_t> pages, std::chrono::milliseconds timeout);
+  // The place of the first of a set's `pages` that is here.
+  std::optional<size_t> Find(uint32_t set, std::span<const int32_t> pages);
 
  private:
   struct ComposedDoubt {
@@ -46,7 +50,7 @@ class Quarantine {
   std::mutex mutex_;
   std::vector<std::shared_ptr<Doubt>> doubts_;  // guarded by mutex_, as all below
   std::vector<ComposedDoubt> compositions_;
-  std::vector<int32_t> quiet_;
+  std::map<uint32_t, std::vector<int32_t>> quiet_;  // by set
 };
 
 }  // namespace ashlar::engine

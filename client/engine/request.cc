@@ -44,7 +44,8 @@ struct Publishing {
   uint8_t* outcomes;  // may be null
   // Copies of all that names the tensors, for a call that outlives the caller's.
   std::vector<std::vector<LinearTensors>> linear;
-  std::vector<std::vector<int32_t>> pages;
+  std::vector<GroupedPages> pages;
+  std::vector<std::vector<PageTable>> tables;
 
   // Nothing else publishes them or gives them up from now on.
   void Take(Setting& setting, std::span<const uint32_t> missing) {
@@ -54,11 +55,18 @@ struct Publishing {
   void OwnNames() {
     for (ComputedRun& run : computed) {
       linear.emplace_back(run.linear, run.linear + run.linear_count);
-      pages.emplace_back(run.page_table, run.page_table + run.page_count);
+      pages.push_back(GroupedPages::From(PagesOf(run)));
+      tables.emplace_back();
+      const int32_t* begin = pages.back().entries.data();
+      for (const uint32_t count : pages.back().group_pages) {
+        tables.back().push_back({begin, count});
+        begin += count;
+      }
     }
     for (size_t i = 0; i < computed.size(); ++i) {
       computed[i].linear = linear[i].data();
-      computed[i].page_table = pages[i].data();
+      if (tables[i].empty()) computed[i].page_table = pages[i].entries.data();
+      computed[i].page_tables = tables[i].empty() ? nullptr : tables[i].data();
     }
   }
   void Publish() {
@@ -230,23 +238,41 @@ Status Request::WaitCold(uint32_t timeout_ms) noexcept {
   return OnReady(impl_, [&](Setting& setting) { return setting.WaitCold(std::chrono::milliseconds(timeout_ms)); });
 }
 
-Status Request::LookAgain(const int32_t* page_table, uint64_t page_count) noexcept {
-  return OnReady(impl_, [&](Setting& setting) -> Status {
-    if (Status status = setting.TakeOtherPages(page_table, page_count); !status.ok()) return status;
+namespace {
+
+Status LookAgainNow(Request& request, RequestState* state, const GivenPages& given) {
+  return OnReady(state, [&](Setting& setting) -> Status {
+    if (Status status = setting.TakeOtherPages(given); !status.ok()) return status;
     setting.LookAgain();
-    return PollPlan();
+    return request.PollPlan();
   });
 }
 
-Status Request::StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept {
-  return OnReady(impl_, [&](Setting& setting) -> Status {
-    if (Status status = setting.TakeOtherPages(page_table, page_count); !status.ok()) return status;
-    impl_->starting = setting.cache().background.Start([setting = impl_->setting] {
-      RunOr([&] { setting->LookAgain(); }, [&] { setting->Miss(MissReason::kBusy); });
-    });
-    if (impl_->starting == nullptr) setting.Miss(MissReason::kBusy);
+Status LookAgainLater(RequestState* state, const GivenPages& given) {
+  return OnReady(state, [&](Setting& setting) -> Status {
+    if (Status status = setting.TakeOtherPages(given); !status.ok()) return status;
+    const auto miss = [setting = state->setting] { setting->Miss(MissReason::kBusy); };
+    state->starting =
+        setting.cache().look_ups.Start([setting = state->setting, miss] { RunOr([&] { setting->LookAgain(); }, miss); },
+                                       Background::Late{.patience = setting.cache().patience, .otherwise = miss});
+    if (state->starting == nullptr) miss();
     return {};
   });
+}
+
+}  // namespace
+
+Status Request::LookAgain(const int32_t* page_table, uint64_t page_count) noexcept {
+  return LookAgainNow(*this, impl_, {.page_table = page_table, .page_count = page_count});
+}
+Status Request::LookAgainIn(const PageTable* page_tables, uint32_t count) noexcept {
+  return LookAgainNow(*this, impl_, {.page_tables = page_tables, .page_table_count = count});
+}
+Status Request::StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept {
+  return LookAgainLater(impl_, {.page_table = page_table, .page_count = page_count});
+}
+Status Request::StartLookAgainIn(const PageTable* page_tables, uint32_t count) noexcept {
+  return LookAgainLater(impl_, {.page_tables = page_tables, .page_table_count = count});
 }
 
 Status Request::WaitLayer(uint32_t layer) noexcept {
@@ -268,7 +294,12 @@ Status Request::PollFinish() noexcept {
   return OnReady(impl_, [&](Setting& setting) { return setting.Finish(false); });
 }
 Status Request::Move(const int32_t* page_table, uint64_t page_count) noexcept {
-  return OnReady(impl_, [&](Setting& setting) { return setting.Move(page_table, page_count); });
+  const GivenPages given{.page_table = page_table, .page_count = page_count};
+  return OnReady(impl_, [&](Setting& setting) { return setting.Move(given); });
+}
+Status Request::MoveTo(const PageTable* page_tables, uint32_t count) noexcept {
+  const GivenPages given{.page_tables = page_tables, .page_table_count = count};
+  return OnReady(impl_, [&](Setting& setting) { return setting.Move(given); });
 }
 Status Request::Lose(const uint32_t* segments, uint32_t count) noexcept {
   return OnReady(impl_, [&](Setting& setting) {

@@ -68,26 +68,21 @@ Status Setting::Take(const Prompt& prompt, const std::string& field) {
   if (prompt.fill && cache_.has_attention() && !cache_.has_pages()) {
     return Invalid(field, ".fill: the cache has no pages to publish from");
   }
+  if (prompt.store_only && !prompt.fill) return Invalid(field, ".store_only: without fill");
   fill_ = prompt.fill;
-  cold_parallel_ = prompt.cold_parallel;
-  if (prompt.page_table == nullptr && prompt.page_count == 0) return {};
-  return TakePages(prompt.page_table, prompt.page_count, field, Owner::kDaemon);
+  cold_parallel_ = prompt.cold_parallel && !prompt.store_only;
+  store_only_ = prompt.store_only;
+  const GivenPages pages = PagesOf(prompt);
+  return pages.none() ? Status() : TakePages(pages, field, Owner::kDaemon);
 }
 
-Status Setting::TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field, Owner owner) {
-  if (Status status = CheckPointer(page_table, page_count, FieldOf(field, "page_table")); !status.ok()) return status;
-  if (page_count > limits::kMaxPromptTokens) return Invalid(field, ".page_count: too many");
-  if (page_count < (token_count_ + cache_.page_tokens - 1) / cache_.page_tokens) {
-    return Invalid(field, ".page_count: ", page_count, " pages of ", cache_.page_tokens, " tokens, for ", token_count_);
-  }
-  if (page_count > 0 && !cache_.has_pages()) return Invalid(field, ".page_table: the cache has no pages");
-  const std::span<const int32_t> pages(page_table, page_count);
-  if (const std::optional<size_t> kept = cache_.quarantine.Find(pages)) {
-    return Invalid(field, ".page_table[", *kept, "]: page ", pages[*kept],
-                   " is the cache's until TakeQuietPages gives it back");
-  }
-  page_table_.assign(pages.begin(), pages.end());
-  owner_ = page_count > 0 ? owner : Owner::kNobody;
+Status Setting::TakePages(const GivenPages& given, const std::string& field, Owner owner) {
+  if (Status status = CheckTables(cache_.groups, given, field); !status.ok()) return status;
+  if (Status status = CheckReach(cache_.groups, given, 0, token_count_, field); !status.ok()) return status;
+  if (given.page_count > 0 && !cache_.has_pages()) return Invalid(field, ".page_table: the cache has no pages");
+  if (Status status = CheckNotKept(cache_.groups, given, cache_.quarantine, field); !status.ok()) return status;
+  pages_ = GroupedPages::From(given);
+  owner_ = pages_.empty() ? Owner::kNobody : owner;
   doubt_.reset();
   return {};
 }
@@ -114,7 +109,7 @@ void Setting::OwnTokens() {
 }
 
 bool Setting::LandsAtOnce() const {
-  return !page_table_.empty() && cache_.has_attention();
+  return !pages_.empty() && cache_.has_attention();
 }
 
 ashlar::Prompt Setting::Asked() const {
@@ -130,13 +125,15 @@ void Setting::Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>>
   for (const auto& setting : all) {
     if (setting->cancelled_) {
       setting->Miss(MissReason::kCancelled);
+    } else if (setting->store_only_) {
+      setting->MissUnasked();
     } else {
       settings.push_back(setting);
     }
   }
   if (settings.size() == 1 && settings[0]->LandsAtOnce()) {
     settings[0]->LookupAndLand();
-  } else {
+  } else if (!settings.empty()) {
     std::vector<ashlar::Prompt> prompts;
     for (const auto& setting : settings) prompts.push_back(setting->Asked());
     std::vector<ashlar::Match> matches = cache.model.Lookup(prompts);
@@ -145,13 +142,13 @@ void Setting::Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>>
       settings[i]->LandWhat(settings[i]->WhatIsThere());
     }
   }
-  for (const auto& setting : settings) setting->ReserveMissing();
+  for (const auto& setting : all) setting->ReserveMissing();
 }
 
 void Setting::LookupAndLand() {
   ashlar::Prompt asked = Asked();
   asked.needed_in = {};
-  auto [match, wanted, landing] = cache_.model.LookupAndLand(asked, page_table_);
+  auto [match, wanted, landing] = cache_.model.LookupAndLand(asked, pages_.entries, pages_.group_pages);
   TakeMatch(std::move(match));
   wanted_ = std::move(wanted);
   for (const LandSegment& segment : wanted_) Use(segment.segment, true);
@@ -192,8 +189,10 @@ void Setting::LandWhat(std::vector<LandSegment> wanted) {
     segment.tuples_only = !attends;
   }
   wanted_ = std::move(wanted);
-  const bool lands = (!attends || !page_table_.empty()) && !cancelled_;
-  if (lands && !wanted_.empty()) StartLanding(cache_.model.Land(*match_, page_table_, wanted_));
+  const bool lands = (!attends || !pages_.empty()) && !cancelled_;
+  if (lands && !wanted_.empty()) {
+    StartLanding(cache_.model.Land(*match_, pages_.entries, wanted_, pages_.group_pages));
+  }
   MakePlan();
 }
 
@@ -204,6 +203,12 @@ void Setting::Miss(MissReason reason) {
   prefix_used_ = filling_ = fill_ = false;
   // Other processes compute by another plan.
   gave_up_ = planned_.has_value() && (planned_->prefix_tokens > 0 || !planned_->segments.empty());
+  MakePlan();
+}
+
+void Setting::MissUnasked() {
+  reasons_.assign(lengths_.size(), MissReason::kNeverSeen);  // the reservation says whether it is there
+  used_.assign(lengths_.size(), false);
   MakePlan();
 }
 

@@ -20,6 +20,7 @@
 #include "client/engine/background.h"
 #include "client/engine/cache_state.h"
 #include "client/engine/chain.h"
+#include "client/engine/page_tables.h"
 #include "client/engine/plan_bytes.h"
 #include "client/session/process_bound.h"
 #include "kernels/kernels.h"
@@ -43,7 +44,7 @@ class Setting {
   static void Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>> settings);
   void Attach();
   // For LookAgain, which may take the same pages or others.
-  Status TakeOtherPages(const int32_t* page_table, uint64_t page_count);
+  Status TakeOtherPages(const GivenPages& given);
   void LookAgain();
   // Makes every segment a miss, without asking the daemon.
   void Miss(MissReason reason);
@@ -76,7 +77,7 @@ class Setting {
   // Landing (setting_land.cc). `wait`: up to the cache's patience; without, kPending says that it is not over.
   Status ReachLayer(uint32_t layer, bool wait);
   Status Finish(bool wait);
-  Status Move(const int32_t* page_table, uint64_t page_count);
+  Status Move(const GivenPages& given);
   Status Lose(std::span<const uint32_t> segments);
   void Cancel();
   // kOk: nothing can write into the pages any more, and they are the engine's.
@@ -114,10 +115,11 @@ class Setting {
   // The owner of the request's pages.
   enum class Owner : uint8_t { kNobody, kDaemon, kEngine, kCache };
 
-  Status TakePages(const int32_t* page_table, uint64_t page_count, const std::string& field, Owner owner);
+  Status TakePages(const GivenPages& given, const std::string& field, Owner owner);
   bool LandsAtOnce() const;
   ashlar::Prompt Asked() const;
   void LookupAndLand();
+  void MissUnasked();
   void TakeMatch(ashlar::Match match);
   std::vector<LandSegment> WhatIsThere() const;
   void LandWhat(std::vector<LandSegment> wanted);
@@ -145,12 +147,12 @@ class Setting {
   std::span<const int32_t> tokens_;  // empty of a plan
   uint64_t token_count_ = 0;
   std::vector<uint64_t> lengths_;
-  std::vector<int32_t> page_table_;
+  GroupedPages pages_;
   std::vector<int32_t> own_tokens_;
   std::vector<MediaHash> media_;
   ConversationId conversation_{};
   std::chrono::nanoseconds needed_in_{0};
-  bool fill_ = false, cold_parallel_ = false;
+  bool fill_ = false, cold_parallel_ = false, store_only_ = false;
   std::optional<PlannedLanding> planned_;
   uint64_t present_tokens_ = 0;
 

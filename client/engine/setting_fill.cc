@@ -114,8 +114,8 @@ void Setting::ReserveMissing() {
   UseNothing();
   MakePlan();
   filling_ = !runs_.empty() || elsewhere_ > 0;
-  if (filling_ || pages_kept()) return;
-  owner_ = page_table_.empty() ? Owner::kNobody : Owner::kDaemon;
+  if (filling_ || pages_kept() || store_only_) return;
+  owner_ = pages_.empty() ? Owner::kNobody : Owner::kDaemon;
   LookAgain();  // it has been published meanwhile
 }
 
@@ -148,25 +148,22 @@ void Setting::EndPrefill() {
 }
 
 Status Setting::Check(uint32_t missing, const ComputedRun& computed, const std::string& index) const {
-  const auto invalid = [&](const auto&... text) { return Invalid("computed", index, text...); };
   if (missing >= runs_.size()) return Invalid("missing", index, ": ", missing, " of ", runs_.size());
   if (!reservations_[missing].granted()) {
     return Invalid("missing", index, ": ", missing, " was published or abandoned");
   }
-  if (computed.linear == nullptr && computed.linear_count > 0) return invalid(".linear: null");
-  if (computed.page_table == nullptr && computed.page_count > 0) return invalid(".page_table: null");
-  if (computed.page_count > limits::kMaxPromptTokens) return invalid(".page_count: too many");
-  const std::span<const int32_t> pages(computed.page_table, computed.page_count);
-  if (const std::optional<size_t> kept = cache_.quarantine.Find(pages)) {
-    return invalid(".page_table[", *kept, "]: page ", pages[*kept], " is the cache's: the daemon may write there");
-  }
-  const uint64_t room = computed.page_count * cache_.page_tokens, tokens = runs_[missing].token_count;
-  if (cache_.has_pages() && (computed.first_position > room || room - computed.first_position < tokens)) {
-    return invalid(".page_count: ", computed.page_count, " pages of ", cache_.page_tokens, " tokens, for ", tokens,
-                   " behind ", computed.first_position);
+  if (computed.linear == nullptr && computed.linear_count > 0) return Invalid("computed", index, ".linear: null");
+  const std::string field = absl::StrCat("computed", index);
+  const GivenPages pages = PagesOf(computed);
+  if (Status status = CheckTables(cache_.groups, pages, field); !status.ok()) return status;
+  if (Status status = CheckNotKept(cache_.groups, pages, cache_.quarantine, field); !status.ok()) return status;
+  const uint64_t tokens = runs_[missing].token_count;
+  if (cache_.has_pages()) {
+    Status status = CheckReach(cache_.groups, pages, computed.first_position, tokens, field);
+    if (!status.ok()) return status;
   }
   return CheckTensors(cache_.layout(), {computed.linear, computed.linear_count}, runs_[missing].transition,
-                      absl::StrCat("computed", index, ".linear"));
+                      field + ".linear");
 }
 
 Setting::Taken Setting::TakeOut(uint32_t missing) {
@@ -194,15 +191,17 @@ uint64_t StagedBytes(const CacheState& cache, const Run& run, const ComputedRun&
 }
 
 // `held`: null where nothing is to be staged.
-PublishParts PartsOf(CacheState& cache, const Run& run, const ComputedRun& computed, Staging::Held* held) {
+PublishParts PartsOf(CacheState& cache, const Run& run, const ComputedRun& computed, const GroupedPages& pages,
+                     Staging::Held* held) {
   const ashlar::Layout& layout = cache.layout();
   const std::span<const LinearTensors> linear = TensorsOf(computed);
   PublishParts parts{.linear = {},
                      .runs = {},
                      .region = cache.region,
-                     .page_table = {computed.page_table, computed.page_count},
+                     .page_table = pages.entries,
                      .first_position = computed.first_position,
-                     .provenance = Provenance::kExact};
+                     .provenance = Provenance::kExact,
+                     .group_pages = pages.group_pages};
   if (held == nullptr) {
     parts.linear = InPlace(linear);
     return parts;
@@ -239,11 +238,13 @@ void PublishTogether(CacheState& cache, std::span<const Setting::Taken> taken, s
     }
     held.emplace(*std::move(room));
   }
+  std::vector<GroupedPages> pages;
+  for (const ComputedRun& run : computed) pages.push_back(GroupedPages::From(PagesOf(run)));
   std::vector<Publication> publications;
   for (size_t i = 0; i < taken.size(); ++i) {
     const bool staged = StagedBytes(cache, taken[i].run, computed[i]) > 0;
     publications.push_back(
-        {taken[i].reservation, PartsOf(cache, taken[i].run, computed[i], staged ? &*held : nullptr)});
+        {taken[i].reservation, PartsOf(cache, taken[i].run, computed[i], pages[i], staged ? &*held : nullptr)});
   }
   std::ranges::copy(cache.model.Publish(publications), outcomes.begin());
   for (size_t i = 0; i < taken.size(); ++i) {
@@ -302,9 +303,9 @@ void Setting::AbandonAll() {
   runs_.clear();
 }
 
-Status Setting::TakeOtherPages(const int32_t* page_table, uint64_t page_count) {
+Status Setting::TakeOtherPages(const GivenPages& given) {
   if (!filling_) return MakeStatus(Code::kFailedPrecondition, "nothing was missing()");
-  if (page_table != nullptr || page_count > 0) return TakePages(page_table, page_count, "look_again", Owner::kDaemon);
+  if (!given.none()) return TakePages(given, "look_again", Owner::kDaemon);
   if (pages_kept()) return MakeStatus(Code::kFailedPrecondition, "page_table: the request's pages are the cache's");
   if (owner_ == Owner::kEngine) owner_ = Owner::kDaemon;
   return {};

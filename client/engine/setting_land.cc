@@ -36,8 +36,9 @@ Status Setting::Take(const PlanToLand& plan, const std::string& field) {
   lengths_ = decoded->segment_lengths;
   planned_ = *std::move(decoded);
   present_tokens_ = plan.present_tokens;
-  if (plan.page_table == nullptr && plan.page_count == 0 && !cache_.has_attention()) return {};
-  return TakePages(plan.page_table, plan.page_count, field, Owner::kDaemon);
+  const GivenPages pages = PagesOf(plan);
+  if (pages.none() && !cache_.has_attention()) return {};
+  return TakePages(pages, field, Owner::kDaemon);
 }
 
 std::string Setting::PlanBytes() const {
@@ -87,7 +88,7 @@ Status Setting::ReachLayer(uint32_t layer, bool wait) {
   if (layer >= cache_.layout().layers.size()) return Invalid("layer: ", layer, " of ", cache_.layout().layers.size());
   if (filling_) return MakeStatus(Code::kFailedPrecondition, "missing() is not done: LookAgain comes first");
   if (pages_kept()) return MakeStatus(Code::kOtherPages, "the pages are the cache's: Move");
-  if (page_table_.empty() && AnyUsed() && cache_.has_attention()) {
+  if (pages_.empty() && AnyUsed() && cache_.has_attention()) {
     return MakeStatus(Code::kFailedPrecondition, "page_table: the request was begun without one");
   }
   if (!landing_.has_value() || !AnyUsed()) return {};
@@ -109,9 +110,9 @@ void Setting::EndLanding(milliseconds patience) {
 }
 
 void Setting::KeepPages() {
-  doubt_ = cache_.quarantine.Keep(std::move(landing_), std::move(page_table_));
+  doubt_ = cache_.quarantine.Keep(std::move(landing_), pages_.InSets(cache_.groups));
   landing_.reset();
-  page_table_.clear();
+  pages_.clear();
   if (owner_ != Owner::kNobody) owner_ = Owner::kCache;
 }
 
@@ -140,7 +141,7 @@ Status Setting::Quiet() {
 Status Setting::Finish(bool wait) {
   if (filling_) return MakeStatus(Code::kFailedPrecondition, "missing() is not done: LookAgain comes first");
   if (pages_kept()) return MakeStatus(Code::kOtherPages, "the pages are the cache's: Move");
-  if (page_table_.empty() && AnyUsed() && cache_.has_attention()) {
+  if (pages_.empty() && AnyUsed() && cache_.has_attention()) {
     return MakeStatus(Code::kFailedPrecondition, "page_table: the request was begun without one");
   }
   if (landing_.has_value()) {
@@ -154,7 +155,7 @@ Status Setting::Finish(bool wait) {
     if (wait) landing_->WaitQuiet(cache_.quiet);
     if (!landing_->quiet()) {
       if (!wait && now - *doubtful_since_ < cache_.quiet) return Pending();
-      const bool pages = !page_table_.empty();
+      const bool pages = !pages_.empty();
       KeepPages();
       UseNothing();
       gave_up_ = false;
@@ -206,11 +207,11 @@ void Setting::StartLanding(ashlar::Landing landing) {
   }
 }
 
-Status Setting::Move(const int32_t* page_table, uint64_t page_count) {
-  if (!page_table_.empty() || !cache_.has_attention()) {
+Status Setting::Move(const GivenPages& given) {
+  if (!pages_.empty() || !cache_.has_attention()) {
     return MakeStatus(Code::kFailedPrecondition, "the request has its pages");
   }
-  return TakePages(page_table, page_count, "move", Owner::kEngine);
+  return TakePages(given, "move", Owner::kEngine);
 }
 
 Status Setting::Lose(std::span<const uint32_t> segments) {

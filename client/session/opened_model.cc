@@ -39,7 +39,8 @@ absl::StatusOr<ModelBinding> OpenedModel::binding() const {
   if (handles_.pages_declared) {
     binding.pages_id = handles_.pages_id;
     binding.pages = pages_->region;
-    binding.page_tokens = pages_->cache.page_tokens;
+    const PagedCache& cache = pages_->cache;
+    binding.page_tokens = cache.groups.empty() ? cache.page_tokens : cache.groups.front().page_tokens;
   }
   binding.pages_missing = pages_.has_value() && !handles_.pages_declared;
   return binding;
@@ -138,9 +139,17 @@ absl::StatusOr<uint64_t> OpenedModel::DeclareOn(Connection& connection, const Mo
   request.set_session(connection.session());
   request.set_model(model.id());
   request.set_region(*region);
-  request.set_page_tokens(pages.cache.page_tokens);
-  request.set_pages(pages.cache.pages);
+  if (pages.cache.groups.empty()) {
+    request.set_page_tokens(pages.cache.page_tokens);
+    request.set_pages(pages.cache.pages);
+  }
   request.set_allocate(pages.cache.allocate);
+  for (const PageGroup& group : pages.cache.groups) {
+    v1::PageGroup* declared = request.add_groups();
+    declared->set_page_tokens(group.page_tokens);
+    declared->set_pages(group.pages);
+  }
+  request.set_common_pages(pages.cache.common_pages);
   for (const PagedLayer& layer : pages.cache.layers) {
     v1::PagedLayer* declared = request.add_layers();
     declared->set_layer(layer.layer);
@@ -155,6 +164,7 @@ absl::StatusOr<uint64_t> OpenedModel::DeclareOn(Connection& connection, const Mo
     declared->set_scale_page_stride(layer.scale_page_stride);
     declared->set_scale_token_stride(layer.scale_token_stride);
     declared->set_scale_head_stride(layer.scale_head_stride);
+    declared->set_group(layer.group);
   }
   v1::DeclarePagesReply reply;
   if (absl::Status status = connection.rpc().DeclarePages(request, reply, deadline); !status.ok()) return status;

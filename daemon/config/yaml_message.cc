@@ -60,6 +60,23 @@ absl::string_view ParseUnsigned(absl::string_view text, bool suffixes, uint64_t 
   return "";
 }
 
+// Other bytes would come out of yaml-cpp changed: the configuration in effect would not be the file's.
+bool IsUtf8(absl::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto first = static_cast<uint8_t>(text[i++]);
+    const int more = first < 0x80 ? 0 : first < 0xc2 ? -1 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : first < 0xf5 ? 3 : -1;
+    if (more < 0) return false;
+    uint32_t code = more == 0 ? first : first & (0x3fu >> more);
+    for (int k = 0; k < more; ++k, ++i) {
+      if (i == text.size() || (static_cast<uint8_t>(text[i]) & 0xc0) != 0x80) return false;
+      code = code << 6 | (static_cast<uint8_t>(text[i]) & 0x3fu);
+    }
+    const bool surrogate = code >= 0xd800 && code < 0xe000;
+    if (surrogate || code > 0x10ffff || (more == 2 && code < 0x800) || (more == 3 && code < 0x10000)) return false;
+  }
+  return true;
+}
+
 absl::Status ReadMessage(const YAML::Node& node, const std::string& path, Message* message);
 
 // Reads one value into a singular field, or appends it to a repeated one.
@@ -76,6 +93,7 @@ absl::Status ReadValue(const YAML::Node& node, const std::string& path, const Fi
   const std::string& text = node.Scalar();
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_STRING:
+      if (!IsUtf8(text)) return Bad(path, "no UTF-8");
       repeated ? reflection->AddString(message, field, text) : reflection->SetString(message, field, text);
       return absl::OkStatus();
     case FieldDescriptor::CPPTYPE_BOOL: {

@@ -115,6 +115,28 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
                                .keep = nullptr};
 }
 
+// Takes as much of the groups' tables as the text needs: every object of it refers to them. False unless they reach.
+bool TakePages(const v1::CommitRequest& request, const Pages& pages, storage::PrefixCommit& commit) {
+  const std::span<const int32_t> given(request.page_table().data(), request.page_table_size());
+  const std::span<const uint32_t> group_pages(request.group_pages().data(), request.group_pages_size());
+  const auto tables = pages.Divide(given.size(), group_pages);
+  if (!tables.ok()) return false;
+  const uint64_t tokens = commit.text.tokens().size();
+  const auto table = std::make_shared<std::vector<int32_t>>();
+  std::vector<size_t> needed = {0};
+  for (size_t g = 0; g < pages.groups().size(); ++g) {
+    const uint64_t page = pages.groups()[g].page_tokens;
+    const std::span<const int32_t> own = given.subspan((*tables)[g], (*tables)[g + 1] - (*tables)[g]);
+    const std::span<const int32_t> used = own.first(std::min<uint64_t>(own.size(), (tokens + page - 1) / page));
+    table->insert(table->end(), used.begin(), used.end());
+    needed.push_back(table->size());
+  }
+  if (!pages.CheckPositions(*table, needed, 0, tokens).ok()) return false;
+  commit.rows = pages.RowsIn(*table, needed);
+  commit.page_table = table;
+  return true;
+}
+
 // Says in `commit` where all of it lies. False unless there is every part of every state, and nothing else, inside its
 // region, and the text inside its pages.
 bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> states, const TensorSources& of_span,
@@ -137,14 +159,7 @@ bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> sta
   }
   if (model.prefixes->paged) {
     if (pages == nullptr || pages->model().ns != model.ns || pages->model().shard != model.shard) return false;
-    // As much as the text takes: every object of it refers to this table.
-    const uint64_t tokens = commit.text.tokens().size(), page = pages->page_tokens();
-    const auto needed = std::min<int>(request.page_table_size(), static_cast<int>((tokens + page - 1) / page));
-    const auto table =
-        std::make_shared<std::vector<int32_t>>(request.page_table().begin(), request.page_table().begin() + needed);
-    if (!pages->CheckPositions(*table, 0, tokens).ok()) return false;
-    commit.page_table = table;
-    commit.rows = pages->rows();
+    if (!TakePages(request, *pages, commit)) return false;
     kept->pages = pages;
   }
   commit.keep = std::move(kept);

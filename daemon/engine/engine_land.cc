@@ -24,12 +24,15 @@ struct EngineService::LandOrder {
   storage::LeaseId lease{};
   std::shared_ptr<const Pages> pages;
   storage::LandTarget target;
-  RepeatedPages repeated;  // in target.page_table
+  std::vector<size_t> tables;           // of the groups of layers in target.page_table (Pages::Divide)
+  std::vector<RepeatedPages> repeated;  // in each of them; in the whole table where their pages are one set
 
   // Reads the fields that both calls have.
   template <typename Request>
   absl::Status Read(const Request& request, const Session& session, bool needs_pages);
   absl::Status ReadSegments(const v1::LandRequest& request);
+  // Claims the pages of positions [first, end) of all groups for writing.
+  absl::Status Claim(const std::string& field, uint64_t first, uint64_t end);
   // Names every hit at its position in the prompt.
   void TakeAll(const Asked& asked, const v1::PromptMatch& match);
   // Checks that all positions that the landing would write lie on declared pages of the match's own model, and that no
@@ -51,10 +54,36 @@ absl::Status EngineService::LandOrder::Read(const Request& request, const Sessio
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
     return Invalid("page_table: more than ", limits::kMaxPromptTokens);
   }
-  if (pages != nullptr) target.rows = pages->rows();
   target.page_table.assign(request.page_table().begin(), request.page_table().end());
-  repeated = RepeatedPages(target.page_table);
   target.keep = pages;
+  if (pages == nullptr) return absl::OkStatus();
+  const std::span<const uint32_t> group_pages(request.group_pages().data(), request.group_pages_size());
+  auto divided = pages->Divide(target.page_table.size(), group_pages);
+  if (!divided.ok()) return divided.status();
+  tables = *std::move(divided);
+  target.rows = pages->RowsIn(target.page_table, tables);  // which stays where it is as the target moves
+  const std::span<const int32_t> table(target.page_table);
+  if (pages->common_pages()) {
+    repeated.emplace_back(table);
+  } else {
+    for (size_t g = 0; g + 1 < tables.size(); ++g) {
+      repeated.emplace_back(table.subspan(tables[g], tables[g + 1] - tables[g]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineService::LandOrder::Claim(const std::string& field, uint64_t first, uint64_t end) {
+  for (size_t g = 0; g + 1 < tables.size(); ++g) {
+    const uint64_t page_tokens = pages->groups()[g].page_tokens;
+    const uint64_t first_page = first / page_tokens, end_page = (end + page_tokens - 1) / page_tokens;
+    const size_t begin = tables[g], within = pages->common_pages() ? begin : 0;
+    RepeatedPages& among = repeated[pages->common_pages() ? 0 : g];
+    if (const auto twice = among.Claim(within + first_page, within + end_page)) {
+      return Invalid(field, ": page_table[", begin - within + twice->entry, "]: the page of page_table[",
+                     begin - within + twice->earlier, "] again");
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -183,19 +212,16 @@ absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
     if (header.stored_tokens == 0 || segment.tokens == 0) continue;  // writes nothing
     const uint64_t first = segment.first_position + header.first_token;
     const uint64_t tokens = std::min(header.stored_tokens, match.prefix.RowsOf(segment.index));
-    const absl::Status inside = pages->CheckPositions(target.page_table, first, tokens);
+    const absl::Status inside = pages->CheckPositions(target.page_table, tables, first, tokens);
     if (!inside.ok()) return Invalid(field, ": ", inside.message());
-    const uint64_t end = first + tokens, page_tokens = pages->page_tokens();
-    if (const auto twice = repeated.Claim(first / page_tokens, (end + page_tokens - 1) / page_tokens)) {
-      return Invalid(field, ": page_table[", twice->entry, "]: the page of page_table[", twice->earlier, "] again");
-    }
+    if (absl::Status once = Claim(field, first, first + tokens); !once.ok()) return once;
     if (pages->pool() != nullptr) {
       const bool of_prefix = match.prefix.objects.Has(segment.index);
       absl::Status may =
           CheckAllocated(field, *pages, target.page_table, segment, header, tokens, of_prefix, allocated);
       if (!may.ok()) return may;
     }
-    written.emplace_back(first, end);
+    written.emplace_back(first, first + tokens);
   }
   std::sort(written.begin(), written.end());
   for (size_t i = 1; i < written.size(); ++i) {

@@ -24,6 +24,7 @@ struct Sources {
   TensorSources tensors;
   std::shared_ptr<const Pages> pages;  // null: unknown, or none needed
   std::vector<int32_t> page_table;
+  std::vector<uint32_t> group_pages;
   uint64_t first_position = 0;
 };
 
@@ -47,6 +48,7 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
     return Invalid(field, ".page_table: more than ", limits::kMaxPromptTokens);
   }
   sources.page_table.assign(object.page_table().begin(), object.page_table().end());
+  sources.group_pages.assign(object.group_pages().begin(), object.group_pages().end());
   sources.first_position = object.first_position();
   return sources;
 }
@@ -79,9 +81,12 @@ std::optional<storage::PublishSource> Fit(const Sources& sources, ObjectHeader p
     const std::shared_ptr<const Pages>& pages = sources.pages;
     if (pages == nullptr || !pages->model().Has(plan)) return std::nullopt;
     const uint64_t first = sources.first_position + plan.first_token;
-    if (!pages->CheckPositions(sources.page_table, first, plan.stored_tokens).ok()) return std::nullopt;
-    fitted.rows = pages->rows();
-    fitted.page_table = std::make_shared<std::vector<int32_t>>(sources.page_table);
+    const auto tables = pages->Divide(sources.page_table.size(), sources.group_pages);
+    if (!tables.ok()) return std::nullopt;
+    if (!pages->CheckPositions(sources.page_table, *tables, first, plan.stored_tokens).ok()) return std::nullopt;
+    auto page_table = std::make_shared<std::vector<int32_t>>(sources.page_table);
+    fitted.rows = pages->RowsIn(*page_table, *tables);
+    fitted.page_table = std::move(page_table);
     fitted.first_position = sources.first_position;
     kept->pages = pages;
   }

@@ -49,6 +49,8 @@ TEST_F(EngineRefusalTest, BadSourcesEndTheirReservationAndNothingElse) {
       {"page too high", [](auto& o) { o.set_page_table(2, TestEngine::kPages); }},
       {"negative page", [](auto& o) { o.set_page_table(2, -1); }},
       {"position behind the page table", [](auto& o) { o.set_first_position(1000); }},
+      {"groups of pages that have none",
+       [](auto& o) { o.add_group_pages(static_cast<uint32_t>(o.page_table_size())); }},
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.name);
@@ -87,6 +89,8 @@ TEST_F(EngineRefusalTest, LookUpsThatCannotLandAreRefusedAndLeaseNothing) {
       {"segments[0]: page_table: 0 entries are too few", [](auto& r) { r.clear_page_table(); }},
       {"segments[1]: page_table[8]: -3 is not one of 64", [](auto& r) { r.set_page_table(8, -3); }},
       {"segments[1]: page_table[9]: the page of page_table[0] again", [](auto& r) { r.set_page_table(9, 0); }},
+      {"group_pages: the pages were declared without groups",
+       [](auto& r) { r.add_group_pages(static_cast<uint32_t>(r.page_table_size())); }},
   };
   for (const auto& c : kCases) {
     v1::LookupAndLandRequest request = engine_.LookupAndLandRequest(prompt, {24, 24}, std::string(16, 'n'));
@@ -134,6 +138,7 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
       {"segments[0]: page_table[5]: the page of page_table[2] again", [](auto& r) { r.set_page_table(5, 2); }},
       {"segments[1]: page_table[9]: the page of page_table[0] again", [](auto& r) { r.set_page_table(9, 0); }},
       {"segments: two of them would write position", [](auto& r) { r.mutable_segments(1)->set_first_position(10); }},
+      {"group_pages: the pages were declared without groups", [](auto& r) { r.add_group_pages(1); }},
   };
   for (const auto& c : kCases) {
     v1::LandRequest request = engine_.LandRequest(lease, {At(0, 0), At(1, 24)});

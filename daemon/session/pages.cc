@@ -50,6 +50,7 @@ kernels::Rotation RotationOf(const AttentionLayer& layer) {
 // One layer's keys, values, or scales of either, as the engine declares them.
 struct Plane {
   std::string field;  // the layer's
+  uint32_t group;
   const char* offset;
   const char* head_stride;  // names of the fields that place it
   uint32_t element_bytes;
@@ -58,10 +59,9 @@ struct Plane {
 
 // Keys, values, and where the layer has scales, those of keys and of values.
 absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::PagedLayer& paged,
-                                            const AttentionLayer& layer, const v1::DeclarePagesRequest& request) {
+                                            const AttentionLayer& layer, const Pages::Group& group) {
   const auto array = [&](uint64_t offset, uint64_t row_bytes, uint64_t page, uint64_t token, uint64_t head) {
-    return RowArray{
-        offset, row_bytes, {{{page, request.pages()}, {token, request.page_tokens()}, {head, layer.kv_heads}}}};
+    return RowArray{offset, row_bytes, {{{page, group.pages}, {token, group.page_tokens}, {head, layer.kv_heads}}}};
   };
   const auto rows = [&](uint64_t offset, uint64_t head_stride, uint64_t dim) {
     return array(offset, dim * ElementBytes(layer.dtype), paged.page_stride(), paged.token_stride(), head_stride);
@@ -73,25 +73,27 @@ absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::
   const uint32_t element = ElementBytes(layer.dtype);
   if (paged.page_stride() % element != 0) return Invalid(field, ".page_stride: not aligned to ", element, " bytes");
   if (paged.token_stride() % element != 0) return Invalid(field, ".token_stride: not aligned to ", element, " bytes");
-  std::vector<Plane> planes = {{field, "key_offset", "key_head_stride", element,
+  const uint32_t of = paged.group();
+  std::vector<Plane> planes = {{field, of, "key_offset", "key_head_stride", element,
                                 rows(paged.key_offset(), paged.key_head_stride(), layer.key_dim)},
-                               {field, "value_offset", "value_head_stride", element,
+                               {field, of, "value_offset", "value_head_stride", element,
                                 rows(paged.value_offset(), paged.value_head_stride(), layer.value_dim)}};
   if (!layer.scales) return planes;
   if (paged.scale_page_stride() % sizeof(float) != 0)
     return Invalid(field, ".scale_page_stride: not aligned to 4 bytes");
   if (paged.scale_token_stride() % sizeof(float) != 0)
     return Invalid(field, ".scale_token_stride: not aligned to 4 bytes");
-  planes.push_back({field, "key_scale_offset", "scale_head_stride", sizeof(float), scales(paged.key_scale_offset())});
   planes.push_back(
-      {field, "value_scale_offset", "scale_head_stride", sizeof(float), scales(paged.value_scale_offset())});
+      {field, of, "key_scale_offset", "scale_head_stride", sizeof(float), scales(paged.key_scale_offset())});
+  planes.push_back(
+      {field, of, "value_scale_offset", "scale_head_stride", sizeof(float), scales(paged.value_scale_offset())});
   return planes;
 }
 
 // Checks one plane by itself.
 absl::Status CheckPlane(const Plane& plane, const Region& region) {
   const auto& [pages, tokens, heads] = plane.rows.dimensions;
-  const auto& [field, offset, head_stride, element, rows] = plane;
+  const auto& [field, group, offset, head_stride, element, rows] = plane;
   if (rows.offset % element != 0) return Invalid(field, ".", offset, ": not aligned to ", element, " bytes");
   if (heads.stride % element != 0) return Invalid(field, ".", head_stride, ": not aligned to ", element, " bytes");
   if (rows.End() > region.size()) {
@@ -147,6 +149,56 @@ absl::Status CheckApart(std::span<const Plane> planes) {
   const Plane &later = planes[std::max(overlap->first, overlap->second)],
               &earlier = planes[std::min(overlap->first, overlap->second)];
   return Invalid(later.field, ".", later.offset, ": rows overlap those of ", earlier.field, ".", earlier.offset);
+}
+
+// Bytes that pages of some planes have in common: page p has [begin + p × stride, end + p × stride).
+struct PageBytes {
+  absl::uint128 begin, end;
+  uint64_t stride, pages;
+  size_t plane;  // the first of them
+};
+
+// Checks that where rows of two planes share memory, page p of the one meets page p of the other alone.
+absl::Status CheckPageByPage(std::span<const Plane> planes) {
+  std::vector<PageBytes> all;
+  for (size_t i = 0; i < planes.size(); ++i) {
+    RowArray page = planes[i].rows;
+    const auto [stride, count] = std::exchange(page.dimensions[0], {.stride = 0, .count = 1});
+    all.push_back({page.offset, page.End(), stride, count, i});
+  }
+  std::ranges::sort(all, {}, &PageBytes::begin);
+  const auto refuse = [&planes](size_t plane) {
+    return Invalid(planes[plane].field, ".", planes[plane].offset,
+                   ": rows of two groups share memory otherwise than page by page");
+  };
+  std::vector<PageBytes> joined;
+  for (const PageBytes& page : all) {
+    if (joined.empty() || joined.back().end <= page.begin) {
+      joined.push_back(page);
+      continue;
+    }
+    if (joined.back().stride != page.stride) return refuse(page.plane);
+    joined.back().end = std::max(joined.back().end, page.end);
+  }
+  std::vector<RowArray> rows;
+  for (const PageBytes& page : joined) {
+    const auto bytes = static_cast<uint64_t>(page.end - page.begin);
+    if (bytes > page.stride && page.pages > 1) return refuse(page.plane);
+    rows.push_back({static_cast<uint64_t>(page.begin), bytes, {{{page.stride, page.pages}, {0, 1}, {0, 1}}}});
+  }
+  const auto overlap = FindOverlap(rows);
+  return overlap ? refuse(joined[std::max(overlap->first, overlap->second)].plane) : absl::OkStatus();
+}
+
+// Of layers whose groups have their pages in common: rows of one group lie apart.
+absl::Status CheckCommonPages(std::span<const Plane> planes, size_t groups) {
+  if (CheckApart(planes).ok()) return absl::OkStatus();
+  for (uint32_t group = 0; group < groups; ++group) {
+    std::vector<Plane> own;
+    std::ranges::copy_if(planes, std::back_inserter(own), [group](const Plane& plane) { return plane.group == group; });
+    if (absl::Status apart = CheckApart(own); !apart.ok()) return apart;
+  }
+  return CheckPageByPage(planes);
 }
 
 absl::Status InField(absl::string_view field, const absl::Status& status) {
@@ -230,21 +282,45 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   return model;
 }
 
+absl::Status Pages::ReadGroups(const v1::DeclarePagesRequest& request) {
+  const auto read = [this](const std::string& field, uint32_t page_tokens, uint32_t pages) {
+    if (page_tokens == 0 || page_tokens > limits::kMaxPageTokens) {
+      return Invalid(field, "page_tokens: not in 1…", limits::kMaxPageTokens);
+    }
+    if (pages == 0 || pages > static_cast<uint32_t>(INT32_MAX)) return Invalid(field, "pages: out of range");
+    groups_.push_back({page_tokens, pages});
+    return absl::OkStatus();
+  };
+  declared_groups_ = !request.groups().empty();
+  common_pages_ = request.common_pages();
+  if (!declared_groups_) {
+    if (common_pages_) return Invalid("common_pages: there are no groups");
+    return read("", request.page_tokens(), request.pages());
+  }
+  if (request.page_tokens() != 0) return Invalid("page_tokens: groups have their own");
+  if (request.pages() != 0) return Invalid("pages: groups have their own");
+  if (request.allocate()) return Invalid("allocate: not with groups");
+  if (static_cast<uint32_t>(request.groups_size()) > limits::kMaxLayers)
+    return Invalid("groups: more than ", limits::kMaxLayers);
+  for (const v1::PageGroup& group : request.groups()) {
+    const std::string field = absl::StrCat("groups[", groups_.size(), "]");
+    if (absl::Status status = read(field + ".", group.page_tokens(), group.pages()); !status.ok()) return status;
+    if (common_pages_ && group.pages() != groups_.front().pages)
+      return Invalid(field, ".pages: common pages are as many in each group");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Model> model,
                                                       std::shared_ptr<const Region> region,
                                                       const v1::DeclarePagesRequest& request) {
-  if (request.page_tokens() == 0 || request.page_tokens() > limits::kMaxPageTokens) {
-    return Invalid("page_tokens: not in 1…", limits::kMaxPageTokens);
-  }
-  if (request.pages() == 0 || request.pages() > static_cast<uint32_t>(INT32_MAX)) return Invalid("pages: out of range");
   if (request.allocate() && request.pages() > limits::kMaxAllocatedPages) {
     return Invalid("pages: more than ", limits::kMaxAllocatedPages, " to be allocated");
   }
   // An engine's own memory is its own: only what the daemon made is there for as long as somebody holds its pages.
   if (request.allocate() && region->block() == 0) return Invalid("allocate: only for a hosted region");
   std::shared_ptr<Pages> pages(new Pages(std::move(model), std::move(region)));
-  pages->page_tokens_ = request.page_tokens();
-  pages->pages_ = request.pages();
+  if (absl::Status status = pages->ReadGroups(request); !status.ok()) return status;
   const std::vector<Layer>& layers = pages->model_->layout.layers;
   std::vector<Plane> planes;
   int given = 0;
@@ -255,18 +331,48 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
     if (given == request.layers_size()) return Invalid("layers: attention layer ", i, " is missing");
     const v1::PagedLayer& paged = request.layers(given++);
     if (paged.layer() != i) return Invalid(field, ".layer: expected attention layer ", i, ", got ", paged.layer());
-    absl::StatusOr<std::vector<Plane>> of_layer = PlanesOf(field, paged, *attention, request);
+    if (paged.group() >= pages->groups_.size()) return Invalid(field, ".group: ", paged.group(), " is unknown");
+    auto of_layer = PlanesOf(field, paged, *attention, pages->groups_[paged.group()]);
     if (!of_layer.ok()) return of_layer.status();
     for (const Plane& plane : *of_layer) {
       if (absl::Status status = CheckPlane(plane, *pages->region_); !status.ok()) return status;
     }
     pages->rows_.push_back(RowsOf(paged.layer(), *attention, *of_layer, *pages->region_));
+    pages->group_of_.push_back(paged.group());
     planes.insert(planes.end(), of_layer->begin(), of_layer->end());
   }
   if (given != request.layers_size())
     return Invalid("layers[", given, "]: the layout has only ", given, " attention layers");
-  if (absl::Status apart = CheckApart(planes); !apart.ok()) return apart;
+  absl::Status apart = pages->common_pages_ ? CheckCommonPages(planes, pages->groups_.size()) : CheckApart(planes);
+  if (!apart.ok()) return apart;
   return pages;
+}
+
+absl::StatusOr<std::vector<size_t>> Pages::Divide(size_t entries, std::span<const uint32_t> group_pages) const {
+  if (!declared_groups_) {
+    if (!group_pages.empty()) return Invalid("group_pages: the pages were declared without groups");
+    return std::vector<size_t>{0, entries};
+  }
+  std::vector<size_t> tables(groups_.size() + 1);
+  if (group_pages.empty() && entries == 0) return tables;  // nothing is to be written
+  if (group_pages.size() != groups_.size()) {
+    return Invalid("group_pages: ", group_pages.size(), " tables, of ", groups_.size(), " groups");
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) tables[i + 1] = tables[i] + group_pages[i];
+  if (tables.back() != entries) {
+    return Invalid("group_pages: ", tables.back(), " entries in all, page_table has ", entries);
+  }
+  return tables;
+}
+
+std::vector<storage::PagedRows> Pages::RowsIn(const std::vector<int32_t>& page_table,
+                                              std::span<const size_t> tables) const {
+  std::vector<storage::PagedRows> rows = rows_;
+  if (!declared_groups_) return rows;  // all of it
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i].keys.page_table = rows[i].values.page_table = page_table.data() + tables[group_of_[i]];
+  }
+  return rows;
 }
 
 bool Pages::position_free() const {
@@ -274,15 +380,21 @@ bool Pages::position_free() const {
                              [](const storage::PagedRows& rows) { return rows.rotation.style == RopeStyle::kNone; });
 }
 
-absl::Status Pages::CheckPositions(std::span<const int32_t> page_table, uint64_t first, uint64_t count) const {
+absl::Status Pages::CheckPositions(std::span<const int32_t> page_table, std::span<const size_t> tables, uint64_t first,
+                                   uint64_t count) const {
   if (count == 0) return absl::OkStatus();
-  const uint64_t positions = uint64_t{page_tokens_} * page_table.size();
-  if (first > positions || count > positions - first) {
-    return Invalid("page_table: ", page_table.size(), " entries are too few for ", count, " positions from ", first);
-  }
-  for (uint64_t i = first / page_tokens_; i <= (first + count - 1) / page_tokens_; ++i) {
-    if (page_table[i] < 0 || static_cast<uint32_t>(page_table[i]) >= pages_) {
-      return Invalid("page_table[", i, "]: ", page_table[i], " is not one of ", pages_, " declared pages");
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const auto& [page_tokens, pages] = groups_[g];
+    const uint64_t entries = tables[g + 1] - tables[g], positions = page_tokens * entries;
+    if (first > positions || count > positions - first) {
+      return Invalid("page_table: ", entries, " entries are too few for ", count, " positions from ", first,
+                     declared_groups_ ? absl::StrCat(" (group ", g, ")") : "");
+    }
+    for (uint64_t i = first / page_tokens; i <= (first + count - 1) / page_tokens; ++i) {
+      const int32_t page = page_table[tables[g] + i];
+      if (page < 0 || static_cast<uint32_t>(page) >= pages) {
+        return Invalid("page_table[", tables[g] + i, "]: ", page, " is not one of ", pages, " declared pages");
+      }
     }
   }
   return absl::OkStatus();

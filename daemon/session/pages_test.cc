@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/runtime/unique_fd.h"
@@ -82,6 +83,107 @@ TEST_F(PagesTest, PlanesThatShareMemoryAreRefusedByName) {
          "layers[0].value_offset: rows overlap those of layers[0].key_offset");
 }
 
+// The same layers, each in a group of its own.
+class GroupedPagesTest : public PagesTest {
+ protected:
+  static constexpr uint64_t kPage = kPageTokens * kToken;
+
+  static v1::DeclarePagesRequest Request(bool common_pages, uint64_t second_offset) {
+    v1::DeclarePagesRequest request;
+    for (const uint32_t layer : {1, 2}) {
+      request.add_groups()->set_page_tokens(kPageTokens);
+      request.mutable_groups(static_cast<int>(layer) - 1)->set_pages(kPages);
+      *request.add_layers() = Layer(layer, layer == 1 ? 0 : second_offset, kPage, kToken);
+      request.mutable_layers(static_cast<int>(layer) - 1)->set_group(layer - 1);
+    }
+    request.set_common_pages(common_pages);
+    return request;
+  }
+  void ExpectRefused(const v1::DeclarePagesRequest& request, const std::string& error) const {
+    const absl::Status status = Pages::Declare(model_, region_, request).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), StartsWith(error));
+  }
+};
+
+TEST_F(GroupedPagesTest, CommonPagesMayShareMemoryPageByPage) {
+  EXPECT_TRUE(Pages::Declare(model_, region_, Request(true, 0)).ok());
+  EXPECT_TRUE(Pages::Declare(model_, region_, Request(true, kPages * kPage)).ok());
+  EXPECT_TRUE(Pages::Declare(model_, region_, Request(false, kPages * kPage)).ok());
+  ExpectRefused(Request(false, 0), "layers[1].key_offset: rows overlap those of layers[0].key_offset");
+  constexpr char kOtherwise[] = ": rows of two groups share memory otherwise than page by page";
+  ExpectRefused(Request(true, kPage), std::string("layers[1].key_offset") + kOtherwise);
+  ExpectRefused(Request(true, 4 * 32), std::string("layers[1].key_offset") + kOtherwise);
+  v1::DeclarePagesRequest request = Request(true, 0);
+  request.mutable_layers(1)->set_page_stride(2 * kPage);
+  ExpectRefused(request, std::string("layers[1].key_offset") + kOtherwise);
+  // Rows of one group lie apart whatever the other one does.
+  request = Request(true, 0);
+  request.mutable_layers(0)->set_value_offset(0);
+  ExpectRefused(request, "layers[0].value_offset: rows overlap those of layers[0].key_offset");
+  request = Request(true, 0);
+  request.mutable_layers(1)->set_group(0);
+  ExpectRefused(request, "layers[1].key_offset: rows overlap those of layers[0].key_offset");
+}
+
+TEST_F(GroupedPagesTest, ThatMakeNoSenseAreRefusedByName) {
+  const auto expect = [&](auto change, const std::string& error) {
+    v1::DeclarePagesRequest request = Request(false, kPages * kPage);
+    change(request);
+    ExpectRefused(request, error);
+  };
+  using R = v1::DeclarePagesRequest;
+  expect([](R& r) { r.set_page_tokens(kPageTokens); }, "page_tokens: groups have their own");
+  expect([](R& r) { r.set_pages(kPages); }, "pages: groups have their own");
+  expect([](R& r) { r.mutable_groups(1)->set_page_tokens(0); }, "groups[1].page_tokens: not in 1");
+  expect([](R& r) { r.mutable_groups(0)->set_pages(0); }, "groups[0].pages: out of range");
+  expect([](R& r) { r.mutable_layers(1)->set_group(2); }, "layers[1].group: 2 is unknown");
+  expect([](R& r) { r.clear_groups(); }, "page_tokens: not in 1");
+  expect([](R& r) { r.set_common_pages(true), r.mutable_groups(1)->set_pages(8); },
+         "groups[1].pages: common pages are as many in each group");
+  v1::DeclarePagesRequest plain;
+  plain.set_page_tokens(kPageTokens);
+  plain.set_pages(kPages);
+  plain.set_common_pages(true);
+  ExpectRefused(plain, "common_pages: there are no groups");
+}
+
+// A daemon that knows no groups refuses such a request: no field of a request without groups is there.
+TEST_F(GroupedPagesTest, AreNoDeclarationWithoutTheirFields) {
+  v1::DeclarePagesRequest request = Request(true, 0);
+  request.clear_groups();
+  request.clear_common_pages();
+  for (v1::PagedLayer& layer : *request.mutable_layers()) layer.clear_group();
+  ExpectRefused(request, "page_tokens: not in 1");
+}
+
+TEST_F(GroupedPagesTest, DivideAPageTable) {
+  const auto pages = Pages::Declare(model_, region_, Request(false, kPages * kPage));
+  ASSERT_TRUE(pages.ok()) << pages.status();
+  const std::vector<uint32_t> counts = {2, 3};
+  const std::vector<int32_t> table = {5, 6, 7, 8, 64};
+  const auto tables = (*pages)->Divide(table.size(), counts);
+  ASSERT_TRUE(tables.ok()) << tables.status();
+  const std::vector<storage::PagedRows> rows = (*pages)->RowsIn(table, *tables);
+  EXPECT_EQ(*rows[0].keys.page_table, 5);
+  EXPECT_EQ(*rows[1].values.page_table, 7);
+  EXPECT_EQ((*pages)->CheckPositions(table, *tables, 0, 2 * kPageTokens), absl::OkStatus());
+  const auto expect = [&](const absl::Status& status, const std::string& error) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message(), error);
+  };
+  expect((*pages)->CheckPositions(table, *tables, 1, 2 * kPageTokens),
+         "page_table: 2 entries are too few for 8 positions from 1 (group 0)");
+  std::vector<int32_t> wrong = table;
+  wrong[3] = 64;
+  expect((*pages)->CheckPositions(wrong, *tables, 0, 2 * kPageTokens),
+         "page_table[3]: 64 is not one of 64 declared pages");
+  expect((*pages)->Divide(5, std::vector<uint32_t>{5}).status(), "group_pages: 1 tables, of 2 groups");
+  expect((*pages)->Divide(6, counts).status(), "group_pages: 5 entries in all, page_table has 6");
+  expect((*pages)->Divide(5, {}).status(), "group_pages: 0 tables, of 2 groups");
+  EXPECT_EQ((*pages)->Divide(0, {}).value(), std::vector<size_t>(3)) << "nothing is to be written";
+}
+
 // Two attention layers of fp8 keys and values, with scales behind all rows.
 class ScaledPagesTest : public PagesTest {
  protected:
@@ -122,7 +224,7 @@ TEST_F(ScaledPagesTest, SayWhereRowsAndScalesLie) {
   *request.add_layers() = Scaled(2);
   const absl::StatusOr<std::shared_ptr<const Pages>> pages = Pages::Declare(model_, region_, request);
   ASSERT_TRUE(pages.ok()) << pages.status();
-  const storage::PagedRows& rows = (*pages)->rows()[1];
+  const storage::PagedRows rows = (*pages)->RowsIn({}, std::vector<size_t>{0, 0})[1];
   EXPECT_EQ(rows.keys.dtype, DType::kF8E4M3);
   EXPECT_EQ(rows.keys.base, region_->data() + kRows);
   EXPECT_EQ(rows.keys.token_stride, static_cast<int64_t>(kRow)) << "in elements of one byte";

@@ -21,8 +21,9 @@ LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, Gpu
                  const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel)
     : kernels_(kernels), workers_(workers), gpu_(gpu), target_(std::move(target)), cancel_(std::move(cancel)) {
   for (PagedRows& rows : target_.rows) {
-    rows.keys.page_table = target_.page_table.data();
-    rows.values.page_table = target_.page_table.data();
+    // The vector has moved here with its numbers in their place.
+    if (rows.keys.page_table == nullptr) rows.keys.page_table = target_.page_table.data();
+    rows.values.page_table = rows.keys.page_table;
   }
   sources_.reserve(sources.size());
   absl::flat_hash_map<const ObjectHeader*, Object*> objects;

@@ -107,7 +107,7 @@ kernels::Event PublishJob::Gather(const Task& task, const kernels::Kernels& kern
   std::array<float*, kMaxTaskUnits> scales;
   if (task.scales != nullptr) scales = UnitPointers<float>(object_, {task.scales, range.first, range.count});
   kernels::PagedSlots slots = keys ? task.rows->keys : task.rows->values;
-  slots.page_table = source_.page_table->data();
+  if (slots.page_table == nullptr) slots.page_table = source_.page_table->data();
   const uint64_t first_position = source_.first_position + header_.first_token + range.FirstRow();
   return kernels.Gather({.source = slots,
                          .first_position = static_cast<int64_t>(first_position),

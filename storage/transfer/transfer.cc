@@ -1,6 +1,7 @@
 #include "storage/transfer/transfer.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <span>
 #include <tuple>
@@ -37,16 +38,21 @@ const PagedRows* FindRows(std::span<const PagedRows> rows, uint32_t layer) {
   return found == rows.end() ? nullptr : &*found;
 }
 
-// Returns whether the page table reaches as far as the object's stored tokens, or the first `tokens` of them.
-bool PagesReach(const PagedRows& rows, size_t pages, const ObjectHeader& object, uint64_t first_position,
-                uint64_t tokens = UINT64_MAX) {
+// Returns whether the layer's part of the page table reaches as far as the object's stored tokens, or the first
+// `tokens` of them. Of several parts that follow one another only the last one's end is known here.
+bool PagesReach(const PagedRows& rows, std::span<const int32_t> table, const ObjectHeader& object,
+                uint64_t first_position, uint64_t tokens = UINT64_MAX) {
   if (rows.keys.page_tokens <= 0 || rows.values.page_tokens <= 0) return false;
   if (rows.keys.base == nullptr || rows.values.base == nullptr) return false;
   // A page table of int32 entries and pages of int32 tokens: 2^62 positions at most.
   if (first_position > uint64_t{std::numeric_limits<int64_t>::max()} / 2) return false;
+  if (rows.keys.page_table != rows.values.page_table) return false;
+  const int32_t* const begin = rows.keys.page_table == nullptr ? table.data() : rows.keys.page_table;
+  const int32_t* const table_end = table.data() + table.size();
+  if (std::less()(begin, table.data()) || std::less()(table_end, begin)) return false;  // of another vector
   const uint64_t end = first_position + object.first_token + std::min(object.stored_tokens, tokens);
   const auto page_tokens = static_cast<uint64_t>(std::min(rows.keys.page_tokens, rows.values.page_tokens));
-  return (end + page_tokens - 1) / page_tokens <= pages;
+  return (end + page_tokens - 1) / page_tokens <= static_cast<uint64_t>(table_end - begin);
 }
 
 }  // namespace
@@ -81,7 +87,7 @@ bool Fits(const PublishSource& source, const ObjectHeader& plan) {
     if (IsPaged(part.form)) {
       const PagedRows* rows = FindRows(source.rows, part.layer);
       return rows != nullptr && source.page_table != nullptr && SameShape(plan, part, *rows) &&
-             PagesReach(*rows, source.page_table->size(), plan, source.first_position);
+             PagesReach(*rows, *source.page_table, plan, source.first_position);
     }
     if (part.Empty()) return true;
     const PublishSource::Tensor* tensor = FindTensor(source, part);
@@ -99,7 +105,7 @@ bool Fits(const LandTarget& target, const ObjectHeader& object, const LandTarget
     if (!IsPaged(part.form)) return true;
     const PagedRows* rows = FindRows(target.rows, part.layer);
     return rows != nullptr && SameShape(object, part, *rows) &&
-           PagesReach(*rows, target.page_table.size(), object, segment.first_position, segment.tokens);
+           PagesReach(*rows, target.page_table, object, segment.first_position, segment.tokens);
   });
 }
 

@@ -23,7 +23,7 @@ namespace ashlar::storage {
 struct PagedRows {
   uint32_t layer = 0;                             // index into layout.layers
   int32_t heads = 0, key_dim = 0, value_dim = 0;  // of one token's row
-  kernels::PagedSlots keys, values;               // page_table may be null: storage points it at the vector below
+  kernels::PagedSlots keys, values;               // page_table: a part of the vector below; null: all of it
   const kernels::Gpu* gpu = nullptr;              // in whose memory both lie; null: the processor's
   bool latent = false;                            // mla: keys are latents, values the rotary parts of keys
   kernels::Rotation rotation;  // of keys that are landed, mla: of their rotary parts (frequencies live as long as

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "storage/testing/engine.h"
 
@@ -54,6 +56,25 @@ TEST_F(FitsTest, RefusesOtherShapes) {
   EXPECT_TRUE(refused([](PagedRows& rows) { rows.values.page_tokens = 0; }));
   EXPECT_TRUE(refused([](PagedRows& rows) { rows.keys.dtype = DType::kBF16; }));
   EXPECT_TRUE(refused([](PagedRows& rows) { rows.values.scales = static_cast<float*>(rows.values.base); }));
+}
+
+// Each layer may have a page table of its own, which is a part of the transfer's.
+TEST_F(FitsTest, AcceptsPartsOfThePageTableAndNoOther) {
+  const auto from = [](size_t begin, LandTarget& target, const std::vector<int32_t>& table) {
+    for (PagedRows& rows : target.rows) rows.keys.page_table = rows.values.page_table = table.data() + begin;
+  };
+  for (const size_t begin : {0, 5}) {
+    LandTarget target = target_;
+    from(begin, target, target.page_table);
+    const LandTarget moved = std::move(target);
+    EXPECT_EQ(Fits(moved, plan_, {.first_position = 64}), begin == 0) << "too few are left";
+  }
+  LandTarget other = target_;
+  from(0, other, target_.page_table);
+  EXPECT_FALSE(Fits(other, plan_, {.first_position = 0})) << "of another table";
+  from(0, other, other.page_table);
+  other.rows[0].keys.page_table = nullptr;
+  EXPECT_FALSE(Fits(other, plan_, {.first_position = 0})) << "keys and values lie in the same pages";
 }
 
 TEST_F(FitsTest, RefusesToLandOnlySomeLayers) {

@@ -110,7 +110,7 @@ HEADERS = {".h", ".cuh"}
 SOURCES = {".cc", ".c", ".cu", *HEADERS}
 # Public headers, as those who installed them include them.
 PUBLIC = re.compile(r"ashlar/\w+\.h")
-PUBLIC_C = {"ashlar.h": "client/c/include/ashlar.h"}
+PUBLIC_C = {name: f"client/c/include/{name}" for name in ("ashlar.h", "ashlar_types.h")}
 TESTING = {"testing", "testdata"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 

@@ -1,4 +1,4 @@
-// What breaks at the node that sends, while it sends: what lands is right, and what does not is a miss.
+// Faults of the node that sends, while it sends: what lands is right, and what does not is a miss.
 #include <unistd.h>
 
 #include <algorithm>

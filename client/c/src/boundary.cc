@@ -41,6 +41,13 @@ std::vector<engine::LinearTensors> TensorsOf(const std::string& name, const ashl
   return all;
 }
 
+std::vector<engine::PageTable> TablesOf(const std::string& name, const ashlar_page_table* given, uint32_t count) {
+  if (count > 0 && given == nullptr) throw Refused(name + ": null");
+  std::vector<engine::PageTable> all(count);
+  for (uint32_t i = 0; i < count; ++i) all[i] = {given[i].pages, given[i].count};
+  return all;
+}
+
 std::vector<engine::Media> MediaOf(const std::string& name, const ashlar_media* given, uint64_t count) {
   if (count > 0 && given == nullptr) throw Refused(name + ": null");
   std::vector<engine::Media> all(count);
@@ -84,6 +91,10 @@ const char* ashlar_tier_name(uint32_t tier) {
 
 const char* ashlar_publish_name(uint32_t outcome) {
   return ashlar::engine::PublishName(static_cast<uint8_t>(std::min<uint32_t>(outcome, UINT8_MAX)));
+}
+
+const char* ashlar_hand_off_name(uint32_t outcome) {
+  return ashlar::engine::HandOffName(static_cast<uint8_t>(std::min<uint32_t>(outcome, UINT8_MAX)));
 }
 
 const char* ashlar_commit_name(uint32_t outcome) {

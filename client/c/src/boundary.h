@@ -81,6 +81,16 @@ Enum EnumOf(uint32_t number, Enum otherwise) {
   return number == 0 ? otherwise : static_cast<Enum>(number);
 }
 
+// Hands out the job of a call that was started.
+template <typename Call>
+int32_t Start(ashlar_job** job, Call call) {
+  if (job == nullptr) throw Refused("job: null");
+  auto handle = std::make_unique<ashlar_job>();
+  const int32_t code = call(&handle->job);
+  if (code == ASHLAR_OK) *job = handle.release();
+  return code;
+}
+
 // Runs `call`, which returns a code, and turns what it throws into one.
 template <typename Call>
 int32_t Guarded(Call call) {
@@ -97,6 +107,7 @@ int32_t Guarded(Call call) {
 
 std::vector<engine::LinearTensors> TensorsOf(const std::string& name, const ashlar_linear_tensors* given,
                                              uint32_t count);
+std::vector<engine::PageTable> TablesOf(const std::string& name, const ashlar_page_table* given, uint32_t count);
 std::vector<engine::Media> MediaOf(const std::string& name, const ashlar_media* given, uint64_t count);
 engine::TokenRows RowsOf(const std::string& name, const ashlar_token_rows* given);
 engine::State StateOf(const std::string& name, const ashlar_state* given);

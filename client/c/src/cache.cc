@@ -26,10 +26,12 @@ int32_t Begin(ashlar_cache* cache, const ashlar_prompt* given, uint32_t count, a
   if (out == nullptr && count > 0) throw Refused("requests: null");
   const std::vector<ashlar_prompt> prompts = ReadAll("prompts", given, count);
   std::vector<std::vector<engine::Media>> media;
+  std::vector<std::vector<engine::PageTable>> tables;
   std::vector<engine::Prompt> own;
   for (const ashlar_prompt& prompt : prompts) {
-    const std::string name = "prompts[" + std::to_string(own.size()) + "].media";
-    media.push_back(MediaOf(name, prompt.media, prompt.media_count));
+    const std::string name = "prompts[" + std::to_string(own.size()) + "]";
+    media.push_back(MediaOf(name + ".media", prompt.media, prompt.media_count));
+    tables.push_back(TablesOf(name + ".page_tables", prompt.page_tables, prompt.page_table_count));
     engine::Prompt to{.tokens = prompt.tokens,
                       .token_count = prompt.token_count,
                       .segment_lengths = prompt.segment_lengths,
@@ -40,7 +42,10 @@ int32_t Begin(ashlar_cache* cache, const ashlar_prompt* given, uint32_t count, a
                       .fill = prompt.fill != 0,
                       .media = media.back().data(),
                       .media_count = prompt.media_count,
-                      .cold_parallel = prompt.cold_parallel != 0};
+                      .cold_parallel = prompt.cold_parallel != 0,
+                      .page_tables = tables.back().data(),
+                      .page_table_count = prompt.page_table_count,
+                      .store_only = prompt.store_only != 0};
     std::memcpy(to.conversation, prompt.conversation, sizeof to.conversation);
     own.push_back(to);
   }
@@ -54,9 +59,13 @@ using LandCall = engine::Status (engine::Cache::*)(const engine::PlanToLand*, ui
 int32_t Land(ashlar_cache* cache, const ashlar_plan_to_land* given, uint32_t count, ashlar_request** out,
              LandCall call) {
   if (out == nullptr && count > 0) throw Refused("requests: null");
+  std::vector<std::vector<engine::PageTable>> tables;
   std::vector<engine::PlanToLand> own;
   for (const ashlar_plan_to_land& plan : ReadAll("plans", given, count)) {
-    own.push_back({plan.plan, plan.plan_bytes, plan.page_table, plan.page_count, plan.present_tokens});
+    const std::string name = "plans[" + std::to_string(own.size()) + "].page_tables";
+    tables.push_back(TablesOf(name, plan.page_tables, plan.page_table_count));
+    own.push_back({plan.plan, plan.plan_bytes, plan.page_table, plan.page_count, plan.present_tokens,
+                   tables.back().data(), plan.page_table_count});
   }
   Requests requests(count);
   const engine::Status status = (cache->cache.*call)(own.data(), count, requests.data());
@@ -66,7 +75,8 @@ int32_t Land(ashlar_cache* cache, const ashlar_plan_to_land* given, uint32_t cou
 // A text in C++, with the arrays that it points to.
 struct OwnText {
   OwnText(const std::string& name, const ashlar_text& given)
-      : media(MediaOf(name + ".media", given.media, given.media_count)) {
+      : media(MediaOf(name + ".media", given.media, given.media_count)),
+        tables(TablesOf(name + ".page_tables", given.page_tables, given.page_table_count)) {
     for (const ashlar_checkpoint& checkpoint :
          ReadAll(name + ".checkpoints", given.checkpoints, given.checkpoint_count)) {
       const std::string field = name + ".checkpoints[" + std::to_string(checkpoints.size()) + "].linear";
@@ -90,11 +100,14 @@ struct OwnText {
             .composed = given.composed != 0,
             .outcomes = given.outcomes,
             .media = media.data(),
-            .media_count = given.media_count};
+            .media_count = given.media_count,
+            .page_tables = tables.data(),
+            .page_table_count = given.page_table_count};
     std::memcpy(text.conversation, given.conversation, sizeof text.conversation);
   }
 
   std::vector<engine::Media> media;
+  std::vector<engine::PageTable> tables;
   std::vector<std::vector<engine::LinearTensors>> linear;
   std::vector<engine::Checkpoint> checkpoints;
   std::vector<engine::SpanRows> span;
@@ -160,12 +173,27 @@ int32_t ashlar_commit(ashlar_cache* cache, const ashlar_text* texts, uint32_t co
 
 int32_t ashlar_start_commit(ashlar_cache* cache, const ashlar_text* texts, uint32_t count, ashlar_job** job) {
   return Guarded([&] {
-    if (job == nullptr) throw Refused("job: null");
-    auto handle = std::make_unique<ashlar_job>();
-    const int32_t code = Commit(
-        texts, count, [&](const engine::Text* own) { return cache->cache.StartCommit(own, count, &handle->job); });
-    if (code == ASHLAR_OK) *job = handle.release();
-    return code;
+    return Start(job, [&](engine::Job* started) {
+      return Commit(texts, count,
+                    [&](const engine::Text* own) { return cache->cache.StartCommit(own, count, started); });
+    });
+  });
+}
+
+int32_t ashlar_hand_off(ashlar_cache* cache, const ashlar_text* text, const char* node, uint32_t wait_ms) {
+  return Guarded([&] {
+    const OwnText own("text", Read("text", text));
+    return Report(cache->cache.HandOff(own.text, node, wait_ms));
+  });
+}
+
+int32_t ashlar_start_hand_off(ashlar_cache* cache, const ashlar_text* text, const char* node, uint32_t wait_ms,
+                              uint8_t* outcome, ashlar_job** job) {
+  return Guarded([&] {
+    return Start(job, [&](engine::Job* started) {
+      const OwnText own("text", Read("text", text));
+      return Report(cache->cache.StartHandOff(own.text, node, wait_ms, outcome, started));
+    });
   });
 }
 
@@ -190,6 +218,11 @@ int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out) {
 
 uint64_t ashlar_take_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity, uint32_t timeout_ms) {
   return cache->cache.TakeQuietPages(pages, capacity, timeout_ms);
+}
+
+uint64_t ashlar_take_quiet_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
+                                    uint32_t timeout_ms) {
+  return cache->cache.TakeQuietPagesOf(group, pages, capacity, timeout_ms);
 }
 
 uint64_t ashlar_poll_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity) {

@@ -57,20 +57,33 @@ engine::Model ModelOf(const ashlar_model& model, std::vector<engine::Layer>& lay
           .tokens_per_second = model.tokens_per_second};
 }
 
-engine::Memory MemoryOf(const ashlar_memory* given, std::vector<engine::PagePlace>& places) {
+// The arrays that a memory points to.
+struct OwnMemory {
+  std::vector<engine::PagePlace> places;
+  std::vector<engine::LayerGroup> groups;
+};
+
+engine::Memory MemoryOf(const ashlar_memory* given, OwnMemory& own) {
   if (given == nullptr) return {.kind = engine::MemoryKind::kNone};
   const ashlar_memory memory = Read("memory", given);
   for (const ashlar_page_place& place : ReadAll("memory.places", memory.places, memory.place_count)) {
-    places.push_back({place.layer, place.key_offset, place.value_offset, place.page_stride, place.token_stride,
-                      place.key_head_stride, place.value_head_stride, place.key_scale_offset, place.value_scale_offset,
-                      place.scale_page_stride, place.scale_token_stride, place.scale_head_stride});
+    own.places.push_back({place.layer, place.key_offset, place.value_offset, place.page_stride, place.token_stride,
+                          place.key_head_stride, place.value_head_stride, place.key_scale_offset,
+                          place.value_scale_offset, place.scale_page_stride, place.scale_token_stride,
+                          place.scale_head_stride});
+  }
+  for (const ashlar_layer_group& group : ReadAll("memory.groups", memory.groups, memory.group_count)) {
+    own.groups.push_back({group.layers, group.layer_count, group.page_tokens, group.pages});
   }
   return {.kind = static_cast<engine::MemoryKind>(memory.kind),
           .pages = memory.pages,
-          .places = places.empty() ? nullptr : places.data(),
-          .place_count = static_cast<uint32_t>(places.size()),
+          .places = own.places.empty() ? nullptr : own.places.data(),
+          .place_count = static_cast<uint32_t>(own.places.size()),
           .bytes = memory.bytes,
-          .memfd = memory.memfd};
+          .memfd = memory.memfd,
+          .groups = own.groups.empty() ? nullptr : own.groups.data(),
+          .group_count = static_cast<uint32_t>(own.groups.size()),
+          .common_pages = memory.common_pages != 0};
 }
 
 int32_t Open(const ashlar_open_options* given, ashlar_cache** out) {
@@ -78,13 +91,13 @@ int32_t Open(const ashlar_open_options* given, ashlar_cache** out) {
   *out = nullptr;
   const ashlar_open_options options = Read("options", given);
   std::vector<engine::Layer> layers;
-  std::vector<engine::PagePlace> places;
+  OwnMemory memory;
   engine::OpenOptions open{
       .rpc_socket = options.rpc_socket, .session_socket = options.session_socket, .name = options.name};
   if (options.timeout_ms > 0) open.timeout_ms = options.timeout_ms;
   if (options.beside != nullptr) open.beside = &options.beside->cache;
   open.model = ModelOf(Read("model", options.model), layers);
-  open.memory = MemoryOf(options.memory, places);
+  open.memory = MemoryOf(options.memory, memory);
   open.capture_tokens = options.capture_tokens;
   open.span_tokens = options.span_tokens;
   open.span_dtype = EnumOf(options.span_dtype, open.span_dtype);

@@ -10,13 +10,17 @@ namespace {
 struct OwnRun {
   OwnRun(const std::string& name, const ashlar_computed_run& given)
       : linear(TensorsOf(name + ".linear", given.linear, given.linear_count)),
+        tables(TablesOf(name + ".page_tables", given.page_tables, given.page_table_count)),
         run{.linear = linear.data(),
             .linear_count = given.linear_count,
             .page_table = given.page_table,
             .page_count = given.page_count,
-            .first_position = given.first_position} {}
+            .first_position = given.first_position,
+            .page_tables = tables.data(),
+            .page_table_count = given.page_table_count} {}
 
   std::vector<engine::LinearTensors> linear;
+  std::vector<engine::PageTable> tables;
   engine::ComputedRun run;
 };
 
@@ -28,24 +32,13 @@ int32_t Publish(const ashlar_computed_run* given, Call call) {
 
 template <typename Call>
 int32_t PublishMany(const ashlar_computed_run* given, uint32_t count, Call call) {
-  std::vector<std::vector<engine::LinearTensors>> linear;
+  std::vector<OwnRun> own;  // whose arrays keep their place
   std::vector<engine::ComputedRun> runs;
   for (const ashlar_computed_run& computed : ReadAll("computed", given, count)) {
-    OwnRun own("computed[" + std::to_string(runs.size()) + "]", computed);
-    runs.push_back(own.run);
-    linear.push_back(std::move(own.linear));  // whose numbers keep their place
+    own.emplace_back("computed[" + std::to_string(runs.size()) + "]", computed);
+    runs.push_back(own.back().run);
   }
   return Report(call(runs.data()));
-}
-
-// Hands out the job of a call that was started.
-template <typename Call>
-int32_t Start(ashlar_job** job, Call call) {
-  if (job == nullptr) throw Refused("job: null");
-  auto handle = std::make_unique<ashlar_job>();
-  const int32_t code = call(&handle->job);
-  if (code == ASHLAR_OK) *job = handle.release();
-  return code;
 }
 
 int32_t Advance(ashlar_request* request, const ashlar_layer_advance* given) {
@@ -185,6 +178,20 @@ int32_t ashlar_request_start_look_again(ashlar_request* request, const int32_t* 
   return Report(request->request.StartLookAgain(page_table, page_count));
 }
 
+int32_t ashlar_request_look_again_in(ashlar_request* request, const ashlar_page_table* page_tables, uint32_t count) {
+  return Guarded([&] {
+    return Report(request->request.LookAgainIn(TablesOf("look_again.page_tables", page_tables, count).data(), count));
+  });
+}
+
+int32_t ashlar_request_start_look_again_in(ashlar_request* request, const ashlar_page_table* page_tables,
+                                           uint32_t count) {
+  return Guarded([&] {
+    const auto tables = TablesOf("look_again.page_tables", page_tables, count);
+    return Report(request->request.StartLookAgainIn(tables.data(), count));
+  });
+}
+
 int32_t ashlar_request_wait_layer(ashlar_request* request, uint32_t layer) {
   return Report(request->request.WaitLayer(layer));
 }
@@ -229,6 +236,11 @@ int32_t ashlar_request_poll_finish(ashlar_request* request) {
 
 int32_t ashlar_request_move(ashlar_request* request, const int32_t* page_table, uint64_t page_count) {
   return Report(request->request.Move(page_table, page_count));
+}
+
+int32_t ashlar_request_move_to(ashlar_request* request, const ashlar_page_table* page_tables, uint32_t count) {
+  return Guarded(
+      [&] { return Report(request->request.MoveTo(TablesOf("move.page_tables", page_tables, count).data(), count)); });
 }
 
 int32_t ashlar_request_lose(ashlar_request* request, const uint32_t* segments, uint32_t count) {

@@ -53,8 +53,8 @@ def calls(header):
         yield f"call {spaced(result)} {name}({', '.join(types)})"
 
 
-def dump(header_file, library):
-    header = header_file.read_text()
+def dump(include, library):
+    header = (include / "ashlar_types.h").read_text() + (include / "ashlar.h").read_text()
     lines = []
     for name, fields in structs(header):
         lines.append(f'printf("struct {name} %zu\\n", sizeof({name}));')
@@ -65,7 +65,7 @@ def dump(header_file, library):
     with tempfile.TemporaryDirectory() as folder:
         source, program = pathlib.Path(folder, "dump.c"), pathlib.Path(folder, "dump")
         source.write_text("#include <stdio.h>\n#include \"ashlar.h\"\nint main(void) {\n" + "\n".join(lines) + "\nreturn 0;\n}\n")
-        subprocess.run(["cc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I", header_file.parent, source,
+        subprocess.run(["cc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I", include, source,
                         "-o", program], check=True)
         shape = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
     symbols = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
@@ -77,7 +77,7 @@ def dump(header_file, library):
 def main():
     root, library = pathlib.Path(sys.argv[1]), sys.argv[2]
     kept = root / "client/c/abi.txt"
-    today, exported = dump(root / "client/c/include/ashlar.h", library)
+    today, exported = dump(root / "client/c/include", library)
     wrong = [f"exported, and not of this library: {name}" for name in exported if not name.startswith("ashlar_")]
     needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
     wrong += [f"gRPC is not hidden inside: needs {name}" for name in re.findall(r"NEEDED.*\[(lib(?:grpc|gpr|ssl|crypto).*)\]", needed)]

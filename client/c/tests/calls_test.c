@@ -1,114 +1,9 @@
 /* Calls of the C ABI that the example does not make, against a real daemon.
- * usage: calls_c many|present|cold RPC-SOCKET SESSION-SOCKET */
+ * usage: calls_c many|present|cold|groups|resume RPC-SOCKET SESSION-SOCKET
+ *        calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME */
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "ashlar.h"
-
-enum {
-  HEADS = 2,
-  DIM = 16,
-  WIDTH = HEADS * DIM,
-  PAGE_TOKENS = 16,
-  PAGES = 128,
-  PROMPT_PAGES = 64, /* the runs' pages are behind these */
-  RUN_PAGES = 3,
-  LINEAR = 0,
-  ATTENTION = 1,
-  SEGMENTS = 16,
-  SEGMENT_TOKENS = 40,
-  TOKENS = SEGMENTS * SEGMENT_TOKENS + 1
-};
-
-#define REQUIRE(holds)                                                                         \
-  do {                                                                                         \
-    if (!(holds)) {                                                                            \
-      fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #holds, ashlar_error_message()); \
-      exit(1);                                                                                 \
-    }                                                                                          \
-  } while (0)
-
-typedef struct engine {
-  ashlar_cache* cache;
-  ashlar_page_place place;
-  int32_t table[PAGES];
-  float numbers[SEGMENTS][HEADS * DIM * DIM + HEADS]; /* states and transitions of the runs being published */
-  ashlar_linear_tensors tensors[SEGMENTS];
-} engine;
-
-static void open_engine(engine* self, char** sockets, uint32_t kind, uint32_t capture_tokens) {
-  static const float decays[HEADS] = {-0.3f, -0.01f};
-  ashlar_layer layers[2] = {ASHLAR_INIT(ashlar_layer), ASHLAR_INIT(ashlar_layer)};
-  ashlar_model model = ASHLAR_INIT(ashlar_model);
-  ashlar_memory memory = ASHLAR_INIT(ashlar_memory);
-  ashlar_open_options options = ASHLAR_INIT(ashlar_open_options);
-  int32_t i;
-  layers[LINEAR].kind = ASHLAR_LINEAR;
-  layers[LINEAR].family = ASHLAR_RETNET;
-  layers[LINEAR].key_heads = layers[LINEAR].value_heads = HEADS;
-  layers[LINEAR].d_k = layers[LINEAR].d_v = DIM;
-  layers[LINEAR].decay_table = decays;
-  layers[ATTENTION].kind = ASHLAR_GQA;
-  layers[ATTENTION].kv_heads = HEADS;
-  layers[ATTENTION].key_dim = layers[ATTENTION].value_dim = DIM;
-  model.model_id = "calls-c";
-  model.weights_digest = "1";
-  model.page_tokens = PAGE_TOKENS;
-  model.head = model.tail = 4;
-  model.layers = layers;
-  model.layer_count = 2;
-  memory.kind = kind;
-  memory.pages = kind == ASHLAR_MEMORY_NONE ? 0 : PAGES;
-  options.rpc_socket = sockets[0];
-  options.session_socket = sockets[1];
-  options.model = &model;
-  options.memory = &memory;
-  options.capture_tokens = capture_tokens;
-  memset(self, 0, sizeof *self);
-  REQUIRE(ashlar_open(&options, &self->cache) == ASHLAR_OK);
-  for (i = 0; i < PAGES; ++i) self->table[i] = i;
-  if (kind == ASHLAR_MEMORY_NONE) return;
-  self->place.size = sizeof self->place;
-  REQUIRE(ashlar_place(self->cache, 0, &self->place) == ASHLAR_OK);
-}
-
-static float* row(engine* self, uint64_t position, uint64_t offset) {
-  offset += (uint64_t)self->table[position / PAGE_TOKENS] * self->place.page_stride;
-  return (float*)(void*)(ashlar_data(self->cache) + offset + position % PAGE_TOKENS * self->place.token_stride);
-}
-
-static void fill_rows(engine* self, uint64_t begin, uint64_t end, float number) {
-  uint64_t p;
-  int i;
-  for (p = begin; p < end; ++p) {
-    for (i = 0; i < WIDTH; ++i) {
-      row(self, p, self->place.key_offset)[i] = row(self, p, self->place.value_offset)[i] = number;
-    }
-  }
-}
-
-/* "Computes" a run in pages of its own: all of its numbers are that of its first token. */
-static ashlar_computed_run compute(engine* self, ashlar_request* request, uint32_t missing) {
-  const uint32_t pages = PROMPT_PAGES + missing * RUN_PAGES;
-  ashlar_run run = ASHLAR_INIT(ashlar_run);
-  ashlar_computed_run done = ASHLAR_INIT(ashlar_computed_run);
-  int i;
-  REQUIRE(ashlar_request_missing(request, missing, &run) == ASHLAR_OK);
-  for (i = 0; i < HEADS * DIM * DIM; ++i) self->numbers[missing][i] = (float)run.tokens[0];
-  for (i = 0; i < HEADS; ++i) self->numbers[missing][HEADS * DIM * DIM + i] = -0.5f;
-  fill_rows(self, (uint64_t)pages * PAGE_TOKENS, (uint64_t)pages * PAGE_TOKENS + run.token_count, (float)run.tokens[0]);
-  self->tensors[missing].size = sizeof self->tensors[missing];
-  self->tensors[missing].layer = LINEAR;
-  self->tensors[missing].state = self->numbers[missing];
-  self->tensors[missing].transition = self->numbers[missing] + HEADS * DIM * DIM;
-  done.linear = &self->tensors[missing];
-  done.linear_count = 1;
-  done.page_table = self->table + pages;
-  done.page_count = RUN_PAGES;
-  return done;
-}
+#include "client/c/testing/engine.h"
 
 static ashlar_request* begin(engine* self, int32_t* tokens, int32_t first, uint32_t cold_parallel) {
   static uint64_t lengths[SEGMENTS];
@@ -322,8 +217,16 @@ int main(int argc, char** argv) {
     land_beside_present(argv + 2);
   } else if (argc == 4 && strcmp(argv[1], "cold") == 0) {
     share_a_cold_prompt(argv + 2);
+  } else if (argc == 4 && strcmp(argv[1], "groups") == 0) {
+    groups(argv + 2);
+  } else if (argc == 6 && strcmp(argv[1], "hand_off") == 0) {
+    hand_off(argv + 2, argv[4], argv[5]);
+  } else if (argc == 4 && strcmp(argv[1], "resume") == 0) {
+    resume(argv + 2);
   } else {
-    fprintf(stderr, "usage: calls_c many|present|cold RPC-SOCKET SESSION-SOCKET\n");
+    fprintf(stderr,
+            "usage: calls_c many|present|cold|groups|resume RPC-SOCKET SESSION-SOCKET\n"
+            "       calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME\n");
     return 2;
   }
   return 0;

@@ -157,6 +157,7 @@ struct PublishParts {
   std::span<const int32_t> page_table;  // of the run's keys and values in the declared pages
   uint64_t first_position = 0;          // slot position of the run's token 0
   Provenance provenance = Provenance::kExact;
+  std::span<const uint32_t> group_pages = {};  // of pages in groups (PagedCache::groups): the entries of each's table
 };
 
 // One finished object: its reservation, and its sources.
@@ -177,12 +178,13 @@ struct CommitParts {
   std::span<const int32_t> tokens;  // the prompt, and the decoded tokens that were run through the model
   uint64_t prompt_tokens = 0;       // of these
   Provenance provenance = Provenance::kExact;
-  std::vector<CapturedState> checkpoints;  // depths ascend; the last one is the text's end
-  CapturedSpan span;                       // with PrefixUse::span_tokens; may be empty
-  Region region;                           // that the states lie in, and the span
-  std::span<const int32_t> page_table;     // of the text from position 0, in the declared pages
-  ConversationId conversation{};           // needed where it is composed
-  std::span<const MediaHash> media;        // of the text; its span is not kept if there are any
+  std::vector<CapturedState> checkpoints;      // depths ascend; the last one is the text's end
+  CapturedSpan span;                           // with PrefixUse::span_tokens; may be empty
+  Region region;                               // that the states lie in, and the span
+  std::span<const int32_t> page_table;         // of the text from position 0, in the declared pages
+  ConversationId conversation{};               // needed where it is composed
+  std::span<const MediaHash> media;            // of the text; its span is not kept if there are any
+  std::span<const uint32_t> group_pages = {};  // as in PublishParts
 };
 
 // The running states of one linear layer's value heads, one behind the other: [d_k, d_v] or [d_v, d_k] each, in the
@@ -273,8 +275,8 @@ class Model {
   // what the text began with; may be null. For models opened with PrefixUse, else kBadSource.
   std::vector<CommitOutcome> Commit(const Match* match, const CommitParts& text);
 
-  // Hands a text that was committed to the daemon of a named node, for an engine there to go on with (docs/router.md). Of
-  // `text` tokens, conversation and media count. Waits for at most `wait` (up to a minute) and a call's time.
+  // Hands a text that was committed to the daemon of a named node, for an engine there to go on with (docs/router.md).
+  // Of `text` tokens, conversation and media count. Waits for at most `wait` (up to a minute) and a call's time.
   HandOffOutcome HandOff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait);
 
   // Cold prompts in parallel (docs/router.md). PlanPrefill has segments that a look-up missed computed by engines that
@@ -300,12 +302,15 @@ class Model {
   Admitted AttachAdmission(const std::string& lease, uint32_t page_tokens, std::span<const uint64_t> segment_lengths);
 
   // Starts the landing of all that one request needs, and does not wait. Each landing has its own progress and verdict.
-  Landing Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments);
+  // `group_pages`: as in PublishParts.
+  Landing Land(const Match& match, std::span<const int32_t> page_table, std::span<const LandSegment> segments,
+               std::span<const uint32_t> group_pages = {});
   // Lookup and Land in one call, for a prompt that is served now: every hit lands at its position in the prompt
   // (`page_table` is the prompt's, from position 0). Waits for the match, not for the landing. Whatever the match says,
   // the prompt's slots are the engine's only once the landing is quiet(): if the match did not come in time, the daemon
   // may be landing objects that the engine never learns of.
-  MatchAndLanding LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table);
+  MatchAndLanding LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table,
+                                std::span<const uint32_t> group_pages = {});
 
   // The composition service, for engines that bring no kernels: the daemon does what kernels::AdvanceSeam and
   // kernels::Compose do in the engine's process, with the same bits where both use the same units of the processor.
@@ -323,7 +328,8 @@ class Model {
 
  private:
   friend class Client;
-  MatchAndLanding LandAll(Match match, std::span<const int32_t> page_table);  // that was found, where it stands
+  // All that was found, where it stands.
+  MatchAndLanding LandAll(Match match, std::span<const int32_t> page_table, std::span<const uint32_t> group_pages);
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };

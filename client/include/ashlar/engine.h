@@ -15,10 +15,11 @@
 // this process: end the request.
 //
 // Waiting. Begin, Land, LookAgain, Publish and Commit wait for the daemon; each has a form that begins with Start and
-// does not wait. WaitPlan, WaitLayer, Finish and TakeQuietPages each have a form that begins with Poll: kPending says
-// that it is too early. Tensors and rows, a text's tokens and outcomes of a Start must stay as they are until its Poll
-// says kOk; all else (a prompt's tokens, page tables, plans, the structs that name tensors) is copied at once. Advance
-// waits for its layer, and with ComposeBy::kDaemon for the daemon: poll the layer first.
+// does not wait. Look-ups that were started are misses where none of their threads is free within timeout_ms. WaitPlan,
+// WaitLayer, Finish and TakeQuietPages each have a form that begins with Poll: kPending says that it is too early.
+// Tensors and rows, a text's tokens and outcomes of a Start must stay as they are until its Poll says kOk; all else (a
+// prompt's tokens, page tables, plans, the structs that name tensors) is copied at once. Advance waits for its layer,
+// and with ComposeBy::kDaemon for the daemon: poll the layer first.
 //
 // Pages. A request begun with pages has them until Finish says kOk or kRestart, or PollQuiet says kOk. Meanwhile the
 // daemon writes there, and the engine only what the plan has it compute; but while missing() names something, nothing
@@ -47,95 +48,7 @@
 
 namespace ashlar::engine {
 
-// ---------------------------------------------------------------------------------------------------- requests
-
-// A multimodal input of a text: the token at which it begins, counted from the text's start, and its content's hash.
-// All its tokens lie in one segment, or all in none.
-struct Media {
-  uint64_t offset = 0;
-  uint8_t hash[32] = {};
-};
-
-// One prompt: segments lie one behind the other from position 0. The first segment is a prefix and cached whole; of the
-// others the interior is cached. Tokens behind the last segment are always computed, and so is the prompt's last token.
-struct Prompt {
-  const int32_t* tokens = nullptr;  // stay until the request ends
-  uint64_t token_count = 0;
-  const uint64_t* segment_lengths = nullptr;
-  uint64_t segment_count = 0;
-  // The prompt's pages from position 0: page_table[p / page_tokens] has position p. Null: nothing lands here
-  // (PlanBytes).
-  const int32_t* page_table = nullptr;
-  uint64_t page_count = 0;
-  // Drawn by the engine at random: the prompt may resume from the conversation's own states. Zero: none.
-  uint8_t conversation[16] = {};
-  uint64_t needed_in_ms = 0;     // without a page table: the time until it will be needed
-  bool fill = false;             // the engine computes the runs of missing(); not without pages
-  const Media* media = nullptr;  // offsets ascend
-  uint64_t media_count = 0;
-  // With `fill`: segments that are missed may be computed by engines that offer prefill (Cache::ServePrefill), where
-  // that is faster. missing() lists this engine's own part; after computing it, WaitCold, then LookAgain.
-  bool cold_parallel = false;
-};
-
-// A plan to land, and the pages in which to land it, as in Prompt.
-struct PlanToLand {
-  const uint8_t* plan = nullptr;
-  uint64_t plan_bytes = 0;
-  const int32_t* page_table = nullptr;
-  uint64_t page_count = 0;
-  // The keys and values of so many first tokens stand in those pages already. If a prefix lands, its whole blocks (as
-  // many tokens as whole pages have, 256 or more) among these tokens are not written. For pages that running requests
-  // share.
-  uint64_t present_tokens = 0;
-};
-
-enum class StepKind : uint8_t {
-  kCompute = 1,     // run tokens [begin, end) through the model
-  kCheckpoint = 2,  // takes [0, end) from the cache: states replace the running ones, keys and values land
-  kInterior = 3,    // takes [begin, end) from the cache: tuples are composed onto the running states
-};
-
-// Steps lie one behind the other and cover the prompt.
-struct Step {
-  static constexpr uint32_t kPrefix = UINT32_MAX;
-  StepKind kind = StepKind::kCompute;
-  bool capture = false;         // the daemon asks for the states behind this step (Commit); after kCompute alone
-  uint32_t segment = 0;         // taken from the cache; kPrefix: a prefix beyond segments
-  uint64_t begin = 0, end = 0;  // positions
-};
-
-struct Segment {
-  uint64_t start = 0, tokens = 0;
-  uint64_t bytes = 0;  // of the cached object
-  uint8_t reason = 0;  // 0: hit; else why it has to be computed (MissName)
-  uint8_t tier = 0;    // the tier of the hit
-  bool used = false;   // the plan takes it from the cache
-};
-
-// Valid until the request ends, or a call on it returns kRestart or kOtherPages.
-struct Plan {
-  const Step* steps = nullptr;
-  uint32_t step_count = 0;
-  const Segment* segments = nullptr;
-  uint32_t segment_count = 0;
-  uint64_t prefix_tokens = 0;  // of the first step, where that is a prefix beyond segments
-  uint64_t cached_tokens = 0;  // tokens of all steps that are not computed
-  bool own = false;            // the prefix was the conversation's own
-  bool exact = true;           // tokens computed behind this plan are exact: no interior, no composed prefix
-  uint8_t prefix_tier = 0;     // the farthest tier that any of the prefix lies in
-};
-
-// A run that is worth computing alone and publishing: from a zero state, its token 0 at position 0, in pages of its
-// own.
-struct Run {
-  const int32_t* tokens = nullptr;
-  uint64_t token_count = 0;
-  uint32_t segment = 0;
-  // The tuple covers tokens [capture_begin, capture_end). With a transition its state starts from zero there.
-  uint64_t capture_begin = 0, capture_end = 0;
-  bool transition = false;
-};
+// ---------------------------------------------------------------------------------------------------- computing
 
 // One linear layer's tensors, anywhere in this process. Tensors in the cache's memory are published from there; all
 // others are copied once more.
@@ -158,7 +71,9 @@ struct ComputedRun {
   uint32_t linear_count = 0;
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
-  uint64_t first_position = 0;  // slot position of its token 0
+  uint64_t first_position = 0;             // slot position of its token 0, in each group's pages
+  const PageTable* page_tables = nullptr;  // in place of page_table, as in Prompt
+  uint32_t page_table_count = 0;
 };
 
 // One head of a tuple: S ← T S + state × 2^state_exponent.
@@ -282,6 +197,8 @@ struct Text {
   uint8_t* outcomes = nullptr;
   const Media* media = nullptr;  // offsets ascend; the span of a text with media is not kept
   uint64_t media_count = 0;
+  const PageTable* page_tables = nullptr;  // in place of page_table, as in Prompt
+  uint32_t page_table_count = 0;
 };
 
 // ---------------------------------------------------------------------------------------------------- handles
@@ -342,6 +259,9 @@ class Request {
   // Looks up and lands anew, in these pages. Segments that miss again are computed in their place: missing() is empty.
   Status LookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
   Status StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
+  // The same in one table a group of layers.
+  Status LookAgainIn(const PageTable* page_tables, uint32_t count) noexcept;
+  Status StartLookAgainIn(const PageTable* page_tables, uint32_t count) noexcept;
 
   // Waits until the cached keys and values of this layer are in their pages, and its tuples can be read. kRestart: they
   // will not come; leave the plan, and call Finish.
@@ -360,6 +280,7 @@ class Request {
   Status PollFinish() noexcept;
   // After kOtherPages: continues in these pages. The plan then takes nothing from the cache.
   Status Move(const int32_t* page_table, uint64_t page_count) noexcept;
+  Status MoveTo(const PageTable* page_tables, uint32_t count) noexcept;
   // Gives up segments that another rank has missed. Returns kRestart, as Finish does; call Finish before.
   Status Lose(const uint32_t* segments, uint32_t count) noexcept;
 
@@ -417,6 +338,9 @@ class Cache {
   // cache: a prefill engine's call for a decode engine. Tokens, conversation and media of `text` count. kOk: the node
   // has it. kPending: not in time; it may still come. kUnavailable, with the reason: it has not; that engine computes.
   Status HandOff(const Text& text, const char* node, uint32_t wait_ms) noexcept;
+  // Writes the outcome (HandOffName): "handed", "late", or why that engine has to compute. Hand-offs take no thread of
+  // other calls that are started. A job's end waits for it: wait_ms, and some seconds behind a node that is silent.
+  Status StartHandOff(const Text& text, const char* node, uint32_t wait_ms, uint8_t* outcome, Job* job) noexcept;
 
   // Offers to compute segments for other engines of the tenant, on this node and others, and waits for one. kOk: `work`
   // is a request with one run in missing(), to be computed and published; it has no prompt and no pages. End it, or its
@@ -432,6 +356,9 @@ class Cache {
   // timeout_ms for the first; Poll does not wait.
   uint64_t TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept;
   uint64_t PollQuietPages(int32_t* pages, uint64_t capacity) noexcept;
+  // Where groups of layers number their pages apart: those of one group, of which the calls above take the first.
+  // timeout_ms 0 does not wait.
+  uint64_t TakeQuietPagesOf(uint32_t group, int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept;
 
  private:
   friend struct Access;
@@ -443,5 +370,6 @@ const char* MissName(uint8_t reason) noexcept;
 const char* TierName(uint8_t tier) noexcept;
 const char* PublishName(uint8_t outcome) noexcept;
 const char* CommitName(uint8_t outcome) noexcept;
+const char* HandOffName(uint8_t outcome) noexcept;
 
 }  // namespace ashlar::engine

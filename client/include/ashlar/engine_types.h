@@ -1,4 +1,5 @@
-// The plain types of the engine's API (ashlar/engine.h): statuses, the model, its memory, the options of Open.
+// The plain types of the engine's API (ashlar/engine.h): statuses, the model, its memory, the options of Open, prompts
+// and their plans.
 #pragma once
 
 #include <cstddef>
@@ -109,6 +110,14 @@ struct PagePlace {
   uint64_t scale_page_stride = 0, scale_token_stride = 0, scale_head_stride = 0;
 };
 
+// Attention layers whose pages one page table names.
+struct LayerGroup {
+  const uint32_t* layers = nullptr;  // attention layers; each is in one group
+  uint32_t layer_count = 0;
+  uint32_t page_tokens = 0;  // 0: the model's
+  uint32_t pages = 0;        // 0: Memory::pages
+};
+
 struct Memory {
   MemoryKind kind = MemoryKind::kHosted;
   uint32_t pages = 0;
@@ -118,6 +127,13 @@ struct Memory {
   uint32_t place_count = 0;
   uint64_t bytes = 0;  // of the memory; not read if the cache places the pages
   int32_t memfd = -1;  // stays the caller's
+  // Null: one page table serves all attention layers. Else calls take a table a group (PageTable), and no page_table.
+  const LayerGroup* groups = nullptr;
+  uint32_t group_count = 0;
+  // Page numbers are one set for all groups, of as many pages each: a page belongs to one group at a time, as blocks of
+  // vLLM's pool do. Places of layers of different groups may share memory, page by page; the cache places them so.
+  // Else each group numbers its pages apart, and places share nothing.
+  bool common_pages = false;
 };
 
 // ---------------------------------------------------------------------------------------------------- opening
@@ -166,6 +182,111 @@ struct OpenOptions {
   uint32_t quiet_ms = 10000;
 
   Workers workers;
+};
+
+// ---------------------------------------------------------------------------------------------------- requests
+
+// A multimodal input of a text: the token at which it begins, counted from the text's start, and its content's hash.
+// All its tokens lie in one segment, or all in none.
+struct Media {
+  uint64_t offset = 0;
+  uint8_t hash[32] = {};
+};
+
+// The pages of one group of layers (Memory::groups), from position 0: pages[p / page_tokens] has position p. Calls take
+// one table a group, in the groups' order.
+struct PageTable {
+  const int32_t* pages = nullptr;
+  uint64_t count = 0;
+};
+
+// One prompt: segments lie one behind the other from position 0. The first segment is a prefix and cached whole; of the
+// others the interior is cached. Tokens behind the last segment are always computed, and so is the prompt's last token.
+struct Prompt {
+  const int32_t* tokens = nullptr;  // stay until the request ends
+  uint64_t token_count = 0;
+  const uint64_t* segment_lengths = nullptr;
+  uint64_t segment_count = 0;
+  // The prompt's pages from position 0: page_table[p / page_tokens] has position p. Null: nothing lands here
+  // (PlanBytes).
+  const int32_t* page_table = nullptr;
+  uint64_t page_count = 0;
+  // Drawn by the engine at random: the prompt may resume from the conversation's own states. Zero: none.
+  uint8_t conversation[16] = {};
+  uint64_t needed_in_ms = 0;     // without a page table: the time until it will be needed
+  bool fill = false;             // the engine computes the runs of missing(); not without pages
+  const Media* media = nullptr;  // offsets ascend
+  uint64_t media_count = 0;
+  // With `fill`: segments that are missed may be computed by engines that offer prefill (Cache::ServePrefill), where
+  // that is faster. missing() lists this engine's own part; after computing it, WaitCold, then LookAgain.
+  bool cold_parallel = false;
+  // In place of page_table, where the memory's layers are in groups (Memory::groups).
+  const PageTable* page_tables = nullptr;
+  uint32_t page_table_count = 0;
+  // With `fill`, for an engine that stores and lands nothing: the prompt is not looked up, and missing() lists all that
+  // the cache does not have. Publish, and end the request; LookAgain looks the prompt up after all.
+  bool store_only = false;
+};
+
+// A plan to land, and the pages in which to land it, as in Prompt.
+struct PlanToLand {
+  const uint8_t* plan = nullptr;
+  uint64_t plan_bytes = 0;
+  const int32_t* page_table = nullptr;
+  uint64_t page_count = 0;
+  // The keys and values of so many first tokens stand in those pages already. If a prefix lands, its whole blocks (as
+  // many tokens as whole pages have, 256 or more) among these tokens are not written. For pages that running requests
+  // share.
+  uint64_t present_tokens = 0;
+  const PageTable* page_tables = nullptr;  // in place of page_table, as in Prompt
+  uint32_t page_table_count = 0;
+};
+
+enum class StepKind : uint8_t {
+  kCompute = 1,     // run tokens [begin, end) through the model
+  kCheckpoint = 2,  // takes [0, end) from the cache: states replace the running ones, keys and values land
+  kInterior = 3,    // takes [begin, end) from the cache: tuples are composed onto the running states
+};
+
+// Steps lie one behind the other and cover the prompt.
+struct Step {
+  static constexpr uint32_t kPrefix = UINT32_MAX;
+  StepKind kind = StepKind::kCompute;
+  bool capture = false;         // the daemon asks for the states behind this step (Commit); after kCompute alone
+  uint32_t segment = 0;         // taken from the cache; kPrefix: a prefix beyond segments
+  uint64_t begin = 0, end = 0;  // positions
+};
+
+struct Segment {
+  uint64_t start = 0, tokens = 0;
+  uint64_t bytes = 0;  // of the cached object
+  uint8_t reason = 0;  // 0: hit; else why it has to be computed (MissName)
+  uint8_t tier = 0;    // the tier of the hit
+  bool used = false;   // the plan takes it from the cache
+};
+
+// Valid until the request ends, or a call on it returns kRestart or kOtherPages.
+struct Plan {
+  const Step* steps = nullptr;
+  uint32_t step_count = 0;
+  const Segment* segments = nullptr;
+  uint32_t segment_count = 0;
+  uint64_t prefix_tokens = 0;  // of the first step, where that is a prefix beyond segments
+  uint64_t cached_tokens = 0;  // tokens of all steps that are not computed
+  bool own = false;            // the prefix was the conversation's own
+  bool exact = true;           // tokens computed behind this plan are exact: no interior, no composed prefix
+  uint8_t prefix_tier = 0;     // the farthest tier that any of the prefix lies in
+};
+
+// A run that is worth computing alone and publishing: from a zero state, its token 0 at position 0, in pages of its
+// own.
+struct Run {
+  const int32_t* tokens = nullptr;
+  uint64_t token_count = 0;
+  uint32_t segment = 0;
+  // The tuple covers tokens [capture_begin, capture_end). With a transition its state starts from zero there.
+  uint64_t capture_begin = 0, capture_end = 0;
+  bool transition = false;
 };
 
 }  // namespace ashlar::engine

@@ -38,6 +38,12 @@ struct PagedLayer {
   // fp8 with scales: one fp32 a token and head, placed alike.
   uint64_t key_scale_offset = 0, value_scale_offset = 0;
   uint64_t scale_page_stride = 0, scale_token_stride = 0, scale_head_stride = 0;
+  uint32_t group = 0;  // index into PagedCache::groups
+};
+// Attention layers with page tables of their own.
+struct PageGroup {
+  uint32_t page_tokens = 0;
+  uint32_t pages = 0;
 };
 struct PagedCache {
   uint32_t page_tokens = 0;
@@ -45,6 +51,13 @@ struct PagedCache {
   // The daemon gives page ids out (Model::Admit, ashlar/shared_pages.h). Only in a hosted region.
   bool allocate = false;
   std::vector<PagedLayer> layers;  // every attention layer, ascending
+  // Empty: one page table serves all layers. Else page_tokens and pages above are not read, and calls take the groups'
+  // tables one behind the other, and of each how many entries it has (`group_pages`). Not with `allocate`. A daemon
+  // that knows no groups refuses them.
+  std::vector<PageGroup> groups;
+  // Page numbers are one set for all groups, which have as many pages each; a page belongs to one group at a time. Rows
+  // of layers of different groups may share memory, page by page.
+  bool common_pages = false;
 };
 
 }  // namespace ashlar

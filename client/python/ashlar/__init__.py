@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ashlar._ashlar import Verdict, version
-from ashlar.cache import Cache, MemoryKind, PagePlace
+from ashlar.cache import Cache, LayerGroup, MemoryKind, PagePlace
 from ashlar.model import (
     Attention,
     DType,
@@ -69,6 +69,7 @@ __all__ = [
     "ComputedRun",
     "DType",
     "Family",
+    "LayerGroup",
     "LayerKind",
     "Linear",
     "LinearTensors",

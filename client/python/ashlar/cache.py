@@ -58,6 +58,15 @@ class PagePlace:
 
 
 @dataclasses.dataclass(frozen=True)
+class LayerGroup:
+    """Attention layers with a page table of their own. 0: as many tokens a page as the model says, or pages as all."""
+
+    layers: Sequence[int]
+    page_tokens: int = 0
+    pages: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class _Options:
     model: Model
     rpc_socket: str
@@ -69,6 +78,8 @@ class _Options:
     places: Sequence[PagePlace]
     memory_bytes: int
     memfd: int
+    groups: Sequence[LayerGroup]
+    common_pages: bool
     capture_tokens: int
     epsilon: float
     land_ms: int
@@ -77,7 +88,12 @@ class _Options:
 
 
 class Cache:
-    """One session with the node's daemon, one opened model, one memory of pages. Thread-safe."""
+    """One session with the node's daemon, one opened model, one memory of pages. Thread-safe.
+
+    `groups`: attention layers in groups, each with page tables of its own; without any, one table serves all layers.
+    Calls then take a sequence of tables, one a group, in the place of a page table. With `common_pages` page numbers are
+    one set for all groups, as many in each, and a page belongs to one group at a time.
+    """
 
     def __init__(
         self,
@@ -92,6 +108,8 @@ class Cache:
         places: Sequence[PagePlace] = (),
         memory_bytes: int = 0,
         memfd: int = -1,
+        groups: Sequence[LayerGroup] = (),
+        common_pages: bool = False,
         capture_tokens: int = 0,
         epsilon: float = 1e-6,
         land_ms: int = 5000,
@@ -111,6 +129,8 @@ class Cache:
                 places=places,
                 memory_bytes=memory_bytes,
                 memfd=memfd,
+                groups=groups,
+                common_pages=common_pages,
                 capture_tokens=capture_tokens,
                 epsilon=epsilon,
                 land_ms=land_ms,
@@ -122,6 +142,7 @@ class Cache:
             warnings.warn(doubt, stacklevel=2)
         self.places = [PagePlace(**place) for place in self._handle.places()]
         self.pages = pages
+        self.groups = tuple(groups)
 
     def __enter__(self) -> Cache:
         return self
@@ -146,17 +167,19 @@ class Cache:
         return self._handle.memory()
 
     def page_rows(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Keys and values of an attention layer, in place: [pages, page_tokens, heads, dim] each."""
+        """Keys and values of an attention layer, in place: [pages, page_tokens, heads, dim] each, as its group has them."""
         attention = self.model.layers[layer]
         if not isinstance(attention, Attention):
             raise ValueError(f"layer: {layer} is no attention layer")
         place = next(place for place in self.places if place.layer == layer)
         kind, heads = np.dtype(_NUMPY_TYPES[attention.dtype]), attention.kv_heads
         memory = self.memory
+        group = next((group for group in self.groups if layer in group.layers), LayerGroup([layer]))
+        pages, page_tokens = group.pages or self.pages, group.page_tokens or self.model.page_tokens
 
         def view(offset: int, head_stride: int, dim: int) -> npt.NDArray[Any]:
             return np.ndarray(
-                shape=(self.pages, self.model.page_tokens, heads, dim),
+                shape=(pages, page_tokens, heads, dim),
                 dtype=kind,
                 buffer=memory,
                 offset=offset,
@@ -179,13 +202,15 @@ class Cache:
         needed_in_ms: int = 0,
         media: Sequence[tuple[int, bytes]] = (),
         cold_parallel: bool = False,
+        store_only: bool = False,
     ) -> Request:
         """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, from position 0 on.
 
         `cold_parallel`, with `fill`: engines that offer prefill may compute some of what is missing. Compute `missing`,
-        then call `Request.wait_cold`.
+        then call `Request.wait_cold`. `store_only`, with `fill`: nothing is looked up; `missing` lists all that the cache
+        does not have. Publish it, and end the request.
         """
-        rest = fill, conversation, needed_in_ms, media, cold_parallel
+        rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only
         return self._handle.begin(Request, tokens, segments, page_table, *rest, True)  # type: ignore[return-value]
 
     def start_begin(
@@ -199,9 +224,10 @@ class Cache:
         needed_in_ms: int = 0,
         media: Sequence[tuple[int, bytes]] = (),
         cold_parallel: bool = False,
+        store_only: bool = False,
     ) -> Request:
         """`begin` without waiting: the plan is known once `Request.poll_plan` says OK."""
-        rest = fill, conversation, needed_in_ms, media, cold_parallel
+        rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only
         return self._handle.begin(Request, tokens, segments, page_table, *rest, False)  # type: ignore[return-value]
 
     async def begin_async(
@@ -287,6 +313,24 @@ class Cache:
     ) -> list[str]:
         return await asyncio.to_thread(self.commit, tokens, checkpoints, **options)
 
+    def hand_off(
+        self,
+        tokens: Sequence[int] | npt.ArrayLike,
+        node: str,
+        *,
+        conversation: bytes = b"",
+        media: Sequence[tuple[int, bytes]] = (),
+        wait_ms: int = 1000,
+    ) -> str:
+        """Hands a committed text to a node of the cluster, whose engines resume at its end: for a prefill engine.
+
+        Returns "handed", "late" where it may still come, or why that node's engine has to compute.
+        """
+        return self._handle.hand_off(tokens, node, conversation, list(media), wait_ms)
+
+    async def hand_off_async(self, tokens: Sequence[int] | npt.ArrayLike, node: str, **options: Any) -> str:
+        return await asyncio.to_thread(self.hand_off, tokens, node, **options)
+
     def serve_prefill(self, wait_ms: int = 1000) -> Request | None:
         """Waits for a segment to compute for other engines of the tenant, on this node and others.
 
@@ -302,6 +346,6 @@ class Cache:
         """The sizes of the segments that this engine has published."""
         return self._handle.stored()
 
-    def take_quiet_pages(self, most: int, timeout_ms: int = 0) -> list[int]:
-        """Pages that requests left in doubt, and that nothing writes to any more."""
-        return self._handle.take_quiet_pages(most, timeout_ms)
+    def take_quiet_pages(self, most: int, timeout_ms: int = 0, group: int = 0) -> list[int]:
+        """Pages that requests left in doubt, and that nothing writes to any more. `group`: where groups number theirs apart."""
+        return self._handle.take_quiet_pages(most, timeout_ms, group)

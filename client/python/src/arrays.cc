@@ -31,6 +31,20 @@ bool Integers::Take(nb::handle given) {
   return false;
 }
 
+PageTables::PageTables(const std::string& name, nb::handle given, size_t groups) {
+  if (given.is_none()) return;
+  if (groups == 0) {
+    lists_.emplace_back(name.c_str(), given);
+    return;
+  }
+  if (!PySequence_Check(given.ptr())) throw Refused(name, "one list of integers for each group of layers is needed");
+  for (const nb::handle list : nb::borrow<nb::sequence>(given)) {
+    const std::string field = name + "[" + std::to_string(lists_.size()) + "]";
+    const Integers& pages = lists_.emplace_back(field.c_str(), list);
+    tables_.push_back({pages.data(), pages.size()});
+  }
+}
+
 DType TypeOf(const std::string& name, const Strided& tensor) {
   const nb::dlpack::dtype type = tensor.dtype();
   const auto code = static_cast<nb::dlpack::dtype_code>(type.code);

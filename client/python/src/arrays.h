@@ -5,10 +5,12 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <deque>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ashlar/engine.h"
 
@@ -38,6 +40,27 @@ class Integers {
  private:
   bool Take(nb::handle given);
   Py_buffer view_ = {};
+};
+
+// The pages that a call gives, held while this lives: one list of numbers or, of a cache with `groups` groups of
+// layers, a sequence of one list each. Created and destroyed with the GIL.
+class PageTables {
+ public:
+  PageTables(const std::string& name, nb::handle given, size_t groups);
+
+  // Says in a struct of the engine API where they are; nothing where None was given.
+  template <typename Struct>
+  void Put(Struct& out) const {
+    out.page_tables = tables_.empty() ? nullptr : tables_.data();
+    out.page_table_count = static_cast<uint32_t>(tables_.size());
+    if (lists_.empty() || !tables_.empty()) return;
+    out.page_table = lists_.front().data();
+    out.page_count = lists_.front().size();
+  }
+
+ private:
+  std::deque<Integers> lists_;
+  std::vector<engine::PageTable> tables_;
 };
 
 // One token's row after another: `stride` floats from one to the next, the row itself dense.

@@ -47,6 +47,23 @@ engine::PagePlace ReadPlace(nb::handle place) {
           .scale_head_stride = number("scale_head_stride")};
 }
 
+// The groups of layers, and the lists that they point to.
+struct ReadGroups {
+  explicit ReadGroups(nb::sequence groups) {
+    for (const nb::handle group : groups) {
+      layers.push_back(nb::cast<std::vector<uint32_t>>(group.attr("layers")));
+      const auto number = [&](const char* name) { return nb::cast<uint32_t>(group.attr(name)); };
+      all.push_back({.page_tokens = number("page_tokens"), .pages = number("pages")});
+    }
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i].layers = layers[i].data();
+      all[i].layer_count = static_cast<uint32_t>(layers[i].size());
+    }
+  }
+  std::vector<std::vector<uint32_t>> layers;
+  std::vector<engine::LayerGroup> all;
+};
+
 std::unique_ptr<PyCache> Open(nb::handle options) {
   auto self = std::make_unique<PyCache>();
   self->model = std::make_shared<OpenedModel>(options.attr("model"));
@@ -64,6 +81,11 @@ std::unique_ptr<PyCache> Open(nb::handle options) {
   open.memory.place_count = static_cast<uint32_t>(places.size());
   open.memory.bytes = nb::cast<uint64_t>(options.attr("memory_bytes"));
   open.memory.memfd = nb::cast<int32_t>(options.attr("memfd"));
+  const ReadGroups groups(nb::borrow<nb::sequence>(options.attr("groups")));
+  open.memory.groups = groups.all.empty() ? nullptr : groups.all.data();
+  open.memory.group_count = static_cast<uint32_t>(groups.all.size());
+  open.memory.common_pages = nb::cast<bool>(options.attr("common_pages"));
+  self->model->groups = open.memory.kind == engine::MemoryKind::kNone ? 0 : groups.all.size();
   open.capture_tokens = number("capture_tokens");
   open.epsilon = nb::cast<double>(options.attr("epsilon"));
   open.land_ms = number("land_ms");
@@ -105,7 +127,7 @@ nb::list PlacesOf(const PyCache& self) {
 // `type` is ashlar.Request, which the result is one of.
 nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::vector<uint64_t>& segments,
                  nb::handle page_table, bool fill, const nb::bytes& conversation, uint64_t needed_in_ms,
-                 nb::sequence media, bool cold_parallel, bool wait) {
+                 nb::sequence media, bool cold_parallel, bool store_only, bool wait) {
   auto [object, request] = MakeObject<PyRequest>(type);
   request->model = self.model;
   const Integers given("tokens", tokens);
@@ -119,13 +141,10 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::v
                         .fill = fill,
                         .media = inputs.data(),
                         .media_count = inputs.size(),
-                        .cold_parallel = cold_parallel};
-  std::optional<Integers> pages;
-  if (!page_table.is_none()) {
-    pages.emplace("page_table", page_table);
-    prompt.page_table = pages->data();
-    prompt.page_count = pages->size();
-  }
+                        .cold_parallel = cold_parallel,
+                        .store_only = store_only};
+  const PageTables pages("page_table", page_table, self.model->groups);
+  pages.Put(prompt);
   ReadConversation(conversation, prompt.conversation);
   engine::Status status;
   {
@@ -142,12 +161,11 @@ nb::object Land(PyCache& self, nb::handle type, const nb::bytes& plan, nb::handl
                 bool wait) {
   auto [object, request] = MakeObject<PyRequest>(type);
   request->model = self.model;
-  const Integers pages("page_table", page_table);
-  const engine::PlanToLand landing{.plan = reinterpret_cast<const uint8_t*>(plan.c_str()),
-                                   .plan_bytes = plan.size(),
-                                   .page_table = pages.data(),
-                                   .page_count = pages.size(),
-                                   .present_tokens = present_tokens};
+  const PageTables pages("page_table", page_table, self.model->groups);
+  engine::PlanToLand landing{.plan = reinterpret_cast<const uint8_t*>(plan.c_str()),
+                             .plan_bytes = plan.size(),
+                             .present_tokens = present_tokens};
+  pages.Put(landing);
   engine::Status status;
   {
     nb::gil_scoped_release release;
@@ -186,12 +204,8 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::han
                     .outcomes = outcomes.data(),
                     .media = inputs.data(),
                     .media_count = inputs.size()};
-  std::optional<Integers> pages;
-  if (!page_table.is_none()) {
-    pages.emplace("page_table", page_table);
-    text.page_table = pages->data();
-    text.page_count = pages->size();
-  }
+  const PageTables pages("page_table", page_table, self.model->groups);
+  pages.Put(text);
   ReadConversation(conversation, text.conversation);
   engine::Status status;
   {
@@ -202,6 +216,25 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::han
   std::vector<std::string> names;
   for (const uint8_t outcome : outcomes) names.emplace_back(engine::CommitName(outcome));
   return names;
+}
+
+std::string HandOff(PyCache& self, nb::handle tokens, const std::string& node, const nb::bytes& conversation,
+                    nb::sequence media, uint32_t wait_ms) {
+  const Integers given("tokens", tokens);
+  const std::vector<engine::Media> inputs = ReadMedia(media);
+  engine::Text text{
+      .tokens = given.data(), .token_count = given.size(), .media = inputs.data(), .media_count = inputs.size()};
+  ReadConversation(conversation, text.conversation);
+  uint8_t outcome = 0;
+  engine::Job job;
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.cache.StartHandOff(text, node.c_str(), wait_ms, &outcome, &job);
+    job.Wait();
+  }
+  Checked(status);
+  return engine::HandOffName(outcome);
 }
 
 // None: there was nothing to compute, or no daemon, which a cache's loss is no error for.
@@ -217,13 +250,12 @@ nb::object ServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
   return object;
 }
 
-std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeout_ms) {
+std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeout_ms, uint32_t group) {
   std::vector<int32_t> pages(most);
   uint64_t count = 0;
   {
     nb::gil_scoped_release release;
-    count = timeout_ms == 0 ? self.cache.PollQuietPages(pages.data(), most)
-                            : self.cache.TakeQuietPages(pages.data(), most, timeout_ms);
+    count = self.cache.TakeQuietPagesOf(group, pages.data(), most, timeout_ms);
   }
   pages.resize(count);
   return pages;
@@ -284,7 +316,7 @@ void BindCache(nb::module_& module) {
       .def("warning", [](const PyCache& self) { return self.cache.warning(); })
       .def("begin", &Begin, nb::arg("type"), nb::arg("tokens"), nb::arg("segments"), nb::arg("page_table").none(),
            nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"), nb::arg("media"),
-           nb::arg("cold_parallel"), nb::arg("wait"))
+           nb::arg("cold_parallel"), nb::arg("store_only"), nb::arg("wait"))
       .def("land", &Land)
       .def("commit", &Commit, nb::arg("request").none(), nb::arg("tokens"), nb::arg("prompt_tokens").none(),
            nb::arg("checkpoints"), nb::arg("page_table").none(), nb::arg("conversation"), nb::arg("composed"),
@@ -294,6 +326,8 @@ void BindCache(nb::module_& module) {
            nb::arg("v").none().noconvert(), nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(),
            nb::arg("out").none().noconvert(), nb::arg("transition").none().noconvert(),
            nb::arg("decay").none().noconvert(), nb::arg("norm_epsilon"), nb::arg("q_scale"))
+      .def("hand_off", &HandOff, nb::arg("tokens"), nb::arg("node"), nb::arg("conversation"), nb::arg("media"),
+           nb::arg("wait_ms"))
       .def("serve_prefill", &ServePrefill, nb::arg("type"), nb::arg("wait_ms"))
       .def("take_quiet_pages", &TakeQuietPages)
       .def("stored", &Stored)

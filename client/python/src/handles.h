@@ -25,6 +25,7 @@ inline Verdict VerdictOf(const engine::Status& status) {
 struct OpenedModel {
   explicit OpenedModel(nb::handle model) : description(model) {}
   ModelDescription description;
+  size_t groups = 0;  // of layers, in the cache's memory; 0: one page table serves all
 };
 
 struct PyCache {

@@ -90,14 +90,12 @@ nb::object PrefixTierOf(const PyPlan& self) {
 struct RunOfArrays {
   RunOfArrays(const std::string& of, const PyRequest& self, uint32_t missing, nb::sequence linear,
               nb::handle page_table, uint64_t first_position)
-      : view(of + "linear", linear, self.model->description, RunAt(of, self, missing).transition) {
+      : view(of + "linear", linear, self.model->description, RunAt(of, self, missing).transition),
+        pages(of + "page_table", page_table, self.model->groups) {
     run = {.linear = view.tensors.data(),
            .linear_count = static_cast<uint32_t>(view.tensors.size()),
            .first_position = first_position};
-    if (page_table.is_none()) return;
-    pages.emplace((of + "page_table").c_str(), page_table);
-    run.page_table = pages->data();
-    run.page_count = pages->size();
+    pages.Put(run);
   }
   static const engine::Run& RunAt(const std::string& of, const PyRequest& self, uint32_t missing) {
     uint32_t count = 0;
@@ -107,7 +105,7 @@ struct RunOfArrays {
   }
 
   LinearTensorsView view;
-  std::optional<Integers> pages;
+  PageTables pages;
   engine::ComputedRun run;
 };
 
@@ -172,13 +170,18 @@ Verdict WaitingFor(PyRequest& self, uint32_t layer) {
   return VerdictOf(status);
 }
 
-template <engine::Status (engine::Request::*call)(const int32_t*, uint64_t) noexcept>
+// In one page table, or in one a group of layers.
+template <engine::Status (engine::Request::*call)(const int32_t*, uint64_t) noexcept,
+          engine::Status (engine::Request::*call_in)(const engine::PageTable*, uint32_t) noexcept>
 Verdict InPages(PyRequest& self, nb::handle page_table) {
-  const Integers pages("page_table", page_table);
+  const PageTables tables("page_table", page_table, self.model->groups);
+  engine::Prompt pages;
+  tables.Put(pages);
   engine::Status status;
   {
     nb::gil_scoped_release release;
-    status = (self.request.*call)(pages.data(), pages.size());
+    status = pages.page_table_count > 0 ? (self.request.*call_in)(pages.page_tables, pages.page_table_count)
+                                        : (self.request.*call)(pages.page_table, pages.page_count);
   }
   self.plan.reset();
   return VerdictOf(status);
@@ -299,7 +302,7 @@ void BindRequest(nb::module_& module) {
            nb::arg("q_scale"))
       .def(
           "abandon", [](PyRequest& self, uint32_t missing) { self.request.Abandon(missing); }, nb::arg("missing"))
-      .def("look_again", &InPages<&Request::LookAgain>, nb::arg("page_table"),
+      .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgainIn>, nb::arg("page_table"),
            "Looks up and lands anew, in these pages. Segments that miss again are computed in their place.")
       .def("wait_plan", &Waiting<&Request::WaitPlan>)
       .def("poll_plan", &Waiting<&Request::PollPlan>)
@@ -312,7 +315,7 @@ void BindRequest(nb::module_& module) {
       .def("finish", &Waiting<&Request::Finish>,
            "The verdict; no token may be emitted before it. RESTART: compute the new plan. OTHER_PAGES: `move` first.")
       .def("poll_finish", &Waiting<&Request::PollFinish>)
-      .def("move", &InPages<&Request::Move>, nb::arg("page_table"))
+      .def("move", &InPages<&Request::Move, &Request::MoveTo>, nb::arg("page_table"))
       .def(
           "lose",
           [](PyRequest& self, const std::vector<uint32_t>& segments) {

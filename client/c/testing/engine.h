@@ -1,0 +1,120 @@
+/* The engine of the tests of the C ABI, and those that lie in files of their own. */
+#ifndef ASHLAR_C_TESTING_ENGINE_H
+#define ASHLAR_C_TESTING_ENGINE_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/c/include/ashlar.h"
+
+enum {
+  HEADS = 2,
+  DIM = 16,
+  WIDTH = HEADS * DIM,
+  PAGE_TOKENS = 16,
+  PAGES = 128,
+  PROMPT_PAGES = 64, /* the runs' pages are behind these */
+  RUN_PAGES = 3,
+  LINEAR = 0,
+  ATTENTION = 1,
+  SEGMENTS = 16,
+  SEGMENT_TOKENS = 40,
+  TOKENS = SEGMENTS * SEGMENT_TOKENS + 1
+};
+
+#define REQUIRE(holds)                                                                         \
+  do {                                                                                         \
+    if (!(holds)) {                                                                            \
+      fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #holds, ashlar_error_message()); \
+      exit(1);                                                                                 \
+    }                                                                                          \
+  } while (0)
+
+typedef struct engine {
+  ashlar_cache* cache;
+  ashlar_page_place place;
+  int32_t table[PAGES];
+  float numbers[SEGMENTS][HEADS * DIM * DIM + HEADS]; /* states and transitions of the runs being published */
+  ashlar_linear_tensors tensors[SEGMENTS];
+} engine;
+
+static inline void open_engine(engine* self, char** sockets, uint32_t kind, uint32_t capture_tokens) {
+  static const float decays[HEADS] = {-0.3f, -0.01f};
+  ashlar_layer layers[2] = {ASHLAR_INIT(ashlar_layer), ASHLAR_INIT(ashlar_layer)};
+  ashlar_model model = ASHLAR_INIT(ashlar_model);
+  ashlar_memory memory = ASHLAR_INIT(ashlar_memory);
+  ashlar_open_options options = ASHLAR_INIT(ashlar_open_options);
+  int32_t i;
+  layers[LINEAR].kind = ASHLAR_LINEAR;
+  layers[LINEAR].family = ASHLAR_RETNET;
+  layers[LINEAR].key_heads = layers[LINEAR].value_heads = HEADS;
+  layers[LINEAR].d_k = layers[LINEAR].d_v = DIM;
+  layers[LINEAR].decay_table = decays;
+  layers[ATTENTION].kind = ASHLAR_GQA;
+  layers[ATTENTION].kv_heads = HEADS;
+  layers[ATTENTION].key_dim = layers[ATTENTION].value_dim = DIM;
+  model.model_id = "calls-c";
+  model.weights_digest = "1";
+  model.page_tokens = PAGE_TOKENS;
+  model.head = model.tail = 4;
+  model.layers = layers;
+  model.layer_count = 2;
+  memory.kind = kind;
+  memory.pages = kind == ASHLAR_MEMORY_NONE ? 0 : PAGES;
+  options.rpc_socket = sockets[0];
+  options.session_socket = sockets[1];
+  options.model = &model;
+  options.memory = &memory;
+  options.capture_tokens = capture_tokens;
+  memset(self, 0, sizeof *self);
+  REQUIRE(ashlar_open(&options, &self->cache) == ASHLAR_OK);
+  for (i = 0; i < PAGES; ++i) self->table[i] = i;
+  if (kind == ASHLAR_MEMORY_NONE) return;
+  self->place.size = sizeof self->place;
+  REQUIRE(ashlar_place(self->cache, 0, &self->place) == ASHLAR_OK);
+}
+
+static inline float* row(engine* self, uint64_t position, uint64_t offset) {
+  offset += (uint64_t)self->table[position / PAGE_TOKENS] * self->place.page_stride;
+  return (float*)(void*)(ashlar_data(self->cache) + offset + position % PAGE_TOKENS * self->place.token_stride);
+}
+
+static inline void fill_rows(engine* self, uint64_t begin, uint64_t end, float number) {
+  uint64_t p;
+  int i;
+  for (p = begin; p < end; ++p) {
+    for (i = 0; i < WIDTH; ++i) {
+      row(self, p, self->place.key_offset)[i] = row(self, p, self->place.value_offset)[i] = number;
+    }
+  }
+}
+
+/* "Computes" a run in pages of its own: all of its numbers are that of its first token. */
+static inline ashlar_computed_run compute(engine* self, ashlar_request* request, uint32_t missing) {
+  const uint32_t pages = PROMPT_PAGES + missing * RUN_PAGES;
+  ashlar_run run = ASHLAR_INIT(ashlar_run);
+  ashlar_computed_run done = ASHLAR_INIT(ashlar_computed_run);
+  int i;
+  REQUIRE(ashlar_request_missing(request, missing, &run) == ASHLAR_OK);
+  for (i = 0; i < HEADS * DIM * DIM; ++i) self->numbers[missing][i] = (float)run.tokens[0];
+  for (i = 0; i < HEADS; ++i) self->numbers[missing][HEADS * DIM * DIM + i] = -0.5f;
+  fill_rows(self, (uint64_t)pages * PAGE_TOKENS, (uint64_t)pages * PAGE_TOKENS + run.token_count, (float)run.tokens[0]);
+  self->tensors[missing].size = sizeof self->tensors[missing];
+  self->tensors[missing].layer = LINEAR;
+  self->tensors[missing].state = self->numbers[missing];
+  self->tensors[missing].transition = self->numbers[missing] + HEADS * DIM * DIM;
+  done.linear = &self->tensors[missing];
+  done.linear_count = 1;
+  done.page_table = self->table + pages;
+  done.page_count = RUN_PAGES;
+  return done;
+}
+
+/* hand_off_test.c */
+void hand_off(char** sockets, const char* node, const char* expected);
+void resume(char** sockets);
+/* groups_test.c */
+void groups(char** sockets);
+
+#endif

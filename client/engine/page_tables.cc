@@ -1,0 +1,100 @@
+#include "client/engine/page_tables.h"
+
+#include "client/engine/status.h"
+#include "proto/limits.h"
+
+namespace ashlar::engine {
+namespace {
+
+std::span<const PageTable> TablesOf(const GivenPages& given) {
+  return {given.page_tables, given.page_table_count};
+}
+
+// Calls `check` with each group's table, the names of its fields, and the group; returns the first error.
+template <typename Check>
+Status OfEach(const LayerGroups& groups, const GivenPages& given, const std::string& field, Check check) {
+  if (!groups.named) {
+    return check(PageTable{given.page_table, given.page_count}, field + ".page_table", field + ".page_count",
+                 size_t{0});
+  }
+  for (size_t g = 0; g < given.page_table_count; ++g) {
+    const std::string table = absl::StrCat(field, ".page_tables[", g, "]");
+    if (Status status = check(given.page_tables[g], table + ".pages", table + ".count", g); !status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace
+
+GroupedPages GroupedPages::From(const GivenPages& given) {
+  GroupedPages pages;
+  if (given.page_table_count == 0) {
+    pages.entries.assign(given.page_table, given.page_table + given.page_count);
+    return pages;
+  }
+  for (const PageTable& table : TablesOf(given)) {
+    pages.entries.insert(pages.entries.end(), table.pages, table.pages + table.count);
+    pages.group_pages.push_back(static_cast<uint32_t>(table.count));
+  }
+  return pages;
+}
+
+std::vector<Quarantine::Page> GroupedPages::InSets(const LayerGroups& groups) const {
+  std::vector<Quarantine::Page> pages;
+  pages.reserve(entries.size());
+  size_t group = 0, end = group_pages.empty() ? entries.size() : group_pages[0];
+  for (size_t i = 0; i < entries.size(); ++i) {
+    while (i == end) end += group_pages[++group];
+    pages.emplace_back(groups.SetOf(group), entries[i]);
+  }
+  return pages;
+}
+
+Status CheckTables(const LayerGroups& groups, const GivenPages& given, const std::string& field) {
+  if (!groups.named && given.page_table_count > 0) {
+    return Invalid(field, ".page_tables: the cache was opened without groups of layers");
+  }
+  if (groups.named && (given.page_table != nullptr || given.page_count > 0)) {
+    return Invalid(field, ".page_table: the cache's layers are in groups, which take page_tables");
+  }
+  if (groups.named && !given.none()) {
+    if (given.page_table_count != groups.all.size()) {
+      return Invalid(field, ".page_table_count: ", given.page_table_count, " tables, of ", groups.all.size(),
+                     " groups of layers");
+    }
+    if (given.page_tables == nullptr) return Invalid(field, ".page_tables: null");
+  }
+  uint64_t total = 0;
+  return OfEach(groups, given, field,
+                [&total](const PageTable& table, const std::string& pages, const std::string& count, size_t) {
+                  if (table.pages == nullptr && table.count > 0) return Invalid(pages, ": null");
+                  if (table.count > limits::kMaxPromptTokens - total) return Invalid(count, ": too many");
+                  total += table.count;
+                  return Status();
+                });
+}
+
+Status CheckReach(const LayerGroups& groups, const GivenPages& given, uint64_t first, uint64_t tokens,
+                  const std::string& field) {
+  if (groups.named && given.none() && tokens > 0) return Invalid(field, ".page_tables: null");
+  return OfEach(groups, given, field,
+                [&](const PageTable& table, const std::string&, const std::string& count, size_t g) {
+                  const uint64_t page_tokens = groups.all[g].page_tokens, room = table.count * page_tokens;
+                  if (first <= room && tokens <= room - first) return Status();
+                  return Invalid(count, ": ", table.count, " pages of ", page_tokens, " tokens, for ", tokens,
+                                 first > 0 ? absl::StrCat(" behind ", first) : "");
+                });
+}
+
+Status CheckNotKept(const LayerGroups& groups, const GivenPages& given, Quarantine& quarantine,
+                    const std::string& field) {
+  return OfEach(groups, given, field,
+                [&](const PageTable& table, const std::string& pages, const std::string&, size_t g) {
+                  const auto kept = quarantine.Find(groups.SetOf(g), {table.pages, table.count});
+                  if (!kept.has_value()) return Status();
+                  return Invalid(pages, "[", *kept, "]: page ", table.pages[*kept],
+                                 " is the cache's until TakeQuietPages gives it back");
+                });
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,66 @@
+// The page tables that an engine's calls give: one of all attention layers, or one for each group of layers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ashlar/engine.h"
+#include "client/engine/quarantine.h"
+
+namespace ashlar::engine {
+
+// The groups of a cache's attention layers, and the page numbers in use.
+struct LayerGroups {
+  struct Group {
+    uint32_t page_tokens = 0;
+    uint32_t pages = 0;
+  };
+  std::vector<Group> all;  // one of all layers, unless the engine has named several
+  bool named = false;
+  bool common_pages = false;
+
+  // The set of page numbers that a group's pages belong to.
+  uint32_t SetOf(size_t group) const { return common_pages ? 0 : static_cast<uint32_t>(group); }
+};
+
+// The tables of a call, as the engine's structs have them.
+struct GivenPages {
+  const int32_t* page_table = nullptr;
+  uint64_t page_count = 0;
+  const PageTable* page_tables = nullptr;
+  uint32_t page_table_count = 0;
+
+  bool none() const { return page_table == nullptr && page_count == 0 && page_table_count == 0; }
+};
+
+template <typename Struct>
+GivenPages PagesOf(const Struct& given) {
+  return {given.page_table, given.page_count, given.page_tables, given.page_table_count};
+}
+
+// The groups' tables, one behind the other, and the entries of each; without named groups one table and no counts.
+struct GroupedPages {
+  std::vector<int32_t> entries;
+  std::vector<uint32_t> group_pages;
+
+  // Of tables that have been checked.
+  static GroupedPages From(const GivenPages& given);
+  bool empty() const { return entries.empty(); }
+  void clear() { *this = {}; }
+  std::vector<Quarantine::Page> InSets(const LayerGroups& groups) const;
+};
+
+// kInvalidArgument naming the field behind `field` unless there is one table a group, of not too many pages.
+Status CheckTables(const LayerGroups& groups, const GivenPages& given, const std::string& field);
+// Of such tables: likewise unless each reaches over positions [first, first + tokens).
+Status CheckReach(const LayerGroups& groups, const GivenPages& given, uint64_t first, uint64_t tokens,
+                  const std::string& field);
+// Of such tables: likewise where a page is in quarantine.
+Status CheckNotKept(const LayerGroups& groups, const GivenPages& given, Quarantine& quarantine,
+                    const std::string& field);
+
+}  // namespace ashlar::engine

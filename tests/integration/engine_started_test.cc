@@ -1,0 +1,129 @@
+// The engine's API over a real daemon: look-ups that were started behind a daemon that hangs, prompts that are stored
+// without a look-up, and hand-offs where there is no cluster.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "tests/integration/grouped_engine.h"
+
+namespace ashlar::integration {
+namespace {
+
+using engine::Cache;
+using engine::Code;
+using engine::Request;
+using testing::StartsWith;
+
+class EngineStarted : public testing::Test {
+ protected:
+  double Calls(const std::string& method) const {
+    return daemon_.Metric("ashlar_rpcs_total{code=\"OK\",method=\"" + method + "\"}");
+  }
+  DaemonProcess daemon_;
+};
+
+// Behind calls that hang, look-ups whose time is over are given up: four at a time would take 16 seconds.
+TEST_F(EngineStarted, LookUpsEndInTimeBehindADaemonThatHangs) {
+  constexpr std::chrono::milliseconds kTimeout{500};
+  constexpr size_t kRequests = 128;
+  GroupedEngine with(daemon_, Grouping::kOne);
+  const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
+  engine::OpenOptions options = with.Options(rpc, session);
+  options.timeout_ms = static_cast<uint32_t>(kTimeout.count());
+  options.memory = {.kind = engine::MemoryKind::kNone};
+  Cache cache;
+  ASSERT_GOOD(Cache::Open(options, &cache));
+  daemon_.Freeze();
+  std::vector<Asked> asked;
+  for (size_t i = 0; i < kRequests; ++i) asked.emplace_back(std::vector<Tokens>{{static_cast<int32_t>(i), 1, 2, 3}});
+  std::vector<Request> requests(kRequests);
+  const auto began = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < kRequests; ++i) ASSERT_GOOD(cache.StartBegin(&asked[i].prompt, 1, &requests[i]));
+  for (Request& request : requests) ASSERT_GOOD(request.WaitPlan());
+  const auto took = std::chrono::steady_clock::now() - began;
+  daemon_.Thaw();
+  EXPECT_LT(took, kRequests / 4 * kTimeout / 2) << "each would wait for its turn";
+  size_t given_up = 0;
+  for (const Request& request : requests) {
+    EXPECT_FALSE(request.plan().segments[0].used);
+    given_up += engine::MissName(request.plan().segments[0].reason) == std::string("busy");
+    EXPECT_EQ(request.plan().step_count, 1u) << "all of it is computed";
+  }
+  EXPECT_GE(given_up, kRequests / 2);
+}
+
+TEST_F(EngineStarted, AnEngineThatOnlyStoresAsksForNoLookUp) {
+  GroupedEngine writer(daemon_, Grouping::kApart);
+  const std::vector<Tokens> segments = {{1, 2, 3, 4, 5, 6, 7, 8}, Tokens(40, 9), Tokens(50, 11)};
+  const auto ask = [&segments] {
+    Asked asked(segments, {}, 5);
+    asked.prompt.fill = asked.prompt.store_only = true;
+    return asked;
+  };
+  Asked asked = ask();
+  Request request;
+  ASSERT_GOOD(writer.cache.Begin(&asked.prompt, 1, &request));
+  uint32_t missing = 0;
+  request.missing(&missing);
+  ASSERT_EQ(missing, 3u);
+  EXPECT_THAT(Say(request.Finish()), StartsWith("9 ")) << "missing() is not done";
+  writer.PublishMissing(request);
+  request = Request();
+  EXPECT_EQ(Calls("Match") + Calls("LookupAndLand"), 0);
+  EXPECT_EQ(Calls("Reserve"), 1);
+
+  // Segments that are there are no more missing, and the rest of such a request is that of one that found nothing.
+  ASSERT_GOOD(writer.cache.StartBegin(&asked.prompt, 1, &request));
+  ASSERT_GOOD(request.WaitPlan());
+  request.missing(&missing);
+  EXPECT_EQ(missing, 0u);
+  EXPECT_EQ(request.plan().cached_tokens, 0u);
+  ASSERT_GOOD(request.Finish());
+  EXPECT_EQ(Calls("Match") + Calls("LookupAndLand"), 0);
+
+  GroupedEngine reader(daemon_, Grouping::kOne);
+  asked.prompt.fill = asked.prompt.store_only = false;
+  const GroupedEngine::Tables pages = reader.Take(asked.tokens.size());
+  reader.Put(pages, asked.prompt);
+  ASSERT_GOOD(reader.cache.Begin(&asked.prompt, 1, &request));
+  EXPECT_EQ(request.plan().cached_tokens, 8u + 32 + 42);
+  ASSERT_GOOD(request.Finish());
+  reader.ExpectLanded(pages, segments[0], 0);
+
+  // It may look again after all; and not without fill.
+  Asked other = ask();
+  for (int32_t& token : other.tokens) token += 100;
+  const GroupedEngine::Tables own = writer.Take(other.tokens.size());
+  writer.Put(own, other.prompt);
+  ASSERT_GOOD(writer.cache.Begin(&other.prompt, 1, &request));
+  writer.PublishMissing(request);
+  ASSERT_GOOD(writer.LookAgain(request, own));
+  EXPECT_EQ(request.plan().cached_tokens, 8u + 32 + 42);
+  ASSERT_GOOD(request.Finish());
+  other.prompt.fill = false;
+  EXPECT_EQ(Say(writer.cache.Begin(&other.prompt, 1, &request)), "3 prompts[0].store_only: without fill");
+}
+
+TEST_F(EngineStarted, HandOffsWithoutAClusterSaySo) {
+  GroupedEngine writer(daemon_, Grouping::kOne);
+  const Tokens tokens = {1, 2, 3};
+  engine::Text text{.tokens = tokens.data(), .token_count = tokens.size()};
+  EXPECT_EQ(Say(writer.cache.HandOff(text, "node1", 100)), "14 unavailable");
+  uint8_t outcome = 0;
+  engine::Job job;
+  ASSERT_GOOD(writer.cache.StartHandOff(text, "node1", 100, &outcome, &job));
+  ASSERT_GOOD(job.Wait());
+  EXPECT_STREQ(engine::HandOffName(outcome), "unavailable");
+  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "", 100, &outcome, &job)), "3 node: no name of a node");
+  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "node1", 100, nullptr, &job)), "3 outcome: null");
+  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "node1", 100, &outcome, nullptr)), "3 job: null");
+  text.tokens = nullptr;
+  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "node1", 100, &outcome, &job)), "3 text.tokens: none");
+  EXPECT_STREQ(engine::HandOffName(99), "unknown");
+}
+
+}  // namespace
+}  // namespace ashlar::integration
