@@ -12,6 +12,7 @@ namespace ashlar::python {
 namespace {
 
 constexpr uint64_t kKeyTokens = sizeof(PageKey) / sizeof(int32_t);
+constexpr uint32_t kOnlySet = 0;  // of page numbers
 constexpr uint64_t kMostSlots = uint64_t{1} << 20;
 constexpr uint64_t kMostPageBytes = uint64_t{1} << 34;
 
@@ -142,14 +143,14 @@ std::vector<PageStore::Landed> PageStore::Get(std::span<const PageKey> keys, std
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     landed[i].reason = landings[i]->Wait(std::max(left, std::chrono::milliseconds(1))).front();
     landed[i].quiet = landings[i]->quiet();
-    if (!landed[i].quiet) doubtful_.Keep(std::move(landings[i]), {tables[i]});
+    if (!landed[i].quiet) doubtful_.Keep(std::move(landings[i]), {{kOnlySet, tables[i]}});
   }
   return landed;
 }
 
 std::vector<int32_t> PageStore::TakeQuiet(uint32_t most) {
   std::vector<int32_t> quiet(most);
-  quiet.resize(doubtful_.Take(quiet, std::chrono::milliseconds(0)));
+  quiet.resize(doubtful_.Take(kOnlySet, quiet, std::chrono::milliseconds(0)));
   return quiet;
 }
 
