@@ -155,7 +155,7 @@ absl::Status CheckApart(std::span<const Plane> planes) {
 struct PageBytes {
   absl::uint128 begin, end;
   uint64_t stride, pages;
-  size_t plane;  // the first of them
+  size_t plane;  // the last of them, as they were declared
 };
 
 // Checks that where rows of two planes share memory, page p of the one meets page p of the other alone.
@@ -177,7 +177,8 @@ absl::Status CheckPageByPage(std::span<const Plane> planes) {
       joined.push_back(page);
       continue;
     }
-    if (joined.back().stride != page.stride) return refuse(page.plane);
+    joined.back().plane = std::max(joined.back().plane, page.plane);
+    if (joined.back().stride != page.stride) return refuse(joined.back().plane);
     joined.back().end = std::max(joined.back().end, page.end);
   }
   std::vector<RowArray> rows;
@@ -187,7 +188,7 @@ absl::Status CheckPageByPage(std::span<const Plane> planes) {
     rows.push_back({static_cast<uint64_t>(page.begin), bytes, {{{page.stride, page.pages}, {0, 1}, {0, 1}}}});
   }
   const auto overlap = FindOverlap(rows);
-  return overlap ? refuse(joined[std::max(overlap->first, overlap->second)].plane) : absl::OkStatus();
+  return overlap ? refuse(std::max(joined[overlap->first].plane, joined[overlap->second].plane)) : absl::OkStatus();
 }
 
 // Of layers whose groups have their pages in common: rows of one group lie apart.

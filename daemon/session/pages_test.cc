@@ -111,12 +111,12 @@ TEST_F(GroupedPagesTest, CommonPagesMayShareMemoryPageByPage) {
   EXPECT_TRUE(Pages::Declare(model_, region_, Request(true, kPages * kPage)).ok());
   EXPECT_TRUE(Pages::Declare(model_, region_, Request(false, kPages * kPage)).ok());
   ExpectRefused(Request(false, 0), "layers[1].key_offset: rows overlap those of layers[0].key_offset");
-  constexpr char kOtherwise[] = ": rows of two groups share memory otherwise than page by page";
-  ExpectRefused(Request(true, kPage), std::string("layers[1].key_offset") + kOtherwise);
-  ExpectRefused(Request(true, 4 * 32), std::string("layers[1].key_offset") + kOtherwise);
+  constexpr char kOtherwise[] = "layers[1].value_offset: rows of two groups share memory otherwise than page by page";
+  ExpectRefused(Request(true, kPage), kOtherwise);
+  ExpectRefused(Request(true, 4 * 32), kOtherwise);
   v1::DeclarePagesRequest request = Request(true, 0);
   request.mutable_layers(1)->set_page_stride(2 * kPage);
-  ExpectRefused(request, std::string("layers[1].key_offset") + kOtherwise);
+  ExpectRefused(request, "layers[1].key_offset: rows of two groups share memory otherwise");
   // Rows of one group lie apart whatever the other one does.
   request = Request(true, 0);
   request.mutable_layers(0)->set_value_offset(0);
