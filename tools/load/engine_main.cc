@@ -68,7 +68,7 @@ class Engine {
   size_t longest_ = 0;
   std::unique_ptr<rag::LocalPages> pages_;
   std::unique_ptr<rag::FullRecompute> full_;
-  std::unique_ptr<rag::PrefixCache> prefix_;
+  std::unique_ptr<rag::ExactPrefixes> prefix_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<refengine::PagePool> shared_pages_;
   std::unique_ptr<rag::CachedServing> cached_;
@@ -85,7 +85,7 @@ absl::Status Engine::Open(const std::string& way, const ClientOptions& daemon) {
   if (!prefix && way != "full") return absl::InvalidArgumentError("way: must be full, prefix or ashlar");
   pages_ = std::make_unique<rag::LocalPages>(config_, PagesFor(longest_, prefix ? kPrefixPrompts + 1 : 2));
   if (prefix) {
-    prefix_ = std::make_unique<rag::PrefixCache>(runtime(), pages_->pool(), kPrefixPrompts);
+    prefix_ = std::make_unique<rag::ExactPrefixes>(runtime(), pages_->pool(), kPrefixPrompts);
     serve_ = [this](const rag::RagPrompt& prompt) { return prefix_->Serve(prompt); };
   } else {
     full_ = std::make_unique<rag::FullRecompute>(runtime(), pages_->pool());
