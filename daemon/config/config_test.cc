@@ -204,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 4GB}", "dram.capacity_bytes: expected a whole number"},
         BadInput{"dram: {capacity_bytes: GiB}", "dram.capacity_bytes: expected a whole number"},
         BadInput{"dram: {capacity_bytes: \"4GiB\"}", "dram.capacity_bytes: expected a whole number"},
-        BadInput{"listen: {rpc_socket: \xff\xff/a}", "listen.rpc_socket: no UTF-8"},
+        BadInput{"log: {audit_file: \xff\xff/a}", "log.audit_file: no UTF-8"},
         BadInput{"dram: {capacity_bytes: [4GiB]}", "dram.capacity_bytes: expected a single value"},
         BadInput{"dram: {capacity_bytes: -1}", "dram.capacity_bytes: out of range"},
         BadInput{"dram: {capacity_bytes: 99999999TiB}", "dram.capacity_bytes: out of range"},

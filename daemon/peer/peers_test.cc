@@ -127,7 +127,9 @@ TEST_F(PeersTest, AStaleEntryIsAMissAndTheNextHolderIsAsked) {
 // Nothing is known of either node's rate: the one that has it in dram is asked.
 TEST_F(PeersTest, WhatIsInDramIsNearerThanOnAGpuOrADisk) {
   for (const TierKind farther : {TierKind::kHbm, TierKind::kSsd}) {
-    PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
+    PeersOptions unhedged = PeerNode::All();
+    unhedged.objects.hedge = 0;  // a slow machine would ask the other holder, too
+    PeerNode a(cluster_, "a"), b(cluster_, "b", 256, unhedged), c(cluster_, "c");
     for (PeerNode* node : {&a, &c}) node->Publish(Plan(1), 1);
     {
       const std::lock_guard lock(cluster_.mutex);

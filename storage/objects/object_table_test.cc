@@ -25,7 +25,7 @@ class ObjectTableTest : public ::testing::Test {
 
   // A plan of `extents` extents; only its size and key matter here.
   static ObjectHeader Plan(uint8_t key, uint64_t extents) {
-    ObjectHeader plan{.kind = ObjectKind::kSegment, .bytes = extents * limits::kExtentBytes};
+    ObjectHeader plan{.kind = ObjectKind::kSegment, .tokens = 1, .bytes = extents * limits::kExtentBytes};
     plan.key.bytes.fill(key);
     return plan;
   }

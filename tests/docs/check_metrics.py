@@ -58,7 +58,8 @@ def labels_in_sources(text, name):
     if children:
         return frozenset({"tenant", *re.findall(r'"(\w+)"', children.group(1))})
     # A family that is a member, and one place that adds to it.
-    member = re.search(r"(\w+_family)\s*=[^;]*$", text[:at])
+    member = (re.search(r"(\w+_family)\s*=[^;]*$", text[:at]) or
+              re.search(r"\b(\w+_)\(prometheus::Build\w+\(\)\s*\.Name\($", text[:at]))
     if member:
         added = re.search(rf"\b{member.group(1)}\s*\.Add\((\{{\{{.*?\}}\}})[,)]", text, re.S)
         if added:

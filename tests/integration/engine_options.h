@@ -37,10 +37,10 @@ engine::Cache OpenBeside(TestEngine& engine, const TensorShard& shard = {}, cons
 
 // Returns, for example, "3 prompts[0].tokens: null".
 std::string Say(const engine::Status& status);
-#define ASSERT_GOOD(call)                                    \
-  do {                                                       \
-    const engine::Status asserted = (call);                  \
-    ASSERT_EQ(asserted.code, Code::kOk) << asserted.message; \
+#define ASSERT_GOOD(call)                                                      \
+  do {                                                                         \
+    const engine::Status asserted = (call);                                    \
+    ASSERT_EQ(asserted.code, ::ashlar::engine::Code::kOk) << asserted.message; \
   } while (false)
 
 // The arrays that a prompt's struct points to.
