@@ -201,7 +201,7 @@ TEST_F(PeerFaultsTest, KeysOfANodeThatDiedAreSwept) {
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
   ExpectToLand(cluster_->daemon(1), prompt, true);
-  ASSERT_GT(cluster_->daemon(1).Metric("ashlar_directory_entries"), 0);
+  ASSERT_TRUE(Eventually([&] { return cluster_->daemon(1).Metric("ashlar_directory_entries") > 0; }));
   cluster_->daemon(0).Kill();
   const Stopwatch since;
   EXPECT_TRUE(Eventually([&] {
