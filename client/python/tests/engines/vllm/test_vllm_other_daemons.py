@@ -57,8 +57,9 @@ def test_a_full_disk_keeps_what_it_can(model, tmp_path, expected):
     ) as child:
         while on_disk("ashlar_evictions_total") == 0 and len(texts) < 60:
             texts.append(prompt(f"disk full {model} {len(texts)}", 3 * BLOCK[model] + 1))
-            child.call("forget")
-            same(child.generate(texts[-1:], 3), expected(model, texts[-1:], 3))
+            for _ in range(2):  # the disk takes what was used twice
+                child.call("forget")
+                same(child.generate(texts[-1:], 3), expected(model, texts[-1:], 3))
         assert on_disk("ashlar_evictions_total") > 0 and on_disk("ashlar_tier_used_bytes") > 0, "it is full, and used"
         for text in [texts[-1], texts[0], texts[1], texts[-2]]:
             child.call("forget")
