@@ -168,8 +168,7 @@ def calm_llvmlite():
 
 
 def serve(pipe, settings, environment):
-    # A child that may have none of its own: vLLM's core runs in it, whatever the parent has set since.
-    os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | environment)
+    os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | environment)  # it may have no children
     try:
         if "lmcache" in str(settings.get("kv_transfer_config")):
             calm_llvmlite()
