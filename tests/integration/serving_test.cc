@@ -34,7 +34,8 @@ TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {
   const std::vector<float> cached = engine.Serve(prompt).logits;
   ASSERT_GT(rag::RelativeL2(cached, full), 10 * kSame) << "the two answers must be told apart";
 
-  // The end may come when the landing is over; then the answer is the cached one, and it is tried again.
+  // It is tried again where the end came when the landing was over, and the answer is the cached one, or before the
+  // engine had read the match.
   bool interrupted = false;
   for (int attempt = 0; attempt < 10 && !interrupted; ++attempt) {
     engine.Serve(prompt);
@@ -42,9 +43,10 @@ TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {
     const rag::Served served = engine.Serve(prompt);
     EXPECT_EQ(waitpid(killer, nullptr, 0), killer);
     daemon_.Kill();
-    EXPECT_EQ(served.hits, 7u) << "the match came before the end";
-    interrupted = served.computed_tokens == prompt.tokens.size();
-    EXPECT_LT(rag::RelativeL2(served.logits, interrupted ? full : cached), kSame);
+    const bool computed = served.computed_tokens == prompt.tokens.size();
+    EXPECT_TRUE(served.hits == 7 || (served.hits == 0 && computed)) << served.hits;
+    interrupted = served.hits == 7 && computed;
+    EXPECT_LT(rag::RelativeL2(served.logits, computed ? full : cached), kSame);
 
     const rag::Served alone = engine.Serve(prompt);  // nobody is there
     EXPECT_EQ(alone.hits, 0u);
