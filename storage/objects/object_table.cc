@@ -17,6 +17,11 @@ float SavedAByte(const ObjectHeader& header, double flops) {
   return static_cast<float>(saved / static_cast<double>(header.bytes));
 }
 
+// Room was reserved, and never an object (Cache::Reserve).
+bool IsRoomAlone(const ObjectHeader& header) {
+  return header.tokens == 0;
+}
+
 }  // namespace
 
 ReuseKind ObjectTable::KindOf(const Entry& entry) {
@@ -152,7 +157,7 @@ ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeade
   Entry& entry = Make(pool, plan, flops);
   if (!placement_.Reserve(entry, level, plan.Extents())) {
     entries_.erase(ObjectId{entry.id});
-    if (plan.tokens == 0) return {ReserveOutcome::kNoSpace, {}};
+    if (IsRoomAlone(plan)) return {ReserveOutcome::kNoSpace, {}};
     ghosts_.Remember(pool.tenant, plan.key,
                      {.reason = MissReason::kBudgetRefused,
                       .bytes = plan.bytes,
@@ -417,8 +422,7 @@ void ObjectTable::Unreference(Entry& entry, bool last) {
     return;
   }
   if (!entry.ready && entry.gone == MissReason::kNone) {
-    const bool room = entry.header.tokens == 0;  // it was never to be an object
-    const MissReason why = room ? MissReason::kNeverSeen : MissReason::kAbandoned;
+    const MissReason why = IsRoomAlone(entry.header) ? MissReason::kNeverSeen : MissReason::kAbandoned;
     return Unlink(entry, why, PolicyKind::kNone, TierKind::kNone);
   }
   if (entry.doomed && entry.gone == MissReason::kNone && GoesNow(entry)) {

@@ -1,7 +1,6 @@
 // Objects that other nodes have: taken in, and let go once this node has its own copy or no use for them. Where objects
 // reside on this node, as those are told who tell other nodes.
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "storage/objects/placement.h"
@@ -29,7 +28,7 @@ void Placement::RemoveRemote(Entry& entry) {
 void Placement::LeaveRemote(Entry& entry) {
   if (entry.remote == 0 || RemoteOf(entry).readers > 0) return;
   const auto own = entry.copies.begin() + static_cast<ptrdiff_t>(levels());
-  if (std::any_of(entry.copies.begin(), own, std::mem_fn(&Copy::whole))) RemoveRemote(entry);
+  if (std::ranges::any_of(entry.copies.begin(), own, &Copy::whole)) RemoveRemote(entry);
 }
 
 bool Placement::ForgetIfRemote(Entry& entry) {

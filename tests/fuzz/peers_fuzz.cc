@@ -15,7 +15,7 @@
 
 namespace ashlar::fuzz {
 
-void Node::Request(Input& input) {
+void Node::Request(PeersInput& input) {
   const uint8_t method = input.Byte();
   const std::string bytes = input.Bytes();
   switch (method % 6) {
@@ -63,7 +63,7 @@ void Node::Request(Input& input) {
 
 // A message of the data plane: a kind, grants and tickets that it knows or does not, a place, and a payload of one
 // byte.
-void Node::Say(Input& input) {
+void Node::Say(PeersInput& input) {
   const uint8_t what = input.Byte(), link = input.Byte(), which = input.Byte(), flags = input.Byte();
   if (what >= 0xf8) {
     (what & 1) != 0 ? ucx->Connects() : ucx->Breaks(link);
@@ -165,7 +165,7 @@ void Node::Engine(uint8_t what) {
 }
 
 // An entry of the directory about the other nodes, or a forgetting, as its bytes say.
-void Node::Tell(Input& input) {
+void Node::Tell(PeersInput& input) {
   const uint8_t text = input.Byte();
   const std::string value = input.Bytes();
   if (const auto forgetting = daemon::DecodeForgetting(value); (text & 0x80) != 0) {
@@ -261,7 +261,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return true;
   }();
   FUZZ_EXPECT(quiet);
-  ashlar::fuzz::Input input(data, size);
+  ashlar::fuzz::PeersInput input(data, size);
   ashlar::fuzz::Node node;
   for (size_t done = 0; !input.empty() && done < kMostOperations; ++done) node.Do(input);
   return 0;

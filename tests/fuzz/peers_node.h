@@ -27,6 +27,7 @@
 #include "storage/testing/rig.h"
 #include "storage/transfer/mover.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/input.h"
 #include "tests/fuzz/peers_surroundings.h"
 
 namespace ashlar::fuzz {
@@ -37,17 +38,10 @@ inline constexpr uint64_t kTexts = 6, kTokens = 64, kExtents = 16;
 inline constexpr storage::Nanos kMillisecond = 1'000'000, kSecond = 1000 * kMillisecond;
 inline constexpr size_t kMostCalls = 256;  // of the peer that wait for their answer
 
-// The input's bytes, from the front.
-class Input {
+// With what the peers' target reads of it.
+class PeersInput : public Input {
  public:
-  Input(const uint8_t* data, size_t size) : data_(data, size) {}
-  bool empty() const { return data_.empty(); }
-  uint8_t Byte() {
-    if (data_.empty()) return 0;
-    const uint8_t byte = data_.front();
-    data_ = data_.subspan(1);
-    return byte;
-  }
+  using Input::Input;
   // A byte of length, and so many more.
   std::string Bytes() {
     const size_t length = std::min<size_t>(Byte(), data_.size());
@@ -60,9 +54,6 @@ class Input {
     const uint8_t digits = Byte();
     return uint64_t{digits} << (Byte() & 63);
   }
-
- private:
-  std::span<const uint8_t> data_;
 };
 
 inline const ObjectHeader& PlanOf(size_t text) {
@@ -117,7 +108,7 @@ class Node {
   ~Node() { End(); }
 
   // Does one operation.
-  void Do(Input& input) {
+  void Do(PeersInput& input) {
     switch (input.Byte() % 12) {
       case 0:
       case 1:
@@ -283,14 +274,14 @@ class Node {
     if (read.ok()) serve(*read);
   }
 
-  void Request(Input& input);
-  void Answer(Input& input) {
+  void Request(PeersInput& input);
+  void Answer(PeersInput& input) {
     const size_t which = input.Byte();
     const std::string bytes = input.Bytes();
     asker.Answer(which, which >= 0xf0 ? nullptr : &bytes);
     Run();
   }
-  void Say(Input& input);
+  void Say(PeersInput& input);
   void Greet(uint8_t how) {
     if ((how & 1) != 0) {
       peers.PeerGone("peer");
@@ -303,7 +294,7 @@ class Node {
   void LookUp(uint8_t texts);
   void Land(const storage::Match& match, const std::vector<size_t>& found);
   void Engine(uint8_t what);
-  void Tell(Input& input);
+  void Tell(PeersInput& input);
   void Prefill(uint8_t what);
   void End();
 

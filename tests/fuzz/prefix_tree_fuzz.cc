@@ -11,6 +11,7 @@
 #include "storage/prefix/prefix_planner.h"
 #include "storage/testing/prefix_recount.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/input.h"
 
 namespace {
 
@@ -19,16 +20,9 @@ using Tokens = std::vector<int32_t>;
 
 constexpr size_t kMostKnown = 64, kMostOperations = 256;  // so that an input takes no longer than it is worth
 
-class Input {
+class TreeInput : public ashlar::fuzz::Input {
  public:
-  Input(const uint8_t* data, size_t size) : data_(data, size) {}
-  bool empty() const { return data_.empty(); }
-  uint8_t Byte() {
-    if (data_.empty()) return 0;
-    const uint8_t byte = data_.front();
-    data_ = data_.subspan(1);
-    return byte;
-  }
+  using Input::Input;
   // The first so many tokens of a known one, then runs of a few tokens each.
   Tokens Sequence(const std::vector<Tokens>& known) {
     Tokens tokens;
@@ -43,9 +37,6 @@ class Input {
     }
     return tokens;
   }
-
- private:
-  std::span<const uint8_t> data_;
 };
 
 size_t Common(const Tokens& a, const Tokens& b) {
@@ -74,7 +65,7 @@ std::set<Tokens> Prefixes(const PrefixTree<int>& tree) {
   return prefixes;
 }
 
-void Tree(Input input) {
+void Tree(TreeInput input) {
   PrefixTree<int> tree;
   std::set<Tokens> model;
   std::vector<Tokens> known;
@@ -102,7 +93,7 @@ void Tree(Input input) {
   }
 }
 
-void Cache(Input input) {
+void Cache(TreeInput input) {
   const uint8_t shape = input.Byte();
   const PrefixCosts costs{.page_tokens = (shape & 1) != 0 ? 16u : 1u,
                           .page_bytes = (shape & 1) != 0 ? 160u : 10u,
@@ -159,7 +150,7 @@ void Cache(Input input) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  Tree(Input(data, size));
-  Cache(Input(data, size));
+  Tree(TreeInput(data, size));
+  Cache(TreeInput(data, size));
   return 0;
 }

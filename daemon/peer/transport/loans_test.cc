@@ -72,6 +72,15 @@ class LoanTest : public testing::Test {
     asker_->Fetch(holder_->address(), grant, offset, std::move(targets), deadline, outcome.done(), std::move(memory));
     return outcome.Wait();
   }
+  // A whole grant of 1,000 bytes, by somebody who speaks the transport's messages by hand.
+  static void Borrow(RawClient& client, const Granted& granted, uint64_t patience) {
+    client.Message(EncodeMessage({.kind = MessageKind::kBorrow,
+                                  .to = granted.grant,
+                                  .from = {77, DrawSecret()},
+                                  .length = 1000,
+                                  .patience = patience}),
+                   {});
+  }
   // A loan is returned soon after the reader's end.
   void AwaitNoLoans() {
     WaitFor([&] {
@@ -184,12 +193,7 @@ TEST_F(LoanTest, APeerThatReturnsNothingLosesItsConnection) {
   Begin({.silence = kShortSilence});
   const Granted granted = Allow(1000);
   RawClient client(holder_->address(), UCP_FEATURE_AM);
-  client.Message(EncodeMessage({.kind = MessageKind::kBorrow,
-                                .to = granted.grant,
-                                .from = {77, DrawSecret()},
-                                .length = 1000,
-                                .patience = 10'000'000'000}),
-                 {});
+  Borrow(client, granted, 10'000'000'000);
   WaitFor([&] { return client.lost() || holder_->stats().loans == 1; });
   const auto begin = std::chrono::steady_clock::now();
   std::atomic<bool> quiet{false};
@@ -207,12 +211,7 @@ TEST_F(LoanTest, ALoanEndsAtItsDeadline) {
   Begin({.silence = kShortSilence});
   const Granted granted = Allow(1000);
   RawClient client(holder_->address(), UCP_FEATURE_AM);
-  client.Message(EncodeMessage({.kind = MessageKind::kBorrow,
-                                .to = granted.grant,
-                                .from = {77, DrawSecret()},
-                                .length = 1000,
-                                .patience = 50'000'000}),
-                 {});
+  Borrow(client, granted, 50'000'000);
   WaitFor([&] { return client.lost(); });
   AwaitNoLoans();
   RevokeNow(*holder_, granted.grant);
