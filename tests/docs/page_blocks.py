@@ -11,6 +11,11 @@ SHELL = {"console", "sh"}
 # Languages whose blocks may be cut out of a source file.
 CUT = {"cpp", "c", "python", "cmake", "proto"}
 
+# A line that a shell would run. In a block of text nobody would.
+COMMAND = re.compile(
+    r"^(?:\$ |(?:[A-Z_]+=\S* )*(?:(?:build|deploy|examples|tests|tools)/\S+|apt|apt-get|ashlar\w*|awk|bash|buildah|cd|cmake"
+    r"|cpack|ctest|curl|docker|git|helm|kubectl|make|ninja|pip|podman|promtool|python3?|sudo|systemctl|uv|vllm)(?: |$))", re.M)
+
 FENCE = re.compile(r"^(?P<fence>```+)(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ \t]*$", re.M | re.S)
 ELLIPSIS = "…"
 
@@ -35,8 +40,10 @@ class Command:
 
 
 def pages(root):
-    """The pages whose blocks are held to the tree, relative to `root`."""
-    found = [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]
+    """The pages whose blocks are held to the tree, relative to `root`: docs/, and the README of every folder."""
+    folders = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and entry.name not in {"build", "docs"}]
+    readmes = [page for folder in folders if folder.name[0] != "." for page in sorted(folder.rglob("README.md"))]
+    found = [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md")), *readmes]
     return [page.relative_to(root) for page in found if page.exists()]
 
 

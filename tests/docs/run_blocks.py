@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the code blocks of README.md, CONTRIBUTING.md and docs/. Prints every block that is wrong.
+"""Runs the code blocks of docs/, CONTRIBUTING.md and every README.md. Prints every block that is wrong.
 
 What is done with a block follows from the language behind its fence; tests/docs/README.md has the languages, and the
 table of commands that are checked in a cheaper way. A block of another language, and a row of that table without a
@@ -66,6 +66,8 @@ class Sandbox:
                 (self.path / entry.name).symlink_to(entry)
         (self.path / "build/release").mkdir(parents=True)
         (self.path / "build/release/bin").symlink_to(programs)
+        log = programs.parent / ".ninja_log"
+        (self.path / "build/release/.ninja_log").write_bytes(log.read_bytes() if log.exists() else b"")
         for name in ("run", "disk"):
             (self.path / name).mkdir(mode=0o700)
         with socket.socket() as free:
@@ -123,6 +125,11 @@ class Runner:
             return [str(error)], []
         for block in found:
             if block.language in page_blocks.PLAIN:
+                command = page_blocks.COMMAND.search(block.text) if block.language == "text" else None
+                if command is not None:
+                    line = block.line + block.text.count("\n", 0, command.start())
+                    wrong.append(f"{block.page}:{line}: a command in a block of text, which nothing runs")
+                    owners[line] = block.line
                 continue
             owners[block.line] = block.line
             owners.update({command.line: block.line for command in commands.get(block.line, ())})
@@ -137,6 +144,8 @@ class Runner:
                 judge(block, self.check_cut, block)
             elif block.language in {"cpp", "c"}:
                 judge(block, self.compile, block)
+            elif block.language == "json":
+                judge(block, self.parse, block)
             elif block.language in {"yaml", "python"}:
                 session.append(self.file_of(block, len(session)))
             else:
@@ -234,7 +243,7 @@ class Runner:
         words = shlex.split(page_blocks.bare(command.text))
         for how, what in checks:
             {"options": self.check_options, "cases": self.check_cases, "presets": self.check_presets,
-             "test": self.check_test, "engines": self.check_engines}[how](words, what)
+             "test": self.check_test, "engines": self.check_engines, "script": self.check_script}[how](words, what)
 
     def program(self, path):
         built = path.startswith("build/release/bin/")
@@ -268,7 +277,8 @@ class Runner:
 
     def check_presets(self, words, _):
         presets = json.loads((self.root / "CMakePresets.json").read_text(encoding="utf-8"))
-        kind = {"cmake": "configurePresets", "ctest": "testPresets"}[words[0]]
+        program = next(word for word in words if "=" not in word)
+        kind = {"cmake": "configurePresets", "ctest": "testPresets"}[program]
         kind = "buildPresets" if "--build" in words else kind
         name = words[words.index("--preset") + 1]
         if name not in {preset["name"] for preset in presets[kind]}:
@@ -285,9 +295,14 @@ class Runner:
 
     def check_engines(self, _, name):
         """A test of `tools/test --engines`, FILE::FUNCTION."""
+        self.check_script(_, f"client/python/tests/engines/{name}")
+
+    def check_script(self, _, name):
+        """A test in Python, FILE::FUNCTION, or FILE alone where the file is one test."""
         file, _, function = name.partition("::")
-        found = self.root / "client" / "python" / "tests" / "engines" / file
-        if not found.is_file() or not re.search(rf"^def {re.escape(function)}\(", found.read_text(encoding="utf-8"), re.M):
+        found = self.root / file
+        if not found.is_file() or not re.search(rf"^ *def {re.escape(function)}\(" if function else "",
+                                                found.read_text(encoding="utf-8"), re.M):
             raise Wrong(f"{name}: no such test")
 
     # --- programs ---
@@ -304,6 +319,12 @@ class Runner:
             raise Wrong(f"{block.name or block.language}: no such file to be cut out of")
         if not page_blocks.is_cut_out_of(block.text, source.read_text(encoding="utf-8")):
             raise Wrong(f"{block.name} does not have these lines")
+
+    def parse(self, block):
+        try:
+            json.loads(block.text)
+        except ValueError as error:
+            raise Wrong(f"is no JSON: {error}") from error
 
     def compile(self, block):
         text, language, standard = block.text, "c++", "-std=c++20"

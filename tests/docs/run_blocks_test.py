@@ -36,6 +36,8 @@ RULES = """| command | instead | why |
 | `tools/slow*` | options of `tools/slow` | long |
 | `*some_test --gtest_filter=*` | cases | long |
 | `cmake --preset *` | presets | long |
+| `tests/long.py` | script `tests/long_test.py` | long |
+| `tests/longer.py *` | script `tests/long_test.py::test_the_same_in_little` | long |
 """
 PAGE = """# Page
 
@@ -96,7 +98,16 @@ print("ask")
 ```
 
 ```text
-$ false
+the prompt's tokens
+```
+
+```json
+{"tokens": 1}
+```
+
+```sh
+tests/long.py
+tests/longer.py --all
 ```
 """
 CLEAN = {
@@ -107,6 +118,7 @@ CLEAN = {
     "client/include/ashlar/client.h": "namespace ashlar {}\nint Answer();\n\nint Third();\nint Question();\n",
     "client/CMakeLists.txt": "# The client.\nadd_library(client)\n",
     "tools/ask.py": "import os\n\nif os:\n    print(\"ask\")\n",
+    "tests/long_test.py": "def test_the_same_in_little():\n    pass\n",
     "CMakePresets.json": '{"configurePresets": [{"name": "release"}], "buildPresets": [], "testPresets": []}',
 }
 
@@ -136,6 +148,9 @@ WRONG = [
     ("```text", "```bsah", "README.md:60: language 'bsah' says not"),
     ("```python", "  ```python", "README.md: a fence is indented, or has no partner"),
     ("```console\n$ ashlard --config", "```console\nashlard --config", "README.md:8: output before the first command"),
+    ("the prompt's tokens", "$ false", "README.md:60: a command in a block of text"),
+    ("the prompt's tokens", "tokens\nA=1 cmake --build .", "README.md:61: a command in a block of text"),
+    ('{"tokens": 1}', "{tokens: 1}", "README.md:64: is no JSON"),
     ("tools/slow --all   # for hours\n", "", "tests/docs/README.md: no page has a command like tools/slow*"),
 ]
 
@@ -186,7 +201,13 @@ class RunBlocksTest(unittest.TestCase):
         self.assertEqual(self.check({**tree, file: "def test_it_asks(daemon):\n    pass\n"}), ([], []))
         for other in ({}, {file: "def test_it_asks_not(daemon):\n    pass\n"}):
             wrong, _ = self.check({**tree, **other})
-            self.assertEqual(wrong, ["README.md:2: vllm/test_ask.py::test_it_asks: no such test"])
+            self.assertEqual(wrong, [f"README.md:2: {file}::test_it_asks: no such test"])
+
+    def test_a_script_is_looked_up_by_file_and_name(self):
+        for there, missing in (("def test_another():\n", "tests/long_test.py::test_the_same_in_little"), (None, "tests/long_test.py")):
+            tree = {path: text for path, text in CLEAN.items() if path != "tests/long_test.py"}
+            wrong, _ = self.check({**tree, **({"tests/long_test.py": there} if there else {})}, compiler="true")
+            self.assertTrue(any(line.endswith(f"{missing}: no such test") for line in wrong), wrong)
 
     def test_a_command_that_does_not_end_is_wrong(self):
         patience, run_blocks.SECONDS = run_blocks.SECONDS, 1

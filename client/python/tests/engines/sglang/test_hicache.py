@@ -4,6 +4,8 @@ SGLang's copies between GPU and host memory need a GPU: host pools are filled by
 """
 
 import json
+import os
+import pathlib
 import threading
 import time
 from types import SimpleNamespace
@@ -26,6 +28,8 @@ from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  
 from sglang.srt.mem_cache.utils import get_hash_str  # noqa: E402
 
 PAGE = 16  # tokens
+GUIDE = (pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "docs/sglang.md").read_text()
+SETTINGS = json.loads(GUIDE.partition("```json ashlar.json\n")[2].partition("```")[0])
 LAYERS, HEADS, DIM = 3, 2, 32
 
 
@@ -65,8 +69,7 @@ def chain(tokens):
 
 
 def make(daemon, pools=(), model="tiny", extra=None, **changed):
-    config = {"backend_name": "ashlar", "module_path": "ashlar.sglang", "class_name": "AshlarStorage",
-              "interface_v1": 1, "rpc_socket": daemon.rpc_socket, "session_socket": daemon.session_socket,
+    config = {**SETTINGS, "rpc_socket": daemon.rpc_socket, "session_socket": daemon.session_socket,
               "retry_seconds": 0.05, "weights_digest": "1", **(extra or {})}
     fields = dict(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
                   enable_storage_metrics=True, is_page_first_layout=True, model_name=model, extra_config=config)
