@@ -44,6 +44,7 @@ class PrefixPlanner {
     uint64_t resume = 0;                  // tokens that need not be computed
     uint64_t shared = 0;                  // with any earlier prompt that is known
     std::vector<uint64_t> resumable;      // depths that are kept by states, rising
+    std::vector<PrefixNode*> kept;        // their nodes, until the next call of Commit or Lookup
     std::vector<uint64_t> checkpoint_at;  // depths in (resume, prompt's end], rising, that are worth capturing
     // Spans that reach into the prompt: states can be rebuilt at every depth behind `begin`, up to `depth`.
     struct Span {
@@ -66,6 +67,9 @@ class PrefixPlanner {
   };
   size_t Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
                 const std::optional<SpanOffer>& span = {});
+  // The same without a look-up before: what is known of the tokens by now is what they share.
+  size_t Commit(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
+                const std::optional<SpanOffer>& span = {});
   void Release(Match match);
 
   // For the owner of the bytes. `gone` is called for every prefix whose checkpoint is given up: pages of the edges on
@@ -81,6 +85,7 @@ class PrefixPlanner {
 
   enum class Kept : uint8_t { kNot, kByStates, kBySpan };
   Kept IsKept(std::span<const int32_t> prefix) const;
+  static Kept IsKept(const PrefixNode& node);
 
   const PrefixCosts& costs() const { return costs_; }
   const CheckpointBudget& store() const { return store_; }
@@ -117,9 +122,15 @@ class PrefixPlanner {
   std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most);
   std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const;
 
+  using Tree = PrefixTree<PrefixEntry>;
+
   PrefixNode& NodeAt(std::span<const int32_t> prefix);
-  void Extend(std::span<const int32_t> tokens, uint64_t prompt);
-  void AdoptSplit(PrefixNode& node, PrefixNode& behind);
+  // `shared`: none: what is known of the tokens by now.
+  size_t Keep(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
+              const std::optional<SpanOffer>& span, std::optional<uint64_t> shared);
+  // Nodes for a text and for its beginnings of `cuts` tokens, all of which it visits.
+  Tree::Inserted Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> cuts = {});
+  void AdoptSplit(const Tree::Made& made);
   void Adopt(PrefixNode& node);
   void Disown(PrefixNode& node);
   void Visit(PrefixNode& node);

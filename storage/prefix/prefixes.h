@@ -229,8 +229,6 @@ class Prefixes {
   void ProbeSpans(Space& space, const PrefixText& text);
   static std::vector<uint64_t> Checkpoints(const Space& space, const PrefixText& text);
   std::vector<uint64_t> OwnCheckpoints(TenantId tenant, const PrefixText& text);
-  // The known depths of the namespace or of the conversation, rising.
-  std::vector<uint64_t> KnownBefore(TenantId tenant, const PrefixText& text, bool own);
   bool RecoverSpan(Space& space, const PrefixText& text, bool own, uint64_t begin, uint64_t end);
   void Forget(std::map<NamespaceId, Space>::iterator space);
   // The depths behind the span's begin, up to `depth`, but for those that are known.
@@ -242,18 +240,21 @@ class Prefixes {
   struct Keep {
     std::vector<bool> states;
     bool span = false;
+    std::vector<uint64_t> known;  // depths, rising, at which states of the text are known
     bool any() const { return span || std::ranges::count(states, true) > 0; }
   };
   Keep Decide(Space& space, const PrefixCommit& commit);
-  static Keep KeepOwn(const PrefixCommit& commit);
+  Keep KeepOwn(TenantId tenant, const PrefixCommit& commit);
   static std::optional<PrefixPlanner::SpanOffer> Offered(const PrefixCommit& commit);
   // Notes under which keys the prefixes of a text are stored that are to be kept.
   static void Name(const Space& space, const PrefixText& text, uint64_t depth);
+  static void Name(const PrefixText& text, PrefixNode& node);
   // Remembers the state at `depth`, or with `span_begin` the span from there. False: it was known.
   bool Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin = 0);
   static Mark MarkOf(const PrefixText& text, uint64_t depth, uint64_t span_begin);
-  // Ends a checkpoint that was written and is not kept any more, and the blocks that nothing else needs.
-  void GiveUp(TenantId tenant, const PrefixText& text, const Space* space, uint64_t depth);
+  // Ends a checkpoint that was written and is not kept any more, and the blocks behind `needed` tokens, which nothing
+  // else needs.
+  void GiveUp(TenantId tenant, const PrefixText& text, uint64_t needed, uint64_t depth);
 
   ObjectTable& table_;
   Publisher& publisher_;
