@@ -8,7 +8,7 @@
 
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config/config.h"
-#include "daemon/peer/peer_bounds.h"
+#include "daemon/peer/channels/peer_bounds.h"
 
 namespace ashlar::daemon {
 namespace {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/observe/http_server.h"
-#include "daemon/peer/peer_bounds.h"
+#include "daemon/peer/channels/peer_bounds.h"
 #include "daemon/rpc/rpc_listener.h"
 #include "daemon/session/hosted_memory.h"
 #include "daemon/session/unread_descriptors.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "ashlar/v1/config.pb.h"
-#include "daemon/peer/peer_bounds.h"
+#include "daemon/peer/channels/peer_bounds.h"
 
 namespace ashlar::daemon {
 namespace {

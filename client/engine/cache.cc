@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "ashlar/engine.h"
@@ -11,6 +10,7 @@
 #include "client/engine/expert.h"
 #include "client/engine/layer_run.h"
 #include "client/engine/setting.h"
+#include "client/engine/started_call.h"
 #include "client/engine/status.h"
 #include "client/engine/token_rows.h"
 #include "kernels/layer_shape.h"
@@ -18,16 +18,6 @@
 
 namespace ashlar::engine {
 namespace {
-
-// Runs a call on a cache that is open, in the process that has opened it.
-template <typename Call>
-Status OnOpen(CacheState* cache, Call call) noexcept {
-  return Guarded([&]() -> Status {
-    if (cache == nullptr) return MakeStatus(Code::kFailedPrecondition, "the cache is not open");
-    if (Status status = CheckProcess(cache->creator); !status.ok()) return status;
-    return call(*cache);
-  });
-}
 
 Status CheckCall(const void* items, uint32_t count, const void* out, const char* name) {
   if (items == nullptr && count > 0) return Invalid(name, ": null");
@@ -137,46 +127,6 @@ Status ComputeLayerAlone(const CacheState& cache, const AloneLayer& alone) {
   return {};
 }
 
-// Waits for a segment that this engine may publish, and reserves it.
-Status ServeOne(CacheState& cache, std::chrono::milliseconds wait, Request& work) {
-  constexpr std::chrono::milliseconds kMoment{50};
-  if (cache.has_attention() && !cache.has_pages()) {
-    return MakeStatus(Code::kFailedPrecondition, "the cache has no pages to publish from");
-  }
-  if (cache.tensor_parallel_size > 1) {
-    return MakeStatus(Code::kFailedPrecondition, "one tensor-parallel rank of several cannot prefill for others");
-  }
-  work = Request();  // what it was has its result
-  const auto until = std::chrono::steady_clock::now() + wait;
-  while (true) {
-    std::vector<PrefillResult> results;
-    {
-      const std::lock_guard lock(cache.stored_mutex);
-      results.swap(cache.served);
-    }
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
-    absl::StatusOr<std::optional<PrefillWork>> given =
-        cache.model.ServePrefill(results, std::max(left, std::chrono::milliseconds(0)));
-    if (!given.ok()) {
-      std::this_thread::sleep_for(std::min(kMoment, wait));
-      return ToStatus(given.status());
-    }
-    if (!given->has_value()) return {.code = Code::kPending};
-    PrefillWork& asked = **given;
-    const ObjectRun run{.kind = asked.kind, .tokens = asked.tokens, .media = {}};
-    const Reservation reservation = cache.model.Reserve({&run, 1}).front();
-    if (!reservation.granted()) {
-      const bool there = reservation.outcome == ReserveOutcome::kAlreadyPresent;
-      cache.Served({.assignment = asked.assignment, .generation = asked.generation}, there);
-      continue;
-    }
-    auto setting = std::make_shared<Setting>(cache);
-    setting->Take(std::move(asked), reservation);
-    Hand(cache, {std::move(setting)}, &work, /*wait=*/true, [](std::span<const std::shared_ptr<Setting>>) {});
-    return {};
-  }
-}
-
 }  // namespace
 
 Cache::Cache(Cache&& other) noexcept : impl_(std::exchange(other.impl_, nullptr)) {}
@@ -236,6 +186,20 @@ Status Cache::Open(const OpenOptions& options, Cache* out) noexcept {
     if (beside == nullptr) return Invalid("beside: not open");
     if (Status status = CheckProcess(beside->creator); !status.ok()) return status;
     return OpenFor(options, beside, out);
+  });
+}
+
+Status Cache::StartOpen(const OpenOptions& options, Cache* out, Job* job) noexcept {
+  return Guarded([&]() -> Status {
+    if (out == nullptr) return Invalid("out: null");
+    if (job == nullptr) return Invalid("job: null");
+    auto made = std::make_unique<JobState>();
+    made->own = std::make_unique<Background>();
+    Background& threads = *made->own;
+    const Status busy = MakeStatus(Code::kResourceExhausted, "no thread is left in this process");
+    const auto open = [&options, out] { return Open(options, out); };
+    StartCall(std::move(made), threads, busy, std::chrono::hours(1), open, *job);
+    return {};
   });
 }
 
@@ -338,13 +302,6 @@ Status Cache::StartHandOff(const Text& text, const char* node, uint32_t wait_ms,
     if (made->task == nullptr) busy();
     Access::Put(std::move(made), *job);
     return {};
-  });
-}
-
-Status Cache::ServePrefill(uint32_t wait_ms, Request* work) noexcept {
-  return OnOpen(impl_, [&](CacheState& cache) -> Status {
-    if (work == nullptr) return Invalid("work: null");
-    return ServeOne(cache, std::chrono::milliseconds(wait_ms), *work);
   });
 }
 

@@ -67,8 +67,8 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
     served.push_back(result);
   }
   std::atomic<uint64_t> daemon_advances = 0;  // layers that the daemon has advanced
-  // Look-ups that were started wait for no commit, and neither for a hand-off.
-  Background background, look_ups, hand_offs;
+  // Look-ups that were started wait for no commit, and neither for a hand-off, nor for what other engines compute.
+  Background background, look_ups, hand_offs, cold_waits, serving;
 
  private:
   explicit CacheState(std::shared_ptr<Client> its_client) : client(std::move(its_client)), staging(*client) {}
@@ -79,6 +79,8 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
 struct JobState {
   std::shared_ptr<CacheState> cache;
   std::shared_ptr<Background::Task> task;  // null: done
+  Status result;                           // of the call; written by the task
+  std::unique_ptr<Background> own = {};    // that runs the task of a call without a cache
   internal::CreatorProcess creator{};
 };
 

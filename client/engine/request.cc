@@ -11,6 +11,7 @@
 #include "client/engine/boundary.h"
 #include "client/engine/expert.h"
 #include "client/engine/setting.h"
+#include "client/engine/started_call.h"
 #include "client/engine/status.h"
 
 namespace ashlar::engine {
@@ -162,6 +163,12 @@ Status Job::Poll() noexcept {
   return impl_->task == nullptr || impl_->task->done() ? Status() : Pending();
 }
 
+Status Job::Result() const noexcept {
+  if (impl_ == nullptr) return {};
+  if (Status status = CheckProcess(impl_->creator); !status.ok()) return status;
+  return impl_->task == nullptr || impl_->task->done() ? impl_->result : Pending();
+}
+
 Request::Request(Request&& other) noexcept : impl_(std::exchange(other.impl_, nullptr)) {}
 Request& Request::operator=(Request&& other) noexcept {
   std::swap(impl_, other.impl_);
@@ -236,6 +243,19 @@ uint32_t Request::elsewhere() const noexcept {
 }
 Status Request::WaitCold(uint32_t timeout_ms) noexcept {
   return OnReady(impl_, [&](Setting& setting) { return setting.WaitCold(std::chrono::milliseconds(timeout_ms)); });
+}
+Status Request::StartWaitCold(uint32_t timeout_ms, Job* job) noexcept {
+  return OnReady(impl_, [&](Setting& setting) -> Status {
+    if (job == nullptr) return Invalid("job: null");
+    CacheState& cache = setting.cache();
+    const std::chrono::milliseconds timeout(timeout_ms);
+    auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
+    const auto wait = [setting = impl_->setting, until = std::chrono::steady_clock::now() + timeout] {
+      return setting->WaitColdUntil(until);
+    };
+    impl_->starting = StartCall(std::move(made), cache.cold_waits, Pending(), timeout + cache.patience, wait, *job);
+    return {};
+  });
 }
 
 namespace {

@@ -73,6 +73,8 @@ class Setting {
   bool filling() const { return filling_; }
   uint32_t elsewhere() const { return static_cast<uint32_t>(elsewhere_); }
   Status WaitCold(std::chrono::milliseconds timeout);
+  // The same in parts, so that the request's end ends it.
+  Status WaitColdUntil(std::chrono::steady_clock::time_point until);
 
   // Landing (setting_land.cc). `wait`: up to the cache's patience; without, kPending says that it is not over.
   Status ReachLayer(uint32_t layer, bool wait);

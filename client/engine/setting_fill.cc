@@ -139,6 +139,15 @@ Status Setting::WaitCold(std::chrono::milliseconds timeout) {
   return pending ? Status{.code = Code::kPending} : Status();
 }
 
+Status Setting::WaitColdUntil(Clock::time_point until) {
+  constexpr std::chrono::milliseconds kPart{500};
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    const Status status = WaitCold(std::clamp(left, std::chrono::milliseconds(0), kPart));
+    if (status.code != Code::kPending || cancelled_ || left <= kPart) return status;
+  }
+}
+
 // What the plan has kept is this engine's to find again, or nobody's. Without waiting for the daemon.
 void Setting::EndPrefill() {
   if (prefill_.id == 0) return;

@@ -6,7 +6,7 @@
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine/engine_service.h"
 #include "daemon/engine/request_fields.h"
-#include "daemon/peer/prompt_hand_off.h"
+#include "daemon/peer/offers/prompt_hand_off.h"
 #include "proto/invalid.h"
 #include "proto/limits.h"
 #include "storage/prefix/prefixes.h"

@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/peer/remote_lookup.h"
+#include "daemon/peer/fetch/remote_lookup.h"
 #include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/model_registry.h"

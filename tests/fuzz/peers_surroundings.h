@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "ashlar/v1/peer.pb.h"
-#include "daemon/peer/peer_asker.h"
-#include "daemon/peer/prefill_asker.h"
+#include "daemon/peer/channels/peer_asker.h"
+#include "daemon/peer/channels/prefill_asker.h"
 #include "daemon/peer/transport/ucx.h"
 #include "proto/limits.h"
 #include "tests/fuzz/fuzz.h"

@@ -125,5 +125,122 @@ TEST_F(EngineStarted, HandOffsWithoutAClusterSaySo) {
   EXPECT_STREQ(engine::HandOffName(99), "unknown");
 }
 
+// One thread polls both engines: none of them waits for the other.
+TEST_F(EngineStarted, SegmentsAreComputedForAnotherEngineWithoutWaiting) {
+  GroupedEngine asking(daemon_, Grouping::kOne), serving(daemon_, Grouping::kOne);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  Request work;
+  engine::Job serves;
+  size_t served = 0;
+  const auto serve = [&] {
+    ASSERT_GOOD(serves.Wait());
+    if (serves.Result().code == Code::kOk) {
+      uint32_t count = 0;
+      work.missing(&count);
+      ASSERT_EQ(count, 1u);
+      serving.PublishMissing(work);
+      ++served;
+    } else {
+      ASSERT_EQ(serves.Result().code, Code::kPending);
+    }
+    ASSERT_GOOD(serving.cache.StartServePrefill(200, &work, &serves));
+  };
+  ASSERT_GOOD(serving.cache.StartServePrefill(10'000, &work, &serves));
+  EXPECT_EQ(serves.Poll().code, Code::kPending);
+  ASSERT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_prefill_workers") == 1; }));
+
+  Asked asked({}, {}, 0);
+  Request request;
+  for (int32_t first = 1; request.elsewhere() == 0 && std::chrono::steady_clock::now() < deadline; first += 10) {
+    std::vector<Tokens> segments;
+    for (int32_t i = 0; i < 8; ++i) segments.emplace_back(40, first + i);
+    request = Request();
+    asked = Asked(segments, {}, 1);
+    asked.prompt.fill = asked.prompt.cold_parallel = true;
+    ASSERT_GOOD(asking.cache.Begin(&asked.prompt, 1, &request));
+  }
+  ASSERT_GT(request.elsewhere(), 0u);
+  asking.PublishMissing(request);
+  EXPECT_EQ(Say(request.StartWaitCold(1000, nullptr)), "3 job: null");
+  engine::Job waits;
+  ASSERT_GOOD(request.StartWaitCold(30'000, &waits));
+  if (waits.Poll().code == Code::kPending && served == 0) {
+    EXPECT_EQ(request.PollPlan().code, Code::kPending) << "the request is the job's";
+  }
+  while (waits.Poll().code == Code::kPending) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    if (serves.Poll().ok()) serve();
+  }
+  ASSERT_GOOD(waits.Result());
+  EXPECT_GT(served, 0u);
+  const GroupedEngine::Tables pages = asking.Take(asked.tokens.size());
+  ASSERT_GOOD(asking.LookAgain(request, pages));
+  EXPECT_EQ(request.plan().cached_tokens, 40u + 7 * (40 - 2 * GroupedEngine::kSeam)) << "all is there";
+  ASSERT_GOOD(request.Finish());
+}
+
+// Nobody computes what the other engine has been given: the wait ends with its time, or with the request.
+TEST_F(EngineStarted, AWaitForOtherEnginesEndsWithItsTimeAndWithItsRequest) {
+  GroupedEngine asking(daemon_, Grouping::kOne), idle(daemon_, Grouping::kOne);
+  Request work, request;
+  engine::Job serves, waits;
+  ASSERT_GOOD(idle.cache.StartServePrefill(60'000, &work, &serves));
+  ASSERT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_prefill_workers") == 1; }));
+  Asked asked({}, {}, 0);
+  for (int32_t first = 1; request.elsewhere() == 0 && first < 1000; first += 10) {
+    std::vector<Tokens> segments;
+    for (int32_t i = 0; i < 8; ++i) segments.emplace_back(40, first + i);
+    request = Request();
+    asked = Asked(segments, {}, 1);
+    asked.prompt.fill = asked.prompt.cold_parallel = true;
+    ASSERT_GOOD(asking.cache.Begin(&asked.prompt, 1, &request));
+  }
+  ASSERT_GT(request.elsewhere(), 0u);
+  ASSERT_GOOD(request.StartWaitCold(1, &waits));
+  ASSERT_GOOD(waits.Wait());
+  EXPECT_THAT(waits.Result().code, testing::AnyOf(Code::kPending, Code::kRestart));
+  const auto began = std::chrono::steady_clock::now();
+  ASSERT_GOOD(request.StartWaitCold(60'000, &waits));
+  request = Request();
+  ASSERT_GOOD(waits.Wait());
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+}
+
+TEST_F(EngineStarted, ACacheIsOpenedWithoutWaiting) {
+  GroupedEngine described(daemon_, Grouping::kApart);
+  const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
+  engine::OpenOptions options = described.Options(rpc, session);
+  Cache cache;
+  engine::Job job;
+  EXPECT_EQ(Say(Cache::StartOpen(options, nullptr, &job)), "3 out: null");
+  EXPECT_EQ(Say(Cache::StartOpen(options, &cache, nullptr)), "3 job: null");
+  options.timeout_ms = 1500;
+  daemon_.Freeze();
+  const auto began = std::chrono::steady_clock::now();
+  ASSERT_GOOD(Cache::StartOpen(options, &cache, &job));
+  EXPECT_EQ(job.Poll().code, Code::kPending);
+  EXPECT_EQ(job.Result().code, Code::kPending);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(1000)) << "it does not wait";
+  ASSERT_GOOD(job.Wait());
+  EXPECT_NE(job.Result().code, Code::kOk) << "the daemon hangs";
+  EXPECT_NE(job.Result().code, Code::kPending);
+  daemon_.Thaw();
+
+  options.model.weights_digest = "";
+  ASSERT_GOOD(Cache::StartOpen(options, &cache, &job));
+  ASSERT_GOOD(job.Wait());
+  EXPECT_THAT(Say(job.Result()), testing::HasSubstr("weights_digest: ")) << "as Open says it";
+  EXPECT_THAT(Say(cache.Begin(nullptr, 0, nullptr)), StartsWith("9 the cache is not open"));
+  options.model.weights_digest = "1";
+  options.timeout_ms = 10'000;
+  ASSERT_GOOD(Cache::StartOpen(options, &cache, &job));
+  EXPECT_TRUE(Eventually([&] { return job.Poll().ok(); }));
+  ASSERT_GOOD(job.Result());
+  EXPECT_TRUE(cache.connected());
+  uint32_t places = 0;
+  cache.places(&places);
+  EXPECT_EQ(places, 2u);
+}
+
 }  // namespace
 }  // namespace ashlar::integration

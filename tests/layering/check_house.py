@@ -3,7 +3,8 @@
 
 - README.md is one page.
 - Source files stay short. Data, golden files, pictures and lists of packages are none.
-- Few files lie loose in storage/ and daemon/.
+- Few files lie loose in storage/, daemon/ and daemon/peer/.
+- Every folder of sources is declared to the build, and named on a page for readers.
 - Comments open with their subject, not with a clause that is held until the subject comes.
 - The walk of one request in docs/architecture.md names few files, each row with its reason.
 
@@ -19,8 +20,11 @@ MOST_README_LINES = 80
 MOST_LINES = 450
 MOST_OPENINGS = 40
 MOST_WALK_FILES = 40
-MOST_LOOSE = {"storage": 16, "daemon": 12}  # sources, tests aside
+MOST_LOOSE = {"storage": 16, "daemon": 12, "daemon/peer": 12}  # sources, tests aside
 SOURCES = {".h", ".cc", ".c", ".cu", ".cuh", ".py", ".proto", ".cmake", ".sh"}
+HEADERS = {".h", ".cuh"}
+COMPILED = {".cc", ".c", ".cu"}
+TOP_PAGES = ("docs/architecture.md", "README.md", "CONTRIBUTING.md")
 SKIPPED = {"build", "corpus", "testdata", "__pycache__"}
 OPENING = re.compile(r"^\s*(?://+|#+|\*)\s*(?:What|Who|Whose)\b")
 WALK = re.compile(r"^## The walk of one request.*?(?=^## |\Z)", re.M | re.S)
@@ -61,9 +65,33 @@ def check_walk(text):
             yield f"the walk names {PATH.search(row).group(1)} without a reason"
 
 
+def names_room(page, *paths):
+    """Whether a page has one of these folders, or a file in it, in a code span."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    return any(f"`{path}/" in text for path in paths)
+
+
+def check_room(root, folder, compiled):
+    """Yields what is wrong with a folder of sources. One without a CMakeLists.txt is declared by the one above it."""
+    if compiled and not (root / folder / "CMakeLists.txt").is_file():
+        above = next((up for up in folder.parents if (root / up / "CMakeLists.txt").is_file()), None)
+        declared = above is not None and re.search(rf"(?<![\w/]){re.escape(str(folder.relative_to(above)))}/",
+                                                   (root / above / "CMakeLists.txt").read_text(encoding="utf-8"))
+        if not declared:
+            yield "no CMakeLists.txt, and none above it names its sources"
+    if (root / folder / "README.md").is_file():
+        return
+    # As `simd/` in the README of kernels/, for kernels/host/simd.
+    ends = ["/".join(folder.parts[i:]) for i in range(len(folder.parts))]
+    readmes = [root / up / "README.md" for up in folder.parents if up != pathlib.Path(".")]
+    if not any(names_room(page, *ends) for page in readmes) and not any(
+            names_room(root / page, str(folder)) for page in TOP_PAGES):
+        yield "no README above it names it"
+
+
 def check(root):
     """Returns the breaches under `root` as lines "path: what"."""
-    breaches, openings, loose = [], [], dict.fromkeys(MOST_LOOSE, 0)
+    breaches, openings, loose, rooms = [], [], dict.fromkeys(MOST_LOOSE, 0), {}
     lines = len((root / "README.md").read_text(encoding="utf-8").splitlines())
     if lines > MOST_README_LINES:
         breaches.append(f"README.md: {lines} lines, {MOST_README_LINES} at most")
@@ -71,9 +99,12 @@ def check(root):
         if len(text) > MOST_LINES:
             breaches.append(f"{path}: {len(text)} lines, {MOST_LINES} at most")
         openings += [f"{path}:{number}" for number, line in enumerate(text, 1) if OPENING.match(line)]
-        if len(path.parts) == 2 and path.suffix in {".h", ".cc"} and not path.stem.endswith("_test"):
-            if path.parts[0] in loose:
-                loose[path.parts[0]] += 1
+        if path.suffix in HEADERS | COMPILED:
+            rooms.setdefault(path.parent, set()).add(path.suffix)
+            if str(path.parent) in loose and not path.stem.endswith("_test"):
+                loose[str(path.parent)] += 1
+    for folder, endings in sorted(rooms.items()):
+        breaches += [f"{folder}: {what}" for what in check_room(root, folder, bool(endings & COMPILED))]
     for folder, count in loose.items():
         if count > MOST_LOOSE[folder]:
             breaches.append(f"{folder}: {count} source files lie loose, {MOST_LOOSE[folder]} at most")

@@ -17,7 +17,12 @@ WALK = """# Architecture
 
 Libraries: `docs/libraries.md`.
 """
+ROOMS = ("client/c", "daemon", "daemon/peer", "kernels/cuda", "storage", "tools")
 CLEAN = {
+    "CMakeLists.txt": "\n".join(f"{room}/x.cc" for room in ROOMS),
+    "CONTRIBUTING.md": "\n".join(f"`{room}/`" for room in ROOMS),
+    "storage/README.md": "`tier/` has tiers, `testing/` fakes",
+    "storage/tier/CMakeLists.txt": "",
     "README.md": "line\n" * 80,
     "docs/architecture.md": WALK,
     "storage/cache.cc": "// The façade. What it finds is leased.\n" + "\n" * 449,
@@ -35,6 +40,9 @@ BREACHES = [
       for path in ("daemon/a.cc", "client/c/a.c", "kernels/cuda/a.cu", "client/python/ashlar/a.py", "proto/a.proto",
                    "cmake/A.cmake", "tools/CMakeLists.txt", "storage/tier/a_test.cc")],
     ("tools/demo", "#!/bin/sh\n" + "\n" * 450, "tools/demo: 451 lines, 450 at most"),
+    ("daemon/elsewhere/a.h", "", "daemon/elsewhere: no README above it names it"),
+    ("storage/elsewhere/a.h", "", "storage/elsewhere: no README above it names it"),
+    ("storage/tier/testing/a.cc", "", "storage/tier/testing: no CMakeLists.txt, and none above it names its sources"),
     ("storage/one_more.cc", "", "storage: 17 source files lie loose, 16 at most"),
     *[(path, line, "41 comments open with What, Who or Whose, 40 at most: "
        + " ".join([*(f"storage/cache_test.cc:{i}" for i in range(1, 41)), f"{path}:1"]))

@@ -38,6 +38,9 @@ ASHLAR_API const char* ashlar_error_message(void);
 
 /* Waits for the daemon. ASHLAR_UNAVAILABLE: there is none. */
 ASHLAR_API int32_t ashlar_open(const ashlar_open_options* options, ashlar_cache** out);
+/* Does not wait. Options and all that they name stay until the job is over. *out is open then if ashlar_job_result says
+ * ASHLAR_OK. Until then no call takes it; close it behind the job, in any case. */
+ASHLAR_API int32_t ashlar_start_open(const ashlar_open_options* options, ashlar_cache** out, ashlar_job** job);
 /* Ends the session once its last request and job have ended, too. */
 ASHLAR_API void ashlar_close(ashlar_cache* cache);
 ASHLAR_API uint8_t* ashlar_data(const ashlar_cache* cache); /* of the memory; null without one */
@@ -74,6 +77,10 @@ ASHLAR_API int32_t ashlar_start_hand_off(ashlar_cache* cache, const ashlar_text*
  * publish and end it before the next call, which says what became of it. ASHLAR_PENDING: there was none, and *work is
  * null. One thread at a time: a second one ends the wait of the first. */
 ASHLAR_API int32_t ashlar_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar_request** work);
+/* Does not wait. *work is such a request once the job is over, if ashlar_job_result says ASHLAR_OK. Until then no call
+ * takes it; end it behind the job, in any case. */
+ASHLAR_API int32_t ashlar_start_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar_request** work,
+                                              ashlar_job** job);
 ASHLAR_API int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out);
 /* Return how many pages were written to `pages`. The first waits up to timeout_ms. */
 ASHLAR_API uint64_t ashlar_take_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity, uint32_t timeout_ms);
@@ -110,6 +117,8 @@ ASHLAR_API uint32_t ashlar_request_elsewhere(const ashlar_request* request);
 /* Waits for them. ASHLAR_RESTART: there are more missing runs, at the end; compute them, and call it again.
  * ASHLAR_PENDING: not all have come in time. ASHLAR_OK: nothing is left to wait for. Then look again. */
 ASHLAR_API int32_t ashlar_request_wait_cold(ashlar_request* request, uint32_t timeout_ms);
+/* Does not wait: ashlar_job_result has the code. Other calls on the request say ASHLAR_PENDING until the job is over. */
+ASHLAR_API int32_t ashlar_request_start_wait_cold(ashlar_request* request, uint32_t timeout_ms, ashlar_job** job);
 ASHLAR_API int32_t ashlar_request_look_again(ashlar_request* request, const int32_t* page_table, uint64_t page_count);
 ASHLAR_API int32_t ashlar_request_start_look_again(ashlar_request* request, const int32_t* page_table,
                                                    uint64_t page_count);
@@ -139,6 +148,8 @@ ASHLAR_API uint64_t ashlar_request_plan_bytes(const ashlar_request* request, uin
 
 ASHLAR_API int32_t ashlar_job_wait(ashlar_job* job);
 ASHLAR_API int32_t ashlar_job_poll(ashlar_job* job);
+/* Once ashlar_job_poll says ASHLAR_OK: the code of the call that waits; ASHLAR_OK of jobs that write outcomes. */
+ASHLAR_API int32_t ashlar_job_result(ashlar_job* job);
 ASHLAR_API void ashlar_job_end(ashlar_job* job); /* waits until the call is over */
 
 /* Names of numbers, as metrics have them. Static; never null. */

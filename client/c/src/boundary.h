@@ -20,6 +20,7 @@ struct ashlar_request {
   ashlar::engine::Request request;
 };
 struct ashlar_job {
+  std::shared_ptr<void> kept;  // the call's arguments; goes after the job
   ashlar::engine::Job job;
 };
 
@@ -81,11 +82,12 @@ Enum EnumOf(uint32_t number, Enum otherwise) {
   return number == 0 ? otherwise : static_cast<Enum>(number);
 }
 
-// Hands out the job of a call that was started.
+// Hands out the job of a call that was started. `kept`: what the call reads until it is over.
 template <typename Call>
-int32_t Start(ashlar_job** job, Call call) {
+int32_t Start(ashlar_job** job, Call call, std::shared_ptr<void> kept = nullptr) {
   if (job == nullptr) throw Refused("job: null");
   auto handle = std::make_unique<ashlar_job>();
+  handle->kept = std::move(kept);
   const int32_t code = call(&handle->job);
   if (code == ASHLAR_OK) *job = handle.release();
   return code;

@@ -207,6 +207,19 @@ int32_t ashlar_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar_reque
   });
 }
 
+int32_t ashlar_start_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar_request** work, ashlar_job** job) {
+  return Guarded([&] {
+    if (work == nullptr) throw Refused("work: null");
+    *work = nullptr;
+    auto handle = std::make_unique<ashlar_request>();
+    const int32_t code = Start(job, [&](engine::Job* started) {
+      return Report(cache->cache.StartServePrefill(wait_ms, &handle->request, started));
+    });
+    if (code == ASHLAR_OK) *work = handle.release();
+    return code;
+  });
+}
+
 int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out) {
   engine::StoredSegments stored;
   cache->cache.Stored(&stored);

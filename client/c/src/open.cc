@@ -86,31 +86,55 @@ engine::Memory MemoryOf(const ashlar_memory* given, OwnMemory& own) {
           .common_pages = memory.common_pages != 0};
 }
 
-int32_t Open(const ashlar_open_options* given, ashlar_cache** out) {
-  if (out == nullptr) throw Refused("out: null");
-  *out = nullptr;
-  const ashlar_open_options options = Read("options", given);
-  std::vector<engine::Layer> layers;
-  OwnMemory memory;
-  engine::OpenOptions open{
-      .rpc_socket = options.rpc_socket, .session_socket = options.session_socket, .name = options.name};
-  if (options.timeout_ms > 0) open.timeout_ms = options.timeout_ms;
-  if (options.beside != nullptr) open.beside = &options.beside->cache;
-  open.model = ModelOf(Read("model", options.model), layers);
-  open.memory = MemoryOf(options.memory, memory);
-  open.capture_tokens = options.capture_tokens;
-  open.span_tokens = options.span_tokens;
-  open.span_dtype = EnumOf(options.span_dtype, open.span_dtype);
-  if (options.epsilon != 0) open.epsilon = std::max(options.epsilon, 0.0);
-  open.compose = EnumOf(options.compose, open.compose);
-  if (options.land_ms > 0) open.land_ms = options.land_ms;
-  if (options.quiet_ms > 0) open.quiet_ms = options.quiet_ms;
-  if (options.workers != nullptr) {
+// The options of a cache in C++, with the arrays that they point to.
+struct OwnOptions {
+  explicit OwnOptions(const ashlar_open_options* given) {
+    const ashlar_open_options options = Read("options", given);
+    open.rpc_socket = options.rpc_socket;
+    open.session_socket = options.session_socket;
+    open.name = options.name;
+    if (options.timeout_ms > 0) open.timeout_ms = options.timeout_ms;
+    if (options.beside != nullptr) open.beside = &options.beside->cache;
+    open.model = ModelOf(Read("model", options.model), layers);
+    open.memory = MemoryOf(options.memory, memory);
+    open.capture_tokens = options.capture_tokens;
+    open.span_tokens = options.span_tokens;
+    open.span_dtype = EnumOf(options.span_dtype, open.span_dtype);
+    if (options.epsilon != 0) open.epsilon = std::max(options.epsilon, 0.0);
+    open.compose = EnumOf(options.compose, open.compose);
+    if (options.land_ms > 0) open.land_ms = options.land_ms;
+    if (options.quiet_ms > 0) open.quiet_ms = options.quiet_ms;
+    if (options.workers == nullptr) return;
     const ashlar_workers workers = Read("workers", options.workers);
     open.workers = {workers.context, workers.threads, workers.run};
   }
+  OwnOptions(const OwnOptions&) = delete;
+  OwnOptions& operator=(const OwnOptions&) = delete;
+
+  std::vector<engine::Layer> layers;
+  OwnMemory memory;
+  engine::OpenOptions open;
+};
+
+int32_t Open(const ashlar_open_options* given, ashlar_cache** out) {
+  if (out == nullptr) throw Refused("out: null");
+  *out = nullptr;
+  const OwnOptions options(given);
   auto cache = std::make_unique<ashlar_cache>();
-  const int32_t code = Report(engine::Cache::Open(open, &cache->cache));
+  const int32_t code = Report(engine::Cache::Open(options.open, &cache->cache));
+  if (code == ASHLAR_OK) *out = cache.release();
+  return code;
+}
+
+int32_t StartOpen(const ashlar_open_options* given, ashlar_cache** out, ashlar_job** job) {
+  if (out == nullptr) throw Refused("out: null");
+  *out = nullptr;
+  auto options = std::make_shared<OwnOptions>(given);
+  auto cache = std::make_unique<ashlar_cache>();
+  const auto start = [&](engine::Job* started) {
+    return Report(engine::Cache::StartOpen(options->open, &cache->cache, started));
+  };
+  const int32_t code = Start(job, start, options);
   if (code == ASHLAR_OK) *out = cache.release();
   return code;
 }
@@ -122,6 +146,10 @@ using namespace ashlar::c;
 
 int32_t ashlar_open(const ashlar_open_options* options, ashlar_cache** out) {
   return Guarded([&] { return Open(options, out); });
+}
+
+int32_t ashlar_start_open(const ashlar_open_options* options, ashlar_cache** out, ashlar_job** job) {
+  return Guarded([&] { return StartOpen(options, out, job); });
 }
 
 void ashlar_close(ashlar_cache* cache) {

@@ -170,6 +170,13 @@ int32_t ashlar_request_wait_cold(ashlar_request* request, uint32_t timeout_ms) {
   return Report(request->request.WaitCold(timeout_ms));
 }
 
+int32_t ashlar_request_start_wait_cold(ashlar_request* request, uint32_t timeout_ms, ashlar_job** job) {
+  return Guarded([&] {
+    return Start(job,
+                 [&](engine::Job* started) { return Report(request->request.StartWaitCold(timeout_ms, started)); });
+  });
+}
+
 int32_t ashlar_request_look_again(ashlar_request* request, const int32_t* page_table, uint64_t page_count) {
   return Report(request->request.LookAgain(page_table, page_count));
 }
@@ -273,6 +280,10 @@ int32_t ashlar_job_wait(ashlar_job* job) {
 
 int32_t ashlar_job_poll(ashlar_job* job) {
   return Report(job->job.Poll());
+}
+
+int32_t ashlar_job_result(ashlar_job* job) {
+  return Report(job->job.Result());
 }
 
 void ashlar_job_end(ashlar_job* job) {

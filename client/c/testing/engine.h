@@ -39,7 +39,8 @@ typedef struct engine {
   ashlar_linear_tensors tensors[SEGMENTS];
 } engine;
 
-static inline void open_engine(engine* self, char** sockets, uint32_t kind, uint32_t capture_tokens) {
+/* `started`: opened by a job. */
+static inline void open_engine_by(engine* self, char** sockets, uint32_t kind, uint32_t capture_tokens, int started) {
   static const float decays[HEADS] = {-0.3f, -0.01f};
   ashlar_layer layers[2] = {ASHLAR_INIT(ashlar_layer), ASHLAR_INIT(ashlar_layer)};
   ashlar_model model = ASHLAR_INIT(ashlar_model);
@@ -68,11 +69,23 @@ static inline void open_engine(engine* self, char** sockets, uint32_t kind, uint
   options.memory = &memory;
   options.capture_tokens = capture_tokens;
   memset(self, 0, sizeof *self);
-  REQUIRE(ashlar_open(&options, &self->cache) == ASHLAR_OK);
+  if (started) {
+    ashlar_job* job = NULL;
+    REQUIRE(ashlar_start_open(&options, &self->cache, &job) == ASHLAR_OK);
+    while (ashlar_job_poll(job) == ASHLAR_PENDING) continue;
+    REQUIRE(ashlar_job_result(job) == ASHLAR_OK);
+    ashlar_job_end(job);
+  } else {
+    REQUIRE(ashlar_open(&options, &self->cache) == ASHLAR_OK);
+  }
   for (i = 0; i < PAGES; ++i) self->table[i] = i;
   if (kind == ASHLAR_MEMORY_NONE) return;
   self->place.size = sizeof self->place;
   REQUIRE(ashlar_place(self->cache, 0, &self->place) == ASHLAR_OK);
+}
+
+static inline void open_engine(engine* self, char** sockets, uint32_t kind, uint32_t capture_tokens) {
+  open_engine_by(self, sockets, kind, capture_tokens, 0);
 }
 
 static inline float* row(engine* self, uint64_t position, uint64_t offset) {

@@ -1,5 +1,5 @@
 /* Calls of the C ABI that the example does not make, against a real daemon.
- * usage: calls_c many|present|cold|groups|resume RPC-SOCKET SESSION-SOCKET
+ * usage: calls_c many|present|cold|started|groups|resume RPC-SOCKET SESSION-SOCKET
  *        calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME */
 #include <pthread.h>
 
@@ -210,6 +210,60 @@ static void share_a_cold_prompt(char** sockets) {
   ashlar_close(asking.cache);
 }
 
+/* The same in one thread, by jobs alone; so are both caches opened. */
+static void share_a_cold_prompt_by_jobs(char** sockets) {
+  static engine asking, serving;
+  static int32_t tokens[TOKENS];
+  ashlar_job *serves = NULL, *waits = NULL, *opens = NULL;
+  ashlar_request *work = NULL, *request = NULL;
+  ashlar_cache* none = NULL;
+  uint32_t elsewhere = 0, taken = 0, i;
+  int32_t first, code;
+  REQUIRE(ashlar_start_open(NULL, &none, &opens) == ASHLAR_INVALID_ARGUMENT);
+  REQUIRE(none == NULL && opens == NULL);
+  open_engine_by(&asking, sockets, ASHLAR_MEMORY_HOSTED, 0, 1);
+  open_engine_by(&serving, sockets, ASHLAR_MEMORY_HOSTED, 0, 1);
+  REQUIRE(ashlar_start_serve_prefill(serving.cache, 0, NULL, &serves) == ASHLAR_INVALID_ARGUMENT);
+  REQUIRE(ashlar_start_serve_prefill(serving.cache, 0, &work, NULL) == ASHLAR_INVALID_ARGUMENT);
+  REQUIRE(work == NULL);
+  REQUIRE(ashlar_start_serve_prefill(serving.cache, 20000, &work, &serves) == ASHLAR_OK);
+  for (first = 5000; elsewhere == 0 && first < 5000 + 100 * SEGMENTS; first += SEGMENTS) {
+    ashlar_request_end(request);
+    request = begin(&asking, tokens, first, 1);
+    elsewhere = ashlar_request_elsewhere(request);
+  }
+  first -= SEGMENTS;
+  REQUIRE(elsewhere > 0);
+  for (i = ashlar_request_missing_count(request); i-- > 0;) {
+    const ashlar_computed_run run = compute(&asking, request, i);
+    REQUIRE(ashlar_request_publish(request, i, &run, NULL) == ASHLAR_OK);
+  }
+  REQUIRE(ashlar_request_start_wait_cold(request, 30000, NULL) == ASHLAR_INVALID_ARGUMENT);
+  REQUIRE(ashlar_request_start_wait_cold(request, 30000, &waits) == ASHLAR_OK);
+  while (ashlar_job_poll(waits) == ASHLAR_PENDING) {
+    if (ashlar_job_poll(serves) == ASHLAR_PENDING) continue;
+    code = ashlar_job_result(serves);
+    ashlar_job_end(serves);
+    REQUIRE(code == ASHLAR_OK || code == ASHLAR_PENDING);
+    if (code == ASHLAR_OK) {
+      const ashlar_computed_run run = compute(&serving, work, 0);
+      REQUIRE(ashlar_request_missing_count(work) == 1);
+      REQUIRE(ashlar_request_publish(work, 0, &run, NULL) == ASHLAR_OK);
+      ++taken;
+    }
+    ashlar_request_end(work);
+    REQUIRE(ashlar_start_serve_prefill(serving.cache, 100, &work, &serves) == ASHLAR_OK);
+  }
+  REQUIRE(ashlar_job_result(waits) == ASHLAR_OK);
+  REQUIRE(taken > 0);
+  ashlar_job_end(waits);
+  ashlar_job_end(serves);
+  ashlar_request_end(work);
+  finish(&asking, request, first);
+  ashlar_close(serving.cache);
+  ashlar_close(asking.cache);
+}
+
 int main(int argc, char** argv) {
   if (argc == 4 && strcmp(argv[1], "many") == 0) {
     publish_many(argv + 2);
@@ -217,6 +271,8 @@ int main(int argc, char** argv) {
     land_beside_present(argv + 2);
   } else if (argc == 4 && strcmp(argv[1], "cold") == 0) {
     share_a_cold_prompt(argv + 2);
+  } else if (argc == 4 && strcmp(argv[1], "started") == 0) {
+    share_a_cold_prompt_by_jobs(argv + 2);
   } else if (argc == 4 && strcmp(argv[1], "groups") == 0) {
     groups(argv + 2);
   } else if (argc == 6 && strcmp(argv[1], "hand_off") == 0) {
@@ -225,7 +281,7 @@ int main(int argc, char** argv) {
     resume(argv + 2);
   } else {
     fprintf(stderr,
-            "usage: calls_c many|present|cold|groups|resume RPC-SOCKET SESSION-SOCKET\n"
+            "usage: calls_c many|present|cold|started|groups|resume RPC-SOCKET SESSION-SOCKET\n"
             "       calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME\n");
     return 2;
   }

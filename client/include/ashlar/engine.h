@@ -14,12 +14,12 @@
 // or that the cache could not be opened. No function throws. kResourceExhausted says that memory or threads ran out in
 // this process: end the request.
 //
-// Waiting. Begin, Land, LookAgain, Publish and Commit wait for the daemon; each has a form that begins with Start and
-// does not wait. Look-ups that were started are misses where none of their threads is free within timeout_ms. WaitPlan,
-// WaitLayer, Finish and TakeQuietPages each have a form that begins with Poll: kPending says that it is too early.
-// Tensors and rows, a text's tokens and outcomes of a Start must stay as they are until its Poll says kOk; all else (a
-// prompt's tokens, page tables, plans, the structs that name tensors) is copied at once. Advance waits for its layer,
-// and with ComposeBy::kDaemon for the daemon: poll the layer first.
+// Waiting. Open, Begin, Land, LookAgain, Publish, WaitCold, Commit, HandOff and ServePrefill wait for the daemon; each
+// has a form that begins with Start and does not wait. Look-ups that were started are misses where none of their
+// threads is free within timeout_ms. WaitPlan, WaitLayer, Finish and TakeQuietPages each have a form that begins with
+// Poll: kPending says that it is too early. Tensors and rows, a text's tokens and outcomes of a Start must stay as they
+// are until its Poll says kOk; all else (a prompt's tokens, page tables, plans, the structs that name tensors) is
+// copied at once. Advance waits for its layer, and with ComposeBy::kDaemon for the daemon: poll the layer first.
 //
 // Pages. A request begun with pages has them until Finish says kOk or kRestart, or PollQuiet says kOk. Meanwhile the
 // daemon writes there, and the engine only what the plan has it compute; but while missing() names something, nothing
@@ -114,8 +114,10 @@ struct TokenRows {
   const float* q = nullptr;  // [tokens][key_heads, d_k]; may be null without outputs
   const float* k = nullptr;  // [tokens][key_heads, d_k]
   const float* v = nullptr;  // [tokens][value_heads, d_v]
-  const float* g = nullptr;  // log decays ≤ 0: gdn [tokens][value_heads]; gla, kda [tokens][value_heads, d_k]; else null
-  // deltanet, gdn, kda: β, [tokens][value_heads]; mamba2: dt, the same; mamba1: dt, [tokens][value_heads, d_v]; else null
+  const float* g =
+      nullptr;  // log decays ≤ 0: gdn [tokens][value_heads]; gla, kda [tokens][value_heads, d_k]; else null
+  // deltanet, gdn, kda: β, [tokens][value_heads]; mamba2: dt, the same; mamba1: dt, [tokens][value_heads, d_v]; else
+  // null
   const float* beta = nullptr;
   int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
   // Above 0: each head's q and k are multiplied by 1 / sqrt(Σ x² + norm_epsilon) first, in a copy. 0: they are as they
@@ -217,6 +219,9 @@ class Job {
 
   Status Wait() noexcept;
   Status Poll() noexcept;
+  // Of StartOpen, StartWaitCold and StartServePrefill, once Poll has said kOk: the status of the call that waits. kOk
+  // of those that write outcomes.
+  Status Result() const noexcept;
 
  private:
   friend struct Access;
@@ -256,6 +261,9 @@ class Request {
   // failed; compute them, and call it again. kPending: not all have come in time; call it again, or LookAgain, which
   // takes what is there. kOk: nothing is left to wait for.
   Status WaitCold(uint32_t timeout_ms) noexcept;
+  // Until the job's Poll says kOk, the request's other calls say kPending. Cancel, or the request's end, ends the wait
+  // within a second. kPending in Job::Result, too: no thread was free within timeout_ms and OpenOptions::timeout_ms.
+  Status StartWaitCold(uint32_t timeout_ms, Job* job) noexcept;
   // Looks up and lands anew, in these pages. Segments that miss again are computed in their place: missing() is empty.
   Status LookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
   Status StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
@@ -313,6 +321,9 @@ class Cache {
 
   // kUnavailable: no daemon. kInvalidArgument names the field.
   static Status Open(const OpenOptions& options, Cache* out) noexcept;
+  // `options`, all that they point to, and `out` stay until the job's Poll says kOk. Its end waits as long as Open
+  // does.
+  static Status StartOpen(const OpenOptions& options, Cache* out, Job* job) noexcept;
 
   uint8_t* data() const noexcept;  // of the memory; null without one
   uint64_t bytes() const noexcept;
@@ -348,6 +359,8 @@ class Cache {
   // returns after a moment. An engine that does nothing else calls it again and again; one that has requests of its own
   // calls it while it has none. One thread at a time: a second one ends the wait of the first.
   Status ServePrefill(uint32_t wait_ms, Request* work) noexcept;
+  // `work` stays, and no call takes it, until the job's Poll says kOk. The job's end waits for it, as for a hand-off.
+  Status StartServePrefill(uint32_t wait_ms, Request* work, Job* job) noexcept;
 
   // The sizes of the segments that this engine has published.
   void Stored(StoredSegments* out) const noexcept;

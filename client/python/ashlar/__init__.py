@@ -31,6 +31,7 @@ from ashlar.model import (
 from ashlar.pages import PageClient, PageStore
 from ashlar.prompt import Prompt
 from ashlar.request import ComputedRun, LinearTensors, Plan, Request, Run, Segment, Step, StepKind
+from ashlar.started import Started
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -85,6 +86,7 @@ __all__ = [
     "RopeStyle",
     "Run",
     "Segment",
+    "Started",
     "StateOrder",
     "Step",
     "StepKind",

@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import functools
+import inspect
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ashlar import _ashlar
+from ashlar._ashlar import Verdict
 from ashlar.model import Attention, DType, Model
 from ashlar.request import Array, LinearTensors, Request
+from ashlar.started import Started
 
 # NumPy has no bfloat16 and no 8-bit floats: those are seen as integers of their size.
 _NUMPY_TYPES: dict[DType, Any] = {
@@ -73,7 +77,7 @@ class _Options:
     session_socket: str
     name: str
     timeout_ms: int
-    memory_kind: int
+    memory_kind: MemoryKind
     pages: int
     places: Sequence[PagePlace]
     memory_bytes: int
@@ -116,33 +120,55 @@ class Cache:
         quiet_ms: int = 10000,
         compose_in_daemon: bool = False,
     ) -> None:
-        self.model = model
-        self._handle = _ashlar.open(
-            _Options(
-                model=model,
-                rpc_socket=rpc_socket,
-                session_socket=session_socket,
-                name=name,
-                timeout_ms=timeout_ms,
-                memory_kind=memory_kind.value,
-                pages=pages,
-                places=places,
-                memory_bytes=memory_bytes,
-                memfd=memfd,
-                groups=groups,
-                common_pages=common_pages,
-                capture_tokens=capture_tokens,
-                epsilon=epsilon,
-                land_ms=land_ms,
-                quiet_ms=quiet_ms,
-                compose_in_daemon=compose_in_daemon,
-            )
+        options = _Options(
+            model=model,
+            rpc_socket=rpc_socket,
+            session_socket=session_socket,
+            name=name,
+            timeout_ms=timeout_ms,
+            memory_kind=memory_kind,
+            pages=pages,
+            places=places,
+            memory_bytes=memory_bytes,
+            memfd=memfd,
+            groups=groups,
+            common_pages=common_pages,
+            capture_tokens=capture_tokens,
+            epsilon=epsilon,
+            land_ms=land_ms,
+            quiet_ms=quiet_ms,
+            compose_in_daemon=compose_in_daemon,
         )
-        if doubt := self._handle.warning():
-            warnings.warn(doubt, stacklevel=2)
-        self.places = [PagePlace(**place) for place in self._handle.places()]
-        self.pages = pages
-        self.groups = tuple(groups)
+        self._take(_ashlar.open(options), options)
+
+    def _take(self, handle: _ashlar.Cache, options: _Options) -> None:
+        self._handle = handle
+        if doubt := handle.warning():
+            warnings.warn(doubt, stacklevel=3)
+        self.model = options.model
+        self.places = [PagePlace(**place) for place in handle.places()]
+        self.pages = options.pages
+        self.groups = tuple(options.groups)
+
+    @classmethod
+    def start_open(cls, *arguments: Any, **options: Any) -> Started[Self]:
+        """`Cache(...)` without waiting for the daemon: the same arguments."""
+        given = inspect.signature(cls).bind(*arguments, **options)
+        given.apply_defaults()
+        all_options = _Options(**given.arguments)
+        handle, job = _ashlar.start_open(all_options)
+        return Started(job, functools.partial(cls._opened, handle, job, all_options))
+
+    @classmethod
+    def _opened(cls, handle: _ashlar.Cache, job: _ashlar.Job, options: _Options) -> Self:
+        job.result(False)
+        cache = cls.__new__(cls)
+        cache._take(handle, options)
+        return cache
+
+    @classmethod
+    async def open_async(cls, *arguments: Any, **options: Any) -> Self:
+        return await cls.start_open(*arguments, **options).result_async()
 
     def __enter__(self) -> Cache:
         return self
@@ -338,6 +364,11 @@ class Cache:
         call. None: there was none, or there is no daemon now. One thread at a time.
         """
         return cast("Request | None", self._handle.serve_prefill(Request, wait_ms))
+
+    def start_serve_prefill(self, wait_ms: int = 1000) -> Started[Request | None]:
+        """`serve_prefill` without waiting."""
+        work, job = self._handle.start_serve_prefill(Request, wait_ms)
+        return Started(job, lambda: cast(Request, work) if job.result(True) == Verdict.OK else None)
 
     async def serve_prefill_async(self, wait_ms: int = 1000) -> Request | None:
         return await asyncio.to_thread(self.serve_prefill, wait_ms)

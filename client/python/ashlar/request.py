@@ -8,13 +8,14 @@ import enum
 import functools
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ashlar import _ashlar
 from ashlar._ashlar import Verdict
+from ashlar.started import Started
 
 
 Array = Any  # with __dlpack__
@@ -203,6 +204,11 @@ class Request(_ashlar.Request):
 
     async def publish_many_async(self, runs: Sequence[ComputedRun]) -> list[str]:
         return await asyncio.to_thread(self.publish_many, runs)
+
+    def start_wait_cold(self, timeout_ms: int) -> Started[Verdict]:
+        """`wait_cold` without waiting. Other calls on the request say PENDING until it is over."""
+        job = self.raw_start_wait_cold(timeout_ms)
+        return Started(job, lambda: cast(Verdict, job.result(False)))
 
     async def wait_cold_async(self, timeout_ms: int) -> Verdict:
         return await asyncio.to_thread(self.wait_cold, timeout_ms)

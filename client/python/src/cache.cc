@@ -64,40 +64,72 @@ struct ReadGroups {
   std::vector<engine::LayerGroup> all;
 };
 
-std::unique_ptr<PyCache> Open(nb::handle options) {
-  auto self = std::make_unique<PyCache>();
-  self->model = std::make_shared<OpenedModel>(options.attr("model"));
-  const auto text = [&](const char* name) { return nb::cast<std::string>(options.attr(name)); };
-  const std::string rpc = text("rpc_socket"), session = text("session_socket"), name = text("name");
-  engine::OpenOptions open{.rpc_socket = rpc.c_str(), .session_socket = session.c_str(), .name = name.c_str()};
-  const auto number = [&](const char* field) { return nb::cast<uint32_t>(options.attr(field)); };
-  open.timeout_ms = number("timeout_ms");
-  open.model = self->model->description.model();
-  open.memory.kind = static_cast<engine::MemoryKind>(nb::cast<int>(options.attr("memory_kind")));
-  open.memory.pages = number("pages");
+// The options of a cache, and all that they point to.
+struct ReadOptions {
+  explicit ReadOptions(nb::handle options)
+      : model(std::make_shared<OpenedModel>(options.attr("model"))),
+        rpc(nb::cast<std::string>(options.attr("rpc_socket"))),
+        session(nb::cast<std::string>(options.attr("session_socket"))),
+        name(nb::cast<std::string>(options.attr("name"))),
+        groups(nb::borrow<nb::sequence>(options.attr("groups"))) {
+    const auto number = [&](const char* field) { return nb::cast<uint32_t>(options.attr(field)); };
+    open.rpc_socket = rpc.c_str();
+    open.session_socket = session.c_str();
+    open.name = name.c_str();
+    open.timeout_ms = number("timeout_ms");
+    open.model = model->description.model();
+    open.memory.kind = static_cast<engine::MemoryKind>(nb::cast<int>(options.attr("memory_kind").attr("value")));
+    open.memory.pages = number("pages");
+    for (const nb::handle place : nb::borrow<nb::sequence>(options.attr("places"))) places.push_back(ReadPlace(place));
+    if (!places.empty()) open.memory.places = places.data();
+    open.memory.place_count = static_cast<uint32_t>(places.size());
+    open.memory.bytes = nb::cast<uint64_t>(options.attr("memory_bytes"));
+    open.memory.memfd = nb::cast<int32_t>(options.attr("memfd"));
+    open.memory.groups = groups.all.empty() ? nullptr : groups.all.data();
+    open.memory.group_count = static_cast<uint32_t>(groups.all.size());
+    open.memory.common_pages = nb::cast<bool>(options.attr("common_pages"));
+    model->groups = open.memory.kind == engine::MemoryKind::kNone ? 0 : groups.all.size();
+    open.capture_tokens = number("capture_tokens");
+    open.epsilon = nb::cast<double>(options.attr("epsilon"));
+    open.land_ms = number("land_ms");
+    open.quiet_ms = number("quiet_ms");
+    if (nb::cast<bool>(options.attr("compose_in_daemon"))) open.compose = engine::ComposeBy::kDaemon;
+  }
+  ReadOptions(const ReadOptions&) = delete;
+  ReadOptions& operator=(const ReadOptions&) = delete;
+
+  std::shared_ptr<OpenedModel> model;
+  std::string rpc, session, name;
+  ReadGroups groups;
   std::vector<engine::PagePlace> places;
-  for (const nb::handle place : nb::borrow<nb::sequence>(options.attr("places"))) places.push_back(ReadPlace(place));
-  if (!places.empty()) open.memory.places = places.data();
-  open.memory.place_count = static_cast<uint32_t>(places.size());
-  open.memory.bytes = nb::cast<uint64_t>(options.attr("memory_bytes"));
-  open.memory.memfd = nb::cast<int32_t>(options.attr("memfd"));
-  const ReadGroups groups(nb::borrow<nb::sequence>(options.attr("groups")));
-  open.memory.groups = groups.all.empty() ? nullptr : groups.all.data();
-  open.memory.group_count = static_cast<uint32_t>(groups.all.size());
-  open.memory.common_pages = nb::cast<bool>(options.attr("common_pages"));
-  self->model->groups = open.memory.kind == engine::MemoryKind::kNone ? 0 : groups.all.size();
-  open.capture_tokens = number("capture_tokens");
-  open.epsilon = nb::cast<double>(options.attr("epsilon"));
-  open.land_ms = number("land_ms");
-  open.quiet_ms = number("quiet_ms");
-  if (nb::cast<bool>(options.attr("compose_in_daemon"))) open.compose = engine::ComposeBy::kDaemon;
+  engine::OpenOptions open;
+};
+
+std::unique_ptr<PyCache> Open(nb::handle given) {
+  const ReadOptions options(given);
+  auto self = std::make_unique<PyCache>();
+  self->model = options.model;
   engine::Status status;
   {
     nb::gil_scoped_release release;
-    status = engine::Cache::Open(open, &self->cache);
+    status = engine::Cache::Open(options.open, &self->cache);
   }
   Checked(status);
   return self;
+}
+
+// A cache that is open once its job is over, and the job.
+nb::tuple StartOpen(nb::handle given) {
+  auto options = std::make_shared<ReadOptions>(given);
+  auto cache = std::make_unique<PyCache>();
+  PyCache* const self = cache.get();
+  self->model = options->model;
+  auto job = std::make_unique<PyJob>();
+  job->written = nb::cast(std::move(cache));
+  job->kept = options;
+  Checked(engine::Cache::StartOpen(options->open, &self->cache, &job->job));
+  const nb::object written = job->written;
+  return nb::make_tuple(written, nb::cast(std::move(job)));
 }
 
 nb::list PlacesOf(const PyCache& self) {
@@ -250,6 +282,16 @@ nb::object ServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
   return object;
 }
 
+// A request that has its work once its job is over, if there was any, and the job.
+nb::tuple StartServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
+  auto [object, work] = MakeObject<PyRequest>(type);
+  work->model = self.model;
+  auto job = std::make_unique<PyJob>();
+  job->written = object;
+  Checked(self.cache.StartServePrefill(wait_ms, &work->request, &job->job));
+  return nb::make_tuple(object, nb::cast(std::move(job)));
+}
+
 std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeout_ms, uint32_t group) {
   std::vector<int32_t> pages(most);
   uint64_t count = 0;
@@ -329,6 +371,7 @@ void BindCache(nb::module_& module) {
       .def("hand_off", &HandOff, nb::arg("tokens"), nb::arg("node"), nb::arg("conversation"), nb::arg("media"),
            nb::arg("wait_ms"))
       .def("serve_prefill", &ServePrefill, nb::arg("type"), nb::arg("wait_ms"))
+      .def("start_serve_prefill", &StartServePrefill, nb::arg("type"), nb::arg("wait_ms"))
       .def("take_quiet_pages", &TakeQuietPages)
       .def("stored", &Stored)
       .def("close", [](PyCache& self) {
@@ -336,6 +379,7 @@ void BindCache(nb::module_& module) {
         self.cache = engine::Cache();
       });
   module.def("open", &Open);
+  module.def("start_open", &StartOpen);
 }
 
 }  // namespace ashlar::python

@@ -59,6 +59,18 @@ struct LinearTensorsView {
 // verdicts. The same object until then.
 nb::object PlanOf(nb::pointer_and_handle<PyRequest> self);
 
+// A call that was started. Its end waits for the call, which others of Python may go on beside.
+struct PyJob {
+  PyJob() = default;
+  ~PyJob() {
+    const nb::gil_scoped_release release;
+    job = engine::Job();
+  }
+  nb::object written;          // the call's result goes into it
+  std::shared_ptr<void> kept;  // the call's arguments
+  engine::Job job;
+};
+
 void BindCache(nb::module_& module);
 void BindRequest(nb::module_& module);
 void BindPages(nb::module_& module);

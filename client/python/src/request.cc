@@ -2,6 +2,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <deque>
@@ -170,6 +171,30 @@ Verdict WaitingFor(PyRequest& self, uint32_t layer) {
   return VerdictOf(status);
 }
 
+std::unique_ptr<PyJob> StartWaitCold(nb::pointer_and_handle<PyRequest> self, uint32_t timeout_ms) {
+  auto job = std::make_unique<PyJob>();
+  Checked(self.p->request.StartWaitCold(timeout_ms, &job->job));
+  self.p->plan.reset();
+  return job;
+}
+
+Verdict WaitForJob(PyJob& self) {
+  engine::Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.job.Wait();
+  }
+  return VerdictOf(status);
+}
+
+// What the call, made without starting it, would have returned or raised; a daemon's loss, where the call has no error
+// for it, is None.
+nb::object ResultOfJob(const PyJob& self, bool none_if_unavailable) {
+  const engine::Status status = self.job.Result();
+  if (none_if_unavailable && status.code == Code::kUnavailable) return nb::none();
+  return nb::cast(VerdictOf(status));
+}
+
 // In one page table, or in one a group of layers.
 template <engine::Status (engine::Request::*call)(const int32_t*, uint64_t) noexcept,
           engine::Status (engine::Request::*call_in)(const engine::PageTable*, uint32_t) noexcept>
@@ -279,6 +304,11 @@ void BindRequest(nb::module_& module) {
       .def_prop_ro("exact", [](const PyPlan& self) { return self.plan.exact; })
       .def_prop_ro("prefix_tier", &PrefixTierOf, nb::sig("def prefix_tier(self) -> str | None"),
                    "The farthest that any of the prefix lies in.");
+  nb::class_<PyJob>(module, "Job")
+      .def("poll", [](PyJob& self) { return VerdictOf(self.job.Poll()); })
+      .def("wait", &WaitForJob)
+      .def("result", &ResultOfJob, nb::arg("none_if_unavailable"),
+           nb::sig("def result(self, none_if_unavailable: bool) -> Verdict | None"));
   // raw_: what ashlar.Request has with other arguments.
   nb::class_<PyRequest>(module, "Request")
       .def("raw_missing", &Missing)
@@ -294,6 +324,7 @@ void BindRequest(nb::module_& module) {
           "RESTART: `missing` lists more at its end, whose engines have failed; compute them, and call it again. "
           "PENDING: not all have come in time. OK: nothing is left to wait for. Then `look_again`, which takes what is "
           "there.")
+      .def("raw_start_wait_cold", &StartWaitCold, nb::arg("timeout_ms"))
       .def_prop_ro("plan", &PlanOf)
       .def("raw_advance", &Advance, nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("state").noconvert(),
            nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(), nb::arg("v").none().noconvert(),

@@ -232,6 +232,44 @@ def test_another_engine_computes_a_part_of_a_cold_prompt(daemon):
     assert engine.cache.serve_prefill(wait_ms=1) is None
 
 
+def test_calls_that_wait_can_be_started_and_polled(daemon):
+    """One thread opens two engines and polls both: neither waits for the other."""
+    where = shortest.MODEL, daemon.rpc_socket, daemon.session_socket
+    opening = ashlar.Cache.start_open(*where, pages=64)
+    opened = opening.result()
+    assert opening.poll() and opened.connected and opened.pages == 64 and len(opened.places) == 1
+    with pytest.raises(ConnectionError):
+        ashlar.Cache.start_open(shortest.MODEL, "/nowhere/rpc", "/nowhere/session", pages=4).result()
+    with pytest.raises(TypeError):
+        ashlar.Cache.start_open(*where, no_such_option=1)
+    assert asyncio.run(ashlar.Cache.open_async(*where, pages=8)).pages == 8
+
+    engine, other = (shortest.Engine(daemon.rpc_socket, daemon.session_socket) for _ in range(2))
+    segments, served = [24] * 12, 0
+    serving = other.cache.start_serve_prefill(wait_ms=30_000)
+    assert not serving.poll()
+    for first in range(3001, 5000, 13):
+        tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
+        request = engine.cache.begin(tokens, segments, engine.table[:32], fill=True, cold_parallel=True)
+        if request.elsewhere > 0:
+            break
+    assert request.elsewhere > 0
+    request.publish_many(compute_all(engine, request))
+    waiting = request.start_wait_cold(30_000)
+    while not waiting.poll():
+        if not serving.poll():
+            continue
+        with serving.result() or contextlib.nullcontext() as work:
+            if work is not None:
+                served += 1
+                (run,) = compute_all(other, work)
+                work.publish(run.missing, run.linear, run.page_table)
+        serving = other.cache.start_serve_prefill(wait_ms=100)
+    assert waiting.result() == ashlar.Verdict.OK and served > 0
+    with request:
+        expect_all_lands(engine, request, tokens, segments)
+
+
 def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
     with open_cache(daemon) as cache:
         state = np.zeros(shortest.HEADS * shortest.DIM**2, np.float32)

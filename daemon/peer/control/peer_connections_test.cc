@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
+#include "daemon/peer/channels/peer_bounds.h"
 #include "daemon/peer/control/peer_client.h"
 #include "daemon/peer/control/peer_server.h"
-#include "daemon/peer/peer_bounds.h"
 #include "daemon/testing/fake_peer_calls.h"
 #include "daemon/testing/process_figures.h"
 

@@ -101,7 +101,7 @@ TEST_F(TransportTest, FetchesAndPushesAnySizeOverAnySpans) {
   EXPECT_EQ(stats.malformed + stats.refused + stats.late, 0u);
 }
 
-// The check of a daemon's open files and mappings counts on it (daemon/peer/peer_bounds.h). Both ends of each
+// The check of a daemon's open files and mappings counts on it (daemon/peer/channels/peer_bounds.h). Both ends of each
 // connection are in this process, and whole segments of TCP have gone both ways.
 TEST_F(TransportTest, AConnectionTakesTwoFilesAtEachEnd) {
   constexpr size_t kPeers = 24, kBytes = 2 << 20;

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "daemon/peer/peer_asker.h"
-#include "daemon/peer/prefill_asker.h"
+#include "daemon/peer/channels/peer_asker.h"
+#include "daemon/peer/channels/prefill_asker.h"
 #include "tests/simulation/nodes/network.h"
 #include "tests/simulation/nodes/nodes.h"
 

@@ -1,0 +1,85 @@
+// Cache::ServePrefill: an engine that computes segments for others.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ashlar/engine.h"
+#include "client/engine/started_call.h"
+
+namespace ashlar::engine {
+namespace {
+
+Status CheckServing(const CacheState& cache, const Request* work) {
+  if (work == nullptr) return Invalid("work: null");
+  if (cache.has_attention() && !cache.has_pages()) {
+    return MakeStatus(Code::kFailedPrecondition, "the cache has no pages to publish from");
+  }
+  if (cache.tensor_parallel_size > 1) {
+    return MakeStatus(Code::kFailedPrecondition, "one tensor-parallel rank of several cannot prefill for others");
+  }
+  return {};
+}
+
+// Waits for a segment that this engine may publish, and reserves it.
+Status ServeOne(CacheState& cache, std::chrono::milliseconds wait, Request& work) {
+  constexpr std::chrono::milliseconds kMoment{50};
+  const auto until = std::chrono::steady_clock::now() + wait;
+  while (true) {
+    std::vector<PrefillResult> results;
+    {
+      const std::lock_guard lock(cache.stored_mutex);
+      results.swap(cache.served);
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    absl::StatusOr<std::optional<PrefillWork>> given =
+        cache.model.ServePrefill(results, std::max(left, std::chrono::milliseconds(0)));
+    if (!given.ok()) {
+      std::this_thread::sleep_for(std::min(kMoment, wait));
+      return ToStatus(given.status());
+    }
+    if (!given->has_value()) return {.code = Code::kPending};
+    PrefillWork& asked = **given;
+    const ObjectRun run{.kind = asked.kind, .tokens = asked.tokens, .media = {}};
+    const Reservation reservation = cache.model.Reserve({&run, 1}).front();
+    if (!reservation.granted()) {
+      const bool there = reservation.outcome == ReserveOutcome::kAlreadyPresent;
+      cache.Served({.assignment = asked.assignment, .generation = asked.generation}, there);
+      continue;
+    }
+    auto setting = std::make_shared<Setting>(cache);
+    setting->Take(std::move(asked), reservation);
+    Access::Put(new RequestState{.cache = cache.shared_from_this(), .setting = std::move(setting), .starting = nullptr},
+                work);
+    return {};
+  }
+}
+
+}  // namespace
+
+Status Cache::ServePrefill(uint32_t wait_ms, Request* work) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) -> Status {
+    if (Status status = CheckServing(cache, work); !status.ok()) return status;
+    *work = Request();  // what it was has its result
+    return ServeOne(cache, std::chrono::milliseconds(wait_ms), *work);
+  });
+}
+
+Status Cache::StartServePrefill(uint32_t wait_ms, Request* work, Job* job) noexcept {
+  return OnOpen(impl_, [&](CacheState& cache) -> Status {
+    if (Status status = CheckServing(cache, work); !status.ok()) return status;
+    if (job == nullptr) return Invalid("job: null");
+    *work = Request();
+    const std::chrono::milliseconds wait(wait_ms);
+    auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
+    const auto serve = [&cache, wait, work] { return ServeOne(cache, wait, *work); };
+    StartCall(std::move(made), cache.serving, {.code = Code::kPending}, wait + cache.patience, serve, *job);
+    return {};
+  });
+}
+
+}  // namespace ashlar::engine

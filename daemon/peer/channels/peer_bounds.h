@@ -1,0 +1,42 @@
+// PeerBounds: the most open files and mappings that a daemon's part of a cluster takes, for the checks at its start.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ashlar/v1/config.pb.h"
+#include "daemon/peer/channels/peer_channels.h"
+#include "daemon/peer/control/peer_listener.h"
+#include "daemon/peer/transport/transport.h"
+
+namespace ashlar::daemon {
+
+struct PeerBounds {
+  // Tests measure these. A connection of the transport has two files at each end. One of calls has one at the end that
+  // made it and two at the other, where PeerListener keeps one to see its end.
+  static constexpr uint64_t kFilesOfTransport = 2, kFilesOfCalls = 1, kFilesOfAcceptedCalls = 2;
+  // A daemon in a cluster has 19 files and 92 mappings more than alone: etcd, gRPC's pollers, UCX's modules and worker,
+  // 13 threads. The rest is room for connections that end while others begin.
+  static constexpr uint64_t kFiles = 64, kMappings = 256;
+  // Buffers of connections come from the allocator's heaps; a mapping for every 12 connections was measured.
+  static constexpr uint64_t kConnectionsOfAMapping = 4;
+
+  uint64_t files = 0, mappings = 0;
+
+  // Zero where the configuration has no cluster. Peers that it names bound the connections that this node makes; those
+  // that others make to it are bounded by what is accepted.
+  static PeerBounds Of(const v1::Config& config) {
+    if (!config.has_cluster()) return {};
+    const auto& named = config.cluster().peers();
+    const bool all = named.empty() || std::any_of(named.begin(), named.end(),
+                                                  [](const v1::ClusterPeer& peer) { return peer.node() == "*"; });
+    const uint64_t most = PeerChannels::kMostPeers;
+    const uint64_t peers = all ? most : std::min<uint64_t>(named.size(), most);
+    const uint64_t transport = peers + TransportOptions{}.accepted_connections;
+    const uint64_t accepted = PeerListener::kConnections;
+    return {.files = kFiles + kFilesOfTransport * transport + kFilesOfCalls * peers + kFilesOfAcceptedCalls * accepted,
+            .mappings = kMappings + (transport + peers + accepted) / kConnectionsOfAMapping};
+  }
+};
+
+}  // namespace ashlar::daemon

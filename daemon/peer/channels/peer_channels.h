@@ -1,0 +1,65 @@
+// PeerChannels: a connection to each member of the cluster, as the directory lists them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "daemon/peer/channels/peer_asker.h"
+#include "daemon/peer/channels/prefill_asker.h"
+#include "daemon/peer/control/peer_client.h"
+#include "daemon/security/peer_policy.h"
+#include "daemon/security/refusals.h"
+#include "daemon/security/tls.h"
+
+namespace ashlar::daemon {
+
+class PeerChannels final : public PeerAsker, public PrefillAsker {
+ public:
+  static constexpr size_t kMostPeers = 512;  // members beyond that are not connected to
+
+  // All must outlive it; `tls` may be null. `gone` is told of nodes whose connection has ended, on any thread.
+  PeerChannels(PeerHello self, storage::Nanos timeout, const Tls* tls, const PeerPolicy& policy, Refusals& refusals,
+               std::function<void(const Member&)> gone)
+      : self_(std::move(self)),
+        timeout_(timeout),
+        tls_(tls),
+        policy_(policy),
+        refusals_(refusals),
+        gone_(std::move(gone)) {}
+
+  // Connects to members that are new, and ends connections to those that are not there any more. Takes as long as that
+  // does; one call at a time.
+  void Update(const std::vector<std::shared_ptr<const Member>>& members);
+  size_t connected() const;
+
+  void Open(const Member& member, const std::string& tenant, PeerOpen open,
+            PeerCalls::Done<std::vector<PeerOpened>> done) override;
+  void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override;
+  void Offer(const Member& member, const std::string& tenant, PeerOffer offer,
+             PeerCalls::Done<std::vector<TakeOutcome>> done) override;
+  void Close(const Member& member, std::vector<PeerLease> leases) override;
+  void Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
+               PeerCalls::Done<std::vector<PeerWorker>> done) override;
+  void Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
+               PeerCalls::Done<PeerOpened> done) override;
+
+ private:
+  std::shared_ptr<PeerClient> Find(const Member& member) const;  // null: there is none
+
+  const PeerHello self_;
+  const storage::Nanos timeout_;
+  const Tls* const tls_;
+  const PeerPolicy& policy_;
+  Refusals& refusals_;
+  const std::function<void(const Member&)> gone_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, std::shared_ptr<PeerClient>> clients_;  // by incarnation; guarded by mutex_
+};
+
+}  // namespace ashlar::daemon

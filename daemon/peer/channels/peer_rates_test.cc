@@ -1,0 +1,79 @@
+#include "daemon/peer/channels/peer_rates.h"
+
+#include <gtest/gtest.h>
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr storage::Nanos kMillisecond = 1'000'000, kSecond = 1'000'000'000;
+constexpr RoundTrips::Bounds kBounds{kSecond, 20 * kSecond};
+constexpr uint64_t kPiece = 1 << 20;
+
+TEST(RoundTripsTest, WhatIsMeasuredDecides) {
+  RoundTrips trips;
+  EXPECT_EQ(trips.Limit(kBounds), kSecond);
+  for (int i = 0; i < 100; ++i) trips.Answered(500 * kMillisecond);
+  EXPECT_NEAR(static_cast<double>(trips.Limit(kBounds)), 2.0 * kSecond, 0.1 * kSecond);
+  EXPECT_NEAR(static_cast<double>(trips.mean()), 500.0 * kMillisecond, kMillisecond);
+  for (int i = 0; i < 100; ++i) trips.Answered(kMillisecond);
+  EXPECT_EQ(trips.Limit(kBounds), kSecond) << "a link that is fast again is not waited for";
+}
+
+TEST(RoundTripsTest, EachCallThatIsNotAnsweredDoublesUpToABound) {
+  RoundTrips trips;
+  storage::Nanos now = 0;
+  for (const storage::Nanos limit : {1, 2, 4, 8, 16, 20, 20}) {
+    EXPECT_EQ(trips.Limit(kBounds), limit * kSecond);
+    const storage::Nanos began = now;
+    now += trips.Limit(kBounds);
+    for (int i = 0; i < 64; ++i) trips.Unanswered(began, now);  // all that waited at once
+  }
+  for (int i = 0; i < 1000; ++i) trips.Unanswered(now, now + i);
+  EXPECT_EQ(trips.Limit(kBounds), 20 * kSecond);
+  trips.Answered(kMillisecond);
+  EXPECT_EQ(trips.Limit(kBounds), kSecond);
+}
+
+TEST(PeerRatesTest, ANearNodeIsWaitedForNoLongerThanBefore) {
+  PeerRates rates;
+  EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), kSecond);
+  rates.Answered("a", kMillisecond);
+  EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), kSecond);
+  rates.Came("a", kPiece, kMillisecond);
+  EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), kSecond);
+}
+
+// Over a new connection with 400 ms each way, nothing but handshakes and TCP's first windows: more than 4 s before the
+// first piece may be there, without a frame lost.
+TEST(PeerRatesTest, TheFirstPieceOfAFarNodeHasTimeForItsConnection) {
+  PeerRates rates;
+  for (int i = 0; i < 3; ++i) rates.Answered("far", 800 * kMillisecond);
+  EXPECT_GT(rates.Patience("far", 4096, 8, kBounds), 8 * kSecond);
+  EXPECT_LE(rates.Patience("far", kPiece, 8, kBounds), kBounds.most);
+}
+
+TEST(PeerRatesTest, PiecesAreWaitedForBehindThoseUnderWay) {
+  PeerRates rates;
+  rates.Answered("a", kMillisecond);
+  rates.Came("a", kPiece, 100 * kMillisecond);
+  const storage::Nanos alone = rates.Patience("a", kPiece, 8, kBounds);
+  for (int i = 0; i < 9; ++i) rates.Begins("a", kPiece);
+  EXPECT_NEAR(static_cast<double>(rates.Patience("a", kPiece, 8, kBounds)), 8.0 * kSecond, 0.2 * kSecond);
+  for (int i = 0; i < 9; ++i) rates.Ends("a", kPiece);
+  EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), alone);
+}
+
+TEST(PeerRatesTest, APieceThatWasGivenUpGivesTheNextOneLonger) {
+  PeerRates rates;
+  rates.Answered("a", kMillisecond);
+  rates.GaveUp("a", 0, kSecond);
+  rates.GaveUp("a", 0, kSecond);  // another one of the same time
+  EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), 2 * kSecond);
+  rates.GaveUp("a", kSecond, 3 * kSecond);
+  EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), 4 * kSecond);
+  rates.Came("a", kPiece, kMillisecond);
+  EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), kSecond);
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

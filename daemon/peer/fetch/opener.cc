@@ -1,0 +1,83 @@
+#include "daemon/peer/fetch/opener.h"
+
+#include <utility>
+
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+std::shared_ptr<const RemoteMemory> MemoryOf(PeerOpened& answer) {
+  if (answer.arenas.empty()) return nullptr;
+  auto memory = std::make_shared<RemoteMemory>();
+  for (PeerArena& arena : answer.arenas) {
+    memory->arenas.push_back({std::move(arena.remote_key), arena.base, arena.bytes});
+  }
+  for (const PeerRun& run : answer.runs) memory->runs.push_back({run.arena, run.offset, run.bytes});
+  return memory;
+}
+
+}  // namespace
+
+// The control plane has checked that it is the object that was asked for.
+absl::StatusOr<OpenedObject> TakeOpened(PeerOpened& answer, const std::shared_ptr<const Member>& member,
+                                        storage::Nanos asked_at) {
+  if (answer.miss != MissReason::kNone) return absl::NotFoundError(Name(answer.miss));
+  absl::StatusOr<ObjectHeader> header = DecodeHeader(answer.header);
+  if (!header.ok()) return header.status();
+  return OpenedObject{.member = member,
+                      .header = *std::move(header),
+                      .encoded = std::move(answer.header),
+                      .lease = answer.lease,
+                      .grant = {.number = answer.grant.number, .secret = answer.grant.secret},
+                      .memory = MemoryOf(answer),
+                      .leased_until = asked_at + storage::Nanos{1'000'000} * answer.lease_ms};
+}
+
+void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member, std::vector<PeerObject> wanted,
+                  std::function<void(Opened)> done) {
+  const storage::Nanos asked_at = clock_.Now();
+  const size_t count = wanted.size();
+  using Reply = absl::StatusOr<std::vector<PeerOpened>>;
+  const auto answered = [this, tenant, member, count, asked_at, done = std::move(done)](Reply& reply) {
+    const storage::Nanos now = clock_.Now();
+    if (reply.ok()) {
+      rates_.Answered(member->node, now - asked_at);
+    } else {
+      rates_.Failed(member->node, now);
+    }
+    Opened opened;
+    for (size_t i = 0; i < count; ++i) {
+      if (reply.ok()) {
+        opened.push_back(TakeOpened((*reply)[i], member, asked_at));
+        absl::StatusOr<OpenedObject>& object = opened.back();
+        if (!object.ok() || !directory_.BeingForgotten(names_.at(tenant), object->header.ns)) continue;
+        Close(member, object->lease);
+        object = absl::NotFoundError("the cluster is forgetting it");
+      } else {
+        opened.push_back(reply.status());
+      }
+    }
+    done(std::move(opened));
+  };
+  asker_.Open(*member, names_.at(tenant), {.objects = std::move(wanted), .lease_ms = kLeaseMillis},
+              [this, tenant, answered](Reply reply) {
+                const auto shared = std::make_shared<Reply>(std::move(reply));
+                loop_.PostCompletion(tenant, [answered, shared] { answered(*shared); });
+              });
+}
+
+void Opener::Close(const std::shared_ptr<const Member>& member, const PeerLease& lease) {
+  Closing& closing = closing_[member->incarnation];
+  closing.member = member;
+  closing.leases.push_back(lease);
+  if (closing.leases.size() >= limits::kMaxPeerLeasesPerCall) Flush();
+}
+
+void Opener::Flush() {
+  for (auto& [incarnation, closing] : std::exchange(closing_, {})) {
+    asker_.Close(*closing.member, std::move(closing.leases));
+  }
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,278 @@
+#include "daemon/peer/fetch/remote_lookup.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr size_t kMostDepths = 256;  // at which a prompt's prefix is looked for, the deepest ones
+
+using storage::Query;
+
+// An order for holders of which nothing else is known: bytes that lie on a GPU are sent by way of dram.
+int Farness(TierKind tier) {
+  return tier == TierKind::kDram ? 0 : tier == TierKind::kHbm ? 1 : 2;
+}
+
+}  // namespace
+
+// One Find. It goes on when the last of its objects is settled, or its time is over. What nobody took by the time that
+// both its look-ups have ended and all answers are there is given back.
+class RemoteLookup::Call {
+ public:
+  Call(RemoteLookup& lookup, storage::TenantId tenant, std::function<void(Adopted)> then)
+      : tenant(tenant), lookup_(lookup), then_(std::move(then)) {}
+
+  bool waits() const { return then_ != nullptr; }
+  void Settle(const std::shared_ptr<Call>& self) {
+    if (--open_ > 0) return;
+    if (waits()) return GoOn(self);
+    if (ended_) GiveBack();
+  }
+  // The look-ups keep the call alive; its end gives back whatever they left.
+  void GoOn(const std::shared_ptr<Call>& self) {
+    auto ended = [self](const void*) {
+      self->lookup_.loop_.PostCompletion(self->tenant, [self] {
+        self->ended_ = true;
+        if (self->open_ == 0) self->GiveBack();
+      });
+    };
+    std::exchange(then_, nullptr)(Adopted(static_cast<const void*>(this), std::move(ended)));
+  }
+  // An object that this call's look-ups may use.
+  void Add(const Key& key, uint32_t shards) {
+    ++lookup_.using_[{tenant, key}];
+    objects_.emplace_back(key, shards);
+  }
+  void Expect() { ++open_; }
+
+  const storage::TenantId tenant;
+
+ private:
+  void GiveBack() {
+    for (const auto& [key, shards] : std::exchange(objects_, {})) {
+      const auto used = lookup_.using_.find({tenant, key});
+      if (--used->second > 0) continue;  // another one's look-ups may want it still
+      lookup_.using_.erase(used);
+      for (uint32_t rank = 0; rank < shards; ++rank) {
+        lookup_.cache_->SettleRemote(tenant, key, {.rank = rank, .size = shards});
+      }
+    }
+  }
+
+  RemoteLookup& lookup_;
+  std::function<void(Adopted)> then_;
+  size_t open_ = 1;  // objects that are being asked for, and one until all are
+  bool ended_ = false;
+  std::vector<std::pair<Key, uint32_t>> objects_;
+};
+
+void RemoteLookup::Find(storage::TenantId tenant, std::span<const RemoteQuestion> prompts,
+                        std::function<void(Adopted)> then) {
+  std::vector<Want> wants = Locate(prompts);
+  if (wants.empty()) return then(nullptr);
+  const auto call = std::make_shared<Call>(*this, tenant, then);
+  const bool posted =
+      loop_.Post(tenant, [this, call, wants = std::move(wants)]() mutable { Begin(call, std::move(wants)); });
+  if (!posted) then(nullptr);
+}
+
+std::vector<RemoteLookup::Want> RemoteLookup::Locate(std::span<const RemoteQuestion> prompts) const {
+  std::vector<Want> wants;
+  for (const RemoteQuestion& prompt : prompts) {
+    LocateSegments(prompt.segments, storage::PoolKind::kPublic, wants);
+    if (prompt.text == nullptr) continue;
+    LocatePrefix(*prompt.text, /*own=*/false, wants);
+    if (prompt.text->own()) LocatePrefix(*prompt.text, /*own=*/true, wants);
+  }
+  return wants;
+}
+
+void RemoteLookup::LocateSegments(std::span<const Query> queries, storage::PoolKind pool,
+                                  std::vector<Want>& wants) const {
+  if (queries.empty()) return;
+  std::vector<Key> keys;
+  keys.reserve(queries.size());
+  for (const Query& query : queries) keys.push_back(query.storable ? query.key : Key{});
+  const std::vector<Located> located = directory_.Locate(queries.front().ns, keys);
+  for (auto at = located.begin(); at != located.end();) {
+    const size_t index = at->index;
+    const Query& query = queries[index];
+    Want want{.kind = query.kind, .ns = query.ns, .key = query.key, .pool = pool, .shards = query.shard.size};
+    struct Having {
+      uint32_t shards = 0;  // of this bundle
+      int farness = 0;      // the farthest shard's
+    };
+    std::map<uint64_t, Having> having;  // by the member's incarnation
+    std::vector<std::pair<int, std::shared_ptr<const Member>>> holders;
+    for (; at != located.end() && at->index == index; ++at) {
+      if (at->holding.kind != query.kind || at->holding.shard.size != query.shard.size) continue;
+      want.bytes = std::max(want.bytes, at->holding.bytes * query.shard.size);
+      Having& there = having[at->member->incarnation];
+      there.farness = std::max(there.farness, Farness(at->holding.tier));
+      if (++there.shards == query.shard.size) holders.emplace_back(there.farness, at->member);
+    }
+    std::ranges::stable_sort(holders, {}, [](const auto& holder) { return holder.first; });
+    for (auto& [farness, member] : holders) want.holders.push_back(std::move(member));
+    if (!want.holders.empty()) wants.push_back(std::move(want));
+  }
+}
+
+// The deepest end of a prefix that another node has, with the blocks before it that others have. What is here is not
+// asked for (Begin); whether all of it can be had, the look-up itself finds out.
+void RemoteLookup::LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Want>& wants) const {
+  const storage::PrefixModel& model = text.model();
+  const PrefixKeys& keys = own ? *text.own() : text.shared();
+  if (text.tokens().empty()) return;
+  const std::vector<DepthRange> ranges = directory_.Depths(model.ns, text.tokens().size() - 1);
+  std::vector<storage::Prefixes::Candidate> candidates;
+  std::vector<Query> ends;
+  for (auto range = ranges.rbegin(); range != ranges.rend() && candidates.size() < kMostDepths; ++range) {
+    const auto [depth, begin] = *range;
+    if (depth == 0 || begin >= depth) continue;
+    storage::Prefixes::Candidate candidate{.depth = depth, .own = own, .span_begin = begin};
+    if (begin > 0) candidate.span = keys.Span(begin, depth);
+    const ObjectKind kind = begin > 0 ? ObjectKind::kSpan : ObjectKind::kCheckpoint;
+    const Key end = begin > 0 ? candidate.span : keys.Checkpoint(depth);
+    ends.push_back({.kind = kind, .key = end, .shard = model.shard, .ns = model.ns});
+    candidates.push_back(candidate);
+  }
+  const auto pool = own ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
+  std::vector<Want> found;
+  LocateSegments(ends, pool, found);
+  if (found.empty()) return;
+  const auto deepest = std::ranges::find(ends, found.front().key, &Query::key);  // they are in the order of the ends
+  const std::vector<Query> objects =
+      storage::Prefixes::Objects(text, candidates[static_cast<size_t>(deepest - ends.begin())]);
+  LocateSegments(objects, pool, wants);
+}
+
+void RemoteLookup::Begin(const std::shared_ptr<Call>& call, std::vector<Want> wants) {
+  std::vector<Want> asked;
+  for (Want& want : wants) {
+    const Place key{call->tenant, want.key};
+    if (cache_->Knows(call->tenant, want.key)) {
+      if (using_.contains(key)) call->Add(want.key, want.shards);  // it came for another one, who may give it back
+      continue;
+    }
+    const auto [place, first] = asking_.try_emplace(key);
+    if (first && (asking_.size() > options_.most_waiting || want.shards > limits::kMaxPeerKeysPerCall)) {
+      asking_.erase(place);
+      continue;
+    }
+    if (!first && std::ranges::count(place->second, call) > 0) continue;
+    place->second.push_back(call);
+    call->Expect();
+    call->Add(want.key, want.shards);
+    if (!first) ++stats_.joined;
+    if (first) asked.push_back(std::move(want));
+  }
+  deadlines_.emplace_back(clock_.Now() + options_.deadline, call);
+  Ask(call->tenant, std::move(asked), deadlines_.back().first);
+  call->Settle(call);
+}
+
+void RemoteLookup::Tick() {
+  const storage::Nanos now = clock_.Now();
+  for (; !deadlines_.empty(); deadlines_.pop_front()) {
+    const auto& [deadline, call] = deadlines_.front();
+    if (call->waits() && deadline > now) return;
+    if (!call->waits()) continue;
+    ++stats_.late;
+    call->GoOn(call);
+  }
+}
+
+// The nearest holder of each object is asked, as far as is known; one call a node.
+void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants, storage::Nanos deadline) {
+  std::map<std::string, std::vector<Want>> by_node;
+  const storage::Nanos now = clock_.Now();
+  for (Want& want : wants) {
+    std::erase_if(want.holders, [&](const auto& member) { return !rates_.MayAsk(member->node, now); });
+    if (want.holders.empty()) {
+      Settled(tenant, want.key);
+      continue;
+    }
+    std::ranges::stable_sort(want.holders, {}, [&](const std::shared_ptr<const Member>& member) {
+      return std::pair(rates_.failures(member->node), rates_.Estimate(member->node, want.bytes));
+    });
+    by_node[want.holders.front()->node].push_back(std::move(want));
+  }
+  for (auto& [node, of_node] : by_node) {
+    for (size_t begin = 0; begin < of_node.size();) {
+      std::vector<Want> some;
+      std::vector<PeerObject> objects;
+      for (; begin < of_node.size(); ++begin) {
+        Want& want = of_node[begin];
+        if (!objects.empty() && objects.size() + want.shards > limits::kMaxPeerKeysPerCall) break;
+        for (uint32_t rank = 0; rank < want.shards; ++rank) {
+          objects.push_back({want.key, {.rank = rank, .size = want.shards}});
+        }
+        some.push_back(std::move(want));
+      }
+      stats_.asked += objects.size();
+      const std::shared_ptr<const Member> member = some.front().holders.front();
+      opener_.Open(tenant, member, std::move(objects),
+                   [this, tenant, deadline, some = std::move(some)](Opener::Opened opened) {
+                     Answered(tenant, some, std::move(opened), deadline);
+                   });
+    }
+  }
+}
+
+void RemoteLookup::Answered(storage::TenantId tenant, const std::vector<Want>& wants, Opener::Opened opened,
+                            storage::Nanos deadline) {
+  std::vector<Want> again;
+  size_t next = 0;
+  for (const Want& want : wants) {
+    const std::span shards(opened.begin() + static_cast<ptrdiff_t>(next), want.shards);
+    next += want.shards;
+    if (Adopt(tenant, want, shards) || want.holders.size() == 1 || clock_.Now() >= deadline) {
+      Settled(tenant, want.key);
+      continue;
+    }
+    again.push_back(want);
+    again.back().holders.erase(again.back().holders.begin());
+  }
+  if (!again.empty()) Ask(tenant, std::move(again), deadline);
+}
+
+bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<absl::StatusOr<OpenedObject>> shards) {
+  const bool here = cache_->Knows(tenant, want.key);  // an engine was quicker
+  bool whole = true;
+  for (absl::StatusOr<OpenedObject>& shard : shards) {
+    if (shard.ok() && (shard->header.ns != want.ns || shard->header.kind != want.kind)) {
+      opener_.Close(shard->member, shard->lease);
+      shard = absl::DataLossError("header: of another namespace or kind than was asked for");
+    }
+    whole &= shard.ok();
+    ++(shard.ok() ? stats_.opened : absl::IsNotFound(shard.status()) ? stats_.missed : stats_.failed);
+  }
+  for (absl::StatusOr<OpenedObject>& shard : shards) {
+    if (!shard.ok()) continue;
+    const std::shared_ptr<const Member> member = shard->member;
+    if (!whole || here) {
+      opener_.Close(member, shard->lease);
+      continue;
+    }
+    ObjectHeader header = shard->header;
+    const storage::Nanos cost = rates_.Estimate(member->node, header.bytes);
+    const storage::RemoteCopyId copy = objects_->Add(tenant, *std::move(shard), want.holders);
+    if (cache_->AdoptRemote({tenant, want.pool}, std::move(header), copy, cost)) {
+      ++stats_.adopted;
+    } else {
+      objects_->Release(copy);
+    }
+  }
+  return whole || here;
+}
+
+void RemoteLookup::Settled(storage::TenantId tenant, const Key& key) {
+  const auto waiting = asking_.extract({tenant, key});
+  for (const std::shared_ptr<Call>& call : waiting.mapped()) call->Settle(call);
+}
+
+}  // namespace ashlar::daemon

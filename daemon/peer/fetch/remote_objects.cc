@@ -1,0 +1,325 @@
+#include "daemon/peer/fetch/remote_objects.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "daemon/runtime/host_port.h"
+#include "daemon/runtime/log.h"
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr size_t kMaxReading = 256;  // pieces
+
+// The part of the extents that comes over the network: without the header, and without what lies behind the object's
+// end.
+Spans BehindHeader(const OpenedObject& object, uint64_t first, const std::vector<std::byte*>& targets) {
+  Spans spans;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const uint64_t begin = (first + i) * limits::kExtentBytes;
+    const uint64_t end = std::min(begin + limits::kExtentBytes, object.header.bytes);
+    uint64_t skip = 0;
+    if (first + i == 0) skip = std::min<uint64_t>(object.encoded.size(), end);
+    if (begin + skip < end) spans.push_back({targets[i] + skip, end - begin - skip});
+  }
+  return spans;
+}
+
+// The header is written here, once: from then on engines may read it.
+Spans WriteHeader(const OpenedObject& object, uint64_t first, const std::vector<std::byte*>& targets) {
+  if (first == 0) {
+    const uint64_t end = std::min(limits::kExtentBytes, object.header.bytes);
+    std::memcpy(targets[0], object.encoded.data(), std::min<uint64_t>(object.encoded.size(), end));
+  }
+  return BehindHeader(object, first, targets);
+}
+
+uint64_t BytesOf(const Spans& spans) {
+  uint64_t bytes = 0;
+  for (const auto& span : spans) bytes += span.size();
+  return bytes;
+}
+
+}  // namespace
+
+storage::RemoteCopyId RemoteObjects::Add(storage::TenantId tenant, OpenedObject object,
+                                         std::vector<std::shared_ptr<const Member>> others) {
+  const storage::RemoteCopyId id = ++drawn_;
+  std::erase(others, object.member);
+  copies_[id] = {.tenant = tenant, .object = std::move(object), .others = std::move(others)};
+  stats_.copies = copies_.size();
+  return id;
+}
+
+bool RemoteObjects::Read(storage::RemoteCopyId id, uint64_t first, std::vector<std::byte*> targets,
+                         std::function<void(absl::Status)> done) {
+  if (stats_.reading >= kMaxReading) return false;
+  ++stats_.reading;
+  Copy& copy = copies_.at(id);
+  Piece piece{first, std::move(targets), std::move(done)};
+  if (copy.moving) {
+    copy.waiting.push_back(std::move(piece));
+  } else {
+    Fetch(id, copy, std::move(piece));
+  }
+  return true;
+}
+
+void RemoteObjects::Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece) {
+  const uint64_t first = piece.first;
+  const auto race = std::make_shared<Race>(Race{.piece = std::move(piece), .holder = copy.holder});
+  copy.races[first] = race;
+  Start(id, copy, race, 0);
+}
+
+void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::shared_ptr<Race>& race, size_t which) {
+  const OpenedObject& object = which == 0 ? copy.object : *copy.second;
+  const Piece& piece = race->piece;
+  const uint64_t skipped = piece.first == 0 ? object.encoded.size() : 0;
+  Spans spans =
+      which == 0 ? WriteHeader(object, piece.first, piece.targets) : BehindHeader(object, piece.first, piece.targets);
+  const uint64_t bytes = BytesOf(spans);
+  const storage::Nanos expected = rates_.Estimate(object.member->node, bytes);
+  const auto times = [&](double factor) { return static_cast<storage::Nanos>(factor * static_cast<double>(expected)); };
+  const storage::Nanos patience =
+      rates_.Patience(object.member->node, bytes, options_.patience, {options_.least_patience, options_.most_patience});
+  Request& request = race->requests[which];
+  request = {.from = object.member, .began = clock_.Now(), .bytes = bytes, .running = true};
+  rates_.Begins(object.member->node, bytes);
+  if (which == 0 && options_.hedge > 0 && !copy.others.empty()) {
+    late_.emplace(request.began + std::max(times(options_.hedge), options_.least_hedge), id, piece.first);
+  }
+  auto ended = [this, id, tenant = copy.tenant, race, which](const absl::Status& status) {
+    loop_.PostCompletion(tenant, [this, id, race, which, status] { Ended(id, race, which, status); });
+  };
+  if (stopped_) return ended(absl::CancelledError("this node leaves the cluster"));
+  const absl::StatusOr<HostPort> address = ParseHostPort(object.member->transport_address);
+  if (!address.ok()) return ended(address.status());
+  if (bytes == 0) return ended(absl::OkStatus());
+  request.number = transport_.Fetch(*address, object.grant, piece.first * limits::kExtentBytes + skipped,
+                                    std::move(spans), patience, std::move(ended), object.memory);
+}
+
+void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>& race, size_t which,
+                          const absl::Status& status) {
+  Copy& copy = copies_.at(id);
+  Request& request = race->requests[which];
+  request.running = false;
+  rates_.Ends(request.from->node, request.bytes);
+  if (absl::IsDeadlineExceeded(status)) rates_.GaveUp(request.from->node, request.began, clock_.Now());
+  if (!status.ok() && race->won < 0) race->failed = status;
+  if (status.ok() && race->won < 0) race->won = static_cast<int>(which);
+  const Request& other = race->requests[1 - which];
+  if (other.running) {
+    if (race->won >= 0) transport_.Cancel(other.number);
+    return;
+  }
+  copy.races.erase(race->piece.first);
+  if (race->won >= 0) return Came(copy, race);
+  const bool first_error = race->holder == copy.holder && !copy.moving;
+  copy.waiting.push_back(std::move(race->piece));
+  if (first_error) return Move(id, copy, race->failed);
+  if (copy.moving) return;
+  GoOn(id, copy);  // another holder has taken over meanwhile
+}
+
+void RemoteObjects::Came(Copy& copy, const std::shared_ptr<Race>& race) {
+  const Piece& piece = race->piece;
+  const uint64_t begin = piece.first * limits::kExtentBytes;
+  const uint64_t bytes = std::min(piece.targets.size() * limits::kExtentBytes, copy.object.header.bytes - begin);
+  const storage::Nanos now = clock_.Now();
+  for (const Request& request : race->requests) {
+    // The loser has taken at least so long.
+    if (request.from != nullptr) rates_.Came(request.from->node, bytes, now - request.began);
+  }
+  --stats_.reading;
+  ++stats_.pieces;
+  stats_.bytes += bytes;
+  if (race->won == 1) {
+    ++stats_.hedges_won;
+    if (copy.second.has_value() && copy.second->member == race->requests[1].from) TakeSecond(copy);
+  }
+  piece.done(absl::OkStatus());
+}
+
+void RemoteObjects::Hedge() {
+  constexpr storage::Nanos kAnswer = 10'000'000;  // a second holder's, at about
+  const storage::Nanos now = clock_.Now();
+  while (!late_.empty() && std::get<storage::Nanos>(*late_.begin()) <= now) {
+    const storage::RemoteCopyId id = std::get<1>(*late_.begin());
+    const uint64_t first = std::get<2>(*late_.begin());
+    late_.erase(late_.begin());
+    const auto found = copies_.find(id);
+    if (found == copies_.end() || stopped_) continue;
+    Copy& copy = found->second;
+    const auto at = copy.races.find(first);
+    if (at == copy.races.end() || copy.moving) continue;
+    const std::shared_ptr<Race> race = at->second;
+    const auto& [request, hedge] = race->requests;
+    if (!request.running || hedge.from != nullptr || now - request.began < options_.least_hedge) continue;
+    if (copy.second.has_value()) {
+      ++stats_.hedged;
+      Start(id, copy, race, 1);
+      continue;
+    }
+    AskSecond(id, copy);
+    if (copy.asking) late_.emplace(now + kAnswer, id, first);
+  }
+}
+
+void RemoteObjects::AskSecond(storage::RemoteCopyId id, Copy& copy) {
+  if (copy.asking || copy.others.empty()) return;
+  copy.asking = true;
+  const std::shared_ptr<const Member> next = copy.others.front();
+  copy.others.erase(copy.others.begin());
+  opener_.Open(copy.tenant, next, {{copy.object.header.key, copy.object.header.shard}},
+               [this, id](Opener::Opened opened) { SecondOpened(id, std::move(opened)); });
+}
+
+void RemoteObjects::SecondOpened(storage::RemoteCopyId id, Opener::Opened opened) {
+  absl::StatusOr<OpenedObject>& object = opened.front();
+  const auto found = copies_.find(id);
+  const bool fits = object.ok() && found != copies_.end() && object->encoded == found->second.object.encoded;
+  if (object.ok() && !fits) opener_.Close(object->member, object->lease);
+  if (found == copies_.end()) return;
+  Copy& copy = found->second;
+  copy.asking = false;
+  if (fits) copy.second = *std::move(object);
+  if (!std::exchange(copy.moving, false)) return;
+  // The first one has failed meanwhile.
+  Move(id, copy, absl::UnavailableError("the second holder does not have it either"));
+}
+
+// The first holder's requests that still run fail, and are made again at the second one.
+void RemoteObjects::TakeSecond(Copy& copy) {
+  opener_.Close(copy.object.member, copy.object.lease);
+  copy.object = *std::exchange(copy.second, std::nullopt);
+  ++copy.holder;
+  ++stats_.moved;
+}
+
+void RemoteObjects::Move(storage::RemoteCopyId id, Copy& copy, const absl::Status& why) {
+  if (!copy.lost && !stopped_) {
+    Log(LogLevel::kWarning, "an object's bytes did not come from a peer",
+        {{"peer", copy.object.member->node}, {"error", std::string(why.message())}});
+  }
+  if (copy.second.has_value() && !stopped_) {
+    TakeSecond(copy);
+    return GoOn(id, copy);
+  }
+  if (copy.asking && !stopped_) {  // its answer decides
+    copy.moving = true;
+    return;
+  }
+  copy.lost = copy.others.empty() || stopped_;
+  if (copy.lost) return Lose(copy, why);
+  copy.moving = true;
+  const std::shared_ptr<const Member> next = copy.others.front();
+  copy.others.erase(copy.others.begin());
+  opener_.Open(copy.tenant, next, {{copy.object.header.key, copy.object.header.shard}},
+               [this, id](Opener::Opened opened) { Moved(id, std::move(opened)); });
+}
+
+void RemoteObjects::Moved(storage::RemoteCopyId id, Opener::Opened opened) {
+  absl::StatusOr<OpenedObject>& object = opened.front();
+  const auto found = copies_.find(id);
+  if (found == copies_.end()) {  // nobody reads it any more
+    if (object.ok()) opener_.Close(object->member, object->lease);
+    return;
+  }
+  Copy& copy = found->second;
+  copy.moving = false;
+  if (object.ok() && object->encoded != copy.object.encoded) {
+    // The same text, published by another engine: its bytes do not fit to those that have come already.
+    opener_.Close(object->member, object->lease);
+    object = absl::FailedPreconditionError("the next holder has other bytes of the same text");
+  }
+  if (!object.ok()) return Move(id, copy, object.status());
+  opener_.Close(copy.object.member, copy.object.lease);
+  copy.object = *std::move(object);
+  ++copy.holder;
+  ++stats_.moved;
+  GoOn(id, copy);
+}
+
+void RemoteObjects::GoOn(storage::RemoteCopyId id, Copy& copy) {
+  for (Piece& piece : std::exchange(copy.waiting, {})) Fetch(id, copy, std::move(piece));
+}
+
+void RemoteObjects::Lose(Copy& copy, const absl::Status& why) {
+  // The last of these calls may release the copy.
+  std::vector<Piece> lost = std::exchange(copy.waiting, {});
+  stats_.reading -= lost.size();
+  stats_.failed_pieces += lost.size();
+  for (const Piece& piece : lost) piece.done(why);
+}
+
+void RemoteObjects::Release(storage::RemoteCopyId id) {
+  const auto copy = copies_.extract(id);
+  stats_.copies = copies_.size();
+  opener_.Close(copy.mapped().object.member, copy.mapped().object.lease);
+  if (const auto& second = copy.mapped().second; second.has_value()) opener_.Close(second->member, second->lease);
+}
+
+void RemoteObjects::Tick(PeerAsker& asker) {
+  struct Due {
+    std::shared_ptr<const Member> member;
+    PeerRenew renew;
+    std::vector<storage::RemoteCopyId> copies;
+  };
+  std::map<uint64_t, Due> due;
+  constexpr storage::Nanos kHalf = storage::Nanos{Opener::kLeaseMillis} * 1'000'000 / 2;
+  const storage::Nanos now = clock_.Now();
+  for (const auto& [id, copy] : copies_) {
+    Due& of_node = due[copy.object.member->incarnation];
+    const bool full = of_node.copies.size() >= limits::kMaxPeerLeasesPerCall;
+    if (copy.object.leased_until - now > kHalf || full) continue;
+    of_node.member = copy.object.member;
+    of_node.renew.leases.push_back(copy.object.lease);
+    of_node.copies.push_back(id);
+  }
+  for (auto& [incarnation, of_node] : due) {
+    if (of_node.copies.empty()) continue;
+    of_node.renew.lease_ms = Opener::kLeaseMillis;
+    const auto renewed = [this, now, copies = of_node.copies](const absl::StatusOr<std::vector<uint32_t>>& reply) {
+      for (size_t i = 0; reply.ok() && i < copies.size(); ++i) {
+        const auto copy = copies_.find(copies[i]);
+        if (copy == copies_.end()) continue;
+        copy->second.object.leased_until = now + storage::Nanos{1'000'000} * (*reply)[i];
+      }
+    };
+    asker.Renew(*of_node.member, std::move(of_node.renew),
+                [this, renewed](absl::StatusOr<std::vector<uint32_t>> reply) {
+                  const auto shared = std::make_shared<const absl::StatusOr<std::vector<uint32_t>>>(std::move(reply));
+                  loop_.PostCompletion(storage::kNoTenant, [renewed, shared] { renewed(*shared); });
+                });
+  }
+}
+
+void RemoteObjects::Stop() {
+  if (std::exchange(stopped_, true)) return;
+  for (const auto& [id, copy] : copies_) {
+    for (const auto& [first, race] : copy.races) {
+      for (const Request& request : race->requests) {
+        if (request.running) transport_.Cancel(request.number);
+      }
+    }
+  }
+}
+
+void RemoteObjects::Gone(const Member& member) {
+  std::vector<uint64_t> requests;
+  for (const auto& [id, copy] : copies_) {
+    for (const auto& [first, race] : copy.races) {
+      for (const Request& request : race->requests) {
+        const bool there = request.running && request.from->incarnation == member.incarnation;
+        if (there) requests.push_back(request.number);
+      }
+    }
+  }
+  for (const uint64_t request : requests) transport_.Cancel(request);
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,125 @@
+#include "daemon/peer/fetch/remote_prefill.h"
+
+#include <algorithm>
+
+#include "proto/prefill_limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr storage::Nanos kMillisecond = 1'000'000;
+
+}  // namespace
+
+struct RemotePrefill::Search {
+  storage::Nanos deadline = 0;
+  size_t open = 1;  // nodes that have not answered, and one until all are asked
+  std::vector<RemoteWorker> found;
+  std::function<void(std::vector<RemoteWorker>)> done;
+};
+
+void RemotePrefill::Find(storage::TenantId tenant, const NamespaceId& ns,
+                         std::function<void(std::vector<RemoteWorker>)> done) {
+  const storage::Nanos now = clock_.Now();
+  const auto search = std::make_shared<Search>(Search{.deadline = now + kPatience, .done = std::move(done)});
+  size_t asked = 0;
+  for (const std::shared_ptr<const Member>& member : directory_.Members()) {
+    if (member->node == self_ || !rates_.MayAsk(member->node, now) || asked == kMostNodes) continue;
+    const std::pair place(member->incarnation, ns);
+    if (const auto none = none_.find(place); none != none_.end() && none->second > now) continue;
+    ++asked;
+    ++search->open;
+    using Reply = absl::StatusOr<std::vector<PeerWorker>>;
+    const auto answered = [this, search, member, place, now](const Reply& reply) {
+      const storage::Nanos took = clock_.Now() - now;
+      if (reply.ok() && !reply->empty()) {
+        none_.erase(place);
+        for (const PeerWorker& worker : *reply) {
+          search->found.push_back({.member = member,
+                                   .worker = worker.worker,
+                                   .tokens_per_second = worker.tokens_per_second,
+                                   .queued_tokens = worker.queued_tokens,
+                                   .room = worker.room,
+                                   .delay = took});
+        }
+      } else {
+        if (none_.size() >= kMostNone) none_.clear();
+        none_[place] = clock_.Now() + kNoneFor;
+      }
+      Settle(search);
+    };
+    asker_.Workers(*member, names_.at(tenant), ns, [this, tenant, answered](Reply reply) {
+      const auto shared = std::make_shared<Reply>(std::move(reply));
+      loop_.PostCompletion(tenant, [answered, shared] { answered(*shared); });
+    });
+  }
+  searches_.push_back(search);
+  Settle(search);
+}
+
+void RemotePrefill::Settle(const std::shared_ptr<Search>& search) {
+  if (--search->open > 0 || !search->done) return;
+  std::erase(searches_, search);
+  std::exchange(search->done, nullptr)(std::move(search->found));
+}
+
+void RemotePrefill::Tick() {
+  const storage::Nanos now = clock_.Now();
+  std::vector<std::shared_ptr<Search>> over;
+  std::erase_if(searches_, [&](const std::shared_ptr<Search>& search) {
+    if (search->deadline <= now) over.push_back(search);
+    return search->deadline <= now;
+  });
+  for (const auto& search : over) std::exchange(search->done, nullptr)(std::move(search->found));
+}
+
+void RemotePrefill::Prefill(const RemoteWorker& worker, const PrefillWork& work, storage::Nanos patience,
+                            std::function<void(absl::Status)> done) {
+  const auto millis = std::clamp<storage::Nanos>(patience / kMillisecond, 1, limits::kMaxPeerPrefillMillis);
+  PeerPrefill prefill{.ns = work.ns,
+                      .worker = worker.worker,
+                      .kind = work.kind,
+                      .tokens = *work.packed,
+                      .key = work.key,
+                      .patience_ms = static_cast<uint32_t>(millis),
+                      .lease_ms = Opener::kLeaseMillis};
+  using Reply = absl::StatusOr<PeerOpened>;
+  asker_.Prefill(*worker.member, names_.at(work.tenant), std::move(prefill),
+                 [this, member = worker.member, work, done = std::move(done)](Reply reply) {
+                   const auto shared = std::make_shared<Reply>(std::move(reply));
+                   loop_.PostCompletion(work.tenant, [this, member, work, done, shared] {
+                     if (!shared->ok()) return done(shared->status());
+                     // The lease was taken when the answer was written; the journey is short beside it.
+                     done(Adopt(member, work, **std::move(shared), clock_.Now()));
+                     cache_->SettleRemote(work.tenant, work.key, {});
+                   });
+                 });
+}
+
+// Takes in what the other node has leased, so that look-ups find it.
+absl::Status RemotePrefill::Adopt(const std::shared_ptr<const Member>& member, const PrefillWork& work,
+                                  PeerOpened answer, storage::Nanos asked_at) {
+  absl::StatusOr<OpenedObject> opened = TakeOpened(answer, member, asked_at);
+  if (!opened.ok()) return opened.status();
+  if (opened->header.ns != work.ns || opened->header.kind != work.kind) {
+    opener_.Close(member, opened->lease);
+    return absl::DataLossError("header: of another namespace or kind than was asked for");
+  }
+  if (directory_.BeingForgotten(names_.at(work.tenant), work.ns)) {  // it may have been there before
+    opener_.Close(member, opened->lease);
+    return absl::NotFoundError("the cluster is forgetting it");
+  }
+  ObjectHeader header = opened->header;
+  const storage::Nanos cost = rates_.Estimate(member->node, header.bytes);
+  const storage::RemoteCopyId copy = objects_.Add(work.tenant, *std::move(opened), {});
+  if (!cache_->AdoptRemote({work.tenant, storage::PoolKind::kPublic}, std::move(header), copy, cost)) {
+    objects_.Release(copy);  // it is here already
+  }
+  return absl::OkStatus();
+}
+
+storage::Nanos RemotePrefill::Estimate(const RemoteWorker& worker, uint64_t bytes) const {
+  return rates_.Estimate(worker.member->node, bytes);
+}
+
+}  // namespace ashlar::daemon

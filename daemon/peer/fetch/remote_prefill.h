@@ -1,0 +1,73 @@
+// RemotePrefill: engines on other nodes that offer prefill, as the router uses them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/peer/channels/peer_rates.h"
+#include "daemon/peer/channels/prefill_asker.h"
+#include "daemon/peer/directory/directory.h"
+#include "daemon/peer/fetch/opener.h"
+#include "daemon/peer/fetch/remote_objects.h"
+#include "daemon/router/elsewhere.h"
+#include "daemon/runtime/event_loop.h"
+#include "storage/cache.h"
+
+namespace ashlar::daemon {
+
+// The metadata thread makes all calls and gets all answers.
+class RemotePrefill final : public PrefillElsewhere {
+ public:
+  // All must outlive it. `names`: the tenants' names, by number.
+  RemotePrefill(EventLoop& loop, const storage::Clock& clock, Directory& directory, PrefillAsker& asker, Opener& opener,
+                RemoteObjects& objects, PeerRates& rates, std::vector<std::string> names, std::string self)
+      : loop_(loop),
+        clock_(clock),
+        directory_(directory),
+        asker_(asker),
+        opener_(opener),
+        objects_(objects),
+        rates_(rates),
+        names_(std::move(names)),
+        self_(std::move(self)) {}
+  void Start(storage::Cache& cache) { cache_ = &cache; }
+
+  void Find(storage::TenantId tenant, const NamespaceId& ns,
+            std::function<void(std::vector<RemoteWorker>)> done) override;
+  void Prefill(const RemoteWorker& worker, const PrefillWork& work, storage::Nanos patience,
+               std::function<void(absl::Status)> done) override;
+  storage::Nanos Estimate(const RemoteWorker& worker, uint64_t bytes) const override;
+  // Lets go on who has waited long enough for nodes' workers. Call it many times a second.
+  void Tick();
+
+ private:
+  struct Search;
+  void Settle(const std::shared_ptr<Search>& search);
+  absl::Status Adopt(const std::shared_ptr<const Member>& member, const PrefillWork& work, PeerOpened opened,
+                     storage::Nanos asked_at);
+
+  static constexpr storage::Nanos kPatience = 100'000'000;   // for nodes' workers
+  static constexpr storage::Nanos kNoneFor = 1'000'000'000;  // a node that had none is not asked again
+  static constexpr size_t kMostNodes = 256;                  // asked for one plan
+  static constexpr size_t kMostNone = 65536;
+
+  EventLoop& loop_;
+  const storage::Clock& clock_;
+  Directory& directory_;
+  PrefillAsker& asker_;
+  Opener& opener_;
+  RemoteObjects& objects_;
+  PeerRates& rates_;
+  const std::vector<std::string> names_;
+  const std::string self_;
+  storage::Cache* cache_ = nullptr;
+  std::vector<std::shared_ptr<Search>> searches_;
+  std::map<std::pair<uint64_t, NamespaceId>, storage::Nanos> none_;  // by a member's incarnation: until when
+};
+
+}  // namespace ashlar::daemon

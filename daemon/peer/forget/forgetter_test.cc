@@ -1,0 +1,158 @@
+// Nodes of a test forget what their cluster is to forget: each wish once, across restarts. Nothing of it comes from
+// nodes that have not forgotten yet.
+#include "daemon/peer/forget/forgetter.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/peer/testing/peer_node.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using storage::Query;
+using storage::TestPlan;
+
+class ForgetterTest : public ::testing::Test {
+ protected:
+  ForgetterTest() : folder_(std::filesystem::temp_directory_path() / absl::StrCat("forget-", std::random_device()())) {
+    std::filesystem::create_directory(folder_);
+  }
+  ~ForgetterTest() override { std::filesystem::remove_all(folder_); }
+
+  void Ask(uint8_t id, const std::string& tenant = "default", std::optional<NamespaceId> ns = std::nullopt) {
+    ClusterForgetting forgetting{.tenant = tenant, .ns = ns, .node = "operator"};
+    forgetting.id.fill(id);
+    a_.directory.Forget(forgetting, [](const absl::Status& told) { ASSERT_TRUE(told.ok()); });
+  }
+  std::unique_ptr<Forgetter> Make(PeerNode& node, const std::string& folder) {
+    auto made = std::make_unique<Forgetter>(node.loop, slow_, node.clock, node.directory,
+                                            std::vector<std::string>{"default"}, folder);
+    made->Start(node.cache, [this](storage::TenantId) { ++pages_forgotten_; });
+    return made;
+  }
+  // Until it has done all that is known, and has said so.
+  static void Finish(PeerNode& node, Forgetter& forgetter) {
+    const int64_t all = node.directory.Forgettings().back().revision;
+    node.OnLoop([&] { forgetter.Changed(); });
+    while (node.directory.forgotten < all) {
+      node.OnLoop([&] { forgetter.Tick(); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  static MissReason Find(PeerNode& node, const ObjectHeader& plan) {
+    const Query query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .ns = plan.ns, .tokens = plan.tokens};
+    const storage::Match match = node.Lookup({&query, 1});
+    if (match.found[0].reason == MissReason::kNone) node.Release(match.lease);
+    return match.found[0].reason;
+  }
+  static uint64_t Objects(PeerNode& node) {
+    return node.OnLoop([&] { return node.cache.stats().objects; });
+  }
+
+  const std::filesystem::path folder_;
+  MonotonicClock clock_;
+  EventLoop slow_{16, clock_};
+  TestCluster cluster_;
+  PeerNode a_{cluster_, "a"};
+  int pages_forgotten_ = 0;
+};
+
+TEST_F(ForgetterTest, DoesEachOnceAlsoAfterARestart) {
+  slow_.Start();
+  const auto first = Make(a_, folder_);
+  a_.Publish(TestPlan(1, 64), 1);
+  Ask(1);
+  Finish(a_, *first);
+  EXPECT_EQ(Objects(a_), 0u);
+  EXPECT_EQ(pages_forgotten_, 1);
+  ClusterForgetting::Id id;
+  id.fill(1);
+  ASSERT_NE(first->Find(id), nullptr);
+  EXPECT_EQ(first->Find(id)->forgotten.objects, 1u);
+
+  a_.Publish(TestPlan(2, 64), 2);
+  const auto second = Make(a_, folder_);
+  a_.directory.forgotten = 0;
+  Finish(a_, *second);
+  EXPECT_EQ(Objects(a_), 1u) << "published behind it";
+  Ask(2);
+  Finish(a_, *second);
+  EXPECT_EQ(Objects(a_), 0u);
+
+  // Lost: it is done once more.
+  a_.Publish(TestPlan(3, 64), 3);
+  std::ofstream(folder_ / "forgotten") << "not a number\n" << std::string(32, 'g') << "\n" << std::string(31, '1');
+  const auto third = Make(a_, folder_);
+  a_.directory.forgotten = 0;
+  Finish(a_, *third);
+  EXPECT_EQ(Objects(a_), 0u);
+  std::stringstream text;
+  text << std::ifstream(folder_ / "forgotten").rdbuf();
+  EXPECT_EQ(text.str(), absl::StrCat("01010101010101010101010101010101\n", "02020202020202020202020202020202\n"));
+  slow_.Stop();
+}
+
+TEST_F(ForgetterTest, OfATenantThatIsNotHereThereIsNothing) {
+  const auto forgetter = Make(a_, "");
+  a_.Publish(TestPlan(1, 64), 1);
+  Ask(1, "another");
+  Finish(a_, *forgetter);
+  EXPECT_EQ(Objects(a_), 1u);
+}
+
+TEST_F(ForgetterTest, OnlyTheNamespaceGoes) {
+  const auto forgetter = Make(a_, "");
+  const ObjectHeader plan = TestPlan(1, 64);
+  NamespaceId other = plan.ns;
+  other.bytes[0] ^= 1;
+  a_.Publish(plan, 1);
+  Ask(1, "default", other);
+  Finish(a_, *forgetter);
+  EXPECT_EQ(Objects(a_), 1u);
+  Ask(2, "default", plan.ns);
+  Finish(a_, *forgetter);
+  EXPECT_EQ(Objects(a_), 0u);
+}
+
+TEST_F(ForgetterTest, NothingComesFromANodeThatHasNotForgotten) {
+  PeerNode b(cluster_, "b");
+  const ObjectHeader plan = TestPlan(1, 64);
+  b.Publish(plan, 1);
+  Ask(1);
+  const auto here = Make(a_, "");
+  Finish(a_, *here);
+  EXPECT_NE(Find(a_, plan), MissReason::kNone) << "b has it, and is to forget it";
+  EXPECT_EQ(Objects(b), 1u);
+  const auto there = Make(b, "");
+  Finish(b, *there);
+  EXPECT_EQ(Objects(b), 0u);
+  b.Publish(plan, 1);
+  EXPECT_EQ(Find(a_, plan), MissReason::kNone) << "all have forgotten: this one is new";
+}
+
+TEST_F(ForgetterTest, ARecordThatCannotBeWrittenIsTriedAgain) {
+  slow_.Start();
+  const std::filesystem::path later = folder_ / "later";
+  const auto forgetter = Make(a_, later);
+  a_.Publish(TestPlan(1, 64), 1);
+  Ask(1);
+  a_.OnLoop([&] { forgetter->Changed(); });
+  while (Objects(a_) > 0) a_.OnLoop([&] { forgetter->Tick(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  a_.OnLoop([&] { forgetter->Tick(); });
+  EXPECT_EQ(a_.directory.forgotten, 0);
+  std::filesystem::create_directory(later);
+  Finish(a_, *forgetter);
+  EXPECT_TRUE(std::filesystem::exists(later / "forgotten"));
+  slow_.Stop();
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

@@ -1,0 +1,156 @@
+#include "daemon/peer/offers/hand_over.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/limits.h"
+
+namespace ashlar::daemon {
+namespace {
+
+constexpr uint32_t kFetches = 3;  // of an object that fail, until its node is not asked again
+constexpr int kTurns = 256;       // of one call: others use the thread in between
+
+}  // namespace
+
+void HandOver::Start() {
+  ++round_;
+  running_ = true;
+  row_ended_ = false;
+  under_way_ = 0;
+  again_.clear();
+  nodes_.clear();
+  LookAround();
+  Tick();
+}
+
+void HandOver::LookAround() {
+  looked_at_ = clock_.Now();
+  members_ = directory_.Members();
+  if (!members_.empty()) members_.erase(members_.begin());  // this node
+}
+
+void HandOver::End() {
+  ++round_;
+  running_ = false;
+  again_.clear();
+}
+
+std::optional<HandOver::Handed> HandOver::Next() {
+  if (!again_.empty()) {
+    Handed next = std::move(again_.front());
+    again_.pop_front();
+    return next;
+  }
+  if (row_ended_ && clock_.Now() - row_ended_at_ < options_.row_again) return std::nullopt;
+  std::optional<storage::Offering> offering = cache_.offers().NextToHand();
+  row_ended_ = !offering.has_value();
+  if (row_ended_) {
+    row_ended_at_ = clock_.Now();
+    return std::nullopt;
+  }
+  return Handed{.offering = *std::move(offering)};
+}
+
+// The one with the least under way, of those that may take it. Null: none; then `again_` or the disk has it.
+std::shared_ptr<const Member> HandOver::NodeFor(const Handed& handed) {
+  const storage::Nanos now = clock_.Now();
+  std::shared_ptr<const Member> best;
+  for (const std::shared_ptr<const Member>& member : members_) {
+    const Node& node = nodes_[member->incarnation];
+    const uint64_t bytes = handed.offering.bytes * handed.offering.shards;
+    const bool full = node.bytes > 0 && node.bytes + bytes > options_.bytes_of_a_node;
+    if (node.out || full || node.not_before > now || handed.asked.contains(member->incarnation)) continue;
+    if (best == nullptr || node.bytes < nodes_[best->incarnation].bytes) best = member;
+  }
+  return best;
+}
+
+void HandOver::Tick() {
+  if (!running_) return;
+  if (clock_.Now() - looked_at_ >= options_.row_again) LookAround();
+  if (members_.empty()) {
+    row_ended_ = true;
+    row_ended_at_ = clock_.Now();
+    return;
+  }
+  for (int turns = 0; turns < kTurns; ++turns) {
+    std::optional<Handed> next = Next();
+    if (!next.has_value()) return;
+    const bool any = std::ranges::any_of(members_, [&](const std::shared_ptr<const Member>& member) {
+      return !nodes_[member->incarnation].out && !next->asked.contains(member->incarnation);
+    });
+    if (!any) {
+      cache_.offers().Handed(next->offering.pool.tenant, next->offering.key, false);
+      continue;
+    }
+    const std::shared_ptr<const Member> to = NodeFor(*next);
+    if (to == nullptr) {  // all have enough at present
+      again_.push_front(*std::move(next));
+      return;
+    }
+    // More of the same tenant goes along.
+    std::vector<Handed> some;
+    uint64_t bytes = 0, shards = 0;
+    for (; next.has_value(); next = Next()) {
+      const storage::Offering& offering = next->offering;
+      const uint64_t more = offering.bytes * offering.shards;
+      const bool fits = shards + offering.shards <= limits::kMaxPeerKeysPerCall &&
+                        bytes + more <= options_.bytes_of_an_offer && !next->asked.contains(to->incarnation);
+      if (!some.empty() && (!fits || offering.pool.tenant != some.front().offering.pool.tenant)) break;
+      bytes += more;
+      shards += offering.shards;
+      some.push_back(*std::move(next));
+    }
+    if (next.has_value()) again_.push_front(*std::move(next));
+    Offer(to, std::move(some));
+  }
+}
+
+void HandOver::Offer(const std::shared_ptr<const Member>& to, std::vector<Handed> some) {
+  std::vector<storage::Offering> offerings;
+  for (const Handed& handed : some) {
+    offerings.push_back(handed.offering);
+    nodes_[to->incarnation].bytes += handed.offering.bytes * handed.offering.shards;
+  }
+  under_way_ += some.size();
+  offerer_.Offer(to, offerings, OfferKind::kDrain, options_.patience_ms,
+                 [this, to, round = round_, some = std::move(some)](
+                     const absl::StatusOr<std::vector<TakeOutcome>>& reply) { Answered(round, to, some, reply); });
+}
+
+void HandOver::Answered(uint64_t round, const std::shared_ptr<const Member>& from, std::vector<Handed> some,
+                        const absl::StatusOr<std::vector<TakeOutcome>>& reply) {
+  if (round != round_) return;
+  Node& node = nodes_[from->incarnation];
+  bool took = false, busy = false;
+  for (size_t i = 0; i < some.size(); ++i) {
+    const storage::Offering& offering = some[i].offering;
+    node.bytes -= offering.bytes * offering.shards;
+    --under_way_;
+    const TakeOutcome outcome = reply.ok() ? (*reply)[i] : TakeOutcome::kFailed;
+    if (outcome == TakeOutcome::kTaken || outcome == TakeOutcome::kAlreadyPresent) {
+      took = true;
+      cache_.offers().Handed(offering.pool.tenant, offering.key, true);
+      continue;
+    }
+    // What is late is on its way there: the same node is asked again, and joins. So it is where a fetch failed, which a
+    // busy machine may have done.
+    const bool fetch_failed = reply.ok() && outcome == TakeOutcome::kFailed && ++some[i].failures < kFetches;
+    if (outcome == TakeOutcome::kBusy || outcome == TakeOutcome::kLate || fetch_failed) {
+      busy = true;
+    } else {
+      some[i].asked.insert(from->incarnation);
+      some[i].failures = 0;
+    }
+    again_.push_back(std::move(some[i]));
+  }
+  if (busy) node.not_before = clock_.Now() + options_.pause;
+  node.refusals = took ? 0 : node.refusals + 1;
+  // A node that does not answer, or stops itself, takes nothing of the rest either.
+  const bool stops = reply.ok() && std::ranges::count(*reply, TakeOutcome::kDraining) > 0;
+  node.out |= !reply.ok() || stops || (!busy && node.refusals >= options_.refusals);
+  Tick();
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,136 @@
+#include "daemon/peer/offers/offer_taker.h"
+
+#include <algorithm>
+
+namespace ashlar::daemon {
+namespace {
+
+storage::Offering OfferingOf(storage::TenantId tenant, const PeerOffered& offered) {
+  return {.pool = {tenant, offered.own ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic},
+          .ns = offered.ns,
+          .key = offered.key,
+          .kind = offered.kind,
+          .shards = offered.shards,
+          .bytes = offered.bytes,
+          .uses = offered.uses,
+          .idle = offered.idle,
+          .saves_a_byte = offered.saves_a_byte};
+}
+
+uint64_t AllBytes(const storage::Offering& offering) {
+  return offering.bytes * offering.shards;
+}
+
+}  // namespace
+
+void OfferTaker::Offer(const std::string& node, storage::TenantId tenant, const PeerOffer& offer, Answer answer) {
+  const auto call = std::make_shared<Call>();
+  call->outcomes.resize(offer.objects.size(), TakeOutcome::kLate);
+  call->until = clock_.Now() + storage::Nanos{1'000'000} * offer.patience_ms;
+  call->answer = std::move(answer);
+  call->open = 1 + offer.objects.size();  // one until all are judged
+  const std::vector<std::shared_ptr<const Member>> members = directory_.Members();
+  const auto member = std::ranges::find(members, node, &Member::node);
+  std::vector<Wanted> wanted;
+  std::vector<PeerObject> keys;
+  for (size_t i = 0; i < offer.objects.size(); ++i) {
+    const storage::Offering offering = OfferingOf(tenant, offer.objects[i]);
+    TakeOutcome outcome = Judge(offering, offer.why);
+    if (outcome == TakeOutcome::kTaken && member == members.end()) outcome = TakeOutcome::kFailed;
+    const bool busy = stopped_ || calls_.size() >= options_.calls || !MayTake(AllBytes(offering));
+    if (outcome == TakeOutcome::kTaken && busy) outcome = TakeOutcome::kBusy;
+    bytes_ += AllBytes(offering);
+    ++stats_.under_way;
+    if (outcome != TakeOutcome::kTaken) {
+      Settle(call, {offering, i}, outcome);
+      continue;
+    }
+    wanted.push_back({offering, i});
+    for (uint32_t rank = 0; rank < offering.shards; ++rank) {
+      keys.push_back({offering.key, {.rank = rank, .size = offering.shards}});
+    }
+  }
+  if (!wanted.empty()) {
+    calls_.push_back(call);
+    opener_.Open(tenant, *member, std::move(keys),
+                 [this, call, why = offer.why, wanted = std::move(wanted)](Opener::Opened opened) {
+                   Opened(call, why, wanted, std::move(opened));
+                 });
+  }
+  if (--call->open == 0) AnswerNow(*call);
+}
+
+// For an engine that waits the top makes room as it does for any look-up, if it can.
+TakeOutcome OfferTaker::Judge(const storage::Offering& offering, OfferKind why) {
+  const TakeOutcome outcome = cache_.offers().Judge(offering, why == OfferKind::kDrain);
+  const bool waits = why == OfferKind::kHandOff && outcome == TakeOutcome::kNoRoom;
+  return waits ? TakeOutcome::kTaken : outcome;
+}
+
+void OfferTaker::Opened(const std::shared_ptr<Call>& call, OfferKind why, const std::vector<Wanted>& wanted,
+                        Opener::Opened opened) {
+  size_t next = 0;
+  for (const Wanted& one : wanted) {
+    Take(call, why, one, std::span(opened).subspan(next, one.offering.shards));
+    next += one.offering.shards;
+  }
+}
+
+void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wanted& wanted,
+                      std::span<absl::StatusOr<OpenedObject>> shards) {
+  const storage::Offering& offering = wanted.offering;
+  // The offer said what to judge by, and the headers say what comes.
+  const bool as_offered = std::ranges::all_of(shards, [&](const absl::StatusOr<OpenedObject>& shard) {
+    return shard.ok() && shard->header.ns == offering.ns && shard->header.kind == offering.kind &&
+           shard->header.bytes <= offering.bytes;
+  });
+  const TakeOutcome outcome = stopped_ ? TakeOutcome::kBusy : !as_offered ? TakeOutcome::kFailed : Judge(offering, why);
+  for (absl::StatusOr<OpenedObject>& shard : shards) {
+    if (!shard.ok()) continue;
+    if (outcome != TakeOutcome::kTaken) {
+      opener_.Close(shard->member, shard->lease);
+      continue;
+    }
+    ObjectHeader header = shard->header;
+    const storage::Nanos cost = rates_.Estimate(shard->member->node, header.bytes);
+    const storage::RemoteCopyId copy = objects_.Add(offering.pool.tenant, *std::move(shard), {});
+    // Another look-up may have adopted it, or brought it up: that is joined.
+    if (!cache_.AdoptRemote(offering.pool, std::move(header), copy, cost)) objects_.Release(copy);
+  }
+  if (outcome != TakeOutcome::kTaken) return Settle(call, wanted, outcome);
+  cache_.offers().Promote(offering, [this, call, wanted](bool whole) {
+    Settle(call, wanted, whole ? TakeOutcome::kTaken : TakeOutcome::kFailed);
+  });
+}
+
+void OfferTaker::Settle(const std::shared_ptr<Call>& call, const Wanted& wanted, TakeOutcome outcome) {
+  const uint64_t bytes = AllBytes(wanted.offering);
+  bytes_ -= bytes;
+  --stats_.under_way;
+  ++stats_.outcomes[outcome];
+  if (outcome == TakeOutcome::kTaken) stats_.bytes += bytes;
+  call->outcomes[wanted.index] = outcome;
+  if (--call->open == 0) AnswerNow(*call);
+}
+
+void OfferTaker::AnswerNow(Call& call) {
+  if (const Answer answer = std::exchange(call.answer, nullptr)) answer(call.outcomes);
+}
+
+void OfferTaker::Tick() {
+  const storage::Nanos now = clock_.Now();
+  for (const std::shared_ptr<Call>& call : calls_) {
+    if (call->answer == nullptr || call->until > now) continue;
+    stats_.outcomes[TakeOutcome::kLate] += call->open;
+    AnswerNow(*call);
+  }
+  std::erase_if(calls_, [](const std::shared_ptr<Call>& call) { return call->answer == nullptr; });
+}
+
+void OfferTaker::Stop() {
+  stopped_ = true;
+  for (const std::shared_ptr<Call>& call : calls_) AnswerNow(*call);
+  calls_.clear();
+}
+
+}  // namespace ashlar::daemon

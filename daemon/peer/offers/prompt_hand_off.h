@@ -1,0 +1,74 @@
+// PromptHandOff: hands the states and pages of a text to the node whose engine goes on with it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/peer/directory/directory.h"
+#include "daemon/peer/offers/offerer.h"
+#include "storage/cache.h"
+
+namespace ashlar::daemon {
+
+// The objects are offered, in the order in which a prompt needs them, and the node fetches them (0101, 0148): they are
+// leased there, and verified, as any that one node has from another. Whatever fails, the engine there misses and
+// computes. The metadata thread only.
+class PromptHandOff {
+ public:
+  struct Options {
+    std::string self;   // this node's name
+    size_t most = 64;   // under way
+    size_t offers = 4;  // of one text, that wait for their answer
+    uint64_t bytes_of_an_offer = uint64_t{32} << 20;
+    storage::Nanos pause = 20'000'000;  // before a node that is busy is asked again
+  };
+  struct Result {
+    HandOffOutcome outcome = HandOffOutcome::kUnavailable;
+    uint64_t bytes = 0;  // that the node has now, those that it had before included
+  };
+  using Done = std::function<void(const Result&)>;
+
+  // All must outlive it.
+  PromptHandOff(const storage::Clock& clock, const Directory& directory, Offerer& offerer, storage::Cache& cache,
+                const Options& options)
+      : clock_(clock), directory_(directory), offerer_(offerer), cache_(cache), options_(options) {}
+
+  // `done` is called once, within the patience and a call's time.
+  void Start(storage::TenantId tenant, const storage::PrefixText& text, const std::string& node, uint32_t patience_ms,
+             Done done);
+  // Call it many times a second.
+  void Tick();
+  // Answers all that wait.
+  void Stop();
+
+ private:
+  struct Text {
+    storage::TenantId tenant = 0;
+    std::shared_ptr<const Member> to;
+    std::deque<storage::Offering> waiting;
+    size_t offers = 0;  // that wait for their answer
+    storage::Nanos until = 0, not_before = 0;
+    Result result{.outcome = HandOffOutcome::kHanded};
+    Done done;  // empty: it was answered
+  };
+  void GoOn(const std::shared_ptr<Text>& text);
+  void Answered(const std::shared_ptr<Text>& text, const std::vector<storage::Offering>& some,
+                const absl::StatusOr<std::vector<TakeOutcome>>& reply);
+  void End(Text& text, HandOffOutcome outcome);
+
+  const storage::Clock& clock_;
+  const Directory& directory_;
+  Offerer& offerer_;
+  storage::Cache& cache_;
+  const Options options_;
+  std::list<std::shared_ptr<Text>> texts_;
+  bool stopped_ = false;
+};
+
+}  // namespace ashlar::daemon

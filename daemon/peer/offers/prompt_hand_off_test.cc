@@ -1,0 +1,177 @@
+// A finished prompt goes to the node that is named, and is resumed from there without a look elsewhere.
+#include "daemon/peer/offers/prompt_hand_off.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "daemon/peer/testing/peer_node.h"
+#include "storage/testing/prefix_engine.h"
+#include "storage/testing/tokens.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using storage::PrefixCommit;
+using storage::TestPages;
+using storage::Tokens;
+using ::testing::Each;
+
+constexpr ConversationId kTalk{7};
+
+class PromptHandOffTest : public ::testing::Test {
+ protected:
+  CommitOutcome Commit(PeerNode& node, const Tokens& text, Provenance provenance, const ConversationId& conversation) {
+    std::promise<std::vector<CommitOutcome>> outcomes;
+    node.loop.PostCompletion(0, [&] {
+      PrefixCommit commit = engine_.Offer(text, text.size(), {}, conversation);
+      commit.provenance = provenance;
+      node.cache.Commit(PeerNode::kEngine, std::move(commit),
+                        [&](std::vector<CommitOutcome> o) { outcomes.set_value(std::move(o)); });
+    });
+    return outcomes.get_future().get().back();
+  }
+  PromptHandOff::Result HandOff(PeerNode& from, const Tokens& text, const ConversationId& conversation,
+                                const std::string& to, uint32_t patience_ms = 20'000) {
+    const storage::PrefixText handed = engine_.Text(text, conversation);
+    std::promise<PromptHandOff::Result> result;
+    from.loop.PostCompletion(0, [&] {
+      from.peers.hand_off().Start(0, handed, to, patience_ms,
+                                  [&](const PromptHandOff::Result& r) { result.set_value(r); });
+    });
+    return result.get_future().get();
+  }
+  // Resumes behind all of it, lands it, and compares every number.
+  void ExpectToResume(PeerNode& node, const Tokens& text, const ConversationId& conversation, bool own) {
+    const Tokens prompt = storage::Join(text, storage::Numbers(9000, 50));
+    const storage::PrefixText asked = engine_.Text(prompt, conversation);
+    const storage::Match match = node.Lookup({}, &asked);
+    ASSERT_EQ(match.prefix.depth, text.size());
+    EXPECT_EQ(match.prefix.own, own);
+    match.prefix.objects.ForEach([&](uint32_t object) { EXPECT_EQ(match.found[object].tier, TierKind::kDram); });
+    const TestPages pages(TestPages::Holding(prompt.size()));
+    EXPECT_THAT(node.Land(match.lease, storage::PrefixEngine::Target(pages, match.prefix)), Each(MissReason::kNone));
+    EXPECT_EQ(engine_.Error(pages, *node.tier, match, prompt), 0.0);
+    node.Release(match.lease);
+  }
+  static OfferCounts OffersOf(PeerNode& node) {
+    return node.OnLoop([&] { return node.peers.stats().handed_off.outcomes; });
+  }
+
+  const storage::PrefixEngine engine_{0};
+  TestCluster cluster_;
+};
+
+TEST_F(PromptHandOffTest, AConversationsOwnStatesAreResumedFromAtTheOtherNode) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const Tokens text = storage::Numbers(0, 600);
+  ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
+  const PromptHandOff::Result handed = HandOff(a, text, kTalk, "b");
+  EXPECT_EQ(handed.outcome, HandOffOutcome::kHanded);
+  EXPECT_GT(handed.bytes, 0u);
+  const uint64_t objects = OffersOf(a)[TakeOutcome::kTaken];
+  EXPECT_EQ(objects, 1 + text.size() / engine_.model()->block_tokens);
+  a.Leave();  // nothing of it is asked of anybody any more
+  ExpectToResume(b, text, kTalk, /*own=*/true);
+  // Nobody else finds it.
+  const storage::PrefixText stranger = engine_.Text(storage::Join(text, storage::Numbers(9000, 50)), ConversationId{8});
+  const storage::Match match = b.Lookup({}, &stranger);
+  EXPECT_EQ(match.prefix.depth, 0u);
+  b.Release(match.lease);
+}
+
+TEST_F(PromptHandOffTest, AnExactTextGoesUnderTheKeysOfAll) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const Tokens text = storage::Numbers(0, 600);
+  ASSERT_EQ(Commit(a, text, Provenance::kExact, {}), CommitOutcome::kKept);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded) << "it is there already";
+  EXPECT_EQ(HandOff(a, text, kTalk, "a").outcome, HandOffOutcome::kHanded) << "to its own engines";
+  a.Leave();
+  ExpectToResume(b, text, {}, /*own=*/false);
+}
+
+TEST_F(PromptHandOffTest, WhatCannotBeHandedIsSaid) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const Tokens text = storage::Numbers(0, 600);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kNothing);
+  ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
+  EXPECT_EQ(HandOff(a, storage::Join(text, {5}), kTalk, "b").outcome, HandOffOutcome::kNothing) << "not its end";
+  EXPECT_EQ(HandOff(a, text, {}, "b").outcome, HandOffOutcome::kNothing) << "the conversation's alone";
+  EXPECT_EQ(HandOff(a, text, kTalk, "nobody").outcome, HandOffOutcome::kNoNode);
+  b.OnLoop([&] { b.cache.StartDrain(); });
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kRefused);
+  b.OnLoop([&] { b.cache.EndDrain(); });
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
+}
+
+// The node is full of what is worth as much: an engine there waits for the prompt, and its look-up would make room.
+TEST_F(PromptHandOffTest, ItTakesTheRoomThatALookUpWouldTake) {
+  constexpr uint64_t kExtents = 24;
+  PeerNode a(cluster_, "a"), b(cluster_, "b", kExtents);
+  for (uint64_t text = 1;
+       b.OnLoop([&] { return b.tier->Usage(0); }).used_bytes + (1 << 20) <= kExtents * limits::kExtentBytes; ++text) {
+    b.Publish(storage::TestPlan(text, 1000), text);
+  }
+  const Tokens text = storage::Numbers(0, 600);
+  ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
+  ExpectToResume(b, text, kTalk, /*own=*/true);
+}
+
+// Nothing of the room there can be had: it is leased.
+TEST_F(PromptHandOffTest, WithoutRoomItIsRefused) {
+  constexpr uint64_t kExtents = 16;
+  PeerNode a(cluster_, "a"), b(cluster_, "b", kExtents);
+  std::vector<storage::LeaseId> leases;
+  for (uint64_t text = 1;
+       b.OnLoop([&] { return b.tier->Usage(0); }).used_bytes + (1 << 20) <= kExtents * limits::kExtentBytes; ++text) {
+    const ObjectHeader plan = storage::TestPlan(text, 1000);
+    b.Publish(plan, text);
+    const storage::Query query{.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens};
+    leases.push_back(b.Lookup({&query, 1}).lease);
+  }
+  const Tokens text = storage::Numbers(0, 3000);
+  ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kRefused);
+  for (const storage::LeaseId& lease : leases) b.Release(lease);
+}
+
+// The node does not answer in time; what it does later harms nobody.
+TEST_F(PromptHandOffTest, ItsTimeIsBounded) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const Tokens text = storage::Numbers(0, 600);
+  ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
+  std::promise<void> go;
+  b.loop.PostCompletion(storage::kNoTenant, [future = go.get_future().share()] { future.wait(); });
+  const storage::Nanos began = a.clock.Now();
+  EXPECT_EQ(HandOff(a, text, kTalk, "b", /*patience_ms=*/100).outcome, HandOffOutcome::kLate);
+  EXPECT_LT(a.clock.Now() - began, 10'000'000'000);
+  go.set_value();
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
+  ExpectToResume(b, text, kTalk, /*own=*/true);
+}
+
+TEST_F(PromptHandOffTest, NoMoreThanSoManyAreUnderWay) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const Tokens text = storage::Numbers(0, 600);
+  ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
+  std::promise<void> go;
+  b.loop.PostCompletion(storage::kNoTenant, [future = go.get_future().share()] { future.wait(); });
+  const storage::PrefixText handed = engine_.Text(text, kTalk);
+  std::atomic<size_t> answered{0};
+  const size_t most = PromptHandOff::Options().most;
+  for (size_t i = 0; i < most; ++i) {
+    a.loop.PostCompletion(0, [&] {
+      a.peers.hand_off().Start(0, handed, "b", 20'000, [&](const PromptHandOff::Result&) { ++answered; });
+    });
+  }
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kBusy);
+  go.set_value();
+  while (answered < most) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

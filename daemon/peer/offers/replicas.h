@@ -1,0 +1,69 @@
+// Replicas: copies of what several nodes have asked this one for, at nodes that have room for them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/peer/directory/directory.h"
+#include "daemon/peer/offers/offerer.h"
+#include "storage/cache.h"
+
+namespace ashlar::daemon {
+
+// Every node that asks has a copy afterwards. Where a number of them have asked for an object within the window, others
+// will: it is offered to one node that has none, and again after each further one that asks. It is taken into free room
+// alone, and leaves as anything else does. The metadata thread only.
+class Replicas {
+ public:
+  struct Options {
+    uint64_t bytes_per_second = uint64_t{64} << 20;  // offered; 0: nothing is
+    uint32_t askers = 2;                             // distinct nodes
+    storage::Nanos window = 60'000'000'000;
+    size_t objects = 16384;  // that are counted
+    size_t waiting = 1024;   // to be offered
+    uint32_t patience_ms = 10'000;
+    storage::Nanos pause = 10'000'000'000;  // before a node that had no room is asked again
+  };
+
+  // All must outlive it.
+  Replicas(const storage::Clock& clock, const Directory& directory, Offerer& offerer, storage::Cache& cache,
+           const Options& options)
+      : clock_(clock), directory_(directory), offerer_(offerer), cache_(cache), options_(options) {}
+
+  // A node was given an object. `node`: its name.
+  void Asked(const std::string& node, storage::TenantId tenant, const Key& key);
+  // Call it many times a second.
+  void Tick();
+  size_t counted() const { return demand_.size(); }
+
+ private:
+  using Place = std::pair<storage::TenantId, Key>;
+  struct Demand {
+    std::map<std::string, storage::Nanos> askers;  // when each asked last; few
+    storage::Nanos asked_at = 0;                   // by any
+    bool waits = false;
+  };
+  void Forget(storage::Nanos now);
+  std::shared_ptr<const Member> NodeFor(const storage::Offering& offering, const Demand& demand);
+
+  static constexpr size_t kMostAskers = 16;
+
+  const storage::Clock& clock_;
+  const Directory& directory_;
+  Offerer& offerer_;
+  storage::Cache& cache_;
+  const Options options_;
+  std::map<Place, Demand> demand_;
+  std::deque<Place> waiting_;
+  std::map<uint64_t, storage::Nanos> not_before_;  // by the member's incarnation
+  double allowance_ = 0;                           // bytes
+  storage::Nanos allowed_at_ = 0, forgot_at_ = 0;
+  uint64_t turn_ = 0;
+};
+
+}  // namespace ashlar::daemon
