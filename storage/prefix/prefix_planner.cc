@@ -13,6 +13,12 @@ ReuseModel::Subject Prefix(const PrefixEntry& entry) {
 }
 constexpr ReuseModel::Subject kEdge{.kind = ReuseKind::kEdge};
 
+// `way`: nodes by rising depth. Null: none is so deep.
+PrefixNode* NodeOn(std::span<PrefixNode* const> way, uint64_t depth) {
+  const auto at = std::ranges::lower_bound(way, depth, {}, &PrefixNode::depth);
+  return at == way.end() || (*at)->depth() != depth ? nullptr : *at;
+}
+
 }  // namespace
 
 PrefixPlanner::PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options)
@@ -188,9 +194,12 @@ bool PrefixPlanner::AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, c
 
 PrefixNode* PrefixPlanner::Base(std::span<const int32_t> prefix) const {
   const auto reached = tree_.Walk(prefix);
-  PrefixNode& node = *reached.node;
-  const bool there = reached.inside == nullptr && reached.depth == prefix.size() && node.data.kept;
-  return there && node.data.span == nullptr && node.data.hanging.size() < kHanging ? &node : nullptr;
+  const bool there = reached.inside == nullptr && reached.depth == prefix.size();
+  return there && MayBear(*reached.node) ? reached.node : nullptr;
+}
+
+bool PrefixPlanner::MayBear(const PrefixNode& base) {
+  return IsKept(base) == Kept::kByStates && base.data.hanging.size() < kHanging;
 }
 
 // Leaves that are kept move to the back of the list; one request passes only some of them.
@@ -232,13 +241,38 @@ PrefixPlanner::Kept PrefixPlanner::IsKept(const PrefixNode& node) {
   return node.data.span == nullptr ? Kept::kByStates : Kept::kBySpan;
 }
 
-bool PrefixPlanner::Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span) {
-  PrefixNode* const base = span ? Base(prefix.first(span->begin)) : nullptr;
-  if (span && base == nullptr) return false;
-  PrefixNode& node = *Extend(prefix, prefix.size()).node;
-  MakeCandidate(node, ReuseKind::kRequestEnd);
-  if (node.data.kept) return true;
-  return span ? store_.AdmitSpan(node, *base, span->bytes, now_) : store_.Admit(node, now_);
+std::vector<PrefixPlanner::Recovery> PrefixPlanner::Recover(std::span<const int32_t> tokens,
+                                                            std::span<const Found> found) {
+  std::vector<Recovery> outcomes(found.size(), Recovery::kDeclined);
+  std::vector<PrefixNode*> way;
+  tree_.Walk(tokens, [&way](PrefixNode& node) { way.push_back(&node); });
+  std::vector<uint64_t> cuts;
+  std::vector<size_t> wanted;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const PrefixNode* const known = NodeOn(way, found[i].depth);
+    if (known != nullptr && known->data.kept) {
+      outcomes[i] = Recovery::kKnown;
+      continue;
+    }
+    const PrefixNode* const base = found[i].span ? NodeOn(way, found[i].span->begin) : nullptr;
+    if (found[i].span && (base == nullptr || !MayBear(*base))) continue;
+    if (cuts.empty() || cuts.back() != found[i].depth) cuts.push_back(found[i].depth);
+    wanted.push_back(i);
+  }
+  if (cuts.empty()) return outcomes;
+  const Tree::Inserted text = Extend(tokens.first(cuts.back()), cuts.back(), cuts);
+  for (const size_t i : wanted) {
+    PrefixNode& node = *NodeOn(text.at, found[i].depth);
+    MakeCandidate(node, ReuseKind::kRequestEnd);
+    PrefixNode* const base = found[i].span ? NodeOn(way, found[i].span->begin) : nullptr;
+    if (node.data.kept) {
+      outcomes[i] = Recovery::kKnown;
+    } else if (base == nullptr ? store_.Admit(node, now_)
+                               : MayBear(*base) && store_.AdmitSpan(node, *base, found[i].span->bytes, now_)) {
+      outcomes[i] = Recovery::kKept;
+    }
+  }
+  return outcomes;
 }
 
 PrefixNode& PrefixPlanner::NodeAt(std::span<const int32_t> prefix) {

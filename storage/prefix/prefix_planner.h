@@ -79,9 +79,19 @@ class PrefixPlanner {
   // Harmless if it is not kept.
   void Lost(std::span<const int32_t> prefix);
   void Lost(PrefixNode& node);
-  // Tells of a checkpoint, or with `span` a span, that nobody committed: an earlier run left it on the disk. False: it
-  // is worth less than the checkpoints that would have to leave, or nothing without the states that it hangs on.
-  bool Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span = {});
+  // Checkpoints, or spans, of one text that nobody committed: an earlier run left them on the disk. By their depths,
+  // rising.
+  struct Found {
+    uint64_t depth = 0;
+    std::optional<SpanOffer> span;
+  };
+  enum class Recovery : uint8_t {
+    kKnown,     // the prefix was kept before
+    kKept,      // it is now
+    kDeclined,  // worth less than the checkpoints that would have to leave, or nothing without the states it hangs on
+  };
+  // Tells of them, in one pass over the text; one outcome each.
+  std::vector<Recovery> Recover(std::span<const int32_t> tokens, std::span<const Found> found);
 
   enum class Kept : uint8_t { kNot, kByStates, kBySpan };
   Kept IsKept(std::span<const int32_t> prefix) const;
@@ -116,6 +126,7 @@ class PrefixPlanner {
   // Keeps the end of a text, by a span if it is worth it.
   bool AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, const std::optional<SpanOffer>& span);
   PrefixNode* Base(std::span<const int32_t> prefix) const;  // that a span may hang on; null
+  static bool MayBear(const PrefixNode& base);              // whether a span may hang on it
   void LearnParting(PrefixEntry& edge, uint64_t depth);
   void Use(PrefixNode& node);
   void MakeCandidate(PrefixNode& node, ReuseKind kind);

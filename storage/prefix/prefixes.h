@@ -184,6 +184,10 @@ class Prefixes {
   static constexpr size_t kCommits = 16;             // under way, of one session
   static constexpr Nanos kRanks = 60'000'000'000;    // how long the other ranks have to commit what one of them has
 
+  // Checkpoints that no tree knows of: how many there are of a depth, and of a first stored token, which tells those of
+  // chains from others.
+  using Depths = std::map<std::pair<uint64_t, uint64_t>, uint64_t>;
+
   struct Space {
     TenantId tenant = 0;
     std::unique_ptr<PrefixPlanner> cache;
@@ -225,12 +229,15 @@ class Prefixes {
   There Find(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys, uint64_t depth, size_t& whole) const;
   There FindSpan(TenantId tenant, const PrefixModel& model, const Key& key) const;
   void Probe(Space& space, const PrefixText& text);
-  bool Recover(Space& space, const PrefixText& text, bool own, uint64_t depth);
+  void Recover(Space& space, const PrefixText& text, std::span<const uint64_t> there, Depths& depths);
   void ProbeSpans(Space& space, const PrefixText& text);
   static std::vector<uint64_t> Checkpoints(const Space& space, const PrefixText& text);
   std::vector<uint64_t> OwnCheckpoints(TenantId tenant, const PrefixText& text);
-  bool RecoverSpan(Space& space, const PrefixText& text, bool own, uint64_t begin, uint64_t end);
+  static std::vector<Depths::key_type> Tried(const Depths& spans, std::span<const uint64_t> begins,
+                                             const PrefixText& text);
+  void RecoverSpans(Space& space, const PrefixText& text, Depths& spans);
   void Forget(std::map<NamespaceId, Space>::iterator space);
+  static void Forget(Depths& depths, const Depths::key_type& place);  // one of those there
   // The depths behind the span's begin, up to `depth`, but for those that are known.
   static void AddSpan(Asked& asked, uint64_t begin, uint64_t depth, bool own, const Key& key);
   void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans, Asked& asked);
@@ -266,9 +273,6 @@ class Prefixes {
   std::map<TenantId, uint64_t> capacities_;
   std::map<NamespaceId, Space> spaces_;
   std::map<TenantId, std::unique_ptr<Conversations>> conversations_;
-  // Checkpoints that no tree knows of: how many there are of a depth, and of a first stored token, which tells those of
-  // chains from others.
-  using Depths = std::map<std::pair<uint64_t, uint64_t>, uint64_t>;
   std::map<NamespaceId, Depths> recovered_;
   std::map<NamespaceId, Depths> recovered_spans_;  // likewise, by their ends and where they begin
   std::map<NamespaceId, TenantId> recovered_of_;   // whose these are
