@@ -29,7 +29,7 @@ class CheckpointBudgetTest : public ::testing::Test {
   }
   PrefixNode& Candidate(const std::vector<int32_t>& tokens, RequestTime used = 0) {
     const auto inserted = tree_.Insert(tokens);
-    if (inserted.split != nullptr) inserted.split->data.needs = inserted.behind->data.needs > 0 ? 1 : 0;
+    if (inserted.parted) inserted.parted->node->data.needs = inserted.parted->behind->data.needs > 0 ? 1 : 0;
     PrefixNode& node = *inserted.node;
     if (!node.data.kind) node.data.kind = ReuseKind::kBranch;
     node.data.used = used;
@@ -234,8 +234,9 @@ void RandomTraffic(const PrefixCosts& costs, uint64_t seed) {
     std::vector<int32_t> tokens(1 + random() % 40);
     for (int32_t& token : tokens) token = random() % 8 == 0 ? 1 : 0;
     const auto inserted = tree.Insert(tokens);
-    if (inserted.split != nullptr) inserted.split->data.needs = inserted.behind->data.needs > 0 ? 1 : 0;
-    for (PrefixNode* node : {inserted.split, inserted.node}) {
+    PrefixNode* const parted = inserted.parted ? inserted.parted->node : nullptr;
+    if (parted != nullptr) parted->data.needs = inserted.parted->behind->data.needs > 0 ? 1 : 0;
+    for (PrefixNode* node : {parted, inserted.node}) {
       if (node == nullptr || node->data.kind) continue;
       node->data.kind = static_cast<ReuseKind>(random() % 3);
       nodes.push_back(node);

@@ -24,7 +24,7 @@ void Prefixes::CommitJob::Start() {
   ++prefixes_.commits_[session_];
   const PrefixModel& model = commit_.text.model();
   // Of states that are known, how deep they are: without a checkpoint, one would resume from the one before it.
-  std::vector<uint64_t> before = prefixes_.KnownBefore(pool_.tenant, commit_.text, own_);
+  std::vector<uint64_t> before = keep_.known;
   for (size_t i = 0; i < keep_.states.size(); ++i) {
     if (!keep_.states[i]) continue;
     const uint64_t depth = commit_.checkpoints[i].depth;
@@ -156,10 +156,12 @@ void Prefixes::CommitJob::Fail(const Object& object, CommitOutcome outcome) {
 
 void Prefixes::CommitJob::Finish() {
   const TenantId tenant = pool_.tenant;
+  Space* const space = own_ ? nullptr : FindSpace();
+  const std::vector<PrefixNode*> way = Way(space);
   for (size_t i = 0; i < keep_.states.size(); ++i) {
-    if (keep_.states[i]) Conclude(i);
+    if (keep_.states[i]) Conclude(i, space, way);
   }
-  if (keep_.span) ConcludeSpan();
+  if (keep_.span) ConcludeSpan(space, way);
   if (own_) RememberOwn();
   if (keep_.span && !keep_.states.back()) {
     outcomes_.back() = span_outcome_ == CommitOutcome::kKept ? CommitOutcome::kKeptAsSpan : span_outcome_;
@@ -185,42 +187,54 @@ Prefixes::Space* Prefixes::CommitJob::FindSpace() const {
   return found == prefixes_.spaces_.end() ? nullptr : &found->second;
 }
 
-bool Prefixes::CommitJob::GivenUp(const Space* space, std::span<const int32_t> prefix, PrefixPlanner::Kept as) const {
-  const bool decides = commit_.text.model().shard.rank == 0;
-  return decides && (space == nullptr || space->cache->IsKept(prefix) != as);
+std::vector<PrefixNode*> Prefixes::CommitJob::Way(const Space* space) const {
+  std::vector<PrefixNode*> way;
+  if (space == nullptr) return way;
+  space->cache->tree().Walk(commit_.text.tokens(), [&way](PrefixNode& node) { way.push_back(&node); });
+  return way;
 }
 
-void Prefixes::CommitJob::Conclude(size_t i) {
+PrefixPlanner::Kept Prefixes::CommitJob::IsKept(std::span<PrefixNode* const> way, uint64_t depth) {
+  const auto at = std::ranges::lower_bound(way, depth, {}, &PrefixNode::depth);
+  const bool known = at != way.end() && (*at)->depth() == depth;
+  return known ? PrefixPlanner::IsKept(**at) : PrefixPlanner::Kept::kNot;
+}
+
+bool Prefixes::CommitJob::GivenUp(std::span<PrefixNode* const> way, uint64_t depth, PrefixPlanner::Kept as) const {
+  const bool decides = commit_.text.model().shard.rank == 0;
+  return decides && IsKept(way, depth) != as;
+}
+
+void Prefixes::CommitJob::Conclude(size_t i, Space* space, std::span<PrefixNode* const> way) {
   const TenantId tenant = pool_.tenant;
   const uint64_t depth = commit_.checkpoints[i].depth;
   const bool last = Written(Keys().Checkpoint(depth));
   if (own_) return;
-  Space* const space = FindSpace();
-  const auto prefix = commit_.text.tokens().first(depth);
-  if (!Failed(outcomes_[i]) && last && GivenUp(space, prefix, PrefixPlanner::Kept::kByStates)) {
+  if (!Failed(outcomes_[i]) && last && GivenUp(way, depth, PrefixPlanner::Kept::kByStates)) {
     outcomes_[i] = CommitOutcome::kDeclined;
-    prefixes_.GiveUp(tenant, commit_.text, space, depth);
+    const auto needs = [](const PrefixNode* node) { return node->data.needs > 0; };
+    const auto needed = std::ranges::find_if(way.rbegin(), way.rend(), needs);
+    prefixes_.GiveUp(tenant, commit_.text, needed == way.rend() ? 0 : (*needed)->depth(), depth);
   }
-  if (!Failed(outcomes_[i]) || space == nullptr) return;
+  if (!Failed(outcomes_[i]) || IsKept(way, depth) != PrefixPlanner::Kept::kByStates) return;
   size_t whole = 0;
   const bool gone = prefixes_.Find(tenant, commit_.text.model(), Keys(), depth, whole) == There::kGone;
-  if (gone && space->cache->IsKept(prefix) == PrefixPlanner::Kept::kByStates) space->cache->Lost(prefix);
+  if (gone) space->cache->Lost(**std::ranges::lower_bound(way, depth, {}, &PrefixNode::depth));
 }
 
-void Prefixes::CommitJob::ConcludeSpan() {
+void Prefixes::CommitJob::ConcludeSpan(Space* space, std::span<PrefixNode* const> way) {
   const TenantId tenant = pool_.tenant;
   const Key key = SpanKey();
   const bool last = Written(key);
   if (own_) return;
-  Space* const space = FindSpace();
-  const auto prefix = commit_.text.tokens();
-  if (!Failed(span_outcome_) && last && GivenUp(space, prefix, PrefixPlanner::Kept::kBySpan)) {
+  const uint64_t end = commit_.text.tokens().size();
+  if (!Failed(span_outcome_) && last && GivenUp(way, end, PrefixPlanner::Kept::kBySpan)) {
     span_outcome_ = CommitOutcome::kDeclined;
     prefixes_.table_.GiveUp(tenant, key);
   }
-  if (!Failed(span_outcome_) || space == nullptr) return;
+  if (!Failed(span_outcome_) || IsKept(way, end) != PrefixPlanner::Kept::kBySpan) return;
   const bool gone = prefixes_.FindSpan(tenant, commit_.text.model(), key) == There::kGone;
-  if (gone && space->cache->IsKept(prefix) == PrefixPlanner::Kept::kBySpan) space->cache->Lost(prefix);
+  if (gone) space->cache->Lost(*way.back());
 }
 
 void Prefixes::CommitJob::RememberOwn() {

@@ -52,11 +52,14 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   bool Written(const Key& key);
   // Null where the namespace has been forgotten meanwhile.
   Space* FindSpace() const;
+  // The text's nodes by now, from its first token on.
+  std::vector<PrefixNode*> Way(const Space* space) const;
+  static PrefixPlanner::Kept IsKept(std::span<PrefixNode* const> way, uint64_t depth);
   // Returns whether a copied checkpoint is not to be kept any more, because checkpoints of more worth may have come
   // meanwhile.
-  bool GivenUp(const Space* space, std::span<const int32_t> prefix, PrefixPlanner::Kept as) const;
-  void Conclude(size_t i);
-  void ConcludeSpan();
+  bool GivenUp(std::span<PrefixNode* const> way, uint64_t depth, PrefixPlanner::Kept as) const;
+  void Conclude(size_t i, Space* space, std::span<PrefixNode* const> way);
+  void ConcludeSpan(Space* space, std::span<PrefixNode* const> way);
   // Remembers the text's end for its conversation or, if a span failed to get there, the checkpoint that it would have
   // hung on.
   void RememberOwn();

@@ -1,7 +1,6 @@
 // Committing a text: which parts of it are kept, and which older ones they replace. commit_job.h copies them in.
 #include <algorithm>
 #include <array>
-#include <set>
 #include <utility>
 
 #include "proto/limits.h"
@@ -25,40 +24,37 @@ Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   const std::optional<PrefixPlanner::SpanOffer> span = Offered(commit);
   Keep keep{.states = std::vector<bool>(commit.checkpoints.size(), true), .span = span.has_value()};
   // A rank that does not decide: it may come before the one that does.
-  if (commit.text.model().shard.rank != 0) return keep;
+  if (commit.text.model().shard.rank != 0) {
+    keep.known = Checkpoints(space, commit.text);
+    std::ranges::reverse(keep.known);
+    return keep;
+  }
   std::vector<uint64_t> inside;
   for (const PrefixCommit::Checkpoint& checkpoint : commit.checkpoints) {
     if (checkpoint.depth < tokens.size()) inside.push_back(checkpoint.depth);
   }
   PrefixPlanner& cache = *space.cache;
-  const uint64_t shared = cache.tree().Walk(tokens).depth;  // with earlier texts
-  cache.Commit({.shared = shared}, tokens, commit.prompt_tokens, inside, span);
-  std::set<uint64_t> kept;
+  cache.Commit(tokens, commit.prompt_tokens, inside, span);
   keep.span = false;
   cache.tree().Walk(tokens, [&](PrefixNode& node) {
+    Name(commit.text, node);
     if (!node.data.kept) return;
-    if (node.data.span == nullptr) kept.insert(node.depth());
+    if (node.data.span == nullptr) keep.known.push_back(node.depth());
     // Of another length it is another object, which is there.
     keep.span |= span && node.data.span != nullptr && node.depth() == tokens.size() &&
                  node.data.span->base->depth() == span->begin;
   });
-  for (size_t i = 0; i < keep.states.size(); ++i) keep.states[i] = kept.contains(commit.checkpoints[i].depth);
-  Name(space, commit.text, tokens.size());
+  for (size_t i = 0; i < keep.states.size(); ++i) {
+    keep.states[i] = std::ranges::binary_search(keep.known, commit.checkpoints[i].depth);
+  }
   return keep;
 }
 
-std::vector<uint64_t> Prefixes::KnownBefore(TenantId tenant, const PrefixText& text, bool own) {
-  const auto space = spaces_.find(text.model().ns);
-  std::vector<uint64_t> depths = own                      ? OwnCheckpoints(tenant, text)
-                                 : space == spaces_.end() ? std::vector<uint64_t>()
-                                                          : Checkpoints(space->second, text);
-  std::ranges::sort(depths);
-  return depths;
-}
-
 // Its end, or where that takes less a span up to there and what it hangs on: nobody else comes by the other depths.
-Prefixes::Keep Prefixes::KeepOwn(const PrefixCommit& commit) {
-  Keep keep{.states = std::vector<bool>(commit.checkpoints.size(), false)};
+Prefixes::Keep Prefixes::KeepOwn(TenantId tenant, const PrefixCommit& commit) {
+  Keep keep{.states = std::vector<bool>(commit.checkpoints.size(), false),
+            .known = OwnCheckpoints(tenant, commit.text)};
+  std::ranges::sort(keep.known);
   if (commit.checkpoints.empty()) return keep;
   const std::optional<PrefixPlanner::SpanOffer> span = Offered(commit);
   const auto base = span ? std::ranges::find(commit.checkpoints, span->begin, &PrefixCommit::Checkpoint::depth)
@@ -70,32 +66,28 @@ Prefixes::Keep Prefixes::KeepOwn(const PrefixCommit& commit) {
 }
 
 void Prefixes::Name(const Space& space, const PrefixText& text, uint64_t depth) {
-  const PrefixModel& model = text.model();
-  const std::span<const Key> blocks = text.shared().blocks();
-  space.cache->tree().Walk(text.tokens().first(depth), [&](PrefixNode& node) {
-    const size_t begin = model.paged ? node.begin() / model.block_tokens : 0;
-    const size_t end = model.paged ? node.depth() / model.block_tokens : 0;
-    const bool needed = node.data.needs > 0 && begin < end;
-    if (!needed && !node.data.kept) return;
-    if (node.data.stored == nullptr) node.data.stored = std::make_unique<StoredKeys>();
-    StoredKeys& stored = *node.data.stored;
-    if (needed && stored.blocks.empty()) stored.blocks.assign(blocks.begin() + begin, blocks.begin() + end);
-    if (!node.data.kept) return;
-    if (const KeptSpan* const span = node.data.span.get()) {
-      if (!stored.span) stored.span = text.shared().Span(span->base->depth(), node.depth());
-    } else if (!stored.checkpoint) {
-      stored.checkpoint = text.shared().Checkpoint(node.depth());
-    }
-  });
+  space.cache->tree().Walk(text.tokens().first(depth), [&](PrefixNode& node) { Name(text, node); });
 }
 
-void Prefixes::GiveUp(TenantId tenant, const PrefixText& text, const Space* space, uint64_t depth) {
-  uint64_t needed = 0;  // as far as something kept needs the blocks
-  if (space != nullptr) {
-    space->cache->tree().Walk(text.tokens(), [&needed](PrefixNode& node) {
-      if (node.data.needs > 0) needed = node.depth();
-    });
+void Prefixes::Name(const PrefixText& text, PrefixNode& node) {
+  const PrefixModel& model = text.model();
+  const std::span<const Key> blocks = text.shared().blocks();
+  const size_t begin = model.paged ? node.begin() / model.block_tokens : 0;
+  const size_t end = model.paged ? node.depth() / model.block_tokens : 0;
+  const bool needed = node.data.needs > 0 && begin < end;
+  if (!needed && !node.data.kept) return;
+  if (node.data.stored == nullptr) node.data.stored = std::make_unique<StoredKeys>();
+  StoredKeys& stored = *node.data.stored;
+  if (needed && stored.blocks.empty()) stored.blocks.assign(blocks.begin() + begin, blocks.begin() + end);
+  if (!node.data.kept) return;
+  if (const KeptSpan* const span = node.data.span.get()) {
+    if (!stored.span) stored.span = text.shared().Span(span->base->depth(), node.depth());
+  } else if (!stored.checkpoint) {
+    stored.checkpoint = text.shared().Checkpoint(node.depth());
   }
+}
+
+void Prefixes::GiveUp(TenantId tenant, const PrefixText& text, uint64_t needed, uint64_t depth) {
   table_.GiveUp(tenant, text.shared().Checkpoint(depth));
   const uint64_t block = text.model().block_tokens;
   for (uint64_t i = needed / block; text.model().paged && i < depth / block; ++i) {
@@ -162,10 +154,10 @@ void Prefixes::Commit(SessionId session, TenantId tenant, PrefixCommit commit, C
     const bool roomy = store.limit_bytes() == store.capacity_bytes() && commit.text.model().shard.size == 1;
     if (count > 0 && roomy && commit.text.own() && !keep.any()) {
       own = true;
-      keep = KeepOwn(commit);
+      keep = KeepOwn(tenant, commit);
     }
   } else {
-    keep = KeepOwn(commit);
+    keep = KeepOwn(tenant, commit);
   }
   const TenantPool pool{tenant, own ? PoolKind::kPrivate : PoolKind::kPublic};
   std::vector<CommitOutcome> outcomes(count, CommitOutcome::kDeclined);

@@ -13,6 +13,12 @@ ReuseModel::Subject Prefix(const PrefixEntry& entry) {
 }
 constexpr ReuseModel::Subject kEdge{.kind = ReuseKind::kEdge};
 
+// `way`: nodes by rising depth. Null: none is so deep.
+PrefixNode* NodeOn(std::span<PrefixNode* const> way, uint64_t depth) {
+  const auto at = std::ranges::lower_bound(way, depth, {}, &PrefixNode::depth);
+  return at == way.end() || (*at)->depth() != depth ? nullptr : *at;
+}
+
 }  // namespace
 
 PrefixPlanner::PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options)
@@ -31,6 +37,7 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool
     if (!node.data.kept || node.data.span != nullptr) return;
     resume = &node;
     match.resumable.push_back(node.depth());
+    match.kept.push_back(&node);
   });
   match.resume = resume == nullptr ? 0 : resume->depth();
   if (rebuilds) match.spans = Spans(reached, passed);
@@ -149,23 +156,31 @@ std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, ui
 
 size_t PrefixPlanner::Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt,
                              std::span<const uint64_t> captured, const std::optional<SpanOffer>& span) {
-  Release(match);
+  const uint64_t shared = match.shared;
+  Release(std::move(match));
+  return Keep(tokens, prompt, captured, span, shared);
+}
+
+size_t PrefixPlanner::Commit(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
+                             const std::optional<SpanOffer>& span) {
+  return Keep(tokens, prompt, captured, span, std::nullopt);
+}
+
+size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
+                           const std::optional<SpanOffer>& span, std::optional<uint64_t> shared) {
   if (tokens.empty()) return 0;
   store_.Dare();
-  Extend(tokens, prompt);
-  std::vector<PrefixNode*> offered;
-  for (const uint64_t depth : captured) {
-    PrefixNode& node = NodeAt(tokens.first(depth));
-    const bool prompt_end = span && depth == span->begin;
-    MakeCandidate(node, prompt_end             ? ReuseKind::kRequestEnd
-                        : depth > match.shared ? ReuseKind::kPlaced
-                                               : ReuseKind::kBranch);
-    offered.push_back(&node);
+  const Tree::Inserted text = Extend(tokens, prompt, captured);
+  for (PrefixNode* const node : text.at) {
+    const bool prompt_end = span && node->depth() == span->begin;
+    MakeCandidate(*node, prompt_end                                    ? ReuseKind::kRequestEnd
+                         : node->depth() > shared.value_or(text.known) ? ReuseKind::kPlaced
+                                                                       : ReuseKind::kBranch);
   }
-  PrefixNode& end = NodeAt(tokens);
+  PrefixNode& end = *text.node;
   MakeCandidate(end, ReuseKind::kRequestEnd);
   size_t kept = 0;
-  for (PrefixNode* node : offered) kept += !node->data.kept && store_.Admit(*node, now_) ? 1 : 0;
+  for (PrefixNode* const node : text.at) kept += !node->data.kept && store_.Admit(*node, now_) ? 1 : 0;
   kept += !end.data.kept && AdmitEnd(end, tokens, span) ? 1 : 0;
   Trim();
   return kept;
@@ -179,9 +194,12 @@ bool PrefixPlanner::AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, c
 
 PrefixNode* PrefixPlanner::Base(std::span<const int32_t> prefix) const {
   const auto reached = tree_.Walk(prefix);
-  PrefixNode& node = *reached.node;
-  const bool there = reached.inside == nullptr && reached.depth == prefix.size() && node.data.kept;
-  return there && node.data.span == nullptr && node.data.hanging.size() < kHanging ? &node : nullptr;
+  const bool there = reached.inside == nullptr && reached.depth == prefix.size();
+  return there && MayBear(*reached.node) ? reached.node : nullptr;
+}
+
+bool PrefixPlanner::MayBear(const PrefixNode& base) {
+  return IsKept(base) == Kept::kByStates && base.data.hanging.size() < kHanging;
 }
 
 // Leaves that are kept move to the back of the list; one request passes only some of them.
@@ -215,43 +233,76 @@ void PrefixPlanner::Lost(PrefixNode& node) {
 
 PrefixPlanner::Kept PrefixPlanner::IsKept(std::span<const int32_t> prefix) const {
   const auto reached = tree_.Walk(prefix);
-  const PrefixEntry& entry = reached.node->data;
-  if (reached.inside != nullptr || reached.depth < prefix.size() || !entry.kept) return Kept::kNot;
-  return entry.span == nullptr ? Kept::kByStates : Kept::kBySpan;
+  return reached.inside != nullptr || reached.depth < prefix.size() ? Kept::kNot : IsKept(*reached.node);
 }
 
-bool PrefixPlanner::Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span) {
-  PrefixNode* const base = span ? Base(prefix.first(span->begin)) : nullptr;
-  if (span && base == nullptr) return false;
-  Extend(prefix, prefix.size());
-  PrefixNode& node = NodeAt(prefix);
-  MakeCandidate(node, ReuseKind::kRequestEnd);
-  if (node.data.kept) return true;
-  return span ? store_.AdmitSpan(node, *base, span->bytes, now_) : store_.Admit(node, now_);
+PrefixPlanner::Kept PrefixPlanner::IsKept(const PrefixNode& node) {
+  if (!node.data.kept) return Kept::kNot;
+  return node.data.span == nullptr ? Kept::kByStates : Kept::kBySpan;
+}
+
+std::vector<PrefixPlanner::Recovery> PrefixPlanner::Recover(std::span<const int32_t> tokens,
+                                                            std::span<const Found> found) {
+  std::vector<Recovery> outcomes(found.size(), Recovery::kDeclined);
+  std::vector<PrefixNode*> way;
+  tree_.Walk(tokens, [&way](PrefixNode& node) { way.push_back(&node); });
+  std::vector<uint64_t> cuts;
+  std::vector<size_t> wanted;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const PrefixNode* const known = NodeOn(way, found[i].depth);
+    if (known != nullptr && known->data.kept) {
+      outcomes[i] = Recovery::kKnown;
+      continue;
+    }
+    const PrefixNode* const base = found[i].span ? NodeOn(way, found[i].span->begin) : nullptr;
+    if (found[i].span && (base == nullptr || !MayBear(*base))) continue;
+    if (cuts.empty() || cuts.back() != found[i].depth) cuts.push_back(found[i].depth);
+    wanted.push_back(i);
+  }
+  if (cuts.empty()) return outcomes;
+  const Tree::Inserted text = Extend(tokens.first(cuts.back()), cuts.back(), cuts);
+  for (const size_t i : wanted) {
+    PrefixNode& node = *NodeOn(text.at, found[i].depth);
+    MakeCandidate(node, ReuseKind::kRequestEnd);
+    PrefixNode* const base = found[i].span ? NodeOn(way, found[i].span->begin) : nullptr;
+    if (node.data.kept) {
+      outcomes[i] = Recovery::kKnown;
+    } else if (base == nullptr ? store_.Admit(node, now_)
+                               : MayBear(*base) && store_.AdmitSpan(node, *base, found[i].span->bytes, now_)) {
+      outcomes[i] = Recovery::kKept;
+    }
+  }
+  return outcomes;
 }
 
 PrefixNode& PrefixPlanner::NodeAt(std::span<const int32_t> prefix) {
-  const auto inserted = tree_.Insert(prefix);
-  if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
+  const Tree::Inserted inserted = tree_.Insert(prefix);
+  if (inserted.parted) AdoptSplit(*inserted.parted);
   return *inserted.node;
 }
 
-void PrefixPlanner::Extend(std::span<const int32_t> tokens, uint64_t prompt) {
-  const auto inserted = tree_.Insert(tokens);
-  if (inserted.split != nullptr) AdoptSplit(*inserted.split, *inserted.behind);
+PrefixPlanner::Tree::Inserted PrefixPlanner::Extend(std::span<const int32_t> tokens, uint64_t prompt,
+                                                    std::span<const uint64_t> cuts) {
+  Tree::Inserted inserted = tree_.Insert(tokens, cuts);
+  if (inserted.parted) AdoptSplit(*inserted.parted);
   PrefixNode& node = *inserted.node;
   if (inserted.added) {
-    PrefixNode& parent = *node.parent();
-    leaves_.erase({parent.data.visited, parent.data.serial, &parent});
+    PrefixNode* parent = node.parent();
+    while (parent->depth() > inserted.known) parent = parent->parent();
+    leaves_.erase({parent->data.visited, parent->data.serial, parent});
     node.data.brought = std::make_shared<PromptTail>(
-        PromptTail{.came = now_, .begin = node.begin(), .prompt_end = prompt, .end = node.depth()});
+        PromptTail{.came = now_, .begin = inserted.known, .prompt_end = prompt, .end = node.depth()});
     Adopt(node);
   }
   for (PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) Visit(*at);
+  for (const Tree::Made& made : inserted.cut) AdoptSplit(made);
+  return inserted;
 }
 
 // It has what the edge had that it stands in.
-void PrefixPlanner::AdoptSplit(PrefixNode& node, PrefixNode& behind) {
+void PrefixPlanner::AdoptSplit(const Tree::Made& made) {
+  PrefixNode& node = *made.node;
+  PrefixNode& behind = *made.behind;
   SplitKeys(node, behind);
   node.data.brought = behind.data.brought;
   node.data.needs = behind.data.needs > 0 ? 1 : 0;

@@ -44,6 +44,7 @@ class PrefixPlanner {
     uint64_t resume = 0;                  // tokens that need not be computed
     uint64_t shared = 0;                  // with any earlier prompt that is known
     std::vector<uint64_t> resumable;      // depths that are kept by states, rising
+    std::vector<PrefixNode*> kept;        // their nodes, until the next call of Commit or Lookup
     std::vector<uint64_t> checkpoint_at;  // depths in (resume, prompt's end], rising, that are worth capturing
     // Spans that reach into the prompt: states can be rebuilt at every depth behind `begin`, up to `depth`.
     struct Span {
@@ -66,6 +67,9 @@ class PrefixPlanner {
   };
   size_t Commit(Match match, std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
                 const std::optional<SpanOffer>& span = {});
+  // The same without a look-up before: what is known of the tokens by now is what they share.
+  size_t Commit(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
+                const std::optional<SpanOffer>& span = {});
   void Release(Match match);
 
   // For the owner of the bytes. `gone` is called for every prefix whose checkpoint is given up: pages of the edges on
@@ -75,12 +79,23 @@ class PrefixPlanner {
   // Harmless if it is not kept.
   void Lost(std::span<const int32_t> prefix);
   void Lost(PrefixNode& node);
-  // Tells of a checkpoint, or with `span` a span, that nobody committed: an earlier run left it on the disk. False: it
-  // is worth less than the checkpoints that would have to leave, or nothing without the states that it hangs on.
-  bool Recover(std::span<const int32_t> prefix, const std::optional<SpanOffer>& span = {});
+  // Checkpoints, or spans, of one text that nobody committed: an earlier run left them on the disk. By their depths,
+  // rising.
+  struct Found {
+    uint64_t depth = 0;
+    std::optional<SpanOffer> span;
+  };
+  enum class Recovery : uint8_t {
+    kKnown,     // the prefix was kept before
+    kKept,      // it is now
+    kDeclined,  // worth less than the checkpoints that would have to leave, or nothing without the states it hangs on
+  };
+  // Tells of them, in one pass over the text; one outcome each.
+  std::vector<Recovery> Recover(std::span<const int32_t> tokens, std::span<const Found> found);
 
   enum class Kept : uint8_t { kNot, kByStates, kBySpan };
   Kept IsKept(std::span<const int32_t> prefix) const;
+  static Kept IsKept(const PrefixNode& node);
 
   const PrefixCosts& costs() const { return costs_; }
   const CheckpointBudget& store() const { return store_; }
@@ -111,15 +126,22 @@ class PrefixPlanner {
   // Keeps the end of a text, by a span if it is worth it.
   bool AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, const std::optional<SpanOffer>& span);
   PrefixNode* Base(std::span<const int32_t> prefix) const;  // that a span may hang on; null
+  static bool MayBear(const PrefixNode& base);              // whether a span may hang on it
   void LearnParting(PrefixEntry& edge, uint64_t depth);
   void Use(PrefixNode& node);
   void MakeCandidate(PrefixNode& node, ReuseKind kind);
   std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most);
   std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const;
 
+  using Tree = PrefixTree<PrefixEntry>;
+
   PrefixNode& NodeAt(std::span<const int32_t> prefix);
-  void Extend(std::span<const int32_t> tokens, uint64_t prompt);
-  void AdoptSplit(PrefixNode& node, PrefixNode& behind);
+  // `shared`: none: what is known of the tokens by now.
+  size_t Keep(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
+              const std::optional<SpanOffer>& span, std::optional<uint64_t> shared);
+  // Nodes for a text and for its beginnings of `cuts` tokens, all of which it visits.
+  Tree::Inserted Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> cuts = {});
+  void AdoptSplit(const Tree::Made& made);
   void Adopt(PrefixNode& node);
   void Disown(PrefixNode& node);
   void Visit(PrefixNode& node);

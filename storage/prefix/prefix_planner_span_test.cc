@@ -16,6 +16,7 @@
 namespace ashlar::storage {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using Kept = PrefixPlanner::Kept;
 
@@ -112,9 +113,18 @@ TEST_F(PrefixSpans, GoWithTheStatesThatTheyHangOn) {
 
 TEST_F(PrefixSpans, AreRecoveredBehindTheirStatesOnly) {
   const Tokens text = Join(prompt_, answer_);
-  EXPECT_FALSE(cache_.Recover(text, PrefixPlanner::SpanOffer{100, 50}));
-  EXPECT_TRUE(cache_.Recover(First(prompt_, 100)));
-  EXPECT_TRUE(cache_.Recover(text, PrefixPlanner::SpanOffer{100, 50}));
+  using enum PrefixPlanner::Recovery;
+  const PrefixPlanner::Found states[] = {{.depth = 100}};
+  const PrefixPlanner::Found spans[] = {
+      {.depth = text.size() - 5, .span = PrefixPlanner::SpanOffer{100, 50}},
+      {.depth = text.size(), .span = PrefixPlanner::SpanOffer{100, 50}},
+      {.depth = text.size(), .span = PrefixPlanner::SpanOffer{60, 50}},
+  };
+  EXPECT_THAT(cache_.Recover(text, spans), Each(kDeclined));
+  EXPECT_THAT(cache_.Recover(prompt_, states), ElementsAre(kKept));
+  EXPECT_THAT(cache_.Recover(prompt_, states), ElementsAre(kKnown));
+  EXPECT_THAT(cache_.Recover(text, spans), ElementsAre(kKept, kKept, kDeclined));
+  EXPECT_THAT(cache_.Recover(text, spans), ElementsAre(kKnown, kKnown, kKnown));
   EXPECT_EQ(Resumed(Join(First(text, 130), {-1})), 130u);
   ExpectBooks();
 }

@@ -30,24 +30,37 @@ void Prefixes::Probe(Space& space, const PrefixText& text) {
         at = depths.erase(at);  // no chain's
       }
     }
-    for (const uint64_t depth : tried | std::views::reverse) {
-      if (!Recover(space, text, own, depth)) continue;
-      const auto count = depths.find({depth, depth / block * block});
-      if (--count->second == 0) depths.erase(count);
+    std::erase_if(tried, [&](uint64_t depth) {
+      return Find(space.tenant, keys.Checkpoint(depth), text.model().shard) != There::kWhole;
+    });
+    std::ranges::reverse(tried);
+    if (own) {
+      for (const uint64_t depth : tried) {
+        if (Remember(space.tenant, text, depth)) Forget(depths, {depth, depth / block * block});
+      }
+    } else {
+      Recover(space, text, tried, depths);
     }
   }
   if (depths.empty()) recovered_.erase(found);
 }
 
-// False: it is not there, or known already; then one of the same depth that is there is another text's.
-bool Prefixes::Recover(Space& space, const PrefixText& text, bool own, uint64_t depth) {
-  const PrefixKeys& keys = own ? *text.own() : text.shared();
-  if (Find(space.tenant, keys.Checkpoint(depth), text.model().shard) != There::kWhole) return false;
-  if (own) return Remember(space.tenant, text, depth);
-  const auto prefix = text.tokens().first(depth);
-  if (space.cache->IsKept(prefix) != PrefixPlanner::Kept::kNot) return false;
-  if (space.cache->Recover(prefix)) Name(space, text, depth);
-  return true;
+void Prefixes::Forget(Depths& depths, const Depths::key_type& place) {
+  const auto count = depths.find(place);
+  if (--count->second == 0) depths.erase(count);
+}
+
+// One that is known already is another text's of the same depth.
+void Prefixes::Recover(Space& space, const PrefixText& text, std::span<const uint64_t> there, Depths& depths) {
+  if (there.empty()) return;
+  std::vector<PrefixPlanner::Found> found;
+  for (const uint64_t depth : there) found.push_back({.depth = depth});
+  const std::vector<PrefixPlanner::Recovery> outcomes = space.cache->Recover(text.tokens(), found);
+  const uint64_t block = text.model().block_tokens;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (outcomes[i] != PrefixPlanner::Recovery::kKnown) Forget(depths, {there[i], there[i] / block * block});
+  }
+  Name(space, text, there.back());
 }
 
 // The same of spans that hang on what is known: only a prompt that has all of one in common finds it.
@@ -55,19 +68,51 @@ void Prefixes::ProbeSpans(Space& space, const PrefixText& text) {
   const auto found = recovered_spans_.find(text.model().ns);
   if (found == recovered_spans_.end()) return;
   Depths& spans = found->second;
-  for (const bool own : {false, true}) {
-    if (own && !text.own()) continue;
-    size_t tries = kProbes;
-    for (const uint64_t begin : own ? OwnCheckpoints(space.tenant, text) : Checkpoints(space, text)) {
-      const uint64_t last = std::min<uint64_t>(begin + limits::kMaxSpanTokens, text.tokens().size() - 1);
-      for (auto at = spans.lower_bound({begin + 1, 0}); at != spans.end() && at->first.first <= last && tries > 0;) {
-        const bool recovered = at->first.second == begin && tries-- > 0 &&
-                               RecoverSpan(space, text, own, begin, at->first.first) && --at->second == 0;
-        at = recovered ? spans.erase(at) : std::next(at);
-      }
+  RecoverSpans(space, text, spans);
+  if (text.own()) {
+    for (const auto& [end, begin] : Tried(spans, OwnCheckpoints(space.tenant, text), text)) {
+      if (FindSpan(space.tenant, text.model(), text.own()->Span(begin, end)) != There::kWhole) continue;
+      if (Remember(space.tenant, text, end, begin)) Forget(spans, {end, begin});
     }
   }
   if (spans.empty()) recovered_spans_.erase(found);
+}
+
+// The places of some that may be the text's, by rising ends.
+std::vector<Prefixes::Depths::key_type> Prefixes::Tried(const Depths& spans, std::span<const uint64_t> begins,
+                                                        const PrefixText& text) {
+  std::vector<Depths::key_type> tried;
+  for (const uint64_t begin : begins) {
+    const uint64_t last = std::min<uint64_t>(begin + limits::kMaxSpanTokens, text.tokens().size() - 1);
+    for (auto at = spans.lower_bound({begin + 1, 0}); at != spans.end() && at->first.first <= last; ++at) {
+      if (tried.size() == kProbes) break;
+      if (at->first.second == begin) tried.push_back(at->first);
+    }
+  }
+  std::ranges::stable_sort(tried, {}, [](const Depths::key_type& place) { return place.first; });
+  return tried;
+}
+
+// Without the states that it hangs on a span stays among those that are tried: they may be committed again.
+void Prefixes::RecoverSpans(Space& space, const PrefixText& text, Depths& spans) {
+  const PrefixModel& model = text.model();
+  std::vector<Depths::key_type> there;
+  std::vector<PrefixPlanner::Found> found;
+  for (const auto& [end, begin] : Tried(spans, Checkpoints(space, text), text)) {
+    const Key key = text.shared().Span(begin, end);
+    if (Find(space.tenant, key, model.shard) != There::kWhole) continue;
+    const ObjectHeader& header = table_.Peek(space.tenant, key, model.shard)->header;
+    there.push_back({end, begin});
+    found.push_back(
+        {.depth = end,
+         .span = PrefixPlanner::SpanOffer{begin, header.Extents() * limits::kExtentBytes * model.shard.size}});
+  }
+  if (found.empty()) return;
+  const std::vector<PrefixPlanner::Recovery> outcomes = space.cache->Recover(text.tokens(), found);
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (outcomes[i] == PrefixPlanner::Recovery::kKept) Forget(spans, there[i]);
+  }
+  Name(space, text, there.back().first);
 }
 
 // Depths at which states of the text are known, the deepest first.
@@ -88,22 +133,6 @@ std::vector<uint64_t> Prefixes::OwnCheckpoints(TenantId tenant, const PrefixText
     if (mark->depth > 0 && mark->span_begin == 0 && mark->depth < text.tokens().size()) depths.push_back(mark->depth);
   }
   return depths;
-}
-
-bool Prefixes::RecoverSpan(Space& space, const PrefixText& text, bool own, uint64_t begin, uint64_t end) {
-  const PrefixKeys& keys = own ? *text.own() : text.shared();
-  const Key key = keys.Span(begin, end);
-  const PrefixModel& model = text.model();
-  if (Find(space.tenant, key, model.shard) != There::kWhole) return false;
-  if (own) return Remember(space.tenant, text, end, begin);
-  const auto prefix = text.tokens().first(end);
-  if (space.cache->IsKept(prefix) != PrefixPlanner::Kept::kNot) return false;
-  const ObjectHeader& header = table_.Peek(space.tenant, key, model.shard)->header;
-  const PrefixPlanner::SpanOffer span{begin, header.Extents() * limits::kExtentBytes * model.shard.size};
-  // Without the states that it hangs on it stays among those that are tried: they may be committed again.
-  if (!space.cache->Recover(prefix, span)) return false;
-  Name(space, text, end);
-  return true;
 }
 
 }  // namespace ashlar::storage

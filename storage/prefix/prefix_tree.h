@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -98,23 +99,54 @@ class PrefixTree {
     return at;
   }
 
-  struct Inserted {
-    Node* node;             // stands for all of the tokens
-    Node* split = nullptr;  // a node made on the way, inside an edge that was one: that of `behind`. May be `node`
-    Node* behind = nullptr;
-    bool added = false;  // `node` is new behind all that was known, a leaf
+  // A node made inside what was one edge. `behind`, in whose edge it was made, keeps what follows.
+  struct Made {
+    Node* node;
+    Node* behind;
   };
-  // The nodes that are made have empty data.
-  Inserted Insert(std::span<const int32_t> tokens) {
-    Reached at = Walk(tokens);
-    Inserted result{.node = at.node};
-    if (at.inside != nullptr) {
-      result.behind = at.inside;
-      result.node = result.split = &Split(*at.inside, at.depth);
+  struct Inserted {
+    Node* node;                  // stands for all of the tokens
+    uint64_t known;              // tokens in common with what was there before
+    bool added;                  // `node` is new, a leaf
+    std::optional<Made> parted;  // where the tokens leave a known edge, or end in it; its node may be `node`
+    std::vector<Made> cut;       // at depths of `cuts` where no node was, rising
+    std::vector<Node*> at;       // the nodes at `cuts`
+  };
+  // Makes nodes for the tokens, and for their beginnings of `cuts` tokens (rising, in (0, tokens.size()]), in one pass:
+  // each token is compared and copied once, however many cuts there are. The nodes that are made have empty data.
+  Inserted Insert(std::span<const int32_t> tokens, std::span<const uint64_t> cuts = {}) {
+    std::vector<Node*> way;
+    const Reached reached = Walk(tokens, [&way](Node& node) { way.push_back(&node); });
+    Inserted result{.node = reached.node, .known = reached.depth, .added = reached.depth < tokens.size()};
+    if (reached.inside != nullptr) {
+      Node& parted = *Split(*reached.inside, std::span(&reached.depth, 1)).front();
+      result.parted = Made{&parted, reached.inside};
+      result.node = &parted;
+      way.push_back(&parted);
     }
-    if (at.depth == tokens.size()) return result;
-    result.node = &Append(*result.node, tokens.subspan(at.depth));
-    result.added = true;
+    size_t next = 0;
+    for (Node* const node : way) {
+      const size_t first = next;
+      while (next < cuts.size() && cuts[next] < node->depth()) ++next;
+      for (Node* const made : Split(*node, cuts.subspan(first, next - first))) {
+        result.cut.push_back({made, node});
+        result.at.push_back(made);
+      }
+      if (next < cuts.size() && cuts[next] == node->depth()) {
+        result.at.push_back(node);
+        ++next;
+      }
+    }
+    if (!result.added) return result;
+    const size_t made = result.at.size();
+    Node* last = result.node;
+    for (; next < cuts.size() && cuts[next] < tokens.size(); ++next) {
+      last = &Append(*last, tokens.subspan(last->depth(), cuts[next] - last->depth()));
+      result.at.push_back(last);
+    }
+    result.node = &Append(*last, tokens.subspan(last->depth()));
+    for (size_t i = made; i < result.at.size(); ++i) result.cut.push_back({result.at[i], result.node});
+    if (next < cuts.size()) result.at.push_back(result.node);
     return result;
   }
 
@@ -162,20 +194,33 @@ class PrefixTree {
     return static_cast<size_t>(std::mismatch(a, a + count, b).first - a);
   }
 
-  // Puts a node at `depth` inside `child`'s edge.
-  Node& Split(Node& child, uint64_t depth) {
-    const auto taken = static_cast<ptrdiff_t>(depth - child.begin());
-    Node* const node = table_.New();
-    ++nodes_;
-    node->parent_ = child.parent_;
-    node->depth_ = depth;
-    node->edge_.assign(child.edge_.begin(), child.edge_.begin() + taken);
-    child.parent_->children_[child.edge_.front()] = node;
-    child.edge_.erase(child.edge_.begin(), child.edge_.begin() + taken);
-    child.edge_.shrink_to_fit();
-    child.parent_ = node;
-    node->children_.emplace(child.edge_.front(), &child);
-    return *node;
+  // Puts nodes at `depths`, rising, inside `child`'s edge. Each piece is copied once.
+  std::vector<Node*> Split(Node& child, std::span<const uint64_t> depths) {
+    std::vector<Node*> made;
+    if (depths.empty()) return made;
+    const std::vector<int32_t> edge = std::move(child.edge_);
+    const uint64_t begin = child.depth_ - edge.size();
+    const auto piece = [&](uint64_t from, uint64_t to) {
+      return std::vector<int32_t>(edge.begin() + static_cast<ptrdiff_t>(from - begin),
+                                  edge.begin() + static_cast<ptrdiff_t>(to - begin));
+    };
+    Node* parent = child.parent_;
+    uint64_t from = begin;
+    for (const uint64_t depth : depths) {
+      Node* const node = table_.New();
+      ++nodes_;
+      node->parent_ = parent;
+      node->depth_ = depth;
+      node->edge_ = piece(from, depth);
+      parent->children_[node->edge_.front()] = node;
+      made.push_back(node);
+      parent = node;
+      from = depth;
+    }
+    child.edge_ = piece(from, child.depth_);
+    child.parent_ = parent;
+    parent->children_.emplace(child.edge_.front(), &child);
+    return made;
   }
 
   void Drop(Node& node) {

@@ -167,16 +167,15 @@ class Both {
     const Tree::Inserted inserted = tree_.Insert(tokens);
     const Model::Inserted expected = model_.Insert(tokens);
     ASSERT_EQ(inserted.added, expected.added);
-    ASSERT_EQ(inserted.split != nullptr, expected.split);
-    ASSERT_EQ(inserted.behind != nullptr, expected.split);
+    ASSERT_EQ(inserted.parted.has_value(), expected.split);
     ASSERT_EQ(PrefixOf(*inserted.node), tokens);
     ASSERT_TRUE(!inserted.added || inserted.node->leaf());
-    if (inserted.split != nullptr) {
-      ASSERT_EQ(PrefixOf(*inserted.split), expected.at);
-      ASSERT_EQ(PrefixOf(*inserted.behind), expected.behind);
-      ASSERT_EQ(inserted.behind->parent(), inserted.split);
-      ASSERT_EQ(inserted.split->data, 0);
-      Name(*inserted.split);
+    if (inserted.parted) {
+      ASSERT_EQ(PrefixOf(*inserted.parted->node), expected.at);
+      ASSERT_EQ(PrefixOf(*inserted.parted->behind), expected.behind);
+      ASSERT_EQ(inserted.parted->behind->parent(), inserted.parted->node);
+      ASSERT_EQ(inserted.parted->node->data, 0);
+      Name(*inserted.parted->node);
     }
     if (inserted.added) {
       ASSERT_EQ(inserted.node->data, 0);
@@ -250,6 +249,44 @@ TEST(PrefixTreeTest, IsAListOfSequences) {
   }
 }
 
+// Cuts make what inserting the tokens, and then each of their beginnings alone, makes.
+TEST(PrefixTreeTest, CutsATextAsItsBeginningsAloneWould) {
+  for (int round = 0; round < 400; ++round) {
+    const uint64_t seed = std::random_device()();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Both both(seed);
+    Tree cut;
+    for (int step = 0; step < 20; ++step) {
+      const Tokens tokens = both.Random();
+      std::vector<uint64_t> cuts;
+      for (uint64_t depth = 1; depth <= tokens.size(); ++depth) {
+        if (both.random()() % 3 == 0) cuts.push_back(depth);
+      }
+      const uint64_t known = both.tree().Walk(tokens).depth;
+      ASSERT_NO_FATAL_FAILURE(both.Insert(tokens));
+      for (const uint64_t depth : cuts) ASSERT_NO_FATAL_FAILURE(both.Insert(First(tokens, depth)));
+      const Tree::Inserted inserted = cut.Insert(tokens, cuts);
+      ASSERT_EQ(inserted.known, known);
+      ASSERT_EQ(inserted.at.size(), cuts.size());
+      for (size_t i = 0; i < cuts.size(); ++i) ASSERT_EQ(PrefixOf(*inserted.at[i]), First(tokens, cuts[i]));
+      for (const Tree::Made& made : inserted.cut) {
+        ASSERT_EQ(made.node->data, 0) << "it is new";
+        const Tree::Node* at = made.behind;
+        while (at != nullptr && at != made.node) at = at->parent();
+        ASSERT_EQ(at, made.node) << "it lies before what was one edge with it";
+      }
+      std::vector<Tree::Node*> open = {&cut.root()};
+      while (!open.empty()) {
+        Tree::Node& node = *open.back();
+        open.pop_back();
+        if (node.parent() != nullptr) node.data = both.model().names().at(PrefixOf(node));
+        node.ForEachChild([&](Tree::Node& child) { open.push_back(&child); });
+      }
+      ASSERT_NO_FATAL_FAILURE(ExpectAlike(cut, both.model()));
+    }
+  }
+}
+
 // Long edges, which part anywhere in them.
 TEST(PrefixTreeTest, FindsTheVeryTokenWhereLongEdgesPart) {
   const Tokens whole = Range(0, 5000);
@@ -263,7 +300,7 @@ TEST(PrefixTreeTest, FindsTheVeryTokenWhereLongEdgesPart) {
     EXPECT_EQ(reached.node, &tree.root());
     EXPECT_EQ(reached.inside == nullptr, at == 0);
     const Tree::Inserted inserted = tree.Insert(other);
-    EXPECT_EQ(inserted.split != nullptr, at != 0);
+    EXPECT_EQ(inserted.parted.has_value(), at != 0);
     EXPECT_TRUE(inserted.added);
     EXPECT_EQ(tree.tokens(), 2 * whole.size() - static_cast<uint64_t>(at));
     EXPECT_EQ(tree.Walk(whole).depth, whole.size());
@@ -276,8 +313,9 @@ TEST(PrefixTreeTest, PutsANodeInsideAnEdge) {
   Tree::Node& end = *tree.Insert(Range(0, 10)).node;
   end.data = 7;
   const Tree::Inserted middle = tree.Insert(Range(0, 4));
-  EXPECT_EQ(middle.node, middle.split) << "the split is what was asked for";
-  EXPECT_EQ(middle.behind, &end);
+  ASSERT_TRUE(middle.parted);
+  EXPECT_EQ(middle.node, middle.parted->node) << "it is what was asked for";
+  EXPECT_EQ(middle.parted->behind, &end);
   EXPECT_FALSE(middle.added);
   EXPECT_EQ(end.data, 7) << "the node behind stays what it was";
   EXPECT_EQ(end.begin(), 4u);

@@ -209,10 +209,10 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
   PrefixPlanner::Match match = space.cache->Lookup(prompt, text.span_tokens() > 0);
   size_t whole = 0;
-  for (const uint64_t depth : match.resumable) {
-    const There there = Find(tenant, text.model(), text.shared(), depth, whole);
-    if (there == There::kWhole) asked.candidates.push_back({.depth = depth});
-    if (there == There::kGone) space.cache->Lost(prompt.first(depth));
+  for (PrefixNode* const node : match.kept) {
+    const There there = Find(tenant, text.model(), text.shared(), node->depth(), whole);
+    if (there == There::kWhole) asked.candidates.push_back({.depth = node->depth()});
+    if (there == There::kGone) space.cache->Lost(*node);
   }
   asked.checkpoint_at = match.checkpoint_at;
   // Another engine of this namespace may capture more finely.

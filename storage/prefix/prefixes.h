@@ -184,6 +184,10 @@ class Prefixes {
   static constexpr size_t kCommits = 16;             // under way, of one session
   static constexpr Nanos kRanks = 60'000'000'000;    // how long the other ranks have to commit what one of them has
 
+  // Checkpoints that no tree knows of: how many there are of a depth, and of a first stored token, which tells those of
+  // chains from others.
+  using Depths = std::map<std::pair<uint64_t, uint64_t>, uint64_t>;
+
   struct Space {
     TenantId tenant = 0;
     std::unique_ptr<PrefixPlanner> cache;
@@ -225,14 +229,15 @@ class Prefixes {
   There Find(TenantId tenant, const PrefixModel& model, const PrefixKeys& keys, uint64_t depth, size_t& whole) const;
   There FindSpan(TenantId tenant, const PrefixModel& model, const Key& key) const;
   void Probe(Space& space, const PrefixText& text);
-  bool Recover(Space& space, const PrefixText& text, bool own, uint64_t depth);
+  void Recover(Space& space, const PrefixText& text, std::span<const uint64_t> there, Depths& depths);
   void ProbeSpans(Space& space, const PrefixText& text);
   static std::vector<uint64_t> Checkpoints(const Space& space, const PrefixText& text);
   std::vector<uint64_t> OwnCheckpoints(TenantId tenant, const PrefixText& text);
-  // The known depths of the namespace or of the conversation, rising.
-  std::vector<uint64_t> KnownBefore(TenantId tenant, const PrefixText& text, bool own);
-  bool RecoverSpan(Space& space, const PrefixText& text, bool own, uint64_t begin, uint64_t end);
+  static std::vector<Depths::key_type> Tried(const Depths& spans, std::span<const uint64_t> begins,
+                                             const PrefixText& text);
+  void RecoverSpans(Space& space, const PrefixText& text, Depths& spans);
   void Forget(std::map<NamespaceId, Space>::iterator space);
+  static void Forget(Depths& depths, const Depths::key_type& place);  // one of those there
   // The depths behind the span's begin, up to `depth`, but for those that are known.
   static void AddSpan(Asked& asked, uint64_t begin, uint64_t depth, bool own, const Key& key);
   void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans, Asked& asked);
@@ -242,18 +247,21 @@ class Prefixes {
   struct Keep {
     std::vector<bool> states;
     bool span = false;
+    std::vector<uint64_t> known;  // depths, rising, at which states of the text are known
     bool any() const { return span || std::ranges::count(states, true) > 0; }
   };
   Keep Decide(Space& space, const PrefixCommit& commit);
-  static Keep KeepOwn(const PrefixCommit& commit);
+  Keep KeepOwn(TenantId tenant, const PrefixCommit& commit);
   static std::optional<PrefixPlanner::SpanOffer> Offered(const PrefixCommit& commit);
   // Notes under which keys the prefixes of a text are stored that are to be kept.
   static void Name(const Space& space, const PrefixText& text, uint64_t depth);
+  static void Name(const PrefixText& text, PrefixNode& node);
   // Remembers the state at `depth`, or with `span_begin` the span from there. False: it was known.
   bool Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin = 0);
   static Mark MarkOf(const PrefixText& text, uint64_t depth, uint64_t span_begin);
-  // Ends a checkpoint that was written and is not kept any more, and the blocks that nothing else needs.
-  void GiveUp(TenantId tenant, const PrefixText& text, const Space* space, uint64_t depth);
+  // Ends a checkpoint that was written and is not kept any more, and the blocks behind `needed` tokens, which nothing
+  // else needs.
+  void GiveUp(TenantId tenant, const PrefixText& text, uint64_t needed, uint64_t depth);
 
   ObjectTable& table_;
   Publisher& publisher_;
@@ -265,9 +273,6 @@ class Prefixes {
   std::map<TenantId, uint64_t> capacities_;
   std::map<NamespaceId, Space> spaces_;
   std::map<TenantId, std::unique_ptr<Conversations>> conversations_;
-  // Checkpoints that no tree knows of: how many there are of a depth, and of a first stored token, which tells those of
-  // chains from others.
-  using Depths = std::map<std::pair<uint64_t, uint64_t>, uint64_t>;
   std::map<NamespaceId, Depths> recovered_;
   std::map<NamespaceId, Depths> recovered_spans_;  // likewise, by their ends and where they begin
   std::map<NamespaceId, TenantId> recovered_of_;   // whose these are

@@ -80,7 +80,7 @@ void Tree(TreeInput input) {
     if (inserts) {
       const auto inserted = tree.Insert(tokens);
       const Tokens split(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(depth));
-      FUZZ_EXPECT((inserted.split != nullptr) == (depth > 0 && !model.contains(split)));
+      FUZZ_EXPECT(inserted.parted.has_value() == (depth > 0 && !model.contains(split)));
       FUZZ_EXPECT(inserted.added == (depth < tokens.size()) && inserted.node->depth() == tokens.size());
       if (depth > 0) model.insert(split);
       if (!tokens.empty()) model.insert(tokens);

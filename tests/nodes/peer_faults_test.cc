@@ -140,7 +140,7 @@ TEST_F(PeerFaultsTest, AMinuteWithoutEtcdCostsWhatIsNewAlone) {
   Publish(cluster_->daemon(0), third);
   ExpectToLand(cluster_->daemon(0), third, false);
   cluster_->etcd().Start();
-  ExpectToLand(cluster_->daemon(1), third, true);
+  ExpectToLandInTheEnd(cluster_->daemon(1), third);
 }
 
 // A quarter of a second each way, of a lease of three, and every 50th frame lost: both go on, and a daemon that starts
@@ -171,7 +171,8 @@ TEST_F(PeerFaultsTest, AnEtcdThatHangsCostsWhatIsNewAlone) {
   std::this_thread::sleep_for(seconds(4));  // longer than a lease
   ExpectToLand(cluster_->daemon(1), first, false);
   cluster_->etcd().Thaw();
-  ExpectToLand(cluster_->daemon(1), second, true);
+  // The holder's lease may end first, and what is on its way from it with that.
+  ExpectToLandInTheEnd(cluster_->daemon(1), second);
 }
 
 TEST_F(PeerFaultsTest, WrongBytesOfAPeerNeverLand) {

@@ -151,7 +151,7 @@ void TimeEvictions(size_t entries, std::mt19937_64& random, Round& round) {
   for (size_t i = 0; i < entries + 2 * timed; ++i) {
     const Tokens tokens = {static_cast<int32_t>(i % 4096), static_cast<int32_t>(i), 0, 0, 0, 0, 0, 0};
     const auto inserted = tree.Insert(tokens);
-    if (inserted.split != nullptr) inserted.split->data.needs = inserted.behind->data.needs > 0 ? 1 : 0;
+    if (inserted.parted) inserted.parted->node->data.needs = inserted.parted->behind->data.needs > 0 ? 1 : 0;
     inserted.node->data.kind = storage::ReuseKind::kRequestEnd;
     inserted.node->data.used = i;
     if (i >= entries) {

@@ -45,7 +45,6 @@ struct AttackKind {
   // Fewer requests than `asked`, or fewer at a time, were no attack.
   uint64_t least_asked, least_at_a_time;
   uint64_t quick_least_asked, quick_least_at_a_time;
-  bool by_name = false;  // measured only where --filter asks for it: its bar is known to be missed
 };
 std::span<const AttackKind> Attacks();
 

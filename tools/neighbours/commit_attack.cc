@@ -1,4 +1,4 @@
-// The attack by commits: each walks its text once for each state, in one turn of the metadata thread.
+// The attack by commits: each puts a text of millions of tokens into the tree of prefixes, cut at each state.
 #include <cstring>
 #include <memory>
 #include <utility>

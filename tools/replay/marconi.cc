@@ -51,9 +51,9 @@ void MarconiPolicy::Insert(std::span<const int32_t> tokens) {
   }
   usage_.bytes += bytes();
   const auto inserted = tree_.Insert(tokens);
-  if (inserted.split != nullptr) inserted.split->data.used = now_;
+  if (inserted.parted) inserted.parted->node->data.used = now_;
   if (inserted.added) inserted.node->data.used = now_;
-  usage_.states += (inserted.split != nullptr ? 1 : 0) + (inserted.added ? 1 : 0);
+  usage_.states += (inserted.parted ? 1 : 0) + (inserted.added ? 1 : 0);
   usage_.peak_bytes = std::max(usage_.peak_bytes, usage_.bytes);
 }
 
