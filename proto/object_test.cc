@@ -98,7 +98,7 @@ TEST(ObjectHeader, IsDecodedAsItWasVerifiedThoughItChangesMeanwhile) {
     for (write(1), begun.set_value(); !stop; write(1)) write(0);
   });
   begun.get_future().wait();
-  for (int i = 0; i < 300000; ++i) {
+  for (int i = 0; i < 1'000'000; ++i) {
     const auto decoded = DecodeHeader(bytes);
     if (decoded.ok()) {
       EXPECT_EQ(*decoded, header);

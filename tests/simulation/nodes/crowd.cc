@@ -144,7 +144,8 @@ CrowdReport Crowd::Run() {
 
   for (size_t node = 0; node < options_.nodes / 10; ++node) Kill(members_[node * 10]);
   report.dead_forgotten = Until([&] { return AllKnown(); });
-  report.swept = report.dead_forgotten + Until([&] { return AllWhole(); });
+  const double swept = Until([&] { return AllWhole(); });
+  report.swept = swept < 0 ? swept : report.dead_forgotten + swept;
 
   etcd_.Stop();
   etcd_.Forget();
