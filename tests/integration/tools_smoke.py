@@ -184,7 +184,7 @@ def neighbours(binary):
         sys.exit(SKIPPED)
     # 1: some bar was missed, which on a busy machine says little.
     figures = run(binary, "neighbours", "--quick", exit_codes=(0, 1))
-    names = ["mappings", "unread_replies", "lookups", "landings", "leases", "models", "metrics"]
+    names = ["mappings", "unread_replies", "lookups", "landings", "leases", "models", "commits", "metrics"]
     assert [case["attack"] for case in figures["cases"]] == names, figures
     assert [attack["attack"] for attack in figures["attacks"]] == names
     for case, attack in zip(figures["cases"], figures["attacks"]):

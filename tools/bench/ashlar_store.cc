@@ -163,7 +163,7 @@ absl::Status ClientStore::Get(const Batch& batch, uint64_t offset) {
   return absl::OkStatus();
 }
 
-// By ashlar/engine.h: a put looks up first, as engines do, which reserve what they miss. The first segment of all
+// By ashlar/engine.h: a put looks nothing up (store_only), and reserves what is not there. The first segment of all
 // prompts is published by the first put; it lands in a spare page.
 class EngineStore final : public ValueStore {
  public:
@@ -192,7 +192,7 @@ absl::Status EngineStore::Begin(const Batch& batch, bool fill, std::span<const i
   tokens_.push_back(0);  // computed in any case
   engine::Prompt prompt = {tokens_.data(), tokens_.size(),    lengths.data(),
                            lengths.size(), page_table.data(), page_table.size()};
-  prompt.fill = fill;
+  prompt.fill = prompt.store_only = fill;
   const engine::Status begun = session_->cache.Begin(&prompt, 1, &request);
   return begun.ok() ? absl::OkStatus() : absl::InternalError(absl::StrCat("Begin: ", begun.message));
 }
