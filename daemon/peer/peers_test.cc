@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
 #include <random>
 
 #include "daemon/peer/testing/peer_node.h"
@@ -100,6 +102,23 @@ TEST_F(PeersTest, ANodeThatCannotBeReachedIsAMiss) {
     cluster_.nodes.erase("a");  // what it told is still believed
   }
   EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNeverSeen);
+  AwaitNothingLeased(b);
+}
+
+// The node is there, and stands still.
+TEST_F(PeersTest, ANodeThatDoesNotAnswerIsAMissInTime) {
+  PeersOptions options = PeerNode::All();
+  options.lookup.deadline = 100'000'000;
+  PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options);
+  a.Publish(Plan(1), 1);
+  std::promise<void> go;
+  a.loop.PostCompletion(storage::kNoTenant, [future = go.get_future().share()] { future.wait(); });
+  auto landed = std::async(std::launch::async, [&] { return Land(b, Plan(1), 1); });
+  EXPECT_EQ(landed.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  EXPECT_EQ(b.OnLoop([&] { return b.peers.stats().lookup.late; }), 1u);
+  go.set_value();
+  EXPECT_EQ(landed.get(), MissReason::kNeverSeen);
+  AwaitNothingLeased(a);
   AwaitNothingLeased(b);
 }
 

@@ -49,6 +49,13 @@ class PromptHandOffTest : public ::testing::Test {
     const storage::Match match = node.Lookup({}, &asked);
     ASSERT_EQ(match.prefix.depth, text.size());
     EXPECT_EQ(match.prefix.own, own);
+    node.OnLoop([&] {
+      for (const storage::Query& query : node.cache.AtEnd(0, engine_.Text(text, conversation))) {
+        const auto object = node.cache.offers().Describe(0, query.key);
+        ASSERT_TRUE(object.has_value());
+        EXPECT_EQ(object->pool.kind, own ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic);
+      }
+    });
     match.prefix.objects.ForEach([&](uint32_t object) { EXPECT_EQ(match.found[object].tier, TierKind::kDram); });
     const TestPages pages(TestPages::Holding(prompt.size()));
     EXPECT_THAT(node.Land(match.lease, storage::PrefixEngine::Target(pages, match.prefix)), Each(MissReason::kNone));
@@ -151,6 +158,19 @@ TEST_F(PromptHandOffTest, ItsTimeIsBounded) {
   go.set_value();
   EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
   ExpectToResume(b, text, kTalk, /*own=*/true);
+}
+
+// The node is busy first, and gone when it is asked again: that is said at once.
+TEST_F(PromptHandOffTest, ANodeThatGoesMeanwhileIsSaid) {
+  PeersOptions busy = PeerNode::All();
+  busy.offers.calls = 0;
+  PeerNode a(cluster_, "a"), b(cluster_, "b", 256, busy);
+  const Tokens text = storage::Numbers(0, 600);
+  ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
+  auto handed = std::async(std::launch::async, [&] { return HandOff(a, text, kTalk, "b", /*patience_ms=*/10'000); });
+  while (OffersOf(a)[TakeOutcome::kBusy] == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  b.Leave();
+  EXPECT_EQ(handed.get().outcome, HandOffOutcome::kNoNode);
 }
 
 TEST_F(PromptHandOffTest, NoMoreThanSoManyAreUnderWay) {
