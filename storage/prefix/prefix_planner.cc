@@ -313,7 +313,9 @@ void PrefixPlanner::AdoptSplit(const Tree::Made& made) {
 void PrefixPlanner::SplitKeys(PrefixNode& node, PrefixNode& behind) const {
   if (behind.data.stored == nullptr || behind.data.stored->blocks.empty()) return;
   std::vector<Key>& all = behind.data.stored->blocks;
-  const auto before = static_cast<ptrdiff_t>(node.depth() / costs_.page_tokens - node.begin() / costs_.page_tokens);
+  // Counted from the end: cuts before it may have taken the node's own beginning.
+  const uint64_t after = behind.depth() / costs_.page_tokens - node.depth() / costs_.page_tokens;
+  const auto before = static_cast<ptrdiff_t>(all.size() - after);
   node.data.stored = std::make_unique<StoredKeys>();
   node.data.stored->blocks.assign(all.begin(), all.begin() + before);
   all.erase(all.begin(), all.begin() + before);
