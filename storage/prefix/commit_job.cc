@@ -157,7 +157,8 @@ void Prefixes::CommitJob::Fail(const Object& object, CommitOutcome outcome) {
 void Prefixes::CommitJob::Finish() {
   const TenantId tenant = pool_.tenant;
   Space* const space = own_ ? nullptr : FindSpace();
-  const std::vector<PrefixNode*> way = Way(space);
+  std::vector<PrefixNode*> way;  // the text's, by now
+  if (space != nullptr) way = space->cache->tree().Way(commit_.text.tokens());
   for (size_t i = 0; i < keep_.states.size(); ++i) {
     if (keep_.states[i]) Conclude(i, space, way);
   }
@@ -187,17 +188,9 @@ Prefixes::Space* Prefixes::CommitJob::FindSpace() const {
   return found == prefixes_.spaces_.end() ? nullptr : &found->second;
 }
 
-std::vector<PrefixNode*> Prefixes::CommitJob::Way(const Space* space) const {
-  std::vector<PrefixNode*> way;
-  if (space == nullptr) return way;
-  space->cache->tree().Walk(commit_.text.tokens(), [&way](PrefixNode& node) { way.push_back(&node); });
-  return way;
-}
-
 PrefixPlanner::Kept Prefixes::CommitJob::IsKept(std::span<PrefixNode* const> way, uint64_t depth) {
-  const auto at = std::ranges::lower_bound(way, depth, {}, &PrefixNode::depth);
-  const bool known = at != way.end() && (*at)->depth() == depth;
-  return known ? PrefixPlanner::IsKept(**at) : PrefixPlanner::Kept::kNot;
+  const PrefixNode* const node = PrefixTree<PrefixEntry>::NodeOn(way, depth);
+  return node == nullptr ? PrefixPlanner::Kept::kNot : PrefixPlanner::IsKept(*node);
 }
 
 bool Prefixes::CommitJob::GivenUp(std::span<PrefixNode* const> way, uint64_t depth, PrefixPlanner::Kept as) const {
@@ -219,7 +212,7 @@ void Prefixes::CommitJob::Conclude(size_t i, Space* space, std::span<PrefixNode*
   if (!Failed(outcomes_[i]) || IsKept(way, depth) != PrefixPlanner::Kept::kByStates) return;
   size_t whole = 0;
   const bool gone = prefixes_.Find(tenant, commit_.text.model(), Keys(), depth, whole) == There::kGone;
-  if (gone) space->cache->Lost(**std::ranges::lower_bound(way, depth, {}, &PrefixNode::depth));
+  if (gone) space->cache->Lost(*PrefixTree<PrefixEntry>::NodeOn(way, depth));
 }
 
 void Prefixes::CommitJob::ConcludeSpan(Space* space, std::span<PrefixNode* const> way) {

@@ -52,8 +52,6 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   bool Written(const Key& key);
   // Null where the namespace has been forgotten meanwhile.
   Space* FindSpace() const;
-  // The text's nodes by now, from its first token on.
-  std::vector<PrefixNode*> Way(const Space* space) const;
   static PrefixPlanner::Kept IsKept(std::span<PrefixNode* const> way, uint64_t depth);
   // Returns whether a copied checkpoint is not to be kept any more, because checkpoints of more worth may have come
   // meanwhile.

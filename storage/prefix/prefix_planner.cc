@@ -13,12 +13,6 @@ ReuseModel::Subject Prefix(const PrefixEntry& entry) {
 }
 constexpr ReuseModel::Subject kEdge{.kind = ReuseKind::kEdge};
 
-// `way`: nodes by rising depth. Null: none is so deep.
-PrefixNode* NodeOn(std::span<PrefixNode* const> way, uint64_t depth) {
-  const auto at = std::ranges::lower_bound(way, depth, {}, &PrefixNode::depth);
-  return at == way.end() || (*at)->depth() != depth ? nullptr : *at;
-}
-
 }  // namespace
 
 PrefixPlanner::PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options)
@@ -71,10 +65,7 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool
 
 std::vector<PrefixPlanner::Match::Span> PrefixPlanner::Spans(const PrefixTree<PrefixEntry>::Reached& reached,
                                                              std::span<PrefixNode* const> passed) {
-  const auto is_passed = [&](const PrefixNode* node) {
-    const auto at = std::ranges::lower_bound(passed, node->depth(), {}, &PrefixNode::depth);
-    return at != passed.end() && *at == node;
-  };
+  const auto is_passed = [&](const PrefixNode* node) { return Tree::NodeOn(passed, node->depth()) == node; };
   std::vector<Match::Span> spans;
   for (const PrefixNode* const base : passed) {
     for (PrefixNode* const end : base->data.hanging) {
@@ -181,21 +172,17 @@ size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std
   MakeCandidate(end, ReuseKind::kRequestEnd);
   size_t kept = 0;
   for (PrefixNode* const node : text.at) kept += !node->data.kept && store_.Admit(*node, now_) ? 1 : 0;
-  kept += !end.data.kept && AdmitEnd(end, tokens, span) ? 1 : 0;
+  kept += !end.data.kept && AdmitEnd(end, span) ? 1 : 0;
   Trim();
   return kept;
 }
 
-bool PrefixPlanner::AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, const std::optional<SpanOffer>& span) {
-  PrefixNode* const base = span ? Base(tokens.first(span->begin)) : nullptr;
-  if (base == nullptr || span->bytes >= store_.StatesTake(end)) return store_.Admit(end, now_);
+bool PrefixPlanner::AdmitEnd(PrefixNode& end, const std::optional<SpanOffer>& span) {
+  PrefixNode* base = &end;
+  while (span && base->depth() > span->begin) base = base->parent();
+  const bool hangs = span && base->depth() == span->begin && MayBear(*base);
+  if (!hangs || span->bytes >= store_.StatesTake(end)) return store_.Admit(end, now_);
   return store_.AdmitSpan(end, *base, span->bytes, now_);
-}
-
-PrefixNode* PrefixPlanner::Base(std::span<const int32_t> prefix) const {
-  const auto reached = tree_.Walk(prefix);
-  const bool there = reached.inside == nullptr && reached.depth == prefix.size();
-  return there && MayBear(*reached.node) ? reached.node : nullptr;
 }
 
 bool PrefixPlanner::MayBear(const PrefixNode& base) {
@@ -244,17 +231,16 @@ PrefixPlanner::Kept PrefixPlanner::IsKept(const PrefixNode& node) {
 std::vector<PrefixPlanner::Recovery> PrefixPlanner::Recover(std::span<const int32_t> tokens,
                                                             std::span<const Found> found) {
   std::vector<Recovery> outcomes(found.size(), Recovery::kDeclined);
-  std::vector<PrefixNode*> way;
-  tree_.Walk(tokens, [&way](PrefixNode& node) { way.push_back(&node); });
+  const std::vector<PrefixNode*> way = tree_.Way(tokens);
   std::vector<uint64_t> cuts;
   std::vector<size_t> wanted;
   for (size_t i = 0; i < found.size(); ++i) {
-    const PrefixNode* const known = NodeOn(way, found[i].depth);
+    const PrefixNode* const known = Tree::NodeOn(way, found[i].depth);
     if (known != nullptr && known->data.kept) {
       outcomes[i] = Recovery::kKnown;
       continue;
     }
-    const PrefixNode* const base = found[i].span ? NodeOn(way, found[i].span->begin) : nullptr;
+    const PrefixNode* const base = found[i].span ? Tree::NodeOn(way, found[i].span->begin) : nullptr;
     if (found[i].span && (base == nullptr || !MayBear(*base))) continue;
     if (cuts.empty() || cuts.back() != found[i].depth) cuts.push_back(found[i].depth);
     wanted.push_back(i);
@@ -262,9 +248,9 @@ std::vector<PrefixPlanner::Recovery> PrefixPlanner::Recover(std::span<const int3
   if (cuts.empty()) return outcomes;
   const Tree::Inserted text = Extend(tokens.first(cuts.back()), cuts.back(), cuts);
   for (const size_t i : wanted) {
-    PrefixNode& node = *NodeOn(text.at, found[i].depth);
+    PrefixNode& node = *Tree::NodeOn(text.at, found[i].depth);
     MakeCandidate(node, ReuseKind::kRequestEnd);
-    PrefixNode* const base = found[i].span ? NodeOn(way, found[i].span->begin) : nullptr;
+    PrefixNode* const base = found[i].span ? Tree::NodeOn(way, found[i].span->begin) : nullptr;
     if (node.data.kept) {
       outcomes[i] = Recovery::kKnown;
     } else if (base == nullptr ? store_.Admit(node, now_)

@@ -124,9 +124,8 @@ class PrefixPlanner {
   static std::vector<Match::Span> Spans(const PrefixTree<PrefixEntry>::Reached& reached,
                                         std::span<PrefixNode* const> passed);
   // Keeps the end of a text, by a span if it is worth it.
-  bool AdmitEnd(PrefixNode& end, std::span<const int32_t> tokens, const std::optional<SpanOffer>& span);
-  PrefixNode* Base(std::span<const int32_t> prefix) const;  // that a span may hang on; null
-  static bool MayBear(const PrefixNode& base);              // whether a span may hang on it
+  bool AdmitEnd(PrefixNode& end, const std::optional<SpanOffer>& span);
+  static bool MayBear(const PrefixNode& base);  // whether a span may hang on it
   void LearnParting(PrefixEntry& edge, uint64_t depth);
   void Use(PrefixNode& node);
   void MakeCandidate(PrefixNode& node, ReuseKind kind);

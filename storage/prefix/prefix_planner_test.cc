@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "proto/key.h"
 #include "storage/testing/prefix_recount.h"
 #include "storage/testing/tokens.h"
 
@@ -297,6 +299,63 @@ TEST(PrefixPlannerTest, RandomTrafficKeepsTheBooksAndDecidesTheSame) {
       const std::vector<uint64_t> decided = Traffic(costs, seed, 5);
       ASSERT_FALSE(HasFailure());
       ASSERT_EQ(decided, Traffic(costs, seed, 5));
+    }
+  }
+}
+
+// All blocks that end in a node's edge, by the key of everything before the block's end.
+std::vector<Key> BlocksIn(const PrefixNode& node) {
+  Tokens prefix;
+  for (const PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) {
+    prefix.insert(prefix.begin(), at->edge().begin(), at->edge().end());
+  }
+  const uint64_t block = kPageCosts.page_tokens;
+  std::vector<Key> keys;
+  for (uint64_t i = node.begin() / block; i < node.depth() / block; ++i) {
+    keys.push_back(MakeKey({}, ObjectKind::kPrefixBlock, First(prefix, (i + 1) * block)));
+  }
+  return keys;
+}
+
+// Texts that part anywhere from known ones, with states before and behind that place, committed or recovered. As the
+// owner of the bytes does, the test notes the keys of what a text passes.
+TEST(PrefixPlannerTest, BlocksKeysFollowTheirEdgesHoweverTheyAreCut) {
+  for (int round = 0; round < 40; ++round) {
+    const uint64_t seed = std::random_device()();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    PrefixPlanner cache(
+        kPageCosts, {.capacity_bytes = kRoomy, .history_bytes = round % 2 == 0 ? uint64_t{1} << 30 : uint64_t{20'000}});
+    std::vector<Tokens> texts = {{}};
+    for (int32_t step = 1; step <= 40; ++step) {
+      const Tokens& known = texts[random() % texts.size()];
+      const Tokens text = Join(First(known, random() % (known.size() + 1)),
+                               Numbers(1000 * step, 1 + static_cast<int32_t>(random() % 200)));
+      std::vector<uint64_t> cuts;
+      std::vector<PrefixPlanner::Found> found;
+      for (uint64_t depth = 1; depth < text.size(); ++depth) {
+        if (random() % 60 != 0) continue;
+        cuts.push_back(depth);
+        found.push_back({.depth = depth});
+      }
+      if (random() % 2 == 0) {
+        cache.Commit(text, text.size(), cuts);
+      } else {
+        cache.Recover(text, found);
+      }
+      cache.tree().Walk(text, [](PrefixNode& node) {
+        if (node.data.stored == nullptr) node.data.stored = std::make_unique<StoredKeys>();
+        if (node.data.stored->blocks.empty()) node.data.stored->blocks = BlocksIn(node);
+      });
+      texts.push_back(text);
+      std::vector<PrefixNode*> open = {&cache.tree().root()};
+      while (!open.empty()) {
+        PrefixNode& node = *open.back();
+        open.pop_back();
+        node.ForEachChild([&open](PrefixNode& child) { open.push_back(&child); });
+        if (node.data.stored == nullptr || node.data.stored->blocks.empty()) continue;
+        ASSERT_EQ(node.data.stored->blocks, BlocksIn(node)) << "from " << node.begin() << " to " << node.depth();
+      }
     }
   }
 }

@@ -78,7 +78,7 @@ void Prefixes::ProbeSpans(Space& space, const PrefixText& text) {
   if (spans.empty()) recovered_spans_.erase(found);
 }
 
-// The places of some that may be the text's, by rising ends.
+// The places of some that may be the text's, in the order of `begins`.
 std::vector<Prefixes::Depths::key_type> Prefixes::Tried(const Depths& spans, std::span<const uint64_t> begins,
                                                         const PrefixText& text) {
   std::vector<Depths::key_type> tried;
@@ -89,7 +89,6 @@ std::vector<Prefixes::Depths::key_type> Prefixes::Tried(const Depths& spans, std
       if (at->first.second == begin) tried.push_back(at->first);
     }
   }
-  std::ranges::stable_sort(tried, {}, [](const Depths::key_type& place) { return place.first; });
   return tried;
 }
 
@@ -98,7 +97,9 @@ void Prefixes::RecoverSpans(Space& space, const PrefixText& text, Depths& spans)
   const PrefixModel& model = text.model();
   std::vector<Depths::key_type> there;
   std::vector<PrefixPlanner::Found> found;
-  for (const auto& [end, begin] : Tried(spans, Checkpoints(space, text), text)) {
+  std::vector<Depths::key_type> tried = Tried(spans, Checkpoints(space, text), text);
+  std::ranges::stable_sort(tried, {}, [](const Depths::key_type& place) { return place.first; });
+  for (const auto& [end, begin] : tried) {
     const Key key = text.shared().Span(begin, end);
     if (Find(space.tenant, key, model.shard) != There::kWhole) continue;
     const ObjectHeader& header = table_.Peek(space.tenant, key, model.shard)->header;

@@ -104,6 +104,18 @@ class PrefixTree {
     Node* node;
     Node* behind;
   };
+  // The nodes that are prefixes of the tokens, but for the root, from there on.
+  std::vector<Node*> Way(std::span<const int32_t> tokens) const {
+    std::vector<Node*> way;
+    Walk(tokens, [&way](Node& node) { way.push_back(&node); });
+    return way;
+  }
+  // That of a way which is so deep. Null: none is.
+  static Node* NodeOn(std::span<Node* const> way, uint64_t depth) {
+    const auto at = std::ranges::lower_bound(way, depth, {}, &Node::depth);
+    return at == way.end() || (*at)->depth() != depth ? nullptr : *at;
+  }
+
   struct Inserted {
     Node* node;                  // stands for all of the tokens
     uint64_t known;              // tokens in common with what was there before

@@ -125,6 +125,19 @@ TEST_F(EngineStarted, HandOffsWithoutAClusterSaySo) {
   EXPECT_STREQ(engine::HandOffName(99), "unknown");
 }
 
+// Begins prompts of eight cold segments, until other engines are given a part of one.
+void BeginBesideOthers(GroupedEngine& asking, Asked& asked, Request& request) {
+  for (int32_t first = 1; request.elsewhere() == 0 && first < 10'000; first += 10) {
+    std::vector<Tokens> segments;
+    for (int32_t i = 0; i < 8; ++i) segments.emplace_back(40, first + i);
+    request = Request();
+    asked = Asked(segments, {}, 1);
+    asked.prompt.fill = asked.prompt.cold_parallel = true;
+    ASSERT_GOOD(asking.cache.Begin(&asked.prompt, 1, &request));
+  }
+  ASSERT_GT(request.elsewhere(), 0u);
+}
+
 // One thread polls both engines: none of them waits for the other.
 TEST_F(EngineStarted, SegmentsAreComputedForAnotherEngineWithoutWaiting) {
   GroupedEngine asking(daemon_, Grouping::kOne), serving(daemon_, Grouping::kOne);
@@ -151,15 +164,7 @@ TEST_F(EngineStarted, SegmentsAreComputedForAnotherEngineWithoutWaiting) {
 
   Asked asked({}, {}, 0);
   Request request;
-  for (int32_t first = 1; request.elsewhere() == 0 && std::chrono::steady_clock::now() < deadline; first += 10) {
-    std::vector<Tokens> segments;
-    for (int32_t i = 0; i < 8; ++i) segments.emplace_back(40, first + i);
-    request = Request();
-    asked = Asked(segments, {}, 1);
-    asked.prompt.fill = asked.prompt.cold_parallel = true;
-    ASSERT_GOOD(asking.cache.Begin(&asked.prompt, 1, &request));
-  }
-  ASSERT_GT(request.elsewhere(), 0u);
+  ASSERT_NO_FATAL_FAILURE(BeginBesideOthers(asking, asked, request));
   asking.PublishMissing(request);
   EXPECT_EQ(Say(request.StartWaitCold(1000, nullptr)), "3 job: null");
   engine::Job waits;
@@ -187,15 +192,7 @@ TEST_F(EngineStarted, AWaitForOtherEnginesEndsWithItsTimeAndWithItsRequest) {
   ASSERT_GOOD(idle.cache.StartServePrefill(60'000, &work, &serves));
   ASSERT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_prefill_workers") == 1; }));
   Asked asked({}, {}, 0);
-  for (int32_t first = 1; request.elsewhere() == 0 && first < 1000; first += 10) {
-    std::vector<Tokens> segments;
-    for (int32_t i = 0; i < 8; ++i) segments.emplace_back(40, first + i);
-    request = Request();
-    asked = Asked(segments, {}, 1);
-    asked.prompt.fill = asked.prompt.cold_parallel = true;
-    ASSERT_GOOD(asking.cache.Begin(&asked.prompt, 1, &request));
-  }
-  ASSERT_GT(request.elsewhere(), 0u);
+  ASSERT_NO_FATAL_FAILURE(BeginBesideOthers(asking, asked, request));
   ASSERT_GOOD(request.StartWaitCold(1, &waits));
   ASSERT_GOOD(waits.Wait());
   EXPECT_THAT(waits.Result().code, testing::AnyOf(Code::kPending, Code::kRestart));

@@ -114,10 +114,10 @@ struct TokenRows {
   const float* q = nullptr;  // [tokens][key_heads, d_k]; may be null without outputs
   const float* k = nullptr;  // [tokens][key_heads, d_k]
   const float* v = nullptr;  // [tokens][value_heads, d_v]
-  const float* g =
-      nullptr;  // log decays ≤ 0: gdn [tokens][value_heads]; gla, kda [tokens][value_heads, d_k]; else null
+  // Log decays ≤ 0. gdn: [tokens][value_heads]; gla, kda: [tokens][value_heads, d_k]; else null.
+  const float* g = nullptr;
   // deltanet, gdn, kda: β, [tokens][value_heads]; mamba2: dt, the same; mamba1: dt, [tokens][value_heads, d_v]; else
-  // null
+  // null.
   const float* beta = nullptr;
   int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
   // Above 0: each head's q and k are multiplied by 1 / sqrt(Σ x² + norm_epsilon) first, in a copy. 0: they are as they
