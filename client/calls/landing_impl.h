@@ -23,9 +23,9 @@ namespace internal {
 
 // Maps counts of layers to counts of attention layers. The daemon reports progress in attention layers only, and takes
 // linear layers together with the attention layer behind them.
-class LandingOrder {
+class AttentionProgress {
  public:
-  explicit LandingOrder(const Layout& layout) {
+  explicit AttentionProgress(const Layout& layout) {
     for (uint32_t i = 0; i < layout.layers.size(); ++i) {
       if (std::holds_alternative<AttentionLayer>(layout.layers[i])) attention_.push_back(i);
     }
@@ -53,7 +53,7 @@ struct Landing::Impl {
     }
   }
 
-  const internal::LandingOrder order;
+  const internal::AttentionProgress order;
   std::mutex mutex;
   std::vector<MissReason> reasons;  // guarded by mutex; of segments that were not asked for: known from the start
   bool decided = false;             // guarded by mutex

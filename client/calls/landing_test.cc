@@ -17,19 +17,19 @@ Layout LayersOf(const char* kinds) {
   return layout;
 }
 
-TEST(LandingOrder, LinearLayersComeWithTheAttentionLayerBehindThem) {
-  const LandingOrder hybrid(LayersOf("lllalla"));
+TEST(AttentionProgress, LinearLayersComeWithTheAttentionLayerBehindThem) {
+  const AttentionProgress hybrid(LayersOf("lllalla"));
   EXPECT_EQ(hybrid.AttentionLayersFor(0), 0u);
   for (const uint32_t layers : {1, 2, 3, 4}) EXPECT_EQ(hybrid.AttentionLayersFor(layers), 1u) << layers;
   for (const uint32_t layers : {5, 6, 7}) EXPECT_EQ(hybrid.AttentionLayersFor(layers), 2u) << layers;
 }
 
-TEST(LandingOrder, LayersBehindTheLastAttentionLayerComeWithTheVerdict) {
-  const LandingOrder tail(LayersOf("aal"));
+TEST(AttentionProgress, LayersBehindTheLastAttentionLayerComeWithTheVerdict) {
+  const AttentionProgress tail(LayersOf("aal"));
   EXPECT_EQ(tail.AttentionLayersFor(1), 1u);
   EXPECT_EQ(tail.AttentionLayersFor(2), 2u);
   EXPECT_EQ(tail.AttentionLayersFor(3), UINT32_MAX);
-  EXPECT_EQ(LandingOrder(LayersOf("ll")).AttentionLayersFor(1), UINT32_MAX) << "no attention at all";
+  EXPECT_EQ(AttentionProgress(LayersOf("ll")).AttentionLayersFor(1), UINT32_MAX) << "no attention at all";
 }
 
 }  // namespace

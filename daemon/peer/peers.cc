@@ -45,7 +45,7 @@ void Peers::Start(storage::Cache& cache, const storage::Tier& top) {
   };
   holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, top, holder);
   taker_ = std::make_unique<OfferTaker>(clock_, directory_, opener_, objects_, rates_, cache, options_.offers);
-  hand_over_ = std::make_unique<HandOver>(clock_, directory_, offerer_, cache, options_.hand_over);
+  hand_over_ = std::make_unique<DrainHandOver>(clock_, directory_, offerer_, cache, options_.hand_over);
   hand_off_ = std::make_unique<PromptHandOff>(clock_, directory_, offerer_, cache,
                                               PromptHandOff::Options{.self = options_.self});
   replicas_ = std::make_unique<Replicas>(clock_, directory_, offerer_, cache, options_.replicas);

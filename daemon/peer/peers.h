@@ -19,7 +19,7 @@
 #include "daemon/peer/fetch/remote_objects.h"
 #include "daemon/peer/fetch/remote_prefill.h"
 #include "daemon/peer/holder.h"
-#include "daemon/peer/offers/hand_over.h"
+#include "daemon/peer/offers/drain_hand_over.h"
 #include "daemon/peer/offers/offer_taker.h"
 #include "daemon/peer/offers/offerer.h"
 #include "daemon/peer/offers/prompt_hand_off.h"
@@ -37,7 +37,7 @@ struct PeersOptions {
   RemoteLookup::Options lookup;
   Holder::Options holder;
   OfferTaker::Options offers;
-  HandOver::Options hand_over;
+  DrainHandOver::Options hand_over;
   Replicas::Options replicas;
   AnnounceMode announce = AnnounceMode::kUsedTwice;
   std::vector<std::optional<uint8_t>> gpus;  // of this node's memory tiers (Announcer)
@@ -118,7 +118,7 @@ class Peers final : public PeerCalls {
   std::unique_ptr<Holder> holder_;
   Offerer offerer_;
   std::unique_ptr<OfferTaker> taker_;
-  std::unique_ptr<HandOver> hand_over_;
+  std::unique_ptr<DrainHandOver> hand_over_;
   std::unique_ptr<PromptHandOff> hand_off_;
   std::unique_ptr<Replicas> replicas_;
   bool draining_ = false;

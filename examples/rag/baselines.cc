@@ -98,7 +98,7 @@ absl::StatusOr<Served> ExactPrefixes::Serve(const RagPrompt& prompt) {
   return served;
 }
 
-NaiveAddition::NaiveAddition(const Runtime& runtime, refengine::PagePool& pool)
+NaiveAddition::NaiveAddition(const Runtime& runtime, refengine::KvPages& pool)
     : runtime_(runtime),
       pool_(pool),
       identity_(runtime.model.config(), refengine::ReplacedTransitions::With::kIdentity) {}

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "examples/rag/serving.h"
 #include "examples/refengine/held_checkpoint.h"
-#include "examples/refengine/page_pool.h"
+#include "examples/refengine/kv_pages.h"
 #include "examples/refengine/sequence.h"
 #include "examples/refengine/stored_segment.h"
 
@@ -19,12 +19,12 @@ namespace ashlar::rag {
 // Every token is computed.
 class FullRecompute {
  public:
-  FullRecompute(const Runtime& runtime, refengine::PagePool& pool) : runtime_(runtime), pool_(pool) {}
+  FullRecompute(const Runtime& runtime, refengine::KvPages& pool) : runtime_(runtime), pool_(pool) {}
   absl::StatusOr<Served> Serve(const RagPrompt& prompt);
 
  private:
   const Runtime runtime_;
-  refengine::PagePool& pool_;
+  refengine::KvPages& pool_;
 };
 
 // Exact prefixes only: states are kept at the end of every segment of the latest prompts, keys and values of all
@@ -32,7 +32,7 @@ class FullRecompute {
 class ExactPrefixes {
  public:
   // `pool` holds the cached prompts as well as the running one.
-  ExactPrefixes(const Runtime& runtime, refengine::PagePool& pool, size_t prompts)
+  ExactPrefixes(const Runtime& runtime, refengine::KvPages& pool, size_t prompts)
       : runtime_(runtime), pool_(pool), capacity_(prompts) {}
   absl::StatusOr<Served> Serve(const RagPrompt& prompt);
 
@@ -49,7 +49,7 @@ class ExactPrefixes {
   Hit Longest(const RagPrompt& prompt);
 
   const Runtime runtime_;
-  refengine::PagePool& pool_;
+  refengine::KvPages& pool_;
   const size_t capacity_;
   std::list<Entry> entries_;  // latest first
 };
@@ -57,7 +57,7 @@ class ExactPrefixes {
 // Position-independent caching without the transition: states are added, keys and values spliced, no seam is computed.
 class NaiveAddition {
  public:
-  NaiveAddition(const Runtime& runtime, refengine::PagePool& pool);
+  NaiveAddition(const Runtime& runtime, refengine::KvPages& pool);
   absl::StatusOr<Served> Serve(const RagPrompt& prompt);
 
  private:
@@ -69,7 +69,7 @@ class NaiveAddition {
   absl::StatusOr<refengine::StoredSegment*> Segment(std::span<const int32_t> tokens);
 
   const Runtime runtime_;
-  refengine::PagePool& pool_;
+  refengine::KvPages& pool_;
   refengine::ReplacedTransitions identity_;
   std::map<std::vector<int32_t>, First> first_;
   std::map<std::vector<int32_t>, refengine::StoredSegment> segments_;

@@ -12,8 +12,8 @@ namespace {
 
 using refengine::AdvanceOptions;
 using refengine::CachedLayer;
+using refengine::KvPages;
 using refengine::ModelConfig;
-using refengine::PagePool;
 using refengine::Sequence;
 using refengine::Step;
 
@@ -61,7 +61,7 @@ refengine::RecurrentState PrefixState(const ModelConfig& config, const SetPrompt
 }
 
 absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& client, const Runtime& runtime,
-                                                                   PagePool& pool, const Region& region,
+                                                                   KvPages& pool, const Region& region,
                                                                    refengine::SeamWidths seams,
                                                                    const ServingOptions& options) {
   const ModelConfig& config = runtime.model.config();

@@ -15,7 +15,7 @@
 #include "examples/rag/serving.h"
 #include "examples/rag/staging.h"
 #include "examples/refengine/held_checkpoint.h"
-#include "examples/refengine/page_pool.h"
+#include "examples/refengine/kv_pages.h"
 #include "examples/refengine/sequence.h"
 #include "examples/refengine/stored_segment.h"
 
@@ -76,7 +76,7 @@ class CachedServing {
  public:
   // `region` begins with the memory of `pool`; the client hosts or registered it.
   static absl::StatusOr<std::unique_ptr<CachedServing>> Open(Client& client, const Runtime& runtime,
-                                                             refengine::PagePool& pool, const Region& region,
+                                                             refengine::KvPages& pool, const Region& region,
                                                              refengine::SeamWidths seams,
                                                              const ServingOptions& options = {});
 
@@ -101,7 +101,7 @@ class CachedServing {
   uint64_t daemon_advances() const { return engine::DaemonAdvances(cache_); }
 
  private:
-  CachedServing(const Runtime& runtime, refengine::PagePool& pool, const ServingOptions& options)
+  CachedServing(const Runtime& runtime, refengine::KvPages& pool, const ServingOptions& options)
       : runtime_(runtime), pool_(pool), options_(options), room_(runtime.model.config()) {}
 
   // Prefills and publishes what is missing, from run `filled` on.
@@ -126,7 +126,7 @@ class CachedServing {
   absl::Status Compute(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
 
   const Runtime runtime_;
-  refengine::PagePool& pool_;
+  refengine::KvPages& pool_;
   const ServingOptions options_;
   TupleRoom room_;
   engine::Cache cache_;

@@ -61,7 +61,7 @@ double Layer0Fidelity::WorstHead(const std::vector<std::vector<float>>& states,
 }
 
 absl::StatusOr<std::optional<Layer0Error>> Layer0Fidelity::Measure(const RagPrompt& prompt, SetPrompt& set,
-                                                                   refengine::PagePool& pool) {
+                                                                   refengine::KvPages& pool) {
   // The same cuts are made in the whole prompt.
   std::vector<bool> wanted;
   std::vector<Step> whole;

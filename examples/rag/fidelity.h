@@ -27,8 +27,7 @@ class Layer0Fidelity {
 
   // `set` is a served prompt; it is advanced again from position 0, over the same landed keys. Prompts without a landed
   // interior have no error.
-  absl::StatusOr<std::optional<Layer0Error>> Measure(const RagPrompt& prompt, SetPrompt& set,
-                                                     refengine::PagePool& pool);
+  absl::StatusOr<std::optional<Layer0Error>> Measure(const RagPrompt& prompt, SetPrompt& set, refengine::KvPages& pool);
 
  private:
   // States of layer 0 behind every cached step of `chain` (or behind step `i` where wanted[i]).

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "examples/refengine/page_pool.h"
+#include "examples/refengine/kv_pages.h"
 
 namespace ashlar::rag {
 
@@ -20,9 +20,9 @@ inline int32_t PagesFor(size_t tokens, size_t prompts) {
 class LocalPages {
  public:
   LocalPages(const refengine::ModelConfig& config, int32_t pages)
-      : memory_(refengine::PagePool::RequiredBytes(config, kPageTokens, pages) / kLine + 1),
+      : memory_(refengine::KvPages::RequiredBytes(config, kPageTokens, pages) / kLine + 1),
         pool_(config, kPageTokens, pages, std::as_writable_bytes(std::span(memory_))) {}
-  refengine::PagePool& pool() { return pool_; }
+  refengine::KvPages& pool() { return pool_; }
 
  private:
   static constexpr size_t kLine = 64;
@@ -30,7 +30,7 @@ class LocalPages {
     std::byte bytes[kLine];
   };
   std::vector<Line> memory_;
-  refengine::PagePool pool_;
+  refengine::KvPages pool_;
 };
 
 }  // namespace ashlar::rag

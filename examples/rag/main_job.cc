@@ -16,8 +16,8 @@
 namespace ashlar::rag {
 namespace {
 
+using refengine::KvPages;
 using refengine::ModelConfig;
-using refengine::PagePool;
 
 constexpr int64_t kDefaultWidth = 8;  // HYPIC's seam window
 constexpr int64_t kWidths[] = {4, kDefaultWidth, 32};
@@ -35,7 +35,7 @@ uint64_t Digest(const std::vector<float>& logits) {
 // One node's engine: its own connection, its own pages, the model of all.
 struct NodeEngine {
   std::unique_ptr<Client> client;
-  std::unique_ptr<PagePool> shared_pages;                    // in memory that the daemon lands into
+  std::unique_ptr<KvPages> shared_pages;                     // in memory that the daemon lands into
   std::map<int64_t, std::unique_ptr<CachedServing>> ashlar;  // by seam width
 };
 
@@ -136,8 +136,7 @@ absl::Status MainJob::Connect(const ClientOptions& options, size_t longest, Node
   const int32_t pages = PagesFor(longest, std::size(kWidths) + 2);
   absl::StatusOr<Region> region = node.client->HostRegion(RegionBytes(config_, kPageTokens, pages));
   if (!region.ok()) return region.status();
-  node.shared_pages =
-      std::make_unique<PagePool>(config_, kPageTokens, pages, std::span(region->data(), region->size()));
+  node.shared_pages = std::make_unique<KvPages>(config_, kPageTokens, pages, std::span(region->data(), region->size()));
   for (int64_t width : kWidths) {
     auto serving = CachedServing::Open(*node.client, runtime(), *node.shared_pages, *region, {width, width},
                                        {.compose = options_.compose, .epsilon = options_.epsilon});

@@ -3,14 +3,14 @@
 #include <algorithm>
 
 namespace ashlar::rag {
+using refengine::KvPages;
 using refengine::ModelConfig;
-using refengine::PagePool;
 
 size_t RegionBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages) {
-  return PagePool::RequiredBytes(config, page_tokens, pages);
+  return KvPages::RequiredBytes(config, page_tokens, pages);
 }
 
-PagedCache DeclaredPages(const ModelConfig& config, const PagePool& pool) {
+PagedCache DeclaredPages(const ModelConfig& config, const KvPages& pool) {
   PagedCache pages{.page_tokens = static_cast<uint32_t>(pool.page_tokens()),
                    .pages = static_cast<uint32_t>(pool.pages())};
   for (int32_t i = 0; i < config.attention_layers(); ++i) {
@@ -26,7 +26,7 @@ PagedCache DeclaredPages(const ModelConfig& config, const PagePool& pool) {
   return pages;
 }
 
-std::vector<engine::PagePlace> PlacesOf(const PagePool& pool, const ModelConfig& config) {
+std::vector<engine::PagePlace> PlacesOf(const KvPages& pool, const ModelConfig& config) {
   std::vector<engine::PagePlace> places;
   for (int32_t i = 0; i < config.attention_layers(); ++i) {
     const refengine::PagedLayerGeometry layer = pool.Geometry(i);

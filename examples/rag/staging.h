@@ -8,7 +8,7 @@
 #include "ashlar/client.h"
 #include "ashlar/engine.h"
 #include "examples/refengine/engine.h"
-#include "examples/refengine/page_pool.h"
+#include "examples/refengine/kv_pages.h"
 #include "examples/refengine/sequence.h"
 
 namespace ashlar::rag {
@@ -17,8 +17,8 @@ namespace ashlar::rag {
 size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages);
 
 // How the pages lie that a region begins with.
-PagedCache DeclaredPages(const refengine::ModelConfig& config, const refengine::PagePool& pool);
-std::vector<engine::PagePlace> PlacesOf(const refengine::PagePool& pool, const refengine::ModelConfig& config);
+PagedCache DeclaredPages(const refengine::ModelConfig& config, const refengine::KvPages& pool);
+std::vector<engine::PagePlace> PlacesOf(const refengine::KvPages& pool, const refengine::ModelConfig& config);
 
 // Where the tensors of a state lie, all linear layers'. Until the state moves.
 std::vector<engine::LinearTensors> TensorsOf(const refengine::ModelConfig& config,

@@ -15,7 +15,7 @@ struct Spans {
 };
 
 Spans SpansOf(const Sequence& sequence, int32_t attention_layer, int64_t end) {
-  const PagePool& pool = sequence.pool();
+  const KvPages& pool = sequence.pool();
   Spans spans;
   int64_t own_from = 0;
   const auto own_to = [&](int64_t position) {

@@ -262,8 +262,8 @@ std::vector<int32_t> Sentences(std::mt19937& random, size_t bytes) {
 // The model that the comparisons run, so that what they say of composition is not said of transitions that vanish.
 TEST_F(CompositionTest, AQuarterOfTheDemoModelsHeadsRememberOver500Tokens) {
   const Model model(DemoConfig());
-  std::vector<std::byte> memory(PagePool::RequiredBytes(model.config(), kPageTokens, 40));
-  PagePool pool(model.config(), kPageTokens, 40, memory);
+  std::vector<std::byte> memory(KvPages::RequiredBytes(model.config(), kPageTokens, 40));
+  KvPages pool(model.config(), kPageTokens, 40, memory);
   Engine engine(model, kernels_, threads_);
   const std::vector<int32_t> text = Sentences(random_, 528);
   StoredSegment stored(model.config(), text.size(), {8, 8});

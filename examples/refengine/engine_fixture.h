@@ -44,7 +44,7 @@ class EngineFixture : public testing::Test {
         random_(seed_),
         model_(make(seed_, 2)),
         threads_(2),
-        memory_(PagePool::RequiredBytes(model_.config(), kPageTokens, kPages)),
+        memory_(KvPages::RequiredBytes(model_.config(), kPageTokens, kPages)),
         pool_(model_.config(), kPageTokens, kPages, memory_),
         engine_(std::make_unique<Engine>(model_, kernels_, threads_)),
         queue_(kernels_.MakeQueue(&threads_)) {}
@@ -109,7 +109,7 @@ class EngineFixture : public testing::Test {
   Model model_;
   kernels::ThreadPool threads_;
   std::vector<std::byte> memory_;
-  PagePool pool_;
+  KvPages pool_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<kernels::Queue> queue_;
 };

@@ -22,8 +22,8 @@ TEST_F(EngineTest, AgreesWithThePlainModelWhenUntiedAndUnrotated) {
   config.attention.rotary_dim = 0;
   const Model model(config);
   Engine engine(model, kernels_, threads_);
-  std::vector<std::byte> memory(PagePool::RequiredBytes(config, 8, 8));
-  PagePool pool(config, 8, 8, memory);
+  std::vector<std::byte> memory(KvPages::RequiredBytes(config, 8, 8));
+  KvPages pool(config, 8, 8, memory);
   Sequence sequence(config, pool);
   const std::vector<int32_t> text = Text(50);
   std::vector<float> logits(kVocabulary);

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "examples/refengine/flops.h"
-#include "examples/refengine/page_pool.h"
+#include "examples/refengine/kv_pages.h"
 #include "examples/refengine/tokenizer.h"
 #include "kernels/host/thread_pool.h"
 
@@ -55,11 +55,11 @@ TEST(TokenizerTest, TextIsItsBytes) {
   EXPECT_EQ(Detokenize(std::vector<int32_t>{kBeginToken, 'a', kSeparatorToken, 'b', kEndToken}), "ab");
 }
 
-TEST(PagePoolTest, GeometryAndSlotsNameTheSamePlacesAndNoneTwice) {
+TEST(KvPagesTest, GeometryAndSlotsNameTheSamePlacesAndNoneTwice) {
   const ModelConfig config = TinyConfig(1, 2);
   constexpr int32_t kPageTokens = 4, kPages = 3;
-  std::vector<std::byte> memory(PagePool::RequiredBytes(config, kPageTokens, kPages));
-  PagePool pool(config, kPageTokens, kPages, memory);
+  std::vector<std::byte> memory(KvPages::RequiredBytes(config, kPageTokens, kPages));
+  KvPages pool(config, kPageTokens, kPages, memory);
   const std::vector<int32_t> table = {2, 0, 1};
   std::vector<bool> taken(memory.size() / sizeof(float));
   for (int32_t layer = 0; layer < config.attention_layers(); ++layer) {
@@ -88,10 +88,10 @@ TEST(PagePoolTest, GeometryAndSlotsNameTheSamePlacesAndNoneTwice) {
   }
 }
 
-TEST(PagePoolTest, HandsOutEachPageOnce) {
+TEST(KvPagesTest, HandsOutEachPageOnce) {
   const ModelConfig config = TinyConfig(1);
-  std::vector<std::byte> memory(PagePool::RequiredBytes(config, 4, 2));
-  PagePool pool(config, 4, 2, memory);
+  std::vector<std::byte> memory(KvPages::RequiredBytes(config, 4, 2));
+  KvPages pool(config, 4, 2, memory);
   const auto first = pool.Allocate(), second = pool.Allocate();
   ASSERT_TRUE(first && second);
   EXPECT_NE(*first, *second);
@@ -100,11 +100,11 @@ TEST(PagePoolTest, HandsOutEachPageOnce) {
   EXPECT_EQ(pool.Allocate(), first);
 }
 
-TEST(PagePoolTest, RefusesMemoryThatIsTooSmall) {
+TEST(KvPagesTest, RefusesMemoryThatIsTooSmall) {
   const ModelConfig config = TinyConfig(1);
-  std::vector<std::byte> memory(PagePool::RequiredBytes(config, 4, 2) - 1);
+  std::vector<std::byte> memory(KvPages::RequiredBytes(config, 4, 2) - 1);
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH(PagePool(config, 4, 2, memory), "memory");
+  EXPECT_DEATH(KvPages(config, 4, 2, memory), "memory");
 }
 
 TEST(FlopsTest, CountsWhatTheFormulasNeed) {

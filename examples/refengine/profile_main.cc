@@ -83,7 +83,7 @@ class Measurement {
       : text_(std::move(text)),
         sections_(sections),
         section_tokens_(section_tokens),
-        memory_(PagePool::RequiredBytes(model_.config(), kPageTokens, Pages())),
+        memory_(KvPages::RequiredBytes(model_.config(), kPageTokens, Pages())),
         pool_(model_.config(), kPageTokens, Pages(), memory_),
         peak_(FmaPeak(threads_)) {
     std::printf("kernels %s, %d threads, FMA peak %.1f GFLOP/s\n", std::string(kernels_.name()).c_str(),
@@ -149,7 +149,7 @@ class Measurement {
   const std::unique_ptr<kernels::Queue> queue_ = kernels_.MakeQueue(&threads_);
   Engine engine_{model_, kernels_, threads_};
   std::vector<std::byte> memory_;
-  PagePool pool_;
+  KvPages pool_;
   double peak_;
   std::vector<float> expected_;
   std::vector<StoredSegment> stored_;

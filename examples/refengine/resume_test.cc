@@ -144,8 +144,8 @@ TEST(ResumeOfTheDemosModel, CutElsewhereItErrsByRoundingAlone) {
   const kernels::Kernels& kernels = kernels::Host();
   kernels::ThreadPool threads(2);
   const auto queue = kernels.MakeQueue(&threads);
-  std::vector<std::byte> memory(PagePool::RequiredBytes(config, 16, 160));
-  PagePool pool(config, 16, 160, memory);
+  std::vector<std::byte> memory(KvPages::RequiredBytes(config, 16, 160));
+  KvPages pool(config, 16, 160, memory);
   std::vector<int32_t> text(800);
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<int32_t>((i * 31 + i * i % 97) % 251);
   const std::span<const int32_t> tokens(text);

@@ -26,7 +26,7 @@ std::span<const float> RecurrentState::ConvWindow(int32_t linear_layer) const {
   return {State(linear_layer).data() + state_floats_, window_floats_};
 }
 
-Sequence::Sequence(const ModelConfig& config, PagePool& pool) : pool_(&pool), zero_(config), recurrent_(zero_) {}
+Sequence::Sequence(const ModelConfig& config, KvPages& pool) : pool_(&pool), zero_(config), recurrent_(zero_) {}
 
 Sequence::~Sequence() {
   Clear();

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "examples/refengine/config.h"
-#include "examples/refengine/page_pool.h"
+#include "examples/refengine/kv_pages.h"
 
 namespace ashlar::refengine {
 
@@ -44,7 +44,7 @@ class DecodeBuffers;
 class Sequence {
  public:
   // `pool` outlives the sequence.
-  Sequence(const ModelConfig& config, PagePool& pool);
+  Sequence(const ModelConfig& config, KvPages& pool);
   ~Sequence();
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
@@ -52,7 +52,7 @@ class Sequence {
   int64_t length() const { return length_; }
   // Page of position p: page_table()[p / page_tokens]. Stays in place while no more than the reserved tokens are used.
   const std::vector<int32_t>& page_table() const { return page_table_; }
-  PagePool& pool() const { return *pool_; }
+  KvPages& pool() const { return *pool_; }
   // Aborts where tokens wait in buffers: settle the sequence first (Engine::Settle).
   const RecurrentState& recurrent() const;
   // Tokens that wait in buffers (EngineOptions::decoding): the states do not hold them yet.
@@ -78,7 +78,7 @@ class Sequence {
 
  private:
   friend class Engine;
-  PagePool* pool_;
+  KvPages* pool_;
   RecurrentState zero_, recurrent_;
   std::unique_ptr<DecodeBuffers> buffers_;  // null: none was needed yet
   std::vector<int32_t> page_table_;

@@ -107,7 +107,7 @@ void StoredSegment::LandRows(const Model& model, Sequence& sequence, int64_t sta
   }
 }
 
-absl::Status PrefillIsolated(Engine& engine, PagePool& pool, std::span<const int32_t> tokens,
+absl::Status PrefillIsolated(Engine& engine, KvPages& pool, std::span<const int32_t> tokens,
                              const kernels::Kernels& kernels, kernels::Queue& queue, StoredSegment& segment) {
   Sequence sequence(engine.model().config(), pool);
   const Step step = Step::Compute(tokens);

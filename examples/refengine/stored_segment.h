@@ -61,7 +61,7 @@ class StoredSegment {
 
 // Prefills `tokens` alone, from zero state and zero tail at position 0, on a fresh sequence of `pool`, and stores the
 // interior: neither neighbours nor positions enter into what is cached (HYPIC §4.2).
-absl::Status PrefillIsolated(Engine& engine, PagePool& pool, std::span<const int32_t> tokens,
+absl::Status PrefillIsolated(Engine& engine, KvPages& pool, std::span<const int32_t> tokens,
                              const kernels::Kernels& kernels, kernels::Queue& queue, StoredSegment& segment);
 
 // Cached layers with every transition replaced: by the identity (naive addition, S = Σ S_i) or by zero (memory cut at

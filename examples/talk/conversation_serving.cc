@@ -14,7 +14,7 @@ Conversation::Conversation(rag::RagPrompt text) : text(std::move(text)) {
 }
 
 absl::StatusOr<std::unique_ptr<ConversationServing>> ConversationServing::Open(
-    Client& client, const rag::Runtime& runtime, refengine::PagePool& pool, const Region& region,
+    Client& client, const rag::Runtime& runtime, refengine::KvPages& pool, const Region& region,
     refengine::SeamWidths seams, const rag::ServingOptions& options) {
   if (options.prefixes.capture_tokens == 0) return absl::InvalidArgumentError("options.prefixes: not in use");
   auto serving = rag::CachedServing::Open(client, runtime, pool, region, seams, options);

@@ -49,7 +49,7 @@ class ConversationServing {
   // offers a span, and states before that token. The engine resumes with the bits of one that never left if its passes
   // have capture_tokens.
   static absl::StatusOr<std::unique_ptr<ConversationServing>> Open(Client& client, const rag::Runtime& runtime,
-                                                                   refengine::PagePool& pool, const Region& region,
+                                                                   refengine::KvPages& pool, const Region& region,
                                                                    refengine::SeamWidths seams,
                                                                    const rag::ServingOptions& options);
 

@@ -39,8 +39,8 @@ class Conversations : public testing::Test {
     auto region = client_->HostRegion(rag::RegionBytes(model_.config(), rag::kPageTokens, kPages));
     ASSERT_TRUE(region.ok()) << region.status();
     region_ = *region;
-    pages_ = std::make_unique<refengine::PagePool>(model_.config(), rag::kPageTokens, kPages,
-                                                   std::span(region_.data(), region_.size()));
+    pages_ = std::make_unique<refengine::KvPages>(model_.config(), rag::kPageTokens, kPages,
+                                                  std::span(region_.data(), region_.size()));
     auto serving = Open({.prefixes = {.capture_tokens = kPass}}, region_);
     ASSERT_TRUE(serving.ok()) << serving.status();
     serving_ = *std::move(serving);
@@ -94,7 +94,7 @@ class Conversations : public testing::Test {
   std::unique_ptr<tools::LocalDaemon> daemon_;
   std::unique_ptr<Client> client_;
   Region region_;
-  std::unique_ptr<refengine::PagePool> pages_;
+  std::unique_ptr<refengine::KvPages> pages_;
   std::unique_ptr<ConversationServing> serving_;
 };
 
@@ -178,8 +178,8 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
     ASSERT_TRUE(region.ok()) << region.status();
     serving_.reset();
     region_ = *region;
-    pages_ = std::make_unique<refengine::PagePool>(model_.config(), rag::kPageTokens, kPages,
-                                                   std::span(region_.data(), region_.size()));
+    pages_ = std::make_unique<refengine::KvPages>(model_.config(), rag::kPageTokens, kPages,
+                                                  std::span(region_.data(), region_.size()));
     auto serving =
         Open({.prefixes = {.capture_tokens = kPass, .span_tokens = kSpan, .span_dtype = GetParam()}}, region_);
     ASSERT_TRUE(serving.ok()) << serving.status();

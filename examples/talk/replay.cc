@@ -36,7 +36,7 @@ absl::StatusOr<std::vector<float>> RunOn(const rag::Runtime& runtime, Sequence& 
   return logits;
 }
 
-absl::StatusOr<std::vector<float>> Replay(const rag::Runtime& runtime, refengine::PagePool& pool,
+absl::StatusOr<std::vector<float>> Replay(const rag::Runtime& runtime, refengine::KvPages& pool,
                                           std::span<const int32_t> tokens, const Cuts& cuts) {
   Sequence sequence(runtime.model.config(), pool);
   absl::StatusOr<std::vector<float>> logits;

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "examples/rag/serving.h"
-#include "examples/refengine/page_pool.h"
+#include "examples/refengine/kv_pages.h"
 
 namespace ashlar::talk {
 
@@ -26,7 +26,7 @@ class Cuts {
 };
 
 // Logits behind the last of `tokens`, which is where `cuts` end.
-absl::StatusOr<std::vector<float>> Replay(const rag::Runtime& runtime, refengine::PagePool& pool,
+absl::StatusOr<std::vector<float>> Replay(const rag::Runtime& runtime, refengine::KvPages& pool,
                                           std::span<const int32_t> tokens, const Cuts& cuts);
 
 // One call: the runs of `tokens` that end at `ends`, behind `sequence`. Logits behind the last.

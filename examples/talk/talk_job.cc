@@ -72,7 +72,7 @@ class TalkJob {
 
   std::unique_ptr<tools::LocalDaemon> daemon_;
   std::unique_ptr<Client> client_;
-  std::unique_ptr<refengine::PagePool> shared_pages_;  // in memory that the daemon lands into
+  std::unique_ptr<refengine::KvPages> shared_pages_;  // in memory that the daemon lands into
   std::unique_ptr<rag::LocalPages> own_pages_;
   std::unique_ptr<ConversationServing> ashlar_;
   std::unique_ptr<rag::FullRecompute> full_;
@@ -121,8 +121,8 @@ absl::Status TalkJob::Prepare() {
   const int32_t pages = rag::PagesFor(longest, 2 + talks_.size() / 2);
   absl::StatusOr<Region> region = client_->HostRegion(rag::RegionBytes(model_.config(), kPageTokens, pages));
   if (!region.ok()) return region.status();
-  shared_pages_ = std::make_unique<refengine::PagePool>(model_.config(), kPageTokens, pages,
-                                                        std::span(region->data(), region->size()));
+  shared_pages_ = std::make_unique<refengine::KvPages>(model_.config(), kPageTokens, pages,
+                                                       std::span(region->data(), region->size()));
   auto serving = ConversationServing::Open(*client_, runtime(engine_), *shared_pages_, *region, kSeams,
                                            {.compose = job.compose, .epsilon = job.epsilon, .prefixes = Use()});
   if (!serving.ok()) return serving.status();

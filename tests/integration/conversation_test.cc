@@ -35,7 +35,7 @@ class Conversing : public Serving {
     ASSERT_TRUE(hosted.ok()) << hosted.status();
     region_ = *hosted;
     pages_ =
-        std::make_unique<refengine::PagePool>(config_, kPageTokens, kPages, std::span(region_.data(), region_.size()));
+        std::make_unique<refengine::KvPages>(config_, kPageTokens, kPages, std::span(region_.data(), region_.size()));
     auto opened = ConversationServing::Open(*client_, runtime(), *pages_, region_, kSeams,
                                             {.patience = patience_, .prefixes = prefixes_});
     ASSERT_TRUE(opened.ok()) << opened.status();
@@ -73,7 +73,7 @@ class Conversing : public Serving {
   talk::Cuts cuts_;
   std::unique_ptr<Client> client_;
   Region region_;
-  std::unique_ptr<refengine::PagePool> pages_;
+  std::unique_ptr<refengine::KvPages> pages_;
   std::unique_ptr<ConversationServing> serving_;
 };
 

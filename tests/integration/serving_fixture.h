@@ -64,7 +64,7 @@ struct ServingEngine {
     auto hosted = client->HostRegion(rag::RegionBytes(config, kPageTokens, kPages));
     EXPECT_TRUE(hosted.ok()) << hosted.status();
     region = *hosted;
-    pages = std::make_unique<refengine::PagePool>(config, kPageTokens, kPages, std::span(region.data(), region.size()));
+    pages = std::make_unique<refengine::KvPages>(config, kPageTokens, kPages, std::span(region.data(), region.size()));
     auto opened = rag::CachedServing::Open(*client, runtime, *pages, region, kSeams,
                                            {.patience = patience, .compose = compose, .cold_parallel = cold_parallel});
     EXPECT_TRUE(opened.ok()) << opened.status();
@@ -79,7 +79,7 @@ struct ServingEngine {
 
   std::unique_ptr<Client> client;
   Region region;
-  std::unique_ptr<refengine::PagePool> pages;
+  std::unique_ptr<refengine::KvPages> pages;
   std::unique_ptr<rag::CachedServing> serving;
 };
 
@@ -91,12 +91,12 @@ class Serving : public testing::Test {
 
   std::vector<float> FullRecompute(const RagPrompt& prompt) {
     std::vector<std::max_align_t> memory(
-        refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages) / sizeof(std::max_align_t) + 64);
+        refengine::KvPages::RequiredBytes(config_, kPageTokens, kPages) / sizeof(std::max_align_t) + 64);
     void* aligned = memory.data();
     size_t room = memory.size() * sizeof(std::max_align_t);
-    const size_t bytes = refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages);
+    const size_t bytes = refengine::KvPages::RequiredBytes(config_, kPageTokens, kPages);
     std::align(64, bytes, aligned, room);
-    refengine::PagePool pages(config_, kPageTokens, kPages, {static_cast<std::byte*>(aligned), bytes});
+    refengine::KvPages pages(config_, kPageTokens, kPages, {static_cast<std::byte*>(aligned), bytes});
     const auto served = rag::FullRecompute(runtime(), pages).Serve(prompt);
     EXPECT_TRUE(served.ok()) << served.status();
     return served->logits;
@@ -108,8 +108,8 @@ class Serving : public testing::Test {
     engine.serving->last() = {};  // its pages too
     return SignalWhenItLands(engine.region, *engine.pages, signal);
   }
-  pid_t SignalWhenItLands(const Region& region, const refengine::PagePool& pool, int signal) {
-    const uint64_t bytes = refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages);
+  pid_t SignalWhenItLands(const Region& region, const refengine::KvPages& pool, int signal) {
+    const uint64_t bytes = refengine::KvPages::RequiredBytes(config_, kPageTokens, kPages);
     float* floats = reinterpret_cast<float*>(region.data());
     std::fill(floats, floats + bytes / sizeof(float), kPoison);
     const refengine::PagedLayerGeometry layer = pool.Geometry(0);

@@ -148,11 +148,11 @@ TEST_F(ServingLightning, SetsPromptsFromSegmentsInAnyOrder) {
   rag::Layer0Fidelity layer0(runtime(), pool_, static_cast<int64_t>(turned.tokens.size()));
   own.serving->last().request.Release();
   own.Serve(turned);
-  std::vector<std::byte> memory(refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages) + 64);
+  std::vector<std::byte> memory(refengine::KvPages::RequiredBytes(config_, kPageTokens, kPages) + 64);
   void* aligned = memory.data();
   size_t room = memory.size();
   std::align(64, room - 64, aligned, room);
-  refengine::PagePool pages(config_, kPageTokens, kPages, {static_cast<std::byte*>(aligned), memory.size() - 64});
+  refengine::KvPages pages(config_, kPageTokens, kPages, {static_cast<std::byte*>(aligned), memory.size() - 64});
   const auto error = layer0.Measure(turned, own.serving->last(), pages);
   ASSERT_TRUE(error.ok() && error->has_value()) << error.status();
   EXPECT_LE((*error)->ashlar, 1e-5);

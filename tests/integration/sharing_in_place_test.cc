@@ -29,10 +29,10 @@ class InPlaceEngine {
     ClientOptions patient = options;
     patient.timeout = std::chrono::seconds(10);
     client_ = *Client::Connect(patient);
-    region_ = *client_->HostRegion(refengine::PagePool::RequiredBytes(config_, kPageTokens, kPages));
+    region_ = *client_->HostRegion(refengine::KvPages::RequiredBytes(config_, kPageTokens, kPages));
     // It says where pages lie; the daemon says which.
     pool_ =
-        std::make_unique<refengine::PagePool>(config_, kPageTokens, kPages, std::span(region_.data(), region_.size()));
+        std::make_unique<refengine::KvPages>(config_, kPageTokens, kPages, std::span(region_.data(), region_.size()));
     model_ = *client_->OpenModel(
         runtime.model.identity(),
         runtime.model.layout(static_cast<uint32_t>(kSeams.head), static_cast<uint32_t>(kSeams.tail), kPageTokens));
@@ -160,7 +160,7 @@ class InPlaceEngine {
   const ModelConfig config_;
   std::unique_ptr<Client> client_;
   Region region_;
-  std::unique_ptr<refengine::PagePool> pool_;
+  std::unique_ptr<refengine::KvPages> pool_;
   Model model_;
 };
 

@@ -104,14 +104,14 @@ struct TalkingEngine {
     client = *Client::Connect(patient);
     const refengine::ModelConfig& config = runtime.model.config();
     region = *client->HostRegion(rag::RegionBytes(config, integration::kPageTokens, integration::kPages));
-    pages = std::make_unique<refengine::PagePool>(config, integration::kPageTokens, integration::kPages,
-                                                  std::span(region.data(), region.size()));
+    pages = std::make_unique<refengine::KvPages>(config, integration::kPageTokens, integration::kPages,
+                                                 std::span(region.data(), region.size()));
     serving = *talk::ConversationServing::Open(*client, runtime, *pages, region, integration::kSeams,
                                                {.prefixes = {.capture_tokens = 64}});
   }
   std::unique_ptr<Client> client;
   Region region;
-  std::unique_ptr<refengine::PagePool> pages;
+  std::unique_ptr<refengine::KvPages> pages;
   std::unique_ptr<talk::ConversationServing> serving;
 };
 

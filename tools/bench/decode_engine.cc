@@ -45,7 +45,7 @@ class Loop {
   Loop(const refengine::Model& model, kernels::Workers& workers, const DecodeBuffering& decoding, int64_t tokens)
       : engine_(model, kernels::Host(), workers, {.decoding = decoding}),
         pages_(static_cast<int32_t>((kPrompt + tokens) / kPageTokens + 1)),
-        memory_(refengine::PagePool::RequiredBytes(model.config(), kPageTokens, pages_)),
+        memory_(refengine::KvPages::RequiredBytes(model.config(), kPageTokens, pages_)),
         pool_(model.config(), kPageTokens, pages_, memory_),
         sequence_(model.config(), pool_),
         logits_(refengine::kVocabulary) {
@@ -91,7 +91,7 @@ class Loop {
   Engine engine_;
   const int32_t pages_;
   std::vector<std::byte> memory_;
-  refengine::PagePool pool_;
+  refengine::KvPages pool_;
   Sequence sequence_;
   std::vector<float> logits_;
   std::vector<double> seconds_, layer_seconds_;

@@ -70,7 +70,7 @@ class Engine {
   std::unique_ptr<rag::FullRecompute> full_;
   std::unique_ptr<rag::ExactPrefixes> prefix_;
   std::unique_ptr<Client> client_;
-  std::unique_ptr<refengine::PagePool> shared_pages_;
+  std::unique_ptr<refengine::KvPages> shared_pages_;
   std::unique_ptr<rag::CachedServing> cached_;
   std::function<absl::StatusOr<rag::Served>(const rag::RagPrompt&)> serve_;
 };
@@ -103,7 +103,7 @@ absl::Status Engine::OpenCached(const ClientOptions& daemon) {
   auto region = client_->HostRegion(rag::RegionBytes(config_, kPageTokens, pages));
   if (!region.ok()) return region.status();
   shared_pages_ =
-      std::make_unique<refengine::PagePool>(config_, kPageTokens, pages, std::span(region->data(), region->size()));
+      std::make_unique<refengine::KvPages>(config_, kPageTokens, pages, std::span(region->data(), region->size()));
   auto cached = rag::CachedServing::Open(*client_, runtime(), *shared_pages_, *region, {kSeam, kSeam});
   if (!cached.ok()) return cached.status();
   cached_ = *std::move(cached);

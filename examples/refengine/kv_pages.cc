@@ -1,4 +1,4 @@
-#include "examples/refengine/page_pool.h"
+#include "examples/refengine/kv_pages.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -13,11 +13,11 @@ uint64_t PlaneBytes(const ModelConfig& config, int32_t page_tokens, int32_t page
 
 }  // namespace
 
-size_t PagePool::RequiredBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages) {
+size_t KvPages::RequiredBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages) {
   return 2 * config.attention_layers() * PlaneBytes(config, page_tokens, pages);
 }
 
-PagePool::PagePool(const ModelConfig& config, int32_t page_tokens, int32_t pages, std::span<std::byte> memory)
+KvPages::KvPages(const ModelConfig& config, int32_t page_tokens, int32_t pages, std::span<std::byte> memory)
     : config_(config), page_tokens_(page_tokens), pages_(pages), memory_(memory.data()) {
   if (memory.size() < RequiredBytes(config, page_tokens, pages)) {
     std::fprintf(stderr, "page pool: memory: %zu bytes, %zu are needed\n", memory.size(),
@@ -27,18 +27,18 @@ PagePool::PagePool(const ModelConfig& config, int32_t page_tokens, int32_t pages
   for (int32_t page = pages - 1; page >= 0; --page) free_.push_back(page);
 }
 
-std::optional<int32_t> PagePool::Allocate() {
+std::optional<int32_t> KvPages::Allocate() {
   if (free_.empty()) return std::nullopt;
   const int32_t page = free_.back();
   free_.pop_back();
   return page;
 }
 
-void PagePool::Free(int32_t page) {
+void KvPages::Free(int32_t page) {
   free_.push_back(page);
 }
 
-PagedLayerGeometry PagePool::Geometry(int32_t attention_layer) const {
+PagedLayerGeometry KvPages::Geometry(int32_t attention_layer) const {
   const uint64_t plane = PlaneBytes(config_, page_tokens_, pages_);
   PagedLayerGeometry geometry;
   geometry.layer = attention_layer * ModelConfig::kLayersPerBlock + ModelConfig::kLayersPerBlock - 1;
@@ -50,7 +50,7 @@ PagedLayerGeometry PagePool::Geometry(int32_t attention_layer) const {
   return geometry;
 }
 
-kernels::PagedSlots PagePool::Slots(uint64_t offset, const int32_t* page_table) const {
+kernels::PagedSlots KvPages::Slots(uint64_t offset, const int32_t* page_table) const {
   const PagedLayerGeometry geometry = Geometry(0);
   kernels::PagedSlots slots;
   slots.base = reinterpret_cast<float*>(memory_ + offset);
@@ -62,11 +62,11 @@ kernels::PagedSlots PagePool::Slots(uint64_t offset, const int32_t* page_table) 
   return slots;
 }
 
-kernels::PagedSlots PagePool::Keys(int32_t attention_layer, const int32_t* page_table) const {
+kernels::PagedSlots KvPages::Keys(int32_t attention_layer, const int32_t* page_table) const {
   return Slots(Geometry(attention_layer).key_offset, page_table);
 }
 
-kernels::PagedSlots PagePool::Values(int32_t attention_layer, const int32_t* page_table) const {
+kernels::PagedSlots KvPages::Values(int32_t attention_layer, const int32_t* page_table) const {
   return Slots(Geometry(attention_layer).value_offset, page_table);
 }
 

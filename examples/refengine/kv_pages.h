@@ -21,14 +21,14 @@ struct PagedLayerGeometry {
 };
 
 // Not thread-safe: it belongs to the engine's thread.
-class PagePool {
+class KvPages {
  public:
   static size_t RequiredBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages);
 
   // `memory` is 64-byte aligned, at least RequiredBytes long, and outlives the pool.
-  PagePool(const ModelConfig& config, int32_t page_tokens, int32_t pages, std::span<std::byte> memory);
-  PagePool(const PagePool&) = delete;
-  PagePool& operator=(const PagePool&) = delete;
+  KvPages(const ModelConfig& config, int32_t page_tokens, int32_t pages, std::span<std::byte> memory);
+  KvPages(const KvPages&) = delete;
+  KvPages& operator=(const KvPages&) = delete;
 
   int32_t page_tokens() const { return page_tokens_; }
   int32_t pages() const { return pages_; }

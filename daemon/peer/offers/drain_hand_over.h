@@ -1,4 +1,4 @@
-// HandOver: in a drain, gives other nodes what this one's memory alone has, while the disk takes its part.
+// DrainHandOver: in a drain, gives other nodes what this one's memory alone has, while the disk takes its part.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace ashlar::daemon {
 
 // Disk and nodes take from one row, the hottest first, so the faster one takes more. Each object is offered to one node
 // after another until one has it. What none takes is the disk's again. The metadata thread only.
-class HandOver {
+class DrainHandOver {
  public:
   struct Options {
     uint64_t bytes_of_a_node = uint64_t{32} << 20;  // offered to it at a time, and not yet answered
@@ -30,8 +30,8 @@ class HandOver {
   };
 
   // All must outlive it.
-  HandOver(const storage::Clock& clock, const Directory& directory, Offerer& offerer, storage::Cache& cache,
-           const Options& options)
+  DrainHandOver(const storage::Clock& clock, const Directory& directory, Offerer& offerer, storage::Cache& cache,
+                const Options& options)
       : clock_(clock), directory_(directory), offerer_(offerer), cache_(cache), options_(options) {}
 
   // The cache has begun to drain, or has ended that. Again: begins anew.

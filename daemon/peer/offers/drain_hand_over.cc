@@ -1,4 +1,4 @@
-#include "daemon/peer/offers/hand_over.h"
+#include "daemon/peer/offers/drain_hand_over.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,7 +13,7 @@ constexpr int kTurns = 256;       // of one call: others use the thread in betwe
 
 }  // namespace
 
-void HandOver::Start() {
+void DrainHandOver::Start() {
   ++round_;
   running_ = true;
   row_ended_ = false;
@@ -24,19 +24,19 @@ void HandOver::Start() {
   Tick();
 }
 
-void HandOver::LookAround() {
+void DrainHandOver::LookAround() {
   looked_at_ = clock_.Now();
   members_ = directory_.Members();
   if (!members_.empty()) members_.erase(members_.begin());  // this node
 }
 
-void HandOver::End() {
+void DrainHandOver::End() {
   ++round_;
   running_ = false;
   again_.clear();
 }
 
-std::optional<HandOver::Handed> HandOver::Next() {
+std::optional<DrainHandOver::Handed> DrainHandOver::Next() {
   if (!again_.empty()) {
     Handed next = std::move(again_.front());
     again_.pop_front();
@@ -53,7 +53,7 @@ std::optional<HandOver::Handed> HandOver::Next() {
 }
 
 // The one with the least under way, of those that may take it. Null: none; then `again_` or the disk has it.
-std::shared_ptr<const Member> HandOver::NodeFor(const Handed& handed) {
+std::shared_ptr<const Member> DrainHandOver::NodeFor(const Handed& handed) {
   const storage::Nanos now = clock_.Now();
   std::shared_ptr<const Member> best;
   for (const std::shared_ptr<const Member>& member : members_) {
@@ -66,7 +66,7 @@ std::shared_ptr<const Member> HandOver::NodeFor(const Handed& handed) {
   return best;
 }
 
-void HandOver::Tick() {
+void DrainHandOver::Tick() {
   if (!running_) return;
   if (clock_.Now() - looked_at_ >= options_.row_again) LookAround();
   if (members_.empty()) {
@@ -107,7 +107,7 @@ void HandOver::Tick() {
   }
 }
 
-void HandOver::Offer(const std::shared_ptr<const Member>& to, std::vector<Handed> some) {
+void DrainHandOver::Offer(const std::shared_ptr<const Member>& to, std::vector<Handed> some) {
   std::vector<storage::Offering> offerings;
   for (const Handed& handed : some) {
     offerings.push_back(handed.offering);
@@ -119,8 +119,8 @@ void HandOver::Offer(const std::shared_ptr<const Member>& to, std::vector<Handed
                      const absl::StatusOr<std::vector<TakeOutcome>>& reply) { Answered(round, to, some, reply); });
 }
 
-void HandOver::Answered(uint64_t round, const std::shared_ptr<const Member>& from, std::vector<Handed> some,
-                        const absl::StatusOr<std::vector<TakeOutcome>>& reply) {
+void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>& from, std::vector<Handed> some,
+                             const absl::StatusOr<std::vector<TakeOutcome>>& reply) {
   if (round != round_) return;
   Node& node = nodes_[from->incarnation];
   bool took = false, busy = false;
