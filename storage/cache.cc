@@ -439,7 +439,8 @@ Cache::Stats Cache::stats() const {
           .landings = impl_->lander.landings(),
           .compositions = impl_->composer.compositions(),
           .copies_under_way = impl_->table.placement().tier_copies(),
-          .unsaved = impl_->table.placement().unsaved()};
+          .unsaved = impl_->table.placement().unsaved(),
+          .pools = impl_->table.placement().pools()};
 }
 
 Prefixes::Stats Cache::prefix_stats(TenantId tenant) const {

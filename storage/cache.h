@@ -239,6 +239,7 @@ class Cache {
     uint64_t compositions = 0;
     uint64_t copies_under_way = 0;  // between tiers
     Placement::Unsaved unsaved;
+    PoolShares pools;
   };
   Stats stats() const;
   Prefixes::Stats prefix_stats(TenantId tenant) const;

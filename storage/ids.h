@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 
+#include "absl/strings/string_view.h"
+
 namespace ashlar::storage {
 
 using TenantId = uint32_t;
@@ -17,5 +19,8 @@ using LandingId = uint64_t;  // chosen by the client, unique within its session
 // The use of a pool's bytes: segments that all of a namespace share, or running states that are their sessions' own.
 enum class PoolKind : uint8_t { kPublic = 0, kPrivate = 1 };
 inline constexpr PoolKind kPools[] = {PoolKind::kPublic, PoolKind::kPrivate};
+constexpr absl::string_view Name(PoolKind pool) {
+  return pool == PoolKind::kPublic ? "public" : "private";
+}
 
 }  // namespace ashlar::storage

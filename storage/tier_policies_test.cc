@@ -118,6 +118,13 @@ TEST_F(TierPoliciesTest, FloorsKeepPoolsApart) {
   EXPECT_EQ(Ask(29).reason, MissReason::kNone);
   EXPECT_EQ(Ask(28).reason, MissReason::kNone);
   EXPECT_EQ(Ask(27).reason, MissReason::kEvicted);
+  const PoolShares pools = rig_->cache->stats().pools;
+  const PoolShare& open = pools.at({TierKind::kDram, {1, PoolKind::kPublic}});
+  const PoolShare& own = pools.at({TierKind::kDram, {1, PoolKind::kPrivate}});
+  EXPECT_EQ(open.floor_bytes, 6 * kExtentBytes);
+  EXPECT_EQ(own.floor_bytes, 3 * kExtentBytes);
+  EXPECT_EQ(open.used_bytes, 6 * kExtentBytes);
+  EXPECT_EQ((open.used_bytes + own.used_bytes) / kExtentBytes, Used(*rig_->dram));
 }
 
 TEST_F(TierPoliciesTest, APinnedObjectStaysInSomeTier) {

@@ -160,6 +160,10 @@ struct Metrics::Impl {
       GaugeFamily("ashlar_tier_used_bytes", "Bytes of the tier that the tenant's cached objects take"),
       tenants,
       {"tier"}};
+  Children<Gauge, TierKind, storage::PoolKind> pool_used{
+      GaugeFamily("ashlar_pool_used_bytes", "Bytes of the tier that the tenant's pool takes: public or private"),
+      tenants,
+      {"tier", "pool"}};
   Children<Gauge, TierKind> held{
       GaugeFamily("ashlar_tier_held_bytes",
                   "Bytes of the machine that the tenant's arenas take, with objects in them or not"),
@@ -373,6 +377,10 @@ void Metrics::Set(const Levels& levels) {
       impl_->capacity.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].capacity_bytes));
       impl_->tier_errors.Get(tenant, tier);  // from the start: a counter that begins at 1 has not grown, for Prometheus
     }
+  }
+  for (const auto& [place, share] : levels.pools) {
+    const auto& [tier, pool] = place;
+    impl_->pool_used.Get(pool.tenant, tier, pool.kind).Set(static_cast<double>(share.used_bytes));
   }
   impl_->holdings.Set(levels.holdings);
   for (size_t i = 0; i < levels.pages.size(); ++i) {

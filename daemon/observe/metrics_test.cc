@@ -49,6 +49,15 @@ TEST(MetricsTest, ALookUpEndsWithItsAnswerNotWithItsLanding) {
   EXPECT_THAT(text, HasSubstr("\nashlar_rpcs_total{code=\"OK\",method=\"LookupAndLand\"} 1\n"));
 }
 
+TEST(MetricsTest, TellPoolsApart) {
+  Metrics metrics({"blue"});
+  Levels levels;
+  levels.pools[{TierKind::kDram, {0, storage::PoolKind::kPrivate}}] = {.used_bytes = 300};
+  metrics.Set(levels);
+  EXPECT_THAT(metrics.Text(TenantLabel::kNamed),
+              HasSubstr("\nashlar_pool_used_bytes{pool=\"private\",tenant=\"blue\",tier=\"dram\"} 300\n"));
+}
+
 TEST(MetricsTest, TellWhenTheCertificateEnds) {
   Metrics metrics({"blue"});
   Levels levels;

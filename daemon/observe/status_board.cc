@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -80,6 +81,39 @@ std::string Tiers(const StatusView& view) {
   return Table("Tiers", "used of the budgets of all tenants", rows);
 }
 
+std::string Pools(const StatusView& view) {
+  std::string rows;
+  const auto row = [&rows](const std::string& name, uint64_t part, uint64_t whole, const std::string& text) {
+    absl::StrAppend(&rows, Row(name, absl::StrCat("<td>", Bar(part, whole), "</td>", Number(text))));
+  };
+  for (const StatusView::Pool& pool : view.pools) {
+    const std::string floor = pool.floor_bytes == 0 ? "" : absl::StrCat(", floor ", Bytes(pool.floor_bytes));
+    row(pool.name, pool.used_bytes, pool.capacity_bytes, absl::StrCat(Bytes(pool.used_bytes), floor));
+  }
+  if (view.pages > 0) {
+    const uint64_t used = view.pages - view.free_pages;
+    row("pages of engines", used, view.pages, absl::StrCat(used, " of ", view.pages));
+  }
+  return Table("Pools", "shared segments (public), conversations' own states (private), pages that engines share",
+               rows);
+}
+
+std::string Ago(double seconds) {
+  if (seconds < 90) return absl::StrFormat("%.0f s ago", seconds);
+  if (seconds < 90 * 60) return absl::StrFormat("%.0f min ago", seconds / 60);
+  return absl::StrFormat("%.0f h ago", seconds / 3600);
+}
+
+std::string Misses(const StatusView& view) {
+  std::string rows;
+  for (const StatusView::Miss& miss : view.misses) {
+    absl::StrAppend(
+        &rows, Row(miss.reason, absl::StrCat("<td>", miss.kind, "</td>", Number(absl::StrCat(miss.tokens, " tokens")),
+                                             Number(Ago(miss.age_seconds)))));
+  }
+  return Table("Latest misses", "newest first, of all tenants", rows);
+}
+
 std::string Reuse(const StatusView& view) {
   uint64_t asked = 0;
   std::vector<std::pair<uint64_t, std::string>> parts;
@@ -131,6 +165,43 @@ std::string Now(const StatusView& view) {
   return Table("Now", "counts at this moment", rows);
 }
 
+// Behind the tiers: their sums are the capacities.
+void AddPools(const Levels& levels, StatusView* view) {
+  std::map<std::pair<TierKind, storage::PoolKind>, storage::PoolShare> sums;
+  for (const auto& [place, share] : levels.pools) {
+    storage::PoolShare& sum = sums[{place.first, place.second.kind}];
+    sum.used_bytes += share.used_bytes;
+    sum.floor_bytes += share.floor_bytes;
+  }
+  for (const auto& [place, sum] : sums) {
+    const std::string tier(Name(place.first));
+    const auto of = std::ranges::find(view->tiers, tier, &StatusView::Tier::name);
+    view->pools.push_back({.name = absl::StrCat(tier, ", ", Name(place.second)),
+                           .used_bytes = sum.used_bytes,
+                           .floor_bytes = sum.floor_bytes,
+                           .capacity_bytes = of == view->tiers.end() ? 0 : of->capacity_bytes});
+  }
+  for (const storage::PagePool::Levels& pages : levels.pages) {
+    view->pages += pages.pages;
+    view->free_pages += pages.free;
+  }
+}
+
+void AddMisses(const Levels& levels, StatusView* view) {
+  std::vector<const storage::Miss*> latest;
+  for (const auto& tenant : levels.misses) {
+    for (const storage::Miss& miss : tenant) latest.push_back(&miss);
+  }
+  std::ranges::stable_sort(latest, std::greater<>(), &storage::Miss::at);
+  latest.resize(std::min(latest.size(), StatusView::kMisses));
+  for (const storage::Miss* miss : latest) {
+    view->misses.push_back({.reason = std::string(Name(miss->why.reason)),
+                            .kind = std::string(Name(miss->query.kind)),
+                            .tokens = miss->query.tokens,
+                            .age_seconds = static_cast<double>(levels.now - miss->at) * 1e-9});
+  }
+}
+
 }  // namespace
 
 StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies) {
@@ -159,6 +230,8 @@ StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies) {
     if (degraded != levels.degraded.end()) tier.degraded = degraded->second;
     view.tiers.push_back(std::move(tier));
   }
+  AddPools(levels, &view);
+  AddMisses(levels, &view);
   const auto add = [](auto& sums, const auto& counts, auto first, auto second) {
     for (const auto& [key, tally] : counts) {
       sums[key].*first += tally.*first;
@@ -184,8 +257,8 @@ std::string StatusPage(const StatusView& view) {
       "<!DOCTYPE html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
       "content=\"width=device-width,initial-scale=1\"><meta http-equiv=\"refresh\" content=\"10\"><title>Ashlar: ",
       state, "</title><style>", kStyle, "</style></head><body><header><h1>ashlard ", Version(), ": <span",
-      state == "serving" ? "" : " class=\"bad\"", ">", state, "</span></h1></header><main>", Tiers(view), Reuse(view),
-      Evictions(view), Now(view),
+      state == "serving" ? "" : " class=\"bad\"", ">", state, "</span></h1></header><main>", Tiers(view), Pools(view),
+      Reuse(view), Misses(view), Evictions(view), Now(view),
       "</main><footer><p>Sums over all tenants. <code>ashlarctl explain --last 20</code> names misses; "
       "<a href=\"/metrics\">metrics</a>.</p></footer></body></html>\n");
 }

@@ -14,18 +14,31 @@ struct Levels;
 
 // Sums over all tenants, at one moment.
 struct StatusView {
+  static constexpr size_t kMisses = 12;  // that are shown
   struct Tier {
     std::string name;
     uint64_t used_bytes = 0, held_bytes = 0, capacity_bytes = 0;
     std::string degraded;  // why it takes no writes; empty: it does
+  };
+  struct Pool {
+    std::string name;
+    uint64_t used_bytes = 0, floor_bytes = 0, capacity_bytes = 0;  // capacity: of the tier
+  };
+  struct Miss {
+    std::string reason, kind;
+    uint64_t tokens = 0;
+    double age_seconds = 0;
   };
   struct Peers {
     uint64_t members = 0, connected = 0, directory_entries = 0, fetched_bytes = 0;
     bool directory_connected = false;
   };
   bool draining = false, slow_fabric = false;
-  std::vector<Tier> tiers;  // top to bottom
-  Tallies tallies;          // since the daemon started
+  std::vector<Tier> tiers;             // top to bottom
+  std::vector<Pool> pools;             // likewise
+  std::vector<Miss> misses;            // newest first
+  uint64_t pages = 0, free_pages = 0;  // that the daemon allocates for engines
+  Tallies tallies;                     // since the daemon started
   uint64_t objects = 0, object_bytes = 0, sessions = 0, leases = 0, landings = 0;
   uint64_t unsaved_bytes = 0, disk_queue = 0;
   Peers peers;

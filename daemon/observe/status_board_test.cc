@@ -60,6 +60,47 @@ TEST(StatusBoard, SumsOverTenantsAndNamesNone) {
   EXPECT_THAT(page, Not(HasSubstr("peers</th>"))) << "a node that is alone has none";
 }
 
+TEST(StatusBoard, SumsPoolsOverTenants) {
+  Levels levels = BusyLevels();
+  levels.pools[{TierKind::kDram, {0, storage::PoolKind::kPublic}}] = {.used_bytes = 300};
+  levels.pools[{TierKind::kDram, {1, storage::PoolKind::kPublic}}] = {.used_bytes = 100};
+  levels.pools[{TierKind::kDram, {1, storage::PoolKind::kPrivate}}] = {.used_bytes = 100, .floor_bytes = 2048};
+  EXPECT_THAT(StatusPage(ViewOf(levels, {})), Not(HasSubstr("pages of engines")));
+  levels.pages = {{.pages = 10, .free = 7}, {.pages = 10, .free = 8}};
+  const std::string page = StatusPage(ViewOf(levels, {}));
+  ExpectWellFormed(page);
+  EXPECT_THAT(page, HasSubstr("dram, public</th>"));
+  EXPECT_THAT(page, HasSubstr("aria-label=\"20.0 %\"")) << "of both tenants' budgets";
+  EXPECT_THAT(page, HasSubstr("400 B</td>"));
+  EXPECT_THAT(page, HasSubstr("100 B, floor 2.0 KiB</td>"));
+  EXPECT_THAT(page, HasSubstr("5 of 20</td>"));
+}
+
+TEST(StatusBoard, ShowsTheLatestMissesOfAllTenantsNewestFirst) {
+  Levels levels = BusyLevels();
+  levels.now = 7'200'000'000'000;
+  const auto miss = [](storage::Nanos at, MissReason why, uint64_t tokens) {
+    return storage::Miss{.at = at, .query = {.tokens = tokens}, .why = {.reason = why}};
+  };
+  levels.misses = {{miss(7'195'000'000'000, MissReason::kEvicted, 11), miss(0, MissReason::kNeverSeen, 22)},
+                   {miss(6'600'000'000'000, MissReason::kExpired, 33)}};
+  std::string page = StatusPage(ViewOf(levels, {}));
+  ExpectWellFormed(page);
+  const size_t first = page.find("evicted</th>"), second = page.find("expired</th>"),
+               third = page.find("never_seen</th>");
+  ASSERT_NE(third, std::string::npos);
+  EXPECT_LT(first, second);
+  EXPECT_LT(second, third);
+  EXPECT_THAT(page, HasSubstr("11 tokens</td><td class=\"n\">5 s ago"));
+  EXPECT_THAT(page, HasSubstr("33 tokens</td><td class=\"n\">10 min ago"));
+  EXPECT_THAT(page, HasSubstr("22 tokens</td><td class=\"n\">2 h ago"));
+  levels.misses.assign(3, std::vector<storage::Miss>(StatusView::kMisses, miss(1, MissReason::kBusy, 44)));
+  page = StatusPage(ViewOf(levels, {}));
+  EXPECT_EQ(std::ranges::distance(std::sregex_iterator(page.begin(), page.end(), std::regex("44 tokens")),
+                                  std::sregex_iterator()),
+            StatusView::kMisses);
+}
+
 TEST(StatusBoard, SaysWhatIsIll) {
   Levels levels = BusyLevels();
   levels.tiers[TierKind::kSsd] = {{.capacity_bytes = 1, .used_bytes = 1, .held_bytes = 1}};

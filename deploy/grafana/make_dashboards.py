@@ -86,6 +86,8 @@ TENANT_PANELS = [
     ("Why its tokens are missed", TOKENS_PER_SECOND, [(rate("ashlar_miss_tokens_total", "tenant, reason", TENANT), "{{tenant}} {{reason}}")], {}),
     ("Its memory and disk", "bytes", [(total("ashlar_tier_used_bytes", "tenant, tier", TENANT), "{{tenant}} {{tier}} used"),
                                       (total("ashlar_tier_capacity_bytes", "tenant, tier", TENANT), "{{tenant}} {{tier}} budget")], {}),
+    ("Its pools: shared segments, conversations' states", "bytes",
+     [(total("ashlar_pool_used_bytes", "tenant, tier, pool", TENANT), "{{tenant}} {{tier}} {{pool}}")], {}),
     ("Publishing, by the answer", "ops", [(rate("ashlar_reserve_outcomes_total", "tenant, outcome", TENANT), "{{tenant}} {{outcome}}")], {}),
     ("States committed", "ops", [(rate("ashlar_prefix_commits_total", "tenant, outcome", TENANT), "{{tenant}} {{outcome}}")], {}),
     ("Its regions", "bytes", [(f"ashlar_region_bytes{{{TENANT}}}", "{{tenant}}")], {}),

@@ -106,6 +106,14 @@ void Level::Free(const TenantPool& pool, Slot slot) {
   tier_.Free(std::move(slot));
 }
 
+void Level::AddTo(PoolShares& shares) const {
+  for (const auto& [pool, share] : shares_) {
+    PoolShare& sum = shares[{kind(), pool}];
+    sum.used_bytes += share.used * limits::kExtentBytes;
+    sum.floor_bytes += share.floor * limits::kExtentBytes;
+  }
+}
+
 void Level::Freed(const TenantPool& pool, uint64_t extents) {
   shares_[pool].used -= extents;
 }

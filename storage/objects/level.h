@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -13,6 +14,14 @@
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
+
+// What a pool has of a tier.
+struct PoolShare {
+  uint64_t used_bytes = 0;
+  uint64_t floor_bytes = 0;  // that it has for itself
+};
+// The pools that have something of a tier, or a floor there; of all GPUs together.
+using PoolShares = std::map<std::pair<TierKind, TenantPool>, PoolShare>;
 
 // A tenant's bytes in a tier are its two pools' together. Up to its floor a pool has its bytes for itself: the other
 // one neither evicts them nor fills them while they are free. Above the floors the pools compete.
@@ -48,6 +57,7 @@ class Level {
   void SetIdle(const TenantPool& pool, Rank& copy, bool idle);
   void Forget(Rank& copy) { policy_.Forget(copy); }  // not idle
 
+  void AddTo(PoolShares& shares) const;
   TierKind kind() const { return tier_.kind(); }
   PolicyKind policy() const { return policy_.kind(); }
   Tier& tier() const { return tier_; }

@@ -119,6 +119,7 @@ class Placement {
     bool writing = false;
   };
   Unsaved unsaved() const;
+  PoolShares pools() const;
 
   size_t levels() const { return levels_.size(); }  // of this node
   TierKind kind(size_t level) const { return level == remote_level_ ? TierKind::kRemote : levels_[level]->kind(); }

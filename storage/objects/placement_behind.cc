@@ -30,6 +30,12 @@ Placement::Unsaved Placement::unsaved() const {
   return {unsaved_, unsaved_bytes_, std::ranges::any_of(behind_, writes)};
 }
 
+PoolShares Placement::pools() const {
+  PoolShares shares;
+  for (const auto& level : levels_) level->AddTo(shares);
+  return shares;
+}
+
 bool Placement::Saving(const Entry& entry) const {
   return disk_ != nullptr && entry.copies[disk_level_].state != State::kNone;
 }
