@@ -65,9 +65,11 @@ struct ClusterMetrics::Impl {
       GaugeFamily("ashlar_transport_registered_bytes", "Memory that network cards of peers may read").Add({});
   prometheus::Gauge& slow =
       GaugeFamily("ashlar_transport_slow_fabric", "1 where RDMA was asked for and bytes go another way").Add({});
-  prometheus::Gauge& expiry = GaugeFamily("ashlar_certificate_expiry_timestamp_seconds",
-                                          "When this node's certificate for peers ends, Unix time; 0: it has none")
-                                  .Add({});
+  Family<prometheus::Gauge>& expiries =
+      GaugeFamily("ashlar_certificate_expiry_timestamp_seconds",
+                  "When this node's certificate for peers or for etcd ends, Unix time; 0: it has none");
+  prometheus::Gauge& expiry = expiries.Add({{"use", "peers"}});
+  prometheus::Gauge& etcd_expiry = expiries.Add({{"use", "etcd"}});
 
   prometheus::Counter& dropped =
       CounterFamily("ashlar_directory_dropped_total", "Announcements that found no room in the queue").Add({});
@@ -135,6 +137,7 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.registered.Set(static_cast<double>(figures.registered_bytes));
   impl.slow.Set(figures.slow_fabric ? 1 : 0);
   impl.expiry.Set(static_cast<double>(figures.certificate_expiry));
+  impl.etcd_expiry.Set(static_cast<double>(figures.etcd_certificate_expiry));
   Follow(impl.dropped, figures.directory_dropped);
   Follow(impl.resyncs, figures.directory_resyncs);
   Follow(impl.opened, figures.opened);

@@ -45,7 +45,8 @@ struct ClusterFigures {
   uint64_t peers_by_am = 0, peers_by_rma = 0;     // that this node has a connection to, by how bytes come over it
   uint64_t read_bytes = 0, registered_bytes = 0;  // by network cards; read at peers, and in arenas that peers' may read
   bool slow_fabric = false;
-  int64_t certificate_expiry = 0;  // Unix time; 0: peers are believed without one
+  int64_t certificate_expiry = 0;       // Unix time; 0: peers are believed without one
+  int64_t etcd_certificate_expiry = 0;  // likewise; 0: etcd is shown none
 };
 
 class ClusterMetrics {

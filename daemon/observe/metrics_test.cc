@@ -58,13 +58,15 @@ TEST(MetricsTest, TellPoolsApart) {
               HasSubstr("\nashlar_pool_used_bytes{pool=\"private\",tenant=\"blue\",tier=\"dram\"} 300\n"));
 }
 
-TEST(MetricsTest, TellWhenTheCertificateEnds) {
+TEST(MetricsTest, TellWhenTheCertificatesEnd) {
   Metrics metrics({"blue"});
   Levels levels;
   levels.cluster.certificate_expiry = 1900000000;
+  levels.cluster.etcd_certificate_expiry = 1800000000;
   metrics.Set(levels);
-  EXPECT_THAT(metrics.Text(TenantLabel::kNamed),
-              HasSubstr("\nashlar_certificate_expiry_timestamp_seconds 1900000000\n"));
+  const std::string text = metrics.Text(TenantLabel::kNamed);
+  EXPECT_THAT(text, HasSubstr("\nashlar_certificate_expiry_timestamp_seconds{use=\"peers\"} 1900000000\n"));
+  EXPECT_THAT(text, HasSubstr("\nashlar_certificate_expiry_timestamp_seconds{use=\"etcd\"} 1800000000\n"));
 }
 
 TEST(HttpEndpointTest, SaysWhyEnginesShouldNotBeSentThere) {

@@ -331,7 +331,8 @@ ClusterFigures Cluster::figures() const {
                          .read_bytes = transport.read_bytes,
                          .registered_bytes = transport.registered_bytes,
                          .slow_fabric = transport.slow_fabric,
-                         .certificate_expiry = impl_->trusted->tls == nullptr ? 0 : impl_->trusted->tls->expiry()};
+                         .certificate_expiry = impl_->trusted->tls == nullptr ? 0 : impl_->trusted->tls->expiry(),
+                         .etcd_certificate_expiry = directory.certificate_expiry};
   const auto add = [&](const char* why, const OfferCounts& counts) {
     for (const auto& [outcome, count] : counts) figures.offers.push_back({why, std::string(Name(outcome)), count});
   };

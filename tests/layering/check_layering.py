@@ -50,7 +50,7 @@ ROOMS = {
     },
     "daemon": {
         "runtime": set(),
-        "peer/directory": {"runtime"},
+        "peer/directory": {"runtime", "security"},
         "peer/transport": {"runtime"},
         "security": {"runtime"},
         "peer/control": {"runtime", "security"},

@@ -94,6 +94,8 @@ struct DirectoryStats {
   uint64_t swept = 0;        // keys of absent members that this node deleted
   int64_t revision = 0;      // etcd's, as far as this node has seen it
   int64_t revision_lag = 0;  // by which the last event was older than etcd's latest revision
+  // When the first certificate of the file for etcd ends, Unix time, as the file was a moment ago; 0: there is none.
+  int64_t certificate_expiry = 0;
 };
 
 // Called on the directory's own thread; they may call the directory, and must not wait. Empty ones are not called.

@@ -228,11 +228,11 @@ TEST_F(EtcdFaultsTest, UsersNeedTheirPassword) {
 TEST_F(EtcdFaultsTest, TlsIsHeldToTheAuthority) {
   std::string folder = testing::TempDir() + "/ashlar-tls-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-  const auto make = [&](const std::string& authority, const std::string& name, const std::string& more) {
+  const auto make = [&](const std::string& authority, const std::string& name, const std::string& more, int days = 2) {
     Shell("cd " + folder + " && openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=" + name +
           " -keyout " + name + ".key -out " + name + ".csr && printf '" + more + "' > " + name +
           ".ext && openssl x509 -req -in " + name + ".csr -CA " + authority + ".pem -CAkey " + authority +
-          ".key -CAcreateserial -days 2 -extfile " + name + ".ext -out " + name + ".pem");
+          ".key -CAcreateserial -days " + std::to_string(days) + " -extfile " + name + ".ext -out " + name + ".pem");
   };
   for (const std::string authority : {"ca", "foreign"}) {
     Shell("cd " + folder +
@@ -268,6 +268,13 @@ TEST_F(EtcdFaultsTest, TlsIsHeldToTheAuthority) {
     EXPECT_THAT(node.directory.Health().reason, HasSubstr(c.reason)) << c.authority << " " << c.identity;
     EXPECT_EQ(node.directory.Health().connected, c.reason.empty());
     EXPECT_EQ(node.directory.Stats().connections, c.reason.empty() ? 1u : 0u);
+    EXPECT_EQ(node.directory.Stats().certificate_expiry > 0, !c.identity.empty() && c.authority != "missing.pem");
+    if (!c.reason.empty()) continue;
+    // It is renewed on the disk, under the connection.
+    const int64_t first = node.directory.Stats().certificate_expiry;
+    make("ca", "client", "extendedKeyUsage=clientAuth", 9);
+    EXPECT_TRUE(Until([&] { return node.directory.Stats().certificate_expiry > first + 5 * 86400; }));
+    EXPECT_EQ(node.directory.Stats().connections, 1u);
   }
   std::filesystem::remove_all(folder);
 }

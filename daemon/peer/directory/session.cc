@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/security/certificate.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -103,6 +104,7 @@ void DirectorySession::Connect() {
   if (!tls.ok()) return Fail(tls.status());
   const absl::StatusOr<std::string> password = ReadFile(options_.password_file);
   if (!password.ok()) return Fail(password.status());
+  NoteExpiry(tls->certificate);
   client_->Connect(options_.endpoints[endpoint_], *tls);
   if (options_.user.empty()) return Authenticated();
   etcdserverpb::AuthenticateRequest request;
@@ -113,6 +115,13 @@ void DirectorySession::Connect() {
     client_->set_token(response.token());
     Authenticated();
   });
+}
+
+void DirectorySession::NoteExpiry(const std::string& certificate) {
+  const int64_t expiry = certificate.empty() ? 0 : ExpiryOf(certificate);
+  if (expiry == 0 && !certificate.empty()) return;  // half written, perhaps
+  std::lock_guard lock(shared_.mutex);
+  shared_.counted.certificate_expiry = expiry;
 }
 
 // Forgettings first: a node that has registered knows of all that were there before.
@@ -252,6 +261,10 @@ void DirectorySession::KeepLease() {
   if (now < keep_alive_at_) return;
   if (unanswered_since_ == 0) unanswered_since_ = now;
   keep_alive_at_ = now + Third();
+  // The connection may outlive the file that it was made with; a renewed one is what the next connection takes.
+  if (const absl::StatusOr<std::string> certificate = ReadFile(options_.cert_file); certificate.ok()) {
+    NoteExpiry(*certificate);
+  }
   etcdserverpb::LeaseKeepAliveRequest request;
   request.set_id(lease_);
   client_->KeepAlive(request);
