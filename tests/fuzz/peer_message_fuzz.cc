@@ -48,6 +48,18 @@ void Check(const PeerOpened& opened) {
   FUZZ_EXPECT(header.ok() && header->bytes == opened.bytes && opened.bytes <= limits::kMaxObjectBytes);
   FUZZ_EXPECT(opened.tier > TierKind::kNone && opened.tier <= TierKind::kRemote);
   FUZZ_EXPECT(opened.grant.number != 0 && IsLife(opened.lease_ms));
+  FUZZ_EXPECT(opened.arenas.size() <= kMaxPeerArenas && opened.runs.size() <= kMaxPeerRuns);
+  for (const PeerArena& arena : opened.arenas) {
+    FUZZ_EXPECT(!arena.remote_key.empty() && arena.remote_key.size() <= kMaxPeerRemoteKeyBytes);
+    FUZZ_EXPECT(arena.base + arena.bytes >= arena.base);
+  }
+  uint64_t bytes = 0;
+  for (const PeerRun& run : opened.runs) {
+    FUZZ_EXPECT(run.arena < opened.arenas.size() && run.bytes > 0);
+    FUZZ_EXPECT(run.offset + run.bytes > run.offset && run.offset + run.bytes <= opened.arenas[run.arena].bytes);
+    bytes += run.bytes;
+  }
+  FUZZ_EXPECT(bytes == (opened.arenas.empty() ? 0 : opened.bytes));
 }
 void Check(const std::vector<PeerOpened>& opened) {
   for (const PeerOpened& one : opened) Check(one);
