@@ -30,7 +30,7 @@ import page_blocks
 from page_blocks import Command
 
 SKIPPED = 77
-SECONDS = 120  # for all commands of a page, and for any other program; a quiet machine needs a tenth
+SECONDS = 240  # for all commands of a page, and for any other program; a quiet machine needs a tenth
 RULES = "tests/docs/README.md"
 OTHERS = {"curl"}  # programs that are nobody's duty to have
 STARTED = "daemon started"  # what a daemon logs when it can be asked
