@@ -158,7 +158,7 @@ void Prefixes::CommitJob::Finish() {
   const TenantId tenant = pool_.tenant;
   Space* const space = own_ ? nullptr : FindSpace();
   std::vector<PrefixNode*> way;  // the text's, by now
-  if (space != nullptr) way = space->cache->tree().Way(commit_.text.tokens());
+  if (space != nullptr) way = space->planner->tree().Way(commit_.text.tokens());
   for (size_t i = 0; i < keep_.states.size(); ++i) {
     if (keep_.states[i]) Conclude(i, space, way);
   }
@@ -212,7 +212,7 @@ void Prefixes::CommitJob::Conclude(size_t i, Space* space, std::span<PrefixNode*
   if (!Failed(outcomes_[i]) || IsKept(way, depth) != PrefixPlanner::Kept::kByStates) return;
   size_t whole = 0;
   const bool gone = prefixes_.Find(tenant, commit_.text.model(), Keys(), depth, whole) == There::kGone;
-  if (gone) space->cache->Lost(*PrefixTree<PrefixEntry>::NodeOn(way, depth));
+  if (gone) space->planner->Lost(*PrefixTree<PrefixEntry>::NodeOn(way, depth));
 }
 
 void Prefixes::CommitJob::ConcludeSpan(Space* space, std::span<PrefixNode* const> way) {
@@ -227,7 +227,7 @@ void Prefixes::CommitJob::ConcludeSpan(Space* space, std::span<PrefixNode* const
   }
   if (!Failed(span_outcome_) || IsKept(way, end) != PrefixPlanner::Kept::kBySpan) return;
   const bool gone = prefixes_.FindSpan(tenant, commit_.text.model(), key) == There::kGone;
-  if (gone) space->cache->Lost(*way.back());
+  if (gone) space->planner->Lost(*way.back());
 }
 
 void Prefixes::CommitJob::RememberOwn() {

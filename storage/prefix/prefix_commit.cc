@@ -33,10 +33,10 @@ Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   for (const PrefixCommit::Checkpoint& checkpoint : commit.checkpoints) {
     if (checkpoint.depth < tokens.size()) inside.push_back(checkpoint.depth);
   }
-  PrefixPlanner& cache = *space.cache;
-  cache.Commit(tokens, commit.prompt_tokens, inside, span);
+  PrefixPlanner& planner = *space.planner;
+  planner.Commit(tokens, commit.prompt_tokens, inside, span);
   keep.span = false;
-  cache.tree().Walk(tokens, [&](PrefixNode& node) {
+  planner.tree().Walk(tokens, [&](PrefixNode& node) {
     Name(commit.text, node);
     if (!node.data.kept) return;
     if (node.data.span == nullptr) keep.known.push_back(node.depth());
@@ -66,7 +66,7 @@ Prefixes::Keep Prefixes::KeepOwn(TenantId tenant, const PrefixCommit& commit) {
 }
 
 void Prefixes::Name(const Space& space, const PrefixText& text, uint64_t depth) {
-  space.cache->tree().Walk(text.tokens().first(depth), [&](PrefixNode& node) { Name(text, node); });
+  space.planner->tree().Walk(text.tokens().first(depth), [&](PrefixNode& node) { Name(text, node); });
 }
 
 void Prefixes::Name(const PrefixText& text, PrefixNode& node) {
@@ -150,8 +150,8 @@ void Prefixes::Commit(SessionId session, TenantId tenant, PrefixCommit commit, C
     keep = Decide(space, commit);
     // States for which the namespace has no use may be kept for their conversation, unless they would take room that
     // others need. (Of several ranks only the deciding one knows that.)
-    const CheckpointBudget& store = space.cache->store();
-    const bool roomy = store.limit_bytes() == store.capacity_bytes() && commit.text.model().shard.size == 1;
+    const CheckpointBudget& budget = space.planner->budget();
+    const bool roomy = budget.limit_bytes() == budget.capacity_bytes() && commit.text.model().shard.size == 1;
     if (count > 0 && roomy && commit.text.own() && !keep.any()) {
       own = true;
       keep = KeepOwn(tenant, commit);

@@ -16,7 +16,7 @@ constexpr ReuseModel::Subject kEdge{.kind = ReuseKind::kEdge};
 }  // namespace
 
 PrefixPlanner::PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options)
-    : costs_(costs), options_(options), store_(costs, options.capacity_bytes, reuse_, options.seed) {}
+    : costs_(costs), options_(options), budget_(costs, options.capacity_bytes, reuse_, options.seed) {}
 
 PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool rebuilds) {
   ++now_;
@@ -59,7 +59,7 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool
   const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size());
   match.checkpoint_at = Wanted(candidates, match.resume, options_.most_checkpoints - placed.size());
   match.checkpoint_at.insert(match.checkpoint_at.end(), placed.begin(), placed.end());
-  if (resume != nullptr) store_.Lease(*resume);
+  if (resume != nullptr) budget_.Lease(*resume);
   return match;
 }
 
@@ -90,7 +90,7 @@ void PrefixPlanner::Use(PrefixNode& node) {
   reuse_.Ended(Prefix(node.data), now_ - node.data.used, true);
   ++node.data.uses;
   node.data.used = now_;
-  store_.Refresh(node);
+  budget_.Refresh(node);
 }
 
 void PrefixPlanner::MakeCandidate(PrefixNode& node, ReuseKind kind) {
@@ -104,13 +104,13 @@ void PrefixPlanner::MakeCandidate(PrefixNode& node, ReuseKind kind) {
 
 // Of the known prefixes on the way, those whose checkpoint is missing and would pay.
 std::vector<uint64_t> PrefixPlanner::Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most) {
-  const double least = store_.LeastPrice(now_);
+  const double least = budget_.LeastPrice(now_);
   std::vector<const PrefixNode*> missing;
   for (const PrefixNode* node : passed) {
     const bool asked = node->depth() > resume && node->depth() % options_.capture_tokens == 0;
     if (asked && !node->data.kept) missing.push_back(node);
   }
-  const std::vector<double> prices = store_.Prices(missing, now_);
+  const std::vector<double> prices = budget_.Prices(missing, now_);
   std::vector<std::pair<double, uint64_t>> worth;
   for (size_t i = 0; i < missing.size(); ++i) {
     if (prices[i] >= least) worth.push_back({prices[i], missing[i]->depth()});
@@ -130,7 +130,7 @@ std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, ui
   const auto flops = [this](uint64_t depth) { return costs_.Flops(depth); };
   const size_t most = std::min(options_.most_placed, options_.most_checkpoints);
   const CheckpointPlan plan(model, resume, options_.capture_tokens, most, flops);
-  const double rate = reuse_.Rate(kEdge, 1), going = store_.going_price() * kPlacedMargin;
+  const double rate = reuse_.Rate(kEdge, 1), going = budget_.going_price() * kPlacedMargin;
   size_t pays = 0;
   for (size_t m = 1; m <= plan.most(); ++m) {
     const double saves = rate * (plan.Expected(m - 1) - plan.Expected(m));
@@ -160,7 +160,7 @@ size_t PrefixPlanner::Commit(std::span<const int32_t> tokens, uint64_t prompt, s
 size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
                            const std::optional<SpanOffer>& span, std::optional<uint64_t> shared) {
   if (tokens.empty()) return 0;
-  store_.Dare();
+  budget_.Dare();
   const Tree::Inserted text = Extend(tokens, prompt, captured);
   for (PrefixNode* const node : text.at) {
     const bool prompt_end = span && node->depth() == span->begin;
@@ -171,7 +171,7 @@ size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std
   PrefixNode& end = *text.node;
   MakeCandidate(end, ReuseKind::kRequestEnd);
   size_t kept = 0;
-  for (PrefixNode* const node : text.at) kept += !node->data.kept && store_.Admit(*node, now_) ? 1 : 0;
+  for (PrefixNode* const node : text.at) kept += !node->data.kept && budget_.Admit(*node, now_) ? 1 : 0;
   kept += !end.data.kept && AdmitEnd(end, span) ? 1 : 0;
   Trim();
   return kept;
@@ -181,8 +181,8 @@ bool PrefixPlanner::AdmitEnd(PrefixNode& end, const std::optional<SpanOffer>& sp
   PrefixNode* base = &end;
   while (span && base->depth() > span->begin) base = base->parent();
   const bool hangs = span && base->depth() == span->begin && MayBear(*base);
-  if (!hangs || span->bytes >= store_.StatesTake(end)) return store_.Admit(end, now_);
-  return store_.AdmitSpan(end, *base, span->bytes, now_);
+  if (!hangs || span->bytes >= budget_.StatesTake(end)) return budget_.Admit(end, now_);
+  return budget_.AdmitSpan(end, *base, span->bytes, now_);
 }
 
 bool PrefixPlanner::MayBear(const PrefixNode& base) {
@@ -197,12 +197,12 @@ void PrefixPlanner::Trim() {
 }
 
 void PrefixPlanner::Release(Match match) {
-  if (match.lease != nullptr) store_.Release(*match.lease);
+  if (match.lease != nullptr) budget_.Release(*match.lease);
 }
 
 void PrefixPlanner::WhenGone(std::function<void(PrefixNode&)> gone) {
   gone_ = gone;
-  store_.WhenGone(std::move(gone));
+  budget_.WhenGone(std::move(gone));
 }
 
 void PrefixPlanner::Lost(std::span<const int32_t> prefix) {
@@ -213,8 +213,8 @@ void PrefixPlanner::Lost(std::span<const int32_t> prefix) {
 void PrefixPlanner::Lost(PrefixNode& node) {
   if (!node.data.kept) return;
   while (!node.data.hanging.empty()) Lost(*node.data.hanging.back());
-  store_.Drop(node);
-  store_.Pressed();
+  budget_.Drop(node);
+  budget_.Pressed();
   if (gone_) gone_(node);
 }
 
@@ -253,8 +253,8 @@ std::vector<PrefixPlanner::Recovery> PrefixPlanner::Recover(std::span<const int3
     PrefixNode* const base = found[i].span ? Tree::NodeOn(way, found[i].span->begin) : nullptr;
     if (node.data.kept) {
       outcomes[i] = Recovery::kKnown;
-    } else if (base == nullptr ? store_.Admit(node, now_)
-                               : MayBear(*base) && store_.AdmitSpan(node, *base, found[i].span->bytes, now_)) {
+    } else if (base == nullptr ? budget_.Admit(node, now_)
+                               : MayBear(*base) && budget_.AdmitSpan(node, *base, found[i].span->bytes, now_)) {
       outcomes[i] = Recovery::kKept;
     }
   }
@@ -353,7 +353,7 @@ bool PrefixPlanner::ForgetOldest() {
     return false;
   }
   if (leaf.data.kept) {
-    store_.Drop(leaf);
+    budget_.Drop(leaf);
     if (gone_) gone_(leaf);
   }
   PromptTail& brought = *leaf.data.brought;
@@ -377,7 +377,7 @@ void PrefixPlanner::Sweep() {
   const size_t some = std::min(kSweep, nodes_.size() / kLeastRefresh + 1);
   for (size_t i = 0; i < some && swept_ < nodes_.size(); ++i, ++swept_) {
     const PrefixEntry& entry = nodes_[swept_]->data;
-    if (swept_ % kRefreshed == 0) store_.Refresh(*nodes_[swept_]);
+    if (swept_ % kRefreshed == 0) budget_.Refresh(*nodes_[swept_]);
     if (entry.kind) reuse_.GoesOn(Prefix(entry), now_ - entry.used);
     const PromptTail& brought = *entry.brought;
     if (!brought.parted && brought.end == nodes_[swept_]->depth()) reuse_.GoesOn(kEdge, now_ - brought.came);

@@ -98,7 +98,7 @@ class PrefixPlanner {
   static Kept IsKept(const PrefixNode& node);
 
   const PrefixCosts& costs() const { return costs_; }
-  const CheckpointBudget& store() const { return store_; }
+  const CheckpointBudget& budget() const { return budget_; }
   const PrefixTree<PrefixEntry>& tree() const { return tree_; }  // to look at
   size_t nodes() const { return tree_.nodes(); }
   uint64_t history_tokens() const { return tree_.tokens(); }
@@ -158,7 +158,7 @@ class PrefixPlanner {
   PrefixTree<PrefixEntry> tree_;
   ReuseModel reuse_;
   OverlapModel overlap_;
-  CheckpointBudget store_;
+  CheckpointBudget budget_;
   RequestTime now_ = 0, refreshed_ = 0;
   std::vector<PrefixNode*> nodes_;  // all but the root
   size_t swept_ = 0;                // of them, since the last Refresh

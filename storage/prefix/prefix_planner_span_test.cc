@@ -27,40 +27,40 @@ class PrefixSpans : public ::testing::Test {
  protected:
   // A prompt and its answer, with states before the prompt's last token and the span from there on.
   void Answer(const Tokens& prompt, const Tokens& decoded, uint64_t bytes = 50) {
-    const PrefixPlanner::Match match = cache_.Lookup(prompt, true);
+    const PrefixPlanner::Match match = planner_.Lookup(prompt, true);
     const uint64_t begin = prompt.size() - 1;
-    cache_.Commit(match, Join(prompt, decoded), prompt.size(), std::vector<uint64_t>{begin},
-                  PrefixPlanner::SpanOffer{begin, bytes});
+    planner_.Commit(match, Join(prompt, decoded), prompt.size(), std::vector<uint64_t>{begin},
+                    PrefixPlanner::SpanOffer{begin, bytes});
   }
   uint64_t Resumed(const Tokens& prompt, bool rebuilds = true) {
-    const PrefixPlanner::Match match = cache_.Lookup(prompt, rebuilds);
-    cache_.Release(match);
+    const PrefixPlanner::Match match = planner_.Lookup(prompt, rebuilds);
+    planner_.Release(match);
     return match.resume;
   }
   void ExpectBooks() {
-    const PrefixRecount count = Recount(cache_.tree().root(), kPagedCosts);
+    const PrefixRecount count = Recount(planner_.tree().root(), kPagedCosts);
     EXPECT_TRUE(count.needs_hold);
     EXPECT_TRUE(count.spans_hold);
-    EXPECT_EQ(count.bytes, cache_.store().bytes());
-    EXPECT_EQ(count.spans, cache_.store().spans());
-    EXPECT_EQ(count.kept.size(), cache_.store().checkpoints() + cache_.store().spans());
+    EXPECT_EQ(count.bytes, planner_.budget().bytes());
+    EXPECT_EQ(count.spans, planner_.budget().spans());
+    EXPECT_EQ(count.kept.size(), planner_.budget().checkpoints() + planner_.budget().spans());
   }
 
   const Tokens prompt_ = Numbers(0, 101), answer_ = Numbers(1000, 40);
-  PrefixPlanner cache_{kPagedCosts, {.capacity_bytes = kNeverFull}};
+  PrefixPlanner planner_{kPagedCosts, {.capacity_bytes = kNeverFull}};
 };
 
 TEST_F(PrefixSpans, StandForStatesWhereTheyTakeLess) {
   Answer(prompt_, answer_, 50);
-  EXPECT_EQ(cache_.IsKept(First(prompt_, 100)), Kept::kByStates);
-  EXPECT_EQ(cache_.IsKept(Join(prompt_, answer_)), Kept::kBySpan);
+  EXPECT_EQ(planner_.IsKept(First(prompt_, 100)), Kept::kByStates);
+  EXPECT_EQ(planner_.IsKept(Join(prompt_, answer_)), Kept::kBySpan);
   // Six pages and a tail before the states at 100; the span has its own keys and values.
-  EXPECT_EQ(cache_.store().bytes(), 1000 + 7 * 160 + 50u);
-  EXPECT_EQ(cache_.store().saved_bytes(), 1000 + 160 - 50u);
+  EXPECT_EQ(planner_.budget().bytes(), 1000 + 7 * 160 + 50u);
+  EXPECT_EQ(planner_.budget().saved_bytes(), 1000 + 160 - 50u);
   const Tokens other = Numbers(5000, 101);
   Answer(other, answer_, 5000);
-  EXPECT_EQ(cache_.IsKept(Join(other, answer_)), Kept::kByStates) << "a span of more bytes than states";
-  EXPECT_EQ(cache_.store().spans(), 1u);
+  EXPECT_EQ(planner_.IsKept(Join(other, answer_)), Kept::kByStates) << "a span of more bytes than states";
+  EXPECT_EQ(planner_.budget().spans(), 1u);
   ExpectBooks();
 }
 
@@ -72,13 +72,13 @@ TEST_F(PrefixSpans, AreResumedFromAtEveryDepthByThoseWhoRebuild) {
     EXPECT_EQ(Resumed(Join(First(text, common), {-1, -2}), false), 100u);
   }
   EXPECT_EQ(Resumed(First(text, 120)), 120u) << "that ends inside";
-  const PrefixPlanner::Match match = cache_.Lookup(Join(First(text, 120), {-1}), true);
+  const PrefixPlanner::Match match = planner_.Lookup(Join(First(text, 120), {-1}), true);
   ASSERT_EQ(match.spans.size(), 1u);
   EXPECT_EQ(match.spans[0].begin, 100u);
   EXPECT_EQ(match.spans[0].depth, 120u);
   EXPECT_THAT(match.resumable, ElementsAre(100u));
   EXPECT_THAT(match.checkpoint_at, testing::Not(testing::Contains(120u))) << "a branch that the span makes needless";
-  cache_.Release(match);
+  planner_.Release(match);
 }
 
 // Answers to one prompt hang on the same states. A prompt that parts from both takes the answer with which it has more
@@ -87,8 +87,8 @@ TEST_F(PrefixSpans, OfSeveralAnswersHangOnTheSameStates) {
   Answer(prompt_, answer_);
   const Tokens again = Join(First(answer_, 10), Numbers(2000, 30));
   Answer(prompt_, again);
-  EXPECT_EQ(cache_.store().spans(), 2u);
-  EXPECT_EQ(cache_.store().checkpoints(), 1u);
+  EXPECT_EQ(planner_.budget().spans(), 2u);
+  EXPECT_EQ(planner_.budget().checkpoints(), 1u);
   EXPECT_EQ(Resumed(Join(Join(prompt_, First(again, 25)), {-1})), 126u);
   EXPECT_EQ(Resumed(Join(Join(prompt_, First(answer_, 25)), {-1})), 126u);
   EXPECT_EQ(Resumed(Join(Join(prompt_, First(answer_, 5)), {-1})), 106u);
@@ -97,18 +97,18 @@ TEST_F(PrefixSpans, OfSeveralAnswersHangOnTheSameStates) {
 
 TEST_F(PrefixSpans, GoWithTheStatesThatTheyHangOn) {
   std::vector<uint64_t> gone;
-  cache_.WhenGone([&](PrefixNode& node) { gone.push_back(node.depth()); });
+  planner_.WhenGone([&](PrefixNode& node) { gone.push_back(node.depth()); });
   Answer(prompt_, answer_);
   Answer(prompt_, Numbers(3000, 20));
-  cache_.Lost(First(prompt_, 100));
+  planner_.Lost(First(prompt_, 100));
   EXPECT_THAT(gone, testing::UnorderedElementsAre(141u, 121u, 100u));
-  EXPECT_EQ(cache_.store().bytes(), 0u);
+  EXPECT_EQ(planner_.budget().bytes(), 0u);
   EXPECT_EQ(Resumed(Join(prompt_, answer_)), 0u);
   ExpectBooks();
   // Without these states a span is of no use.
-  const PrefixPlanner::Match match = cache_.Lookup(prompt_, true);
-  cache_.Commit(match, Join(prompt_, answer_), prompt_.size(), {}, PrefixPlanner::SpanOffer{100, 50});
-  EXPECT_EQ(cache_.IsKept(Join(prompt_, answer_)), Kept::kByStates);
+  const PrefixPlanner::Match match = planner_.Lookup(prompt_, true);
+  planner_.Commit(match, Join(prompt_, answer_), prompt_.size(), {}, PrefixPlanner::SpanOffer{100, 50});
+  EXPECT_EQ(planner_.IsKept(Join(prompt_, answer_)), Kept::kByStates);
 }
 
 TEST_F(PrefixSpans, AreRecoveredBehindTheirStatesOnly) {
@@ -120,11 +120,11 @@ TEST_F(PrefixSpans, AreRecoveredBehindTheirStatesOnly) {
       {.depth = text.size(), .span = PrefixPlanner::SpanOffer{100, 50}},
       {.depth = text.size(), .span = PrefixPlanner::SpanOffer{60, 50}},
   };
-  EXPECT_THAT(cache_.Recover(text, spans), Each(kDeclined));
-  EXPECT_THAT(cache_.Recover(prompt_, states), ElementsAre(kKept));
-  EXPECT_THAT(cache_.Recover(prompt_, states), ElementsAre(kKnown));
-  EXPECT_THAT(cache_.Recover(text, spans), ElementsAre(kKept, kKept, kDeclined));
-  EXPECT_THAT(cache_.Recover(text, spans), ElementsAre(kKnown, kKnown, kKnown));
+  EXPECT_THAT(planner_.Recover(text, spans), Each(kDeclined));
+  EXPECT_THAT(planner_.Recover(prompt_, states), ElementsAre(kKept));
+  EXPECT_THAT(planner_.Recover(prompt_, states), ElementsAre(kKnown));
+  EXPECT_THAT(planner_.Recover(text, spans), ElementsAre(kKept, kKept, kDeclined));
+  EXPECT_THAT(planner_.Recover(text, spans), ElementsAre(kKnown, kKnown, kKnown));
   EXPECT_EQ(Resumed(Join(First(text, 130), {-1})), 130u);
   ExpectBooks();
 }
@@ -133,10 +133,10 @@ TEST_F(PrefixSpans, AreRecoveredBehindTheirStatesOnly) {
 TEST_F(PrefixSpans, StatesStayAsLongAsSpansHangOnThem) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     std::mt19937_64 random(seed);
-    PrefixPlanner cache(kPagedCosts, {.capacity_bytes = 6000 + random() % 20'000, .history_bytes = 50'000});
+    PrefixPlanner planner(kPagedCosts, {.capacity_bytes = 6000 + random() % 20'000, .history_bytes = 50'000});
     std::vector<Tokens> known = {{}};
     size_t inside = 0, evictions = 0;
-    cache.WhenGone([&](PrefixNode& node) {
+    planner.WhenGone([&](PrefixNode& node) {
       ++evictions;
       EXPECT_TRUE(node.data.hanging.empty());
     });
@@ -144,17 +144,17 @@ TEST_F(PrefixSpans, StatesStayAsLongAsSpansHangOnThem) {
       Tokens prompt = known[random() % known.size()];
       prompt.resize(prompt.size() - std::min<size_t>(prompt.size(), random() % 60));
       prompt = Join(prompt, Numbers(static_cast<int32_t>(random() % 5 * 100), static_cast<int32_t>(2 + random() % 80)));
-      const PrefixPlanner::Match match = cache.Lookup(prompt, true);
+      const PrefixPlanner::Match match = planner.Lookup(prompt, true);
       for (const PrefixPlanner::Match::Span& span : match.spans) inside += span.depth < span.end->depth() ? 1 : 0;
       const Tokens text = Join(prompt, Numbers(static_cast<int32_t>(random() % 3 * 1000), 30));
       const uint64_t begin = prompt.size() - 1;
-      cache.Commit(match, text, prompt.size(), std::vector<uint64_t>{begin},
-                   PrefixPlanner::SpanOffer{begin, random() % 400});
+      planner.Commit(match, text, prompt.size(), std::vector<uint64_t>{begin},
+                     PrefixPlanner::SpanOffer{begin, random() % 400});
       known.push_back(text);
-      const PrefixRecount count = Recount(cache.tree().root(), kPagedCosts);
+      const PrefixRecount count = Recount(planner.tree().root(), kPagedCosts);
       ASSERT_TRUE(count.needs_hold && count.spans_hold);
-      ASSERT_EQ(count.bytes, cache.store().bytes());
-      ASSERT_LE(cache.store().bytes(), cache.store().capacity_bytes());
+      ASSERT_EQ(count.bytes, planner.budget().bytes());
+      ASSERT_LE(planner.budget().bytes(), planner.budget().capacity_bytes());
     }
     EXPECT_GT(inside, 5u);
     EXPECT_GT(evictions, 50u);

@@ -27,39 +27,39 @@ constexpr PrefixCosts kPageCosts{.page_tokens = 16, .page_bytes = 160, .checkpoi
 constexpr uint64_t kRoomy = uint64_t{1} << 40;
 
 // As an engine does that captures all it is asked for.
-PrefixPlanner::Match Request(PrefixPlanner& cache, const Tokens& prompt, const Tokens& decoded = {}) {
-  const PrefixPlanner::Match match = cache.Lookup(prompt);
-  cache.Commit(match, Join(prompt, decoded), prompt.size(), match.checkpoint_at);
+PrefixPlanner::Match Request(PrefixPlanner& planner, const Tokens& prompt, const Tokens& decoded = {}) {
+  const PrefixPlanner::Match match = planner.Lookup(prompt);
+  planner.Commit(match, Join(prompt, decoded), prompt.size(), match.checkpoint_at);
   return match;
 }
 
 TEST(PrefixPlannerTest, ResumesAConversationAtTheVeryToken) {
-  PrefixPlanner cache(kPageCosts, {.capacity_bytes = kRoomy});
+  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy});
   Tokens conversation = Numbers(0, 77);
   for (int turn = 0; turn < 20; ++turn) {
     const Tokens decoded = Numbers(1000 * turn + 500, 13);
-    const PrefixPlanner::Match match = Request(cache, conversation, decoded);
+    const PrefixPlanner::Match match = Request(planner, conversation, decoded);
     if (turn > 0) {
       EXPECT_EQ(match.resume, conversation.size() - 5) << "where the answer ended, in the middle of a page";
       EXPECT_EQ(match.shared, match.resume);
     }
     conversation = Join(Join(conversation, decoded), Numbers(1000 * turn + 800, 5));
   }
-  EXPECT_EQ(cache.store().checkpoints(), 20u);
+  EXPECT_EQ(planner.budget().checkpoints(), 20u);
 }
 
 // Marconi's speculative insertion: what two prompts share is known when the second comes, and there for the third.
 TEST(PrefixPlannerTest, TheSecondPromptRevealsABranch) {
-  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = kRoomy});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy});
   const Tokens instructions = Numbers(0, 300);
-  const PrefixPlanner::Match first = Request(cache, Join(instructions, Numbers(1000, 50)));
+  const PrefixPlanner::Match first = Request(planner, Join(instructions, Numbers(1000, 50)));
   EXPECT_EQ(first.shared, 0u);
   EXPECT_EQ(first.lease, nullptr);
-  const PrefixPlanner::Match second = Request(cache, Join(instructions, Numbers(2000, 50)));
+  const PrefixPlanner::Match second = Request(planner, Join(instructions, Numbers(2000, 50)));
   EXPECT_EQ(second.shared, 300u);
   EXPECT_EQ(second.resume, 0u);
   EXPECT_THAT(second.checkpoint_at, Contains(300u));
-  const PrefixPlanner::Match third = Request(cache, Join(instructions, Numbers(3000, 50)));
+  const PrefixPlanner::Match third = Request(planner, Join(instructions, Numbers(3000, 50)));
   EXPECT_EQ(third.resume, 300u);
   EXPECT_THAT(third.checkpoint_at, ::testing::Each(::testing::Gt(300u)));
 }
@@ -70,14 +70,14 @@ TEST(PrefixPlannerTest, APlacedCheckpointHitsOnADocumentsSecondPrompt) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = kRoomy, .seed = seed});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy, .seed = seed});
   uint64_t resumed = 0, could = 0;
   for (int document = 0; document < 60; ++document) {
     const Tokens text = Numbers(10'000 * (document + 1), static_cast<int32_t>(2000 + random() % 5000));
     for (int question = 0; question < 2; ++question) {
       const auto length = static_cast<int32_t>(20 + random() % 4);
       const PrefixPlanner::Match match =
-          Request(cache, Join(text, Numbers(-1000 * (2 * document + question + 1), length)));
+          Request(planner, Join(text, Numbers(-1000 * (2 * document + question + 1), length)));
       EXPECT_EQ(match.shared, question == 0 ? 0 : text.size());
       if (document < 20 || question == 0) continue;
       resumed += match.resume;
@@ -91,16 +91,16 @@ TEST(PrefixPlannerTest, PositionsAreWhereTheEngineCanCapture) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = kRoomy, .capture_tokens = 64, .seed = seed});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy, .capture_tokens = 64, .seed = seed});
   const Tokens instructions = Numbers(0, 300);
-  Request(cache, Join(instructions, Numbers(1000, 50)));
-  EXPECT_THAT(Request(cache, Join(instructions, Numbers(2000, 50))).checkpoint_at, ElementsAre(256));
-  EXPECT_EQ(Request(cache, Join(instructions, Numbers(3000, 50))).resume, 256u);
+  Request(planner, Join(instructions, Numbers(1000, 50)));
+  EXPECT_THAT(Request(planner, Join(instructions, Numbers(2000, 50))).checkpoint_at, ElementsAre(256));
+  EXPECT_EQ(Request(planner, Join(instructions, Numbers(3000, 50))).resume, 256u);
   for (int document = 0; document < 50; ++document) {
     const Tokens text = Numbers(10'000 * (document + 1), static_cast<int32_t>(500 + random() % 2000));
     for (int question = 0; question < 3; ++question) {
       const Tokens prompt = Join(text, Numbers(-1000 * (3 * document + question + 1), 30));
-      for (const uint64_t at : Request(cache, prompt).checkpoint_at) EXPECT_EQ(at % 64, 0u);
+      for (const uint64_t at : Request(planner, prompt).checkpoint_at) EXPECT_EQ(at % 64, 0u);
     }
   }
 }
@@ -110,91 +110,91 @@ TEST(PrefixPlannerTest, AsksForNoMoreThanItMay) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   size_t most = 0;
-  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = kRoomy, .most_checkpoints = 6, .most_placed = 4, .seed = seed});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy, .most_checkpoints = 6, .most_placed = 4, .seed = seed});
   for (int i = 0; i < 400; ++i) {
     // Partings at many depths of one text, most of which were seen, and never computed.
     const Tokens prompt = Join(Numbers(0, static_cast<int32_t>(random() % 2000)), Numbers(5000 + 3000 * i, 2500));
-    const PrefixPlanner::Match match = cache.Lookup(prompt);
+    const PrefixPlanner::Match match = planner.Lookup(prompt);
     EXPECT_LE(match.checkpoint_at.size(), 6u);
     EXPECT_TRUE(std::is_sorted(match.checkpoint_at.begin(), match.checkpoint_at.end()));
     EXPECT_LE(std::count_if(match.checkpoint_at.begin(), match.checkpoint_at.end(),
                             [&](uint64_t at) { return at > match.shared; }),
               4);
     most = std::max(most, match.checkpoint_at.size());
-    cache.Commit(match, prompt, prompt.size(), {});
+    planner.Commit(match, prompt, prompt.size(), {});
   }
   EXPECT_EQ(most, 6u);
 }
 
 TEST(PrefixPlannerTest, WhatIsLeasedStaysUntilItsRequestEnds) {
   // Room for one conversation's end.
-  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = 2500});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 2500});
   const Tokens conversation = Numbers(0, 100);
-  Request(cache, conversation);
-  const PrefixPlanner::Match held = cache.Lookup(Join(conversation, Numbers(900, 10)));
+  Request(planner, conversation);
+  const PrefixPlanner::Match held = planner.Lookup(Join(conversation, Numbers(900, 10)));
   ASSERT_EQ(held.resume, 100u);
-  for (int i = 1; i < 60; ++i) Request(cache, Numbers(1000 * i, 110));
-  const PrefixPlanner::Match again = cache.Lookup(Join(conversation, Numbers(900, 10)));
+  for (int i = 1; i < 60; ++i) Request(planner, Numbers(1000 * i, 110));
+  const PrefixPlanner::Match again = planner.Lookup(Join(conversation, Numbers(900, 10)));
   EXPECT_EQ(again.resume, 100u);
-  cache.Release(held);
-  cache.Release(again);
-  for (int i = 60; i < 600; ++i) Request(cache, Numbers(1000 * i, 110));
-  EXPECT_EQ(cache.Lookup(Join(conversation, Numbers(900, 10))).resume, 0u);
+  planner.Release(held);
+  planner.Release(again);
+  for (int i = 60; i < 600; ++i) Request(planner, Numbers(1000 * i, 110));
+  EXPECT_EQ(planner.Lookup(Join(conversation, Numbers(900, 10))).resume, 0u);
 }
 
 TEST(PrefixPlannerTest, WhatWouldNeverFitIsNotAskedForNorKept) {
-  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = 999});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 999});
   for (int i = 0; i < 10; ++i) {
-    const PrefixPlanner::Match match = cache.Lookup(Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)));
+    const PrefixPlanner::Match match = planner.Lookup(Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)));
     EXPECT_THAT(match.checkpoint_at, IsEmpty());
-    EXPECT_EQ(cache.Commit(match, Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)), 70, match.checkpoint_at), 0u);
+    EXPECT_EQ(planner.Commit(match, Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)), 70, match.checkpoint_at), 0u);
   }
-  EXPECT_EQ(cache.store().bytes(), 0u);
-  EXPECT_EQ(cache.store().refusals(), 10u);
+  EXPECT_EQ(planner.budget().bytes(), 0u);
+  EXPECT_EQ(planner.budget().refusals(), 10u);
 }
 
 TEST(PrefixPlannerTest, EmptyPromptsAreNothing) {
-  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = kRoomy});
-  EXPECT_EQ(Request(cache, {}).resume, 0u);
-  EXPECT_EQ(cache.nodes(), 0u);
-  Request(cache, {}, Numbers(0, 5));
-  EXPECT_EQ(cache.Lookup(Numbers(0, 6)).resume, 5u);
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy});
+  EXPECT_EQ(Request(planner, {}).resume, 0u);
+  EXPECT_EQ(planner.nodes(), 0u);
+  Request(planner, {}, Numbers(0, 5));
+  EXPECT_EQ(planner.Lookup(Numbers(0, 6)).resume, 5u);
 }
 
 TEST(PrefixPlannerTest, ForgetsPromptsButNotWhatIsKept) {
   constexpr uint64_t kHistory = 200'000;
   // Room for some thirty ends; history for some eighty prompts.
-  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = 30 * (1000 + 500 * 10), .history_bytes = kHistory});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 30 * (1000 + 500 * 10), .history_bytes = kHistory});
   for (int i = 0; i < 2000; ++i) {
-    Request(cache, Numbers(1000 * i, 500));
-    ASSERT_LE(cache.history_bytes(), kHistory) << "request " << i;
-    const PrefixRecount count = Recount(cache.tree().root(), kTokenCosts);
-    ASSERT_EQ(count.kept.size(), cache.store().checkpoints());
-    ASSERT_EQ(count.bytes, cache.store().bytes());
+    Request(planner, Numbers(1000 * i, 500));
+    ASSERT_LE(planner.history_bytes(), kHistory) << "request " << i;
+    const PrefixRecount count = Recount(planner.tree().root(), kTokenCosts);
+    ASSERT_EQ(count.kept.size(), planner.budget().checkpoints());
+    ASSERT_EQ(count.bytes, planner.budget().bytes());
   }
-  EXPECT_GE(cache.store().checkpoints(), 25u);
-  EXPECT_EQ(cache.Lookup(Numbers(0, 500)).shared, 0u) << "long forgotten";
+  EXPECT_GE(planner.budget().checkpoints(), 25u);
+  EXPECT_EQ(planner.Lookup(Numbers(0, 500)).shared, 0u) << "long forgotten";
 }
 
 // Most known prefixes are kept, so that nearly every leaf that the planner comes to has to stay.
 TEST(PrefixPlannerTest, ForgetsWhatIsBetweenThatWhichIsKept) {
   constexpr uint64_t kHistory = 200'000;
-  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = 75 * (1000 + 500 * 10), .history_bytes = kHistory});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 75 * (1000 + 500 * 10), .history_bytes = kHistory});
   for (int i = 0; i < 2000; ++i) {
-    Request(cache, Numbers(1000 * i, 500));
-    ASSERT_LE(cache.history_bytes(), kHistory + 5 * 500) << "request " << i;
+    Request(planner, Numbers(1000 * i, 500));
+    ASSERT_LE(planner.history_bytes(), kHistory + 5 * 500) << "request " << i;
   }
-  EXPECT_GE(cache.store().checkpoints(), 60u);
+  EXPECT_GE(planner.budget().checkpoints(), 60u);
 }
 
 // Engines may ask and never compute.
 TEST(PrefixPlannerTest, LookupsAloneDoNotGrowTheHistory) {
   constexpr uint64_t kHistory = 250'000;
-  PrefixPlanner cache(kTokenCosts, {.capacity_bytes = 0, .history_bytes = kHistory});
-  for (int i = 0; i < 8; ++i) Request(cache, Numbers(100'000 * i, 3'000));
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 0, .history_bytes = kHistory});
+  for (int i = 0; i < 8; ++i) Request(planner, Numbers(100'000 * i, 3'000));
   for (int i = 0; i < 3'000; ++i) {
-    cache.Release(cache.Lookup(Join(Numbers(100'000 * (i % 8), i % 2'999 + 1), {-1})));
-    ASSERT_LE(cache.history_bytes(), kHistory + 1000) << "look-up " << i;
+    planner.Release(planner.Lookup(Join(Numbers(100'000 * (i % 8), i % 2'999 + 1), {-1})));
+    ASSERT_LE(planner.history_bytes(), kHistory + 1000) << "look-up " << i;
   }
 }
 
@@ -205,7 +205,7 @@ TEST(PrefixPlannerTest, IsAListOfSequencesWhileThereIsRoom) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
-    PrefixPlanner cache(kPageCosts, {.capacity_bytes = kRoomy, .seed = seed});
+    PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy, .seed = seed});
     std::vector<Tokens> known, kept;
     for (int i = 0; i < 150; ++i) {
       Tokens prompt;
@@ -224,7 +224,7 @@ TEST(PrefixPlannerTest, IsAListOfSequencesWhileThereIsRoom) {
           resume = std::max(resume, other.size());
         }
       }
-      const PrefixPlanner::Match match = cache.Lookup(prompt);
+      const PrefixPlanner::Match match = planner.Lookup(prompt);
       ASSERT_EQ(match.shared, shared);
       ASSERT_EQ(match.resume, resume);
       ASSERT_EQ(match.lease != nullptr, resume > 0);
@@ -235,20 +235,20 @@ TEST(PrefixPlannerTest, IsAListOfSequencesWhileThereIsRoom) {
         before = at;
       }
       if (random() % 5 == 0) {
-        cache.Release(match);
+        planner.Release(match);
         continue;
       }
       const Tokens tokens = Join(prompt, Tokens(random() % 3, 1));
-      ASSERT_LE(cache.Commit(match, tokens, prompt.size(), match.checkpoint_at), match.checkpoint_at.size() + 1);
+      ASSERT_LE(planner.Commit(match, tokens, prompt.size(), match.checkpoint_at), match.checkpoint_at.size() + 1);
       known.push_back(tokens);
       kept.push_back(tokens);
       for (const uint64_t at : match.checkpoint_at) {
         kept.emplace_back(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(at));
       }
     }
-    const PrefixRecount count = Recount(cache.tree().root(), kPageCosts);
-    ASSERT_EQ(count.bytes, cache.store().bytes());
-    ASSERT_EQ(count.nodes.size(), cache.nodes());
+    const PrefixRecount count = Recount(planner.tree().root(), kPageCosts);
+    ASSERT_EQ(count.bytes, planner.budget().bytes());
+    ASSERT_EQ(count.nodes.size(), planner.nodes());
   }
 }
 
@@ -259,14 +259,14 @@ std::vector<uint64_t> Traffic(const PrefixCosts& costs, uint64_t traffic, uint64
                                      .history_bytes = 5000 + random() % 100'000,
                                      .capture_tokens = random() % 2 == 0 ? 1u : 8u,
                                      .seed = seed};
-  PrefixPlanner cache(costs, options);
+  PrefixPlanner planner(costs, options);
   std::vector<std::pair<Tokens, PrefixPlanner::Match>> running;
   std::vector<uint64_t> decided;
   for (int i = 0; i < 400; ++i) {
     Tokens prompt = Numbers(static_cast<int32_t>(1000 * (random() % 12)), static_cast<int32_t>(random() % 200));
     prompt = Join(prompt, Numbers(static_cast<int32_t>(random() % 50), static_cast<int32_t>(random() % 60)));
-    PrefixPlanner::Match match = cache.Lookup(prompt);
-    decided.insert(decided.end(), {match.resume, match.shared, cache.store().bytes(), cache.nodes()});
+    PrefixPlanner::Match match = planner.Lookup(prompt);
+    decided.insert(decided.end(), {match.resume, match.shared, planner.budget().bytes(), planner.nodes()});
     decided.insert(decided.end(), match.checkpoint_at.begin(), match.checkpoint_at.end());
     running.emplace_back(std::move(prompt), std::move(match));
     while (running.size() > 4 || (!running.empty() && random() % 2 == 0)) {
@@ -274,16 +274,16 @@ std::vector<uint64_t> Traffic(const PrefixCosts& costs, uint64_t traffic, uint64
       auto [tokens, ended] = std::move(running[which]);
       running.erase(running.begin() + static_cast<ptrdiff_t>(which));
       if (random() % 8 == 0) {
-        cache.Release(ended);
+        planner.Release(ended);
       } else {
-        decided.push_back(cache.Commit(ended, Join(tokens, Numbers(7, 3)), tokens.size(), ended.checkpoint_at));
+        decided.push_back(planner.Commit(ended, Join(tokens, Numbers(7, 3)), tokens.size(), ended.checkpoint_at));
       }
-      const PrefixRecount count = Recount(cache.tree().root(), costs);
+      const PrefixRecount count = Recount(planner.tree().root(), costs);
       EXPECT_TRUE(count.needs_hold);
-      EXPECT_EQ(count.bytes, cache.store().bytes());
-      EXPECT_EQ(count.kept.size(), cache.store().checkpoints());
-      EXPECT_EQ(count.nodes.size(), cache.nodes());
-      EXPECT_LE(cache.store().peak_bytes(), options.capacity_bytes);
+      EXPECT_EQ(count.bytes, planner.budget().bytes());
+      EXPECT_EQ(count.kept.size(), planner.budget().checkpoints());
+      EXPECT_EQ(count.nodes.size(), planner.nodes());
+      EXPECT_LE(planner.budget().peak_bytes(), options.capacity_bytes);
       for (const auto& [other, open] : running) EXPECT_TRUE(open.lease == nullptr || open.lease->data.kept);
       if (::testing::Test::HasFailure()) return decided;
     }
@@ -324,7 +324,7 @@ TEST(PrefixPlannerTest, BlocksKeysFollowTheirEdgesHoweverTheyAreCut) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
-    PrefixPlanner cache(
+    PrefixPlanner planner(
         kPageCosts, {.capacity_bytes = kRoomy, .history_bytes = round % 2 == 0 ? uint64_t{1} << 30 : uint64_t{20'000}});
     std::vector<Tokens> texts = {{}};
     for (int32_t step = 1; step <= 40; ++step) {
@@ -339,16 +339,16 @@ TEST(PrefixPlannerTest, BlocksKeysFollowTheirEdgesHoweverTheyAreCut) {
         found.push_back({.depth = depth});
       }
       if (random() % 2 == 0) {
-        cache.Commit(text, text.size(), cuts);
+        planner.Commit(text, text.size(), cuts);
       } else {
-        cache.Recover(text, found);
+        planner.Recover(text, found);
       }
-      cache.tree().Walk(text, [](PrefixNode& node) {
+      planner.tree().Walk(text, [](PrefixNode& node) {
         if (node.data.stored == nullptr) node.data.stored = std::make_unique<StoredKeys>();
         if (node.data.stored->blocks.empty()) node.data.stored->blocks = BlocksIn(node);
       });
       texts.push_back(text);
-      std::vector<PrefixNode*> open = {&cache.tree().root()};
+      std::vector<PrefixNode*> open = {&planner.tree().root()};
       while (!open.empty()) {
         PrefixNode& node = *open.back();
         open.pop_back();

@@ -55,7 +55,7 @@ void Prefixes::Recover(Space& space, const PrefixText& text, std::span<const uin
   if (there.empty()) return;
   std::vector<PrefixPlanner::Found> found;
   for (const uint64_t depth : there) found.push_back({.depth = depth});
-  const std::vector<PrefixPlanner::Recovery> outcomes = space.cache->Recover(text.tokens(), found);
+  const std::vector<PrefixPlanner::Recovery> outcomes = space.planner->Recover(text.tokens(), found);
   const uint64_t block = text.model().block_tokens;
   for (size_t i = 0; i < found.size(); ++i) {
     if (outcomes[i] != PrefixPlanner::Recovery::kKnown) Forget(depths, {there[i], there[i] / block * block});
@@ -109,7 +109,7 @@ void Prefixes::RecoverSpans(Space& space, const PrefixText& text, Depths& spans)
          .span = PrefixPlanner::SpanOffer{begin, header.Extents() * limits::kExtentBytes * model.shard.size}});
   }
   if (found.empty()) return;
-  const std::vector<PrefixPlanner::Recovery> outcomes = space.cache->Recover(text.tokens(), found);
+  const std::vector<PrefixPlanner::Recovery> outcomes = space.planner->Recover(text.tokens(), found);
   for (size_t i = 0; i < found.size(); ++i) {
     if (outcomes[i] == PrefixPlanner::Recovery::kKept) Forget(spans, there[i]);
   }
@@ -119,7 +119,7 @@ void Prefixes::RecoverSpans(Space& space, const PrefixText& text, Depths& spans)
 // Depths at which states of the text are known, the deepest first.
 std::vector<uint64_t> Prefixes::Checkpoints(const Space& space, const PrefixText& text) {
   std::vector<uint64_t> depths;
-  space.cache->tree().Walk(text.tokens(), [&depths](PrefixNode& node) {
+  space.planner->tree().Walk(text.tokens(), [&depths](PrefixNode& node) {
     if (node.data.kept && node.data.span == nullptr) depths.push_back(node.depth());
   });
   std::ranges::reverse(depths);

@@ -112,8 +112,8 @@ Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
   const PrefixPlannerOptions options{
       .capacity_bytes = capacity == capacities_.end() ? capacity_(tenant) : capacity->second,
       .capture_tokens = model.capture_tokens};
-  space.cache = std::make_unique<PrefixPlanner>(model.costs, options);
-  space.cache->WhenGone([this, tenant](PrefixNode& node) { GiveUp(tenant, node); });
+  space.planner = std::make_unique<PrefixPlanner>(model.costs, options);
+  space.planner->WhenGone([this, tenant](PrefixNode& node) { GiveUp(tenant, node); });
   size_t own = 0;
   auto oldest = spaces_.end();
   for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
@@ -127,11 +127,11 @@ Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
 
 // The prefixes that it keeps are found again as after a restart.
 void Prefixes::Forget(std::map<NamespaceId, Space>::iterator space) {
-  const uint64_t block = space->second.cache->costs().page_tokens;
+  const uint64_t block = space->second.planner->costs().page_tokens;
   recovered_of_[space->first] = space->second.tenant;
   Depths& depths = recovered_[space->first];
   Depths& spans = recovered_spans_[space->first];
-  space->second.cache->store().ForEachKept([&](const PrefixNode& node) {
+  space->second.planner->budget().ForEachKept([&](const PrefixNode& node) {
     if (node.data.span != nullptr) {
       ++spans[{node.depth(), node.data.span->base->depth()}];
     } else {
@@ -207,18 +207,18 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   Probe(space, text);
   if (text.span_tokens() > 0) ProbeSpans(space, text);
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
-  PrefixPlanner::Match match = space.cache->Lookup(prompt, text.span_tokens() > 0);
+  PrefixPlanner::Match match = space.planner->Lookup(prompt, text.span_tokens() > 0);
   size_t whole = 0;
   for (PrefixNode* const node : match.kept) {
     const There there = Find(tenant, text.model(), text.shared(), node->depth(), whole);
     if (there == There::kWhole) asked.candidates.push_back({.depth = node->depth()});
-    if (there == There::kGone) space.cache->Lost(*node);
+    if (there == There::kGone) space.planner->Lost(*node);
   }
   asked.checkpoint_at = match.checkpoint_at;
   // Another engine of this namespace may capture more finely.
   std::erase_if(asked.checkpoint_at, [&](uint64_t depth) { return depth % text.model().capture_tokens != 0; });
   AddSpans(space, text, match.spans, asked);
-  space.cache->Release(std::move(match));  // the objects that it finds are leased
+  space.planner->Release(std::move(match));  // the objects that it finds are leased
   AddOwn(tenant, text, asked);
   return asked;
 }
@@ -238,7 +238,7 @@ void Prefixes::AddSpans(Space& space, const PrefixText& text, std::span<const Pr
     const StoredKeys* const stored = span.end->data.stored.get();
     if (stored == nullptr || !stored->span) continue;  // lost, with what it hung on
     const There there = FindSpan(space.tenant, text.model(), *stored->span);
-    if (there == There::kGone) space.cache->Lost(*span.end);
+    if (there == There::kGone) space.planner->Lost(*span.end);
     if (there != There::kWhole) continue;
     if (!std::ranges::binary_search(asked.candidates, span.begin, {}, &Candidate::depth)) continue;
     AddSpan(asked, span.begin, span.depth, false, *stored->span);
@@ -315,7 +315,7 @@ std::vector<Query> Prefixes::AtEnd(TenantId tenant, const PrefixText& text) cons
   }
   candidates.push_back({.depth = end});
   if (const auto space = spaces_.find(model.ns); space != spaces_.end()) {
-    space->second.cache->tree().Walk(text.tokens(), [&](PrefixNode& node) {
+    space->second.planner->tree().Walk(text.tokens(), [&](PrefixNode& node) {
       if (node.depth() != end || node.data.span == nullptr || node.data.stored == nullptr) return;
       if (!node.data.stored->span) return;
       candidates.push_back(
@@ -348,11 +348,11 @@ Prefixes::Stats Prefixes::stats(TenantId tenant) const {
   for (const auto& [ns, space] : spaces_) {
     if (space.tenant != tenant) continue;
     ++stats.namespaces;
-    stats.checkpoints += space.cache->store().checkpoints();
-    stats.bytes += space.cache->store().bytes();
-    stats.spans += space.cache->store().spans();
-    stats.span_saved_bytes += space.cache->store().saved_bytes();
-    stats.history_bytes += space.cache->history_bytes();
+    stats.checkpoints += space.planner->budget().checkpoints();
+    stats.bytes += space.planner->budget().bytes();
+    stats.spans += space.planner->budget().spans();
+    stats.span_saved_bytes += space.planner->budget().saved_bytes();
+    stats.history_bytes += space.planner->history_bytes();
   }
   return stats;
 }

@@ -190,7 +190,7 @@ class Prefixes {
 
   struct Space {
     TenantId tenant = 0;
-    std::unique_ptr<PrefixPlanner> cache;
+    std::unique_ptr<PrefixPlanner> planner;
     uint64_t asked = 0;  // when last
   };
   struct ConversationName {

@@ -1,5 +1,5 @@
-// The prefix tree, and the cache over it: a byte string is a list of operations. The tree must be what a list of
-// sequences is; what the cache keeps must sum up, within its capacity.
+// The prefix tree, and the planner over it: a byte string is a list of operations. The tree must be what a list of
+// sequences is; what the planner keeps must sum up, within its capacity.
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -102,7 +102,7 @@ void Cache(TreeInput input) {
                           .flops_per_square = 0.01};
   const uint64_t capacity = uint64_t{input.Byte()} * 32, capture = (shape & 2) != 0 ? 8 : 1;
   const bool spans = (shape & 4) != 0;
-  PrefixPlanner cache(costs, {.capacity_bytes = capacity, .history_bytes = 6000, .capture_tokens = capture});
+  PrefixPlanner planner(costs, {.capacity_bytes = capacity, .history_bytes = 6000, .capture_tokens = capture});
   std::vector<Tokens> known;
   std::vector<std::pair<Tokens, PrefixPlanner::Match>> running;
   for (size_t step = 0; !input.empty() && step < kMostOperations; ++step) {
@@ -110,7 +110,7 @@ void Cache(TreeInput input) {
     if (operation % 2 == 0 && running.size() < 8) {
       Tokens prompt = input.Sequence(known);
       if (known.size() < kMostKnown) known.push_back(prompt);
-      PrefixPlanner::Match match = cache.Lookup(prompt, spans);
+      PrefixPlanner::Match match = planner.Lookup(prompt, spans);
       for (const PrefixPlanner::Match::Span& span : match.spans) {
         FUZZ_EXPECT(span.begin < span.depth && span.depth <= match.resume && span.depth <= span.end->depth());
       }
@@ -135,14 +135,15 @@ void Cache(TreeInput input) {
       }
       std::ranges::sort(captured);
       if ((operation & 2) != 0)
-        cache.Release(match);
+        planner.Release(match);
       else
-        FUZZ_EXPECT(cache.Commit(match, tokens, prompt, captured, span) <= captured.size() + 1);
+        FUZZ_EXPECT(planner.Commit(match, tokens, prompt, captured, span) <= captured.size() + 1);
     }
-    const PrefixRecount count = Recount(cache.tree().root(), costs);
-    FUZZ_EXPECT(count.needs_hold && count.bytes == cache.store().bytes() && cache.store().peak_bytes() <= capacity);
-    FUZZ_EXPECT(count.kept.size() == cache.store().checkpoints() + cache.store().spans());
-    FUZZ_EXPECT(count.spans_hold && count.spans == cache.store().spans() && count.nodes.size() == cache.nodes());
+    const PrefixRecount count = Recount(planner.tree().root(), costs);
+    FUZZ_EXPECT(count.needs_hold && count.bytes == planner.budget().bytes() &&
+                planner.budget().peak_bytes() <= capacity);
+    FUZZ_EXPECT(count.kept.size() == planner.budget().checkpoints() + planner.budget().spans());
+    FUZZ_EXPECT(count.spans_hold && count.spans == planner.budget().spans() && count.nodes.size() == planner.nodes());
     for (const auto& [tokens, match] : running) FUZZ_EXPECT(match.lease == nullptr || match.lease->data.kept);
   }
 }

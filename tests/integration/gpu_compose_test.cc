@@ -136,7 +136,7 @@ class ComposeOnGpu : public ::testing::TestWithParam<Setting> {
     std::vector<std::vector<kernels::HeadTuple>> heads;
     std::vector<kernels::TupleView> views;
     for (size_t i = 0; i < prompt_.size(); ++i) {
-      const ObjectKind kind = i == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
+      const ObjectKind kind = KindOfSegment(i);
       std::vector<kernels::HeadTuple>& tuple = heads.emplace_back(kValueHeads);
       const auto content = [&](PartForm form, size_t count) {
         numbers.emplace_back(count);

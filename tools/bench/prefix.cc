@@ -1,4 +1,4 @@
-// `ashlar-bench prefix`: what the prefix tree and the cache over it cost. A prompt is walked against comparing its
+// `ashlar-bench prefix`: what the prefix tree and the planner over it cost. A prompt is walked against comparing its
 // tokens alone; requests and evictions among a million nodes, against a look-up in a hash table of as many.
 #include <malloc.h>
 
@@ -182,29 +182,29 @@ size_t Heap() {
 void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlohmann::json& figures) {
   const size_t heap = Heap();
   // Half of the nodes are checkpoints that are kept.
-  storage::PrefixPlanner cache(kCosts,
-                               {.capacity_bytes = entries / 2 * (kCosts.checkpoint_bytes + 3 * kCosts.page_bytes),
-                                .history_bytes = UINT64_MAX,
-                                .capture_tokens = 16,
-                                .seed = random()});
+  storage::PrefixPlanner planner(kCosts,
+                                 {.capacity_bytes = entries / 2 * (kCosts.checkpoint_bytes + 3 * kCosts.page_bytes),
+                                  .history_bytes = UINT64_MAX,
+                                  .capture_tokens = 16,
+                                  .seed = random()});
   Requests requests(random());
   const auto commit = [&](const storage::PrefixPlanner::Match& match, const Tokens& tokens) {
-    cache.Commit(match, tokens, tokens.size(), match.checkpoint_at);
+    planner.Commit(match, tokens, tokens.size(), match.checkpoint_at);
   };
-  while (cache.nodes() < entries) {
+  while (planner.nodes() < entries) {
     const Tokens tokens = requests.Next();
-    commit(cache.Lookup(tokens), tokens);
+    commit(planner.Lookup(tokens), tokens);
   }
-  const auto nodes = static_cast<double>(cache.nodes()), tokens = static_cast<double>(cache.history_tokens());
-  const auto held = static_cast<double>(Heap() - heap), said = static_cast<double>(cache.history_bytes());
+  const auto nodes = static_cast<double>(planner.nodes()), tokens = static_cast<double>(planner.history_tokens());
+  const auto held = static_cast<double>(Heap() - heap), said = static_cast<double>(planner.history_bytes());
   std::printf(
       "%zu nodes, %.0f tokens, %zu checkpoints kept: %.0f bytes of heap a node, of which tokens %.0f; %.1f a token; "
       "accounted for: %.0f%%\n",
-      cache.nodes(), tokens, cache.store().checkpoints(), held / nodes, 4 * tokens / nodes, held / tokens,
+      planner.nodes(), tokens, planner.budget().checkpoints(), held / nodes, 4 * tokens / nodes, held / tokens,
       100 * said / held);
-  figures["history"] = {{"nodes", cache.nodes()},
-                        {"tokens", cache.history_tokens()},
-                        {"checkpoints", cache.store().checkpoints()},
+  figures["history"] = {{"nodes", planner.nodes()},
+                        {"tokens", planner.history_tokens()},
+                        {"checkpoints", planner.budget().checkpoints()},
                         {"heap_bytes", held},
                         {"accounted_bytes", said},
                         {"heap_bytes_per_node", held / nodes},
@@ -218,7 +218,7 @@ void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlo
     Round round{.hash_lookup = HashLookupNanos(entries, random)};
     Sweep();
     round.lookup = Seconds([&] {
-      for (size_t k = 0; k < kRequests; ++k) matches[k] = cache.Lookup(prompts[k]);
+      for (size_t k = 0; k < kRequests; ++k) matches[k] = planner.Lookup(prompts[k]);
     });
     Sweep();
     round.commit = Seconds([&] {
@@ -228,8 +228,8 @@ void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlo
     TimeEvictions(entries, random, round);
     rounds.push_back(round);
   }
-  figures["evictions"] = cache.store().evictions();
-  figures["refusals"] = cache.store().refusals();
+  figures["evictions"] = planner.budget().evictions();
+  figures["refusals"] = planner.budget().refusals();
   std::printf("%8s %10s %10s %8s\n", "op", "ns", "hash ns", "ratio");
   const std::pair<const char*, double Round::*> operations[] = {
       {"lookup", &Round::lookup}, {"commit", &Round::commit}, {"admit", &Round::admit}, {"evict", &Round::evict}};

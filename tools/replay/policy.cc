@@ -16,28 +16,28 @@ class NoCache final : public Policy {
   Usage usage() const override { return {}; }
 };
 
-// The cache that the daemon runs; every checkpoint that it asks for is captured.
+// The planner that the daemon runs; every checkpoint that it asks for is captured.
 class AshlarPolicy final : public Policy {
  public:
   AshlarPolicy(const storage::PrefixCosts& costs, uint64_t capacity_bytes, uint64_t capture_tokens)
-      : cache_(costs, {.capacity_bytes = capacity_bytes, .capture_tokens = capture_tokens}) {}
+      : planner_(costs, {.capacity_bytes = capacity_bytes, .capture_tokens = capture_tokens}) {}
 
   uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt) override {
-    const auto match = cache_.Lookup(tokens.first(prompt));
-    cache_.Commit(match, tokens, prompt, match.checkpoint_at);
+    const auto match = planner_.Lookup(tokens.first(prompt));
+    planner_.Commit(match, tokens, prompt, match.checkpoint_at);
     return match.resume;
   }
   Usage usage() const override {
-    const storage::CheckpointBudget& store = cache_.store();
-    return {.bytes = store.bytes(),
-            .peak_bytes = store.peak_bytes(),
-            .states = store.checkpoints(),
-            .evictions = store.evictions(),
-            .refusals = store.refusals()};
+    const storage::CheckpointBudget& budget = planner_.budget();
+    return {.bytes = budget.bytes(),
+            .peak_bytes = budget.peak_bytes(),
+            .states = budget.checkpoints(),
+            .evictions = budget.evictions(),
+            .refusals = budget.refusals()};
   }
 
  private:
-  storage::PrefixPlanner cache_;
+  storage::PrefixPlanner planner_;
 };
 
 absl::Status Unknown(const std::string& name, const std::string& why) {

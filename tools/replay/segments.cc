@@ -103,7 +103,7 @@ class SegmentReplay {
   void FindPrefix(std::span<const int32_t> tokens);
   void PublishPrefixes(std::span<const int32_t> tokens);
   void GonePrefix(storage::PrefixNode& node);
-  uint64_t used() const { return used_ + (setting_.by_price ? prefixes_.store().bytes() : 0); }
+  uint64_t used() const { return used_ + (setting_.by_price ? prefixes_.budget().bytes() : 0); }
   // False: there is not so much.
   bool EvictFor(uint64_t bytes);
 
