@@ -48,7 +48,7 @@ struct Patience {
   std::chrono::milliseconds cold{60000};
 };
 
-// The kernels that compose are the engine's, or the daemon's, layer by layer (Model::Advance).
+// The kernels that compose are the engine's, or the daemon's, layer by layer (Request::Advance).
 enum class ComposeBy : uint8_t { kEngine, kDaemon };
 
 // ‖T − T̃‖₂ that a published transition may be wrong by. The tuples are fp32: a state behind an interior errs by about

@@ -15,7 +15,7 @@
 
 namespace ashlar::storage {
 
-// What a pool has of a tier.
+// The part of a tier that a pool has.
 struct PoolShare {
   uint64_t used_bytes = 0;
   uint64_t floor_bytes = 0;  // that it has for itself

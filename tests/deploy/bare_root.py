@@ -14,7 +14,7 @@ PATIENCE = 60.0
 
 
 def run(*command, **options):
-    """What the command wrote; what failed is shown whole."""
+    """Returns the command's output; that of one that failed is shown whole."""
     options = {"capture_output": True, "text": True, **options}
     done = subprocess.run([str(word) for word in command], check=False, **options)
     if done.returncode != 0:

@@ -38,7 +38,7 @@ class Arguments(unittest.TestCase):
         (self.base / "etc/os-release").write_text(f'PRETTY_NAME="A base"\nID={name}\nVERSION_ID="{version}"\n')
 
     def check(self, package="built", **arguments):
-        """What is said against the arguments; empty where nothing is."""
+        """Returns the objection to the arguments; empty where there is none."""
         done = subprocess.run(["/bin/sh", CONTAINER / "check_arguments.sh", package, self.base], capture_output=True, text=True,
                               check=False, env={"PATH": str(self.programs), **arguments})
         self.assertEqual(done.returncode == 0, done.stderr == "", done.stderr)

@@ -117,7 +117,7 @@ class Image(unittest.TestCase):
             self.buildah("rm", name)
 
     def write_bundle(self, work, image, root):
-        """What a runtime makes of the image's configuration, and of the manifests' security context."""
+        """Returns a runtime's settings from the image's configuration, and from the manifests' security context."""
         run("crun", "spec", cwd=work)
         bundle = json.loads((work / "config.json").read_text())
         bundle["root"] = {"path": root, "readonly": True}

@@ -149,7 +149,7 @@ class Manifests(unittest.TestCase):
                     self.assertIn(str(pathlib.PurePath(config[section][file]).parent), mounts, f"{name}: {section}.{file}")
 
     def test_engines_reach_two_sockets_and_not_the_operators(self):
-        """Whoever makes an engine's pod chooses its user: mode 0600 alone does not keep the daemon's own user out."""
+        """The maker of an engine's pod chooses its user: mode 0600 alone does not keep the daemon's own user out."""
         engine = next(pod for name, pod in self.pods() if name.startswith("engine-pod "))
         mounts = engine["containers"][0]["volumeMounts"]
         self.assertTrue(all(mount["readOnly"] for mount in mounts))

@@ -82,7 +82,7 @@ class StatusPage(unittest.TestCase):
                 time.sleep(0.1)
 
     def laid_out(self, page, *options):
-        """What the probe found in the page, and what Chromium's console said."""
+        """Returns the probe's findings in the page, and the lines of Chromium's console."""
         file = pathlib.Path(self.folder.name, "page.html")
         page = re.sub(r'<meta http-equiv="refresh"[^>]*>', "", page).replace("</body>", PROBE + "</body>")
         # A frame, because Chromium's own window is 500 pixels wide at least.

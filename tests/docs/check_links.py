@@ -58,7 +58,7 @@ def anchors(text):
 
 
 def check_link(root, page, target):
-    """What is wrong with a link of `page`; None: nothing."""
+    """Returns the fault of a link of `page`; None: it has none."""
     if re.match(r"[a-z]+:", target):
         return None
     path, _, anchor = target.partition("#")

@@ -68,7 +68,7 @@ def labels_in_sources(text, name):
 
 
 def serve(program, folder):
-    """What a daemon that has just been started shows on its metrics socket."""
+    """Returns the metrics that a daemon that has just been started shows on its socket."""
     config = folder / "ashlard.yaml"
     config.write_text(f"listen: {{rpc_socket: {folder}/rpc.sock, session_socket: {folder}/session.sock, "
                       f"metrics_socket: {folder}/metrics.sock}}\ndram: {{capacity_bytes: 64MiB}}\n", encoding="utf-8")

@@ -40,11 +40,11 @@ DRAM = "dram: {capacity_bytes: 16GiB}\n"
 
 
 class Skip(Exception):
-    """What is missing here."""
+    """Something that is missing here."""
 
 
 class Wrong(Exception):
-    """What is wrong with a block."""
+    """A block's fault."""
 
 
 def rules(text):

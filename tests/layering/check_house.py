@@ -26,7 +26,7 @@ HEADERS = {".h", ".cuh"}
 COMPILED = {".cc", ".c", ".cu"}
 TOP_PAGES = ("docs/architecture.md", "README.md", "CONTRIBUTING.md")
 SKIPPED = {"build", "corpus", "testdata", "__pycache__"}
-OPENING = re.compile(r"^\s*(?://+|#+|\*)\s*(?:What|Who|Whose)\b")
+OPENING = re.compile(r'^\s*(?://+|#+|\*|"{3})\s*(?:What|Who|Whose)\b')
 WALK = re.compile(r"^## The walk of one request.*?(?=^## |\Z)", re.M | re.S)
 PATH = re.compile(r"`([\w./-]+/[\w.-]+)`")
 

@@ -47,6 +47,7 @@ BREACHES = [
     *[(path, line, "41 comments open with What, Who or Whose, 40 at most: "
        + " ".join([*(f"storage/cache_test.cc:{i}" for i in range(1, 41)), f"{path}:1"]))
       for path, line in (("tools/a.cc", "  // What follows is long.\n"), ("tools/a.py", "# Whose is it?\n"),
+                         ("tools/b.py", '"""Who knows."""\n'),
                          ("tools/a.h", "/// Who knows.\n"), ("tools/a.c", " * What else.\n"))],
     ("docs/architecture.md", "# Architecture\n", "docs/architecture.md: no walk of one request"),
     ("docs/architecture.md", WALK.replace("the engine's side", " "),

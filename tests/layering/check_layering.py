@@ -167,7 +167,7 @@ def circles(edges):
 
 
 def node(path):
-    """What a circle is counted over: a sub-folder, or a loose file without its ending."""
+    """The node of a circle: a sub-folder, or a loose file without its ending."""
     return f"{path.parts[0]}/{room(path)}/" if room(path) else str(path.with_suffix(""))
 
 

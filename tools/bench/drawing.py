@@ -1,4 +1,4 @@
-"""What the scripts beside this one share: a file of figures comes in, a picture of curves goes out."""
+"""The part that the scripts beside this one share: a file of figures comes in, a picture of curves goes out."""
 import json
 import sys
 

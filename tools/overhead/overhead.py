@@ -1,4 +1,4 @@
-"""What calls from C and from Python cost beside the same calls from C++, against one daemon, in one run.
+"""The cost of calls from C and from Python beside the same calls from C++, against one daemon, in one run.
 
 Three engines that do the same (engine.cc, engine.c, engine.py) take turns, each round in another order. They are started
 several times, as where a process's pages happen to lie makes its landings up to a tenth slower or faster. Figures are of

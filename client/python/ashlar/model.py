@@ -1,4 +1,4 @@
-"""What an engine says of its model: identity, layers, and the shape of their cached state.
+"""An engine's description of its model: identity, layers, and the shape of their cached state.
 
 The numbers of the enumerations are those of docs/formats.md and never change.
 """

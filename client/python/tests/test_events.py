@@ -41,7 +41,7 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Router:
-    """What a router keeps of one worker: its blocks, and the number of the next batch."""
+    """A router's view of one worker: its blocks, and the number of the next batch."""
 
     def __init__(self, context, folder):
         self.decoder = msgspec.msgpack.Decoder(EventBatch)

@@ -1,4 +1,4 @@
-"""What reuse of segments costs a trained hybrid: the accuracy of task.py by full recompute, by Ashlar at several seams,
+"""The cost of reusing segments for a trained hybrid: the accuracy of task.py by full recompute, by Ashlar at several seams,
 by naive addition of states, by stale keys alone; and how far the states drift, layer by layer.
 
 Needs torch and transformers. It starts a private daemon.

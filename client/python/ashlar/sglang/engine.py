@@ -1,4 +1,4 @@
-"""What the engine of this process says of its model, and how pages are named by it."""
+"""The model as the engine of this process describes it, and the names of its pages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Engine:
 
     @property
     def content(self) -> str:
-        """What pages of the same weights differ by."""
+        """The forms by which pages of the same weights differ."""
         return (
             f"sglang={sglang.__version__} dtype={self.dtype} quantization={self.quantization} "
             f"kv_cache_dtype={self.kv_cache_dtype}"

@@ -42,7 +42,7 @@ class Counts:
             self._values[name, *labels] += value
 
     def take(self) -> dict[tuple[str, ...], float]:
-        """What was counted since the last call; the process's counters have it from then on."""
+        """Returns the counts since the last call; the process's counters have them from then on."""
         with self._lock:
             taken, self._values = dict(self._values), defaultdict(float)
         for (name, *labels), value in taken.items():

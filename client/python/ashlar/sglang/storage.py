@@ -400,7 +400,7 @@ class AshlarStorage(HiCacheStorage):
         return False
 
     def get_stats(self) -> Any:
-        """What was moved since the last call, as SGLang's Prometheus metrics take it."""
+        """Returns the bytes moved since the last call, as SGLang's Prometheus metrics take it."""
         if not self._config.enable_storage_metrics:
             return None
         with self._lock:

@@ -48,7 +48,7 @@ class Served:
 
 
 class Reuse:
-    """What `with ashlar.attach(...) as reuse` gives."""
+    """The object that `with ashlar.attach(...) as reuse` gives."""
 
     def __init__(self, setter: Setter) -> None:
         self.setter = setter

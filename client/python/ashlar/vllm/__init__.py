@@ -15,7 +15,7 @@ from ashlar.vllm.versions import unknown_version
 
 
 def _imported(connector: Callable[[], Any]) -> Any:
-    """What `connector` imports. Of another vLLM the missing name matters less than its version."""
+    """The module that needs vLLM. Of another vLLM the missing name matters less than its version."""
     try:
         return connector()
     except ImportError as error:

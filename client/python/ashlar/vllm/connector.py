@@ -50,7 +50,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = self._kv_transfer_config
         self._options = Options.read(transfer.kv_connector_extra_config)
-        # What cannot be loaded is computed. The engine's default would fail the request.
+        # A load that fails is computed. The engine's default would fail the request.
         transfer.kv_load_failure_policy = "recompute"
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
@@ -213,7 +213,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return () if self._scheduler is None else self._scheduler.take_events()
 
     def reset_cache(self) -> bool | None:
-        """What other engines may use stays; entries of former weights have another identity."""
+        """Entries that other engines may use stay; those of former weights have another identity."""
         return True
 
     # ---- statistics

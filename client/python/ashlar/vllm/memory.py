@@ -139,7 +139,7 @@ class States:
         return self._part(block, 1)
 
     def tensors(self, block: int) -> ashlar.LinearTensors:
-        """What stands behind the block's last token."""
+        """The state behind the block's last token."""
         return ashlar.LinearTensors(self.layer, self.state(block), self.tail(block))
 
     def fill_tail(self, block: int, data: bytes) -> None:

@@ -39,7 +39,7 @@ class _Lookup:
 
 @dataclasses.dataclass
 class _Followed:
-    """What is known of one of the engine's requests."""
+    """One of the engine's requests, as far as it is known."""
 
     request: Any
     lookup: _Lookup | None = None

@@ -1,4 +1,4 @@
-"""What a daemon says of itself, and a daemon of another version: for tests of all engines."""
+"""A daemon's own account of itself, and a daemon of another version: for tests of all engines."""
 
 import http.client
 import re
@@ -27,7 +27,7 @@ def scrape(path):
 
 
 def held(path):
-    """What engines hold of a daemon."""
+    """The resources that engines hold of a daemon."""
     found = scrape(path)
     return {name: found.get(f"ashlar_{name}", 0) for name in ("sessions", "leases", "regions", "region_bytes")}
 

@@ -1,4 +1,4 @@
-"""Whose pages an engine takes: those of the same weights, which something must name, in the same form."""
+"""An engine takes pages of the same weights, which something must name, in the same form."""
 
 import dataclasses
 import json

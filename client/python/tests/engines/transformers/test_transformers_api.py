@@ -1,4 +1,4 @@
-"""What `ashlar.attach` takes, what it leaves alone, what it refuses; and that no fault of the cache reaches its user."""
+"""`ashlar.attach` takes, leaves alone and refuses the right models and calls; no fault of the cache reaches its user."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""What `attach` counts: tokens and seconds saved, by tier and kind."""
+"""Counts of `attach`: tokens and seconds saved, by tier and kind."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What segments cost in exactness: the logits' divergence from a full recompute, by seam width, next to naive addition.
+"""The cost of segments in exactness: the logits' divergence from a full recompute, by seam width, next to naive addition.
 Random weights: figures of a trained model are in docs/benchmarks/quality.md."""
 
 import json

@@ -34,7 +34,7 @@ def shared_daemon(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def expected():
-    """What engines without a cache answer, by model: computed once for each prompt."""
+    """Answers of engines without a cache, by model: computed once for each prompt."""
     children, answers = {}, {}
 
     def answer(model, prompts, tokens=6):

@@ -1,4 +1,4 @@
-"""What the tests of segments do inside an engine's process: `Child.call("evaluate", ...)` calls these."""
+"""Calls that the tests of segments make inside an engine's process: `Child.call("evaluate", ...)` calls these."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What goes wrong around the connector is a miss: no request fails, and no answer differs."""
+"""A fault around the connector is a miss: no request fails, and no answer differs."""
 
 import os
 import random

@@ -17,7 +17,7 @@ def texts():
 
 @pytest.fixture(scope="module")
 def wanted(texts):
-    """What an engine of two ranks answers without a cache. One of one rank adds in another order."""
+    """The answers of an engine of two ranks without a cache. One of one rank adds in another order."""
     with Child(MODEL, tensor_parallel_size=RANKS) as child:
         answers = []
         for text in texts:

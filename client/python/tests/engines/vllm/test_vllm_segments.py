@@ -316,7 +316,7 @@ def test_a_preempted_prompt_is_set_again_with_the_same_answer(shared_daemon, seg
         assert count(child, "segments_published") == 0, "the other engine had published them"
         for (tokens, logs, cached), (other, others, _), (_, lengths) in zip(answers, wanted, prompts):
             assert cached == sum(lengths)
-            # What had been decoded is computed as a prompt, which rounds in another way: a later token may differ.
+            # Decoded tokens are computed as a prompt, which rounds in another way: a later token may differ.
             parting = next((i for i, pair in enumerate(zip(tokens, other)) if pair[0] != pair[1]), new)
             assert parting >= 3 and max(abs(a - b) for a, b in zip(logs[:parting], others)) < 0.1
         # A setting that fails then is computed.

@@ -1,4 +1,4 @@
-"""What operators and routers see: options, identity, statistics, events."""
+"""The connector as operators and routers see it: options, identity, statistics, events."""
 
 import pytest
 from tiny_engines import BLOCK, Child, connector, count, prompt, same, saved

@@ -163,7 +163,7 @@ IMPORTED_LATE = (
 
 
 def import_once():
-    """What children would do again, each for itself."""
+    """Work that children would repeat, each for itself."""
     dummy_loader.initialize_single_dummy_weight = wide_weights
     for name in IMPORTED_LATE:
         importlib.import_module(name)
