@@ -21,8 +21,8 @@ METRIC = re.compile(r"\bashlar_\w+")
 
 
 def described():
-    """The metrics of docs/operations.md, with the suffixes that histograms have."""
-    page = (ROOT / "docs/operations.md").read_text()
+    """The metrics of docs/metrics.md, with the suffixes that histograms have."""
+    page = (ROOT / "docs/metrics.md").read_text()
     rows = re.findall(r"^\| `(ashlar_\w+)` \| (\w+) \|", page, re.M)
     return {name + suffix for name, kind in rows for suffix in (("_bucket", "_count", "_sum") if kind == "histogram" else ("",))}
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Holds the tables of metrics in docs/operations.md to the daemon. Prints a metric without a row, a row without a metric,
-a row with another type or other labels, and a reason for misses without a row.
+"""Holds the tables of docs/metrics.md and docs/misses.md to the daemon. Prints a metric without a row, a row without a
+metric, a row with another type or other labels, and a reason for misses without a row.
 
 Names and types are those that the daemon's sources register. Labels are those of a daemon that is started here, as far
 as it shows the metric before engines come, and else those that the sources give.
@@ -21,7 +21,8 @@ import tempfile
 import time
 
 SKIPPED = 77
-PAGE = "docs/operations.md"
+PAGE = "docs/metrics.md"
+REASONS = "docs/misses.md"
 SECONDS = 20
 ROW = re.compile(r"^\| `(ashlar_\w+)` \| (\w+) \| ([^|]*) \|[^|]+\|[^|]+\|$", re.M)
 REGISTERED = re.compile(r'"(ashlar_[a-z0-9_]+)"')
@@ -126,7 +127,7 @@ def missing_reasons(page, outcomes):
     """Reasons of `proto/outcome.cc` that have no row."""
     names = re.findall(r'case MissReason::k\w+:\s*return "(\w+)";', outcomes)
     names = [name for name in names if name != "none" and f"\n| `{name}` |" not in page]
-    return [f"{PAGE}: no row for the reason {name}" for name in names]
+    return [f"{REASONS}: no row for the reason {name}" for name in names]
 
 
 def main():
@@ -140,7 +141,8 @@ def main():
             live = serve(program, pathlib.Path(folder))
     page = (arguments.root / PAGE).read_text(encoding="utf-8")
     wrong = check(page, sources(arguments.root), live)
-    wrong += missing_reasons(page, (arguments.root / "proto/outcome.cc").read_text(encoding="utf-8"))
+    reasons = (arguments.root / REASONS).read_text(encoding="utf-8")
+    wrong += missing_reasons(reasons, (arguments.root / "proto/outcome.cc").read_text(encoding="utf-8"))
     print("\n".join(wrong) if wrong else "every metric and every reason has its row")
     if not live:
         print("skipped: ashlard is not built, so labels were compared with the sources alone")

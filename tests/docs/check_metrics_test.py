@@ -28,7 +28,7 @@ ashlar_turn_seconds_bucket{le="+Inf"} 4
 # TYPE ashlar_leases gauge
 ashlar_leases 0
 """
-WHERE = "docs/operations.md: "
+WHERE = "docs/metrics.md: "
 
 # Each planted error: the text, the old and the new words, and the complaint.
 PLANTED = [
@@ -72,7 +72,7 @@ class CheckMetricsTest(unittest.TestCase):
     def test_a_reason_without_a_row_is_found(self):
         outcomes = 'case MissReason::kNone:\n  return "none";\ncase MissReason::kBusy:\n  return "busy";\n'
         self.assertEqual(check_metrics.missing_reasons("|---|\n| `busy` | full | wait |\n", outcomes), [])
-        self.assertEqual(check_metrics.missing_reasons("|---|\n", outcomes), [WHERE + "no row for the reason busy"])
+        self.assertEqual(check_metrics.missing_reasons("|---|\n", outcomes), ["docs/misses.md: no row for the reason busy"])
 
 
 if __name__ == "__main__":
