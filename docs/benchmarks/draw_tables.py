@@ -3,21 +3,24 @@
 
 usage: draw_tables.py --write | --check
 
-A picture is drawn from the page's own numbers, so that the two cannot differ.
+A picture is drawn from the page's own numbers, so that the two cannot differ. The check also fails for a page without a
+picture, be it of a tool in tools/, and for one without a command that repeats its figures.
 """
 
-import math
 import pathlib
 import re
 import sys
 
+from bars import Bars
+
 FOLDER = pathlib.Path(__file__).parent
-COLOURS = ["#1b6ca8", "#c0504d", "#4f9d5d", "#8064a2"]
-WIDTH, HEIGHT, LEFT, TOP, GAP = 880, 240, 80, 40, 14
+# Pages without a picture, and why.
+WITHOUT = {"README": "a list of the pages"}
 
 
 def table(page, first_header):
-    """The rows, as lists of cells, of the page's table whose header begins with these cells."""
+    """The rows, as lists of cells, of the page's table whose header begins with these cells. A picture names the cells
+    up to those that it draws, so that a new column does not pass for one of them."""
     rows, inside = [], False
     for line in (FOLDER / page).read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else None
@@ -37,42 +40,51 @@ def number(text, place=0):
     return float(re.findall(r"\d+(?:\.\d+)?", text.replace(",", ""))[place])
 
 
+def spread(text):
+    """A cell's number, or its lowest and highest where it has several, outside of brackets; None where it has none."""
+    found = [float(each) for each in re.findall(r"\d+(?:\.\d+)?", re.sub(r"\([^)]*\)", "", text).replace(",", ""))]
+    return None if not found else found[0] if len(found) == 1 else (min(found), max(found))
+
+
 def neighbours():
-    rows = table("neighbours.md", ["attack", "alone: p50 / p99 / max, ms"])
+    times = [f"{when}: p50 / p99 / max, ms" for when in ("alone", "victim")]
+    rows = table("neighbours.md", ["attack", *times, "bar for p99"])
     bars = [(row[0].strip("`"), [number(row[1], 1), number(row[2], 1), number(row[3])]) for row in rows]
-    return "The victim's p99 in ms, alone and beside each attack", ["alone", "under attack", "bar"], bars, True
+    return Bars("The victim's p99 in ms, alone and beside each attack", ["alone", "under attack", "bar"], bars,
+                logarithmic=True)
 
 
 def transfer():
-    rows = [row for row in table("transfer.md", ["op", "link", "bytes"]) if row[1] == "netns"]
+    header = ["op", "link", "bytes", "GB/s", "p50 µs", "p99 µs", "cpu s/GB", "ratio"]
+    rows = [row for row in table("transfer.md", header) if row[1] == "netns"]
     sizes = list(dict.fromkeys(row[2] for row in rows))
-    ratio = {(row[0], row[2]): number(row[6]) for row in rows}
+    ratio = {(row[0], row[2]): number(row[7]) for row in rows}
     bars = [(size, [ratio["fetch", size], ratio["push", size]]) for size in sizes]
-    return "GB/s over those of raw TCP streams, between network namespaces", ["fetch", "push"], bars, False
+    return Bars("GB/s over those of raw TCP streams, between network namespaces", ["fetch", "push"], bars)
 
 
 def disk():
-    rows = table("disk.md", ["value", "sequential write"])
+    names = ["sequential write", "random write", "sequential read", "random read"]
+    rows = table("disk.md", ["value", *names])
     # The last bold number of a cell is that of 16 values under way.
     bars = [(row[0], [float(re.findall(r"\*\*([\d.]+)\*\*", cell)[-1]) for cell in row[1:]]) for row in rows]
-    names = ["sequential write", "random write", "sequential read", "random read"]
-    return "GB/s over those of the bare disk, 16 values under way", names, bars, False
+    return Bars("GB/s over those of the bare disk, 16 values under way", names, bars)
 
 
 def decoding():
-    states, bars = "", []
-    for row in table("decoding.md", ["states", "buffer c"]):
+    states, bars, ms = "", [], ["ms a step (its limit / it)", "recurrent ms (its limit / it)"]
+    for row in table("decoding.md", ["states", "buffer c", *ms, "speed-up", "speed-up of the limits"]):
         states = row[0] or states
         kind = "copies of fp16" if "copies" in states else states
         bars.append((f"{kind}, c = {row[1].split(',')[0]}", [number(row[4]), number(row[5])]))
-    return "Speed-up of buffered decoding over the recurrence", ["measured", "of the limits"], bars, False
+    return Bars("Speed-up of buffered decoding over the recurrence", ["measured", "of the limits"], bars)
 
 
 def demo():
     ways = ["full", "prefix cache", "naive addition", "Ashlar"]
     row = table("demo.md", ["", *ways])[0]
-    return ("Time to first token of 16 cached sections, ms", ["median of 5 requests"],
-            [(way, [number(cell)]) for way, cell in zip(ways, row[1:])], False)
+    return Bars("Time to first token of 16 cached sections, ms", ["median of 5 requests"],
+                [(way, [number(cell)]) for way, cell in zip(ways, row[1:])])
 
 
 def land_and_store():
@@ -80,76 +92,165 @@ def land_and_store():
     sizes = list(dict.fromkeys(row[0] for row in rows))
     rate = {(row[0], row[1]): number(row[2]) for row in rows}
     bars = [(size, [rate[size, "1"], rate[size, "16"]]) for size in sizes]
-    return "Puts, GB/s", ["one value a call", "16 values a call"], bars, False
+    return Bars("Puts, GB/s", ["one value a call", "16 values a call"], bars)
 
 
 def vllm():
     names = ["vLLM's own prefix cache", "with Ashlar", "with LMCache"]
-    medians = {(row[0], row[2], row[1]): row[4] for row in table("vllm.md", ["model", "variant", "requests a second"])}
+    rows = table("vllm.md", ["model", "variant", "requests a second", "requests", "median"])
+    medians = {(row[0], row[2], row[1]): row[4] for row in rows}
     cells = {}  # by model and rate
     for (model, rate, variant), median in medians.items():
         cells.setdefault(f"{model}, {rate} a second", {})[variant] = number(median)
     bars = [(label, [each.get(name) for name in names]) for label, each in cells.items()]
-    return "Time to first token of two engines, median, ms", names, bars, True
+    return Bars("Time to first token of two engines, median, ms", names, bars, logarithmic=True)
 
 
-PICTURES = {"neighbours": neighbours, "transfer": transfer, "disk": disk, "decoding": decoding, "demo": demo,
-            "land-and-store": land_and_store, "vllm": vllm}
+def attention():
+    kinds = ["fp32", "fp16", "bf16", "e4m3"]
+    rows = table("attention.md", ["queries and heads", "keys", *kinds])
+    bars = [(row[0], [spread(cell) for cell in row[2:]]) for row in rows]
+    return Bars("Time of the limit over that of attention to 32,768 keys; pale: from lowest to highest", kinds, bars,
+                line=(1, "limit"))
 
 
-def draw(title, names, bars, logarithmic):
-    """A value of None has no bar: it was not measured."""
-    measured = [value for _, values in bars for value in values if value is not None]
-    most, low = max(measured), 10 ** math.floor(math.log10(min(measured))) if logarithmic else 0
-    if logarithmic:
-        marks = [10.0 ** e for e in range(int(math.log10(low)), math.ceil(math.log10(most)) + 1)]
-    else:
-        step = next(s * 10 ** e for e in range(-2, 6) for s in (1, 2, 5) if most / (s * 10 ** e) <= 6)
-        marks = [i * step for i in range(math.ceil(most / step) + 1)]
+def build():
+    sides = [f"{what} {how}" for how in ("alone", "in groups") for what in ("objects", "seconds")]
+    rows = table("build.md", ["what", *sides, "ratio"])
+    bars = [(re.search("`([^`]+)`", row[0])[1], [number(row[5])]) for row in rows]
+    return Bars("Seconds of the compiler, files in groups over files alone", ["ratio"], bars, line=(0.5, "aim"))
 
-    def y(value):
-        share = (math.log10(value / low) / math.log10(marks[-1] / low) if logarithmic else value / marks[-1])
-        return TOP + HEIGHT * (1 - share)
 
-    height = TOP + HEIGHT + 110
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
-             f'font-size="11"><rect width="100%" height="100%" fill="white"/>',
-             f'<text x="{LEFT}" y="20" font-weight="bold">{title}</text>']
-    for mark in marks:
-        lines.append(f'<line x1="{LEFT}" x2="{WIDTH - GAP}" y1="{y(mark):.1f}" y2="{y(mark):.1f}" stroke="#ddd"/>')
-        lines.append(f'<text x="{LEFT - 6}" y="{y(mark) + 4:.1f}" text-anchor="end">{mark:g}</text>')
-    group = (WIDTH - LEFT - GAP) / len(bars)
-    each = (group - GAP) / len(names)
-    for i, (label, values) in enumerate(bars):
-        left = LEFT + i * group + GAP / 2
-        for k, value in enumerate(values):
-            if value is None:
-                continue
-            lines.append(f'<rect x="{left + k * each:.1f}" y="{y(value):.1f}" width="{each - 1:.1f}" '
-                         f'height="{TOP + HEIGHT - y(value):.1f}" fill="{COLOURS[k]}"><title>{value:g}</title></rect>')
-        x, under = left + (group - GAP) / 2, TOP + HEIGHT + 16
-        turn = f' transform="rotate(-20 {x:.1f} {under})" text-anchor="end"' if len(bars) > 8 else ' text-anchor="middle"'
-        lines.append(f'<text x="{x:.1f}" y="{under}"{turn}>{label}</text>')
-    for k, name in enumerate(names):
-        x = LEFT + k * 160
-        lines.append(f'<rect x="{x}" y="{height - 20}" width="12" height="12" fill="{COLOURS[k]}"/>')
-        lines.append(f'<text x="{x + 18}" y="{height - 10}">{name}</text>')
-    return "\n".join([*lines, "</svg>"]) + "\n"
+def conversations():
+    rows = table("conversations.md", ["resumed from", "turns", "full, ms", "Ashlar, ms"])
+    bars = [(row[0], [number(row[2]), number(row[3])]) for row in rows]
+    return Bars("A turn's time to first token by what it is resumed from, ms", ["full recompute", "Ashlar"], bars)
+
+
+def directory():
+    sizes = ["20,000 entries", "100,000", "1,000,000"]
+    row = {cells[0]: [number(cell) for cell in cells[1:]] for cells in table("directory.md", ["", *sizes])}
+    times = ["to mirror all from scratch, s", "etcd's processor time: announcing, s",
+             "etcd's processor time: the ninth one reads, s"]
+    bars = [(size, [1e6 / row["announcements a second, of all, mirrored by all"][i],
+                    *(row[time][i] * 1e6 / number(size) for time in times)]) for i, size in enumerate(sizes)]
+    names = ["announced to all", "mirrored anew", "etcd's processor: announcing", "etcd's processor: reading"]
+    return Bars("Time an entry, by entries in all, µs", names, bars)
+
+
+def entries():
+    columns = ["by recency, ns", "in look-ups (53 ns)", "by price, in look-ups (77 to 104 ns)"]
+    rows = table("entries.md", ["operation", *columns])
+    bars = [(row[0], [number(row[2]), number(row[3])]) for row in rows if row[2]]
+    return Bars("A full cache of 1,000,000 objects: time of an operation in look-ups of a hash table of that size",
+                ["by recency", "by price"], bars)
+
+
+def kernels():
+    bars = [(row[0], [spread(row[2])]) for row in table("kernels.md", ["operation", "shape", "ratio"])]
+    return Bars("Time of the limit over that of the kernel; pale: from lowest to highest", ["ratio"], bars,
+                line=(1, "limit"))
+
+
+def overhead():
+    rows = table("overhead.md", ["operation", "MiB", "C++", "C", "Python", "C ÷ C++", "Python ÷ C++"])
+    bars = [(f"{row[0]}, {row[1]} MiB", [round(100 * number(cell) - 100, 1) for cell in row[5:7]]) for row in rows]
+    return Bars("Time of a call beyond that from C++, per cent", ["C", "Python"], bars,
+                line=(5, "at most, aimed at for land and publish"))
+
+
+def prefix_tree():
+    rows = table("prefix-tree.md", ["tokens an edge", "walk, µs", "memcmp, µs", "ratio (bar 3)"])
+    bars = [(f"{row[0]} tokens an edge", [number(row[1]), number(row[2]), 3 * number(row[2])]) for row in rows]
+    return Bars("A known prompt of 131,072 tokens, µs", ["walk through the tree", "memcmp of its tokens",
+                "bar, 3 times memcmp"], bars)
+
+
+def quality():
+    rows = table("quality.md", ["way", "answers", "all", "recall", "copy"])
+    bars = [(row[0], [number(row[3]), number(row[4])]) for row in rows]
+    return Bars("Right answers of the trained hybrid, all sizes together, per cent", ["recall", "copy"], bars)
+
+
+def remote():
+    names = ["1 segment (5.7 MiB)", "11 segments (69.6 MiB)"]
+    rows = table("remote.md", ["from", *(f"{name}, ms" for name in names)])
+    bars = [(row[0], [number(row[1]), number(row[2])]) for row in rows]
+    return Bars("From the look-up until all is landed, by where it comes from, median, ms", names, bars,
+                logarithmic=True)
+
+
+def robustness():
+    rows = table("robustness.md", ["fault", "how", "served, ms", "nothing held, ms"])
+    bars = [(row[0], [spread(row[2]), spread(row[3])]) for row in rows if spread(row[2]) is not None]
+    return Bars("Time until served, and until nothing is held, by fault between nodes, ms; pale: the worse case",
+                ["served", "nothing held"], bars, logarithmic=True)
+
+
+def router():
+    rows = table("router.md", ["workers", "TTFT ms", "bound ms"])
+    bars = [(f"{row[0]} worker{'s' * (row[0] != '1')}", [number(row[1]), number(row[2])]) for row in rows]
+    return Bars("Time to first token of a cold prompt of 26,400 tokens, ms", ["measured", "bound"], bars)
+
+
+def segments_replay():
+    share, ways = {}, {"dense": 4, "adaptive": 5}
+    for row in table("segments-replay.md", ["trace", "capacity", "seams", "goes by", *ways]):
+        if row[2] == "(0, 0)":
+            share[row[0], row[1], row[3]] = row
+    bars = []
+    for trace, capacity in dict.fromkeys(key[:2] for key in share if key[1] != "no limit"):
+        cases = [share[trace, capacity, "recency"], share[trace, capacity, "price"], share[trace, "no limit", "–"]]
+        for way, place in ways.items():
+            bars.append((f"{trace.split('_')[0]}, {capacity}, {way}", [number(case[place]) for case in cases]))
+    return Bars("Share of the prompts' tokens that is not computed, seams of (0, 0)",
+                ["by recency", "by price", "no limit of capacity"], bars)
+
+
+PICTURES = {"attention": attention, "build": build, "conversations": conversations, "decoding": decoding, "demo": demo,
+            "directory": directory, "disk": disk, "entries": entries, "kernels": kernels,
+            "land-and-store": land_and_store, "neighbours": neighbours, "overhead": overhead,
+            "prefix-tree": prefix_tree, "quality": quality, "remote": remote, "robustness": robustness,
+            "router": router, "segments-replay": segments_replay, "transfer": transfer, "vllm": vllm}
+
+
+def lacking(name, text):
+    """Yields what a page lacks: a picture that it shows, and a command."""
+    pictures = [link for alt, link in re.findall(r"^!\[([^\]]*)\]\(([^)]+)\)", text, re.M) if alt.strip()]
+    if name in WITHOUT:
+        if pictures:
+            yield "has a picture, and a reason for none in draw_tables.py"
+        return
+    if not any((FOLDER / link).is_file() for link in pictures):
+        yield "shows no picture: add one, or the reason to WITHOUT in draw_tables.py"
+    elif name in PICTURES and f"{name}.svg" not in pictures:
+        yield f"does not show {name}.svg"
+    if not re.search(r"^```(?:sh|console)$", text, re.M):
+        yield "has no command that repeats its figures"
+
+
+def breaches():
+    for name, figures in PICTURES.items():
+        path = FOLDER / f"{name}.svg"
+        if not path.exists() or path.read_text(encoding="utf-8") != figures().draw():
+            yield f"{path.name} does not show its page's table: run docs/benchmarks/draw_tables.py --write"
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
+    for name, text in pages.items():
+        yield from (f"{name}.md {what}" for what in lacking(name, text))
+    yield from (f"{name}.md is not there, and draw_tables.py has a reason for it" for name in WITHOUT.keys() - pages)
 
 
 def main():
     if sys.argv[1:] not in (["--write"], ["--check"]):
         sys.exit(__doc__.strip())
-    differing = []
-    for name, figures in PICTURES.items():
-        picture, path = draw(*figures()), FOLDER / f"{name}.svg"
-        if sys.argv[1] == "--write":
-            path.write_text(picture, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != picture:
-            differing.append(path.name)
-    for name in differing:
-        print(f"docs/benchmarks/{name} does not show its page's table: run docs/benchmarks/draw_tables.py --write")
-    return 1 if differing else 0
+    if sys.argv[1] == "--write":
+        for name, figures in PICTURES.items():
+            (FOLDER / f"{name}.svg").write_text(figures().draw(), encoding="utf-8")
+        return 0
+    found = list(breaches())
+    for breach in found:
+        print(f"docs/benchmarks/{breach}")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

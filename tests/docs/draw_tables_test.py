@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Changes a number of a page, and a picture: docs/benchmarks/draw_tables.py must see either.
+"""Changes a number, a picture or a page of docs/benchmarks: draw_tables.py there must see each.
 
 usage: draw_tables_test.py SOURCE_ROOT
 """
@@ -11,18 +11,36 @@ import sys
 import tempfile
 import unittest
 
-FOLDER = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]) / "docs/benchmarks"
+ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2])
+FOLDER = ROOT / "docs/benchmarks"
 
 
 class DrawTables(unittest.TestCase):
     def check(self, change):
-        with tempfile.TemporaryDirectory() as folder:
-            copy = pathlib.Path(folder, "benchmarks")
+        """The exit status, and what it prints of each breach, after `change` of a copy of the pages."""
+        with tempfile.TemporaryDirectory() as root:
+            copy = pathlib.Path(root, "docs/benchmarks")
             shutil.copytree(FOLDER, copy)
+            pathlib.Path(root, "tools/bench").mkdir(parents=True)
+            shutil.copy(ROOT / "tools/bench/drawing.py", pathlib.Path(root, "tools/bench"))
             change(copy)
             done = subprocess.run([sys.executable, copy / "draw_tables.py", "--check"], capture_output=True, text=True,
                                   check=False)
-            return done.returncode, done.stdout.split(" ")[0]
+            self.assertEqual(done.stderr, "")
+            return done.returncode, [line.removeprefix("docs/benchmarks/") for line in done.stdout.splitlines()]
+
+    @staticmethod
+    def line(page, begin):
+        """The page's first line that begins so."""
+        lines = (FOLDER / page).read_text(encoding="utf-8").splitlines()
+        return next(line for line in lines if line.startswith(begin))
+
+    def expect(self, change, *breaches):
+        """That each of these begins one of the lines that are printed, in this order, and that there are no others."""
+        status, found = self.check(change)
+        self.assertEqual(status, 1)
+        self.assertEqual([line[:len(breach)] for line, breach in zip(found, breaches)], list(breaches))
+        self.assertEqual(len(found), len(breaches), found)
 
     @staticmethod
     def replace(folder, name, old, new):
@@ -31,16 +49,38 @@ class DrawTables(unittest.TestCase):
         (folder / name).write_text(text.replace(old, new, 1), encoding="utf-8")
 
     def test_pictures_show_the_tables(self):
-        self.assertEqual(self.check(lambda folder: None), (0, ""))
+        self.assertEqual(self.check(lambda folder: None), (0, []))
 
     def test_another_number_is_seen(self):
-        row = next(line for line in (FOLDER / "disk.md").read_text(encoding="utf-8").splitlines() if "| 16 MiB |" in line)
-        self.assertEqual(self.check(lambda folder: self.replace(folder, "disk.md", row, row.replace("**", "**1", 3))),
-                         (1, "docs/benchmarks/disk.svg"))
+        row = self.line("disk.md", "| 16 MiB |")
+        self.expect(lambda folder: self.replace(folder, "disk.md", row, row.replace("**", "**1", 3)),
+                    "disk.svg does not show its page's table")
 
     def test_another_picture_is_seen(self):
-        self.assertEqual(self.check(lambda folder: self.replace(folder, "demo.svg", "#1b6ca8", "#000000")),
-                         (1, "docs/benchmarks/demo.svg"))
+        self.expect(lambda folder: self.replace(folder, "demo.svg", "#1b6ca8", "#000000"),
+                    "demo.svg does not show its page's table")
+
+    def test_a_page_without_a_picture_is_seen(self):
+        self.expect(lambda folder: (folder / "new.md").write_text("# New\n\n```sh\nashlar-bench new\n```\n"),
+                    "new.md shows no picture")
+
+    def test_a_picture_that_is_not_there_or_says_nothing_is_none(self):
+        shown = self.line("load.md", "![")
+        for other in ("![Time](lode.svg)", "![](load.svg)"):
+            self.expect(lambda folder, other=other: self.replace(folder, "load.md", shown, other),
+                        "load.md shows no picture")
+
+    def test_a_page_that_shows_the_picture_of_another_is_seen(self):
+        self.expect(lambda folder: self.replace(folder, "router.md", "(router.svg)", "(remote.svg)"),
+                    "router.md does not show router.svg")
+
+    def test_a_reason_that_is_not_needed_is_seen(self):
+        reasons = 'WITHOUT = {"gone": "", "load": "", '
+        self.expect(lambda folder: self.replace(folder, "draw_tables.py", "WITHOUT = {", reasons),
+                    "load.md has a picture, and a reason", "gone.md is not there")
+
+    def test_a_page_without_a_command_is_seen(self):
+        self.expect(lambda folder: self.replace(folder, "load.md", "```sh", "```text"), "load.md has no command")
 
 
 if __name__ == "__main__":

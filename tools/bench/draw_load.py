@@ -51,9 +51,7 @@ def draw_panel(left, points, what, curves, logarithmic):
         return MARGIN + (1 - up.share(value)) * HEIGHT
 
     yield f'<text x="{left}" y="{MARGIN - 16}" font-weight="bold">{what}</text>'
-    for mark in up.marks:
-        yield f'<line x1="{left}" x2="{left + WIDTH}" y1="{y(mark):.1f}" y2="{y(mark):.1f}" stroke="#ddd"/>'
-        yield f'<text x="{left - 6}" y="{y(mark) + 4:.1f}" text-anchor="end">{mark:g}</text>'
+    yield from drawing.grid(left, left + WIDTH, [(y(mark), f"{mark:g}") for mark in up.marks])
     for mark in across.marks:
         yield f'<text x="{x(mark):.1f}" y="{MARGIN + HEIGHT + 16}" text-anchor="middle">{mark:g}</text>'
     yield f'<text x="{left + WIDTH / 2}" y="{MARGIN + HEIGHT + 34}" text-anchor="middle">requests a second</text>'

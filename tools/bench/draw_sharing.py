@@ -28,10 +28,8 @@ def panel(cases, left, title, axis, figures):
     values = sorted({case[axis] for case in cases})
     x = {value: left + i / (len(values) - 1) * WIDTH for i, value in enumerate(values)}
     yield f'<text x="{left}" y="{MARGIN - 14}" font-weight="bold">{title}</text>'
-    for decade in range(LOW, HIGH + 1):
-        label = {8: "0.1 GB", 9: "1 GB", 10: "10 GB", 11: "100 GB"}[decade]
-        yield f'<line x1="{left}" x2="{left + WIDTH}" y1="{y(10 ** decade):.1f}" y2="{y(10 ** decade):.1f}" stroke="#ddd"/>'
-        yield f'<text x="{left - 6}" y="{y(10 ** decade) + 4:.1f}" text-anchor="end">{label}</text>'
+    marks = [10 ** decade for decade in range(LOW, HIGH + 1)]
+    yield from drawing.grid(left, left + WIDTH, [(y(mark), f"{mark / 1e9:g} GB") for mark in marks])
     for value in values:
         yield f'<text x="{x[value]:.1f}" y="{MARGIN + HEIGHT + 16}" text-anchor="middle">{value}</text>'
     yield f'<text x="{left + WIDTH / 2}" y="{MARGIN + HEIGHT + 32}" text-anchor="middle">{axis}</text>'

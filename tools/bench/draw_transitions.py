@@ -57,10 +57,7 @@ class Panel:
 
     def draw(self, lines, names):
         yield f'<text x="{self.left}" y="{MARGIN - 14}" font-weight="bold">{self.title}</text>'
-        for mark in self.marks:
-            y = self.y(mark)
-            yield f'<line x1="{self.left}" x2="{self.left + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
-            yield f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{mark:g}</text>'
+        yield from drawing.grid(self.left, self.left + WIDTH, [(self.y(mark), f"{mark:g}") for mark in self.marks])
         for tokens in self.lengths:
             yield f'<text x="{self.x(tokens):.1f}" y="{MARGIN + HEIGHT + 16}" text-anchor="middle">{tokens}</text>'
         for name, points in lines.items():

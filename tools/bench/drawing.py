@@ -1,4 +1,7 @@
-"""The part that the scripts beside this one share: a file of figures comes in, a picture of curves goes out."""
+"""The part that the scripts beside this one share: a file of figures comes in, a picture of curves goes out.
+
+docs/benchmarks/bars.py begins its pictures with the same frame and grid.
+"""
 import json
 import sys
 
@@ -7,6 +10,13 @@ def frame(width, height):
     """A picture's first line: its size, and white behind all that follows."""
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
             f'font-size="11"><rect width="100%" height="100%" fill="white"/>')
+
+
+def grid(left, right, marks):
+    """The lines of a picture's marks, from left to right, with what each stands for on its left: [(y, label)]."""
+    for y, label in marks:
+        yield f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
+        yield f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
 
 
 def main(usage, draw):
