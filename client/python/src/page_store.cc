@@ -122,7 +122,12 @@ std::vector<PublishOutcome> PageStore::Publish(std::span<const Reservation> rese
     pages.push_back(
         {.reservation = reservations[i], .parts = {.region = region_, .page_table = std::span(tables).subspan(i, 1)}});
   }
-  return model_.Publish(pages);
+  std::vector<PublishOutcome> outcomes = model_.Publish(pages);
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    // A daemon that is busy keeps the page for us, and would tell everybody for a minute that it is being published.
+    if (outcomes[i] == PublishOutcome::kBusy) model_.Abandon(reservations[i]);
+  }
+  return outcomes;
 }
 
 std::vector<PageStore::Landed> PageStore::Get(std::span<const PageKey> keys, std::span<const uint32_t> slots) {
