@@ -187,7 +187,7 @@ def main():
             draw_dashboard(prometheus, file, folder / f"dashboard-{file.stem.removeprefix('ashlar-')}.svg", end)
         draw_terminal(top_of(daemon.admin_socket), folder / "top.svg")
         if shutil.which("chromium"):
-            photograph(f"http://127.0.0.1:{port}/", folder / "status-page.png", "500,880")
+            photograph(f"http://127.0.0.1:{port}/", folder / "status-page.png", "500,1560")
 
 
 if __name__ == "__main__":
