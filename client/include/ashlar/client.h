@@ -265,7 +265,8 @@ class Model {
   // daemon does not want it, as computing it takes less (CostModel) than landing it; compute it, publish nothing.
   std::vector<Reservation> Reserve(std::span<const ObjectRun> runs);
   // Returns one outcome for each object; no outcome depends on another. kUnavailable may leave open whether the object
-  // was published; a published object is always whole.
+  // was published; a published object is always whole. kBusy: it was not taken, and its reservation stays; publish it
+  // again, or abandon it.
   std::vector<PublishOutcome> Publish(std::span<const Publication> objects);
   PublishOutcome Publish(const Reservation& reservation, const PublishParts& parts);
   void Abandon(const Reservation& reservation);
