@@ -44,7 +44,8 @@ class PeersInput : public Input {
   using Input::Input;
   // A byte of length, and so many more.
   std::string Bytes() {
-    const size_t length = std::min<size_t>(Byte(), data_.size());
+    const size_t asked = Byte();  // before the rest is measured
+    const size_t length = std::min(asked, data_.size());
     const std::string bytes(reinterpret_cast<const char*>(data_.data()), length);
     data_ = data_.subspan(length);
     return bytes;
