@@ -129,14 +129,12 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
     if (connection == nullptr) {
       refusals.Add(Refusal::kBadGreeting, context->peer(), "a call without a greeting");
       reactor->Finish({grpc::StatusCode::FAILED_PRECONDITION, "greet first"});
-      return reactor;
-    }
-    auto read = Read(request);
-    if (!read.ok()) {
+    } else if (auto read = Read(request); !read.ok()) {
       reactor->Finish(ToGrpc(read.status()));
     } else {
       handle(*connection, *std::move(read), reactor);
     }
+    HandOver(this);
     return reactor;
   }
   template <typename Result, typename Reply>
@@ -212,6 +210,7 @@ grpc::ServerWriteReactor<v1::PeerGreeting>* PeerServer::Impl::Greet(Context* con
   } else {
     Enter(address, std::move(connection));
   }
+  HandOver(this);
   return stream;
 }
 
@@ -420,6 +419,7 @@ PeerServer::~PeerServer() {
   present.clear();
   impl_->listener = nullptr;
   impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+  TakeOver(impl_.get());  // every call has ended
 }
 
 uint16_t PeerServer::port() const {
