@@ -170,7 +170,7 @@ TEST_F(EngineApi, ALateMissRestartsThePlanWithoutIt) {
 
 TEST_F(EngineApi, PagesInDoubtAreKeptUntilTheyAreQuiet) {
   ClientOptions options = daemon_.client_options();
-  options.timeout = std::chrono::milliseconds(300);
+  options.timeout = std::chrono::milliseconds(1000);
   TestEngine impatient(options);
   impatient.PublishPrompt(segments_);
   Cache cache = OpenBeside(impatient, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);

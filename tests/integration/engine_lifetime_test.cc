@@ -240,7 +240,7 @@ TEST_F(EngineLifetime, ACacheMayEndWhileRequestsThatHaveEndedAreStillBegun) {
 
 TEST_F(EngineLifetime, PagesComeBackByPollingBehindACutConnection) {
   ClientOptions options = daemon_.client_options();
-  options.timeout = std::chrono::milliseconds(300);
+  options.timeout = std::chrono::milliseconds(1000);
   TestEngine impatient(options);
   Cache cache = OpenBeside(impatient, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);
   const Asked asked(kSegments, impatient.target_table());

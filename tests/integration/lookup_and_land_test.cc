@@ -149,7 +149,7 @@ TEST_F(LookupAndLand, OfAPromptTooLongForOneCallTakesTwo) {
 
 TEST_F(LookupAndLand, ThatTimesOutLandsNothingLaterAndLeavesNoLease) {
   ClientOptions options = daemon_.client_options();
-  options.timeout = milliseconds(300);
+  options.timeout = milliseconds(1000);
   TestEngine engine(options);
   engine.PublishPrompt(prompt_);
   daemon_.Freeze();
