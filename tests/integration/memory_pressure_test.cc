@@ -55,7 +55,7 @@ class Resetting final : public v1::Cache::Service {
 
 class MemoryPressure : public testing::Test {
  protected:
-  static constexpr milliseconds kTimeout{500};
+  static constexpr milliseconds kTimeout{1500};
 
   void SetUp() override {
     ClientOptions options = daemon_.client_options();
