@@ -54,7 +54,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         transfer.kv_load_failure_policy = "recompute"
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
-        self._by_block = False
+        self._by_block = len(kv_cache_config.kv_cache_groups) == 1
         try:
             if role == KVConnectorRole.SCHEDULER:
                 described = describe(vllm_config, kv_cache_config, self._options, rank=0)
@@ -74,9 +74,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 from vllm.distributed import get_tensor_model_parallel_rank
 
                 rank = get_tensor_model_parallel_rank()
-                described = describe(vllm_config, kv_cache_config, self._options, rank)
-                self._by_block = described.groups == 1 and not described.windows
-                self._worker = Worker(described, self._options)
+                self._worker = Worker(describe(vllm_config, kv_cache_config, self._options, rank), self._options)
         except Unsupported as error:
             logger.warning("Ashlar: this engine runs without the cache: %s", error)
 
@@ -129,7 +127,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._worker is None:
             return KVConnectorTransferResults()
         ended, failed = self._worker.poll_loads(self._step())
-        # By block where one group has all blocks; else by request: of windows and states not every block is loaded.
+        # By block where one group has all blocks; else by request, as block numbers of several groups overlap.
         return KVConnectorTransferResults(
             finished_recving=ended, failed_recving=set() if self._by_block else failed
         )

@@ -289,8 +289,8 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
             groups.setdefault(group, []).append(len(layers))
             attention.append((len(layers), name))
             layers.append(_attention(spec, name, tp))
-    if not (groups or windows) or len(blocks) != 1:
-        raise Unsupported(f"{len(attention) + len(windows)} attention layers, blocks of {sorted(blocks)} tokens")
+    if not groups or len(blocks) != 1:
+        raise Unsupported(f"{len(groups)} groups of full attention, blocks of {sorted(blocks)} tokens")
     block = blocks.pop()
     grain = max([_BLOCK, *(place.blocks * block for place in windows)])
     flops, squared = _flops(text)

@@ -34,8 +34,8 @@ _KEPT = ("kept", "already_present", "kept_as_span")
 
 
 def _tables(pages: list[list[int]]) -> Any:
-    """A page table for each group of layers; the one of all layers; or none, where all layers have windows."""
-    return pages if len(pages) > 1 else pages[0] if pages else None
+    """A page table for each group of layers, or the one of all layers."""
+    return pages[0] if len(pages) == 1 else pages
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ class Worker:
             raise Unsupported(f"the engine's caches are not in shared memory ({self.allocator.error or 'not asked'})")
         found = places(self._described, caches, memory)
         described, options = self._described, self._options
-        pages = min((caches[name].shape[0] for _, name in described.attention), default=0)
+        pages = min(caches[name].shape[0] for _, name in described.attention)
         self._states = [States(place, caches[place.name], memory) for place in described.linear]
         for place in described.windows:
             layer, ranks = described.model.layers[place.layer], described.model.tensor_parallel_size
@@ -87,9 +87,9 @@ class Worker:
                 options.session_socket,
                 name=f"vllm-worker-{described.model.tensor_parallel_rank}",
                 timeout_ms=options.call_ms,
-                memory_kind=ashlar.MemoryKind.MEMFD if found else ashlar.MemoryKind.NONE,
-                memfd=memory.descriptor if found else -1,
-                memory_bytes=memory.size if found else 0,
+                memory_kind=ashlar.MemoryKind.MEMFD,
+                memfd=memory.descriptor,
+                memory_bytes=memory.size,
                 pages=pages,
                 places=found,
                 groups=described.layer_groups,

@@ -193,6 +193,15 @@ def test_a_plan_of_another_version_is_computed_instead(engine, expected):
     assert count(child, "load_failures") == failures + 1 and saved(child) == before
 
 
+def test_a_model_of_windows_alone_runs_without_the_cache(shared_daemon):
+    with Child("ministral_windows", connector(shared_daemon)) as child:
+        text = prompt("windows alone", 600)
+        first = child.generate([text])
+        child.call("forget")
+        same(child.generate([text]), [each[:2] for each in first])
+        assert child.call("metrics") == {}
+
+
 def test_an_engine_that_keeps_all_blocks_of_windows_is_served(shared_daemon, engine, expected):
     """Without vLLM's hybrid allocator windows are groups of full attention, and share nothing with windows."""
     text = prompt("no hybrid allocator", 800)
