@@ -311,7 +311,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
             weights_digest=weights_digest(vllm_config, options.weights_digest),
             layers=layers,
             page_tokens=block,
-            head=max((layers[place.layer].conv_kernel - 1 for place in linear), default=0),
+            head=max([0, *(each.conv_kernel - 1 for each in layers if isinstance(each, ashlar.Linear))]),
             dtype=f"{model.dtype} {json.dumps(processor, sort_keys=True)}",
             quantization=str(model.quantization or ""),
             tokenizer_digest=tokenizer_digest(model),
