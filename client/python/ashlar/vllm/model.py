@@ -281,7 +281,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
         elif isinstance(spec, SlidingWindowSpec):
             # Kernels hand on finite numbers as they are. Finite fp16 numbers and pairs of fp8 ones are finite bf16, too.
             dtype = torch.float32 if spec.dtype.itemsize == 4 else torch.bfloat16
-            reach = -(-(spec.sliding_window - 1) // spec.block_size)
+            reach = max(1, -(-(spec.sliding_window - 1) // spec.block_size))
             row = spec.head_size + spec.head_size_v
             windows.append(WindowPlace(len(layers), name, group, reach, spec.num_kv_heads, row, dtype))
             layers.append(_window(spec, name, windows[-1], tp))
