@@ -49,6 +49,10 @@ class Left(Exception):
 
 def segments_model(described: Described, rope: ashlar.Rope, options: Options) -> ashlar.Model:
     """The layout of segments: keys that turn, states as the processor's kernels have them. Raises Unsupported."""
+    if not described.linear or described.model.tensor_parallel_size > 1:
+        raise Unsupported("segments: hybrid models on one worker alone")
+    if described.windows or len(described.attention_groups) > 1:
+        raise Unsupported("segments: one group of attention layers alone")
     layers: list[ashlar.Attention | ashlar.Linear] = []
     head = options.seam_head
     for layer in described.model.layers:
@@ -62,8 +66,6 @@ def segments_model(described: Described, rope: ashlar.Rope, options: Options) ->
             # Declared as [V, K]; the kernels of processors keep [K, V] there.
             layers.append(dataclasses.replace(layer, order=ashlar.StateOrder.KEY_FIRST))
             head = max(head, layer.conv_kernel - 1)
-    if not described.linear or described.model.tensor_parallel_size > 1:
-        raise Unsupported("segments: hybrid models on one worker alone")
     return dataclasses.replace(described.model, layers=layers, page_tokens=_PAGE, head=head, tail=options.seam_tail)
 
 

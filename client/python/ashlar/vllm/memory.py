@@ -11,14 +11,14 @@ import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 import ashlar
-from ashlar.vllm.model import Described, LinearPlace, Unsupported
+from ashlar.vllm.model import Described, LinearPlace, Unsupported, WindowPlace
 
 _LEAST = 1 << 16  # bytes; smaller tensors are no caches
 
@@ -145,3 +145,36 @@ class States:
     def fill_tail(self, block: int, data: bytes) -> None:
         begin = self._rows[block, : self._sizes[0]]
         begin.copy_(torch.frombuffer(bytearray(data), dtype=torch.int8))
+
+
+class Window:
+    """One layer's window in the engine's blocks. Those are anywhere, so a window is copied on its way to and from the cache."""
+
+    def __init__(self, place: WindowPlace, layer: ashlar.Linear, ranks: int, block: int, tensor: torch.Tensor) -> None:
+        if tuple(tensor.shape[1:]) != (place.heads, block, place.row):
+            raise Unsupported(f"{place.name}: registered as {tuple(tensor.shape)} of {tensor.dtype}")
+        self.place = place
+        self._blocks = tensor
+        self._shape = (layer.value_heads // ranks, layer.d_k, layer.d_v)
+        self.bytes = place.blocks * place.heads * block * place.row * tensor.element_size()
+
+    def empty(self) -> torch.Tensor:
+        """[blocks, heads, tokens, row]: a head's tokens lie one behind the other."""
+        heads, block, row = self._blocks.shape[1:]
+        held = torch.zeros(heads, self.place.blocks, block, row, dtype=self._blocks.dtype)
+        return held.transpose(0, 1)
+
+    def state(self, held: torch.Tensor) -> torch.Tensor:
+        """The same bytes, as the cache has them."""
+        return held.transpose(0, 1).view(-1).view(self.place.dtype).view(self._shape)
+
+    def tensors(self, blocks: Sequence[int]) -> ashlar.LinearTensors:
+        """A copy of a text's last blocks, oldest first. Where there are fewer than the window has, zeros stand before them."""
+        held = self.empty()
+        held[self.place.blocks - len(blocks) :] = self._blocks[list(blocks)]
+        return ashlar.LinearTensors(self.place.layer, self.state(held))
+
+    def fill(self, blocks: Sequence[int], held: torch.Tensor) -> None:
+        """Writes the last of `held` into the engine's blocks."""
+        if blocks:
+            self._blocks[list(blocks)] = held[self.place.blocks - len(blocks) :]

@@ -25,13 +25,15 @@ class Load:
 
 @dataclasses.dataclass
 class Save:
-    """A text whose last token is computed in this step, and the depths to resume from; the last is its length."""
+    """A text whose last token is computed in this step, and the depths to resume from; the last is its length.
+
+    `blocks`: one list a group of the engine's caches; 0 where a group has none any more.
+    """
 
     number: int
     tokens: npt.NDArray[np.int32]
     depths: list[int]
-    pages: list[int]  # of the attention group
-    states: list[int]  # one block a group: of the state at the text's end; 0 where the group has none
+    blocks: tuple[list[int], ...]
 
 
 @dataclasses.dataclass

@@ -10,11 +10,12 @@ import hashlib
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import vllm
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 import ashlar
 from ashlar import checkpoint
@@ -22,6 +23,7 @@ from ashlar.vllm.options import Options
 from ashlar.vllm.versions import unknown_version
 
 _BLOCK = 256  # tokens of the cache's blocks, at least
+_MOST_DIM, _MOST_HEADS = 256, 1024  # of a state
 _TYPES = {
     torch.float32: ashlar.DType.F32,
     torch.float16: ashlar.DType.F16,
@@ -46,14 +48,60 @@ class LinearPlace:
 
 
 @dataclasses.dataclass(frozen=True)
+class WindowPlace:
+    """An attention layer that sees a window of the last tokens alone. The blocks of that window are its state."""
+
+    layer: int  # of the cache's layout
+    name: str
+    group: int  # of the engine's caches
+    blocks: int  # that the window before a block's end reaches into
+    heads: int  # of this rank
+    row: int  # numbers of a token and head: key, and value behind it
+    dtype: torch.dtype  # of the state
+
+
+@dataclasses.dataclass(frozen=True)
 class Described:
     model: ashlar.Model
     attention: list[tuple[int, str]]  # layer, name
     linear: list[LinearPlace]
-    attention_group: int
+    windows: list[WindowPlace]
+    attention_groups: dict[int, list[int]]  # groups of the engine's caches that have all of a text, and their layers
     groups: int
     block: int  # tokens of the engine's blocks: it resumes at multiples
     grain: int  # tokens between the depths that are kept of a text without linear layers
+
+    @property
+    def attention_group(self) -> int:
+        """Of engines that have one alone."""
+        return next(iter(self.attention_groups))
+
+    @property
+    def layer_groups(self) -> list[ashlar.LayerGroup]:
+        """As the cache is to know them: none where one page table serves all layers."""
+        if len(self.attention_groups) == 1:
+            return []
+        return [ashlar.LayerGroup(layers) for layers in self.attention_groups.values()]
+
+    def pages(self, blocks: Sequence[list[int]], tokens: int) -> list[list[int]]:
+        """Of a text's blocks by groups of the engine's caches: those with keys and values of its first tokens."""
+        return [blocks[group][: tokens // self.block] for group in self.attention_groups]
+
+    def window(self, place: WindowPlace, blocks: Sequence[list[int]], tokens: int) -> list[int]:
+        """Likewise: those that hold the window before so many tokens. A text that is shorter has fewer."""
+        count = tokens // self.block
+        return blocks[place.group][max(0, count - place.blocks) : count]
+
+    def resumes_from(self, blocks: Sequence[list[int]], tokens: int) -> list[int]:
+        """All blocks of a text that its first tokens are resumed from; empty: some are not there."""
+        count = tokens // self.block
+        found = [page for table in self.pages(blocks, tokens) for page in table]
+        for group in {place.group for place in self.linear}:
+            found += blocks[group][count - 1 : count] or [0]
+        for place in {place.group: place for place in self.windows}.values():
+            found += self.window(place, blocks, tokens)
+        short = any(len(blocks[group]) < count for group in (*self.attention_groups, *(w.group for w in self.windows)))
+        return [] if short or 0 in found else list(dict.fromkeys(found))
 
 
 def _layer_number(name: str) -> tuple[int, str]:
@@ -114,19 +162,52 @@ def _check(vllm_config: Any) -> None:
         raise Unsupported("prefix caching is off (enable_prefix_caching)")
 
 
-def _attention(spec: Any, name: str, tp: int) -> ashlar.Attention:
-    if type(spec) is not FullAttentionSpec or spec.sliding_window or spec.attention_chunk_size:
-        raise Unsupported(f"{name}: {type(spec).__name__} is no full attention of keys and values")
+def _check_rows(spec: Any, name: str) -> None:
     if spec.kv_quant_mode.name not in ("NONE", "FP8_PER_TENSOR") or spec.num_head_slots not in (None, spec.num_kv_heads):
         raise Unsupported(f"{name}: keys and values are packed as {spec.kv_quant_mode.name}")
     if spec.dtype not in _TYPES:
         raise Unsupported(f"{name}: keys of {spec.dtype}")
+
+
+def _attention(spec: Any, name: str, tp: int) -> ashlar.Attention:
+    """A window whose spec is that of full attention is one of an engine that keeps all blocks of it."""
+    if type(spec) is not FullAttentionSpec or spec.attention_chunk_size:
+        raise Unsupported(f"{name}: {type(spec).__name__} is no full attention of keys and values")
+    _check_rows(spec, name)
     return ashlar.Attention(
         kv_heads=spec.num_kv_heads * tp,
         key_dim=spec.head_size,
         value_dim=spec.head_size_v,
         dtype=_TYPES[spec.dtype],
         stored=ashlar.StoredKeys.UNROTATED,
+    )
+
+
+def _largest_divisor(value: int, most: int) -> int:
+    return next(each for each in range(min(value, most), 0, -1) if value % each == 0)
+
+
+def _window(spec: Any, name: str, place: WindowPlace, tp: int) -> ashlar.Linear:
+    """A window goes through the cache as the state of a layer that nothing composes: its bytes, cut into even parts."""
+    if type(spec) is not SlidingWindowSpec or spec.extra_retained_tokens:
+        raise Unsupported(f"{name}: {type(spec).__name__} is no sliding window of keys and values")
+    _check_rows(spec, name)
+    width = place.dtype.itemsize // spec.dtype.itemsize or 1
+    if place.row % width != 0:
+        raise Unsupported(f"{name}: rows of {place.row} numbers of {spec.dtype}")
+    numbers = place.blocks * spec.block_size * place.row // width  # of a head
+    columns = _largest_divisor(numbers, _MOST_DIM)
+    rows = _largest_divisor(numbers // columns, _MOST_DIM)
+    parts = place.heads * (numbers // columns // rows)
+    if parts * tp > _MOST_HEADS:
+        raise Unsupported(f"{name}: a window of {spec.sliding_window} tokens and {spec.num_kv_heads} heads is too large")
+    return ashlar.Linear(
+        family=ashlar.Family.GLA,
+        key_heads=parts * tp,
+        value_heads=parts * tp,
+        d_k=rows,
+        d_v=columns,
+        state_dtype=_TYPES[place.dtype],
     )
 
 
@@ -188,20 +269,30 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
     layers: list[ashlar.Attention | ashlar.Linear] = []
     attention: list[tuple[int, str]] = []
     linear: list[LinearPlace] = []
-    groups, blocks = set(), set()
+    windows: list[WindowPlace] = []
+    groups: dict[int, list[int]] = {}
+    blocks = set()
     for name, group, spec in _layers(kv_cache_config):
         blocks.add(spec.block_size)
         if isinstance(spec, MambaSpec):
             key_heads = int(getattr(text, "linear_num_key_heads", spec.shapes[-1][0] * tp))
             linear.append(LinearPlace(len(layers), name, group, spec.shapes, spec.dtypes))
             layers.append(_linear(spec, name, tp, key_heads))
+        elif isinstance(spec, SlidingWindowSpec):
+            # Kernels hand on finite numbers as they are. Finite fp16 numbers and pairs of fp8 ones are finite bf16, too.
+            dtype = torch.float32 if spec.dtype.itemsize == 4 else torch.bfloat16
+            reach = max(1, -(-(spec.sliding_window - 1) // spec.block_size))
+            row = spec.head_size + spec.head_size_v
+            windows.append(WindowPlace(len(layers), name, group, reach, spec.num_kv_heads, row, dtype))
+            layers.append(_window(spec, name, windows[-1], tp))
         else:
-            groups.add(group)
+            groups.setdefault(group, []).append(len(layers))
             attention.append((len(layers), name))
             layers.append(_attention(spec, name, tp))
-    if len(groups) != 1 or len(blocks) != 1:
-        raise Unsupported(f"{len(groups)} groups of attention layers, blocks of {sorted(blocks)} tokens: one is served")
+    if not groups or len(blocks) != 1:
+        raise Unsupported(f"{len(groups)} groups of full attention, blocks of {sorted(blocks)} tokens")
     block = blocks.pop()
+    grain = max([_BLOCK, *(place.blocks * block for place in windows)])
     flops, squared = _flops(text)
     cache, model = vllm_config.cache_config, vllm_config.model_config
     processor = {
@@ -220,7 +311,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
             weights_digest=weights_digest(vllm_config, options.weights_digest),
             layers=layers,
             page_tokens=block,
-            head=max((each.conv_kernel - 1 for each in layers if isinstance(each, ashlar.Linear)), default=0),
+            head=max([0, *(each.conv_kernel - 1 for each in layers if isinstance(each, ashlar.Linear))]),
             dtype=f"{model.dtype} {json.dumps(processor, sort_keys=True)}",
             quantization=str(model.quantization or ""),
             tokenizer_digest=tokenizer_digest(model),
@@ -231,8 +322,9 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
         ),
         attention=attention,
         linear=linear,
-        attention_group=groups.pop(),
+        windows=windows,
+        attention_groups=groups,
         groups=len(kv_cache_config.kv_cache_groups),
         block=block,
-        grain=-(-_BLOCK // block) * block,
+        grain=-(-grain // block) * block,
     )

@@ -190,8 +190,7 @@ class Scheduler:
             return
         plan, ids = followed.lookup.plan, blocks.get_block_ids()
         tokens = plan.prefix_tokens
-        pages = ids[self._described.attention_group][: tokens // self._described.block]
-        self._loaded_blocks[request.request_id] = pages
+        self._loaded_blocks[request.request_id] = [page for table in self._described.pages(ids, tokens) for page in table]
         followed.loading = tokens
         tier = plan.prefix_tier or "dram"
         table = (request.num_tokens - 1) // self._described.block + 1
@@ -276,17 +275,20 @@ class Scheduler:
         ids = output.kv_connector_block_state.get_block_ids(name)
         if ids is None:
             return
-        text = depths[-1]
-        pages = ids[self._described.attention_group][: text // block]
-        states = [0] * self._described.groups
-        for place in self._described.linear:
-            states[place.group] = ids[place.group][text // block - 1]
-        if len(pages) < text // block or 0 in pages or any(states[place.group] == 0 for place in self._described.linear):
+        needed: dict[int, None] = {}
+        kept = []
+        for depth in depths:
+            blocks = self._described.resumes_from(ids, depth)
+            if blocks:
+                kept.append(depth)
+                needed.update(dict.fromkeys(blocks))
+        if not kept:
             return
+        text = kept[-1]
         self._number += 1
         tokens: npt.NDArray[np.int32] = np.array(request.all_token_ids[:text], np.int32)
-        save = Save(self._number, tokens, depths, pages, states)
-        held = [self._pool.blocks[i] for i in [*pages, *(i for i in states if i)]]
+        save = Save(self._number, tokens, kept, tuple(table[: text // block] for table in ids))
+        held = [self._pool.blocks[i] for i in needed]
         self._pool.touch(held)
         self._under_way[save.number] = (held, save, request)
         followed.saved = text

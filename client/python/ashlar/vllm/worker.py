@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 import ashlar
 from ashlar.vllm.composing import Composed, Composer
 from ashlar.vllm.forward import EngineModel
-from ashlar.vllm.memory import Allocator, States, places
+from ashlar.vllm.memory import Allocator, States, Window, places
 from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described, Unsupported
 from ashlar.vllm.opening import Opening
@@ -29,7 +29,13 @@ _POLL = 0.0002
 _SHUTDOWN = 3.0  # seconds for saves under way
 _RATE_TOKENS = 64  # steps of fewer tokens say nothing of the rate of prefill
 _RATE_MEMORY = 0.8
+_COPIED = 64 << 20  # bytes of windows that one call of a save may copy, where they are of more than one depth
 _KEPT = ("kept", "already_present", "kept_as_span")
+
+
+def _tables(pages: list[list[int]]) -> Any:
+    """A page table for each group of layers, or the one of all layers."""
+    return pages[0] if len(pages) == 1 else pages
 
 
 @dataclasses.dataclass
@@ -47,6 +53,7 @@ class Worker:
         self._first_rank = described.model.tensor_parallel_rank == 0
         self._opening: Opening | None = None
         self._states: list[States] = []
+        self._windows: list[Window] = []
         self._composer: Composer | None = None
         self._landings: list[_Landing] = []
         self._refused: list[Composed] = []
@@ -65,23 +72,29 @@ class Worker:
         if memory is None:
             raise Unsupported(f"the engine's caches are not in shared memory ({self.allocator.error or 'not asked'})")
         found = places(self._described, caches, memory)
-        pages = min(caches[name].shape[0] for _, name in self._described.attention)
-        self._states = [States(place, caches[place.name], memory) for place in self._described.linear]
-        options = self._options
+        described, options = self._described, self._options
+        pages = min(caches[name].shape[0] for _, name in described.attention)
+        self._states = [States(place, caches[place.name], memory) for place in described.linear]
+        for place in described.windows:
+            layer, ranks = described.model.layers[place.layer], described.model.tensor_parallel_size
+            assert isinstance(layer, ashlar.Linear)
+            self._windows.append(Window(place, layer, ranks, described.block, caches[place.name]))
 
         def open_cache() -> ashlar.Cache:
             return ashlar.Cache(
-                self._described.model,
+                described.model,
                 options.rpc_socket,
                 options.session_socket,
-                name=f"vllm-worker-{self._described.model.tensor_parallel_rank}",
+                name=f"vllm-worker-{described.model.tensor_parallel_rank}",
                 timeout_ms=options.call_ms,
                 memory_kind=ashlar.MemoryKind.MEMFD,
                 memfd=memory.descriptor,
                 memory_bytes=memory.size,
                 pages=pages,
                 places=found,
-                capture_tokens=self._described.block,
+                groups=described.layer_groups,
+                common_pages=bool(described.layer_groups),
+                capture_tokens=described.block,
                 land_ms=options.land_ms,
                 quiet_ms=options.quiet_ms,
             )
@@ -118,10 +131,11 @@ class Worker:
             now, handle = time.monotonic(), None
             try:
                 cache = self._cache()
-                pages = load.blocks[self._described.attention_group][: load.tokens // self._described.block]
-                pages += [pages[-1]] * (load.table - len(pages))  # behind the prefix, where nothing lands
+                pages = self._described.pages(load.blocks, load.tokens)
+                for table in pages:
+                    table += [table[-1]] * (load.table - len(table))  # behind the prefix, where nothing lands
                 if cache is not None:
-                    handle = cache.land(load.plan, pages, present_tokens=load.present, wait=False)
+                    handle = cache.land(load.plan, _tables(pages), present_tokens=load.present, wait=False)
             except Exception as error:  # whatever it is, the request is computed instead
                 logger.warning("Ashlar: a load could not begin: %s", error)
             self._landings.append(_Landing(load, handle, now))
@@ -205,7 +219,15 @@ class Worker:
             if tail is None:
                 return False
             states.fill_tail(block, tail)
-        return not self._states or handle.finish() == ashlar.Verdict.OK
+        for window in self._windows:
+            held = window.empty()
+            if handle.advance(window.place.layer, 0, load.tokens, window.state(held)) != ashlar.Verdict.OK:
+                return False
+            blocks = self._described.window(window.place, load.blocks, load.tokens)
+            # Blocks that the engine had already are those of running requests, too.
+            own = at + 1 - max(at + 1 - len(blocks), load.present // self._described.block)
+            window.fill(blocks[len(blocks) - own :], held)
+        return not (self._states or self._windows) or handle.finish() == ashlar.Verdict.OK
 
     def _leave(self, landing: _Landing) -> bool:
         """Gives a landing up. Blocks that the daemon may still write to are kept from use until they are quiet."""
@@ -223,8 +245,8 @@ class Worker:
         return False
 
     def _loaded_pages(self, load: Load) -> list[int]:
-        block = self._described.block
-        return load.blocks[self._described.attention_group][load.present // block : load.tokens // block]
+        tables = self._described.pages(load.blocks, load.tokens)
+        return [page for table in tables for page in table[load.present // self._described.block :]]
 
     def _collect_quiet(self) -> None:
         for name, handle in list(self._doubtful):
@@ -291,9 +313,26 @@ class Worker:
             self._saves.task_done()
 
     def _commit(self, cache: ashlar.Cache, save: Save) -> str:
-        tensors = [states.tensors(save.states[states.group]) for states in self._states]
-        checkpoints = [(depth, tensors if depth == save.depths[-1] else []) for depth in save.depths]
-        return cache.commit(save.tokens, checkpoints, page_table=save.pages)[-1]
+        size = sum(window.bytes for window in self._windows)
+        together = max(1, _COPIED // size) if size > 0 else len(save.depths)
+        outcome = "unavailable"
+        for first in range(0, len(save.depths), together):
+            outcome = self._commit_depths(cache, save, save.depths[first : first + together])
+            if outcome == "unavailable":
+                break
+        return outcome
+
+    def _commit_depths(self, cache: ashlar.Cache, save: Save, depths: list[int]) -> str:
+        pages, tokens = self._described.pages(save.blocks, depths[-1]), save.tokens[: depths[-1]]
+        checkpoints = [(depth, self._linear(save, depth)) for depth in depths]
+        return cache.commit(tokens, checkpoints, page_table=_tables(pages))[-1]
+
+    def _linear(self, save: Save, depth: int) -> list[ashlar.LinearTensors]:
+        """States and windows behind a text's first tokens, by layer."""
+        described, last = self._described, depth // self._described.block - 1
+        linear = [states.tensors(save.blocks[states.group][last]) for states in self._states]
+        linear += [window.tensors(described.window(window.place, save.blocks, depth)) for window in self._windows]
+        return sorted(linear, key=lambda tensors: tensors.layer)
 
     def report(self) -> WorkerReport | None:
         while True:

@@ -1,0 +1,230 @@
+"""Models with several groups of attention layers: full attention, and windows whose older blocks the engine lets go of."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+from tiny_engines import BLOCK, CLOSE, WINDOWED, Child, connector, count, prompt, same, saved
+
+import ashlar.daemon
+
+PAIR = ["ministral", "gpt_oss"]  # windows that reach into two blocks, and into one
+
+
+def depth(tokens):
+    """Of whole blocks; the last token is computed."""
+    return (tokens - 1) // 128 * 128
+
+
+@pytest.mark.parametrize("model", WINDOWED)
+def test_prompts_of_every_length_are_resumed_with_the_same_answer(model, engine, expected, shared_daemon):
+    child, window = engine(model), WINDOWED[model]
+    assert child.call("block_size") == BLOCK[model]
+    lengths = [130, window + 1, 257, 385, 5 * window, 5 * window + 259]
+    texts = [prompt(f"lengths {model} {length}", length) for length in lengths]
+    wanted = expected(model, texts)
+    for text, answer in zip(texts, wanted):
+        same(child.generate([text]), [answer])
+        for _ in range(2):
+            before = saved(child)
+            child.call("forget")
+            same(child.generate([text]), [answer])
+            assert saved(child) - before == depth(len(text))
+    with Child(model, connector(shared_daemon)) as other:  # all that it knows is in the daemon
+        for text, answer in zip(texts, wanted):
+            before = saved(other)
+            same(other.generate([text]), [answer])
+            assert saved(other) - before == depth(len(text))
+        assert count(other, "load_failures") == 0
+        assert count(other, "hits", "dram", "keys") == sum(depth(length) > 0 for length in lengths)
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_a_window_that_is_not_loaded_shows(model, engine, expected):
+    """What the other tests compare tells a window of zeros from the right one."""
+    child = engine(model)
+    text = prompt(f"zeros {model}", 700)
+    (tokens, logs), = expected(model, [text])
+    same(child.generate([text]), [(tokens, logs)])
+    fill = "import ashlar.vllm.memory as memory\n"
+    child.call("execute", fill + "server.fill = memory.Window.fill\nmemory.Window.fill = lambda *_: None")
+    child.call("forget")
+    (wrong, others, _), = child.generate([text])
+    child.call("execute", fill + "memory.Window.fill = server.fill")
+    assert wrong != tokens or max(abs(a - b) for a, b in zip(logs, others)) > 1e-3
+    child.call("forget")
+    same(child.generate([text]), [(tokens, logs)])
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_blocks_that_the_engine_has_let_go_of_are_not_needed(model, engine, expected, shared_daemon):
+    """A prompt of many chunks: its windows have no first blocks by the end, and it is found at the end of each window."""
+    text = prompt(f"let go {model}", 2000)
+    with Child(model, connector(shared_daemon), max_num_batched_tokens=256, max_num_seqs=1) as child:
+        child.call(
+            "execute",
+            "half = server.connector()._scheduler\nserver.gone = []\nreal = half._offer\n"
+            "def offer(output, name, computed, saves):\n"
+            "    real(output, name, computed, saves)\n"
+            "    server.gone += [[table.count(0) for table in save.blocks] for save in saves]\n"
+            "half._offer = offer",
+        )
+        same(child.generate([text]), expected(model, [text]), CLOSE)
+        gone = child.call("evaluate", "server.gone")
+        assert max(gone[-1]) >= 10 and min(gone[-1]) == 0, gone
+    other = engine(model)
+    for tokens in (2000, 1600, 900):
+        part = text[:tokens]
+        other.call("forget")
+        before = saved(other)
+        same(other.generate([part]), expected(model, [part]), CLOSE)
+        assert depth(tokens) - (saved(other) - before) < 256
+
+
+@pytest.mark.parametrize("model", WINDOWED)
+def test_a_longer_prefix_than_the_engines_own_is_loaded_behind_it(model, engine, expected):
+    child = engine(model)
+    first = prompt(f"own {model}", 257)
+    longer = first[:256] + prompt("behind", 300)
+    same(child.generate([longer]), expected(model, [longer]))
+    child.call("forget")
+    same(child.generate([first]), expected(model, [first]))
+    before = saved(child)
+    same(child.generate([longer]), expected(model, [longer]))
+    assert saved(child) - before == depth(len(longer)) - 256
+
+
+@pytest.mark.parametrize("model", WINDOWED)
+def test_chunked_prefill_of_several_requests_in_flight(model, shared_daemon, expected):
+    lengths = [400, 1000, 260, 40, 511]
+    texts = [prompt(f"chunks {model} {i}", length) for i, length in enumerate(lengths)]
+    with Child(model, connector(shared_daemon), max_num_batched_tokens=256, max_num_seqs=3) as child:
+        wanted = expected(model, texts)
+        same(child.generate(texts), wanted, CLOSE)
+        child.call("forget")
+        before = saved(child)
+        same(child.generate(texts), wanted, CLOSE)
+        assert saved(child) - before >= sum(map(depth, lengths)) - 256  # a busy machine's look-ups may be late
+        assert count(child, "load_failures") == 0
+        child.call("forget")
+        assert child.call("free_blocks") == 255, "all but the null block"
+
+
+@pytest.mark.parametrize("model, blocks", [("ministral", 39), ("ministral_whole", 42)])
+def test_preempted_requests_resume_with_the_same_answer(model, blocks, shared_daemon, expected):
+    """Prompts fit together, by 12 blocks each, and what they decode does not: 13 and 16 blocks each."""
+    texts = [prompt(f"preempt {model} {i}", 376) for i in range(3)]
+    room = dict(num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=2048, max_model_len=512)
+    with Child(model, connector(shared_daemon), **room) as child:
+        wanted = expected(model, texts, 24)
+        for _ in range(2):
+            same(child.generate(texts, 24), wanted, CLOSE)
+        preempted = child.call("evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')")
+        assert preempted > 0
+        child.call("forget")
+        assert child.call("free_blocks") == blocks - 1, "nothing is held that is not used"
+
+
+@pytest.mark.parametrize("model", WINDOWED)
+def test_daemons_that_are_killed_or_frozen(model, tmp_path, expected):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw = random.Random(seed)
+    texts = [prompt(f"killed {model} {i}", 600 + i) for i in range(3)]
+    wanted = expected(model, texts)
+    with ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path)) as daemon, Child(
+        model, connector(daemon, call_ms=400, land_ms=600, quiet_ms=200, lookup_ms=100)
+    ) as child:
+        same(child.generate(texts), wanted, CLOSE)
+        child.call("forget")
+        free = child.call("free_blocks")
+        for harm in (daemon.kill, lambda: os.kill(daemon.pid, signal.SIGSTOP), daemon.kill):
+            child.call("forget")
+            timer = threading.Timer(draw.uniform(0, 0.25), harm)
+            timer.start()
+            same(child.generate(texts), wanted, CLOSE)
+            timer.join()
+            same(child.generate(texts), wanted, CLOSE)
+            if harm == daemon.kill:
+                daemon.start()
+            else:
+                os.kill(daemon.pid, signal.SIGCONT)
+        deadline, before = time.monotonic() + 20, saved(child)
+        while saved(child) == before and time.monotonic() < deadline:
+            child.call("forget")
+            same(child.generate(texts), wanted, CLOSE)
+        assert saved(child) > before, "the daemon is used again"
+        deadline = time.monotonic() + 20
+        while child.call("forget") and child.call("free_blocks") != free and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert child.call("free_blocks") == free, "no block is lost"
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_a_restarted_daemon_serves_from_its_disk(model, tmp_path, expected):
+    text = prompt(f"disk {model}", 700)
+    with ashlar.daemon.start(dram="128MiB", arena="8MiB", ssd="256MiB", folder=str(tmp_path)) as daemon:
+        with Child(model, connector(daemon)) as child:
+            same(child.generate([text]), expected(model, [text]))
+            daemon.stop()
+            daemon.start()
+            child.call("evaluate", "__import__('time').sleep(2)")
+            child.call("forget")
+            same(child.generate([text]), expected(model, [text]))
+            assert count(child, "hits", "ssd", "keys") == 1
+
+
+def test_every_rank_has_its_own_windows(shared_daemon):
+    text, wanted = prompt("ranks", 700), None
+    for number, options in enumerate((None, connector(shared_daemon), connector(shared_daemon))):
+        with Child("ministral", options, tensor_parallel_size=2) as child:
+            answers = child.generate([text])
+            wanted = wanted or [each[:2] for each in answers]  # one rank adds in another order
+            same(answers, wanted)
+            child.call("forget")
+            same(child.generate([text]), wanted)
+            assert saved(child) == number * depth(700), "once by the engine that saved it, twice by the next one"
+
+
+def test_a_plan_of_another_version_is_computed_instead(engine, expected):
+    child = engine("ministral")
+    text = prompt("version ministral", 600)
+    same(child.generate([text]), expected("ministral", [text]))
+    child.call("forget")
+    child.call(
+        "execute",
+        "import ashlar\nserver.real = ashlar.Request.plan_bytes\n"
+        "ashlar.Request.plan_bytes = lambda self: server.real(self)[:4] + b'\\x63' + server.real(self)[5:]",
+    )
+    failures, before = count(child, "load_failures"), saved(child)
+    same(child.generate([text]), expected("ministral", [text]))
+    child.call("execute", "import ashlar\nashlar.Request.plan_bytes = server.real")
+    assert count(child, "load_failures") == failures + 1 and saved(child) == before
+
+
+def test_a_model_of_windows_alone_runs_without_the_cache(shared_daemon):
+    with Child("ministral_windows", connector(shared_daemon)) as child:
+        text = prompt("windows alone", 600)
+        first = child.generate([text])
+        child.call("forget")
+        same(child.generate([text]), [each[:2] for each in first])
+        assert child.call("metrics") == {}
+
+
+def test_an_engine_that_keeps_all_blocks_of_windows_is_served(shared_daemon, engine, expected):
+    """Without vLLM's hybrid allocator windows are groups of full attention, and share nothing with windows."""
+    text = prompt("no hybrid allocator", 800)
+    engine("ministral").generate([text])
+    with Child("ministral", connector(shared_daemon), disable_hybrid_kv_cache_manager=True) as child:
+        assert child.call("evaluate", "len(server.core().scheduler.kv_cache_config.kv_cache_groups)") == 1
+        same(child.generate([text]), expected("ministral", [text]))
+        assert saved(child) == 0
+        child.call("forget")
+        same(child.generate([text]), expected("ministral", [text]))
+        assert saved(child) == depth(800)
+        child.call("forget")
+        same(child.generate([text[:600]]), expected("ministral", [text[:600]]))
+        assert saved(child) == depth(800) + 512
