@@ -169,7 +169,6 @@ struct Daemon::Impl {
     levels.set_aside = tiers->set_aside();
     const storage::Cache::Stats stats = cache.stats();
     levels.pools = stats.pools;
-    levels.now = loops->clock.Now();
     levels.objects = stats.objects;
     levels.object_bytes = stats.object_bytes;
     levels.leases = stats.leases;
@@ -193,7 +192,6 @@ struct Daemon::Impl {
     for (int i = 0; i < tenants; ++i) {
       levels.pages.push_back(engine_service.PageLevels(static_cast<storage::TenantId>(i)));
       levels.prefixes.push_back(cache.prefix_stats(static_cast<storage::TenantId>(i)));
-      levels.misses.push_back(cache.LastMisses(static_cast<storage::TenantId>(i), StatusView::kMisses));
     }
     levels.scrub = cache.upkeep().scrubber().totals();
     levels.metadata_queue = loop.depth();

@@ -265,6 +265,7 @@ void Metrics::Miss(TenantId tenant, ObjectKind kind, MissReason reason, uint64_t
   Tallies::Segments& tally = impl_->tallies.at(tenant).misses[reason];
   ++tally.segments;
   tally.tokens += tokens;
+  impl_->board.Missed(kind, reason, tokens);
 }
 
 void Metrics::Evicted(TenantId tenant, ObjectKind kind, const storage::Ghost& ghost) {

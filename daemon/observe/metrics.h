@@ -19,7 +19,6 @@
 #include "daemon/observe/status_board.h"
 #include "daemon/observe/tallies.h"
 #include "daemon/runtime/event_loop.h"
-#include "storage/history/explanation.h"
 #include "storage/objects/level.h"
 #include "storage/observer.h"
 #include "storage/prefix/prefixes.h"
@@ -32,10 +31,8 @@ namespace ashlar::daemon {
 struct Levels {
   std::map<TierKind, std::vector<storage::TierUsage>> tiers;  // that there are; by tenant
   storage::PoolShares pools;
-  std::vector<std::vector<storage::Miss>> misses;  // by tenant, the latest first
-  storage::Nanos now = 0;                          // on the clock of the misses
-  std::map<TierKind, std::string> degraded;        // tiers that take no writes for now, and why
-  uint64_t set_aside = 0;                          // damaged databases of records, ever
+  std::map<TierKind, std::string> degraded;  // tiers that take no writes for now, and why
+  uint64_t set_aside = 0;                    // damaged databases of records, ever
   uint64_t disk_queue = 0, copies_under_way = 0;
   uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;

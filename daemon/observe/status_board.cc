@@ -98,18 +98,19 @@ std::string Pools(const StatusView& view) {
                rows);
 }
 
-std::string Ago(double seconds) {
+std::string Ago(StatusView::Clock::duration age) {
+  const double seconds = std::chrono::duration<double>(age).count();
   if (seconds < 90) return absl::StrFormat("%.0f s ago", seconds);
   if (seconds < 90 * 60) return absl::StrFormat("%.0f min ago", seconds / 60);
   return absl::StrFormat("%.0f h ago", seconds / 3600);
 }
 
-std::string Misses(const StatusView& view) {
+std::string Misses(const StatusView& view, StatusView::Clock::time_point now) {
   std::string rows;
   for (const StatusView::Miss& miss : view.misses) {
-    absl::StrAppend(
-        &rows, Row(miss.reason, absl::StrCat("<td>", miss.kind, "</td>", Number(absl::StrCat(miss.tokens, " tokens")),
-                                             Number(Ago(miss.age_seconds)))));
+    absl::StrAppend(&rows, Row(std::string(Name(miss.reason)),
+                               absl::StrCat("<td>", Name(miss.kind), "</td>",
+                                            Number(absl::StrCat(miss.tokens, " tokens")), Number(Ago(now - miss.at)))));
   }
   return Table("Latest misses", "newest first, of all tenants", rows);
 }
@@ -187,21 +188,6 @@ void AddPools(const Levels& levels, StatusView* view) {
   }
 }
 
-void AddMisses(const Levels& levels, StatusView* view) {
-  std::vector<const storage::Miss*> latest;
-  for (const auto& tenant : levels.misses) {
-    for (const storage::Miss& miss : tenant) latest.push_back(&miss);
-  }
-  std::ranges::stable_sort(latest, std::greater<>(), &storage::Miss::at);
-  latest.resize(std::min(latest.size(), StatusView::kMisses));
-  for (const storage::Miss* miss : latest) {
-    view->misses.push_back({.reason = std::string(Name(miss->why.reason)),
-                            .kind = std::string(Name(miss->query.kind)),
-                            .tokens = miss->query.tokens,
-                            .age_seconds = static_cast<double>(levels.now - miss->at) * 1e-9});
-  }
-}
-
 }  // namespace
 
 StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies) {
@@ -231,7 +217,6 @@ StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies) {
     view.tiers.push_back(std::move(tier));
   }
   AddPools(levels, &view);
-  AddMisses(levels, &view);
   const auto add = [](auto& sums, const auto& counts, auto first, auto second) {
     for (const auto& [key, tally] : counts) {
       sums[key].*first += tally.*first;
@@ -246,7 +231,7 @@ StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies) {
   return view;
 }
 
-std::string StatusPage(const StatusView& view) {
+std::string StatusPage(const StatusView& view, StatusView::Clock::time_point now) {
   const bool degraded =
       std::ranges::any_of(view.tiers, [](const StatusView::Tier& tier) { return !tier.degraded.empty(); });
   const std::string state = view.draining      ? "draining"
@@ -258,12 +243,18 @@ std::string StatusPage(const StatusView& view) {
       "content=\"width=device-width,initial-scale=1\"><meta http-equiv=\"refresh\" content=\"10\"><title>Ashlar: ",
       state, "</title><style>", kStyle, "</style></head><body><header><h1>ashlard ", Version(), ": <span",
       state == "serving" ? "" : " class=\"bad\"", ">", state, "</span></h1></header><main>", Tiers(view), Pools(view),
-      Reuse(view), Misses(view), Evictions(view), Now(view),
-      "</main><footer><p>Sums over all tenants. <code>ashlarctl explain --last 20</code> names misses; "
+      Reuse(view), Misses(view, now), Evictions(view), Now(view),
+      "</main><footer><p>All tenants together. <code>ashlarctl explain --last 20</code> names misses; "
       "<a href=\"/metrics\">metrics</a>.</p></footer></body></html>\n");
 }
 
+void StatusBoard::Missed(ObjectKind kind, MissReason reason, uint64_t tokens) {
+  misses_.push_front({.kind = kind, .reason = reason, .tokens = tokens, .at = StatusView::Clock::now()});
+  if (misses_.size() > StatusView::kMisses) misses_.pop_back();
+}
+
 void StatusBoard::Set(StatusView view) {
+  view.misses = misses_;
   const std::lock_guard lock(mutex_);
   view_ = std::move(view);
 }

@@ -2,19 +2,25 @@
 // tenant: everybody who reaches the address can read it.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "daemon/observe/tallies.h"
+#include "proto/key.h"
+#include "proto/outcome.h"
 
 namespace ashlar::daemon {
 
 struct Levels;
 
-// Sums over all tenants, at one moment.
+// Of all tenants together, at one moment.
 struct StatusView {
   static constexpr size_t kMisses = 12;  // that are shown
+  using Clock = std::chrono::steady_clock;
   struct Tier {
     std::string name;
     uint64_t used_bytes = 0, held_bytes = 0, capacity_bytes = 0;
@@ -25,9 +31,10 @@ struct StatusView {
     uint64_t used_bytes = 0, floor_bytes = 0, capacity_bytes = 0;  // capacity: of the tier
   };
   struct Miss {
-    std::string reason, kind;
+    ObjectKind kind = ObjectKind::kSegment;
+    MissReason reason = MissReason::kNone;
     uint64_t tokens = 0;
-    double age_seconds = 0;
+    Clock::time_point at;
   };
   struct Peers {
     uint64_t members = 0, connected = 0, directory_entries = 0, fetched_bytes = 0;
@@ -36,7 +43,7 @@ struct StatusView {
   bool draining = false, slow_fabric = false;
   std::vector<Tier> tiers;             // top to bottom
   std::vector<Pool> pools;             // likewise
-  std::vector<Miss> misses;            // newest first
+  std::deque<Miss> misses;             // newest first
   uint64_t pages = 0, free_pages = 0;  // that the daemon allocates for engines
   Tallies tallies;                     // since the daemon started
   uint64_t objects = 0, object_bytes = 0, sessions = 0, leases = 0, landings = 0;
@@ -46,16 +53,20 @@ struct StatusView {
 
 StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies);
 // The whole page: one style, no script, nothing from elsewhere.
-std::string StatusPage(const StatusView& view);
+std::string StatusPage(const StatusView& view, StatusView::Clock::time_point now = StatusView::Clock::now());
 
 class StatusBoard {
  public:
-  void Set(StatusView view);  // one thread
-  std::string Page() const;   // any thread
+  // One thread; a miss is shown from the next view on.
+  void Missed(ObjectKind kind, MissReason reason, uint64_t tokens);
+  void Set(StatusView view);
+
+  std::string Page() const;  // any thread
 
  private:
+  std::deque<StatusView::Miss> misses_;  // newest first
   mutable std::mutex mutex_;
-  StatusView view_;
+  StatusView view_;  // guarded by mutex_
 };
 
 }  // namespace ashlar::daemon
