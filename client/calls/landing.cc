@@ -12,7 +12,7 @@ Landing::~Landing() = default;
 
 bool Landing::WaitLayers(uint32_t layers, std::chrono::milliseconds timeout) {
   if (impl_->creator.InChild() || impl_->call == nullptr) return false;
-  if (!impl_->call->WaitLayers(impl_->order.AttentionLayersFor(layers), internal::After(timeout))) return false;
+  if (!impl_->call->WaitLayers(impl_->attention_layers.CountFor(layers), internal::After(timeout))) return false;
   impl_->Arrived(layers);
   return true;
 }

@@ -23,16 +23,16 @@ namespace internal {
 
 // Maps counts of layers to counts of attention layers. The daemon reports progress in attention layers only, and takes
 // linear layers together with the attention layer behind them.
-class AttentionProgress {
+class AttentionLayers {
  public:
-  explicit AttentionProgress(const Layout& layout) {
+  explicit AttentionLayers(const Layout& layout) {
     for (uint32_t i = 0; i < layout.layers.size(); ++i) {
       if (std::holds_alternative<AttentionLayer>(layout.layers[i])) attention_.push_back(i);
     }
   }
   // Returns how many attention layers the daemon must have finished before the first `layers` layers are all done.
   // UINT32_MAX: the whole landing.
-  uint32_t AttentionLayersFor(uint32_t layers) const {
+  uint32_t CountFor(uint32_t layers) const {
     if (layers == 0) return 0;
     const auto last = std::ranges::lower_bound(attention_, layers - 1);
     return last == attention_.end() ? UINT32_MAX : static_cast<uint32_t>(last - attention_.begin()) + 1;
@@ -45,7 +45,7 @@ class AttentionProgress {
 }  // namespace internal
 
 struct Landing::Impl {
-  explicit Impl(const Layout& layout) : order(layout) {}
+  explicit Impl(const Layout& layout) : attention_layers(layout) {}
   // Tuples of the first `layers` layers may be used from now on.
   void Arrived(uint32_t layers) const {
     for (const auto& object : tuples) {
@@ -53,7 +53,7 @@ struct Landing::Impl {
     }
   }
 
-  const internal::AttentionProgress order;
+  const internal::AttentionLayers attention_layers;
   std::mutex mutex;
   std::vector<MissReason> reasons;  // guarded by mutex; of segments that were not asked for: known from the start
   bool decided = false;             // guarded by mutex

@@ -17,19 +17,19 @@ Layout LayersOf(const char* kinds) {
   return layout;
 }
 
-TEST(AttentionProgress, LinearLayersComeWithTheAttentionLayerBehindThem) {
-  const AttentionProgress hybrid(LayersOf("lllalla"));
-  EXPECT_EQ(hybrid.AttentionLayersFor(0), 0u);
-  for (const uint32_t layers : {1, 2, 3, 4}) EXPECT_EQ(hybrid.AttentionLayersFor(layers), 1u) << layers;
-  for (const uint32_t layers : {5, 6, 7}) EXPECT_EQ(hybrid.AttentionLayersFor(layers), 2u) << layers;
+TEST(AttentionLayers, LinearLayersComeWithTheAttentionLayerBehindThem) {
+  const AttentionLayers hybrid(LayersOf("lllalla"));
+  EXPECT_EQ(hybrid.CountFor(0), 0u);
+  for (const uint32_t layers : {1, 2, 3, 4}) EXPECT_EQ(hybrid.CountFor(layers), 1u) << layers;
+  for (const uint32_t layers : {5, 6, 7}) EXPECT_EQ(hybrid.CountFor(layers), 2u) << layers;
 }
 
-TEST(AttentionProgress, LayersBehindTheLastAttentionLayerComeWithTheVerdict) {
-  const AttentionProgress tail(LayersOf("aal"));
-  EXPECT_EQ(tail.AttentionLayersFor(1), 1u);
-  EXPECT_EQ(tail.AttentionLayersFor(2), 2u);
-  EXPECT_EQ(tail.AttentionLayersFor(3), UINT32_MAX);
-  EXPECT_EQ(AttentionProgress(LayersOf("ll")).AttentionLayersFor(1), UINT32_MAX) << "no attention at all";
+TEST(AttentionLayers, LayersBehindTheLastAttentionLayerComeWithTheVerdict) {
+  const AttentionLayers tail(LayersOf("aal"));
+  EXPECT_EQ(tail.CountFor(1), 1u);
+  EXPECT_EQ(tail.CountFor(2), 2u);
+  EXPECT_EQ(tail.CountFor(3), UINT32_MAX);
+  EXPECT_EQ(AttentionLayers(LayersOf("ll")).CountFor(1), UINT32_MAX) << "no attention at all";
 }
 
 }  // namespace
