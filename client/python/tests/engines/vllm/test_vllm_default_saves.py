@@ -6,24 +6,13 @@ import threading
 import time
 
 import pytest
-from tiny_engines import BLOCK, CLOSE, MODELS, PAIR, Child, connector, count, prompt, same, saved
+from tiny_engines import BLOCK, CLOSE, MODELS, PAIR, Child, connector, count, prompt, same, saved, serves_again, settle
 
 
 def by_default(daemon, **options):
     found = connector(daemon, **options)
     del found["wait_for_saves"]
     return found
-
-
-def settle(child, free):
-    """Steps until every save has ended: blocks are held until then."""
-    deadline = time.monotonic() + 30
-    while True:
-        child.call("forget")
-        if child.call("free_blocks") == free or time.monotonic() > deadline:
-            break
-        time.sleep(0.02)
-    assert child.call("free_blocks") == free, "no block is lost"
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -90,11 +79,7 @@ def test_a_daemon_killed_while_it_saves_changes_no_answer(model, daemon, expecte
             same(child.generate(texts), wanted, CLOSE)
             killer.join()
             daemon.start()
-        deadline, before = time.monotonic() + 20, saved(child)
-        while saved(child) == before and time.monotonic() < deadline:
-            child.call("forget")
-            same(child.generate(texts), wanted, CLOSE)
-        assert saved(child) > before, "the restarted daemon is used again"
+        serves_again(child, texts, wanted, CLOSE)
         settle(child, free)
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from tiny_engines import BLOCK, CLOSE, PAIR, Child, connector, count, prompt, same, saved
+from tiny_engines import BLOCK, CLOSE, PAIR, Child, connector, count, prompt, same, saved, serves_again, settle
 
 import ashlar.daemon
 
@@ -43,16 +43,8 @@ def test_a_daemon_killed_and_restarted_at_random_moments(harmed, expected):
         same(child.generate(texts), wanted, CLOSE)
         killer.join()
         daemon.start()
-    deadline = time.monotonic() + 20
-    before = saved(child)
-    while saved(child) == before and time.monotonic() < deadline:
-        child.call("forget")
-        same(child.generate(texts), wanted, CLOSE)
-    assert saved(child) > before, "the restarted daemon is used again"
-    deadline = time.monotonic() + 20
-    while child.call("forget") and child.call("free_blocks") != free and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert child.call("free_blocks") == free, "no block is lost"
+    serves_again(child, texts, wanted, CLOSE)
+    settle(child, free)
     assert child.call("files") <= files + 2, "nor a file"
 
 

@@ -4,10 +4,9 @@ import os
 import random
 import signal
 import threading
-import time
 
 import pytest
-from tiny_engines import BLOCK, CLOSE, WINDOWED, Child, connector, count, prompt, same, saved
+from tiny_engines import BLOCK, CLOSE, WINDOWED, Child, connector, count, prompt, same, saved, serves_again, settle
 
 import ashlar.daemon
 
@@ -152,15 +151,8 @@ def test_daemons_that_are_killed_or_frozen(model, tmp_path, expected):
                 daemon.start()
             else:
                 os.kill(daemon.pid, signal.SIGCONT)
-        deadline, before = time.monotonic() + 20, saved(child)
-        while saved(child) == before and time.monotonic() < deadline:
-            child.call("forget")
-            same(child.generate(texts), wanted, CLOSE)
-        assert saved(child) > before, "the daemon is used again"
-        deadline = time.monotonic() + 20
-        while child.call("forget") and child.call("free_blocks") != free and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert child.call("free_blocks") == free, "no block is lost"
+        serves_again(child, texts, wanted, CLOSE)
+        settle(child, free)
 
 
 @pytest.mark.parametrize("model", PAIR)

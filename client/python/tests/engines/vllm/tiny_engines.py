@@ -420,5 +420,25 @@ def saved(engine):
     return sum(value for (name, _), value in engine.call("metrics").items() if name == "tokens_saved")
 
 
+def serves_again(child, texts, wanted, close=1e-4):
+    """A daemon that came back is used again, and every answer until then is right."""
+    deadline, before = time.monotonic() + 20, saved(child)
+    while saved(child) == before and time.monotonic() < deadline:
+        child.call("forget")
+        same(child.generate(texts), wanted, close)
+    assert saved(child) > before, "the restarted daemon is used again"
+
+
+def settle(child, free):
+    """Steps until every save has ended: blocks are held until then."""
+    deadline = time.monotonic() + 30
+    while True:
+        child.call("forget")
+        if child.call("free_blocks") == free or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    assert child.call("free_blocks") == free, "no block is lost"
+
+
 def count(engine, name, *labels):
     return engine.call("metrics").get((name, tuple(sorted(labels))), 0)
