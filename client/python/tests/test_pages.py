@@ -151,21 +151,17 @@ def test_a_dead_daemon_is_a_miss_and_a_new_one_serves(daemon):
         until(lambda: get(store, ["b"]) == [None])
 
 
-def test_a_page_that_a_busy_daemon_did_not_take_is_nobodys(daemon):
-    config = pathlib.Path(daemon._config)
-    roomy = config.read_text()
-    tenant = f"{{name: default, uids: [{os.getuid()}], dram_bytes: 64MiB, region_bytes: 64KiB}}"
-    tight = roomy.rstrip().removesuffix("}") + f", tenants: [{tenant}]}}\n"
-    with open_store(ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)) as store:
-        daemon.stop()
-        config.write_text(tight)  # no room for the store's slots
-        daemon.start()
-        until(lambda: put(store, ["a"]) == ["busy"])
-        assert put(store, ["a"]) == ["busy"], "it is not being published"
-        daemon.stop()
-        config.write_text(roomy)
-        daemon.start()
-        until(lambda: put(store, ["a"]) == ["published"])
+def test_a_page_that_a_busy_daemon_did_not_take_is_nobodys(tmp_path):
+    tenant = {"name": "default", "uids": [os.getuid()], "dram_bytes": "64MiB", "region_bytes": "64KiB"}
+    sizes = dict(dram="64MiB", arena="8MiB", folder=str(tmp_path))
+    with ashlar.daemon.start(**sizes) as roomy:
+        with open_store(ashlar.PageClient(roomy.rpc_socket, roomy.session_socket)) as store:
+            roomy.stop()
+            with ashlar.daemon.start(**sizes, config={"tenants": [tenant]}):  # no room for the store's slots
+                until(lambda: put(store, ["a"]) == ["busy"])
+                assert put(store, ["a"]) == ["busy"], "it is not being published"
+            with ashlar.daemon.start(**sizes):
+                until(lambda: put(store, ["a"]) == ["published"])
 
 
 def test_a_frozen_daemon_costs_the_timeout_and_its_slots_come_back(daemon):
