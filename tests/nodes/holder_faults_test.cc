@@ -38,6 +38,17 @@ class HolderFaultsTest : public PeerDaemonsTest {
              daemon.Metric("ashlar_directory_entries") == all - daemon.Metric("ashlar_objects");
     }));
   }
+  // The node that sends most of a prompt's objects.
+  size_t Holder(size_t objects) {
+    const auto held = [this](size_t node) { return cluster_->daemon(node).Metric("ashlar_peer_leases"); };
+    EXPECT_TRUE(Eventually([&] { return held(0) + held(2) >= static_cast<double>(objects); }));
+    return held(0) >= held(2) ? 0 : 2;
+  }
+  // Pieces and fetches that another node took over.
+  double TakenOver() {
+    const DaemonProcess& daemon = cluster_->daemon(1);
+    return daemon.Metric("ashlar_remote_moved_total") + daemon.Metric("ashlar_remote_hedges_total{outcome=\"won\"}");
+  }
   static size_t Landed(const std::vector<MissReason>& reasons) {
     return static_cast<size_t>(std::ranges::count(reasons, MissReason::kNone));
   }
@@ -47,11 +58,12 @@ class HolderFaultsTest : public PeerDaemonsTest {
 // next request is served.
 TEST_F(HolderFaultsTest, OneThatIsKilledInMidFetchIsReplacedOrAMiss) {
   Start(3);
-  double landed_alone = 0, landed_replaced = 0, worst = 0;
+  double landed_alone = 0, landed_replaced = 0, worst = 0, replaced = 0;
   const int kills = Times("ASHLAR_HOLDER_KILLS", 2);
   for (int kill = 0; kill < kills; ++kill) {
     const bool alone = kill % 2 == 0;
     const std::vector<Tokens> prompt = LongPrompt();
+    size_t killed = 0;
     Publish(cluster_->daemon(0), prompt);
     if (!alone) ExpectToLand(cluster_->daemon(2), prompt, true);
     TestEngine engine(cluster_->daemon(1).client_options());
@@ -61,8 +73,11 @@ TEST_F(HolderFaultsTest, OneThatIsKilledInMidFetchIsReplacedOrAMiss) {
     {
       const Match match = Found(engine, prompt);
       Landing landing = engine.Land(match, prompt);
-      std::this_thread::sleep_for(milliseconds(random_() % 1500));
-      cluster_->daemon(0).Kill();
+      killed = Holder(prompt.size());
+      std::this_thread::sleep_for(milliseconds(random_() % 1000));
+      const double taken_over = TakenOver();
+      const bool in_time = !landing.quiet();
+      cluster_->daemon(killed).Kill();
       const Stopwatch since;
       cluster_->network().Heal();
       const std::vector<MissReason> reasons = landing.Wait(integration::kPatience);
@@ -71,6 +86,10 @@ TEST_F(HolderFaultsTest, OneThatIsKilledInMidFetchIsReplacedOrAMiss) {
       (alone ? landed_alone : landed_replaced) += static_cast<double>(Landed(reasons));
       if (!alone) {
         EXPECT_THAT(reasons, testing::Each(MissReason::kNone));
+        if (in_time) {
+          ++replaced;
+          EXPECT_TRUE(Eventually([&] { return TakenOver() > taken_over; })) << "node " << killed << " sent it";
+        }
       }
     }
     for (size_t i = 0; i < prompt.size(); ++i) {  // computed anew where it has not come
@@ -79,14 +98,15 @@ TEST_F(HolderFaultsTest, OneThatIsKilledInMidFetchIsReplacedOrAMiss) {
       if (reservation.granted()) engine.model().Publish(reservation, engine.Compute(kind, prompt[i]));
     }
     ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
-    cluster_->daemon(0).Start();
-    EXPECT_TRUE(Eventually([&] { return cluster_->daemon(0).Metric("ashlar_peers_connected") == 2; }));
+    cluster_->daemon(killed).Start();
+    EXPECT_TRUE(Eventually([&] { return cluster_->daemon(killed).Metric("ashlar_peers_connected") == 2; }));
   }
   Figure("killed", kills);
   Figure("from the kill to the verdict, at most, ms", worst);
   Figure("segments landed without another holder", landed_alone);
   Figure("segments landed with another holder", landed_replaced);
-  Figure("fetches that moved", cluster_->daemon(1).Metric("ashlar_remote_moved_total"));
+  Figure("killed before the verdict, with another holder", replaced);
+  Figure("pieces and fetches that it took over", TakenOver());
 }
 
 // The same texts under another tenant's name: nothing of it is found, nor said.
