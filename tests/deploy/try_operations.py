@@ -163,6 +163,8 @@ def count_rules():
 
 def count_manifests():
     done = run(sys.executable, SOURCE / "tests/deploy/manifests_test.py", SOURCE, os.environ["ASHLARD"])
+    if done.returncode != 0:
+        say(f"manifests: {done.stderr}")
     valid = re.search(r"(\d+) objects valid", done.stdout)
     number = int(valid[1]) if valid else 0
     return {"ok": number if done.returncode == 0 else 0, "all": number}
