@@ -38,7 +38,7 @@ logger = init_logger("vllm.ashlar")
 
 _PAGE = 16  # tokens
 _TRIES = 4  # plans; each takes less from the cache
-_NORM = 1e-6  # that the engine's rule adds to the squares of q and k
+NORM_EPSILON = 1e-5  # that vLLM's kernels of processors add to the squares of q and k; those of GPUs add 1e-6
 _TORCH = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
 _Result = TypeVar("_Result")
 
@@ -66,7 +66,10 @@ def segments_model(described: Described, rope: ashlar.Rope, options: Options) ->
             # Declared as [V, K]; the kernels of processors keep [K, V] there.
             layers.append(dataclasses.replace(layer, order=ashlar.StateOrder.KEY_FIRST))
             head = max(head, layer.conv_kernel - 1)
-    return dataclasses.replace(described.model, layers=layers, page_tokens=_PAGE, head=head, tail=options.seam_tail)
+    return dataclasses.replace(
+        described.model, layers=layers, page_tokens=_PAGE, head=head, tail=options.seam_tail,
+        dtype=f"{described.model.dtype}, norm {NORM_EPSILON}",  # tuples made with another one are other tuples
+    )  # fmt: skip
 
 
 class Pages:
@@ -297,7 +300,7 @@ class Composer:
                     state = torch.empty_like(state)
                     transition = torch.empty(shape.value_heads, shape.d_k, shape.d_k)
                     cache.compute_alone(
-                        request, number, place.layer, state, transition=transition, norm_epsilon=_NORM,
+                        request, number, place.layer, state, transition=transition, norm_epsilon=NORM_EPSILON,
                         q_scale=shape.d_k**-0.5, **rows[name],
                     )  # fmt: skip
                 linear.append(ashlar.LinearTensors(place.layer, state, tails[name], transition))

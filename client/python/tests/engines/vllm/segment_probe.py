@@ -4,15 +4,18 @@ import contextlib
 import dataclasses
 import logging
 import time
+from unittest import mock
 
 import numpy as np
 import torch
 import vllm
+import vllm._custom_ops as engine_ops
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from ashlar.request import StepKind
 from ashlar.vllm import scheduler as scheduler_module
-from ashlar.vllm.composing import Composer
+from ashlar.vllm.composing import NORM_EPSILON, Composer
+from ashlar.vllm.forward import Core
 from ashlar.vllm.messages import Compose
 
 
@@ -96,7 +99,7 @@ def _rows_of(core, composer, block, count):
     layer = composer.model.layers[composer._states[core.name][0].layer]
     found = {name: row.double() for name, row in rows.items()}
     k = found["k"]
-    k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    k = k / (k.square().sum(-1, keepdim=True) + NORM_EPSILON).sqrt()
     found["k"] = k.repeat_interleave(layer.value_heads // layer.key_heads, 1)
     return rows, found
 
@@ -152,7 +155,7 @@ def tuples_against_one_run(server, tokens, lengths):
             end = torch.empty(layer.value_heads, layer.d_k, layer.d_v)
             transition = torch.empty(layer.value_heads, layer.d_k, layer.d_k)
             cache.compute_alone(
-                request, number, place.layer, end, transition=transition, norm_epsilon=1e-6,
+                request, number, place.layer, end, transition=transition, norm_epsilon=NORM_EPSILON,
                 q_scale=layer.d_k**-0.5, **part,
             )  # fmt: skip
             state = _recur(state, rows, at, start + run.capture_begin)
@@ -173,52 +176,104 @@ def tuples_against_one_run(server, tokens, lengths):
     return list(found.values())
 
 
-def composed_against_one_run(server, tokens, lengths):
-    """Relative errors by layer of the state that a request got: against the same steps taken in one run of the whole
-    prompt (interiors by the recurrence in fp64, the rest by the engine's kernel), and against the engine's own run."""
-    composer = worker()._composer
-    seen, own = {}, composer._into_blocks
+def _remember(composer, seen):
+    """Keeps the steps of a request that is set, and every layer's state in fp64 before and behind each of them."""
+    own = composer._into_blocks
 
     def into_blocks(compose, request, plan, landed, table):
-        done = own(compose, request, plan, landed, table)
-        seen["steps"], seen["states"] = plan.steps, {}
-        for name, (place, states) in composer._states.items():
-            seen["states"][name] = composer._state(states, composer._state_block(compose, place), place).double()
-        return done
+        seen.update(steps=plan.steps, states={name: [] for name in composer._states})
+        take, run = composer._take_step, Core.run
 
-    composer._into_blocks = into_blocks
-    try:
+        def taken(request, number, step, place, state):
+            before = state.double()
+            done = take(request, number, step, place, state)
+            seen["states"][place.name].append((before, state.double()))
+            return done
+
+        def ran(core, begin, end, block, fresh):
+            place, states = composer._states[core.name]
+            state = composer._state(states, composer._state_block(compose, place), place)
+            before = state.double()
+            run(core, begin, end, block, fresh)
+            seen["states"][core.name].append((before, state.double()))
+
+        with mock.patch.object(composer, "_take_step", taken), mock.patch.object(Core, "run", ran):
+            return own(compose, request, plan, landed, table)
+
+    return mock.patch.object(composer, "_into_blocks", into_blocks)
+
+
+@dataclasses.dataclass
+class Apart:
+    """Relative errors of the states of one layer that a request left, by what one run of the whole prompt takes."""
+
+    interior: float = 0.0  # of a composed step, against the recurrence in fp64 from the state that it had been given
+    computed: float = 0.0  # of any other, against the engine's kernel from that state
+    chain: float = 0.0  # of the last one, against all steps in turn, each from the one before
+    exact: float = 0.0  # against the recurrence in fp64 of the whole prompt
+    engine: float = 0.0  # of the engine's own run, against the same
+
+
+def composed_against_one_run(server, tokens, lengths):
+    """How far a request's states are apart from what one run of the whole prompt takes, by layer."""
+    composer, seen = worker()._composer, {}
+    with _remember(composer, seen):
         *_, cached = ask(server, tokens, lengths, 1)
-    finally:
-        composer._into_blocks = own
     most = sum(lengths)
     assert cached == most
-    compose, errors = _spare(composer, tokens[:most]), []
+    compose, found = _spare(composer, tokens[:most]), []
 
     def at_linear(core):
         place, states = composer._states[core.name]
-        block, name = composer._state_block(compose, place), core.name
-        layer = composer.model.layers[place.layer]
+        block, layer = composer._state_block(compose, place), composer.model.layers[place.layer]
         _, rows = _rows_of(core, composer, block, most)
         engines = composer._state(states, block, place)
-        whole = engines.double().clone()
-        engines.zero_()
-        state = torch.zeros(layer.value_heads, layer.d_k, layer.d_v, dtype=torch.float64)
-        for step in seen["steps"]:
-            end = min(step.end, most)
+        zero = torch.zeros(layer.value_heads, layer.d_k, layer.d_v, dtype=torch.float64)
+        exact, own_run = _recur(zero, rows, 0, most), engines.double()
+
+        def take(step, end, state):
             if step.kind is StepKind.INTERIOR:
-                state = _recur(state, rows, step.begin, end)
-                continue
-            engines.copy_(state.float())
+                return _recur(state, rows, step.begin, end)
+            engines.copy_(state)
             states.tail(block).copy_(core.inputs_before(step.begin, layer.conv_kernel - 1).reshape(states.tail(block).shape))
             core.run(step.begin, end, block, fresh=step.begin == 0)
-            state = engines.double().clone()
-        errors.append((_apart(seen["states"][name], state), _apart(seen["states"][name], whole)))
+            return engines.double()
+
+        state, apart = zero, Apart(engine=_apart(own_run, exact))
+        for step, (before, after) in zip(seen["steps"], seen["states"][core.name]):
+            end = min(step.end, most)
+            error, kind = _apart(after, take(step, end, before)), "interior" if step.kind is StepKind.INTERIOR else "computed"
+            setattr(apart, kind, max(getattr(apart, kind), error))
+            state = take(step, end, state)
+        assert end == most
+        apart.chain, apart.exact = _apart(after, state), _apart(after, exact)
+        found.append(apart)
         core.run(0, most, block, fresh=True)  # what deeper layers see is the whole run's
 
     pages = compose.blocks[composer._described.attention_group]
     composer._engine.run(np.array(tokens, np.int32), [(0, most)], pages, at_linear)
-    return errors
+    return found
+
+
+def norm_epsilons(server):
+    """What the engine's two kernels, for prompts and for decoding, add to a key's squares: by the state that one token
+    leaves, of a key whose squares add up to 1e-5."""
+    key, value = torch.full((1, 1, 4, 64), (1e-5 / 64) ** 0.5).bfloat16(), torch.ones(1, 1, 4, 64).bfloat16()
+    half, none = torch.full((1, 1, 4), 0.5).bfloat16(), torch.zeros(1, 4).bfloat16()
+    one = dict(cu_seqlens=torch.tensor([0, 1], dtype=torch.int32), use_qk_l2norm_in_kernel=True)
+    at = torch.tensor([1], dtype=torch.int32)
+    states = torch.zeros(2, 2, 4, 64, 64)
+    engine_ops.chunk_gated_delta_rule_cpu(
+        query=key, key=key, value=value, g=torch.zeros(1, 1, 4), beta=half, initial_state=states[0],
+        output_final_state=True, head_first=False, initial_state_indices=at, **one,
+    )  # fmt: skip
+    engine_ops.fused_sigmoid_gating_delta_rule_update_cpu(
+        A_log=torch.full((4,), -30.0), dt_bias=none[0], q=key, k=key, v=value, a=none, b=none,
+        initial_state_source=states[1], initial_state_indices=at, **one,
+    )  # fmt: skip
+    # The state is half the key, divided by the root of its squares and of what is added, times a value of ones.
+    key, state = key.double(), states[:, 1].double()
+    return ((key.mean() / (2 * state.mean((1, 2, 3)))).square() - key.square().sum(-1).mean()).tolist()
 
 
 @contextlib.contextmanager

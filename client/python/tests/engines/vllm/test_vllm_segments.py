@@ -13,6 +13,7 @@ import pytest
 from tiny_engines import Child, connector, count, prompt, same
 
 import ashlar.daemon
+from ashlar.vllm.composing import NORM_EPSILON
 
 MODEL = "qwen3_5"
 PATIENT = dict(call_ms=10000, land_ms=20000, compose_ms=60000)  # of a busy machine; waits end sooner in a test of faults
@@ -73,21 +74,34 @@ def test_segments_are_found_in_any_order_and_at_any_position(model, segmented, e
 
 
 def test_states_are_composed_exactly_where_the_inputs_are_the_same(segmented):
+    """Composing errs as fp32 does: the bound is ten times what was measured, 2.1e-7.
+
+    The engine's kernel, which takes the seams, multiplies bf16: its states are 4e-3 off, and whatever it is given is
+    rounded to bf16 first. Where two states differ by 2e-7, of 16,384 numbers some are rounded to the other side, and what
+    the kernel makes of them is apart by up to 1e-4, or as little as before: as the numbers lie. So each step is held to
+    what it makes of the state that the request itself had, and the last state to the recurrence in fp64, from which the
+    engine's own run is further away.
+    """
     child = segmented(MODEL)
     parts = texts("exact", 4)
     tokens, lengths = sum(parts, []), [len(part) for part in parts]
     cut = child.probe("tuples_against_one_run", tokens, lengths)
     for number, (one, whole, engines) in enumerate(cut):
         print(f"layer {number}: tuples cut from one run {one:.1e}, composed {whole:.1e}; the engine's kernel {engines:.1e}")
-    assert len(cut) == 3 and all(one <= 1e-5 and whole <= 1e-5 for one, whole, _ in cut)
+    assert len(cut) == 3 and all(one <= 2e-6 and whole <= 2e-6 for one, whole, _ in cut)
     assert all(engines < 2e-2 for *_, engines in cut), "the recurrence is the engine's"
-    query = prompt("query", 10)
-    composed = child.probe("composed_against_one_run", tokens + query, lengths)
-    for number, (steps, whole) in enumerate(composed):
-        print(f"layer {number}: composed against one run {steps:.1e}; against the engine's own state {whole:.1e}")
-    assert composed[0][0] <= 1e-5, "of the first layer, whose inputs stand nowhere"
-    assert composed[0][1] < 2e-2
-    assert all(steps < 0.6 for steps, _ in composed), "deeper layers computed their interiors without what stands before"
+    composed = child.probe("composed_against_one_run", tokens + prompt("query", 10), lengths)
+    for number, apart in enumerate(composed):
+        print(f"layer {number}: {apart}")
+    first = composed[0]  # its inputs stand nowhere: they are the same alone and in the whole prompt
+    assert 0 < first.interior <= 2e-6 and first.computed <= 2e-6
+    assert first.exact <= first.engine < 2e-2, "seams alone are computed by a kernel that rounds"
+    assert all(apart.chain < 0.6 for apart in composed), "deeper layers computed their interiors without what stands before"
+
+
+def test_keys_are_normalised_as_the_engine_does(segmented):
+    for found in segmented(MODEL).probe("norm_epsilons"):
+        assert math.isclose(found, NORM_EPSILON, rel_tol=0.05), "a key's square, 1e-5, is rounded in bf16 by up to 1 %"
 
 
 def divergence(real, other):
