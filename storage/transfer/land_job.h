@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -85,6 +86,7 @@ class LandJob {
     PartCheck part;
   };
   struct Step {
+    Step(size_t at, std::vector<Check> all) : index(at), checks(std::move(all)) {}
     size_t index;  // in the run
     std::vector<Check> checks;
     std::atomic<size_t> tasks_left{0};

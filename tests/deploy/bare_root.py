@@ -88,6 +88,25 @@ class Root:
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
         return run("chroot", self.folder, *command, env=environment, **options)
 
+    def install(self, package):
+        """A Debian package from outside, with what it depends on."""
+        shutil.copy(package, self.folder / "root")
+        self.run("apt-get", "update")
+        self.run("apt-get", "install", "-y", "--no-install-recommends", f"/root/{pathlib.Path(package).name}")
+
+    def program(self, command, user, folder):
+        """A script in `folder` that runs a program of the root as a user of the root, who sees `folder` there and owns it."""
+        uid, gid = (int(self.run("id", option, user)) for option in ("-u", "-g"))
+        place = self.folder / pathlib.Path(folder).relative_to("/")
+        place.mkdir(parents=True)
+        self.mount("--rbind", folder, place)
+        self.mount("-t", "sysfs", "sysfs", "sys")  # where UCX looks for networks
+        run("chown", "-R", f"{uid}:{gid}", folder)
+        script = pathlib.Path(folder, pathlib.Path(command).name)
+        script.write_text(f'#!/bin/sh\nexec chroot --userspec={uid}:{gid} {self.folder} {command} "$@"\n')
+        script.chmod(0o755)
+        return str(script)
+
     def files(self):
         """All files but those that apt, dpkg and its kin keep of themselves."""
         own = ("./var/lib/apt", "./var/lib/dpkg", "./var/cache", "./var/log", "./proc", "./dev", "./tmp")

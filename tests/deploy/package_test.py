@@ -133,13 +133,12 @@ class OnABareRoot(unittest.TestCase):
         self.package = pack(f"{folder.name}/packed")
         self.root = bare_root.Root(f"{folder.name}/root", KEPT)
         self.addCleanup(self.root.unmount)
-        shutil.copy(self.package, self.root.folder / "root")
 
     def test_it_is_installed_used_and_purged(self):
         self.root.run("apt-get", "update")
         self.root.run("apt-get", "install", "-y", "--no-install-recommends", "adduser")
         before = self.root.files()
-        self.root.run("apt-get", "install", "-y", "--no-install-recommends", f"/root/{self.package.name}")
+        self.root.install(self.package)
         config = self.root.folder / "etc/ashlar/ashlard.yaml"
         config.write_text(config.read_text().replace("1GiB", "256MiB"))
         self.used()

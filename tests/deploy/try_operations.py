@@ -20,10 +20,11 @@ import time
 SOURCE, BUILD = pathlib.Path(os.environ["ASHLAR_SOURCE"]), pathlib.Path(os.environ["ASHLAR_BUILD"])
 sys.path[:0] = [str(SOURCE / "examples/python"), str(pathlib.Path(__file__).parent)]
 
+import bare_root  # noqa: E402
 import load  # noqa: E402
 import monitoring  # noqa: E402
 
-PATIENCE = 120.0  # seconds until an alert fires, or is resolved, beside what its rule waits
+PATIENCE = 60.0  # seconds until an alert fires, or is resolved, beside what its rule waits
 log = None  # a file that keeps what is said
 
 
@@ -36,13 +37,27 @@ def run(*command, **options):
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
 
 
-def unpack_package(folder):
-    """The daemon of this build's Debian package, as dpkg puts it below a root."""
+def pack(folder):
     done = run("cpack", "-G", "DEB", "-B", f"{folder}/packed", cwd=BUILD)
     packages = list(pathlib.Path(folder, "packed").glob("*.deb"))
     if done.returncode != 0 or len(packages) != 1:
         raise RuntimeError(f"cpack: {done.stdout}{done.stderr}")
-    subprocess.run(["dpkg-deb", "-x", packages[0], f"{folder}/root"], check=True)
+    return packages[0]
+
+
+def install_package(folder, cleanup):
+    """This build's Debian package, on a bare Debian in `folder`."""
+    pathlib.Path(folder).chmod(0o711)
+    kept = pathlib.Path(os.environ.get("ASHLAR_BARE_ROOT_FOLDER", SOURCE / "build/deploy"))
+    root = bare_root.Root(f"{folder}/root", kept)
+    cleanup.callback(root.unmount)
+    root.install(pack(folder))
+    return root
+
+
+def unpack_package(folder):
+    """The daemon of this build's Debian package, as dpkg puts it below a root."""
+    subprocess.run(["dpkg-deb", "-x", pack(folder), f"{folder}/root"], check=True)
     return f"{folder}/root/usr/sbin/ashlard"
 
 
@@ -92,9 +107,13 @@ class Etcd:
 class Trial:
     """One node, its etcd, its disk, its Prometheus, and an engine."""
 
-    def __init__(self, folder, cleanup, real_waits):
+    def __init__(self, folder, cleanup, real_waits, root):
+        """`root`: the system whose daemon it is; None: ASHLARD names one."""
         self.disk = Disk(folder)
         cleanup.callback(self.disk.unmount)
+        if root is not None:
+            cleanup.callback(root.unmount)  # it has the disk mounted, too
+            os.environ["ASHLARD"] = root.program("/usr/sbin/ashlard", "ashlar", folder)
         self.etcd = Etcd(folder)
         cleanup.callback(self.etcd.stop)
         cluster = {"node": "trial", "control_address": f"127.0.0.1:{monitoring.free_port()}",
@@ -199,7 +218,7 @@ def count_packages():
 def main():
     parser = argparse.ArgumentParser(prog="try-operations", description=__doc__.split("\n\nusage")[0])
     parser.add_argument("--json", metavar="FILE", help="also writes the figures there")
-    parser.add_argument("--package", action="store_true", help="runs the daemon of the Debian package, not that of the build")
+    parser.add_argument("--package", action="store_true", help="runs the daemon of the Debian package: on a bare Debian, as root, else unpacked")
     parser.add_argument("--image", action="store_true", help="also builds and tries the Debian package and the image, as root")
     parser.add_argument("--log", metavar="FILE", help="also writes there what it says")
     parser.add_argument("--real-waits", action="store_true",
@@ -211,16 +230,23 @@ def main():
         if shutil.which(program) is None:
             print(f"try-operations: {program} is not installed (tools/dependencies.sh lists the packages)", file=sys.stderr)
             return 1
+    ashlard = os.environ["ASHLARD"]
     with contextlib.ExitStack() as cleanup:
+        root, where = None, "of this build"
         if arguments.package:
-            os.environ["ASHLARD"] = unpack_package(cleanup.enter_context(tempfile.TemporaryDirectory()))
-        trial = Trial(cleanup.enter_context(tempfile.TemporaryDirectory()), cleanup, arguments.real_waits)
+            folder = cleanup.enter_context(tempfile.TemporaryDirectory())
+            if why := bare_root.why_not():
+                os.environ["ASHLARD"], where = unpack_package(folder), f"of the package, unpacked ({why})"
+            else:
+                root, where = install_package(folder, cleanup), "of the package, installed by apt on a bare Debian"
+        trial = Trial(cleanup.enter_context(tempfile.TemporaryDirectory()), cleanup, arguments.real_waits, root)
         version = run(os.environ["ASHLARD"], "--version").stdout.strip()
-        say(f"{version}, an engine, etcd and Prometheus run; alerts look back seconds "
+        say(f"{version} {where}, an engine, etcd and Prometheus run; alerts look back seconds "
             "in place of minutes" + ("" if arguments.real_waits else ", and wait a second in place of minutes"))
         ok, count = trial.panels()
         say(f"panels: {ok} of {count} queries return data")
         alerts = trial.alerts()
+    os.environ["ASHLARD"] = ashlard
     figures = {"panels": {"ok": ok, "all": count}, "rules": count_rules(), "manifests": count_manifests(),
                "docs": count_docs(), "alerts": alerts}
     names = ["rules", "manifests", "docs"]
