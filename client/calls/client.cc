@@ -89,14 +89,17 @@ absl::StatusOr<Region> Client::RegisterRegion(int memfd, size_t bytes) {
                      impl_->reconnector->CallDeadline());
 }
 
-absl::StatusOr<Region> Client::RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes) {
+absl::StatusOr<Region> Client::RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes,
+                                                 const kernels::GpuId& gpu) {
   absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->reconnector->connection();
   if (!connection.ok()) return connection.status();
   if (data == nullptr || bytes == 0) return absl::InvalidArgumentError("data, bytes: must be given");
   absl::StatusOr<internal::Descriptor> copy = internal::Descriptor::Duplicate(descriptor);
   if (!copy.ok()) return absl::InvalidArgumentError("descriptor: not an open descriptor");
-  return impl_->Keep(*std::move(copy), SharedMemory(data, bytes, (*connection)->arenas().gpu()), std::nullopt,
-                     *connection, impl_->reconnector->CallDeadline());
+  const kernels::Gpu* const own = (*connection)->arenas().gpu();
+  const kernels::GpuId& lies_on = gpu == kernels::GpuId{} && own != nullptr ? own->id() : gpu;
+  return impl_->Keep(*std::move(copy), SharedMemory(data, bytes, lies_on), std::nullopt, *connection,
+                     impl_->reconnector->CallDeadline());
 }
 
 absl::StatusOr<Region> Client::HostRegion(size_t bytes) {

@@ -9,6 +9,7 @@
 #include "client/engine/commit_text.h"
 #include "client/engine/expert.h"
 #include "client/engine/layer_run.h"
+#include "client/engine/near_memory.h"
 #include "client/engine/setting.h"
 #include "client/engine/started_call.h"
 #include "client/engine/status.h"
@@ -118,6 +119,7 @@ Status ComputeLayerAlone(const CacheState& cache, const AloneLayer& alone) {
   const auto linear = cache.LinearAt(alone.layer);
   if (!linear.ok()) return Invalid("alone.", linear.status().message());
   if (Status status = CheckAlone(**linear, alone); !status.ok()) return status;
+  if (Status near = CheckNear(cache.region, alone, "alone"); !near.ok()) return near;
   const auto queue = kernels::Host().MakeQueue(cache.workers.get());
   const kernels::LinearShape shape = kernels::ShapeOf(**linear);
   const ReadyRows ready(shape, alone.inputs);
@@ -164,7 +166,7 @@ Status OpenFor(const OpenOptions& options, const CacheState* beside, Cache* out)
     if (beside == nullptr) return Invalid("memory.kind: beside, and there is no cache to be beside");
     return OpenAny(beside->client, beside->region, options, out);
   }
-  if (options.memory.kind > MemoryKind::kBeside) return Invalid("memory.kind: unknown");
+  if (options.memory.kind > MemoryKind::kGpu) return Invalid("memory.kind: unknown");
   if (beside != nullptr) return OpenAny(beside->client, {}, options, out);
   if (options.rpc_socket == nullptr) return Invalid("rpc_socket: null");
   if (options.session_socket == nullptr) return Invalid("session_socket: null");

@@ -1,6 +1,7 @@
 #include "client/engine/cache_state.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <variant>
 
@@ -65,6 +66,31 @@ absl::Status CacheState::OpenModel(const DescribedModel& described) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<Region> CacheState::MakeRegion(const Memory& memory, uint64_t bytes) {
+  switch (memory.kind) {
+    case MemoryKind::kMemfd:
+      return client->RegisterRegion(memory.memfd, bytes);
+    case MemoryKind::kGpu: {
+      kernels::GpuId gpu;
+      std::memcpy(gpu.data(), memory.gpu, gpu.size());
+      return client->RegisterGpuRegion(memory.gpu_descriptor, reinterpret_cast<std::byte*>(memory.gpu_data), bytes,
+                                       gpu);
+    }
+    default:
+      return client->HostRegion(bytes);
+  }
+}
+
+// Beside pages on a GPU states are staged in the processor's memory, which a session with a tier there may not have.
+absl::Status CacheState::CheckStaging() {
+  if (region.memory() != kernels::MemoryKind::kDevice) return absl::OkStatus();
+  const absl::StatusOr<Staging::Held> held = staging.Hold(1);
+  if (held.ok()) return absl::OkStatus();
+  return absl::Status(
+      held.status().code(),
+      absl::StrCat("memory.gpu: states are handed over in the processor's memory: ", held.status().message()));
+}
+
 absl::Status CacheState::TakeMemory(const Memory& memory) {
   if (memory.kind == MemoryKind::kNone) return absl::OkStatus();
   absl::StatusOr<std::vector<uint32_t>> group_of = GroupsOf(memory, layout());
@@ -76,15 +102,18 @@ absl::Status CacheState::TakeMemory(const Memory& memory) {
     if (memory.kind == MemoryKind::kMemfd) return absl::InvalidArgumentError("memory.places: null");
     absl::StatusOr<uint64_t> placed = PlacePages(layout(), *group_of, *pages);
     if (!placed.ok()) return placed.status();
-    bytes = *placed;
+    if (memory.kind == MemoryKind::kGpu && memory.bytes < *placed) {
+      return absl::InvalidArgumentError(absl::StrCat("memory.bytes: ", memory.bytes, ", and the pages take ", *placed));
+    }
+    if (memory.kind != MemoryKind::kGpu) bytes = *placed;
   }
   if (pages->layers.empty() && bytes == 0) return absl::OkStatus();  // a model without attention has no pages
   if (region.size() == 0) {
-    absl::StatusOr<Region> made =
-        memory.kind == MemoryKind::kMemfd ? client->RegisterRegion(memory.memfd, bytes) : client->HostRegion(bytes);
+    absl::StatusOr<Region> made = MakeRegion(memory, bytes);
     if (!made.ok()) return absl::Status(made.status().code(), absl::StrCat("memory: ", made.status().message()));
     region = *std::move(made);
   }
+  if (absl::Status status = CheckStaging(); !status.ok()) return status;
   if (absl::Status status = model.DeclarePages(region, *pages); !status.ok()) {
     return absl::Status(status.code(), absl::StrCat("memory: ", status.message()));
   }

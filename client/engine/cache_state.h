@@ -74,6 +74,8 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   explicit CacheState(std::shared_ptr<Client> its_client) : client(std::move(its_client)), staging(*client) {}
   absl::Status OpenModel(const DescribedModel& described);
   absl::Status TakeMemory(const Memory& memory);
+  absl::StatusOr<Region> MakeRegion(const Memory& memory, uint64_t bytes);
+  absl::Status CheckStaging();
 };
 
 struct JobState {

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "client/engine/describe.h"
+#include "client/engine/near_memory.h"
 #include "client/engine/setting.h"
 #include "client/engine/status.h"
 #include "client/engine/tensors.h"
@@ -44,6 +45,7 @@ Status CheckSpan(const CacheState& cache, const Text& text, const std::string& f
     if (rows.gates == nullptr && bytes.gates > 0) return Invalid(at, ".gates: null");
     if (rows.betas == nullptr && bytes.betas > 0) return Invalid(at, ".betas: null");
     if (rows.conv_inputs == nullptr && bytes.conv_inputs > 0) return Invalid(at, ".conv_inputs: null");
+    if (Status near = CheckNear(cache.region, rows, at); !near.ok()) return near;
   }
   if (given < text.span_count) return Invalid(field, ".span_count: ", text.span_count, " of ", given, " linear layers");
   return {};
@@ -166,7 +168,8 @@ Status CheckText(const CacheState& cache, const Text& text, const std::string& f
     const std::string at = absl::StrCat(field, ".checkpoints[", i, "]");
     if (checkpoint.depth <= before) return Invalid(at, ".depth: ", checkpoint.depth, " behind ", before);
     if (checkpoint.linear == nullptr && checkpoint.linear_count > 0) return Invalid(at, ".linear: null");
-    Status status = CheckTensors(cache.layout(), {checkpoint.linear, checkpoint.linear_count}, false, at + ".linear");
+    Status status =
+        CheckTensors(cache.layout(), cache.region, {checkpoint.linear, checkpoint.linear_count}, false, at + ".linear");
     if (!status.ok()) return status;
     before = checkpoint.depth;
   }

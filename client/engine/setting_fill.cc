@@ -171,8 +171,8 @@ Status Setting::Check(uint32_t missing, const ComputedRun& computed, const std::
     Status status = CheckReach(cache_.groups, pages, computed.first_position, tokens, field);
     if (!status.ok()) return status;
   }
-  return CheckTensors(cache_.layout(), {computed.linear, computed.linear_count}, runs_[missing].transition,
-                      field + ".linear");
+  return CheckTensors(cache_.layout(), cache_.region, {computed.linear, computed.linear_count},
+                      runs_[missing].transition, field + ".linear");
 }
 
 Setting::Taken Setting::TakeOut(uint32_t missing) {

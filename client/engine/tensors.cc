@@ -4,6 +4,7 @@
 #include <cstring>
 #include <variant>
 
+#include "client/engine/near_memory.h"
 #include "client/engine/status.h"
 #include "proto/tuple_parts.h"
 
@@ -56,8 +57,8 @@ uint64_t TensorBytes::staged(bool with_transition) const {
          (with_transition ? Staging::Align(transition) : 0);
 }
 
-Status CheckTensors(const ashlar::Layout& layout, std::span<const LinearTensors> linear, bool with_transition,
-                    const std::string& field) {
+Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::span<const LinearTensors> linear,
+                    bool with_transition, const std::string& field) {
   size_t given = 0;
   for (uint32_t layer = 0; layer < layout.layers.size(); ++layer) {
     if (!std::holds_alternative<LinearLayer>(layout.layers[layer])) continue;
@@ -75,6 +76,7 @@ Status CheckTensors(const ashlar::Layout& layout, std::span<const LinearTensors>
     if (bytes.conv_tail > 0 && tensors.conv_tail == nullptr) return Invalid(at, ".conv_tail: null");
     if (bytes.exponents > 0 && tensors.state_exponents == nullptr) return Invalid(at, ".state_exponents: null");
     if (with_transition && tensors.transition == nullptr) return Invalid(at, ".transition: null");
+    if (Status near = CheckNear(region, tensors, at); !near.ok()) return near;
   }
   if (given < linear.size()) return Invalid(field, "_count: ", linear.size(), " of ", given, " linear layers");
   return {};

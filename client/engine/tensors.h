@@ -22,9 +22,9 @@ struct TensorBytes {
 };
 
 // kInvalidArgument, named behind `field`, unless there is one entry for every linear layer, ascending, with all tensors
-// that the layer has.
-Status CheckTensors(const ashlar::Layout& layout, std::span<const LinearTensors> linear, bool with_transition,
-                    const std::string& field);
+// that the layer has, none of which lies in `region` where that is on a GPU.
+Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::span<const LinearTensors> linear,
+                    bool with_transition, const std::string& field);
 
 // Returns whether all tensors, without transitions, lie in the region, dense.
 bool LieIn(const Region& region, const ashlar::Layout& layout, std::span<const LinearTensors> linear);

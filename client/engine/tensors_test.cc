@@ -26,7 +26,7 @@ TEST(CheckTensors, RefusesStridesThatOverlap) {
   float state[24] = {};
   uint16_t tail[18] = {};
   LinearTensors tensors{.layer = 0, .state = state, .conv_tail = tail};
-  const auto say = [&] { return std::string(CheckTensors(layout, {&tensors, 1}, false, "linear").message); };
+  const auto say = [&] { return std::string(CheckTensors(layout, {}, {&tensors, 1}, false, "linear").message); };
   EXPECT_EQ(say(), "");
   for (const int64_t stride : {-1, 1, 11}) {
     tensors.state_head_stride = stride;

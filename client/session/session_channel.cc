@@ -25,10 +25,9 @@ absl::Status Ended() {
 }
 
 // As the daemon knows it; empty of none.
-std::string NameOf(const kernels::Gpu* gpu) {
-  if (gpu == nullptr) return "";
-  const kernels::GpuId& id = gpu->id();
-  return {reinterpret_cast<const char*>(id.data()), id.size()};
+std::string NameOf(const kernels::GpuId& gpu) {
+  if (gpu == kernels::GpuId{}) return "";
+  return {reinterpret_cast<const char*>(gpu.data()), gpu.size()};
 }
 
 // Waits until the socket is ready for `events`.
@@ -122,7 +121,7 @@ absl::Status SessionChannel::Greet(const std::string& client, Deadline deadline)
 }
 
 absl::StatusOr<uint64_t> SessionChannel::RegisterRegion(int descriptor, uint64_t bytes, kernels::MemoryKind memory,
-                                                        const kernels::Gpu* gpu, Deadline deadline) {
+                                                        const kernels::GpuId& gpu, Deadline deadline) {
   v1::SessionRequest request;
   request.mutable_register_region()->set_bytes(bytes);
   request.mutable_register_region()->set_on_gpu(memory == kernels::MemoryKind::kDevice);
@@ -139,7 +138,7 @@ absl::StatusOr<SessionChannel::HostedRegion> SessionChannel::HostRegion(uint64_t
   v1::SessionRequest request;
   request.mutable_host_region()->set_bytes(bytes);
   request.mutable_host_region()->set_on_gpu(on_gpu);
-  request.mutable_host_region()->set_gpu(NameOf(gpu));
+  if (on_gpu) request.mutable_host_region()->set_gpu(NameOf(gpu->id()));
   absl::StatusOr<Answer> answer = Ask(request, -1, Expects::kRegion, deadline);
   if (!answer.ok()) return answer.status();
   if (!answer->reply.has_region() || answer->descriptors.size() != 1) {

@@ -50,9 +50,9 @@ class SessionChannel {
   bool Alive() const;
   int fd() const { return socket_.get(); }  // to watch for its end (POLLRDHUP); read by this class only
 
-  // A memfd, or an allocation on a GPU: on `gpu`, or (null) on the daemon's only one.
+  // A memfd, or an allocation on a GPU: on `gpu`, or (all zero) on the daemon's only one.
   absl::StatusOr<uint64_t> RegisterRegion(int descriptor, uint64_t bytes, kernels::MemoryKind memory,
-                                          const kernels::Gpu* gpu, Deadline deadline);
+                                          const kernels::GpuId& gpu, Deadline deadline);
   struct HostedRegion {
     uint64_t id = 0;
     Descriptor memory;

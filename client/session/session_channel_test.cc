@@ -186,14 +186,12 @@ TEST(SessionChannel, DeadlinesAreInTheDaemonsClock) {
   EXPECT_GT((*channel)->InDaemonsClock(deadline), exact - kAhead / 2);
   const Descriptor memfd = MakeMemfd(4096, F_SEAL_SHRINK);
   slowness = 0;
-  ASSERT_TRUE(
-      (*channel)->RegisterRegion(memfd.get(), 4096, kernels::MemoryKind::kHost, nullptr, After(kPatience)).ok());
+  ASSERT_TRUE((*channel)->RegisterRegion(memfd.get(), 4096, kernels::MemoryKind::kHost, {}, After(kPatience)).ok());
   const int64_t after_a_fast_reply = (*channel)->InDaemonsClock(deadline);
   EXPECT_LE(after_a_fast_reply, exact);
   EXPECT_GT(after_a_fast_reply, exact - kSlow);
   slowness = 10 * kSlow;
-  ASSERT_TRUE(
-      (*channel)->RegisterRegion(memfd.get(), 4096, kernels::MemoryKind::kHost, nullptr, After(kPatience)).ok());
+  ASSERT_TRUE((*channel)->RegisterRegion(memfd.get(), 4096, kernels::MemoryKind::kHost, {}, After(kPatience)).ok());
   EXPECT_EQ((*channel)->InDaemonsClock(deadline), after_a_fast_reply);
 }
 
@@ -255,7 +253,7 @@ TEST(SessionChannel, ErrorsAreTheDaemonsOwn) {
   ASSERT_TRUE(channel.ok()) << channel.status();
   const Descriptor memory = MakeMemfd(4096, F_SEAL_SHRINK);
   const absl::Status status =
-      (*channel)->RegisterRegion(memory.get(), 4096, kernels::MemoryKind::kHost, nullptr, After(kPatience)).status();
+      (*channel)->RegisterRegion(memory.get(), 4096, kernels::MemoryKind::kHost, {}, After(kPatience)).status();
   EXPECT_EQ(status, absl::InvalidArgumentError("bytes: too many"));
 }
 

@@ -14,15 +14,15 @@ namespace ashlar::internal {
 struct SharedMemory {
   explicit SharedMemory(Mapping its_mapping)
       : data(its_mapping.data()), size(its_mapping.size()), mapping(std::move(its_mapping)) {}
-  // Memory on a GPU that the engine has mapped itself; `its_gpu` may be null: the daemon's only one.
-  SharedMemory(std::byte* its_data, size_t its_size, const kernels::Gpu* its_gpu)
+  // Memory on a GPU that the engine has mapped itself; `its_gpu` may be all zero: the daemon's only one.
+  SharedMemory(std::byte* its_data, size_t its_size, const kernels::GpuId& its_gpu)
       : data(its_data), size(its_size), kind(kernels::MemoryKind::kDevice), lies_on(its_gpu) {}
   SharedMemory(const kernels::Gpu& its_gpu, std::unique_ptr<kernels::ArenaMemory> its_arena)
       : data(its_arena->data()),
         size(its_arena->bytes()),
         kind(kernels::MemoryKind::kDevice),
         gpu(&its_gpu),
-        lies_on(&its_gpu),
+        lies_on(its_gpu.id()),
         arena(std::move(its_arena)) {}
 
   // Copies out of memory that this process has mapped itself.
@@ -34,8 +34,8 @@ struct SharedMemory {
   std::byte* data;
   size_t size;
   kernels::MemoryKind kind = kernels::MemoryKind::kHost;
-  const kernels::Gpu* gpu = nullptr;      // of a GPU's memory that was mapped here
-  const kernels::Gpu* lies_on = nullptr;  // as the engine says
+  const kernels::Gpu* gpu = nullptr;  // of a GPU's memory that was mapped here
+  kernels::GpuId lies_on = {};        // as the engine says; all zero: it does not
   Mapping mapping;
   std::unique_ptr<kernels::ArenaMemory> arena;
 };

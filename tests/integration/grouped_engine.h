@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "ashlar/engine.h"
+#include "kernels/gpu.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/engine_options.h"
 
@@ -29,10 +32,15 @@ class GroupedEngine {
   static constexpr uint32_t kPages = 400, kNarrowPages = 500, kNarrowPageTokens = 8;
   static constexpr float kDecays[kHeads] = {-0.3F, -0.01F};
 
-  GroupedEngine(const DaemonProcess& daemon, Grouping grouping, bool memory = true) : grouping_(grouping) {
+  // `gpu`: that the pages lie on; null: in the processor's memory.
+  GroupedEngine(const DaemonProcess& daemon, Grouping grouping, bool memory = true, const kernels::Gpu* gpu = nullptr,
+                engine::ComposeBy compose = engine::ComposeBy::kProcess)
+      : grouping_(grouping), gpu_(gpu) {
     const std::string rpc = daemon.client_options().rpc_socket, session = daemon.client_options().session_socket;
     engine::OpenOptions options = Options(rpc, session);
+    options.compose = compose;
     if (!memory) options.memory = {.kind = engine::MemoryKind::kNone};
+    if (gpu_ != nullptr) PutOnGpu(options.memory);
     const engine::Status opened = engine::Cache::Open(options, &cache);
     EXPECT_EQ(opened.code, engine::Code::kOk) << opened.message;
     uint32_t count = 0;
@@ -63,6 +71,18 @@ class GroupedEngine {
     options.memory.group_count = 2;
     options.memory.common_pages = grouping_ == Grouping::kCommon;
     return options;
+  }
+
+  // Has the pages lie in an allocation of the engine's own.
+  void PutOnGpu(engine::Memory& memory) {
+    kernels::ArenaError error;
+    arena_ = gpu_->MakeArena(2 << 20, &error);
+    ASSERT_NE(arena_, nullptr) << error.message;
+    memory.kind = engine::MemoryKind::kGpu;
+    memory.bytes = arena_->bytes();
+    memory.gpu_descriptor = arena_->descriptor();
+    memory.gpu_data = reinterpret_cast<uint8_t*>(arena_->data());
+    std::memcpy(memory.gpu, gpu_->id().data(), sizeof memory.gpu);
   }
 
   size_t groups() const { return grouping_ == Grouping::kOne ? 1 : 2; }
@@ -104,7 +124,7 @@ class GroupedEngine {
                                        : request.LookAgainIn(tables.tables.data(), 2);
   }
 
-  // Of the layer's keys or values at a position of a text that lies in these pages.
+  // Of the layer's keys or values at a position of a text that lies in these pages: where the memory lies.
   float* Row(const Tables& tables, uint32_t layer, bool keys, uint64_t position) {
     const engine::PagePlace& place = places_[layer - 1];
     const size_t g = layer == kNarrow && groups() == 2 ? 1 : 0;
@@ -120,11 +140,13 @@ class GroupedEngine {
   }
   // "Computes" the keys and values of some tokens in these pages, the first of them at `first`.
   void Compute(const Tables& tables, std::span<const int32_t> tokens, uint64_t first = 0) {
-    ForEach(tables, tokens, first, [](float* at, float number) { *at = number; });
+    ForEach(
+        tables, tokens, first, [](float* at, float number) { *at = number; }, /*writes=*/true);
   }
   void Poison(const Tables& tables, uint64_t tokens) {
     const std::vector<int32_t> nothing(tokens);
-    ForEach(tables, nothing, 0, [](float* at, float) { *at = -7; });
+    ForEach(
+        tables, nothing, 0, [](float* at, float) { *at = -7; }, /*writes=*/true);
   }
   // Expects the numbers of the tokens there; stops at the first that differ.
   void ExpectLanded(const Tables& tables, std::span<const int32_t> tokens, uint64_t first) {
@@ -133,7 +155,10 @@ class GroupedEngine {
     EXPECT_EQ(wrong, 0) << "numbers of positions " << first << " to " << first + tokens.size();
   }
   bool IsPoison(const Tables& tables, uint64_t position) {
-    return *Row(tables, kWide, true, position) == -7 && *Row(tables, kNarrow, true, position) == -7;
+    float wide = 0, narrow = 0;
+    Fetch(&wide, Row(tables, kWide, true, position), 1);
+    Fetch(&narrow, Row(tables, kNarrow, true, position), 1);
+    return wide == -7 && narrow == -7;
   }
 
   // States whose numbers say what they stand behind.
@@ -164,15 +189,27 @@ class GroupedEngine {
 
  private:
   template <typename Each>
-  void ForEach(const Tables& tables, std::span<const int32_t> tokens, uint64_t first, Each each) {
+  void ForEach(const Tables& tables, std::span<const int32_t> tokens, uint64_t first, Each each, bool writes = false) {
     for (uint64_t i = 0; i < tokens.size(); ++i) {
       for (const uint32_t layer : {kWide, kNarrow}) {
         for (const bool keys : {true, false}) {
-          float* const row = Row(tables, layer, keys, first + i);
-          for (uint32_t n = 0; n < Width(layer, keys); ++n) each(row + n, Number(layer, keys, tokens[i], n));
+          float* const at = Row(tables, layer, keys, first + i);
+          float row[kHeads * kDim];
+          const uint32_t width = Width(layer, keys);
+          if (!writes) Fetch(row, at, width);
+          for (uint32_t n = 0; n < width; ++n) each(row + n, Number(layer, keys, tokens[i], n));
+          if (writes) Store(at, row, width);
         }
       }
     }
+  }
+  void Fetch(float* here, const float* there, size_t count) const {
+    if (gpu_ != nullptr) return gpu_->CopyToHost(here, there, count * sizeof(float));
+    std::memcpy(here, there, count * sizeof(float));
+  }
+  void Store(float* there, const float* here, size_t count) const {
+    if (gpu_ != nullptr) return gpu_->CopyToDevice(there, here, count * sizeof(float));
+    std::memcpy(there, here, count * sizeof(float));
   }
   static std::vector<int32_t> Shuffled(uint32_t count) {
     std::vector<int32_t> pages(count);
@@ -182,6 +219,8 @@ class GroupedEngine {
   }
 
   const Grouping grouping_;
+  const kernels::Gpu* const gpu_;
+  std::unique_ptr<kernels::ArenaMemory> arena_;
   engine::Layer layers_[3];
   const uint32_t wide_ = kWide, narrow_ = kNarrow;
   engine::LayerGroup groups_[2];

@@ -43,7 +43,7 @@ ASHLAR_API int32_t ashlar_open(const ashlar_open_options* options, ashlar_cache*
 ASHLAR_API int32_t ashlar_start_open(const ashlar_open_options* options, ashlar_cache** out, ashlar_job** job);
 /* Ends the session once its last request and job have ended, too. */
 ASHLAR_API void ashlar_close(ashlar_cache* cache);
-ASHLAR_API uint8_t* ashlar_data(const ashlar_cache* cache); /* of the memory; null without one */
+ASHLAR_API uint8_t* ashlar_data(const ashlar_cache* cache); /* of the memory, maybe on a GPU; null without one */
 ASHLAR_API uint64_t ashlar_bytes(const ashlar_cache* cache);
 ASHLAR_API uint32_t ashlar_place_count(const ashlar_cache* cache);
 ASHLAR_API int32_t ashlar_place(const ashlar_cache* cache, uint32_t index, ashlar_page_place* out);

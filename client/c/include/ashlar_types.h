@@ -38,6 +38,7 @@ enum { ASHLAR_TOKEN_FIRST = 1, ASHLAR_CHANNEL_FIRST = 2 };
 enum { ASHLAR_FORM_SCALAR = 1, ASHLAR_FORM_DIAGONAL = 2, ASHLAR_FORM_DENSE = 3, ASHLAR_FORM_ELEMENTWISE = 4 };
 enum { ASHLAR_FORM_LOW_RANK = 5, ASHLAR_FORM_ZERO = 6 };
 enum { ASHLAR_MEMORY_NONE = 0, ASHLAR_MEMORY_HOSTED = 1, ASHLAR_MEMORY_MEMFD = 2, ASHLAR_MEMORY_BESIDE = 3 };
+enum { ASHLAR_MEMORY_GPU = 4 }; /* the engine's, on a GPU that the daemon serves */
 enum { ASHLAR_COMPOSE_IN_PROCESS = 1, ASHLAR_COMPOSE_IN_DAEMON = 2 };
 enum { ASHLAR_STEP_COMPUTE = 1, ASHLAR_STEP_CHECKPOINT = 2, ASHLAR_STEP_INTERIOR = 3 };
 #define ASHLAR_STEP_OF_PREFIX UINT32_MAX /* ashlar_step.segment: a prefix beyond segments */
@@ -120,6 +121,11 @@ typedef struct ashlar_memory {
   const ashlar_layer_group* groups;
   uint32_t group_count;
   uint32_t common_pages; /* 1: page numbers are one set for all groups; a page belongs to one group at a time */
+  /* ASHLAR_MEMORY_GPU: an allocation of cuMemCreate of exactly `bytes` bytes, mapped at gpu_data and exported as a POSIX
+   * file descriptor. Both stay the caller's, and the descriptor is not needed behind ashlar_open. Only pages lie there. */
+  int32_t gpu_descriptor;
+  uint8_t* gpu_data;
+  uint8_t gpu[16]; /* CUDA's UUID (cuDeviceGetUuid_v2); all zero: the daemon's only GPU */
 } ashlar_memory;
 
 /* Threads that the engine lends: run() calls body(body_context, i) once for each i in [0, count). Outlives the cache. */

@@ -1,4 +1,5 @@
 // ashlar_open: from the structs of C to an opened cache.
+#include <cstring>
 #include <memory>
 
 #include "client/c/src/boundary.h"
@@ -75,15 +76,19 @@ engine::Memory MemoryOf(const ashlar_memory* given, OwnMemory& own) {
   for (const ashlar_layer_group& group : ReadAll("memory.groups", memory.groups, memory.group_count)) {
     own.groups.push_back({group.layers, group.layer_count, group.page_tokens, group.pages});
   }
-  return {.kind = static_cast<engine::MemoryKind>(memory.kind),
-          .pages = memory.pages,
-          .places = own.places.empty() ? nullptr : own.places.data(),
-          .place_count = static_cast<uint32_t>(own.places.size()),
-          .bytes = memory.bytes,
-          .memfd = memory.memfd,
-          .groups = own.groups.empty() ? nullptr : own.groups.data(),
-          .group_count = static_cast<uint32_t>(own.groups.size()),
-          .common_pages = memory.common_pages != 0};
+  engine::Memory out = {.kind = static_cast<engine::MemoryKind>(memory.kind),
+                        .pages = memory.pages,
+                        .places = own.places.empty() ? nullptr : own.places.data(),
+                        .place_count = static_cast<uint32_t>(own.places.size()),
+                        .bytes = memory.bytes,
+                        .memfd = memory.memfd,
+                        .groups = own.groups.empty() ? nullptr : own.groups.data(),
+                        .group_count = static_cast<uint32_t>(own.groups.size()),
+                        .common_pages = memory.common_pages != 0};
+  out.gpu_descriptor = memory.gpu_descriptor;
+  out.gpu_data = memory.gpu_data;
+  std::memcpy(out.gpu, memory.gpu, sizeof out.gpu);
+  return out;
 }
 
 // The options of a cache in C++, with the arrays that they point to.

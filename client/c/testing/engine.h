@@ -39,6 +39,9 @@ typedef struct engine {
   ashlar_linear_tensors tensors[SEGMENTS];
 } engine;
 
+/* gpu_memory.c: fills it with memory of an emulated GPU. */
+void take_gpu_memory(ashlar_memory* memory);
+
 /* `started`: opened by a job. */
 static inline void open_engine_by(engine* self, char** sockets, uint32_t kind, uint32_t capture_tokens, int started) {
   static const float decays[HEADS] = {-0.3f, -0.01f};
@@ -63,6 +66,7 @@ static inline void open_engine_by(engine* self, char** sockets, uint32_t kind, u
   model.layer_count = 2;
   memory.kind = kind;
   memory.pages = kind == ASHLAR_MEMORY_NONE ? 0 : PAGES;
+  if (kind == ASHLAR_MEMORY_GPU) take_gpu_memory(&memory);
   options.rpc_socket = sockets[0];
   options.session_socket = sockets[1];
   options.model = &model;
@@ -78,6 +82,7 @@ static inline void open_engine_by(engine* self, char** sockets, uint32_t kind, u
   } else {
     REQUIRE(ashlar_open(&options, &self->cache) == ASHLAR_OK);
   }
+  if (kind == ASHLAR_MEMORY_GPU) REQUIRE(ashlar_data(self->cache) == memory.gpu_data);
   for (i = 0; i < PAGES; ++i) self->table[i] = i;
   if (kind == ASHLAR_MEMORY_NONE) return;
   self->place.size = sizeof self->place;

@@ -1,5 +1,5 @@
 /* Calls of the C ABI that the example does not make, against a real daemon.
- * usage: calls_c many|present|cold|started|groups|resume RPC-SOCKET SESSION-SOCKET
+ * usage: calls_c many|present|gpu|cold|started|groups|resume RPC-SOCKET SESSION-SOCKET
  *        calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME */
 #include <pthread.h>
 
@@ -41,14 +41,14 @@ static void finish(engine* self, ashlar_request* request, int32_t first) {
 }
 
 /* Sixteen runs by one call, at once and by a job. */
-static void publish_many(char** sockets) {
+static void publish_many(char** sockets, uint32_t kind) {
   static engine self;
   static int32_t tokens[TOKENS];
   ashlar_computed_run runs[SEGMENTS];
   uint32_t missing[SEGMENTS], i;
   uint8_t outcomes[SEGMENTS];
   int32_t round;
-  open_engine(&self, sockets, ASHLAR_MEMORY_HOSTED, 0);
+  open_engine(&self, sockets, kind, 0);
   for (round = 0; round < 2; ++round) {
     const int32_t first = 1 + 100 * round;
     ashlar_request* const request = begin(&self, tokens, first, 0);
@@ -81,7 +81,7 @@ static void publish_many(char** sockets) {
 }
 
 /* A worker lands a prefix's plan in pages that have a block of it already. */
-static void land_beside_present(char** sockets) {
+static void land_beside_present(char** sockets, uint32_t kind) {
   enum { TEXT = 592, PRESENT = 300, BLOCK = 256 };
   static engine worker, scheduler;
   static int32_t tokens[TEXT + 8];
@@ -95,7 +95,7 @@ static void land_beside_present(char** sockets) {
   uint8_t outcome = 0;
   uint64_t p;
   int i;
-  open_engine(&worker, sockets, ASHLAR_MEMORY_HOSTED, PAGE_TOKENS);
+  open_engine(&worker, sockets, kind, PAGE_TOKENS);
   open_engine(&scheduler, sockets, ASHLAR_MEMORY_NONE, PAGE_TOKENS);
   for (i = 0; i < TEXT + 8; ++i) tokens[i] = i % 256;
   for (i = 0; i < HEADS * DIM * DIM; ++i) worker.numbers[0][i] = 1;
@@ -264,11 +264,54 @@ static void share_a_cold_prompt_by_jobs(char** sockets) {
   ashlar_close(asking.cache);
 }
 
+/* A state that the library would have to read on the GPU is refused; so is memory that is no GPU's. */
+static void refuse_what_lies_there(char** sockets) {
+  static engine self;
+  static int32_t tokens[TOKENS];
+  ashlar_open_options options = ASHLAR_INIT(ashlar_open_options);
+  ashlar_model model = ASHLAR_INIT(ashlar_model);
+  ashlar_memory memory = ASHLAR_INIT(ashlar_memory);
+  ashlar_layer layer = ASHLAR_INIT(ashlar_layer);
+  ashlar_request* request;
+  ashlar_computed_run run;
+  ashlar_cache* cache = NULL;
+  open_engine(&self, sockets, ASHLAR_MEMORY_GPU, 0);
+  request = begin(&self, tokens, 9000, 0);
+  run = compute(&self, request, 1);
+  self.tensors[1].state = ashlar_data(self.cache) + 64;
+  REQUIRE(ashlar_request_publish(request, 1, &run, NULL) == ASHLAR_INVALID_ARGUMENT);
+  REQUIRE(strncmp(ashlar_error_message(), "computed.linear[0].state: lies on the GPU", 41) == 0);
+  ashlar_request_end(request);
+  ashlar_close(self.cache);
+  layer.kind = ASHLAR_GQA;
+  layer.kv_heads = layer.key_dim = layer.value_dim = 8;
+  model.model_id = "refused";
+  model.weights_digest = "1";
+  model.page_tokens = PAGE_TOKENS;
+  model.layers = &layer;
+  model.layer_count = 1;
+  take_gpu_memory(&memory);
+  memory.pages = 8;
+  options.rpc_socket = sockets[0];
+  options.session_socket = sockets[1];
+  options.model = &model;
+  options.memory = &memory;
+  memory.gpu[0] = 'E';
+  REQUIRE(ashlar_open(&options, &cache) == ASHLAR_FAILED_PRECONDITION);
+  REQUIRE(strstr(ashlar_error_message(), "none of this daemon's GPUs") != NULL);
+  memory.size = offsetof(ashlar_memory, gpu_descriptor); /* of a header that knew no GPUs */
+  REQUIRE(ashlar_open(&options, &cache) == ASHLAR_INVALID_ARGUMENT);
+}
+
 int main(int argc, char** argv) {
   if (argc == 4 && strcmp(argv[1], "many") == 0) {
-    publish_many(argv + 2);
+    publish_many(argv + 2, ASHLAR_MEMORY_HOSTED);
   } else if (argc == 4 && strcmp(argv[1], "present") == 0) {
-    land_beside_present(argv + 2);
+    land_beside_present(argv + 2, ASHLAR_MEMORY_HOSTED);
+  } else if (argc == 4 && strcmp(argv[1], "gpu") == 0) {
+    publish_many(argv + 2, ASHLAR_MEMORY_GPU);
+    land_beside_present(argv + 2, ASHLAR_MEMORY_GPU);
+    refuse_what_lies_there(argv + 2);
   } else if (argc == 4 && strcmp(argv[1], "cold") == 0) {
     share_a_cold_prompt(argv + 2);
   } else if (argc == 4 && strcmp(argv[1], "started") == 0) {
@@ -281,7 +324,7 @@ int main(int argc, char** argv) {
     resume(argv + 2);
   } else {
     fprintf(stderr,
-            "usage: calls_c many|present|cold|started|groups|resume RPC-SOCKET SESSION-SOCKET\n"
+            "usage: calls_c many|present|gpu|cold|started|groups|resume RPC-SOCKET SESSION-SOCKET\n"
             "       calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME\n");
     return 2;
   }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the C example, and calls that it does not make, against a real daemon, also over the daemon's death, and beside Debian's own gRPC.
 
-usage: example_test.py SHORTEST_C ASHLARD LIBRARY CALLS_C
+usage: example_test.py SHORTEST_C ASHLARD LIBRARY CALLS_C [EMULATED_ASHLARD]
 
 LIBRARY is "none" where the programs have the code inside, as under sanitizers.
 """
@@ -16,6 +16,7 @@ import tempfile
 import unittest
 
 SHORTEST, ASHLARD, LIBRARY, CALLS = sys.argv[1:5]
+EMULATED = "".join(sys.argv[5:])  # a daemon with an emulated GPU; empty: this build has none
 ABI = pathlib.Path(__file__).parents[1] / "abi.txt"
 LINE = re.compile(r"(\d+) of 3 segments hit, (\d+) of 117 tokens from the cache: ([a-z]{12})\n")
 
@@ -30,8 +31,8 @@ class Example(unittest.TestCase):
             "dram: {capacity_bytes: 64MiB, arena_bytes: 8MiB}\n")
         self.start()
 
-    def start(self):
-        self.daemon = subprocess.Popen([ASHLARD, "--config", self.config], stderr=subprocess.PIPE, text=True)
+    def start(self, program=ASHLARD):
+        self.daemon = subprocess.Popen([program, "--config", self.config], stderr=subprocess.PIPE, text=True)
         self.addCleanup(self.daemon.stderr.close)
         self.addCleanup(self.daemon.wait)
         self.addCleanup(self.daemon.kill)
@@ -79,6 +80,16 @@ class Example(unittest.TestCase):
             with self.subTest(name):
                 done = subprocess.run([CALLS, name, *self.sockets(), *more], capture_output=True, text=True, timeout=60)
                 self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    @unittest.skipUnless(EMULATED, "no emulated GPU")
+    def test_pages_on_a_gpu(self):
+        self.daemon.kill()
+        self.daemon.wait()
+        with open(self.config, "a") as config:
+            config.write("gpu: {device: 0}\n")
+        self.start(EMULATED)
+        done = subprocess.run([CALLS, "gpu", *self.sockets()], capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     @unittest.skipIf(LIBRARY == "none", "no shared library")
     def test_bad_structs_are_refused_by_name(self):

@@ -359,16 +359,17 @@ class Client {
   // last copy of the Region is destroyed: processes that were forked meanwhile then read zeros there.
   absl::StatusOr<Region> HostRegion(size_t bytes);
 
-  // Registers memory of a GPU that the daemon serves: ClientOptions::gpu, or its only one; FAILED_PRECONDITION if it
-  // serves none, or not that one. All regions of a client that lie on a GPU lie on the same one: a process that works
-  // on two has two clients. If an hbm tier lies there, all of its regions must, and the two calls above are refused.
-  // Keys and values land in such a region, published objects may lie in it, and the composition service works there, on
-  // the GPU.
+  // Registers memory of a GPU that the daemon serves: `gpu`, for a process whose library has no back end for it; else
+  // ClientOptions::gpu, or the daemon's only one. FAILED_PRECONDITION if it serves none, or not that one. All regions
+  // of a client that lie on a GPU lie on the same one: a process that works on two has two clients. If an hbm tier lies
+  // there, all of its regions must, and the two calls above are refused. Keys and values land in such a region,
+  // published objects may lie in it, and the composition service works there, on the GPU.
   //
   // `descriptor`: an allocation of CUDA's virtual memory management (cuMemCreate) of exactly `bytes` bytes, exported as
   // a POSIX file descriptor. The engine has mapped it at `data`, and keeps owning that mapping; the client neither maps
   // nor touches it.
-  absl::StatusOr<Region> RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes);
+  absl::StatusOr<Region> RegisterGpuRegion(int descriptor, std::byte* data, size_t bytes,
+                                           const kernels::GpuId& gpu = {});
   // Allocates memory on a GPU that the daemon serves, all zero, and maps it here by `gpu`, which says which; its number
   // may differ between the processes. The memory stays the engine's as long as any process has it mapped.
   absl::StatusOr<Region> HostGpuRegion(const kernels::Gpu& gpu, size_t bytes);

@@ -27,6 +27,13 @@
 // back once, by TakeQuietPages, and no call takes them before. kOtherPages: the request needs others, by LookAgain
 // while missing() names something, else by Move.
 //
+// GPUs. Memory of kGpu takes pages alone. States, tails, rows and outputs are given and taken in the processor's
+// memory: a pointer into the GPU's is refused by name, one into other memory of a GPU is a fault of the process. Before
+// Publish, Commit and every call that may land (Begin, Land, LookAgain), the engine's work in the pages must have
+// ended: wait for its stream. What has landed is seen by all work that starts behind WaitLayer or Finish. Open refuses
+// a GPU that has a tier of the daemon's (hbm), because all memory of such a session would have to lie there
+// (kFailedPrecondition).
+//
 // Two processes. A scheduler begins without a page table, and passes Request::PlanBytes on. Each worker (of a
 // tensor-parallel engine: each rank) opens the same model for its own shard and lands the plan in its own pages. The
 // scheduler keeps its request until the workers have landed; ending it cancels landings that have not begun.
@@ -50,8 +57,8 @@ namespace ashlar::engine {
 
 // ---------------------------------------------------------------------------------------------------- computing
 
-// One linear layer's tensors, anywhere in this process. Tensors in the cache's memory are published from there; all
-// others are copied once more.
+// One linear layer's tensors, anywhere in the processor's memory. Tensors in the cache's memory are published from
+// there; all others are copied once more.
 struct LinearTensors {
   uint32_t layer = 0;
   const void* state = nullptr;               // all heads, [d_k, d_v] or [d_v, d_k], in state_dtype
@@ -325,7 +332,7 @@ class Cache {
   // does.
   static Status StartOpen(const OpenOptions& options, Cache* out, Job* job) noexcept;
 
-  uint8_t* data() const noexcept;  // of the memory; null without one
+  uint8_t* data() const noexcept;  // of the memory, of kGpu an address on the GPU; null without one
   uint64_t bytes() const noexcept;
   // Returns the places of the attention layers' pages, ascending by layer. `count` may be null.
   const PagePlace* places(uint32_t* count) const noexcept;

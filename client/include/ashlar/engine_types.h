@@ -97,6 +97,7 @@ enum class MemoryKind : uint8_t {
   kHosted = 1,  // the daemon makes it for this engine
   kMemfd = 2,   // the engine's, sealed with F_SEAL_SHRINK
   kBeside = 3,  // that of OpenOptions::beside
+  kGpu = 4,     // the engine's, on a GPU that the daemon serves
 };
 
 // The place of one attention layer's pages in the memory, in bytes. The row of head h of the token in slot s of page p:
@@ -134,6 +135,13 @@ struct Memory {
   // vLLM's pool do. Places of layers of different groups may share memory, page by page; the cache places them so.
   // Else each group numbers its pages apart, and places share nothing.
   bool common_pages = false;
+  // Of kGpu: an allocation of CUDA's virtual memory management (cuMemCreate) of exactly `bytes` bytes, which the engine
+  // has mapped at `gpu_data` and exported as the POSIX file descriptor `gpu_descriptor`. Both stay the caller's,
+  // and the descriptor is not needed behind Open. `gpu`: CUDA's UUID of the GPU (cuDeviceGetUuid_v2); all zero: the
+  // daemon's only one.
+  int32_t gpu_descriptor = -1;
+  uint8_t* gpu_data = nullptr;
+  uint8_t gpu[16] = {};
 };
 
 // ---------------------------------------------------------------------------------------------------- opening

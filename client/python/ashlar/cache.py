@@ -36,11 +36,12 @@ _NUMPY_TYPES: dict[DType, Any] = {
 
 
 class MemoryKind(enum.Enum):
-    """Where the engine's pages are: nowhere (a scheduler), in memory that the daemon makes, or in the engine's memfd."""
+    """Where the engine's pages are: nowhere (a scheduler), in memory that the daemon makes, in the engine's memfd or GPU."""
 
     NONE = 0
     HOSTED = 1
     MEMFD = 2
+    GPU = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,9 @@ class _Options:
     places: Sequence[PagePlace]
     memory_bytes: int
     memfd: int
+    gpu_descriptor: int
+    gpu_address: int
+    gpu: bytes
     groups: Sequence[LayerGroup]
     common_pages: bool
     capture_tokens: int
@@ -97,6 +101,12 @@ class Cache:
     `groups`: attention layers in groups, each with page tables of its own; without any, one table serves all layers.
     Calls then take a sequence of tables, one a group, in the place of a page table. With `common_pages` page numbers are
     one set for all groups, as many in each, and a page belongs to one group at a time.
+
+    With `MemoryKind.GPU` the pages lie on a GPU that the daemon serves: an allocation of CUDA's virtual memory management
+    (cuMemCreate) of exactly `memory_bytes`, mapped at `gpu_address` and exported as the POSIX file `gpu_descriptor`, which
+    stays the caller's and is not needed any more behind the opening. `gpu`: CUDA's UUID of the GPU, 16 bytes; empty: the
+    daemon's only one. All other arrays are in the processor's memory. The GPU's work in pages must have ended before they
+    are published, committed or landed in.
     """
 
     def __init__(
@@ -112,6 +122,9 @@ class Cache:
         places: Sequence[PagePlace] = (),
         memory_bytes: int = 0,
         memfd: int = -1,
+        gpu_descriptor: int = -1,
+        gpu_address: int = 0,
+        gpu: bytes = b"",
         groups: Sequence[LayerGroup] = (),
         common_pages: bool = False,
         capture_tokens: int = 0,
@@ -131,6 +144,9 @@ class Cache:
             places=places,
             memory_bytes=memory_bytes,
             memfd=memfd,
+            gpu_descriptor=gpu_descriptor,
+            gpu_address=gpu_address,
+            gpu=gpu,
             groups=groups,
             common_pages=common_pages,
             capture_tokens=capture_tokens,
@@ -148,6 +164,7 @@ class Cache:
         self.model = options.model
         self.places = [PagePlace(**place) for place in handle.places()]
         self.pages = options.pages
+        self._on_gpu = options.memory_kind is MemoryKind.GPU
         self.groups = tuple(options.groups)
 
     @classmethod
@@ -189,7 +206,9 @@ class Cache:
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
-        """All of the memory, in place. The array keeps the handle alive."""
+        """All of the memory, in place. The array keeps the handle alive. ValueError: it lies on a GPU."""
+        if self._on_gpu:
+            raise ValueError("memory_kind: the memory lies on a GPU, and has no array here")
         return self._handle.memory()
 
     def page_rows(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -18,6 +18,12 @@ void ReadConversation(const nb::bytes& conversation, uint8_t (&out)[16]) {
   std::memcpy(out, conversation.c_str(), sizeof out);
 }
 
+void ReadGpu(const nb::bytes& gpu, uint8_t (&out)[16]) {
+  if (gpu.size() == 0) return;
+  if (gpu.size() != sizeof out) throw Refused("gpu", "16 bytes are needed, CUDA's UUID");
+  std::memcpy(out, gpu.c_str(), sizeof out);
+}
+
 std::vector<engine::Media> ReadMedia(nb::sequence media) {
   std::vector<engine::Media> all;
   for (const nb::handle item : media) {
@@ -85,6 +91,9 @@ struct ReadOptions {
     open.memory.place_count = static_cast<uint32_t>(places.size());
     open.memory.bytes = nb::cast<uint64_t>(options.attr("memory_bytes"));
     open.memory.memfd = nb::cast<int32_t>(options.attr("memfd"));
+    open.memory.gpu_descriptor = nb::cast<int32_t>(options.attr("gpu_descriptor"));
+    open.memory.gpu_data = reinterpret_cast<uint8_t*>(nb::cast<uintptr_t>(options.attr("gpu_address")));
+    ReadGpu(nb::cast<nb::bytes>(options.attr("gpu")), open.memory.gpu);
     open.memory.groups = groups.all.empty() ? nullptr : groups.all.data();
     open.memory.group_count = static_cast<uint32_t>(groups.all.size());
     open.memory.common_pages = nb::cast<bool>(options.attr("common_pages"));
