@@ -141,7 +141,7 @@ struct Daemon::Impl {
                        [this](bool dry_run) { return reloader.Reload(dry_run); }, cluster.get()}),
         reloader(config, file, loop, *tiers, cache, services, *audit) {
     if (cluster != nullptr) {
-      cluster->Attach(cache, tiers->common(), router,
+      cluster->Attach(cache, tiers->memory(), router,
                       [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); });
     }
     tiers->Configure(config, cache);

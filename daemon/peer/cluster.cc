@@ -240,10 +240,10 @@ PromptHandOff& Cluster::hand_off() {
   return impl_->peers.hand_off();
 }
 
-void Cluster::Attach(storage::Cache& cache, storage::MemoryTier& top, Router& router,
+void Cluster::Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
                      std::function<void(storage::TenantId)> forget_pages) {
-  top.OnArena(Holder::Registering(*impl_->transport));
-  impl_->peers.Start(cache, top);
+  for (storage::MemoryTier* tier : tiers) Holder::RegisterArenas(*impl_->transport, *tier);
+  impl_->peers.Start(cache, {tiers.begin(), tiers.end()});
   impl_->forgetter.Start(cache, std::move(forget_pages));
   impl_->peers.Route(router);
   impl_->loop.Every(kFlushEvery, [this] {

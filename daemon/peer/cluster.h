@@ -36,9 +36,9 @@ class Cluster {
   storage::TellResidence residence();
   // Comments for the configuration in effect: what carries the bytes between nodes.
   std::string DescribeTransport() const;
-  // Once, when there is a cache, before any of the loops runs. `top`: the tier that other nodes are served from; its
-  // arenas must outlive this. `forget_pages` as in AdminParts.
-  void Attach(storage::Cache& cache, storage::MemoryTier& top, Router& router,
+  // Once, when there is a cache, before any of the loops runs. `tiers`: those of memory, by the numbers of their
+  // arenas; their arenas must outlive this. `forget_pages` as in AdminParts.
+  void Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
               std::function<void(storage::TenantId)> forget_pages);
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();

@@ -18,6 +18,12 @@ TierKind Placement::NearestTo(const Entry& entry, size_t level) const {
   return Nearest(entry);
 }
 
+size_t Placement::WhereItLies(const Entry& entry) const {
+  if (entry.copies[common_].whole()) return common_;
+  const size_t on_gpu = OnAnotherGpu(entry, common_);
+  return on_gpu == kNowhere ? common_ : on_gpu;
+}
+
 size_t Placement::NearestSource(const Entry& entry, size_t level) const {
   for (size_t from = Below(level); from <= levels(); ++from) {
     const bool comes = from < memory_ ? entry.copies[from].state == State::kCopying : CopiedFromBelow(entry, from);
