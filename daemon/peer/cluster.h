@@ -14,6 +14,7 @@
 #include "daemon/peer/directory/directory.h"
 #include "daemon/peer/peers.h"
 #include "daemon/runtime/event_loop.h"
+#include "kernels/gpu.h"
 #include "storage/cache.h"
 #include "storage/tier/memory_tier.h"
 
@@ -27,8 +28,9 @@ class Cluster {
  public:
   // `config` as ParseConfig accepted it, with a cluster. `loop` is the metadata thread's; connections are made and
   // ended on `slow`. All must outlive it; none need run yet. Nobody is served or asked before Serve.
+  // `gpu`: one that has a tier; null: none has.
   static absl::StatusOr<std::unique_ptr<Cluster>> Make(const v1::Config& config, EventLoop& loop, EventLoop& slow,
-                                                       const storage::Clock& clock);
+                                                       const storage::Clock& clock, const kernels::Gpu* gpu);
   ~Cluster();
 
   // For the cache, which is made with it.

@@ -1,5 +1,5 @@
-// Nodes with a tier on an emulated GPU: what lies there alone goes to other nodes from there, where the transport
-// reaches it.
+// Nodes with a tier on an emulated GPU, whose memory the transport reaches: what lies there alone goes to other nodes
+// from there, and what others have comes there.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,12 +9,15 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "daemon/peer/peers.h"
 #include "daemon/peer/testing/emulated_gpu_ucx.h"
 #include "daemon/peer/testing/peer_node.h"
+#include "kernels/cuda/emulator/driver.h"
 #include "kernels/gpu.h"
+#include "storage/objects/object_bytes.h"
 #include "storage/testing/on_gpu.h"
 
 namespace ashlar::daemon {
@@ -25,8 +28,8 @@ using storage::TestPages;
 using storage::TestPlan;
 using ::testing::ElementsAre;
 
-constexpr uint64_t kDramExtents = 64, kHbmExtents = 64;
-constexpr uint64_t kLong = 8000;  // tokens of an object that goes in pieces
+constexpr uint64_t kDramExtents = 16, kHbmExtents = 24;
+constexpr uint64_t kLong = 2000;  // tokens of an object that goes in pieces
 
 const kernels::Gpu& GpuOfNumber(int number) {
   std::string why;
@@ -47,11 +50,9 @@ void Await(const std::function<bool()>& condition) {
 struct GpuNode {
   GpuNode(TestCluster& cluster, const std::string& name, int number, bool reaches = true,
           RemoteReads reads = RemoteReads::kNever)
-      : gpu(GpuOfNumber(number)), memory(gpu, 32 << 20) {
+      : number(number), gpu(GpuOfNumber(number)), memory(gpu) {
     control.reaches = reaches;
-    PeersOptions options = PeerNode::All();
-    options.objects.least_patience = options.objects.most_patience;  // the emulated GPU is slow
-    node.emplace(cluster, name, kDramExtents, options, reads,
+    node.emplace(cluster, name, kDramExtents, PeerNode::Patient(), reads,
                  GpuTier{&gpu, kHbmExtents, EmulatedGpuUcx::Surroundings(control)});
   }
 
@@ -78,6 +79,13 @@ struct GpuNode {
     for (const storage::LeaseId& lease : held) node->Release(lease);
     held.clear();
   }
+  // Cards may read its arenas.
+  void AwaitRegistered() {
+    Await([&] {
+      return node->transport->stats().registered_bytes ==
+             node->OnLoop([&] { return node->hbm->Usage().held_bytes + node->tier->Usage().held_bytes; });
+    });
+  }
   // Nothing of a fetch is left.
   void AwaitNothingLeased() {
     Await([&] {
@@ -95,6 +103,7 @@ struct GpuNode {
 
   static constexpr uint64_t kSmallExtents = 3;
 
+  const int number;
   const kernels::Gpu& gpu;
   storage::OnGpu memory;
   EmulatedGpuUcx::Control control;
@@ -130,7 +139,7 @@ class GpuPeersTest : public ::testing::Test {
 
 TEST_F(GpuPeersTest, WhatLiesOnAGpuAloneIsSentFromThere) {
   GpuNode a(cluster_, "a", 0);
-  PeerNode b(cluster_, "b");
+  PeerNode b(cluster_, "b", 256, PeerNode::Patient());
   a.FillDram();
   a.Publish(plan_, 1);
   ASSERT_THAT(a.Where(plan_), ElementsAre(TierKind::kHbm));
@@ -144,7 +153,7 @@ TEST_F(GpuPeersTest, WhatLiesOnAGpuAloneIsSentFromThere) {
 
 TEST_F(GpuPeersTest, WhatDramHasTooIsSentFromDram) {
   GpuNode a(cluster_, "a", 0);
-  PeerNode b(cluster_, "b");
+  PeerNode b(cluster_, "b", 256, PeerNode::Patient());
   a.Publish(plan_, 1);
   Await([&] { return a.Where(plan_).size() == 2; });
   EXPECT_EQ(Land(b, plan_, 1), MissReason::kNone);
@@ -153,7 +162,7 @@ TEST_F(GpuPeersTest, WhatDramHasTooIsSentFromDram) {
 
 TEST_F(GpuPeersTest, WithoutReachItGoesByDramWhereThereIsRoom) {
   GpuNode a(cluster_, "a", 0, /*reaches=*/false);
-  PeerNode b(cluster_, "b");
+  PeerNode b(cluster_, "b", 256, PeerNode::Patient());
   a.FillDram();
   a.Publish(plan_, 1);
   const Query query = Ask(plan_);
@@ -180,7 +189,7 @@ TEST_F(GpuPeersTest, AnEvictedObjectIsSentFromTheGpuToItsEnd) {
   const storage::Match match = b->Lookup({&query, 1});
   ASSERT_EQ(match.found[0].tier, TierKind::kRemote);
   a->OnLoop([&] { a->cache.Evict(0, plan_.key); });
-  for (uint64_t text = 10; text < 18; ++text) a.Publish(TestPlan(text, 64), text);
+  for (uint64_t text = 10; text < 15; ++text) a.Publish(TestPlan(text, 64), text);
   EXPECT_GT(a.Used(*a->hbm), kHbmExtents - extents) << "all room was wanted";
   b.control.stands = false;
   EXPECT_EQ(LandUnder(*b.node, match, plan_, 1), MissReason::kNone);
@@ -192,7 +201,7 @@ TEST_F(GpuPeersTest, AnEvictedObjectIsSentFromTheGpuToItsEnd) {
 // Each shard lies on a GPU alone; one look-up finds them all.
 TEST_F(GpuPeersTest, ABundleIsSentFromWhereItsShardsLie) {
   GpuNode a(cluster_, "a", 0);
-  PeerNode b(cluster_, "b");
+  PeerNode b(cluster_, "b", 256, PeerNode::Patient());
   a.FillDram();
   std::vector<ObjectHeader> shards(2, TestPlan(1, 64));
   for (uint32_t rank = 0; rank < 2; ++rank) {
@@ -213,10 +222,7 @@ TEST_F(GpuPeersTest, AReaderReadsItWhereItLies) {
   ASSERT_EQ(Land(*b.node, first, 2), MissReason::kNone);  // a first fetch goes by messages
   const uint64_t by_messages = a.control.gpu_sent;
   a.Publish(plan_, 1);
-  Await([&] {
-    return a->transport->stats().registered_bytes ==
-           a->OnLoop([&] { return a->hbm->Usage().held_bytes + a->tier->Usage().held_bytes; });
-  });
+  a.AwaitRegistered();
   EXPECT_EQ(Land(*b.node, plan_, 1), MissReason::kNone);
   EXPECT_EQ(a.control.gpu_sent, by_messages);
   EXPECT_EQ(b->transport->stats().read_bytes, BehindHeader(plan_));
@@ -236,6 +242,129 @@ TEST_F(GpuPeersTest, AHolderThatDiesMeanwhileIsAMiss) {
   b.control.stands = false;
   EXPECT_EQ(LandUnder(*b.node, match, plan_, 1), MissReason::kPeerFailed);
   b.AwaitNothingLeased();
+}
+
+// Objects of other nodes for an engine on a GPU with a tier.
+class GpuReadersTest : public GpuPeersTest {
+ protected:
+  using Copies = std::vector<std::pair<TierKind, TierKind>>;
+
+  // Looks up for the engine on the GPU, lands there and checks every byte.
+  static MissReason LandThere(GpuNode& node, const ObjectHeader& plan, uint64_t text) {
+    const Query query = Ask(plan);
+    const storage::Match match = node->Lookup({&query, 1}, nullptr, PeerNode::kOnGpu);
+    if (match.found[0].reason != MissReason::kNone) return match.found[0].reason;
+    EXPECT_EQ(match.found[0].tier, TierKind::kRemote);
+    return LandThereUnder(node, match, plan, text);
+  }
+  static MissReason LandThereUnder(GpuNode& node, const storage::Match& match, const ObjectHeader& plan,
+                                   uint64_t text) {
+    TestPages pages(TestPages::Holding(plan.tokens + 100));
+    storage::LandTarget target = TestTarget(pages, {{0, 100}});
+    node.memory.Reset();
+    node.memory.Move(target.rows, pages.memory().size_bytes());
+    const void* const far = target.rows.front().keys.base;
+    const std::vector<MissReason> verdict = node->Land(match.lease, std::move(target), PeerNode::kOnGpu);
+    if (verdict[0] == MissReason::kNone) {
+      node.gpu.CopyToHost(pages.memory().data(), far, pages.memory().size_bytes());
+      EXPECT_LT(LandingError(pages, plan, text, 100), 1e-4);
+      const kernels::cuda::emulator::DeviceWork as_the_gpu(node.number);
+      EXPECT_EQ(TupleError(*node->hbm, *match.found[0].slot, *match.found[0].header, text), 0.0);
+      const std::byte* const start = storage::ObjectBytes(*node->hbm, *match.found[0].slot).start();
+      const std::string header = EncodeHeader(*match.found[0].header);
+      EXPECT_EQ(std::string(reinterpret_cast<const char*>(start), header.size()), header);
+    }
+    node->Release(match.lease, PeerNode::kOnGpu);
+    return verdict[0];
+  }
+  static Copies Copied(GpuNode& node) {
+    return node->OnLoop([&] { return node->observer.copied; });
+  }
+  static constexpr std::pair<TierKind, TierKind> kStraight{TierKind::kRemote, TierKind::kHbm};
+};
+
+TEST_F(GpuReadersTest, AnObjectComesStraightToTheGpuThatAsks) {
+  PeerNode a(cluster_, "a");
+  GpuNode b(cluster_, "b", 1);
+  b.FillDram();
+  a.Publish(plan_, 1);
+  EXPECT_EQ(LandThere(b, plan_, 1), MissReason::kNone);
+  EXPECT_THAT(Copied(b), ElementsAre(kStraight));
+  EXPECT_THAT(b.Where(plan_), ElementsAre(TierKind::kHbm));
+  b.AwaitNothingLeased();
+  b->OnLoop([&] { b->cache.Evict(0, plan_.key); });
+  EXPECT_EQ(b.Used(*b->hbm), 0u);
+}
+
+TEST_F(GpuReadersTest, DramGetsItsCopyBehindThat) {
+  PeerNode a(cluster_, "a");
+  GpuNode b(cluster_, "b", 1);
+  a.Publish(plan_, 1);
+  EXPECT_EQ(LandThere(b, plan_, 1), MissReason::kNone);
+  Await([&] { return b.Where(plan_).size() == 2; });
+  EXPECT_THAT(Copied(b), ElementsAre(kStraight, std::pair(TierKind::kHbm, TierKind::kDram)));
+}
+
+TEST_F(GpuReadersTest, WithoutReachItComesByDram) {
+  PeerNode a(cluster_, "a");
+  GpuNode b(cluster_, "b", 1, /*reaches=*/false);
+  a.Publish(plan_, 1);
+  EXPECT_EQ(LandThere(b, plan_, 1), MissReason::kNone);
+  EXPECT_THAT(Copied(b),
+              ElementsAre(std::pair(TierKind::kRemote, TierKind::kDram), std::pair(TierKind::kDram, TierKind::kHbm)));
+  b.AwaitNothingLeased();
+}
+
+// From GPU to GPU, with both drams full; a card reads there and writes here.
+TEST_F(GpuReadersTest, ACardReadsFromGpuToGpu) {
+  GpuNode a(cluster_, "a", 0, true, RemoteReads::kBySoftware), b(cluster_, "b", 1, true, RemoteReads::kBySoftware);
+  a.FillDram();
+  b.FillDram();
+  const ObjectHeader first = TestPlan(2, 64);
+  a.Publish(first, 2);
+  ASSERT_EQ(LandThere(b, first, 2), MissReason::kNone);  // a first fetch goes by messages
+  EXPECT_EQ(b.control.gpu_got, 0u);
+  a.Publish(plan_, 1);
+  a.AwaitRegistered();
+  b.AwaitRegistered();
+  EXPECT_EQ(LandThere(b, plan_, 1), MissReason::kNone);
+  EXPECT_EQ(b.control.gpu_got, BehindHeader(plan_));
+  EXPECT_THAT(Copied(b), ElementsAre(kStraight, kStraight));
+  a.AwaitNothingLeased();
+  b.AwaitNothingLeased();
+}
+
+TEST_F(GpuReadersTest, AHolderThatDiesMeanwhileIsAMissAndLeavesNothing) {
+  std::optional<GpuNode> a(std::in_place, cluster_, "a", 0);
+  GpuNode b(cluster_, "b", 1);
+  a->FillDram();
+  b.FillDram();
+  a->Publish(plan_, 1);
+  const Query query = Ask(plan_);
+  b.control.stands = true;
+  const storage::Match match = b->Lookup({&query, 1}, nullptr, PeerNode::kOnGpu);
+  ASSERT_EQ(match.found[0].tier, TierKind::kRemote);
+  a.reset();
+  b.control.stands = false;
+  EXPECT_EQ(LandThereUnder(b, match, plan_, 1), MissReason::kPeerFailed);
+  b.AwaitNothingLeased();
+  EXPECT_EQ(b.Used(*b->hbm), 0u);
+}
+
+// An engine that goes away in the middle of a fetch.
+TEST_F(GpuReadersTest, AnEngineThatLeavesMeanwhileLeavesNothing) {
+  PeerNode a(cluster_, "a");
+  GpuNode b(cluster_, "b", 1);
+  a.Publish(plan_, 1);
+  const Query query = Ask(plan_);
+  b.control.stands = true;
+  const storage::Match match = b->Lookup({&query, 1}, nullptr, PeerNode::kOnGpu);
+  ASSERT_EQ(match.found[0].tier, TierKind::kRemote);
+  b->OnLoop([&] { b->cache.CloseSession(PeerNode::kOnGpu, [] {}); });
+  b->OnLoop([&] { b->cache.Evict(0, plan_.key); });
+  b.control.stands = false;
+  b.AwaitNothingLeased();
+  Await([&] { return b.Used(*b->hbm) == 0; });
 }
 
 }  // namespace

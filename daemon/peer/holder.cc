@@ -55,8 +55,15 @@ static_assert(Transport::kMostArenas == kMaxPeerArenas && Transport::kMostRuns =
 void Holder::RegisterArenas(Transport& transport, storage::MemoryTier& tier) {
   const MemoryType type = tier.gpu() == nullptr ? MemoryType::kHost : MemoryType::kCuda;
   if (!transport.Reaches(type)) return;
-  tier.OnArena(
-      [&transport, type](const kernels::ArenaMemory& arena) { transport.Register(arena.data(), arena.bytes(), type); });
+  Transport::CopyIn copy_in;
+  if (const kernels::Gpu* const gpu = tier.gpu(); gpu != nullptr) {
+    copy_in = [gpu](std::byte* to, std::span<const std::byte> from) {
+      gpu->CopyToDevice(to, from.data(), from.size());
+    };
+  }
+  tier.OnArena([&transport, type, copy_in](const kernels::ArenaMemory& arena) {
+    transport.Register(arena.data(), arena.bytes(), type, copy_in);
+  });
 }
 
 bool Holder::Open(const std::string& node, storage::TenantId tenant, const PeerOpen& open,

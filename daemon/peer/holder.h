@@ -40,8 +40,9 @@ class Holder {
   Holder(EventLoop& loop, const storage::Clock& clock, Transport& transport, storage::Cache& cache,
          std::vector<const storage::Tier*> tiers, const Options& options)
       : loop_(loop), clock_(clock), transport_(transport), cache_(cache), tiers_(std::move(tiers)), options_(options) {}
-  // For each of the tiers: the transport learns of its arenas, and of what type of memory they are. Peers' cards may
-  // read them where they lie, if the transport's do. Nothing of a tier whose memory is not reached.
+  // For each of the tiers: the transport learns of its arenas, of what type of memory they are, and how bytes get
+  // there. Peers' cards may read them where they lie, if the transport's do. Nothing of a tier whose memory is not
+  // reached.
   static void RegisterArenas(Transport& transport, storage::MemoryTier& tier);
   // Everything must have been taken back (Close), and the transport must be gone.
   ~Holder() = default;

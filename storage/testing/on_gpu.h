@@ -15,8 +15,7 @@ namespace ashlar::storage {
 
 class OnGpu {
  public:
-  explicit OnGpu(const kernels::Gpu& gpu, uint64_t bytes = 8 << 20)
-      : gpu_(gpu), arena_(gpu.MakeArena(bytes, &error_)) {}
+  explicit OnGpu(const kernels::Gpu& gpu) : gpu_(gpu), arena_(gpu.MakeArena(8 << 20, &error_)) {}
 
   void Reset() { used_ = 0; }
   std::byte* Put(const void* data, uint64_t bytes) {

@@ -19,6 +19,7 @@
 #include "storage/testing/layer_of.h"
 #include "storage/testing/manual_clock.h"
 #include "storage/testing/on_gpu.h"
+#include "storage/testing/other_node.h"
 #include "storage/testing/rig.h"
 #include "storage/testing/tenants.h"
 #include "storage/transfer/gpu_lane.h"
@@ -66,15 +67,20 @@ class TwoGpus : public ::testing::Test {
       resides_.push_back({residence.nearest, residence.level, residence.was, residence.was_level});
       return residence.nearest;
     };
-    cache_.emplace(options, Tiers{.memory = {hbm_[0].get(), hbm_[1].get(), dram_.get()}, .beside = 2, .common = 2},
-                   *mover_, executor_, clock_, &observer_);
+    const Tiers tiers{
+        .memory = {hbm_[0].get(), hbm_[1].get(), dram_.get()}, .remote = &other_, .beside = 2, .common = 2};
+    cache_.emplace(options, tiers, *mover_, executor_, clock_, &observer_);
     for (const SessionId session : {kAnn, kBob, kHost}) cache_->OpenSession(session, kTenant);
     cache_->SetLevel(kAnn, 0);
     cache_->SetLevel(kBob, 1);
   }
   ~TwoGpus() override {
     for (const SessionId session : {kAnn, kBob, kHost}) cache_->CloseSession(session, [] {});
-    executor_.CompleteAll();
+    Fetch();
+    EXPECT_EQ(other_.leased(), 0u);
+  }
+  void Fetch() {
+    for (executor_.CompleteAll(); other_.pending() > 0; executor_.CompleteAll()) other_.End(0);
   }
 
   OnGpu& MemoryOf(SessionId session) { return session == kAnn ? ann_ : bob_; }
@@ -124,6 +130,7 @@ class TwoGpus : public ::testing::Test {
   ManualExecutor executor_;
   InlineWorkers workers_;
   CountingObserver observer_;
+  OtherNode other_;
   OnGpu ann_{GpuOfNumber(0)}, bob_{GpuOfNumber(1)};
   std::vector<std::unique_ptr<GpuLane>> lanes_;
   std::vector<std::unique_ptr<MemoryTier>> hbm_;
@@ -219,6 +226,45 @@ TEST_F(TwoGpus, AnotherNodeFindsThingsWhereTheyLie) {
     ASSERT_EQ(Publish(kBob, TestPlan(text, kTokens), text), PublishOutcome::kPublished) << text;
   }
   EXPECT_TRUE(cache_->Where(kTenant, plan.key).empty());
+}
+
+// Another node's bundle comes to its ranks' GPUs: straight, if the source reaches them, else by dram.
+TEST_F(TwoGpus, ShardsOfAnotherNodeComeToTheirRanksGpus) {
+  using Copied = std::pair<TierKind, TierKind>;
+  for (const bool straight : {true, false}) {
+    SCOPED_TRACE(straight);
+    other_.reaches = straight;
+    const uint64_t text = straight ? 1 : 11;
+    std::vector<ObjectHeader> shards(2, TestPlan(text, kTokens));
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      shards[rank].shard = {.rank = rank, .size = 2};
+      ASSERT_TRUE(other_.rig.Publish(OtherNode::kItself, shards[rank], text + rank));
+    }
+    other_.rig.Settle();
+    const auto ask = [](const ObjectHeader& plan) {
+      return Query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .ns = plan.ns, .tokens = plan.tokens};
+    };
+    // The ranks of this namespace are known from earlier work.
+    ObjectHeader known = TestPlan(text + 5, kTokens);
+    known.shard = shards[1].shard;
+    ASSERT_EQ(Publish(kBob, known, text + 5), PublishOutcome::kPublished);
+    observer_.copied.clear();
+    for (const ObjectHeader& shard : shards) ASSERT_TRUE(other_.Offer(*cache_, ask(shard)));
+    const Match first = Lookup(kAnn, shards[0]);
+    ASSERT_EQ(first.found[0].tier, TierKind::kRemote);
+    const auto second = cache_->Attach(kBob, first.lease, shards[1].shard);
+    ASSERT_TRUE(second.ok()) << second.status();
+    Fetch();
+    EXPECT_LT(LandError(kAnn, first, text), 1e-5);
+    EXPECT_LT(LandError(kBob, *second, text + 1), 1e-5);
+    EXPECT_EQ(LevelOf(first), 0u);
+    EXPECT_EQ(LevelOf(*second), 1u);
+    EXPECT_EQ(std::ranges::count(observer_.copied, Copied(TierKind::kRemote, TierKind::kHbm)), straight ? 2 : 0);
+    EXPECT_EQ(std::ranges::count(observer_.copied, Copied(TierKind::kRemote, TierKind::kDram)), straight ? 0 : 2);
+    cache_->Release(kAnn, first.lease);
+    cache_->Release(kBob, second->lease);
+    EXPECT_EQ(other_.leased(), 0u);
+  }
 }
 
 // Each evicts what it has itself. A lease on one GPU keeps nothing on the other.

@@ -22,6 +22,7 @@
 #include "kernels/kernels.h"
 #include "proto/limits.h"
 #include "storage/testing/engine.h"
+#include "storage/testing/rig.h"
 #include "storage/tier/memory_tier.h"
 #include "storage/transfer/gpu_lane.h"
 #include "storage/transfer/mover.h"
@@ -140,10 +141,10 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
         hbm(MakeTier(TierKind::kHbm, on_gpu.extents, on_gpu.gpu)),
         tier(MakeTier(TierKind::kDram, extents, on_gpu.gpu)),
         lane(on_gpu.gpu == nullptr ? nullptr : *storage::GpuLane::Make(*on_gpu.gpu, 2)),
-        transport(*Transport::Start({.listen = {"127.0.0.1", 0}, .reads = reads}, on_gpu.surroundings)),
+        transport(*Transport::Start(OptionsOfTransport(reads, on_gpu.gpu), on_gpu.surroundings)),
         peers(loop, clock, {"default"}, directory, *transport, *this, *this, options),
         mover(kernels::Reference(), threads, workers, *tier, storage::kTurnBytes, Lanes()),
-        cache(Options(), TiersOfNode(), mover, workers, clock, nullptr) {
+        cache(Options(), TiersOfNode(), mover, workers, clock, &observer) {
     static std::atomic<uint64_t> incarnations{0};
     const HostPort address = transport->address();
     directory.member =
@@ -179,10 +180,17 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   }
 
   static constexpr storage::SessionId kEngine = 1, kOnGpu = 2;
+  static constexpr storage::Nanos kLongWait = 100'000'000'000;
   static PeersOptions All() {
     PeersOptions options;
     options.announce = AnnounceMode::kAll;
     options.lookup.deadline = 5'000'000'000;
+    return options;
+  }
+  // For nodes with GPUs: emulated ones are slow.
+  static PeersOptions Patient() {
+    PeersOptions options = All();
+    options.lookup.deadline = options.objects.least_patience = options.objects.most_patience = kLongWait;
     return options;
   }
 
@@ -307,6 +315,13 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   std::vector<storage::GpuLane*> Lanes() const {
     return lane == nullptr ? std::vector<storage::GpuLane*>() : std::vector<storage::GpuLane*>{lane.get()};
   }
+  static TransportOptions OptionsOfTransport(RemoteReads reads, const kernels::Gpu* gpu) {
+    TransportOptions options{.listen = {"127.0.0.1", 0}, .reads = reads};
+    if (gpu == nullptr) return options;
+    options.enter_gpu = [gpu] { gpu->Enter(); };
+    options.silence = options.deadline = kLongWait;
+    return options;
+  }
   storage::CacheOptions Options() {
     storage::CacheOptions options;
     options.objects.residence = peers.residence();
@@ -329,6 +344,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   kernels::ThreadPool threads{1};
   WorkerPool workers{2, 1024, loop};
   storage::Mover mover;
+  storage::CountingObserver observer;  // the loop's
   storage::Cache cache;
 };
 
