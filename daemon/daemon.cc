@@ -90,9 +90,11 @@ std::vector<SessionServices::Seat> SeatsOf(const Gpus& gpus, const TierSet& tier
 }
 
 // Null where none is asked for.
-absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const v1::Config& config, Loops& loops) {
+absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const v1::Config& config, Loops& loops, const Gpus& gpus) {
   if (!config.has_cluster()) return nullptr;
-  return Cluster::Make(config, loops.loop, loops.mappings, loops.clock);
+  const std::vector<const kernels::Gpu*> all = gpus.all();
+  const kernels::Gpu* const gpu = all.empty() || config.hbm().empty() ? nullptr : all.front();
+  return Cluster::Make(config, loops.loop, loops.mappings, loops.clock, gpu);
 }
 
 }  // namespace
@@ -141,7 +143,7 @@ struct Daemon::Impl {
                        [this](bool dry_run) { return reloader.Reload(dry_run); }, cluster.get()}),
         reloader(config, file, loop, *tiers, cache, services, *audit) {
     if (cluster != nullptr) {
-      cluster->Attach(cache, tiers->common(), router,
+      cluster->Attach(cache, tiers->memory(), router,
                       [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); });
     }
     tiers->Configure(config, cache);
@@ -323,7 +325,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, 
   if (!gpus.ok()) return gpus.status();
   absl::StatusOr<std::unique_ptr<TierSet>> tiers = TierSet::Make(config, loops->loop, gpus->all());
   if (!tiers.ok()) return tiers.status();
-  absl::StatusOr<std::unique_ptr<Cluster>> cluster = MakeCluster(config, *loops);
+  absl::StatusOr<std::unique_ptr<Cluster>> cluster = MakeCluster(config, *loops, *gpus);
   if (!cluster.ok()) return cluster.status();
   auto impl = std::make_unique<Impl>(config, file, *std::move(audit), std::move(loops), *std::move(tiers),
                                      *std::move(gpus), *std::move(cluster));

@@ -8,7 +8,6 @@
 #include "storage/lookup/lease.h"
 #include "storage/lookup/matcher.h"
 #include "storage/lookup/search.h"
-#include "storage/open_sessions.h"
 #include "storage/session_transfers.h"
 #include "storage/transfer/composer.h"
 #include "storage/transfer/lander.h"
@@ -65,7 +64,7 @@ struct Cache::Impl {
     return std::make_unique<Search>(
         matcher, session, tenant == nullptr ? std::nullopt : std::optional(*tenant), queries, prompt,
         std::move(has_room), lease,
-        draining && !sessions.Serves(session) ? MissReason::kDaemonUnavailable : MissReason::kNone);
+        draining && !sessions.IsOfNode(session) ? MissReason::kDaemonUnavailable : MissReason::kNone);
   }
 
   Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt, const HasRoom& has_room,
@@ -176,8 +175,8 @@ bool Cache::Knows(TenantId tenant, const Key& key) const {
   return !impl_->table.PeekAll(tenant, key).empty();
 }
 
-void Cache::OpenSession(SessionId session, TenantId tenant, bool serves) {
-  impl_->sessions.Open(session, tenant, serves);
+void Cache::OpenSession(SessionId session, TenantId tenant, SessionOf whose) {
+  impl_->sessions.Open(session, tenant, whose);
 }
 
 void Cache::SetLevel(SessionId session, size_t level) {

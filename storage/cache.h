@@ -30,6 +30,7 @@
 #include "storage/lookup/match.h"
 #include "storage/objects/object_table.h"
 #include "storage/observer.h"
+#include "storage/open_sessions.h"
 #include "storage/prefix/prefixes.h"
 #include "storage/slice.h"
 #include "storage/tier/tiers.h"
@@ -101,8 +102,7 @@ class Cache {
   // Returns whether anything is known here under the key: published, reserved or adopted, any shard of it.
   bool Knows(TenantId tenant, const Key& key) const;
 
-  // `serves`: of another node, which finds things here also during a drain.
-  void OpenSession(SessionId session, TenantId tenant, bool serves = false);
+  void OpenSession(SessionId session, TenantId tenant, SessionOf whose = SessionOf::kEngine);
   // The memory tier, by its place in Tiers::memory, that the session's engine publishes to, lands from and maps, from
   // now on; until it is set Tiers::common. Its look-ups have objects brought there. Harmless for an unknown session.
   void SetLevel(SessionId session, size_t level);

@@ -27,7 +27,7 @@ TierKind Announcer::Resides(const storage::TenantPool&, const ObjectHeader& head
     return TierKind::kNone;
   }
   const bool wanted = mode_ == AnnounceMode::kAll || residence.uses >= 2 || residence.saved;
-  const bool moved = told == TierKind::kHbm && now == TierKind::kHbm && residence.level != residence.was_level;
+  const bool moved = told == TierKind::kHbm && (now != TierKind::kHbm || residence.level != residence.was_level);
   const bool same = told != TierKind::kNone && (told == TierKind::kSsd) == (now == TierKind::kSsd) && !moved;
   if (!wanted || same) return told;
   const double worth = static_cast<double>(header.tokens) * (1 + residence.uses);

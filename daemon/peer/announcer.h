@@ -16,8 +16,7 @@ namespace ashlar::daemon {
 enum class AnnounceMode : uint8_t { kUsedTwice, kAll };
 
 // The metadata thread only. What leaves this node is withdrawn at once. A tier is told anew only where memory has
-// become disk, or disk memory, or one GPU's memory another's: else which memory it is changes little for those who
-// fetch.
+// become disk, or disk memory, or a GPU's memory another one's or dram: an entry must not name a GPU that has nothing.
 class Announcer {
  public:
   // `gpus`: the number of each memory tier's GPU, by its level; of levels behind the last one there is none.

@@ -31,10 +31,13 @@ TEST_F(AnnouncerTest, SaysWhichGpuHasACopy) {
   Residence moved{.nearest = TierKind::kHbm, .told = TierKind::kHbm, .was = TierKind::kHbm, .level = 0, .was_level = 2};
   EXPECT_EQ(Resides(moved), TierKind::kHbm);
   EXPECT_EQ(TheGpu(), 4);
-  // From a GPU to dram it is memory all the same, and costs etcd no write.
-  cluster_.told.clear();
   EXPECT_EQ(Resides({.nearest = TierKind::kDram, .told = TierKind::kHbm, .was = TierKind::kHbm, .level = 3}),
-            TierKind::kHbm);
+            TierKind::kDram);
+  EXPECT_EQ(TheGpu(), std::nullopt) << "no GPU has it any more";
+  // From dram to a GPU it is memory all the same, and costs etcd no write.
+  cluster_.told.clear();
+  EXPECT_EQ(Resides({.nearest = TierKind::kHbm, .told = TierKind::kDram, .was = TierKind::kDram, .was_level = 3}),
+            TierKind::kDram);
   EXPECT_TRUE(cluster_.told.empty());
   EXPECT_EQ(Resides({.nearest = TierKind::kSsd, .told = TierKind::kHbm, .was = TierKind::kHbm, .level = 4}),
             TierKind::kSsd);

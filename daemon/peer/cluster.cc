@@ -76,7 +76,7 @@ std::vector<std::string> NamesOf(const v1::Config& config) {
   return names;
 }
 
-absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& cluster) {
+absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& cluster, const kernels::Gpu* gpu) {
   absl::StatusOr<HostPort> listen = ParseHostPort(cluster.transport_address());
   if (!listen.ok()) return listen.status();
   TransportOptions options;
@@ -84,6 +84,7 @@ absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& clu
   options.expect_rdma = cluster.expect_transport() == "rdma";
   options.reads = cluster.rdma_reads() == "off" ? RemoteReads::kNever : RemoteReads::kByCards;
   options.allow = {cluster.transport_allow().begin(), cluster.transport_allow().end()};
+  if (gpu != nullptr) options.enter_gpu = [gpu] { gpu->Enter(); };
   options.log = [](const std::string& event, const std::string& peer, const std::string& detail) {
     Log(event == "suspect" ? LogLevel::kWarning : LogLevel::kInfo, "transport",
         {{"event", event}, {"peer", peer}, {"detail", detail}});
@@ -198,10 +199,10 @@ struct Cluster::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Make(const v1::Config& config, EventLoop& loop, EventLoop& slow,
-                                                       const storage::Clock& clock) {
+                                                       const storage::Clock& clock, const kernels::Gpu* gpu) {
   absl::StatusOr<std::unique_ptr<Trusted>> trusted = MakeTrusted(config);
   if (!trusted.ok()) return trusted.status();
-  absl::StatusOr<std::unique_ptr<Transport>> transport = StartTransport(config.cluster());
+  absl::StatusOr<std::unique_ptr<Transport>> transport = StartTransport(config.cluster(), gpu);
   if (!transport.ok()) return transport.status();
   auto impl = std::make_unique<Impl>(config, loop, slow, clock, *std::move(trusted), *std::move(transport));
   return std::unique_ptr<Cluster>(new Cluster(std::move(impl)));
@@ -220,8 +221,9 @@ storage::TellResidence Cluster::residence() {
 
 std::string Cluster::DescribeTransport() const {
   const char* const path = impl_->transport->reads() ? "rma: network cards read it at its holder" : "am: by messages";
-  std::string lines =
-      absl::StrCat("# What this node fetches comes by ", path, "\n# UCX's settings that are in force:\n");
+  const char* const gpus = impl_->transport->Reaches(MemoryType::kCuda) ? "from and to there" : "by dram";
+  std::string lines = absl::StrCat("# What this node fetches comes by ", path, "\n# Objects on GPUs go ", gpus,
+                                   "\n# UCX's settings that are in force:\n");
   for (const UcxSetting& setting : impl_->transport->settings()) {
     absl::StrAppend(&lines, "# ", setting.name, "=", setting.value, " (", setting.from, ")\n");
   }
@@ -240,10 +242,10 @@ PromptHandOff& Cluster::hand_off() {
   return impl_->peers.hand_off();
 }
 
-void Cluster::Attach(storage::Cache& cache, storage::MemoryTier& top, Router& router,
+void Cluster::Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
                      std::function<void(storage::TenantId)> forget_pages) {
-  top.OnArena(Holder::Registering(*impl_->transport));
-  impl_->peers.Start(cache, top);
+  for (storage::MemoryTier* tier : tiers) Holder::RegisterArenas(*impl_->transport, *tier);
+  impl_->peers.Start(cache, {tiers.begin(), tiers.end()});
   impl_->forgetter.Start(cache, std::move(forget_pages));
   impl_->peers.Route(router);
   impl_->loop.Every(kFlushEvery, [this] {

@@ -14,6 +14,7 @@
 #include "daemon/peer/directory/directory.h"
 #include "daemon/peer/peers.h"
 #include "daemon/runtime/event_loop.h"
+#include "kernels/gpu.h"
 #include "storage/cache.h"
 #include "storage/tier/memory_tier.h"
 
@@ -27,8 +28,9 @@ class Cluster {
  public:
   // `config` as ParseConfig accepted it, with a cluster. `loop` is the metadata thread's; connections are made and
   // ended on `slow`. All must outlive it; none need run yet. Nobody is served or asked before Serve.
+  // `gpu`: one that has a tier; null: none has.
   static absl::StatusOr<std::unique_ptr<Cluster>> Make(const v1::Config& config, EventLoop& loop, EventLoop& slow,
-                                                       const storage::Clock& clock);
+                                                       const storage::Clock& clock, const kernels::Gpu* gpu);
   ~Cluster();
 
   // For the cache, which is made with it.
@@ -36,9 +38,9 @@ class Cluster {
   storage::TellResidence residence();
   // Comments for the configuration in effect: what carries the bytes between nodes.
   std::string DescribeTransport() const;
-  // Once, when there is a cache, before any of the loops runs. `top`: the tier that other nodes are served from; its
-  // arenas must outlive this. `forget_pages` as in AdminParts.
-  void Attach(storage::Cache& cache, storage::MemoryTier& top, Router& router,
+  // Once, when there is a cache, before any of the loops runs. `tiers`: those of memory, by the numbers of their
+  // arenas; their arenas must outlive this. `forget_pages` as in AdminParts.
+  void Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
               std::function<void(storage::TenantId)> forget_pages);
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();

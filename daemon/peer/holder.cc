@@ -52,11 +52,18 @@ class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_
 
 static_assert(Transport::kMostArenas == kMaxPeerArenas && Transport::kMostRuns == kMaxPeerRuns);
 
-std::function<void(const kernels::ArenaMemory&)> Holder::Registering(Transport& transport) {
-  return [&transport](const kernels::ArenaMemory& arena) {
-    const bool on_gpu = arena.kind() == kernels::MemoryKind::kDevice;
-    transport.Register(arena.data(), arena.bytes(), on_gpu ? MemoryType::kCuda : MemoryType::kHost);
-  };
+void Holder::RegisterArenas(Transport& transport, storage::MemoryTier& tier) {
+  const MemoryType type = tier.gpu() == nullptr ? MemoryType::kHost : MemoryType::kCuda;
+  if (!transport.Reaches(type)) return;
+  Transport::CopyIn copy_in;
+  if (const kernels::Gpu* const gpu = tier.gpu(); gpu != nullptr) {
+    copy_in = [gpu](std::byte* to, std::span<const std::byte> from) {
+      gpu->CopyToDevice(to, from.data(), from.size());
+    };
+  }
+  tier.OnArena([&transport, type, copy_in](const kernels::ArenaMemory& arena) {
+    transport.Register(arena.data(), arena.bytes(), type, copy_in);
+  });
 }
 
 bool Holder::Open(const std::string& node, storage::TenantId tenant, const PeerOpen& open,
@@ -79,13 +86,14 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
                            PeerOpened& opened) {
   if (node.leases.size() >= options_.leases_of_a_node) return MissReason::kBusy;
   if (!giving_) return MissReason::kDaemonUnavailable;
-  if (top_.gpu() != nullptr && !transport_.Reaches(MemoryType::kCuda)) return MissReason::kTierError;
   // An object that only another node has is not passed on: the node that asks knows the other one, too.
   if (cache_.Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
   std::shared_ptr<Session>& session = node.sessions[tenant];
   if (session == nullptr) {
     session = std::make_shared<Session>(Session{.id = next_session_++});
-    cache_.OpenSession(session->id, tenant, /*serves=*/true);
+    const bool from_gpus = transport_.Reaches(MemoryType::kCuda);
+    cache_.OpenSession(session->id, tenant,
+                       from_gpus ? storage::SessionOf::kNodeReachingGpus : storage::SessionOf::kNode);
   }
   const storage::Match match = cache_.Lookup(session->id, {&query, 1});
   const storage::Found& found = match.found.front();
@@ -95,7 +103,8 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
               .tenant = tenant,
               .lease = match.lease,
               .ends_at = clock_.Now() + storage::Nanos{1'000'000} * lease_ms};
-  std::vector<std::byte*> extents = storage::ObjectBytes(top_, *found.slot).extents();
+  const storage::Tier& tier = *tiers_.at(found.slot->runs.front().arena / storage::kArenasApart);
+  std::vector<std::byte*> extents = storage::ObjectBytes(tier, *found.slot).extents();
   const auto bytes = std::make_shared<Bytes>(*this, lease, std::move(extents));
   // This uses the lease, so that the cache keeps it until it is released: the peer's lives by its own clock.
   cache_.WhenLoaded(session->id, match.lease, 0, found.header->Extents(), [bytes](bool whole) {

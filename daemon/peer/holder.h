@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -14,11 +15,13 @@
 #include "daemon/peer/transport/transport.h"
 #include "daemon/runtime/event_loop.h"
 #include "storage/cache.h"
+#include "storage/tier/memory_tier.h"
 
 namespace ashlar::daemon {
 
 // A node's leases are a session's of the cache for each tenant, within the bounds of any session. What is leased stays
-// at the top until it is closed, its time is over, or its node has gone; and then until no byte of it moves any more.
+// in its tier until it is closed, its time is over, or its node has gone; and then until no byte of it moves any more.
+// Objects that lie on a GPU alone are sent from there, if the transport reaches GPUs' memory.
 // The metadata thread only, but for the calls that say otherwise.
 class Holder {
  public:
@@ -33,13 +36,14 @@ class Holder {
     uint64_t expired = 0;             // leases that their nodes neither closed nor renewed
   };
 
-  // All must outlive it. `top`: the tier that objects are sent from. From a GPU's memory they are where the transport
-  // reaches it; elsewhere all are missed.
+  // All must outlive it. `tiers`: those of the cache's memory, by the numbers of their arenas (storage::kArenasApart).
   Holder(EventLoop& loop, const storage::Clock& clock, Transport& transport, storage::Cache& cache,
-         const storage::Tier& top, const Options& options)
-      : loop_(loop), clock_(clock), transport_(transport), cache_(cache), top_(top), options_(options) {}
-  // For the tier that objects are sent from: peers' cards may read its arenas where they lie, if the transport's do.
-  static std::function<void(const kernels::ArenaMemory&)> Registering(Transport& transport);
+         std::vector<const storage::Tier*> tiers, const Options& options)
+      : loop_(loop), clock_(clock), transport_(transport), cache_(cache), tiers_(std::move(tiers)), options_(options) {}
+  // For each of the tiers: the transport learns of its arenas, of what type of memory they are, and how bytes get
+  // there. Peers' cards may read them where they lie, if the transport's do. Nothing of a tier whose memory is not
+  // reached.
+  static void RegisterArenas(Transport& transport, storage::MemoryTier& tier);
   // Everything must have been taken back (Close), and the transport must be gone.
   ~Holder() = default;
 
@@ -89,7 +93,7 @@ class Holder {
   const storage::Clock& clock_;
   Transport& transport_;
   storage::Cache& cache_;
-  const storage::Tier& top_;
+  const std::vector<const storage::Tier*> tiers_;
   const Options options_;
   bool giving_ = true;
   std::map<std::string, Node> nodes_;

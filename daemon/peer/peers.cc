@@ -35,7 +35,7 @@ storage::TellResidence Peers::residence() {
   };
 }
 
-void Peers::Start(storage::Cache& cache, const storage::Tier& top) {
+void Peers::Start(storage::Cache& cache, std::vector<const storage::Tier*> tiers) {
   cache_ = &cache;
   lookup_.Start(cache, objects_);
   prefill_.Start(cache);
@@ -43,7 +43,7 @@ void Peers::Start(storage::Cache& cache, const storage::Tier& top) {
   holder.gave = [this](const std::string& node, storage::TenantId tenant, const Key& key) {
     replicas_->Asked(node, tenant, key);
   };
-  holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, top, holder);
+  holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, std::move(tiers), holder);
   taker_ = std::make_unique<OfferTaker>(clock_, directory_, opener_, objects_, rates_, cache, options_.offers);
   hand_over_ = std::make_unique<DrainHandOver>(clock_, directory_, offerer_, cache, options_.hand_over);
   hand_off_ = std::make_unique<PromptHandOff>(clock_, directory_, offerer_, cache,

@@ -61,8 +61,8 @@ class Peers final : public PeerCalls {
   // For the cache's tiers and options, which are made before it.
   storage::RemoteSource& source() { return objects_; }
   storage::TellResidence residence();
-  // Once, before anybody calls. `top`: the tier that objects are sent from.
-  void Start(storage::Cache& cache, const storage::Tier& top);
+  // Once, before anybody calls. `tiers`: as the holder's.
+  void Start(storage::Cache& cache, std::vector<const storage::Tier*> tiers);
   // Once, likewise: gives the engines here that offer prefill to other nodes, and theirs to this one.
   void Route(Router& router);
   // Finds the objects of other nodes that an engine's prompt may use. Any thread.

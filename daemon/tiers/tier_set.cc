@@ -136,8 +136,7 @@ void TierSet::Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache) {
 
 storage::Tiers TierSet::tiers() const {
   storage::Tiers tiers{.ssd = ssd_.get(), .beside = std::max<size_t>(hbm_.size(), 1)};
-  for (const auto& hbm : hbm_) tiers.memory.push_back(hbm.get());
-  tiers.memory.push_back(dram_.get());
+  for (storage::MemoryTier* tier : memory()) tiers.memory.push_back(tier);
   tiers.common = &common() == dram_.get() ? hbm_.size() : 0;
   return tiers;
 }
@@ -149,11 +148,16 @@ std::optional<size_t> TierSet::LevelOf(const kernels::Gpu& gpu) const {
   return std::nullopt;
 }
 
+std::vector<storage::MemoryTier*> TierSet::memory() const {
+  std::vector<storage::MemoryTier*> memory;
+  for (const auto& hbm : hbm_) memory.push_back(hbm.get());
+  memory.push_back(dram_.get());
+  return memory;
+}
+
 std::vector<const storage::MemoryTier*> TierSet::mapped() const {
-  std::vector<const storage::MemoryTier*> mapped;
-  for (const auto& hbm : hbm_) mapped.push_back(hbm.get());
-  mapped.push_back(dram_.get());
-  return mapped;
+  const std::vector<storage::MemoryTier*> all = memory();
+  return {all.begin(), all.end()};
 }
 
 void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {

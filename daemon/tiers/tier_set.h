@@ -32,11 +32,13 @@ class TierSet {
                                                        std::span<const kernels::Gpu* const> gpus);
 
   storage::Tiers tiers() const;
-  // The tier of engines whose memory lies on no GPU that has one, and of other nodes (storage::Tiers::common).
+  // The tier of engines whose memory lies on no GPU that has one, and of other nodes, which are sent from a GPU's tier
+  // what lies there alone (storage::Tiers::common).
   storage::MemoryTier& common() const { return hbm_.empty() || hbm_.front()->gpu() != nullptr ? *dram_ : *hbm_[0]; }
   // The level of engines whose memory lies on this GPU (Cache::SetLevel); none: it has no tier.
   std::optional<size_t> LevelOf(const kernels::Gpu& gpu) const;
-  // The tiers whose arenas engines map, by the numbers of their arenas (storage::kArenasApart).
+  // The tiers of memory, by the numbers of their arenas (storage::kArenasApart). Engines map them.
+  std::vector<storage::MemoryTier*> memory() const;
   std::vector<const storage::MemoryTier*> mapped() const;
   // Tells the cache its pools' floors, tenants' bounds, the times to live, and the objects found on the disk. Before
   // any session, and again where a configuration has changed: then there are no more objects found.

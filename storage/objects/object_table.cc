@@ -103,13 +103,15 @@ ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::
   if (entry == nullptr || !entry->ready || !complete || !std::ranges::all_of(bundle, &Entry::ready)) {
     return {.reason = MissReason::kBeingPublished};
   }
-  Remember(tenant, query.ns, shard, level);
+  const bool given = level == kWhereItLies;
+  if (given) level = placement_.WhereItLies(*entry);
+  if (!given) Remember(tenant, query.ns, shard, level);
   // All are referenced before the first one makes room for itself.
   Result result{.tier = placement_.NearestTo(*entry, level), .object = Reference(*entry, level)};
   std::vector<Reference> rest;
   for (Entry* other : bundle) {
     if (other == entry) continue;
-    const size_t its = LevelOf(*other);
+    const size_t its = given ? placement_.WhereItLies(*other) : LevelOf(*other);
     rest.push_back(Reference(*other, its));
     result.tier = std::max(result.tier, placement_.NearestTo(*other, its));  // they are whole when the last one is
   }

@@ -93,7 +93,9 @@ class ObjectTable final : public Offers {
   // Finds a published object, and counts as its use. An object that this level lacks is brought there from then on
   // (WhenLoaded); the object that is needed first is promoted first. If promoting and landing would take longer than
   // computing, the result is a miss, kSlowerThanRecompute. A shard of a bundle is found if all shards are there;
-  // references to the others, at the levels of their ranks, are added to `others`.
+  // references to the others, at the levels of their ranks, are added to `others`. kWhereItLies: for another node, at
+  // the common level, or at a GPU's for what lies on a GPU and not there; and so with each of the others.
+  static constexpr size_t kWhereItLies = SIZE_MAX;
   Result Find(TenantId tenant, const Query& query, std::vector<Reference>* others = nullptr, size_t level = 0);
   // Returns another shard of an object's bundle, at the level of its rank; empty if it is not there, or the object is
   // gone.

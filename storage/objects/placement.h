@@ -129,6 +129,8 @@ class Placement {
   // The nearest copy that can be read; kNone where there is none yet. `NearestTo` a level: there, below, or elsewhere.
   TierKind Nearest(const Entry& entry) const;
   TierKind NearestTo(const Entry& entry, size_t level) const;
+  // The level that another node is sent it from: the common one, or a GPU's that has it where the common one has not.
+  size_t WhereItLies(const Entry& entry) const;
   size_t tier_copies() const { return tier_copies_; }  // under way, commits among them
 
  private:

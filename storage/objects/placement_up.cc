@@ -18,6 +18,12 @@ TierKind Placement::NearestTo(const Entry& entry, size_t level) const {
   return Nearest(entry);
 }
 
+size_t Placement::WhereItLies(const Entry& entry) const {
+  if (entry.copies[common_].whole()) return common_;
+  const size_t on_gpu = OnAnotherGpu(entry, common_);
+  return on_gpu == kNowhere ? common_ : on_gpu;
+}
+
 size_t Placement::NearestSource(const Entry& entry, size_t level) const {
   for (size_t from = Below(level); from <= levels(); ++from) {
     const bool comes = from < memory_ ? entry.copies[from].state == State::kCopying : CopiedFromBelow(entry, from);
@@ -79,9 +85,10 @@ bool Placement::PromoteFrom(Entry& entry, size_t level, size_t from) {
   const bool room = copy.state == State::kCopying || MakeRoom(entry, level, entry.header.Extents());
   const auto wanted = [&] { return room && entry.gone == MissReason::kNone && copy.state == State::kCopying; };
   copy.source = static_cast<uint8_t>(from);
-  // A tier in between gets a copy, too, where it has room.
+  // A tier in between gets a copy, too, where it has room and bytes come by it.
+  const bool straight = from == remote_level_ && copier_.ReadsStraightTo(levels_[level]->tier());
   std::vector<size_t> path = {from};
-  for (size_t between = from - 1; from > level && wanted() && between >= Below(level); --between) {
+  for (size_t between = from - 1; !straight && from > level && wanted() && between >= Below(level); --between) {
     const bool vacant = entry.copies[between].state == State::kNone && !IsDisk(between);
     if (!vacant || !MakeRoom(entry, between, entry.header.Extents())) continue;
     entry.copies[between].source = static_cast<uint8_t>(from);

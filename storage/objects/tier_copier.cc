@@ -226,9 +226,11 @@ bool TierCopier::Submit(const std::shared_ptr<TierCopy>& copy, uint64_t first, u
     const auto begin = all.begin() + static_cast<ptrdiff_t>(first);
     return std::vector<std::byte*>(begin, begin + static_cast<ptrdiff_t>(count));
   };
-  if (copy->from.memory == nullptr && GpuOf(copy->to.memory) != nullptr) return ReadToGpu(copy, first, count);
+  const kernels::Gpu* const to_gpu = GpuOf(copy->to.memory);
+  const bool straight = copy->IsRemote() && ReadsStraightTo(*copy->to.memory);
+  if (copy->from.memory == nullptr && to_gpu != nullptr && !straight) return ReadToGpu(copy, first, count);
   if (copy->UsesDisk() && GpuOf(copy->from.memory) != nullptr) return WriteFromGpu(copy, first, count);
-  if (copy->from.memory == nullptr) return Read(*copy, first, part(copy->target), done);
+  if (copy->from.memory == nullptr) return Read(*copy, first, part(copy->target), to_gpu, done);
   if (copy->to.memory == nullptr) {
     const std::vector<std::byte*> sources = part(copy->source);
     return disk_->Write(*copy->to.slot, first, {sources.begin(), sources.end()}, done);
@@ -242,9 +244,9 @@ bool TierCopier::Submit(const std::shared_ptr<TierCopy>& copy, uint64_t first, u
       [done] { done(absl::OkStatus()); });
 }
 
-bool TierCopier::Read(const TierCopy& copy, uint64_t first, std::vector<std::byte*> targets,
+bool TierCopier::Read(const TierCopy& copy, uint64_t first, std::vector<std::byte*> targets, const kernels::Gpu* gpu,
                       std::function<void(absl::Status)> done) {
-  if (copy.IsRemote()) return remote_->Read(copy.from.remote, first, std::move(targets), std::move(done));
+  if (copy.IsRemote()) return remote_->Read(copy.from.remote, first, std::move(targets), gpu, std::move(done));
   return disk_->Read(*copy.from.slot, first, targets, std::move(done));
 }
 
@@ -264,7 +266,7 @@ bool TierCopier::ReadToGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first
     copy_piece();  // rather than read it again
     PieceDone(copy, first, absl::OkStatus());
   };
-  return Read(*copy, first, bounce->extents(), read);
+  return Read(*copy, first, bounce->extents(), nullptr, read);
 }
 
 // Rare: a daemon that drains what dram never had.

@@ -49,6 +49,10 @@ class TierCopier {
   // Offer says when there are more. `needed_at`: on the injected clock. No event comes before this returns.
   std::shared_ptr<TierCopy> Start(End from, End to, uint64_t extents, uint64_t available, Nanos needed_at,
                                   Events events);
+  // Returns whether bytes of other nodes come to a tier on a GPU without a stop in the processor's memory.
+  bool ReadsStraightTo(const Tier& tier) const {
+    return remote_ != nullptr && tier.gpu() != nullptr && remote_->Reaches(*tier.gpu());
+  }
   void Offer(TierCopy& copy, uint64_t available);
   // Moves the copy's time of need forward; never back.
   void Hasten(const std::shared_ptr<TierCopy>& copy, Nanos needed_at);
@@ -83,8 +87,8 @@ class TierCopier {
   Started StartPieceOf(const Turn& turn);
   bool StartPiece(const std::shared_ptr<TierCopy>& copy);
   bool Submit(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count);
-  // Reads a piece from the disk, or from another node, into the processor's memory.
-  bool Read(const TierCopy& copy, uint64_t first, std::vector<std::byte*> targets,
+  // Reads a piece from the disk, or from another node, into the memory of a GPU (null: the processor's).
+  bool Read(const TierCopy& copy, uint64_t first, std::vector<std::byte*> targets, const kernels::Gpu* gpu,
             std::function<void(absl::Status)> done);
   bool ReadToGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count);
   bool WriteFromGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count);

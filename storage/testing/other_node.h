@@ -41,10 +41,11 @@ class OtherNode final : public RemoteSource {
     return false;
   }
 
-  bool Read(RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets,
+  bool Reaches(const kernels::Gpu&) const override { return reaches; }
+  bool Read(RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets, const kernels::Gpu* gpu,
             std::function<void(absl::Status)> done) override {
     if (reads_.size() >= most_reads) return false;
-    reads_.push_back({copy, first, std::move(targets), std::move(done)});
+    reads_.push_back({copy, first, std::move(targets), gpu, std::move(done)});
     return true;
   }
   void Release(RemoteCopyId copy) override {
@@ -74,6 +75,7 @@ class OtherNode final : public RemoteSource {
 
   TieredRig rig;
   size_t most_reads = 1024;
+  bool reaches = false;  // GPUs' memory
   bool corrupt = false;  // one byte of every piece is another one, the header's first extent included
 
  private:
@@ -86,6 +88,7 @@ class OtherNode final : public RemoteSource {
     RemoteCopyId copy;
     uint64_t first;
     std::vector<std::byte*> targets;
+    const kernels::Gpu* gpu;
     std::function<void(absl::Status)> done;
   };
 
@@ -93,10 +96,16 @@ class OtherNode final : public RemoteSource {
     const Leased& from = leases_.at(read.copy);
     const std::vector<std::byte*> extents = ObjectBytes(*rig.dram, from.slot).extents();
     for (size_t i = 0; i < read.targets.size(); ++i) {
-      std::memcpy(read.targets[i], extents.at(read.first + i), limits::kExtentBytes);
+      const std::byte* const extent = extents.at(read.first + i);
+      std::vector<std::byte> bytes(extent, extent + limits::kExtentBytes);
+      if (corrupt && i == 0) bytes[limits::kExtentBytes / 8] ^= std::byte{1};
+      if (read.first + i == 0) std::memcpy(bytes.data(), from.header.data(), from.header.size());
+      if (read.gpu != nullptr) {
+        read.gpu->CopyToDevice(read.targets[i], bytes.data(), bytes.size());
+      } else {
+        std::memcpy(read.targets[i], bytes.data(), bytes.size());
+      }
     }
-    if (corrupt) read.targets[0][limits::kExtentBytes / 8] ^= std::byte{1};
-    if (read.first == 0) std::memcpy(read.targets[0], from.header.data(), from.header.size());
   }
 
   RemoteCopyId drawn_ = 0;

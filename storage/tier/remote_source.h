@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/gpu.h"
 
 namespace ashlar::storage {
 
@@ -20,10 +21,13 @@ class RemoteSource {
  public:
   virtual ~RemoteSource() = default;
 
-  // Begins to read the extents from `first` on into `targets`, one each, in the processor's memory. `done` comes after
-  // this returned; until then the targets are the source's. Whatever other nodes send, the first extent begins with the
-  // encoded header that the object was adopted with. False: too much is in flight already; the caller tries again.
-  virtual bool Read(RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets,
+  // Returns whether bytes of other nodes come straight to this GPU's memory.
+  virtual bool Reaches(const kernels::Gpu& gpu) const = 0;
+  // Begins to read the extents from `first` on into `targets`, one each, in the memory of a GPU that is reached (null:
+  // the processor's). `done` comes after this returned; until then the targets are the source's. Whatever other nodes
+  // send, the first extent begins with the encoded header that the object was adopted with. False: too much is in
+  // flight already; the caller tries again.
+  virtual bool Read(RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets, const kernels::Gpu* gpu,
                     std::function<void(absl::Status)> done) = 0;
   // The copy is not needed any more, and nothing of it is being read.
   virtual void Release(RemoteCopyId copy) = 0;

@@ -18,6 +18,8 @@
 #include "storage/testing/executors.h"
 #include "storage/testing/layer_of.h"
 #include "storage/testing/manual_clock.h"
+#include "storage/testing/on_gpu.h"
+#include "storage/testing/other_node.h"
 #include "storage/testing/rig.h"
 #include "storage/testing/tenants.h"
 #include "storage/transfer/gpu_lane.h"
@@ -37,49 +39,6 @@ const kernels::Gpu& GpuOfNumber(int number) {
   if (gpu == nullptr) std::abort();
   return *gpu;
 }
-
-// Memory of an engine on one GPU.
-class OnGpu {
- public:
-  explicit OnGpu(const kernels::Gpu& gpu) : gpu_(gpu), arena_(gpu.MakeArena(8 << 20, &error_)) {}
-
-  void Reset() { used_ = 0; }
-  std::byte* Put(const void* data, uint64_t bytes) {
-    std::byte* const taken = arena_->data() + used_;
-    used_ += (bytes + 255) / 256 * 256;
-    EXPECT_LE(used_, arena_->bytes());
-    gpu_.CopyToDevice(taken, data, bytes);
-    return taken;
-  }
-  void Move(std::vector<PagedRows>& rows, uint64_t bytes) {
-    const auto* const near = static_cast<const std::byte*>(rows.front().keys.base);
-    std::byte* const far = Put(near, bytes);
-    for (PagedRows& layer : rows) {
-      layer.gpu = &gpu_;
-      for (kernels::PagedSlots* slots : {&layer.keys, &layer.values}) {
-        slots->base = far + (static_cast<const std::byte*>(slots->base) - near);
-      }
-    }
-  }
-  PublishSource Source(const ObjectHeader& plan, uint64_t text) {
-    Reset();
-    PublishSource source = TestSource(plan, text);
-    for (PublishSource::Tensor& tensor : source.tensors) {
-      tensor.data = Put(tensor.data, plan.Find(tensor.layer, tensor.form)->Bytes());
-      tensor.gpu = &gpu_;
-    }
-    const kernels::PagedSlots& slots = source.rows.front().keys;
-    Move(source.rows, source.page_table->size() * slots.page_stride * sizeof(float));
-    return source;
-  }
-  const kernels::Gpu& gpu() const { return gpu_; }
-
- private:
-  const kernels::Gpu& gpu_;
-  kernels::ArenaError error_;
-  const std::unique_ptr<kernels::ArenaMemory> arena_;
-  uint64_t used_ = 0;
-};
 
 class TwoGpus : public ::testing::Test {
  protected:
@@ -108,15 +67,20 @@ class TwoGpus : public ::testing::Test {
       resides_.push_back({residence.nearest, residence.level, residence.was, residence.was_level});
       return residence.nearest;
     };
-    cache_.emplace(options, Tiers{.memory = {hbm_[0].get(), hbm_[1].get(), dram_.get()}, .beside = 2, .common = 2},
-                   *mover_, executor_, clock_, &observer_);
+    const Tiers tiers{
+        .memory = {hbm_[0].get(), hbm_[1].get(), dram_.get()}, .remote = &other_, .beside = 2, .common = 2};
+    cache_.emplace(options, tiers, *mover_, executor_, clock_, &observer_);
     for (const SessionId session : {kAnn, kBob, kHost}) cache_->OpenSession(session, kTenant);
     cache_->SetLevel(kAnn, 0);
     cache_->SetLevel(kBob, 1);
   }
   ~TwoGpus() override {
     for (const SessionId session : {kAnn, kBob, kHost}) cache_->CloseSession(session, [] {});
-    executor_.CompleteAll();
+    Fetch();
+    EXPECT_EQ(other_.leased(), 0u);
+  }
+  void Fetch() {
+    for (executor_.CompleteAll(); other_.pending() > 0; executor_.CompleteAll()) other_.End(0);
   }
 
   OnGpu& MemoryOf(SessionId session) { return session == kAnn ? ann_ : bob_; }
@@ -166,6 +130,7 @@ class TwoGpus : public ::testing::Test {
   ManualExecutor executor_;
   InlineWorkers workers_;
   CountingObserver observer_;
+  OtherNode other_;
   OnGpu ann_{GpuOfNumber(0)}, bob_{GpuOfNumber(1)};
   std::vector<std::unique_ptr<GpuLane>> lanes_;
   std::vector<std::unique_ptr<MemoryTier>> hbm_;
@@ -225,6 +190,81 @@ TEST_F(TwoGpus, WhatOnlyAnotherGpuHasGoesDownFirst) {
   EXPECT_EQ(LevelOf(bob), 1u);
   EXPECT_LT(LandError(kBob, bob, 1), 1e-5);
   EXPECT_THAT(cache_->Where(kTenant, plan.key), ElementsAre(TierKind::kHbm, TierKind::kHbm, TierKind::kDram));
+}
+
+// Another node is sent what lies on a GPU alone from there, if it is reached; all else from dram.
+TEST_F(TwoGpus, AnotherNodeFindsThingsWhereTheyLie) {
+  constexpr SessionId kNear = 50, kFar = 51;
+  cache_->OpenSession(kNear, kTenant, SessionOf::kNodeReachingGpus);
+  cache_->OpenSession(kFar, kTenant, SessionOf::kNode);
+  const ObjectHeader in_both = TestPlan(2, kTokens);
+  ASSERT_EQ(Publish(kBob, in_both, 2), PublishOutcome::kPublished);
+  ASSERT_THAT(cache_->Where(kTenant, in_both.key), ElementsAre(TierKind::kHbm, TierKind::kDram));
+  const Match both = Lookup(kNear, in_both);
+  EXPECT_EQ(LevelOf(both), kDramLevel);
+  std::vector<Match> held;
+  for (uint64_t text = 100; text < 120; ++text) {  // all of dram, under leases
+    ASSERT_EQ(Publish(kHost, TestPlan(text, kTokens), text), PublishOutcome::kPublished);
+    held.push_back(Lookup(kHost, TestPlan(text, kTokens)));
+    ASSERT_EQ(held.back().found[0].reason, MissReason::kNone);
+  }
+  const ObjectHeader plan = TestPlan(1, kTokens);
+  ASSERT_EQ(Publish(kBob, plan, 1), PublishOutcome::kPublished);
+  EXPECT_EQ(Lookup(kFar, plan).found[0].reason, MissReason::kBudgetRefused);
+  const Match near = Lookup(kNear, plan);
+  ASSERT_EQ(near.found[0].reason, MissReason::kNone);
+  EXPECT_EQ(near.found[0].tier, TierKind::kHbm);
+  EXPECT_EQ(LevelOf(near), 1u);
+  EXPECT_THAT(cache_->Where(kTenant, plan.key), ElementsAre(TierKind::kHbm)) << "nothing was brought down";
+  // The lease keeps that copy, also from who wants its room.
+  for (uint64_t text = 10; text < 30; ++text) {
+    ASSERT_EQ(Publish(kBob, TestPlan(text, kTokens), text), PublishOutcome::kPublished) << text;
+  }
+  EXPECT_THAT(cache_->Where(kTenant, plan.key), ElementsAre(TierKind::kHbm));
+  for (const SessionId session : {kNear, kFar}) cache_->CloseSession(session, [] {});
+  for (uint64_t text = 30; text < 50; ++text) {
+    ASSERT_EQ(Publish(kBob, TestPlan(text, kTokens), text), PublishOutcome::kPublished) << text;
+  }
+  EXPECT_TRUE(cache_->Where(kTenant, plan.key).empty());
+}
+
+// Another node's bundle comes to its ranks' GPUs: straight, if the source reaches them, else by dram.
+TEST_F(TwoGpus, ShardsOfAnotherNodeComeToTheirRanksGpus) {
+  using Copied = std::pair<TierKind, TierKind>;
+  for (const bool straight : {true, false}) {
+    SCOPED_TRACE(straight);
+    other_.reaches = straight;
+    const uint64_t text = straight ? 1 : 11;
+    std::vector<ObjectHeader> shards(2, TestPlan(text, kTokens));
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      shards[rank].shard = {.rank = rank, .size = 2};
+      ASSERT_TRUE(other_.rig.Publish(OtherNode::kItself, shards[rank], text + rank));
+    }
+    other_.rig.Settle();
+    const auto ask = [](const ObjectHeader& plan) {
+      return Query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .ns = plan.ns, .tokens = plan.tokens};
+    };
+    // The ranks of this namespace are known from earlier work.
+    ObjectHeader known = TestPlan(text + 5, kTokens);
+    known.shard = shards[1].shard;
+    ASSERT_EQ(Publish(kBob, known, text + 5), PublishOutcome::kPublished);
+    observer_.copied.clear();
+    for (const ObjectHeader& shard : shards) ASSERT_TRUE(other_.Offer(*cache_, ask(shard)));
+    const Match first = Lookup(kAnn, shards[0]);
+    ASSERT_EQ(first.found[0].tier, TierKind::kRemote);
+    const auto second = cache_->Attach(kBob, first.lease, shards[1].shard);
+    ASSERT_TRUE(second.ok()) << second.status();
+    Fetch();
+    EXPECT_LT(LandError(kAnn, first, text), 1e-5);
+    EXPECT_LT(LandError(kBob, *second, text + 1), 1e-5);
+    EXPECT_EQ(LevelOf(first), 0u);
+    EXPECT_EQ(LevelOf(*second), 1u);
+    EXPECT_EQ(std::ranges::count(observer_.copied, Copied(TierKind::kRemote, TierKind::kHbm)), straight ? 2 : 0);
+    EXPECT_EQ(std::ranges::count(observer_.copied, Copied(TierKind::kRemote, TierKind::kDram)), straight ? 0 : 2);
+    cache_->Release(kAnn, first.lease);
+    cache_->Release(kBob, second->lease);
+    EXPECT_EQ(other_.leased(), 0u);
+  }
 }
 
 // Each evicts what it has itself. A lease on one GPU keeps nothing on the other.

@@ -102,7 +102,7 @@ class Node {
     cache.emplace(CacheOptions(), storage::Tiers{.memory = {&Memory()}, .remote = &peers.source()}, mover, workers,
                   clock, nullptr);
     router.emplace(clock, *cache, daemon::Router::Options{});
-    peers.Start(*cache, Memory());
+    peers.Start(*cache, {&Memory()});
     peers.Route(*router);
     for (const storage::SessionId session : {kEngine, kWorker}) cache->OpenSession(session, kTenant);
   }

@@ -12,7 +12,8 @@ constexpr size_t kMostDepths = 256;  // at which a prompt's prefix is looked for
 
 using storage::Query;
 
-// An order for holders of which nothing else is known: bytes that lie on a GPU are sent by way of dram.
+// An order for holders of which nothing else is known: one whose transport does not reach its GPUs sends what lies
+// there by way of dram.
 int Farness(TierKind tier) {
   return tier == TierKind::kDram ? 0 : tier == TierKind::kHbm ? 1 : 2;
 }

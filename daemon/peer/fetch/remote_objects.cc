@@ -28,10 +28,16 @@ Spans BehindHeader(const OpenedObject& object, uint64_t first, const std::vector
 }
 
 // The header is written here, once: from then on engines may read it.
-Spans WriteHeader(const OpenedObject& object, uint64_t first, const std::vector<std::byte*>& targets) {
+Spans WriteHeader(const OpenedObject& object, uint64_t first, const std::vector<std::byte*>& targets,
+                  const kernels::Gpu* gpu) {
   if (first == 0) {
     const uint64_t end = std::min(limits::kExtentBytes, object.header.bytes);
-    std::memcpy(targets[0], object.encoded.data(), std::min<uint64_t>(object.encoded.size(), end));
+    const uint64_t bytes = std::min<uint64_t>(object.encoded.size(), end);
+    if (gpu != nullptr) {
+      gpu->CopyToDevice(targets[0], object.encoded.data(), bytes);
+    } else {
+      std::memcpy(targets[0], object.encoded.data(), bytes);
+    }
   }
   return BehindHeader(object, first, targets);
 }
@@ -54,11 +60,11 @@ storage::RemoteCopyId RemoteObjects::Add(storage::TenantId tenant, OpenedObject 
 }
 
 bool RemoteObjects::Read(storage::RemoteCopyId id, uint64_t first, std::vector<std::byte*> targets,
-                         std::function<void(absl::Status)> done) {
+                         const kernels::Gpu* gpu, std::function<void(absl::Status)> done) {
   if (stats_.reading >= kMaxReading) return false;
   ++stats_.reading;
   Copy& copy = copies_.at(id);
-  Piece piece{first, std::move(targets), std::move(done)};
+  Piece piece{first, std::move(targets), gpu, std::move(done)};
   if (copy.moving) {
     copy.waiting.push_back(std::move(piece));
   } else {
@@ -78,8 +84,8 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   const OpenedObject& object = which == 0 ? copy.object : *copy.second;
   const Piece& piece = race->piece;
   const uint64_t skipped = piece.first == 0 ? object.encoded.size() : 0;
-  Spans spans =
-      which == 0 ? WriteHeader(object, piece.first, piece.targets) : BehindHeader(object, piece.first, piece.targets);
+  Spans spans = which == 0 ? WriteHeader(object, piece.first, piece.targets, piece.gpu)
+                           : BehindHeader(object, piece.first, piece.targets);
   const uint64_t bytes = BytesOf(spans);
   const storage::Nanos expected = rates_.Estimate(object.member->node, bytes);
   const auto times = [&](double factor) { return static_cast<storage::Nanos>(factor * static_cast<double>(expected)); };

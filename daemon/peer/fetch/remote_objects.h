@@ -52,7 +52,8 @@ class RemoteObjects final : public storage::RemoteSource {
   // Takes an opened object; `others` may have it, too, and are asked in their order.
   storage::RemoteCopyId Add(storage::TenantId tenant, OpenedObject object,
                             std::vector<std::shared_ptr<const Member>> others);
-  bool Read(storage::RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets,
+  bool Reaches(const kernels::Gpu&) const override { return transport_.Reaches(MemoryType::kCuda); }
+  bool Read(storage::RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets, const kernels::Gpu* gpu,
             std::function<void(absl::Status)> done) override;
   void Release(storage::RemoteCopyId copy) override;
 
@@ -70,6 +71,7 @@ class RemoteObjects final : public storage::RemoteSource {
   struct Piece {
     uint64_t first = 0;
     std::vector<std::byte*> targets;
+    const kernels::Gpu* gpu = nullptr;  // whose memory they are; null: the processor's
     std::function<void(absl::Status)> done;
   };
   struct Request {

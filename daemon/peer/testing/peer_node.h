@@ -17,11 +17,14 @@
 
 #include "daemon/peer/peers.h"
 #include "daemon/runtime/worker_pool.h"
+#include "kernels/gpu.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
 #include "proto/limits.h"
 #include "storage/testing/engine.h"
+#include "storage/testing/rig.h"
 #include "storage/tier/memory_tier.h"
+#include "storage/transfer/gpu_lane.h"
 #include "storage/transfer/mover.h"
 
 namespace ashlar::daemon {
@@ -107,6 +110,13 @@ class TestDirectory final : public Directory {
   const std::string self_;
 };
 
+// A node's tier on a GPU, above dram, for engines of session PeerNode::kOnGpu.
+struct GpuTier {
+  const kernels::Gpu* gpu = nullptr;  // null: none
+  uint64_t extents = 64;
+  TransportSurroundings surroundings = TransportSurroundings::OfThisProcess();
+};
+
 class PeerNode final : public PeerAsker, public PrefillAsker {
  public:
   template <typename Work>
@@ -124,27 +134,30 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   }
 
   PeerNode(TestCluster& cluster, const std::string& name, uint64_t extents = 256, PeersOptions options = All(),
-           RemoteReads reads = RemoteReads::kNever)
+           RemoteReads reads = RemoteReads::kNever, const GpuTier& on_gpu = {})
       : cluster_(cluster),
         name_(name),
         directory(cluster, name),
-        tier(*storage::MemoryTier::Make({.kind = TierKind::kDram,
-                                         .capacity_bytes = extents * limits::kExtentBytes,
-                                         .arena_bytes = 8 * limits::kExtentBytes})),
-        transport(*Transport::Start({.listen = {"127.0.0.1", 0}, .reads = reads})),
+        hbm(MakeTier(TierKind::kHbm, on_gpu.extents, on_gpu.gpu)),
+        tier(MakeTier(TierKind::kDram, extents, on_gpu.gpu)),
+        lane(on_gpu.gpu == nullptr ? nullptr : *storage::GpuLane::Make(*on_gpu.gpu, 2)),
+        transport(*Transport::Start(OptionsOfTransport(reads, on_gpu.gpu), on_gpu.surroundings)),
         peers(loop, clock, {"default"}, directory, *transport, *this, *this, options),
-        mover(kernels::Reference(), threads, workers, *tier),
-        cache(Options(), {.memory = {tier.get()}, .remote = &peers.source()}, mover, workers, clock, nullptr) {
-    if (!tier->AddTenant(0, extents * limits::kExtentBytes).ok()) std::abort();
+        mover(kernels::Reference(), threads, workers, *tier, storage::kTurnBytes, Lanes()),
+        cache(Options(), TiersOfNode(), mover, workers, clock, &observer) {
     static std::atomic<uint64_t> incarnations{0};
     const HostPort address = transport->address();
     directory.member =
         std::make_shared<const Member>(Member{.node = name,
                                               .incarnation = ++incarnations,
                                               .transport_address = address.host + ":" + std::to_string(address.port)});
-    tier->OnArena(Holder::Registering(*transport));
-    peers.Start(cache, *tier);
-    cache.OpenSession(kEngine, 0);
+    for (storage::MemoryTier* memory : {hbm.get(), tier.get()}) {
+      if (memory != nullptr) Holder::RegisterArenas(*transport, *memory);
+    }
+    const std::vector<storage::Tier*> tiers = TiersOfNode().memory;
+    peers.Start(cache, {tiers.begin(), tiers.end()});
+    for (const storage::SessionId session : {kEngine, kOnGpu}) cache.OpenSession(session, 0);
+    if (hbm != nullptr) cache.SetLevel(kOnGpu, 0);
     loop.Every(5'000'000, [this] { peers.Flush(); });
     loop.Every(50'000'000, [this] {
       peers.Tick();
@@ -157,18 +170,27 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   ~PeerNode() override {
     Leave();
     while (!OnLoop([this] { return peers.Stop(); })) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    OnLoop([this] { cache.CloseSession(kEngine, [] {}); });
+    OnLoop([this] {
+      for (const storage::SessionId session : {kEngine, kOnGpu}) cache.CloseSession(session, [] {});
+    });
     while (calls_ > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     transport = nullptr;  // all that was under way ends
     workers.Stop();
     loop.Stop();
   }
 
-  static constexpr storage::SessionId kEngine = 1;
+  static constexpr storage::SessionId kEngine = 1, kOnGpu = 2;
+  static constexpr storage::Nanos kLongWait = 100'000'000'000;
   static PeersOptions All() {
     PeersOptions options;
     options.announce = AnnounceMode::kAll;
     options.lookup.deadline = 5'000'000'000;
+    return options;
+  }
+  // For nodes with GPUs: emulated ones are slow.
+  static PeersOptions Patient() {
+    PeersOptions options = All();
+    options.lookup.deadline = options.objects.least_patience = options.objects.most_patience = kLongWait;
     return options;
   }
 
@@ -178,38 +200,40 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     cluster_.nodes.erase(name_);
     std::erase_if(cluster_.told, [this](const TestCluster::Told& one) { return one.member == directory.member; });
   }
-  void Publish(const ObjectHeader& plan, uint64_t text) {
+  void Publish(const ObjectHeader& plan, uint64_t text) { Publish(kEngine, plan, storage::TestSource(plan, text)); }
+  void Publish(storage::SessionId session, const ObjectHeader& plan, storage::PublishSource source) {
     std::promise<PublishOutcome> outcome;
     loop.PostCompletion(0, [&] {
-      const auto reservation = cache.Reserve(kEngine, plan);
-      cache.Publish(kEngine, reservation.id, storage::TestSource(plan, text),
-                    [&](PublishOutcome o) { outcome.set_value(o); });
+      const auto reservation = cache.Reserve(session, plan);
+      cache.Publish(session, reservation.id, std::move(source), [&](PublishOutcome o) { outcome.set_value(o); });
     });
     if (outcome.get_future().get() != PublishOutcome::kPublished) std::abort();
   }
   // Does an engine's look-up: finds it elsewhere first, then here.
-  storage::Match Lookup(std::span<const storage::Query> queries, const storage::PrefixText* text = nullptr) {
+  storage::Match Lookup(std::span<const storage::Query> queries, const storage::PrefixText* text = nullptr,
+                        storage::SessionId session = kEngine) {
     const RemoteQuestion question{queries, text};
     std::promise<storage::Match> match;
     peers.lookup().Find(0, {&question, 1}, [&](RemoteLookup::Adopted adopted) {
       loop.PostCompletion(0, [&, adopted] {
-        match.set_value(text == nullptr ? cache.Lookup(kEngine, queries)
-                                        : cache.Lookup(kEngine, queries, *text, nullptr));
+        match.set_value(text == nullptr ? cache.Lookup(session, queries)
+                                        : cache.Lookup(session, queries, *text, nullptr));
       });
     });
     return match.get_future().get();
   }
-  std::vector<MissReason> Land(const storage::LeaseId& lease, storage::LandTarget target) {
+  std::vector<MissReason> Land(const storage::LeaseId& lease, storage::LandTarget target,
+                               storage::SessionId session = kEngine) {
     std::promise<std::vector<MissReason>> verdict;
     loop.PostCompletion(0, [&] {
       cache.Land(
-          kEngine, ++landings_, lease, std::move(target),
+          session, ++landings_, lease, std::move(target),
           {.progress = [](uint32_t) {}, .done = [&](std::vector<MissReason> v) { verdict.set_value(std::move(v)); }});
     });
     return verdict.get_future().get();
   }
-  void Release(const storage::LeaseId& lease) {
-    OnLoop([&] { cache.Release(kEngine, lease); });
+  void Release(const storage::LeaseId& lease, storage::SessionId session = kEngine) {
+    OnLoop([&] { cache.Release(session, lease); });
   }
 
   // PeerAsker: the other node's calls, straight. They only post to its loop, so the lock keeps it alive meanwhile.
@@ -269,6 +293,35 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     const std::shared_ptr<void> call(nullptr, [this](void*) { --calls_; });
     return [call, done = std::move(done)](absl::StatusOr<Reply> reply) { done(std::move(reply)); };
   }
+  static std::unique_ptr<storage::MemoryTier> MakeTier(TierKind kind, uint64_t extents, const kernels::Gpu* gpu) {
+    const bool on_gpu = kind == TierKind::kHbm;
+    if (on_gpu && gpu == nullptr) return nullptr;
+    auto made = *storage::MemoryTier::Make({.kind = kind,
+                                            .capacity_bytes = extents * limits::kExtentBytes,
+                                            .arena_bytes = 8 * limits::kExtentBytes,
+                                            .arena = {.gpu = gpu},
+                                            .on_gpu = on_gpu,
+                                            .first_arena = on_gpu || gpu == nullptr ? 0 : storage::kArenasApart});
+    if (!made->AddTenant(0, extents * limits::kExtentBytes).ok()) std::abort();
+    return made;
+  }
+  storage::Tiers TiersOfNode() {
+    storage::Tiers tiers{.remote = &peers.source()};
+    if (hbm != nullptr) tiers.memory.push_back(hbm.get());
+    tiers.common = tiers.memory.size();
+    tiers.memory.push_back(tier.get());
+    return tiers;
+  }
+  std::vector<storage::GpuLane*> Lanes() const {
+    return lane == nullptr ? std::vector<storage::GpuLane*>() : std::vector<storage::GpuLane*>{lane.get()};
+  }
+  static TransportOptions OptionsOfTransport(RemoteReads reads, const kernels::Gpu* gpu) {
+    TransportOptions options{.listen = {"127.0.0.1", 0}, .reads = reads};
+    if (gpu == nullptr) return options;
+    options.enter_gpu = [gpu] { gpu->Enter(); };
+    options.silence = options.deadline = kLongWait;
+    return options;
+  }
   storage::CacheOptions Options() {
     storage::CacheOptions options;
     options.objects.residence = peers.residence();
@@ -284,12 +337,14 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   MonotonicClock clock;
   EventLoop loop{1024, clock};
   TestDirectory directory;
-  std::unique_ptr<storage::MemoryTier> tier;
+  std::unique_ptr<storage::MemoryTier> hbm, tier;  // the first one's null where it has no GPU
+  std::unique_ptr<storage::GpuLane> lane;
   std::unique_ptr<Transport> transport;
   Peers peers;
   kernels::ThreadPool threads{1};
   WorkerPool workers{2, 1024, loop};
   storage::Mover mover;
+  storage::CountingObserver observer;  // the loop's
   storage::Cache cache;
 };
 

@@ -54,7 +54,7 @@ class Exchange {
   // Thread-safe: a peer that hears of the grant may be faster than the transport's thread.
   void Allow(const Grant& grant, GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
   void Revoke(uint64_t number, std::function<void()> quiet);
-  void Register(std::byte* data, uint64_t bytes, MemoryType type);
+  void Register(std::byte* data, uint64_t bytes, MemoryType type, Transport::CopyIn copy_in);
   RemoteMemory Describe(const Spans& spans) const {  // thread-safe
     return areas_.Describe(spans, Transport::kMostArenas, Transport::kMostRuns);
   }
@@ -174,6 +174,7 @@ class Exchange {
   void SendPiece(Connection& connection, uint64_t number, Transfer& transfer);
 
   // exchange_loans.cc: bytes that the reader's card reads where they lie
+  const Transport::CopyIn* WayInto(const std::byte* data) const;  // null: none is registered
   absl::Status MayMove(const Transfer& transfer) const;
   bool Borrows(const Connection& connection, const Transfer& transfer) const;
   void Lend(Transfer& transfer);
@@ -194,6 +195,11 @@ class Exchange {
   std::set<std::pair<int64_t, uint64_t>> deadlines_;                    // of transfers that have not ended
   size_t recalled_ = 0;                                                 // loans that have ended and were not returned
   RegisteredAreas areas_;
+  struct FarArea {
+    uint64_t bytes = 0;
+    Transport::CopyIn copy_in;
+  };
+  std::map<const std::byte*, FarArea> far_areas_;  // that the processor does not write, by their beginnings
   mutable std::mutex allowed_mutex_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Allowed>> allowed_;  // guarded by allowed_mutex_
   uint64_t bytes_in_flight_ = 0;

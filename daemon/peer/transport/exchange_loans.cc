@@ -1,5 +1,6 @@
 // Loans: a reader borrows bytes of its holder, has its card read them, and returns them.
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/transport/exchange.h"
@@ -11,7 +12,8 @@ constexpr uint64_t kReadBytes = 1024 * 1024;  // of one read
 
 }  // namespace
 
-void Exchange::Register(std::byte* data, uint64_t bytes, MemoryType type) {
+void Exchange::Register(std::byte* data, uint64_t bytes, MemoryType type, Transport::CopyIn copy_in) {
+  if (copy_in && ucx_->Reaches(type)) far_areas_[data] = {bytes, std::move(copy_in)};
   const absl::StatusOr<std::string> key = ucx_->Reaches(type)
                                               ? ucx_->Register(data, bytes, type)
                                               : absl::UnimplementedError("UCX does not reach this type of memory");
@@ -22,13 +24,22 @@ void Exchange::Register(std::byte* data, uint64_t bytes, MemoryType type) {
   }
 }
 
-// The receiver's thread copies what messages bring, and that reaches the processor's memory alone.
+const Transport::CopyIn* Exchange::WayInto(const std::byte* data) const {
+  const auto next = far_areas_.upper_bound(data);
+  if (next == far_areas_.begin()) return nullptr;
+  const auto& [begin, area] = *std::prev(next);
+  return data < begin + area.bytes ? &area.copy_in : nullptr;
+}
+
+// The receiver's thread copies the bytes of messages.
 absl::Status Exchange::MayMove(const Transfer& transfer) const {
-  const std::byte* const target = transfer.targets.front();
-  if (target == nullptr || !transfer.places.empty() || ucx_->TypeOf(target) == MemoryType::kHost) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError("only a card that reads brings bytes to a GPU's memory");
+  if (!transfer.places.empty()) return absl::OkStatus();
+  bool may = true;
+  transfer.targets.ForEach(0, transfer.targets.bytes(), [&](std::span<std::byte> piece) {
+    may = ucx_->TypeOf(piece.data()) == MemoryType::kHost || WayInto(piece.data()) != nullptr;
+    return may;
+  });
+  return may ? absl::OkStatus() : absl::FailedPreconditionError("only a card that reads brings bytes to this memory");
 }
 
 // The first requests over a connection, from which nothing has come yet, go by messages: what carries it is not known.

@@ -195,7 +195,11 @@ void Exchange::TakeData(Connection& connection, const Message& message, std::spa
   }
   const std::byte* from = payload.data();
   transfer->targets.ForEach(message.offset, payload.size(), [&](std::span<std::byte> piece) {
-    std::memcpy(piece.data(), from, piece.size());
+    if (const Transport::CopyIn* const way = WayInto(piece.data())) {
+      (*way)(piece.data(), {from, piece.size()});
+    } else {
+      std::memcpy(piece.data(), from, piece.size());
+    }
     from += piece.size();
     return true;
   });

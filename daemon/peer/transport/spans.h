@@ -25,7 +25,6 @@ class SpanList {
   }
 
   uint64_t bytes() const { return bytes_; }
-  Byte* front() const { return spans_.empty() ? nullptr : spans_.front().data(); }
 
   // Calls visit(std::span<Byte>) for the pieces of [from, from + length) in order, until it returns false.
   template <class Visit>

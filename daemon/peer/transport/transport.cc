@@ -87,6 +87,7 @@ class Transport::Thread {
 
   absl::Status Start() {
     if (driven_ && !inbox_->valid()) return absl::ResourceExhaustedError("no descriptor for an event");
+    if (options_.enter_gpu) options_.enter_gpu();
     if (absl::Status s = exchange_->Open(); !s.ok()) return s;
     opened_ = true;
     address_ = exchange_->ucx().address();
@@ -146,6 +147,7 @@ class Transport::Thread {
   static constexpr int kRounds = 64;  // of progress before the inbox is looked at
 
   void Run() {
+    if (options_.enter_gpu) options_.enter_gpu();
     while (!stopping_) {
       if (!Turn() && !stopping_) Sleep();
     }
@@ -232,8 +234,10 @@ TransportStats Transport::stats() const {
   return thread_->Ask<TransportStats>([this] { return thread_->exchange().Stats(); });
 }
 
-void Transport::Register(std::byte* data, uint64_t bytes, MemoryType type) {
-  thread_->Put([this, data, bytes, type] { thread_->exchange().Register(data, bytes, type); });
+void Transport::Register(std::byte* data, uint64_t bytes, MemoryType type, CopyIn copy_in) {
+  thread_->Put([this, data, bytes, type, copy_in = std::move(copy_in)] {
+    thread_->exchange().Register(data, bytes, type, copy_in);
+  });
 }
 
 RemoteMemory Transport::Describe(const Spans& spans) const {

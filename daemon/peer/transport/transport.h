@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +50,9 @@ struct TransportOptions {
   std::vector<std::string> allow;
   bool expect_rdma = false;  // Stats say so where there is none, or a peer is reached by TCP
   RemoteReads reads = RemoteReads::kByCards;
+  // Not empty: UCX shall reach GPUs' memory (Transport::Reaches says whether it does). Makes a GPU the calling
+  // thread's; it is called first on each thread that uses UCX.
+  std::function<void()> enter_gpu;
   std::vector<std::pair<std::string, std::string>> ucx;  // UCX_* settings of the operator, before those of the code
   uint64_t bytes_in_flight = uint64_t{256} << 20;        // of fetches and pushes that this side asked for
   uint64_t bytes_in_flight_of_a_peer = uint64_t{64} << 20;
@@ -130,16 +134,19 @@ class Transport {
 
   HostPort address() const;  // where peers connect to
   bool reads() const;        // remote reads are on (RemoteReads)
-  // Whether bytes can be sent from such memory, and read into it by a card; messages do not bring any there.
+  // Whether bytes can be sent from such memory, and read into it by a card.
   bool Reaches(MemoryType type) const;
   std::vector<UcxSetting> settings() const;
   // Thread-safe, as all below. Must not be called on the transport's own thread.
   TransportStats stats() const;
 
+  // Brings bytes of messages to memory that the processor does not write, on the transport's thread; they are there
+  // when it returns.
+  using CopyIn = std::function<void(std::byte* to, std::span<const std::byte> from)>;
   // Takes note of memory, soon, and lets cards read it where remote reads are on. It must stay until the transport has
   // ended, which takes all of it back. Memory of a type that is not reached, or that the machine does not register
-  // (locked memory), is left out, and the log says so.
-  void Register(std::byte* data, uint64_t bytes, MemoryType type);
+  // (locked memory), is left out, and the log says so. `copy_in`: of a GPU's; without it only cards bring bytes there.
+  void Register(std::byte* data, uint64_t bytes, MemoryType type, CopyIn copy_in = nullptr);
   // Where granted bytes lie, for the peer that gets the grant; without arenas where cards do not read all of them.
   static constexpr size_t kMostArenas = 16, kMostRuns = 768;
   RemoteMemory Describe(const Spans& spans) const;

@@ -110,7 +110,10 @@ absl::Status UcxWorker::OpenContext(const TransportOptions& options, const std::
   ucp_config_t* config = nullptr;
   if (absl::Status s = ToStatus(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read"); !s.ok()) return s;
   const absl::Cleanup release = [config] { ucp_config_release(config); };
-  if (absl::Status s = ApplyUcxSettings(options, transports, config, settings_); !s.ok()) return s;
+  // By this UCX copies between GPUs' memory and the processor's, and knows the one from the other. It carries nothing
+  // between nodes. Where UCX lacks it, the rest is opened without a word.
+  const std::string all = options.enter_gpu ? transports + ",cuda_copy" : transports;
+  if (absl::Status s = ApplyUcxSettings(options, all, config, settings_); !s.ok()) return s;
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | more_features;

@@ -71,9 +71,10 @@ absl::StatusOr<std::string> UcxWorker::Register(std::byte* data, uint64_t bytes,
   params.length = bytes;
   params.prot = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_LOCAL_WRITE | UCP_MEM_MAP_PROT_REMOTE_READ;
   params.memory_type = UcsTypeOf(type);
+  areas_[data] = {bytes, type, nullptr};  // messages need the type, also where no card can read it
   ucp_mem_h handle = nullptr;
   if (absl::Status s = ToStatus(ucp_mem_map(context_, &params, &handle), "ucp_mem_map"); !s.ok()) return s;
-  areas_[data] = {bytes, type, handle};
+  areas_[data].handle = handle;
   void* packed = nullptr;
   size_t size = 0;
   if (absl::Status s = ToStatus(ucp_rkey_pack(context_, handle, &packed, &size), "ucp_rkey_pack"); !s.ok()) return s;

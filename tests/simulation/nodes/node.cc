@@ -164,7 +164,7 @@ Node::Node(Surroundings& its_around, size_t machine, const MachineClock& its_clo
   cache.emplace(CacheOptions(), storage::Tiers{.memory = {&tier}, .remote = &peers.source()}, mover, workers, clock,
                 &observer);
   router.emplace(clock, *cache, daemon::Router::Options{});
-  peers.Start(*cache, tier);
+  peers.Start(*cache, {&tier});
   peers.Route(*router);
   for (storage::SessionId session = 1; session <= kSessions; ++session) {
     cache->OpenSession(session, TenantOf(session));
