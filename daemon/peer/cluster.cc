@@ -150,11 +150,7 @@ struct Cluster::Impl {
   // On the directory's thread, perhaps before all of this is made; the loops run what is posted later.
   DirectoryEvents Events() {
     return {.members_changed = [this] { slow.PostCompletion(storage::kNoTenant, [this] { MembersChanged(); }); },
-            .announce_again =
-                [this] {
-                  loop.PostCompletion(storage::kNoTenant,
-                                      [this](storage::Slice& slice) { return peers.AnnounceAgain(slice); });
-                },
+            .announce_again = [this] { loop.PostCompletion(storage::kNoTenant, [this] { peers.AnnounceAgain(); }); },
             .forgettings_changed = [this] { loop.PostCompletion(storage::kNoTenant, [this] { forgetter.Changed(); }); },
             .health_changed =
                 [](const DirectoryHealth& health) {

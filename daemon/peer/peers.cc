@@ -72,6 +72,8 @@ void Peers::Flush() {
   hand_off_->Tick();
   replicas_->Tick();
   prefill_.Tick();
+  announcer_.Flush(
+      [this](storage::Telling& telling, storage::Slice& slice) { return cache_->TellAll(telling, slice); });
   // Those that take what is handed over open it here; nobody else's leases should hold the drain up behind that.
   if (draining_) holder_->SetGiving(hand_over_->busy());
 }
@@ -85,6 +87,7 @@ void Peers::EndOffers() {
 void Peers::Tick() {
   holder_->Tick();
   objects_.Tick(asker_);
+  announcer_.Tick();
 }
 
 bool Peers::Stop() {

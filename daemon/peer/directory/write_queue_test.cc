@@ -61,6 +61,26 @@ TEST(WriteQueue, WhatWasTakenInVainComesBackBehindLaterWords) {
   EXPECT_EQ(Said(queue.Take(9)), "-1+3+2");
 }
 
+TEST(WriteQueue, KnowsWhatItGaveUp) {
+  WriteQueue queue(2);
+  for (const auto& [number, worth] : {std::pair(1, 1.), {2, 2.}}) queue.Announce(WriteOf(number, worth));
+  EXPECT_FALSE(queue.Announce(WriteOf(3, 1)));
+  EXPECT_FALSE(queue.GaveUp(IdOf(3))) << "it was never taken";
+  EXPECT_TRUE(queue.Announce(WriteOf(4, 4)));
+  EXPECT_TRUE(queue.GaveUp(IdOf(1)));
+  EXPECT_FALSE(queue.GaveUp(IdOf(2)));
+  const auto taken = queue.Take(1);
+  EXPECT_EQ(Said(taken), "+4");
+  EXPECT_TRUE(queue.Announce(WriteOf(1, 1)));
+  EXPECT_FALSE(queue.GaveUp(IdOf(1)));
+  EXPECT_TRUE(queue.Announce(WriteOf(5, 5)));
+  EXPECT_TRUE(queue.Announce(WriteOf(6, 6)));
+  queue.Return(taken);  // 4, in vain
+  EXPECT_TRUE(queue.GaveUp(IdOf(1)) && queue.GaveUp(IdOf(2)) && queue.GaveUp(IdOf(4)));
+  queue.Withdraw(IdOf(4));
+  EXPECT_FALSE(queue.GaveUp(IdOf(4)));
+}
+
 // Any calls: bounds are kept, and whatever was taken last of an object is the last word on it, or it was dropped.
 TEST(WriteQueue, AnyCallsKeepTheBoundsAndTheLastWord) {
   const uint64_t seed = std::random_device()();
