@@ -12,15 +12,16 @@ void WriteQueue::Forget(const EntryId& id) {
 }
 
 bool WriteQueue::Announce(const DirectoryWrite& write) {
-  withdrawals_.erase(write.id);
-  Forget(write.id);
-  if (announcements_.size() == capacity_) {
+  if (announcements_.size() == capacity_ && !announcements_.contains(write.id)) {
     ++dropped_announcements_;
+    // What is refused is no word: a withdrawal that waits is sent.
     if (capacity_ == 0 || std::prev(ranks_.end())->worth >= write.worth) return false;
     const EntryId least = std::prev(ranks_.end())->id;
     Forget(least);
     given_up_.insert(least);
   }
+  Forget(write.id);
+  withdrawals_.erase(write.id);
   given_up_.erase(write.id);
   const auto rank = ranks_.insert({write.worth, sequence_++, write.id}).first;
   announcements_.emplace(write.id, Waiting{*write.holding, rank});
