@@ -56,6 +56,8 @@ struct ClusterMetrics::Impl {
   prometheus::Gauge& forgettings_elsewhere = forgettings_family.Add({{"where", "elsewhere"}});
   prometheus::Gauge& forgetting_age_here = forgetting_age_family.Add({{"where", "here"}});
   prometheus::Gauge& forgetting_age_elsewhere = forgetting_age_family.Add({{"where", "elsewhere"}});
+  prometheus::Gauge& readers =
+      GaugeFamily("ashlar_peer_readers", "Connected nodes that have opened objects here").Add({});
   prometheus::Gauge& leases = GaugeFamily("ashlar_peer_leases", "Objects that other nodes hold here").Add({});
   Family<prometheus::Gauge>& paths =
       GaugeFamily("ashlar_transport_peers", "Nodes that this one has a connection for bytes to, by their path");
@@ -131,6 +133,7 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.forgettings_elsewhere.Set(static_cast<double>(figures.forgettings_elsewhere.count));
   impl.forgetting_age_here.Set(figures.forgettings_here.oldest_seconds);
   impl.forgetting_age_elsewhere.Set(figures.forgettings_elsewhere.oldest_seconds);
+  impl.readers.Set(static_cast<double>(figures.peer_readers));
   impl.leases.Set(static_cast<double>(figures.peer_leases));
   impl.by_am.Set(static_cast<double>(figures.peers_by_am));
   impl.by_rma.Set(static_cast<double>(figures.peers_by_rma));

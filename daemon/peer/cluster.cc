@@ -321,6 +321,7 @@ ClusterFigures Cluster::figures() const {
                          .handing_over = impl_->peers.handing_over(),
                          .offered_bytes = peers.handed_over.bytes + peers.replicated.bytes + peers.handed_off.bytes,
                          .taken_bytes = peers.offered.bytes,
+                         .peer_readers = peers.holder.nodes,
                          .peer_leases = peers.holder.leases,
                          .transport_refused = transport.refused,
                          .transport_malformed = transport.malformed,

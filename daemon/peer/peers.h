@@ -101,6 +101,8 @@ class Peers final : public PeerCalls {
 
  private:
   void PostGone(const std::string& name);
+  // The peer has not gone since, nor started again: what it holds from now on is taken back when it has.
+  bool IsHere(const PeerHello& peer);
 
   EventLoop& loop_;
   const storage::Clock& clock_;

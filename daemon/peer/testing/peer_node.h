@@ -252,6 +252,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     const std::lock_guard lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    other->peers.PeerHere(Self());
     other->peers.Prefill(Self(), 0, std::move(prefill), Counted(std::move(done)));
   }
 
