@@ -65,6 +65,12 @@ struct ClusterMetrics::Impl {
   prometheus::Gauge& by_rma = paths.Add({{"path", "rma"}});
   prometheus::Gauge& registered =
       GaugeFamily("ashlar_transport_registered_bytes", "Memory that network cards of peers may read").Add({});
+  prometheus::Gauge& grants =
+      GaugeFamily("ashlar_transport_grants", "Objects that peers may fetch or fill now").Add({});
+  prometheus::Gauge& transfers =
+      GaugeFamily("ashlar_transport_transfers", "Requests for bytes under way, of either side").Add({});
+  prometheus::Gauge& loans =
+      GaugeFamily("ashlar_transport_loans", "Memory that network cards of peers may be reading now").Add({});
   prometheus::Gauge& slow =
       GaugeFamily("ashlar_transport_slow_fabric", "1 where RDMA was asked for and bytes go another way").Add({});
   Family<prometheus::Gauge>& expiries =
@@ -138,6 +144,9 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.by_am.Set(static_cast<double>(figures.peers_by_am));
   impl.by_rma.Set(static_cast<double>(figures.peers_by_rma));
   impl.registered.Set(static_cast<double>(figures.registered_bytes));
+  impl.grants.Set(static_cast<double>(figures.transport_grants));
+  impl.transfers.Set(static_cast<double>(figures.transport_transfers));
+  impl.loans.Set(static_cast<double>(figures.transport_loans));
   impl.slow.Set(figures.slow_fabric ? 1 : 0);
   impl.expiry.Set(static_cast<double>(figures.certificate_expiry));
   impl.etcd_expiry.Set(static_cast<double>(figures.etcd_certificate_expiry));
