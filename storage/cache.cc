@@ -167,8 +167,8 @@ void Cache::SettleRemote(TenantId tenant, const Key& key, const TensorShard& sha
   impl_->table.SettleRemote(tenant, key, shard);
 }
 
-bool Cache::TellAll(Slice& slice) {
-  return impl_->table.TellAll(slice);
+bool Cache::TellAll(Telling& telling, Slice& slice) {
+  return impl_->table.TellAll(telling, slice);
 }
 
 bool Cache::Knows(TenantId tenant, const Key& key) const {

@@ -98,7 +98,7 @@ class Cache {
   bool AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost);
   void SettleRemote(TenantId tenant, const Key& key, const TensorShard& shard);
   // Says of all objects again where they reside (ObjectTableOptions::residence), in slices; false: call again.
-  bool TellAll(Slice& slice);
+  bool TellAll(Telling& telling, Slice& slice);
   // Returns whether anything is known here under the key: published, reserved or adopted, any shard of it.
   bool Knows(TenantId tenant, const Key& key) const;
 

@@ -56,6 +56,8 @@ struct ClusterMetrics::Impl {
   prometheus::Gauge& forgettings_elsewhere = forgettings_family.Add({{"where", "elsewhere"}});
   prometheus::Gauge& forgetting_age_here = forgetting_age_family.Add({{"where", "here"}});
   prometheus::Gauge& forgetting_age_elsewhere = forgetting_age_family.Add({{"where", "elsewhere"}});
+  prometheus::Gauge& readers =
+      GaugeFamily("ashlar_peer_readers", "Connected nodes that have opened objects here").Add({});
   prometheus::Gauge& leases = GaugeFamily("ashlar_peer_leases", "Objects that other nodes hold here").Add({});
   Family<prometheus::Gauge>& paths =
       GaugeFamily("ashlar_transport_peers", "Nodes that this one has a connection for bytes to, by their path");
@@ -63,6 +65,12 @@ struct ClusterMetrics::Impl {
   prometheus::Gauge& by_rma = paths.Add({{"path", "rma"}});
   prometheus::Gauge& registered =
       GaugeFamily("ashlar_transport_registered_bytes", "Memory that network cards of peers may read").Add({});
+  prometheus::Gauge& grants =
+      GaugeFamily("ashlar_transport_grants", "Objects that peers may fetch or fill now").Add({});
+  prometheus::Gauge& transfers =
+      GaugeFamily("ashlar_transport_transfers", "Requests for bytes under way, of either side").Add({});
+  prometheus::Gauge& loans =
+      GaugeFamily("ashlar_transport_loans", "Memory that network cards of peers may be reading now").Add({});
   prometheus::Gauge& slow =
       GaugeFamily("ashlar_transport_slow_fabric", "1 where RDMA was asked for and bytes go another way").Add({});
   Family<prometheus::Gauge>& expiries =
@@ -131,10 +139,14 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.forgettings_elsewhere.Set(static_cast<double>(figures.forgettings_elsewhere.count));
   impl.forgetting_age_here.Set(figures.forgettings_here.oldest_seconds);
   impl.forgetting_age_elsewhere.Set(figures.forgettings_elsewhere.oldest_seconds);
+  impl.readers.Set(static_cast<double>(figures.peer_readers));
   impl.leases.Set(static_cast<double>(figures.peer_leases));
   impl.by_am.Set(static_cast<double>(figures.peers_by_am));
   impl.by_rma.Set(static_cast<double>(figures.peers_by_rma));
   impl.registered.Set(static_cast<double>(figures.registered_bytes));
+  impl.grants.Set(static_cast<double>(figures.transport_grants));
+  impl.transfers.Set(static_cast<double>(figures.transport_transfers));
+  impl.loans.Set(static_cast<double>(figures.transport_loans));
   impl.slow.Set(figures.slow_fabric ? 1 : 0);
   impl.expiry.Set(static_cast<double>(figures.certificate_expiry));
   impl.etcd_expiry.Set(static_cast<double>(figures.etcd_certificate_expiry));

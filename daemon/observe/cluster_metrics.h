@@ -39,8 +39,9 @@ struct ClusterFigures {
   std::vector<Offered> offers;  // made, by why; `why` received: by other nodes
   bool handing_over = false;
   uint64_t offered_bytes = 0, taken_bytes = 0;  // of what others took, and this node
-  uint64_t peer_leases = 0;
+  uint64_t peer_readers = 0, peer_leases = 0;
   uint64_t bytes_sent = 0, bytes_received = 0;
+  uint64_t transport_grants = 0, transport_transfers = 0, transport_loans = 0;
   uint64_t transport_refused = 0, transport_malformed = 0;
   uint64_t peers_by_am = 0, peers_by_rma = 0;     // that this node has a connection to, by how bytes come over it
   uint64_t read_bytes = 0, registered_bytes = 0;  // by network cards; read at peers, and in arenas that peers' may read

@@ -1,5 +1,7 @@
 #include "daemon/peer/announcer.h"
 
+#include <algorithm>
+
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -29,11 +31,26 @@ TierKind Announcer::Resides(const storage::TenantPool&, const ObjectHeader& head
   const bool wanted = mode_ == AnnounceMode::kAll || residence.uses >= 2 || residence.saved;
   const bool moved = told == TierKind::kHbm && (now != TierKind::kHbm || residence.level != residence.was_level);
   const bool same = told != TierKind::kNone && (told == TierKind::kSsd) == (now == TierKind::kSsd) && !moved;
-  if (!wanted || same) return told;
+  if (!wanted || (same && !directory_.GaveUp(header.ns, header.key, header.shard))) return told;
   const double worth = static_cast<double>(header.tokens) * (1 + residence.uses);
   Holding holding = HoldingOf(header, now);
   if (now == TierKind::kHbm && residence.level < gpus_.size()) holding.gpu = gpus_[residence.level];
   return directory_.Announce(header.ns, header.key, holding, worth) ? now : told;
+}
+
+void Announcer::Flush(TellAll tell_all) {
+  if (!telling_) return;
+  const size_t room = directory_.Room();
+  if (room == 0) return;
+  storage::Slice slice(std::min(room, kSaidAtOnce));
+  if (tell_all(*telling_, slice)) telling_.reset();
+}
+
+void Announcer::Tick() {
+  const DirectoryStats stats = directory_.Stats();
+  if (telling_ || stats.dropped_announcements == dropped_ || stats.queued_announcements > 0) return;
+  dropped_ = stats.dropped_announcements;
+  telling_.emplace();
 }
 
 }  // namespace ashlar::daemon

@@ -151,11 +151,7 @@ struct Cluster::Impl {
   // On the directory's thread, perhaps before all of this is made; the loops run what is posted later.
   DirectoryEvents Events() {
     return {.members_changed = [this] { slow.PostCompletion(storage::kNoTenant, [this] { MembersChanged(); }); },
-            .announce_again =
-                [this] {
-                  loop.PostCompletion(storage::kNoTenant,
-                                      [this](storage::Slice& slice) { return peers.AnnounceAgain(slice); });
-                },
+            .announce_again = [this] { loop.PostCompletion(storage::kNoTenant, [this] { peers.AnnounceAgain(); }); },
             .forgettings_changed = [this] { loop.PostCompletion(storage::kNoTenant, [this] { forgetter.Changed(); }); },
             .health_changed =
                 [](const DirectoryHealth& health) {
@@ -327,7 +323,11 @@ ClusterFigures Cluster::figures() const {
                          .handing_over = impl_->peers.handing_over(),
                          .offered_bytes = peers.handed_over.bytes + peers.replicated.bytes + peers.handed_off.bytes,
                          .taken_bytes = peers.offered.bytes,
+                         .peer_readers = peers.holder.nodes,
                          .peer_leases = peers.holder.leases,
+                         .transport_grants = transport.grants,
+                         .transport_transfers = transport.transfers,
+                         .transport_loans = transport.loans,
                          .transport_refused = transport.refused,
                          .transport_malformed = transport.malformed,
                          .read_bytes = transport.read_bytes,

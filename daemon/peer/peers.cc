@@ -12,6 +12,8 @@ std::string NameOf(const PeerHello& peer) {
   return peer.node + "/" + std::string(peer.incarnation.begin(), peer.incarnation.end());
 }
 
+constexpr char kGone[] = "the node that asks has gone";
+
 }  // namespace
 
 Peers::Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std::string>& names, Directory& directory,
@@ -72,6 +74,8 @@ void Peers::Flush() {
   hand_off_->Tick();
   replicas_->Tick();
   prefill_.Tick();
+  announcer_.Flush(
+      [this](storage::Telling& telling, storage::Slice& slice) { return cache_->TellAll(telling, slice); });
   // Those that take what is handed over open it here; nobody else's leases should hold the drain up behind that.
   if (draining_) holder_->SetGiving(hand_over_->busy());
 }
@@ -85,6 +89,7 @@ void Peers::EndOffers() {
 void Peers::Tick() {
   holder_->Tick();
   objects_.Tick(asker_);
+  announcer_.Tick();
 }
 
 bool Peers::Stop() {
@@ -118,6 +123,12 @@ void Peers::PeerGone(const std::string& node) {
   if (const auto gone = here_.extract(node)) PostGone(gone.mapped());
 }
 
+bool Peers::IsHere(const PeerHello& peer) {
+  const std::lock_guard lock(mutex_);
+  const auto known = here_.find(peer.node);
+  return known != here_.end() && known->second == NameOf(peer);
+}
+
 void Peers::PostGone(const std::string& name) {
   loop_.PostCompletion(storage::kNoTenant, [this, name] {
     if (router_ != nullptr) router_->NodeGone(name);
@@ -127,13 +138,17 @@ void Peers::PostGone(const std::string& name) {
 
 void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open, Done<std::vector<PeerOpened>> done) {
   struct Call {
-    std::string node;
+    PeerHello peer;
     PeerOpen open;
     std::vector<PeerOpened> opened;
   };
-  const auto call = std::make_shared<Call>(Call{.node = NameOf(peer), .open = std::move(open), .opened = {}});
+  const auto call = std::make_shared<Call>(Call{.peer = peer, .open = std::move(open), .opened = {}});
   const bool posted = loop_.Post(tenant, [this, tenant, call, done](storage::Slice& slice) {
-    if (!holder_->Open(call->node, tenant, call->open, call->opened, slice)) return false;
+    if (!IsHere(call->peer)) {
+      done(absl::UnavailableError(kGone));
+      return true;
+    }
+    if (!holder_->Open(NameOf(call->peer), tenant, call->open, call->opened, slice)) return false;
     done(std::move(call->opened));
     return true;
   });
@@ -184,15 +199,17 @@ void Peers::Workers(const PeerHello&, storage::TenantId tenant, const NamespaceI
 // Computed and published here, then opened as any object.
 void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill prefill, Done<PeerOpened> done) {
   const auto asked = std::make_shared<const PeerPrefill>(std::move(prefill));
-  const auto ended = [this, node = NameOf(peer), tenant, asked, done](const absl::Status& status) {
+  const auto ended = [this, peer, tenant, asked, done](const absl::Status& status) {
     if (!status.ok()) return done(status);
+    if (!IsHere(peer)) return done(absl::UnavailableError(kGone));
     std::vector<PeerOpened> opened;
     storage::Slice whole;
     const PeerOpen open{.objects = {{.key = asked->key, .shard = {}}}, .lease_ms = asked->lease_ms};
-    holder_->Open(node, tenant, open, opened, whole);
+    holder_->Open(NameOf(peer), tenant, open, opened, whole);
     done(std::move(opened.front()));
   };
-  const bool posted = loop_.Post(tenant, [this, node = NameOf(peer), tenant, asked, ended] {
+  const bool posted = loop_.Post(tenant, [this, peer, tenant, asked, ended] {
+    if (!IsHere(peer)) return ended(absl::UnavailableError(kGone));
     if (router_ == nullptr) return ended(absl::UnavailableError("no engine of this node offers prefill"));
     const PrefillWork work{.tenant = tenant,
                            .ns = asked->ns,
@@ -200,7 +217,7 @@ void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill
                            .kind = asked->kind,
                            .tokens = asked->tokens.size() / sizeof(int32_t),
                            .packed = std::shared_ptr<const std::string>(asked, &asked->tokens)};
-    router_->PrefillFor(node, asked->worker, work, storage::Nanos{1'000'000} * asked->patience_ms, ended);
+    router_->PrefillFor(NameOf(peer), asked->worker, work, storage::Nanos{1'000'000} * asked->patience_ms, ended);
   });
   if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
 }

@@ -72,8 +72,8 @@ class Peers final : public PeerCalls {
 
   // A node that this one fetches from has gone.
   void Lost(const Member& member) { objects_.Gone(member); }
-  // Tells the directory of everything again.
-  bool AnnounceAgain(storage::Slice& slice) { return cache_->TellAll(slice); }
+  // The directory is to be told of everything again.
+  void AnnounceAgain() { announcer_.Again(); }
   // The cache has begun to drain, or has ended that: what memory alone has is offered to other nodes.
   void SetDraining(bool draining);
   // Objects are being handed over.
@@ -101,6 +101,8 @@ class Peers final : public PeerCalls {
 
  private:
   void PostGone(const std::string& name);
+  // The peer has not gone since, nor started again: what it holds from now on is taken back when it has.
+  bool IsHere(const PeerHello& peer);
 
   EventLoop& loop_;
   const storage::Clock& clock_;

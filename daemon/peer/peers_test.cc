@@ -232,6 +232,48 @@ TEST_F(PeersTest, AReaderThatHasGoneIsForgotten) {
   Await([&] { return a.OnLoop([&] { return a.tier->Usage(0).used_bytes; }) == 0; });
 }
 
+// Its requests that come to their turn when it has gone leave nothing behind, whether they had begun or not.
+TEST_F(PeersTest, RequestsOfAReaderThatHasGoneLeaveNothing) {
+  PeerNode a(cluster_, "a");
+  PeerOpen open{.lease_ms = 3'600'000};
+  for (uint64_t text = 1; text <= 64; ++text) {
+    const ObjectHeader plan = Plan(text);
+    if (text <= 4) a.Publish(plan, text);
+    open.objects.push_back({.key = plan.key, .shard = plan.shard});
+  }
+  const auto nodes = [&] { return a.OnLoop([&] { return a.peers.stats().holder.nodes; }); };
+  PeerHello reader{.node = "b"};
+  a.peers.PeerHere(reader);
+  std::promise<absl::Status> here, late;
+  a.peers.Open(reader, 0, open, [&](const auto& opened) { here.set_value(opened.status()); });
+  EXPECT_EQ(here.get_future().get(), absl::OkStatus());
+  EXPECT_EQ(nodes(), 1u);
+  a.peers.PeerGone("b");
+  a.peers.Open(reader, 0, open, [&](const auto& opened) { late.set_value(opened.status()); });
+  EXPECT_TRUE(absl::IsUnavailable(late.get_future().get()));
+  EXPECT_EQ(nodes(), 0u);
+  AwaitNothingLeased(a);
+
+  // While its calls wait, it goes, and another incarnation of it comes.
+  for (uint8_t round = 1; round <= 50; ++round) {
+    reader.incarnation.fill(round);
+    std::promise<void> opened, prefilled;
+    a.OnLoop([&] {
+      a.peers.PeerHere(reader);
+      a.peers.Open(reader, 0, open, [&](const auto&) { opened.set_value(); });
+      a.peers.Prefill(reader, 0, {.key = open.objects[0].key, .lease_ms = open.lease_ms},
+                      [&](const auto&) { prefilled.set_value(); });
+      if (round % 2 == 0) a.peers.PeerGone("b");
+    });
+    opened.get_future().get();
+    prefilled.get_future().get();
+    ASSERT_LE(nodes(), 1u) << "an earlier incarnation is left";
+  }
+  a.peers.PeerGone("b");
+  EXPECT_EQ(nodes(), 0u);
+  AwaitNothingLeased(a);
+}
+
 TEST_F(PeersTest, APromptResumesFromAnotherNodesPrefix) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const storage::PrefixEngine engine(0);

@@ -41,6 +41,12 @@ struct Residence {
   uint8_t level = 0, was_level = 0;    // of `nearest` and `was`, in Tiers::memory: which of several GPUs' tiers
 };
 
+// How far a walk through all objects has come that says of each again where it resides.
+struct Telling {
+  bool lost = false;             // others have lost what they were told
+  ObjectId after = 0, last = 0;  // of the last one said, and of the last one to say; 0: the walk has not begun
+};
+
 using TellResidence = std::function<TierKind(const TenantPool&, const ObjectHeader&, const Residence&)>;
 
 struct ObjectTableOptions {
@@ -134,7 +140,7 @@ class ObjectTable final : public Offers {
   void Adopt(const TenantPool& pool, ObjectHeader header, Slot slot);
 
   // Says of all objects again where they reside, a step each; false: there are more, call again.
-  bool TellAll(Slice& slice);
+  bool TellAll(Telling& telling, Slice& slice);
 
   // Shows the objects that came behind `after` and up to `last`, a step each, published or not, those that are gone and
   // still in use among them, in the order of their coming, until `visit` has enough and returns false. `after` becomes
@@ -244,7 +250,6 @@ class ObjectTable final : public Offers {
   Placement placement_;
   std::map<TenantId, Nanos> ttls_;
   std::map<TenantId, std::list<ObjectId>> by_use_;  // of tenants whose objects expire, the longest unused first
-  std::vector<ObjectId> untold_;                    // of a TellAll that is under way
   std::vector<ObjectId> expiring_;                  // found by the last FindExpired, and not yet ended
   // Offered objects on their way here.
   struct Coming {

@@ -34,19 +34,14 @@ void ObjectTable::Reside(Entry& entry) const {
                       .was_level = std::exchange(entry.resided_at, entry.resides_at)});
 }
 
-bool ObjectTable::TellAll(Slice& slice) {
-  if (untold_.empty()) {
-    for (const auto& [id, entry] : entries_) untold_.push_back(id);
-    std::ranges::sort(untold_, std::ranges::greater());
-  }
-  for (; !untold_.empty(); untold_.pop_back()) {
-    if (!slice.Take()) return false;
-    Entry* const entry = Living(untold_.back());
-    if (entry == nullptr || entry->resides == TierKind::kNone) continue;
-    entry->told = TierKind::kNone;
-    Reside(*entry);
-  }
-  return true;
+bool ObjectTable::TellAll(Telling& telling, Slice& slice) {
+  if (telling.last == 0) telling.last = newest();  // what comes later is told of as it comes
+  return Walk(telling.after, telling.last, slice, [&](Entry& entry) {
+    if (entry.gone != MissReason::kNone || entry.resides == TierKind::kNone) return true;
+    if (telling.lost) entry.told = TierKind::kNone;
+    Reside(entry);
+    return true;
+  });
 }
 
 void ObjectTable::SetTimeToLive(TenantId tenant, Nanos ttl) {

@@ -159,7 +159,7 @@ void Node::Engine(uint8_t what) {
       peers.Lost(*directory.members[1 + (what >> 3) % 2]);
       break;
     default:
-      loop.PostCompletion(storage::kNoTenant, [this](storage::Slice& slice) { return peers.AnnounceAgain(slice); });
+      loop.PostCompletion(storage::kNoTenant, [this] { peers.AnnounceAgain(); });
   }
   Run();
 }

@@ -21,6 +21,9 @@ constexpr const char* kHeld[] = {"ashlar_sessions",
                                  "ashlar_regions",
                                  "ashlar_region_bytes",
                                  "ashlar_peer_leases",
+                                 "ashlar_transport_grants",
+                                 "ashlar_transport_transfers",
+                                 "ashlar_transport_loans",
                                  "ashlar_prefill_open_plans",
                                  "ashlar_prefill_pending_segments",
                                  "ashlar_prefill_given_segments"};
@@ -95,15 +98,19 @@ int64_t DaemonCluster::KeysInEtcd(char kind) const {
 
 std::string DaemonCluster::Held(bool all_announced) const {
   std::string held;
-  int64_t members = 0, objects = 0;
+  const auto members = std::ranges::count_if(daemons_, [](const auto& daemon) { return daemon->pid() >= 0; });
+  int64_t objects = 0;
   for (size_t node = 0; node < daemons_.size(); ++node) {
     if (daemons_[node]->pid() < 0) continue;
-    ++members;
     const std::string metrics = daemons_[node]->Metrics();
     objects += static_cast<int64_t>(SumOf(metrics, "ashlar_objects"));
     for (const char* name : kHeld) {
       const double value = SumOf(metrics, name);
       if (value != 0) absl::StrAppend(&held, name, " of node", node, ": ", value, "\n");
+    }
+    const double readers = SumOf(metrics, "ashlar_peer_readers");
+    if (readers >= static_cast<double>(members)) {
+      absl::StrAppend(&held, "readers of node", node, ": ", readers, ", and the others are ", members - 1, "\n");
     }
   }
   if (!has_etcd_) return held;

@@ -121,6 +121,8 @@ class Directory {
   virtual void Withdraw(const NamespaceId& ns, const Key& key, const TensorShard& shard) = 0;
   // Announcements that the queue takes now.
   virtual size_t Room() const = 0;
+  // An announcement of it was queued, and has made way since for what is worth more: it is to be said again.
+  virtual bool GaveUp(const NamespaceId& ns, const Key& key, const TensorShard& shard) const = 0;
 
   // Only followed namespaces are mirrored. Counted: as many Unfollow end it.
   virtual void Follow(const NamespaceId& ns) = 0;

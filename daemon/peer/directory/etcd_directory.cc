@@ -100,6 +100,12 @@ size_t EtcdDirectory::Room() const {
   return state_->shared.queue.Room();
 }
 
+bool EtcdDirectory::GaveUp(const NamespaceId& ns, const Key& key, const TensorShard& shard) const {
+  if (!CanBeSaid(shard)) return false;
+  std::lock_guard lock(state_->shared.mutex);
+  return state_->shared.queue.GaveUp(MakeId(ns, key, shard));
+}
+
 void EtcdDirectory::Follow(const NamespaceId& ns) {
   {
     std::lock_guard lock(state_->shared.mutex);

@@ -12,14 +12,17 @@ void WriteQueue::Forget(const EntryId& id) {
 }
 
 bool WriteQueue::Announce(const DirectoryWrite& write) {
-  withdrawals_.erase(write.id);
-  Forget(write.id);
-  if (announcements_.size() == capacity_) {
+  if (announcements_.size() == capacity_ && !announcements_.contains(write.id)) {
     ++dropped_announcements_;
+    // What is refused is no word: a withdrawal that waits is sent.
     if (capacity_ == 0 || std::prev(ranks_.end())->worth >= write.worth) return false;
     const EntryId least = std::prev(ranks_.end())->id;
     Forget(least);
+    given_up_.insert(least);
   }
+  Forget(write.id);
+  withdrawals_.erase(write.id);
+  given_up_.erase(write.id);
   const auto rank = ranks_.insert({write.worth, sequence_++, write.id}).first;
   announcements_.emplace(write.id, Waiting{*write.holding, rank});
   return true;
@@ -27,6 +30,7 @@ bool WriteQueue::Announce(const DirectoryWrite& write) {
 
 bool WriteQueue::Withdraw(const EntryId& id) {
   Forget(id);
+  given_up_.erase(id);
   if (withdrawals_.contains(id)) return true;
   if (withdrawals_.size() == capacity_) {
     ++dropped_withdrawals_;
@@ -66,7 +70,7 @@ void WriteQueue::Return(const std::vector<DirectoryWrite>& writes) {
   for (const DirectoryWrite& write : writes) {
     if (announcements_.contains(write.id) || withdrawals_.contains(write.id)) continue;
     if (write.holding.has_value()) {
-      Announce(write);
+      if (!Announce(write)) given_up_.insert(write.id);
     } else {
       Withdraw(write.id);
     }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "daemon/peer/directory/directory.h"
 #include "daemon/peer/directory/directory_keys.h"
 
@@ -29,6 +30,8 @@ class WriteQueue {
 
   // A full queue gives up what is worth least, the newest of equals; false where that is this one.
   bool Announce(const DirectoryWrite& write);
+  // An announcement of it was taken and given up, and there was no later word on it.
+  bool GaveUp(const EntryId& id) const { return given_up_.contains(id); }
   // False: full of other withdrawals.
   bool Withdraw(const EntryId& id);
 
@@ -64,6 +67,7 @@ class WriteQueue {
   uint64_t dropped_announcements_ = 0, dropped_withdrawals_ = 0;
   absl::flat_hash_map<EntryId, Waiting> announcements_;
   std::set<Rank> ranks_;
+  absl::flat_hash_set<EntryId> given_up_;  // bounded by the node's objects: each is there until it is withdrawn
   absl::flat_hash_map<EntryId, uint64_t> withdrawals_;  // and their place in the order
   std::deque<std::pair<EntryId, uint64_t>> in_order_;   // those that withdrawals_ does not have are void
 };

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <random>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 
@@ -61,22 +62,49 @@ TEST(WriteQueue, WhatWasTakenInVainComesBackBehindLaterWords) {
   EXPECT_EQ(Said(queue.Take(9)), "-1+3+2");
 }
 
-// Any calls: bounds are kept, and whatever was taken last of an object is the last word on it, or it was dropped.
+TEST(WriteQueue, KnowsWhatItGaveUp) {
+  WriteQueue queue(2);
+  for (const auto& [number, worth] : {std::pair(1, 1.), {2, 2.}}) queue.Announce(WriteOf(number, worth));
+  EXPECT_FALSE(queue.Announce(WriteOf(3, 1)));
+  EXPECT_FALSE(queue.GaveUp(IdOf(3))) << "it was never taken";
+  EXPECT_TRUE(queue.Announce(WriteOf(4, 4)));
+  EXPECT_TRUE(queue.GaveUp(IdOf(1)));
+  EXPECT_FALSE(queue.GaveUp(IdOf(2)));
+  const auto taken = queue.Take(1);
+  EXPECT_EQ(Said(taken), "+4");
+  EXPECT_TRUE(queue.Announce(WriteOf(1, 1)));
+  EXPECT_FALSE(queue.GaveUp(IdOf(1)));
+  EXPECT_TRUE(queue.Announce(WriteOf(5, 5)));
+  EXPECT_TRUE(queue.Announce(WriteOf(6, 6)));
+  queue.Return(taken);  // 4, in vain
+  EXPECT_TRUE(queue.GaveUp(IdOf(1)) && queue.GaveUp(IdOf(2)) && queue.GaveUp(IdOf(4)));
+  queue.Withdraw(IdOf(4));
+  EXPECT_FALSE(queue.GaveUp(IdOf(4)));
+}
+
+// Any calls: bounds are kept, whatever was taken last of an object is the last word on it, or that was dropped, and a
+// withdrawal waits until it is taken or its object is announced.
 TEST(WriteQueue, AnyCallsKeepTheBoundsAndTheLastWord) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937_64 random(seed);
   WriteQueue queue(8);
   std::map<uint8_t, std::optional<uint64_t>> last;  // bytes of the last word; none: withdrawn
-  std::map<uint8_t, bool> waits;
+  std::set<uint8_t> withdrawn;                      // by withdrawals that wait
   for (uint64_t step = 1; step < 50000; ++step) {
     const auto number = static_cast<uint8_t>(random() % 24);
     switch (random() % 4) {
       case 0:
-        if (queue.Announce(WriteOf(number, static_cast<double>(random() % 5), step))) last[number] = step;
+        if (queue.Announce(WriteOf(number, static_cast<double>(random() % 5), step))) {
+          last[number] = step;
+          withdrawn.erase(number);
+        }
         break;
       case 1:
-        if (queue.Withdraw(IdOf(number))) last[number] = std::nullopt;
+        if (queue.Withdraw(IdOf(number))) {
+          last[number] = std::nullopt;
+          withdrawn.insert(number);
+        }
         break;
       default:
         if (step / 100 % 2 == 0) break;  // nobody takes for a while, and the queue fills up
@@ -85,10 +113,13 @@ TEST(WriteQueue, AnyCallsKeepTheBoundsAndTheLastWord) {
           ASSERT_NE(found, last.end());
           ASSERT_EQ(write.holding.has_value(), found->second.has_value()) << step;
           ASSERT_EQ(write.holding.has_value() ? write.holding->bytes : 0, found->second.value_or(0)) << step;
+          if (write.holding.has_value()) continue;
+          ASSERT_EQ(withdrawn.erase(write.id.key[0]), 1u) << step;
         }
     }
     ASSERT_LE(queue.announcements(), 8u);
     ASSERT_LE(queue.withdrawals(), 8u);
+    ASSERT_EQ(queue.withdrawals(), withdrawn.size()) << "one was lost in step " << step;
     ASSERT_EQ(queue.Room(), 8 - queue.announcements());
   }
   EXPECT_GT(queue.dropped_announcements(), 0u);

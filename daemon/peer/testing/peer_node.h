@@ -47,7 +47,7 @@ class TestCluster final {
 };
 
 // One node's view of it.
-class TestDirectory final : public Directory {
+class TestDirectory : public Directory {
  public:
   TestDirectory(TestCluster& cluster, std::string self) : cluster_(cluster), self_(std::move(self)) {}
   std::shared_ptr<const Member> member;  // this node
@@ -65,6 +65,7 @@ class TestDirectory final : public Directory {
     });
   }
   size_t Room() const override { return SIZE_MAX; }
+  bool GaveUp(const NamespaceId&, const Key&, const TensorShard&) const override { return false; }
   void Follow(const NamespaceId&) override {}
   void Unfollow(const NamespaceId&) override {}
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const override {
@@ -275,6 +276,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     const std::lock_guard lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    other->peers.PeerHere(Self());
     other->peers.Prefill(Self(), 0, std::move(prefill), Counted(std::move(done)));
   }
 

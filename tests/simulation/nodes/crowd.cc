@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/peer/announcer.h"
 #include "daemon/peer/directory/session.h"
 
 namespace ashlar::simulation::nodes {
@@ -35,14 +37,20 @@ class Crowd {
     std::unique_ptr<MachineClock> clock;
     std::shared_ptr<Life> life;
     std::unique_ptr<DirectoryProcess> directory;
+    std::unique_ptr<daemon::Announcer> announcer;
+    std::vector<TierKind> told;  // of each object
   };
 
   NamespaceId ModelOf(size_t node) const { return DigestOf(1'000'000'000 + node % options_.models); }
   void Start(size_t node);
-  void Announce(size_t node);
+  // Of a node's announcer, from now on.
+  void Flush(size_t node);
+  void Tick(size_t node);
+  bool TellAll(size_t node, storage::Telling& telling, storage::Slice& slice);
   static void Kill(Member& member) {
     if (member.directory == nullptr) return;
     member.life->ended = true;
+    member.announcer = nullptr;
     member.directory = nullptr;
   }
   // Seconds from now until it holds; -1: not in `most`.
@@ -65,20 +73,46 @@ void Crowd::Start(size_t node) {
   Member& member = members_[node];
   member.clock = std::make_unique<MachineClock>(schedule_, schedule_.DrawTime(kSecond), 1.0);
   member.life = std::make_shared<Life>();
-  daemon::DirectoryEvents events{.announce_again = [this, node] { Announce(node); }};
+  // Not from within the directory's own step.
+  daemon::DirectoryEvents events{.announce_again = [this, node] {
+    schedule_.For(members_[node].life, 0, [this, node] { members_[node].announcer->Again(); });
+  }};
   member.directory = std::make_unique<DirectoryProcess>(network_, etcd_, node, member.life, *member.clock,
                                                         options_.directory, std::move(events), 0, [] {});
   (*member.directory)->Follow(ModelOf(node));
+  member.announcer = std::make_unique<daemon::Announcer>(**member.directory, daemon::AnnounceMode::kAll,
+                                                         std::vector<std::optional<uint8_t>>{});
+  member.told.assign(options_.objects, TierKind::kNone);
+  Flush(node);
+  Tick(node);
 }
 
-void Crowd::Announce(size_t node) {
-  // Not from within the directory's own step.
-  schedule_.For(members_[node].life, 0, [this, node] {
-    for (uint64_t i = 0; i < options_.objects; ++i) {
-      (*members_[node].directory)
-          ->Announce(ModelOf(node), DigestOf(node * 1'000'000 + i), {.bytes = 1'000'000}, static_cast<double>(i));
-    }
-  });
+void Crowd::Flush(size_t node) {
+  members_[node].announcer->Flush(
+      [&](storage::Telling& telling, storage::Slice& slice) { return TellAll(node, telling, slice); });
+  schedule_.For(members_[node].life, kSecond / 10, [this, node] { Flush(node); });
+}
+
+void Crowd::Tick(size_t node) {
+  members_[node].announcer->Tick();
+  schedule_.For(members_[node].life, kSecond, [this, node] { Tick(node); });
+}
+
+// As a cache does that has them all in dram. Later ones are worth more.
+bool Crowd::TellAll(size_t node, storage::Telling& telling, storage::Slice& slice) {
+  Member& member = members_[node];
+  for (; telling.after < options_.objects; ++telling.after) {
+    if (!slice.Take()) return false;
+    const uint64_t i = telling.after;
+    if (telling.lost) member.told[i] = TierKind::kNone;
+    ObjectHeader header{.ns = ModelOf(node), .key = DigestOf(node * 1'000'000 + i)};
+    header.tokens = 1;
+    header.bytes = 1'000'000;
+    const storage::Residence residence{
+        .nearest = TierKind::kDram, .uses = static_cast<uint32_t>(i), .told = member.told[i]};
+    member.told[i] = member.announcer->Resides({0, storage::PoolKind::kPublic}, header, residence);
+  }
+  return true;
 }
 
 double Crowd::Until(const std::function<bool()>& holds, Nanos most) {

@@ -73,5 +73,15 @@ TEST(Crowd, AHundredNodesConvergeWithinTheirBudgets) {
   EXPECT_LT(report.emptied_members, lease);
 }
 
+// A queue has less room than a node has objects: all are announced, and announced again when etcd has lost everything.
+TEST(Crowd, ObjectsBeyondTheQueueAreAnnouncedToo) {
+  CrowdOptions options;
+  options.nodes = 10;
+  options.objects = 300;
+  options.directory.queued_writes = 64;
+  const CrowdReport report = RunCrowd(options, 1);
+  EXPECT_EQ(report.failure, "") << ToJson(options, report);
+}
+
 }  // namespace
 }  // namespace ashlar::simulation::nodes

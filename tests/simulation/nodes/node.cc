@@ -131,8 +131,7 @@ daemon::DirectoryEvents Node::Events() {
               },
           .announce_again =
               [this] {
-                loop.PostCompletion(storage::kNoTenant,
-                                    [this](storage::Slice& slice) { return peers.AnnounceAgain(slice); });
+                loop.PostCompletion(storage::kNoTenant, [this] { peers.AnnounceAgain(); });
                 Pump();
               },
           .health_changed = nullptr};

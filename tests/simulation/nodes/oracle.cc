@@ -163,6 +163,8 @@ void Driver::CheckNothingIsLeft() {
     expect_none(cache.landings, "landings");
     expect_none(cache.copies_under_way, "copies between tiers");
     expect_none(peers.holder.leases, "leases of peers");
+    const uint64_t others = Running().size() - 1;
+    expect_none(peers.holder.nodes - std::min(peers.holder.nodes, others), "readers that have gone");
     expect_none(peers.objects.copies, "objects that other nodes keep for it");
     expect_none(peers.objects.reading, "pieces that it fetches");
     expect_none(peers.offered.under_way, "objects that it takes");
