@@ -164,7 +164,8 @@ class HostileDirectory final : public daemon::Directory {
     }
     return located;
   }
-  std::vector<daemon::DepthRange> Depths(const NamespaceId&, uint64_t) const override { return {}; }
+  std::vector<uint64_t> Depths(const NamespaceId&, uint64_t, size_t) const override { return {}; }
+  std::vector<uint64_t> SpanEnds(const NamespaceId&, uint64_t, uint64_t, size_t) const override { return {}; }
   void Forget(const daemon::ClusterForgetting&, std::function<void(const absl::Status&)> done) override {
     done(absl::UnavailableError("nobody asks for it"));
   }

@@ -70,9 +70,6 @@ struct Located {
   Holding holding;
 };
 
-// A checkpoint's depth and 0, or a span's end and beginning; in tokens.
-using DepthRange = std::pair<uint64_t, uint64_t>;
-
 struct DirectoryHealth {
   bool connected = false;    // false: what was known goes on being used, and announcements wait
   storage::Nanos since = 0;  // on the monotonic clock
@@ -132,8 +129,11 @@ class Directory {
   // kMaxLocated of a key.
   static constexpr size_t kMaxLocated = 16;
   virtual std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const = 0;
-  // Where others may hold checkpoints and spans that end at most at `end`: distinct and rising.
-  virtual std::vector<DepthRange> Depths(const NamespaceId& ns, uint64_t end) const = 0;
+  // Depths of checkpoints that others may hold, of all texts: distinct, the deepest first. At most `most`, none behind
+  // `end`, none of 0.
+  virtual std::vector<uint64_t> Depths(const NamespaceId& ns, uint64_t end, size_t most) const = 0;
+  // The same of the ends of spans that begin at `begin`.
+  virtual std::vector<uint64_t> SpanEnds(const NamespaceId& ns, uint64_t begin, uint64_t end, size_t most) const = 0;
 
   // Tells all nodes, and those that come later. `done` is called once: OK when the directory has it for good.
   // UNAVAILABLE: it cannot be reached, and nobody may have been told. RESOURCE_EXHAUSTED: there are kMostForgettings.

@@ -128,8 +128,12 @@ std::vector<Located> EtcdDirectory::Locate(const NamespaceId& ns, std::span<cons
   return state_->shared.mirror.Locate(ns, keys);
 }
 
-std::vector<DepthRange> EtcdDirectory::Depths(const NamespaceId& ns, uint64_t end) const {
-  return state_->shared.mirror.Depths(ns, end);
+std::vector<uint64_t> EtcdDirectory::Depths(const NamespaceId& ns, uint64_t end, size_t most) const {
+  return state_->shared.mirror.Depths(ns, end, most);
+}
+
+std::vector<uint64_t> EtcdDirectory::SpanEnds(const NamespaceId& ns, uint64_t begin, uint64_t end, size_t most) const {
+  return state_->shared.mirror.SpanEnds(ns, begin, end, most);
 }
 
 void EtcdDirectory::Forget(const ClusterForgetting& forgetting, std::function<void(const absl::Status&)> done) {

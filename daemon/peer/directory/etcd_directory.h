@@ -36,7 +36,8 @@ class EtcdDirectory final : public Directory {
   void Follow(const NamespaceId& ns) override;
   void Unfollow(const NamespaceId& ns) override;
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const override;
-  std::vector<DepthRange> Depths(const NamespaceId& ns, uint64_t end) const override;
+  std::vector<uint64_t> Depths(const NamespaceId& ns, uint64_t end, size_t most) const override;
+  std::vector<uint64_t> SpanEnds(const NamespaceId& ns, uint64_t begin, uint64_t end, size_t most) const override;
   void Forget(const ClusterForgetting& forgetting, std::function<void(const absl::Status&)> done) override;
   std::vector<ClusterForgetting> Forgettings() const override;
   void Forgot(int64_t revision) override;

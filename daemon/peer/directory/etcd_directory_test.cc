@@ -16,7 +16,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::Pair;
 
 using Names = std::set<std::string>;
 
@@ -75,8 +74,8 @@ TEST_F(EtcdDirectoryTest, TwoNodesSeeWhatTheOtherHolds) {
   EXPECT_EQ(located[0].holding, holding);
   EXPECT_EQ(located[0].member->incarnation, a->directory.Members()[0]->incarnation);
   EXPECT_THAT(a->Holders(1, 7), IsEmpty()) << "never itself";
-  EXPECT_THAT(b->directory.Depths(NamespaceOf(1), 70000), ElementsAre(Pair(70000, 69900)));
-  EXPECT_THAT(b->directory.Depths(NamespaceOf(1), 69999), IsEmpty());
+  EXPECT_THAT(b->directory.SpanEnds(NamespaceOf(1), 69900, 70000, 9), ElementsAre(70000));
+  EXPECT_THAT(b->directory.SpanEnds(NamespaceOf(1), 69900, 69999, 9), IsEmpty());
 
   a->directory.Withdraw(NamespaceOf(1), DigestOf(7), {1, 8});  // another shard
   a->Hold(1, 8);
@@ -84,7 +83,7 @@ TEST_F(EtcdDirectoryTest, TwoNodesSeeWhatTheOtherHolds) {
   EXPECT_EQ(b->Holders(1, 7), Names{"a"});
   a->directory.Withdraw(NamespaceOf(1), DigestOf(7), holding.shard);
   ASSERT_TRUE(Until([&] { return b->Holders(1, 7).empty(); }));
-  EXPECT_THAT(b->directory.Depths(NamespaceOf(1), UINT64_MAX), IsEmpty());
+  EXPECT_THAT(b->directory.SpanEnds(NamespaceOf(1), 69900, UINT64_MAX, 9), IsEmpty());
 }
 
 TEST_F(EtcdDirectoryTest, OnlyFollowedNamespacesAreMirrored) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kTables = 64;  // of a namespace
 constexpr size_t kMembers = size_t{1} << 16;
-constexpr size_t kBytesOfADepth = 20;  // in a b-tree that is about 3/4 full
+constexpr size_t kBytesOfADepth = 11, kBytesOfASpanEnd = 16;  // in b-trees that are about 3/4 full
 // Places in five bits: a tier's number, or kFirstGpu and a GPU's. The few GPUs with higher numbers are not remembered.
 constexpr int kFirstGpu = 4, kPlaces = 32;
 static_assert(static_cast<int>(TierKind::kSsd) < kFirstGpu);
@@ -52,8 +52,6 @@ struct Slot {
   }
   bool round() const { return kinds & 1; }
   void SetRound(bool round) const { kinds = static_cast<uint8_t>((kinds & ~1) | (round ? 1 : 0)); }
-  // A checkpoint's or a span's.
-  bool HasDepth() const { return kind() == ObjectKind::kCheckpoint || kind() == ObjectKind::kSpan; }
 };
 static_assert(sizeof(Slot) == 36);
 
@@ -170,7 +168,8 @@ class Mirror::Namespace {
 
   void Locate(const ShortDigest& key, size_t index, const MemberNumbers::List& members,
               std::vector<Located>* located) const;
-  std::vector<DepthRange> Depths(uint64_t end) const;
+  std::vector<uint64_t> Depths(uint64_t end, size_t most) const;
+  std::vector<uint64_t> SpanEnds(uint64_t begin, uint64_t end, size_t most) const;
   uint64_t Bytes() const;
 
  private:
@@ -188,8 +187,9 @@ class Mirror::Namespace {
 
   bool round_ = false, open_ = false;  // of the writing thread
   std::array<Table, kTables> tables_;
-  mutable std::mutex mutex_;                                         // of depths_
-  absl::btree_map<std::pair<uint32_t, uint32_t>, uint32_t> depths_;  // and how many entries have each
+  mutable std::mutex mutex_;                    // of the next ones, which say how many entries have each
+  absl::btree_map<uint32_t, uint32_t> depths_;  // of checkpoints
+  absl::btree_map<std::pair<uint32_t, uint32_t>, uint32_t> span_ends_;  // by where the spans begin
 };
 
 std::pair<Mirror::Namespace::Iterator, Mirror::Namespace::Iterator> Mirror::Namespace::Chain(Slots& slots,
@@ -207,11 +207,19 @@ std::pair<Mirror::Namespace::Iterator, Mirror::Namespace::Iterator> Mirror::Name
 }
 
 void Mirror::Namespace::CountDepth(const Slot& slot, int change) {
-  if (!slot.HasDepth()) return;
+  const auto count = [change](auto& counts, const auto& place) {
+    const auto at = counts.try_emplace(place, 0).first;
+    at->second += static_cast<uint32_t>(change);
+    if (at->second == 0) counts.erase(at);
+  };
+  const bool span = slot.kind() == ObjectKind::kSpan;
+  if (slot.depth == 0 || (!span && slot.kind() != ObjectKind::kCheckpoint)) return;
   std::lock_guard lock(mutex_);
-  const auto at = depths_.try_emplace({slot.depth, slot.span_begin}, 0).first;
-  at->second += static_cast<uint32_t>(change);
-  if (at->second == 0) depths_.erase(at);
+  if (span) {
+    count(span_ends_, std::pair(slot.span_begin, slot.depth));
+  } else {
+    count(depths_, slot.depth);
+  }
 }
 
 bool Mirror::Namespace::Put(const Slot& slot, bool may_add, bool* refused) {
@@ -302,12 +310,24 @@ void Mirror::Namespace::Locate(const ShortDigest& key, size_t index, const Membe
   }
 }
 
-std::vector<DepthRange> Mirror::Namespace::Depths(uint64_t end) const {
+std::vector<uint64_t> Mirror::Namespace::Depths(uint64_t end, size_t most) const {
+  const auto last = static_cast<uint32_t>(std::min<uint64_t>(end, UINT32_MAX));
+  std::vector<uint64_t> result;
   std::lock_guard lock(mutex_);
-  std::vector<DepthRange> result;
-  for (const auto& [range, count] : depths_) {
-    if (range.first > end) break;
-    result.emplace_back(range.first, range.second);
+  for (auto at = depths_.upper_bound(last); at != depths_.begin() && result.size() < most;) {
+    result.push_back((--at)->first);
+  }
+  return result;
+}
+
+std::vector<uint64_t> Mirror::Namespace::SpanEnds(uint64_t begin, uint64_t end, size_t most) const {
+  std::vector<uint64_t> result;
+  if (begin > UINT32_MAX) return result;
+  const auto from = static_cast<uint32_t>(begin), last = static_cast<uint32_t>(std::min<uint64_t>(end, UINT32_MAX));
+  std::lock_guard lock(mutex_);
+  for (auto at = span_ends_.upper_bound({from, last}); at != span_ends_.begin() && result.size() < most;) {
+    if ((--at)->first.first != from) break;
+    result.push_back(at->first.second);
   }
   return result;
 }
@@ -319,7 +339,7 @@ uint64_t Mirror::Namespace::Bytes() const {
     bytes += table.slots.capacity() * (sizeof(Slot) + 1);
   }
   std::lock_guard lock(mutex_);
-  return bytes + depths_.size() * kBytesOfADepth;
+  return bytes + depths_.size() * kBytesOfADepth + span_ends_.size() * kBytesOfASpanEnd;
 }
 
 Mirror::Mirror(uint64_t most_entries) : most_entries_(most_entries) {}
@@ -396,9 +416,14 @@ std::vector<Located> Mirror::Locate(const NamespaceId& ns, std::span<const Key> 
   return located;
 }
 
-std::vector<DepthRange> Mirror::Depths(const NamespaceId& ns, uint64_t end) const {
+std::vector<uint64_t> Mirror::Depths(const NamespaceId& ns, uint64_t end, size_t most) const {
   const std::shared_ptr<Namespace> space = Find(Shorten(ns));
-  return space == nullptr ? std::vector<DepthRange>() : space->Depths(end);
+  return space == nullptr ? std::vector<uint64_t>() : space->Depths(end, most);
+}
+
+std::vector<uint64_t> Mirror::SpanEnds(const NamespaceId& ns, uint64_t begin, uint64_t end, size_t most) const {
+  const std::shared_ptr<Namespace> space = Find(Shorten(ns));
+  return space == nullptr ? std::vector<uint64_t>() : space->SpanEnds(begin, end, most);
 }
 
 uint64_t Mirror::Bytes() const {

@@ -77,7 +77,8 @@ class Mirror {
 
   // By any thread; as in Directory.
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const;
-  std::vector<DepthRange> Depths(const NamespaceId& ns, uint64_t end) const;
+  std::vector<uint64_t> Depths(const NamespaceId& ns, uint64_t end, size_t most) const;
+  std::vector<uint64_t> SpanEnds(const NamespaceId& ns, uint64_t begin, uint64_t end, size_t most) const;
   uint64_t entries() const { return entries_.load(std::memory_order_relaxed); }
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
   uint64_t Bytes() const;

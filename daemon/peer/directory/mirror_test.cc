@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
 #include <thread>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/directory/testing/directory_fixture.h"
@@ -16,7 +19,8 @@ namespace ashlar::daemon {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::Pair;
+using ::testing::ElementsAreArray;
+using ::testing::IsEmpty;
 
 EntryId IdOf(uint64_t ns, uint64_t key, uint8_t rank = 0) {
   return {Shorten(NamespaceOf(ns)), Shorten(DigestOf(key)), rank, 7};
@@ -47,7 +51,7 @@ TEST(Mirror, AtMostSixteenHoldersOfAKeyAreSaid) {
   EXPECT_EQ(located[0].index, 1u);
 }
 
-TEST(Mirror, DepthsAreThoseOfCheckpointsAndSpans) {
+TEST(Mirror, DepthsAreSaidFromTheDeepEnd) {
   Mirror mirror(1000);
   mirror.Open(Shorten(NamespaceOf(1)));
   mirror.Put(IdOf(1, 1), 9, {.kind = ObjectKind::kCheckpoint, .depth = 300});
@@ -56,13 +60,40 @@ TEST(Mirror, DepthsAreThoseOfCheckpointsAndSpans) {
   mirror.Put(IdOf(1, 4), 9, {.kind = ObjectKind::kCheckpoint, .depth = 100});
   mirror.Put(IdOf(1, 5), 9, {.kind = ObjectKind::kPrefixBlock, .depth = 50});
   mirror.Put(IdOf(1, 6), 9, {.kind = ObjectKind::kSegment});
-  EXPECT_THAT(mirror.Depths(NamespaceOf(1), 300), ElementsAre(Pair(100, 0), Pair(300, 0), Pair(300, 200)));
+  mirror.Put(IdOf(1, 7), 9, {.kind = ObjectKind::kCheckpoint, .depth = 0});
+  mirror.Put(IdOf(1, 8), 9, {.kind = ObjectKind::kCheckpoint, .depth = 200});
+  const NamespaceId ns = NamespaceOf(1);
+  EXPECT_THAT(mirror.Depths(ns, 300, 9), ElementsAre(300, 200, 100));
+  EXPECT_THAT(mirror.Depths(ns, UINT64_MAX, 2), ElementsAre(300, 200));
+  EXPECT_THAT(mirror.Depths(ns, 299, 1), ElementsAre(200));
+  EXPECT_THAT(mirror.Depths(ns, 99, 9), IsEmpty());
   mirror.Remove(IdOf(1, 2), 9);
   mirror.Remove(IdOf(1, 1), 9);
-  EXPECT_THAT(mirror.Depths(NamespaceOf(1), 300), ElementsAre(Pair(100, 0), Pair(300, 200)));
+  EXPECT_THAT(mirror.Depths(ns, 300, 9), ElementsAre(200, 100)) << "another entry has 100, too";
   mirror.Put(IdOf(1, 4), 9, {.kind = ObjectKind::kCheckpoint, .depth = 101});
-  EXPECT_THAT(mirror.Depths(NamespaceOf(1), 299), ElementsAre(Pair(101, 0)));
-  EXPECT_TRUE(mirror.Depths(NamespaceOf(2), 300).empty());
+  EXPECT_THAT(mirror.Depths(ns, 199, 9), ElementsAre(101));
+  EXPECT_THAT(mirror.Depths(NamespaceOf(2), 300, 9), IsEmpty());
+}
+
+TEST(Mirror, SpansAreSaidByTheirBeginning) {
+  Mirror mirror(1000);
+  mirror.Open(Shorten(NamespaceOf(1)));
+  uint64_t key = 0;
+  for (const auto& [begin, end] : std::vector<std::pair<uint32_t, uint32_t>>{
+           {199, 290}, {200, 210}, {200, 300}, {200, 300}, {200, 250}, {201, 202}}) {
+    mirror.Put(IdOf(1, ++key), 9, {.kind = ObjectKind::kSpan, .depth = end, .span_begin = begin});
+  }
+  const NamespaceId ns = NamespaceOf(1);
+  EXPECT_THAT(mirror.SpanEnds(ns, 200, UINT64_MAX, 9), ElementsAre(300, 250, 210));
+  EXPECT_THAT(mirror.SpanEnds(ns, 200, 299, 1), ElementsAre(250));
+  EXPECT_THAT(mirror.SpanEnds(ns, 200, 209, 9), IsEmpty());
+  EXPECT_THAT(mirror.SpanEnds(ns, 198, 300, 9), IsEmpty());
+  EXPECT_THAT(mirror.SpanEnds(ns, UINT64_MAX, UINT64_MAX, 9), IsEmpty());
+  EXPECT_THAT(mirror.Depths(ns, 300, 9), IsEmpty());
+  mirror.Remove(IdOf(1, 3), 9);
+  EXPECT_THAT(mirror.SpanEnds(ns, 200, 300, 9), ElementsAre(300, 250, 210));
+  mirror.Remove(IdOf(1, 4), 9);
+  EXPECT_THAT(mirror.SpanEnds(ns, 200, 300, 9), ElementsAre(250, 210));
 }
 
 // A read that is broken off is begun again: neither what it has put nor what was there before outlives the next one.
@@ -113,7 +144,7 @@ TEST(MemberNumbers, AreGivenAgainAndBounded) {
 // A mirror and a model of it, which are changed together.
 class ModelledMirror {
  public:
-  static constexpr uint64_t kMost = 300, kKeys = 80, kMembers = 6;
+  static constexpr uint64_t kMost = 300, kKeys = 80, kMembers = 6, kSpanBegins = 3;
 
   explicit ModelledMirror(uint64_t seed) : random_(seed) {}
 
@@ -146,7 +177,8 @@ class ModelledMirror {
 
   // All of one namespace is what the model says.
   void ExpectSame(uint64_t ns) const {
-    std::set<DepthRange> depths;
+    std::set<uint64_t, std::greater<>> depths;
+    std::map<uint64_t, std::set<uint64_t, std::greater<>>> span_ends;
     for (uint64_t key = 0; key < kKeys; ++key) {
       const Key asked[] = {DigestOf(key)};
       size_t expected = 0;
@@ -160,11 +192,16 @@ class ModelledMirror {
       for (const auto& [at, held] : held_) {
         if (std::get<0>(at) != ns || std::get<1>(at) != key) continue;
         expected -= present_.contains(std::get<2>(at));
-        if (held.first.kind >= ObjectKind::kCheckpoint) depths.insert({held.first.depth, held.first.span_begin});
+        const Holding& holding = held.first;
+        if (holding.depth > 0 && holding.kind == ObjectKind::kCheckpoint) depths.insert(holding.depth);
+        if (holding.depth > 0 && holding.kind == ObjectKind::kSpan) span_ends[holding.span_begin].insert(holding.depth);
       }
       EXPECT_EQ(expected, 0u);
     }
-    EXPECT_EQ(mirror_.Depths(NamespaceOf(ns), UINT64_MAX), std::vector<DepthRange>(depths.begin(), depths.end()));
+    EXPECT_THAT(mirror_.Depths(NamespaceOf(ns), UINT64_MAX, SIZE_MAX), ElementsAreArray(depths));
+    for (uint64_t begin = 0; begin < kSpanBegins; ++begin) {
+      EXPECT_THAT(mirror_.SpanEnds(NamespaceOf(ns), begin, UINT64_MAX, SIZE_MAX), ElementsAreArray(span_ends[begin]));
+    }
   }
 
  private:
@@ -177,7 +214,7 @@ class ModelledMirror {
                        .shard = {rank, 8},
                        .bytes = random_() % (kMostHoldingBytes + 1),
                        .depth = static_cast<uint32_t>(random_() % 9),
-                       .span_begin = static_cast<uint32_t>(random_() % 3)};
+                       .span_begin = static_cast<uint32_t>(random_() % kSpanBegins)};
     if (holding.tier == TierKind::kHbm && random_() % 4 > 0) holding.gpu = static_cast<uint8_t>(random_() % 28);
     mirror_.Put(IdOf(ns, key, rank), member, holding);
     if (open_.contains(ns) && (held_.contains(at) || held_.size() < kMost)) held_[at] = {holding, round_};
@@ -237,7 +274,8 @@ TEST(Mirror, IsReadWhileItIsWritten) {
           ASSERT_EQ(located.holding.bytes, located.member->incarnation * 1000);
           ++found;
         }
-        mirror.Depths(NamespaceOf(1), 10);
+        mirror.Depths(NamespaceOf(1), 10, 10);
+        mirror.SpanEnds(NamespaceOf(1), 5, 10, 10);
         mirror.Bytes();
       }
     });

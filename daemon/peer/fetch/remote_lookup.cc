@@ -1,6 +1,8 @@
 #include "daemon/peer/fetch/remote_lookup.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include "proto/limits.h"
@@ -8,7 +10,9 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kMostDepths = 256;  // at which a prompt's prefix is looked for, the deepest ones
+// Depths at which a prompt's checkpoint is looked for where others have blocks of it, some at a time until one is
+// found; and at which it is looked for where blocks before it are missing there. Spans that are looked for.
+constexpr size_t kMostDepths = 1024, kDepthsAtOnce = 256, kMostDepthsBehind = 64, kMostSpans = 256;
 
 using storage::Query;
 
@@ -16,6 +20,10 @@ using storage::Query;
 // there by way of dram.
 int Farness(TierKind tier) {
   return tier == TierKind::kDram ? 0 : tier == TierKind::kHbm ? 1 : 2;
+}
+
+storage::PoolKind PoolOf(bool own) {
+  return own ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
 }
 
 }  // namespace
@@ -73,21 +81,21 @@ class RemoteLookup::Call {
 
 void RemoteLookup::Find(storage::TenantId tenant, std::span<const RemoteQuestion> prompts,
                         std::function<void(Adopted)> then) {
-  std::vector<Want> wants = Locate(prompts);
-  if (wants.empty()) return then(nullptr);
+  Wants wants = Locate(prompts);
+  if (wants.segments.empty() && wants.prefixes.empty()) return then(nullptr);
   const auto call = std::make_shared<Call>(*this, tenant, then);
   const bool posted =
       loop_.Post(tenant, [this, call, wants = std::move(wants)]() mutable { Begin(call, std::move(wants)); });
   if (!posted) then(nullptr);
 }
 
-std::vector<RemoteLookup::Want> RemoteLookup::Locate(std::span<const RemoteQuestion> prompts) const {
-  std::vector<Want> wants;
+RemoteLookup::Wants RemoteLookup::Locate(std::span<const RemoteQuestion> prompts) const {
+  Wants wants;
   for (const RemoteQuestion& prompt : prompts) {
-    LocateSegments(prompt.segments, storage::PoolKind::kPublic, wants);
+    LocateSegments(prompt.segments, storage::PoolKind::kPublic, wants.segments);
     if (prompt.text == nullptr) continue;
-    LocatePrefix(*prompt.text, /*own=*/false, wants);
-    if (prompt.text->own()) LocatePrefix(*prompt.text, /*own=*/true, wants);
+    LocatePrefix(*prompt.text, /*own=*/false, wants.prefixes);
+    if (prompt.text->own()) LocatePrefix(*prompt.text, /*own=*/true, wants.prefixes);
   }
   return wants;
 }
@@ -102,7 +110,8 @@ void RemoteLookup::LocateSegments(std::span<const Query> queries, storage::PoolK
   for (auto at = located.begin(); at != located.end();) {
     const size_t index = at->index;
     const Query& query = queries[index];
-    Want want{.kind = query.kind, .ns = query.ns, .key = query.key, .pool = pool, .shards = query.shard.size};
+    Want want{
+        .index = index, .kind = query.kind, .ns = query.ns, .key = query.key, .pool = pool, .shards = query.shard.size};
     struct Having {
       uint32_t shards = 0;  // of this bundle
       int farness = 0;      // the farthest shard's
@@ -122,37 +131,125 @@ void RemoteLookup::LocateSegments(std::span<const Query> queries, storage::PoolK
   }
 }
 
-// The deepest end of a prefix that another node has, with the blocks before it that others have. What is here is not
-// asked for (Begin); whether all of it can be had, the look-up itself finds out.
-void RemoteLookup::LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Want>& wants) const {
+// Blocks tell how far others have this very prompt: depths are those of all texts. All blocks are looked for, because
+// one that no other node has may be here.
+void RemoteLookup::LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Prefix>& prefixes) const {
   const storage::PrefixModel& model = text.model();
-  const PrefixKeys& keys = own ? *text.own() : text.shared();
-  if (text.tokens().empty()) return;
-  const std::vector<DepthRange> ranges = directory_.Depths(model.ns, text.tokens().size() - 1);
-  std::vector<storage::Prefixes::Candidate> candidates;
-  std::vector<Query> ends;
-  for (auto range = ranges.rbegin(); range != ranges.rend() && candidates.size() < kMostDepths; ++range) {
-    const auto [depth, begin] = *range;
-    if (depth == 0 || begin >= depth) continue;
-    storage::Prefixes::Candidate candidate{.depth = depth, .own = own, .span_begin = begin};
-    if (begin > 0) candidate.span = keys.Span(begin, depth);
-    const ObjectKind kind = begin > 0 ? ObjectKind::kSpan : ObjectKind::kCheckpoint;
-    const Key end = begin > 0 ? candidate.span : keys.Checkpoint(depth);
-    ends.push_back({.kind = kind, .key = end, .shard = model.shard, .ns = model.ns});
-    candidates.push_back(candidate);
+  if (text.tokens().size() < 2) return;  // the last token is left to compute
+  Prefix prefix{.keys = own ? &*text.own() : &text.shared()};
+  std::vector<Query> blocks;
+  if (model.paged) {
+    for (const Key& key : prefix.keys->blocks().first((text.tokens().size() - 1) / model.block_tokens)) {
+      blocks.push_back({.kind = ObjectKind::kPrefixBlock, .key = key, .shard = model.shard, .ns = model.ns});
+    }
   }
-  const auto pool = own ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
-  std::vector<Want> found;
-  LocateSegments(ends, pool, found);
-  if (found.empty()) return;
-  const auto deepest = std::ranges::find(ends, found.front().key, &Query::key);  // they are in the order of the ends
-  const std::vector<Query> objects =
-      storage::Prefixes::Objects(text, candidates[static_cast<size_t>(deepest - ends.begin())]);
-  LocateSegments(objects, pool, wants);
+  LocateSegments(blocks, PoolOf(own), prefix.blocks);
+  prefix.ends = LocateEnds(text, own, prefix.blocks);
+  if (!prefix.ends.empty()) prefixes.push_back(std::move(prefix));
 }
 
-void RemoteLookup::Begin(const std::shared_ptr<Call>& call, std::vector<Want> wants) {
-  std::vector<Want> asked;
+// A checkpoint lies less than a block behind the last block that it needs. So the first ones to try are the deepest of
+// those before which others have all blocks: the first one found there is whole. Of the deeper ones a few are tried,
+// because blocks that others have not may be here.
+std::vector<RemoteLookup::Prefix::End> RemoteLookup::LocateEnds(const storage::PrefixText& text, bool own,
+                                                                std::span<const Want> blocks) const {
+  const storage::PrefixModel& model = text.model();
+  const uint64_t last = text.tokens().size() - 1;
+  size_t leading = 0;
+  while (leading < blocks.size() && blocks[leading].index == leading) ++leading;
+  const size_t behind = blocks.empty() ? 0 : blocks.back().index + 1;
+  const auto reach = [&](size_t count) {
+    return model.paged ? std::min((count + 1) * model.block_tokens - 1, last) : last;
+  };
+  std::vector<Prefix::End> ends;
+  const size_t most = leading > 0 ? kMostDepths : kDepthsAtOnce;
+  uint64_t left = reach(leading);
+  for (size_t tried = 0; tried < most && left > 0 && ends.empty(); tried += kDepthsAtOnce) {
+    left = LocateCheckpoints(text, own, 0, left, kDepthsAtOnce, ends);
+  }
+  LocateCheckpoints(text, own, reach(leading), reach(behind), kMostDepthsBehind, ends);
+  LocateCheckpoints(text, own, reach(behind), last, kMostDepthsBehind, ends);
+  LocateSpans(text, own, ends);
+  std::ranges::stable_sort(ends, std::ranges::greater(), &Prefix::End::depth);
+  return ends;
+}
+
+// Tries the `most` deepest ones behind `above` and up to `end`; returns the depth up to which others are left.
+uint64_t RemoteLookup::LocateCheckpoints(const storage::PrefixText& text, bool own, uint64_t above, uint64_t end,
+                                         size_t most, std::vector<Prefix::End>& ends) const {
+  if (end <= above) return above;
+  const storage::PrefixModel& model = text.model();
+  const PrefixKeys& keys = own ? *text.own() : text.shared();
+  const std::vector<uint64_t> depths = directory_.Depths(model.ns, end, most);
+  std::vector<Query> queries;
+  for (const uint64_t depth : depths) {
+    if (depth <= above) break;
+    queries.push_back(
+        {.kind = ObjectKind::kCheckpoint, .key = keys.Checkpoint(depth), .shard = model.shard, .ns = model.ns});
+  }
+  std::vector<Want> located;
+  LocateSegments(queries, PoolOf(own), located);
+  for (Want& want : located) {
+    const uint64_t depth = depths[want.index];
+    const uint64_t blocks = model.paged ? depth / model.block_tokens : 0;
+    ends.push_back({.depth = depth, .blocks = static_cast<size_t>(blocks), .checkpoint = std::move(want)});
+  }
+  return queries.size() < most ? above : depths.back() - 1;
+}
+
+// Adds the spans behind these checkpoints.
+void RemoteLookup::LocateSpans(const storage::PrefixText& text, bool own, std::vector<Prefix::End>& ends) const {
+  if (text.span_tokens() == 0) return;
+  const storage::PrefixModel& model = text.model();
+  const PrefixKeys& keys = own ? *text.own() : text.shared();
+  std::vector<Prefix::End> tried;
+  std::vector<Query> queries;
+  for (const Prefix::End& base : ends) {
+    const uint64_t last = std::min<uint64_t>(text.tokens().size() - 1, base.depth + limits::kMaxSpanTokens);
+    for (const uint64_t depth : directory_.SpanEnds(model.ns, base.depth, last, kMostSpans - queries.size())) {
+      if (depth <= base.depth) continue;
+      queries.push_back(
+          {.kind = ObjectKind::kSpan, .key = keys.Span(base.depth, depth), .shard = model.shard, .ns = model.ns});
+      tried.push_back({.depth = depth, .blocks = base.blocks, .checkpoint = base.checkpoint});
+    }
+  }
+  std::vector<Want> located;
+  LocateSegments(queries, PoolOf(own), located);
+  for (Want& want : located) {
+    Prefix::End& end = tried[want.index];
+    end.span = std::move(want);
+    ends.push_back(std::move(end));
+  }
+}
+
+// The deepest end whose objects are all here or elsewhere, as far as is known.
+void RemoteLookup::Choose(storage::TenantId tenant, Prefix prefix, std::vector<Want>& wants) const {
+  size_t needed = 0, whole = 0;
+  for (const Prefix::End& end : prefix.ends) needed = std::max(needed, end.blocks);
+  const Want like = prefix.ends.front().checkpoint;
+  std::vector<Want> chain;
+  for (auto next = prefix.blocks.begin(); whole < needed; ++whole) {
+    const Key& key = prefix.keys->blocks()[whole];
+    if (next != prefix.blocks.end() && next->index == whole) {
+      chain.push_back(std::move(*next++));
+    } else if (cache_->Knows(tenant, key)) {
+      chain.push_back(
+          {.kind = ObjectKind::kPrefixBlock, .ns = like.ns, .key = key, .pool = like.pool, .shards = like.shards});
+    } else {
+      break;
+    }
+  }
+  const auto end = std::ranges::find_if(prefix.ends, [whole](const Prefix::End& one) { return one.blocks <= whole; });
+  if (end == prefix.ends.end()) return;
+  chain.resize(end->blocks);
+  std::ranges::move(chain, std::back_inserter(wants));
+  wants.push_back(std::move(end->checkpoint));
+  if (end->span) wants.push_back(*std::move(end->span));
+}
+
+void RemoteLookup::Begin(const std::shared_ptr<Call>& call, Wants located) {
+  std::vector<Want> wants = std::move(located.segments), asked;
+  for (Prefix& prefix : located.prefixes) Choose(call->tenant, std::move(prefix), wants);
   for (Want& want : wants) {
     const Place key{call->tenant, want.key};
     if (cache_->Knows(call->tenant, want.key)) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -64,6 +65,7 @@ class RemoteLookup {
  private:
   // An object that another node has, with all shards of its bundle.
   struct Want {
+    size_t index = 0;  // of the query that it answers, among those asked for together
     ObjectKind kind = ObjectKind::kSegment;
     NamespaceId ns;
     Key key;
@@ -72,13 +74,35 @@ class RemoteLookup {
     uint64_t bytes = 0;  // of all of them
     std::vector<std::shared_ptr<const Member>> holders;
   };
+  // What other nodes have of one prompt's prefixes; what is here is looked up on the metadata thread. The text lives
+  // until the answer.
+  struct Prefix {
+    struct End {
+      uint64_t depth = 0;
+      size_t blocks = 0;  // that it needs, from the first one on
+      Want checkpoint;
+      std::optional<Want> span;
+    };
+    const PrefixKeys* keys = nullptr;
+    std::vector<Want> blocks;  // by index
+    std::vector<End> ends;     // the deepest first
+  };
+  struct Wants {
+    std::vector<Want> segments;
+    std::vector<Prefix> prefixes;
+  };
   class Call;
   using Place = std::pair<storage::TenantId, Key>;
 
-  std::vector<Want> Locate(std::span<const RemoteQuestion> prompts) const;
+  Wants Locate(std::span<const RemoteQuestion> prompts) const;
   void LocateSegments(std::span<const storage::Query> queries, storage::PoolKind pool, std::vector<Want>& wants) const;
-  void LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Want>& wants) const;
-  void Begin(const std::shared_ptr<Call>& call, std::vector<Want> wants);
+  void LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Prefix>& prefixes) const;
+  std::vector<Prefix::End> LocateEnds(const storage::PrefixText& text, bool own, std::span<const Want> blocks) const;
+  uint64_t LocateCheckpoints(const storage::PrefixText& text, bool own, uint64_t above, uint64_t end, size_t most,
+                             std::vector<Prefix::End>& ends) const;
+  void LocateSpans(const storage::PrefixText& text, bool own, std::vector<Prefix::End>& ends) const;
+  void Choose(storage::TenantId tenant, Prefix prefix, std::vector<Want>& wants) const;
+  void Begin(const std::shared_ptr<Call>& call, Wants located);
   // Other holders are asked until `deadline`: nobody waits for them any longer.
   void Ask(storage::TenantId tenant, std::vector<Want> wants, storage::Nanos deadline);
   void Answered(storage::TenantId tenant, const std::vector<Want>& wants, Opener::Opened opened,

@@ -40,7 +40,8 @@ class SaidDirectory final : public Directory {
   void Follow(const NamespaceId&) override {}
   void Unfollow(const NamespaceId&) override {}
   std::vector<Located> Locate(const NamespaceId&, std::span<const Key>) const override { return {}; }
-  std::vector<DepthRange> Depths(const NamespaceId&, uint64_t) const override { return {}; }
+  std::vector<uint64_t> Depths(const NamespaceId&, uint64_t, size_t) const override { return {}; }
+  std::vector<uint64_t> SpanEnds(const NamespaceId&, uint64_t, uint64_t, size_t) const override { return {}; }
   void Forget(const ClusterForgetting&, std::function<void(const absl::Status&)>) override {}
   std::vector<ClusterForgetting> Forgettings() const override { return forgettings; }
   void Forgot(int64_t) override {}

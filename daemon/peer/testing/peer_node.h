@@ -6,10 +6,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -78,14 +80,11 @@ class TestDirectory : public Directory {
     }
     return located;
   }
-  std::vector<DepthRange> Depths(const NamespaceId& ns, uint64_t end) const override {
-    const std::lock_guard lock(cluster_.mutex);
-    std::set<DepthRange> ranges;
-    for (const TestCluster::Told& one : cluster_.told) {
-      if (one.member == member || one.ns != ns || one.holding.depth == 0 || one.holding.depth > end) continue;
-      ranges.emplace(one.holding.depth, one.holding.span_begin);
-    }
-    return {ranges.begin(), ranges.end()};
+  std::vector<uint64_t> Depths(const NamespaceId& ns, uint64_t end, size_t most) const override {
+    return DepthsOf(ObjectKind::kCheckpoint, ns, 0, end, most);
+  }
+  std::vector<uint64_t> SpanEnds(const NamespaceId& ns, uint64_t begin, uint64_t end, size_t most) const override {
+    return DepthsOf(ObjectKind::kSpan, ns, begin, end, most);
   }
   void Forget(const ClusterForgetting& forgetting, std::function<void(const absl::Status&)> done) override {
     {
@@ -107,6 +106,20 @@ class TestDirectory : public Directory {
   DirectoryStats Stats() const override { return {}; }
 
  private:
+  std::vector<uint64_t> DepthsOf(ObjectKind kind, const NamespaceId& ns, uint64_t begin, uint64_t end,
+                                 size_t most) const {
+    const std::lock_guard lock(cluster_.mutex);
+    std::set<uint64_t, std::greater<>> depths;
+    for (const TestCluster::Told& one : cluster_.told) {
+      const Holding& holding = one.holding;
+      if (one.member == member || one.ns != ns || holding.kind != kind || holding.span_begin != begin) continue;
+      if (holding.depth > 0 && holding.depth <= end) depths.insert(holding.depth);
+    }
+    std::vector<uint64_t> deepest(depths.begin(), depths.end());
+    deepest.resize(std::min(deepest.size(), most));
+    return deepest;
+  }
+
   TestCluster& cluster_;
   const std::string self_;
 };

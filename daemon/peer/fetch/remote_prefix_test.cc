@@ -1,0 +1,150 @@
+// Prefixes that other nodes have, in a namespace with checkpoints of many other texts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "daemon/peer/testing/peer_node.h"
+#include "storage/testing/prefix_engine.h"
+#include "storage/testing/tokens.h"
+
+namespace ashlar::daemon {
+namespace {
+
+using storage::Join;
+using storage::Match;
+using storage::Numbers;
+using storage::PrefixEngine;
+using storage::TestPages;
+using storage::Tokens;
+using ::testing::Each;
+
+constexpr uint32_t kForeign = 10'000;
+constexpr ConversationId kTalk{1, 1};
+
+class RemotePrefixTest : public ::testing::Test {
+ protected:
+  RemotePrefixTest() { TellForeign(); }
+
+  // A node that cannot be reached says that it has other texts' checkpoints at all depths, and a span behind each.
+  void TellForeign() {
+    const auto member = std::make_shared<const Member>(Member{.node = "foreign", .incarnation = 1'000'000});
+    std::mt19937_64 random(1);
+    const auto draw = [&random] {
+      Key key;
+      for (uint8_t& byte : key.bytes) byte = static_cast<uint8_t>(random());
+      return key;
+    };
+    const NamespaceId ns = engine_.model()->ns;
+    const std::lock_guard lock(cluster_.mutex);
+    for (uint32_t depth = 1; depth <= kForeign; ++depth) {
+      cluster_.told.push_back({member, draw(), ns, {.kind = ObjectKind::kCheckpoint, .depth = depth}});
+      cluster_.told.push_back(
+          {member, draw(), ns, {.kind = ObjectKind::kSpan, .depth = depth + 40, .span_begin = depth}});
+    }
+  }
+  static std::vector<CommitOutcome> Commit(PeerNode& node, storage::PrefixCommit commit) {
+    std::promise<std::vector<CommitOutcome>> outcome;
+    node.loop.PostCompletion(0, [&] {
+      node.cache.Commit(PeerNode::kEngine, std::move(commit),
+                        [&](std::vector<CommitOutcome> o) { outcome.set_value(std::move(o)); });
+    });
+    return outcome.get_future().get();
+  }
+  void CommitText(PeerNode& node, size_t tokens, const ConversationId& conversation = {}) {
+    storage::PrefixCommit commit = engine_.Offer(First(tokens), tokens, {}, conversation);
+    if (conversation != ConversationId{}) commit.provenance = Provenance::kComposed;
+    EXPECT_THAT(Commit(node, std::move(commit)), Each(CommitOutcome::kKept));
+  }
+  // The directory's entries of a node's object go, though the node has it: the queue was full.
+  void Untell(const PeerNode& node, const Key& key) {
+    const std::lock_guard lock(cluster_.mutex);
+    EXPECT_EQ(std::erase_if(
+                  cluster_.told,
+                  [&](const TestCluster::Told& one) { return one.member == node.directory.member && one.key == key; }),
+              1u);
+  }
+  static Tokens First(size_t tokens) { return Numbers(0, static_cast<int32_t>(tokens)); }
+  // The text's first tokens, and others behind them, as deep as foreign texts are.
+  static Tokens Prompt(size_t shared) { return Join(First(shared), Numbers(50'000, kForeign + 2000)); }
+  // Expects the prompt to resume at `depth`, with the right bytes.
+  void ExpectResumes(PeerNode& node, const Tokens& prompt, uint64_t depth, const ConversationId& conversation = {}) {
+    SCOPED_TRACE(depth);
+    const storage::PrefixText asked = engine_.Text(prompt, conversation);
+    const Match match = node.Lookup({}, &asked);
+    ASSERT_EQ(match.prefix.depth, depth);
+    const TestPages pages(TestPages::Holding(prompt.size()));
+    EXPECT_THAT(node.Land(match.lease, PrefixEngine::Target(pages, match.prefix)), Each(MissReason::kNone));
+    EXPECT_EQ(engine_.Error(pages, *node.tier, match, prompt), 0.0);
+    node.Release(match.lease);
+  }
+
+  const PrefixEngine engine_{0, 1, 256};
+  const storage::PrefixText text_ = engine_.Text(First(2000));
+  TestCluster cluster_;
+};
+
+TEST_F(RemotePrefixTest, APrefixIsFoundAmongManyDeeperTexts) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  CommitText(a, 600);
+  ExpectResumes(b, Prompt(600), 600);
+}
+
+TEST_F(RemotePrefixTest, APromptThatPartsFarBehindTheCheckpointFindsIt) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  EXPECT_THAT(Commit(a, engine_.Offer(First(1000), 1000, {600, 800})), Each(CommitOutcome::kKept));
+  ExpectResumes(b, Prompt(780), 600);
+}
+
+TEST_F(RemotePrefixTest, AConversationsOwnPrefixIsFound) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  CommitText(a, 600, kTalk);
+  ExpectResumes(b, Prompt(600), 600, kTalk);
+}
+
+TEST_F(RemotePrefixTest, AShortPrefixNeedsNoBlock) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  CommitText(a, 200);
+  ExpectResumes(b, Prompt(200), 200);
+}
+
+TEST_F(RemotePrefixTest, ASpanIsFoundBehindItsCheckpoint) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  EXPECT_THAT(Commit(a, engine_.Offer(First(640), 601, {600}, {}, 600)),
+              ::testing::ElementsAre(CommitOutcome::kKept, CommitOutcome::kKeptAsSpan));
+  ExpectResumes(b, Prompt(640), 640);
+}
+
+TEST_F(RemotePrefixTest, BlocksOfOnePrefixComeFromTwoNodes) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
+  for (PeerNode* node : {&a, &c}) CommitText(*node, 1000);
+  Untell(a, text_.shared().blocks()[1]);
+  Untell(c, text_.shared().blocks()[0]);
+  Untell(c, text_.shared().blocks()[2]);
+  Untell(a, text_.shared().Checkpoint(1000));
+  ExpectResumes(b, Prompt(1000), 1000);
+}
+
+TEST_F(RemotePrefixTest, WhereABlockIsNowhereTheNextShallowerPrefixIsFound) {
+  for (const size_t missing : {2, 1}) {  // the last one, and one between
+    PeerNode a(cluster_, "a"), b(cluster_, "b");
+    for (const size_t tokens : {300, 1000}) CommitText(a, tokens);
+    Untell(a, text_.shared().blocks()[missing]);
+    ExpectResumes(b, Prompt(1000), 300);
+  }
+}
+
+TEST_F(RemotePrefixTest, ABlockThatNoOtherNodeHasMayBeHere) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  for (PeerNode* node : {&a, &b}) CommitText(*node, 1000);
+  Untell(a, text_.shared().blocks()[1]);
+  b.OnLoop([&] { b.cache.Evict(0, text_.shared().Checkpoint(1000)); });
+  b.OnLoop([&] { b.cache.Evict(0, text_.shared().blocks()[2]); });
+  ExpectResumes(b, Prompt(1000), 1000);
+}
+
+}  // namespace
+}  // namespace ashlar::daemon
