@@ -128,6 +128,10 @@ NAMES = {
     "ministral": "26b40e951959da8d",
     "gpt_oss": "db22319b0d9e372d",
     "ministral_whole": "59ce67cf98454268",
+    "granite": "b234f0a066dd7346",
+    "falcon_h1": "4c307212b8dfa19d",
+    "nemotron_h": "d80fd707726466f6",
+    "lfm2": "6c806be921ada6dc",
 }
 DESCRIBE = """
 import dataclasses, unittest.mock as mock, torch, vllm

@@ -26,12 +26,14 @@ os.environ.update(
     VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
 )
 
+import mamba2_checkpoints  # noqa: E402
 import prometheus_client  # noqa: E402
 import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
 import vllm  # noqa: E402
 import vllm.model_executor.model_loader.dummy_loader as dummy_loader  # noqa: E402
 import vllm.v1.executor.multiproc_executor as multiproc_executor  # noqa: E402
-from tiny_models import BLOCK, CLOSE, CONFIGS, LINEAR, MODELS, PAIR, WINDOWED  # noqa: E402, F401
+from tiny_models import BLOCK, CLOSE, CONFIGS, DTYPE, LINEAR, MAMBA, MODELS, PAIR, STATES, WINDOWED  # noqa: E402, F401
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size  # noqa: E402
 from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: E402
 from vllm.distributed.parallel_state import model_parallel_is_initialized  # noqa: E402
@@ -50,6 +52,10 @@ def wide_weights(param, low=-1e-3, high=1e-3, seed=1234):
     values = torch.rand(param.shape, generator=generator) * 0.4 - 0.2
     if tuple(param.shape) == (LINEAR["linear_num_value_heads"],):
         values -= 2  # A_log and dt_bias: heads remember tens of tokens, so that a wrong state shows
+    if tuple(param.shape) == (MAMBA["mamba_n_heads"],) and param.dtype == torch.float32:
+        values = -0.01 - values.abs() / 10  # A of Mamba-2, likewise. It decays: above 0 states grow without a limit
+    if param.dim() == 3 and param.shape[-1] == CONFIGS["lfm2"]["conv_L_cache"]:
+        values *= 30  # short convolutions: what they add is a product of three small numbers, and would be rounded away
     param.data.copy_(values.to(param.dtype))
 
 
@@ -117,6 +123,9 @@ def import_once():
     # vLLM's attention uses the matrix unit of a processor also where no product of the model has asked the kernel for it:
     # an engine whose first prompt is short would end by an illegal instruction.
     torch.cpu._init_amx()
+    # Else each engine compiles the one function that ranks its first token, which takes as long as its start.
+    torch._dynamo.config.disable = True
+    mamba2_checkpoints.run_on_processors()
     for name in IMPORTED_LATE:
         importlib.import_module(name)
     for config in CONFIGS.values():
@@ -153,7 +162,7 @@ class Child:
             model=model_folder(model) if model in CONFIGS else model,
             load_format="dummy",
             skip_tokenizer_init=True,
-            dtype="bfloat16",
+            dtype=DTYPE.get(model, "bfloat16"),
             enforce_eager=True,
             max_model_len=8192,
             max_num_seqs=4,

@@ -70,12 +70,77 @@ CONFIGS = {
         rope_theta=10000.0,
     ),
 }
+MAMBA = dict(
+    mamba_n_heads=8,
+    mamba_d_head=16,
+    mamba_d_state=32,
+    mamba_n_groups=2,
+    mamba_d_conv=4,
+    mamba_expand=2,
+    mamba_chunk_size=64,
+)
+CONFIGS |= {
+    "granite": dict(
+        COMMON | MAMBA,
+        architectures=["GraniteMoeHybridForCausalLM"],
+        model_type="granitemoehybrid",
+        num_hidden_layers=4,
+        num_attention_heads=2,  # of 32 numbers each, whatever head_dim says
+        num_key_value_heads=2,
+        layer_types=["mamba", "mamba", "attention", "mamba"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=32,
+        position_embedding_type="nope",
+        attention_multiplier=0.2,
+    ),
+    # Each layer has both: a state, and keys and values.
+    "falcon_h1": dict(
+        COMMON | MAMBA,
+        architectures=["FalconH1ForCausalLM"],
+        model_type="falcon_h1",
+        num_hidden_layers=3,
+        mamba_d_ssm=128,
+        mamba_rms_norm=True,
+        rope_theta=10000.0,
+    ),
+    "nemotron_h": dict(
+        COMMON,
+        architectures=["NemotronHForCausalLM"],
+        model_type="nemotron_h",
+        num_hidden_layers=5,
+        hybrid_override_pattern="M-M*M",
+        ssm_state_size=32,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        n_groups=2,
+        conv_kernel=4,
+        chunk_size=64,
+        mlp_hidden_act="relu2",
+    ),
+    "lfm2": dict(
+        COMMON,
+        architectures=["Lfm2ForCausalLM"],
+        model_type="lfm2",
+        num_hidden_layers=4,
+        layer_types=["conv", "conv", "full_attention", "conv"],
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        conv_L_cache=3,
+        conv_dim=64,
+        block_dim=64,
+        block_multiple_of=32,
+        rope_theta=10000.0,
+    ),
+}
 # Three groups of full attention, and one of a window; and one group, of windows, which is not served.
 CONFIGS["ministral_whole"] = dict(CONFIGS["ministral"], layer_types=[WHOLE, WHOLE, WINDOW, WHOLE], sliding_window=300)
 CONFIGS["ministral_windows"] = dict(CONFIGS["ministral"], layer_types=[WINDOW] * 2, num_hidden_layers=2)
 WINDOWED = {name: CONFIGS[name]["sliding_window"] for name in ("ministral", "gpt_oss", "ministral_whole")}
+STATES = ["granite", "falcon_h1", "nemotron_h", "lfm2"]  # of Mamba-2, and short convolutions
+DTYPE = dict.fromkeys(STATES, "float32")  # a resumed prompt is cut in other steps, and in bf16 these round in another way
 MODELS = ["qwen3", "qwen3_5", "qwen3_next"]
 PAIR = ["qwen3", "qwen3_5"]
 CLOSE = 2e-2  # of log-probabilities of bf16 models, where a batch of another shape computes them
 # Tokens; the engine chooses, and a test holds it to this.
-BLOCK = {"qwen3": 128, "qwen3_5": 384, "qwen3_next": 384, **dict.fromkeys(WINDOWED, 128)}
+BLOCK = {"qwen3": 128, "qwen3_5": 384, "qwen3_next": 384, **dict.fromkeys([*WINDOWED, *STATES], 128)}
