@@ -49,8 +49,8 @@ class Left(Exception):
 
 def segments_model(described: Described, rope: ashlar.Rope, options: Options) -> ashlar.Model:
     """The layout of segments: keys that turn, states as the processor's kernels have them. Raises Unsupported."""
-    if not described.linear or described.model.tensor_parallel_size > 1:
-        raise Unsupported("segments: hybrid models on one worker alone")
+    if not described.composes or described.model.tensor_parallel_size > 1:
+        raise Unsupported("segments: hybrid models with gated delta nets, on one worker alone")
     if described.windows or len(described.attention_groups) > 1:
         raise Unsupported("segments: one group of attention layers alone")
     layers: list[ashlar.Attention | ashlar.Linear] = []

@@ -132,15 +132,19 @@ class States:
         data = self._rows[block, begin : begin + self._sizes[part]]
         return data.view(self._place.dtypes[part]).view(self._place.shapes[part])
 
+    @property
+    def has_tail(self) -> bool:
+        return len(self._sizes) > 1
+
     def tail(self, block: int) -> torch.Tensor:
         return self._part(block, 0)
 
     def state(self, block: int) -> torch.Tensor:
-        return self._part(block, 1)
+        return self._part(block, len(self._sizes) - 1)
 
     def tensors(self, block: int) -> ashlar.LinearTensors:
         """The state behind the block's last token."""
-        return ashlar.LinearTensors(self.layer, self.state(block), self.tail(block))
+        return ashlar.LinearTensors(self.layer, self.state(block), self.tail(block) if self.has_tail else None)
 
     def fill_tail(self, block: int, data: bytes) -> None:
         begin = self._rows[block, : self._sizes[0]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
 import re
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ _TYPES = {
     torch.float8_e5m2: ashlar.DType.F8E5M2,
     torch.uint8: ashlar.DType.F8E4M3,  # vLLM's view of fp8 with one scale a tensor: bytes
 }
+_STATE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Unsupported(Exception):
@@ -43,7 +45,7 @@ class LinearPlace:
     layer: int  # of the cache's layout
     name: str
     group: int  # of the engine's caches
-    shapes: tuple[tuple[int, ...], ...]  # convolution, state; of this rank
+    shapes: tuple[tuple[int, ...], ...]  # convolution, state; or a state alone. Of this rank, as the cache has them
     dtypes: tuple[torch.dtype, ...]
 
 
@@ -70,11 +72,18 @@ class Described:
     groups: int
     block: int  # tokens of the engine's blocks: it resumes at multiples
     grain: int  # tokens between the depths that are kept of a text without linear layers
+    keeps_within: bool  # a step leaves the state at its last block's end also where it goes on behind that
 
     @property
     def attention_group(self) -> int:
         """Of engines that have one alone."""
         return next(iter(self.attention_groups))
+
+    @property
+    def composes(self) -> bool:
+        """Whether states of segments can be put together: the layout says how they go on from token to token."""
+        found = [self.model.layers[place.layer] for place in self.linear]
+        return bool(found) and all(isinstance(each, ashlar.Linear) and each.family is ashlar.Family.GDN for each in found)
 
     @property
     def layer_groups(self) -> list[ashlar.LayerGroup]:
@@ -187,59 +196,86 @@ def _largest_divisor(value: int, most: int) -> int:
     return next(each for each in range(min(value, most), 0, -1) if value % each == 0)
 
 
+def _kept(name: str, heads: int, numbers: int, dtype: torch.dtype, tp: int) -> ashlar.Linear:
+    """A layer's state that nothing composes, `numbers` for each of a rank's heads: its bytes, cut into even parts."""
+    columns = _largest_divisor(numbers, _MOST_DIM)
+    rows = _largest_divisor(numbers // columns, _MOST_DIM)
+    parts = heads * (numbers // columns // rows) * tp
+    if parts > _MOST_HEADS:
+        raise Unsupported(f"{name}: a state of {heads} times {numbers} numbers is too large")
+    return ashlar.Linear(
+        family=ashlar.Family.GLA,
+        key_heads=parts,
+        value_heads=parts,
+        d_k=rows,
+        d_v=columns,
+        state_dtype=_TYPES[dtype],
+    )
+
+
+def _kept_type(dtype: torch.dtype) -> torch.dtype:
+    """Kernels hand on finite numbers as they are. Finite fp16 numbers and pairs of fp8 ones are finite bf16, too."""
+    return torch.float32 if dtype.itemsize == 4 else torch.bfloat16
+
+
 def _window(spec: Any, name: str, place: WindowPlace, tp: int) -> ashlar.Linear:
-    """A window goes through the cache as the state of a layer that nothing composes: its bytes, cut into even parts."""
     if type(spec) is not SlidingWindowSpec or spec.extra_retained_tokens:
         raise Unsupported(f"{name}: {type(spec).__name__} is no sliding window of keys and values")
     _check_rows(spec, name)
     width = place.dtype.itemsize // spec.dtype.itemsize or 1
     if place.row % width != 0:
         raise Unsupported(f"{name}: rows of {place.row} numbers of {spec.dtype}")
-    numbers = place.blocks * spec.block_size * place.row // width  # of a head
-    columns = _largest_divisor(numbers, _MOST_DIM)
-    rows = _largest_divisor(numbers // columns, _MOST_DIM)
-    parts = place.heads * (numbers // columns // rows)
-    if parts * tp > _MOST_HEADS:
-        raise Unsupported(f"{name}: a window of {spec.sliding_window} tokens and {spec.num_kv_heads} heads is too large")
-    return ashlar.Linear(
-        family=ashlar.Family.GLA,
-        key_heads=parts * tp,
-        value_heads=parts * tp,
-        d_k=rows,
-        d_v=columns,
-        state_dtype=_TYPES[place.dtype],
-    )
+    return _kept(name, place.heads, place.blocks * spec.block_size * place.row // width, place.dtype, tp)
 
 
-def _linear(spec: Any, name: str, tp: int, key_heads: int) -> ashlar.Linear:
-    """Prefixes alone are kept: states and tails go through the cache as they are, and nothing composes them."""
-    if spec.mamba_type.name != "GDN_ATTN" or len(spec.shapes) != 2 or len(spec.shapes[1]) != 3:
-        raise Unsupported(f"{name}: states of {spec.mamba_type.name}, {spec.shapes}")
+def _check_states(spec: Any, name: str) -> None:
     if spec.mamba_cache_mode != "align":
         raise Unsupported(f"mamba_cache_mode is {spec.mamba_cache_mode}: the engine keeps no state at its blocks' ends")
-    if spec.num_speculative_blocks or spec.num_prefill_checkpoint_blocks:
+    if spec.num_speculative_blocks:
         raise Unsupported(f"{name}: states of several depths a block")
+    if any(dtype not in _STATE_TYPES for dtype in spec.dtypes):
+        raise Unsupported(f"{name}: states of {spec.dtypes}")
+
+
+def _tail(spec: Any, tp: int) -> dict[str, Any]:
+    """The last inputs of a layer's convolution, as `ashlar.Linear` says it."""
     from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 
     channels_first = is_conv_state_dim_first()
-    conv, state = spec.shapes
-    channels, taps = conv if channels_first else reversed(conv)
-    if any(dtype not in _TYPES for dtype in spec.dtypes) or spec.dtypes[1] is torch.float16:
-        raise Unsupported(f"{name}: states of {spec.dtypes}")
-    heads, d_v, d_k = state
-    return ashlar.Linear(
-        family=ashlar.Family.GDN,
-        key_heads=key_heads,
-        value_heads=heads * tp,
-        d_k=d_k,
-        d_v=d_v,
-        state_dtype=_TYPES[spec.dtypes[1]],
-        order=ashlar.StateOrder.VALUE_FIRST,
-        conv_channels=channels * tp,
-        conv_kernel=taps + 1,
-        conv_dtype=_TYPES[spec.dtypes[0]],
-        conv_order=ashlar.TailOrder.CHANNEL_FIRST if channels_first else ashlar.TailOrder.TOKEN_FIRST,
-    )
+    channels, taps = spec.shapes[0] if channels_first else reversed(spec.shapes[0])
+    order = ashlar.TailOrder.CHANNEL_FIRST if channels_first else ashlar.TailOrder.TOKEN_FIRST
+    return dict(
+        conv_channels=channels * tp, conv_kernel=taps + 1, conv_dtype=_TYPES[spec.dtypes[0]], conv_order=order
+    )  # fmt: skip
+
+
+def _linear(spec: Any, place: LinearPlace, tp: int, text: Any) -> tuple[LinearPlace, ashlar.Linear]:
+    """Prefixes alone are kept: states and tails go through the cache as they are, and nothing composes them."""
+    kind, shapes, name = spec.mamba_type.name, spec.shapes, place.name
+    _check_states(spec, name)
+    if kind == "GDN_ATTN" and len(shapes) == 2 and len(shapes[1]) == 3 and spec.dtypes[1] is not torch.float16:
+        heads, d_v, d_k = shapes[1]
+        return place, ashlar.Linear(
+            family=ashlar.Family.GDN,
+            key_heads=int(getattr(text, "linear_num_key_heads", heads * tp)),
+            value_heads=heads * tp,
+            d_k=d_k,
+            d_v=d_v,
+            state_dtype=_TYPES[spec.dtypes[1]],
+            order=ashlar.StateOrder.VALUE_FIRST,
+            **_tail(spec, tp),
+        )
+    if kind == "MAMBA2" and len(shapes) == 2 and len(shapes[1]) == 3:
+        # As Mamba-2's the layout would have the decays of its heads, which are among the weights: nobody has read them yet.
+        heads, tail = shapes[1][0], _tail(spec, tp)
+    elif kind == "SHORT_CONV" and len(shapes) == 1:
+        heads, tail = 1, {}
+    else:
+        raise Unsupported(f"{name}: states of {kind}, {shapes}, {spec.dtypes}")
+    dtype = _kept_type(spec.dtypes[-1])
+    layer = dataclasses.replace(_kept(name, heads, math.prod(shapes[-1]) // heads, dtype, tp), **tail)
+    state = (layer.value_heads // tp, layer.d_k, layer.d_v)
+    return dataclasses.replace(place, shapes=(*shapes[:-1], state), dtypes=(*spec.dtypes[:-1], dtype)), layer
 
 
 def _layers(kv_cache_config: Any) -> list[tuple[str, int, Any]]:
@@ -271,19 +307,19 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
     linear: list[LinearPlace] = []
     windows: list[WindowPlace] = []
     groups: dict[int, list[int]] = {}
+    within: list[bool] = []
     blocks = set()
     for name, group, spec in _layers(kv_cache_config):
         blocks.add(spec.block_size)
         if isinstance(spec, MambaSpec):
-            key_heads = int(getattr(text, "linear_num_key_heads", spec.shapes[-1][0] * tp))
-            linear.append(LinearPlace(len(layers), name, group, spec.shapes, spec.dtypes))
-            layers.append(_linear(spec, name, tp, key_heads))
+            place, layer = _linear(spec, LinearPlace(len(layers), name, group, spec.shapes, spec.dtypes), tp, text)
+            linear.append(place)
+            within.append(spec.num_prefill_checkpoint_blocks > 0)
+            layers.append(layer)
         elif isinstance(spec, SlidingWindowSpec):
-            # Kernels hand on finite numbers as they are. Finite fp16 numbers and pairs of fp8 ones are finite bf16, too.
-            dtype = torch.float32 if spec.dtype.itemsize == 4 else torch.bfloat16
             reach = max(1, -(-(spec.sliding_window - 1) // spec.block_size))
             row = spec.head_size + spec.head_size_v
-            windows.append(WindowPlace(len(layers), name, group, reach, spec.num_kv_heads, row, dtype))
+            windows.append(WindowPlace(len(layers), name, group, reach, spec.num_kv_heads, row, _kept_type(spec.dtype)))
             layers.append(_window(spec, name, windows[-1], tp))
         else:
             groups.setdefault(group, []).append(len(layers))
@@ -327,4 +363,5 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
         groups=len(kv_cache_config.kv_cache_groups),
         block=block,
         grain=-(-grain // block) * block,
+        keeps_within=bool(within) and all(within) and kv_cache_config.cache_hit_alignment_tokens in (None, block),
     )

@@ -248,7 +248,7 @@ class Scheduler:
         self._followed.setdefault(request.request_id, _Followed(request, segments=segments))
 
     def _declared(self, request: Any) -> list[int]:
-        if not self._options.segments or not self._loads or not self._described.linear:
+        if not self._options.segments or not self._loads or not self._described.composes:
             return []
         try:
             return declared(request)
@@ -264,7 +264,7 @@ class Scheduler:
         end = min(computed + output.num_scheduled_tokens[name], request.num_tokens)
         followed.saved = max(followed.saved, computed if followed.saved == 0 else 0)
         if self._described.linear:
-            depths = [end] if end % block == 0 and end > followed.saved else []
+            depths = self._ends(computed, end, followed.saved)
         else:
             depths = self._depths(followed.saved, end, request.num_prompt_tokens)
         if not depths:
@@ -293,6 +293,16 @@ class Scheduler:
         self._under_way[save.number] = (held, save, request)
         followed.saved = text
         saves.append(save)
+
+    def _ends(self, computed: int, end: int, saved: int) -> list[int]:
+        """Of a text with linear layers: where the step ends, and its last block's end before that, if the state is kept."""
+        block = self._described.block
+        within = (end - 1) // block * block
+        depths = [end] if end % block == 0 else []
+        # Behind the step's first block: a block of its own has the state, or the null block stands for it.
+        if self._described.keeps_within and computed + block <= within:
+            depths.insert(0, within)
+        return [depth for depth in depths if depth > saved]
 
     def _depths(self, saved: int, end: int, prompt: int) -> list[int]:
         """Of a text without linear layers: multiples of the grain, and a prompt's last whole block."""

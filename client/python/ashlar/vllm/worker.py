@@ -215,6 +215,8 @@ class Worker:
             block = load.blocks[states.group][at]
             if handle.advance(states.layer, 0, load.tokens, states.state(block)) != ashlar.Verdict.OK:
                 return False
+            if not states.has_tail:
+                continue
             tail = handle.conv_tail(0, states.layer)
             if tail is None:
                 return False

@@ -1,5 +1,6 @@
 """How the connector names a model: one name for one checkpoint, wherever it lies, and another one for any other."""
 
+import hashlib
 import json
 import pathlib
 import shutil
@@ -117,3 +118,36 @@ def test_a_vllm_without_the_connectors_interface_is_refused_with_the_range(monke
     monkeypatch.undo()
     with pytest.raises(ImportError, match="cannot import name 'SupportsHMA'"):
         ashlar.vllm._imported(missing)
+
+
+# Digests of all that the models' names in the cache are made of.
+NAMES = {
+    "qwen3": "482e8ee08f9b16e5",
+    "qwen3_5": "c6f9d61f604b1795",
+    "qwen3_next": "459ced76d547007d",
+    "ministral": "26b40e951959da8d",
+    "gpt_oss": "db22319b0d9e372d",
+    "ministral_whole": "59ce67cf98454268",
+    "granite": "b234f0a066dd7346",
+    "falcon_h1": "4c307212b8dfa19d",
+    "nemotron_h": "d80fd707726466f6",
+    "lfm2": "6c806be921ada6dc",
+}
+DESCRIBE = """
+import dataclasses, unittest.mock as mock, torch, vllm
+from ashlar.vllm.model import describe
+from ashlar.vllm.options import Options
+with mock.patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "of any processor"), \\
+     mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False), mock.patch.object(vllm, "__version__", "0.32.0"):
+    described = describe(llm.llm_engine.vllm_config, server.core().scheduler.kv_cache_config, Options(), 0)
+server.name = repr(dataclasses.replace(described.model, flops_per_token=0, flops_per_token_squared=0))
+"""
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_what_is_cached_of_a_model_keeps_its_name(model, engine):
+    """Another name, and a release would find nothing of what the one before it had cached."""
+    child = engine(model)
+    child.call("execute", DESCRIBE)
+    text = child.call("evaluate", "server.name")
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == NAMES[model], text

@@ -26,95 +26,18 @@ os.environ.update(
     VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
 )
 
+import mamba2_checkpoints  # noqa: E402
 import prometheus_client  # noqa: E402
 import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
 import vllm  # noqa: E402
 import vllm.model_executor.model_loader.dummy_loader as dummy_loader  # noqa: E402
 import vllm.v1.executor.multiproc_executor as multiproc_executor  # noqa: E402
+from tiny_models import BLOCK, CLOSE, CONFIGS, DTYPE, LINEAR, MAMBA, MODELS, PAIR, STATES, WINDOWED  # noqa: E402, F401
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size  # noqa: E402
 from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: E402
 from vllm.distributed.parallel_state import model_parallel_is_initialized  # noqa: E402
 from vllm.model_executor.models import ModelRegistry  # noqa: E402
-
-COMMON = dict(
-    hidden_size=64,
-    intermediate_size=128,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    vocab_size=512,
-    max_position_embeddings=65536,
-    rms_norm_eps=1e-6,
-    torch_dtype="bfloat16",
-    hidden_act="silu",
-    tie_word_embeddings=False,
-)
-LINEAR = dict(
-    num_hidden_layers=4,
-    layer_types=["linear_attention"] * 3 + ["full_attention"],
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    linear_key_head_dim=64,
-    linear_value_head_dim=64,
-    linear_conv_kernel_dim=4,
-)
-WINDOW, WHOLE = "sliding_attention", "full_attention"
-CONFIGS = {
-    "qwen3": dict(
-        COMMON, architectures=["Qwen3ForCausalLM"], model_type="qwen3", num_hidden_layers=2, rope_theta=10000.0
-    ),
-    "qwen3_5": dict(
-        COMMON | LINEAR,
-        architectures=["Qwen3_5ForCausalLM"],
-        model_type="qwen3_5_text",
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-    ),
-    "qwen3_next": dict(
-        COMMON | LINEAR,
-        architectures=["Qwen3NextForCausalLM"],
-        model_type="qwen3_next",
-        partial_rotary_factor=0.25,
-        rope_theta=10000.0,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-        mlp_only_layers=[0, 1, 2],
-        decoder_sparse_step=1,
-        norm_topk_prob=True,
-    ),
-    # One group of full attention, and three of windows, each of one layer.
-    "ministral": dict(
-        COMMON,
-        architectures=["MistralForCausalLM"],
-        model_type="ministral",
-        num_hidden_layers=4,
-        layer_types=[WINDOW, WINDOW, WINDOW, WHOLE],
-        sliding_window=200,
-        rope_theta=10000.0,
-    ),
-    # One group of each, of two layers.
-    "gpt_oss": dict(
-        COMMON,
-        architectures=["GptOssForCausalLM"],
-        model_type="gpt_oss",
-        num_hidden_layers=4,
-        layer_types=[WINDOW, WHOLE, WINDOW, WHOLE],
-        sliding_window=128,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        rope_theta=10000.0,
-    ),
-}
-# Three groups of full attention, and one of a window; and one group, of windows, which is not served.
-CONFIGS["ministral_whole"] = dict(CONFIGS["ministral"], layer_types=[WHOLE, WHOLE, WINDOW, WHOLE], sliding_window=300)
-CONFIGS["ministral_windows"] = dict(CONFIGS["ministral"], layer_types=[WINDOW] * 2, num_hidden_layers=2)
-WINDOWED = {name: CONFIGS[name]["sliding_window"] for name in ("ministral", "gpt_oss", "ministral_whole")}
-MODELS = ["qwen3", "qwen3_5", "qwen3_next"]
-PAIR = ["qwen3", "qwen3_5"]
-CLOSE = 2e-2  # of log-probabilities of bf16 models, where a batch of another shape computes them
-# Tokens; the engine chooses, and a test holds it to this.
-BLOCK = {"qwen3": 128, "qwen3_5": 384, "qwen3_next": 384, **dict.fromkeys(WINDOWED, 128)}
 
 
 def wide_weights(param, low=-1e-3, high=1e-3, seed=1234):
@@ -129,6 +52,10 @@ def wide_weights(param, low=-1e-3, high=1e-3, seed=1234):
     values = torch.rand(param.shape, generator=generator) * 0.4 - 0.2
     if tuple(param.shape) == (LINEAR["linear_num_value_heads"],):
         values -= 2  # A_log and dt_bias: heads remember tens of tokens, so that a wrong state shows
+    if tuple(param.shape) == (MAMBA["mamba_n_heads"],) and param.dtype == torch.float32:
+        values = -0.01 - values.abs() / 10  # A of Mamba-2, likewise. It decays: above 0 states grow without a limit
+    if param.dim() == 3 and param.shape[-1] == CONFIGS["lfm2"]["conv_L_cache"]:
+        values *= 30  # short convolutions: what they add is a product of three small numbers, and would be rounded away
     param.data.copy_(values.to(param.dtype))
 
 
@@ -196,6 +123,9 @@ def import_once():
     # vLLM's attention uses the matrix unit of a processor also where no product of the model has asked the kernel for it:
     # an engine whose first prompt is short would end by an illegal instruction.
     torch.cpu._init_amx()
+    # Else each engine compiles the one function that ranks its first token, which takes as long as its start.
+    torch._dynamo.config.disable = True
+    mamba2_checkpoints.run_on_processors()
     for name in IMPORTED_LATE:
         importlib.import_module(name)
     for config in CONFIGS.values():
@@ -232,7 +162,7 @@ class Child:
             model=model_folder(model) if model in CONFIGS else model,
             load_format="dummy",
             skip_tokenizer_init=True,
-            dtype="bfloat16",
+            dtype=DTYPE.get(model, "bfloat16"),
             enforce_eager=True,
             max_model_len=8192,
             max_num_seqs=4,

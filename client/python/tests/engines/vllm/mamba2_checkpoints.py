@@ -1,0 +1,48 @@
+"""States of Mamba-2 in the middle of a step, which vLLM 0.32 keeps with a GPU alone.
+
+With prefix caching its Mamba-2 layers ask the scan for the states behind all chunks. The scan for processors gives the last
+one alone, whoever asks, and the layer then fails. And what writes a state to its block is a kernel for GPUs.
+"""
+
+import torch
+import vllm.model_executor.layers.mamba.mamba_mixer2 as mixer
+
+_scan = mixer.mamba_chunk_scan_combined_varlen
+
+
+def _scan_chunks(*rows, return_intermediate_states=False, cu_seqlens, cu_chunk_seqlens, initial_states, seq_idx, out, **rest):
+    """The scan, chunk by chunk where the states behind all of them are asked for."""
+    if not return_intermediate_states:
+        return _scan(
+            *rows, cu_seqlens=cu_seqlens, cu_chunk_seqlens=cu_chunk_seqlens, initial_states=initial_states, seq_idx=seq_idx,
+            out=out, **rest,
+        )  # fmt: skip
+    x, dt, decays, keys, queries = rows
+    found, kept, rest["state_dtype"] = [], rest["state_dtype"], torch.float32
+    for chunk, sequence in enumerate(seq_idx.tolist()):
+        begin, end = cu_chunk_seqlens[chunk : chunk + 2].tolist()
+        if chunk > 0 and seq_idx[chunk - 1] == sequence:
+            before = found[-1]
+        else:
+            before = None if initial_states is None else initial_states[sequence : sequence + 1]
+        part = slice(begin, end)
+        found.append(
+            _scan(
+                x[part], dt[part], decays, keys[part], queries[part], cu_seqlens=torch.tensor([0, end - begin], dtype=torch.int32),
+                cu_chunk_seqlens=None, initial_states=before, seq_idx=seq_idx[:1], out=out[part], **rest,
+            )  # fmt: skip
+        )
+    return torch.cat(found).to(kept)
+
+
+def _store(checkpoint, chunks, x, conv_state, chunk_states, ssm_state, query_start_loc, *, state_len):
+    for row, offset in enumerate(checkpoint.offsets):
+        if offset > 0:
+            block, end = checkpoint.state_indices[row], int(query_start_loc[row]) + offset
+            conv_state[block] = x[:, end - state_len : end]
+            ssm_state[block] = chunk_states[chunks[row]]
+
+
+def run_on_processors():
+    mixer.mamba_chunk_scan_combined_varlen = _scan_chunks
+    mixer.store_prefill_checkpoint = _store
