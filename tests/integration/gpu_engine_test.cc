@@ -201,7 +201,7 @@ TEST_F(GpuEngine, IsKnownAgainAfterTheDaemonsRestart) {
   SetPrompt(*engine, segments);
 }
 
-// What this process would read or write is refused where it lies on the GPU: a processor that touched it would die.
+// All that this process would read or write is refused on the GPU: a processor that touched it would die.
 TEST_F(GpuEngine, OnlyPagesLieThere) {
   const auto engine = Engine(true);
   auto* const there = reinterpret_cast<float*>(engine->cache.data() + 4096);
@@ -264,7 +264,7 @@ TEST_F(GpuEngine, OnlyPagesLieThere) {
 
 class GpuEngineOpens : public GpuEngine {
  protected:
-  // What Open says of such a memory.
+  // The answer of Open to such a memory.
   std::string Open(
       const DaemonProcess& daemon, const std::function<void(engine::Memory&)>& spoil = [](auto&) {}) {
     GroupedEngine good(daemon, Grouping::kOne, /*memory=*/false, nullptr);

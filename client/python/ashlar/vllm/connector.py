@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -50,6 +51,9 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = self._kv_transfer_config
         self._options = Options.read(transfer.kv_connector_extra_config)
+        if self._options.segments and str(vllm_config.device_config.device_type) != "cpu":
+            logger.warning("Ashlar: segments: not on a GPU; prompts that declare them are computed")
+            self._options = dataclasses.replace(self._options, segments=False)
         # A load that fails is computed. The engine's default would fail the request.
         transfer.kv_load_failure_policy = "recompute"
         self._scheduler: Scheduler | None = None

@@ -1,8 +1,8 @@
-"""The engine's key and value caches in memory that the daemon can map: a memfd in place of torch's own.
+"""The engine's key and value caches in memory that the daemon can map: a memfd, or an exported allocation on a GPU (cuda.py).
 
 vLLM asks a connector for the context in which it allocates its caches (`get_mem_pool_context`). In that context one call
-of `torch.zeros` makes all of them; here it returns a view of a sealed memfd instead. Blocks then land in place and are
-read in place, whatever their strides.
+of `torch.zeros` makes all of them; here it returns a view of such memory instead. Blocks then land in place and are read
+in place, whatever their strides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import ashlar
+from ashlar.vllm.cuda import CudaMemory
 from ashlar.vllm.model import Described, LinearPlace, Unsupported, WindowPlace
+from ashlar.vllm.order import Order, ProcessorOrder
 
 _LEAST = 1 << 16  # bytes; smaller tensors are no caches
 
@@ -26,7 +28,10 @@ _LEAST = 1 << 16  # bytes; smaller tensors are no caches
 class SharedMemory:
     """A memfd that cannot shrink, with all its pages there, and the tensor that is its bytes."""
 
-    def __init__(self, size: int) -> None:
+    on_gpu = False
+    order: Order = ProcessorOrder()
+
+    def __init__(self, size: int, device: torch.device) -> None:
         self.descriptor = os.memfd_create("vllm-kv-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(self.descriptor, 0, size)
@@ -43,33 +48,42 @@ class SharedMemory:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def offset(self, tensor: torch.Tensor) -> int | None:
-        """Bytes from the memory's start to a tensor's; None where it lies elsewhere."""
-        if tensor.untyped_storage().data_ptr() != self.bytes.data_ptr():
-            return None
-        return int(tensor.storage_offset() * tensor.element_size())
+    def options(self) -> dict[str, Any]:
+        """Of ashlar.Cache."""
+        return {
+            "memory_kind": ashlar.MemoryKind.MEMFD,
+            "memfd": self.descriptor,
+            "memory_bytes": self.size,
+        }
+
+
+Memory = SharedMemory | CudaMemory
+_MEMORIES: dict[str, type[Memory]] = {"cpu": SharedMemory, "cuda": CudaMemory}  # by the type of torch's device
+
+
+def _offset(memory: Memory, tensor: torch.Tensor) -> int | None:
+    """Bytes from the memory's start to a tensor's; None where it lies elsewhere."""
+    if tensor.untyped_storage().data_ptr() != memory.bytes.data_ptr():
+        return None
+    return int(tensor.storage_offset() * tensor.element_size())
 
 
 class _Allocation(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.made: SharedMemory | None = None
-        self.error: OSError | None = None
+        self.made: Memory | None = None
+        self.error: Exception | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         size = args[0] if len(args) == 1 and isinstance(args[0], int) else 0
-        is_cache = (
-            func is torch.zeros
-            and size >= _LEAST
-            and kwargs.get("dtype") is torch.int8
-            and torch.device(kwargs.get("device", "cpu")).type == "cpu"
-        )
-        if is_cache and self.made is None:
+        if func is torch.zeros and size >= _LEAST and kwargs.get("dtype") is torch.int8 and self.made is None:
+            device = torch.device(kwargs.get("device", "cpu"))
             try:
-                self.made = SharedMemory(size)
-                return self.made.bytes
-            except OSError as error:
+                if device.type in _MEMORIES:
+                    self.made = _MEMORIES[device.type](size, device)
+                    return self.made.bytes
+            except Exception as error:  # whatever it is, the engine gets memory, and runs without the cache
                 self.error = error
         return func(*args, **kwargs)
 
@@ -78,8 +92,8 @@ class Allocator:
     """`context()` is where the engine allocates; `memory` is what it got, None where it was not asked for."""
 
     def __init__(self) -> None:
-        self.memory: SharedMemory | None = None
-        self.error: OSError | None = None
+        self.memory: Memory | None = None
+        self.error: Exception | None = None
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
@@ -88,17 +102,37 @@ class Allocator:
         self.memory, self.error = mode.made, mode.error
 
 
-def places(described: Described, caches: Mapping[str, torch.Tensor], memory: SharedMemory) -> list[ashlar.PagePlace]:
-    """Where pages of the attention layers lie, by the strides of the tensors as registered: [blocks, heads, tokens, 2 d]."""
+def _split(tensor: torch.Tensor, block: int) -> int | None:
+    """The number of kernels' blocks in which a block of the engine's lies; None where that has no strides of its own."""
+    tokens = tensor.shape[2]
+    if tokens == 0 or block % tokens != 0 or tensor.shape[0] * tokens % block != 0:
+        return None
+    behind = tensor.stride(0) == tokens * tensor.stride(2)  # one kernel's block's tokens begin where the last one's end
+    return block // tokens if tokens == block or behind else None
+
+
+def pages(described: Described, caches: Mapping[str, torch.Tensor]) -> int:
+    """The number of blocks that all attention layers have."""
+    tensors = [caches[name] for _, name in described.attention]
+    return min(int(tensor.shape[0]) * int(tensor.shape[2]) // described.block for tensor in tensors)
+
+
+def places(described: Described, caches: Mapping[str, torch.Tensor], memory: Memory) -> list[ashlar.PagePlace]:
+    """Where pages of the attention layers lie, by the strides of the tensors as registered: [blocks, heads, tokens, 2 d].
+
+    vLLM registers this shape on every device, in the order of bytes that the layout of its caches says.
+    """
     found = []
     for layer, name in described.attention:
         tensor = caches[name]
         shape = described.model.layers[layer]
         assert isinstance(shape, ashlar.Attention)
         heads = shape.kv_heads // described.model.tensor_parallel_size
-        offset, element = memory.offset(tensor), tensor.element_size()
-        expected = (heads, described.block, shape.key_dim + shape.value_dim)
-        if offset is None or tuple(tensor.shape[1:]) != expected or tensor.stride(3) != 1:
+        offset, element = _offset(memory, tensor), tensor.element_size()
+        expected = (heads, shape.key_dim + shape.value_dim)
+        fits = tensor.dim() == 4 and (tensor.shape[1], tensor.shape[3]) == expected and tensor.stride(3) == 1
+        parts = _split(tensor, described.block) if fits else None
+        if offset is None or parts is None:
             raise Unsupported(f"{name}: registered as {tuple(tensor.shape)} with strides {tensor.stride()}")
         page, head, token = (tensor.stride(i) * element for i in range(3))
         found.append(
@@ -106,7 +140,7 @@ def places(described: Described, caches: Mapping[str, torch.Tensor], memory: Sha
                 layer=layer,
                 key_offset=offset,
                 value_offset=offset + shape.key_dim * element,
-                page_stride=page,
+                page_stride=page * parts,
                 token_stride=token,
                 key_head_stride=head,
                 value_head_stride=head,
@@ -116,16 +150,16 @@ def places(described: Described, caches: Mapping[str, torch.Tensor], memory: Sha
 
 
 class States:
-    """One linear layer's states in the engine's blocks, in place."""
+    """One linear layer's states in the engine's blocks: in place, or copied where these lie on a GPU."""
 
-    def __init__(self, place: LinearPlace, tensor: torch.Tensor, memory: SharedMemory) -> None:
+    def __init__(self, place: LinearPlace, tensor: torch.Tensor, memory: Memory) -> None:
         self.layer, self.group = place.layer, place.group
         sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in zip(place.shapes, place.dtypes)]
         rows = tensor.flatten(1) if tensor.dim() > 2 else tensor
         dense = rows.stride(1) == 1 and rows.element_size() == 1 and rows.shape[1] >= sum(sizes)
-        if memory.offset(tensor) is None or not dense:
+        if _offset(memory, tensor) is None or not dense:
             raise Unsupported(f"{place.name}: registered as {tuple(tensor.shape)} of {tensor.dtype}")
-        self._rows, self._sizes, self._place = rows, sizes, place
+        self._rows, self._sizes, self._place, self._on_gpu = rows, sizes, place, memory.on_gpu
 
     def _part(self, block: int, part: int) -> torch.Tensor:
         begin = sum(self._sizes[:part])
@@ -144,7 +178,28 @@ class States:
 
     def tensors(self, block: int) -> ashlar.LinearTensors:
         """The state behind the block's last token."""
-        return ashlar.LinearTensors(self.layer, self.state(block), self.tail(block) if self.has_tail else None)
+        tail = self._near(self.tail(block)) if self.has_tail else None
+        return ashlar.LinearTensors(self.layer, self._near(self.state(block)), tail)
+
+    def _near(self, part: torch.Tensor) -> torch.Tensor:
+        """In the processor's memory."""
+        return torch.empty(part.shape, dtype=part.dtype).copy_(part) if self._on_gpu else part
+
+    def load(self, block: int, request: ashlar.Request, tokens: int) -> bool:
+        """Brings the state behind a landed prefix, and its tail where there is one, into a block. False: they are not to be had."""
+        state = self.state(block)
+        near = torch.zeros(state.shape, dtype=state.dtype) if self._on_gpu else state
+        if request.advance(self.layer, 0, tokens, near) != ashlar.Verdict.OK:
+            return False
+        if self._on_gpu:
+            state.copy_(near)
+        if not self.has_tail:
+            return True
+        tail = request.conv_tail(0, self.layer)
+        if tail is None:
+            return False
+        self.fill_tail(block, tail)
+        return True
 
     def fill_tail(self, block: int, data: bytes) -> None:
         begin = self._rows[block, : self._sizes[0]]
@@ -181,4 +236,4 @@ class Window:
     def fill(self, blocks: Sequence[int], held: torch.Tensor) -> None:
         """Writes the last of `held` into the engine's blocks."""
         if blocks:
-            self._blocks[list(blocks)] = held[self.place.blocks - len(blocks) :]
+            self._blocks[list(blocks)] = held[self.place.blocks - len(blocks) :].to(self._blocks.device)

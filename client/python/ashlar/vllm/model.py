@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import vllm
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 import ashlar
@@ -160,6 +161,11 @@ def check_version() -> None:
 
 def _check(vllm_config: Any) -> None:
     check_version()
+    device = str(vllm_config.device_config.device_type)
+    if device not in ("cpu", "cuda") or (device == "cuda" and torch.version.hip is not None):
+        raise Unsupported(f"caches on {'ROCm' if device == 'cuda' else device}")
+    if device == "cuda" and vllm_config.model_config.enable_sleep_mode:
+        raise Unsupported("sleep mode: memory that the daemon has mapped cannot be given up meanwhile")
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         raise Unsupported("pipeline parallelism")
@@ -297,6 +303,13 @@ def _flops(text: Any) -> tuple[float, float]:
     return 2.0 * layers * (4 * hidden * hidden + 3 * hidden * inner), 4.0 * layers * hidden
 
 
+def _gpu(vllm_config: Any) -> dict[str, str]:
+    """The GPU, which may round in another way than others; known without CUDA, which a scheduler's process must not begin."""
+    if str(vllm_config.device_config.device_type) == "cpu":
+        return {}
+    return {"gpu": current_platform.get_device_name(), "attention": str(vllm_config.attention_config.backend)}
+
+
 def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int) -> Described:
     """Raises Unsupported with a reason."""
     _check(vllm_config)
@@ -339,6 +352,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
         "caches": str(cache.cache_dtype),
         "states": str(cache.mamba_ssm_cache_dtype),
         "page": str(kv_cache_config.kv_cache_layout),
+        **_gpu(vllm_config),
         "linear": sorted({type(each).__name__ for each in layers}),
     }
     return Described(

@@ -15,11 +15,12 @@ from vllm.logger import init_logger
 import ashlar
 from ashlar.vllm.composing import Composed, Composer
 from ashlar.vllm.forward import EngineModel
-from ashlar.vllm.memory import Allocator, States, Window, places
+from ashlar.vllm.memory import Allocator, States, Window, pages, places
 from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described, Unsupported
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
+from ashlar.vllm.order import Mark, Order, ProcessorOrder
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
@@ -41,8 +42,10 @@ def _tables(pages: list[list[int]]) -> Any:
 @dataclasses.dataclass
 class _Landing:
     load: Load
-    handle: ashlar.Request | None  # None: it failed before it began
     since: float
+    mark: Mark | None  # the engine's work before it, which may still be in its blocks; None: it has ended
+    begun: bool = False
+    handle: ashlar.Request | None = None  # None: it has not begun, or could not
 
 
 class Worker:
@@ -52,6 +55,7 @@ class Worker:
         self._described, self._options = described, options
         self._first_rank = described.model.tensor_parallel_rank == 0
         self._opening: Opening | None = None
+        self._order: Order = ProcessorOrder()
         self._states: list[States] = []
         self._windows: list[Window] = []
         self._composer: Composer | None = None
@@ -62,7 +66,7 @@ class Worker:
         self._invalid: set[int] = set()
         self._seconds_a_token = 0.0
         self._step_began = 0.0
-        self._saves: queue.Queue[Save | None] = queue.Queue()
+        self._saves: queue.Queue[tuple[Save, Mark | None] | None] = queue.Queue()
         self._ended: queue.Queue[tuple[Save, str]] = queue.Queue()
         self._saver = threading.Thread(target=self._save_all, name="ashlar-save", daemon=True)
 
@@ -73,7 +77,8 @@ class Worker:
             raise Unsupported(f"the engine's caches are not in shared memory ({self.allocator.error or 'not asked'})")
         found = places(self._described, caches, memory)
         described, options = self._described, self._options
-        pages = min(caches[name].shape[0] for _, name in described.attention)
+        self._order = memory.order
+        count = pages(described, caches)
         self._states = [States(place, caches[place.name], memory) for place in described.linear]
         for place in described.windows:
             layer, ranks = described.model.layers[place.layer], described.model.tensor_parallel_size
@@ -87,10 +92,8 @@ class Worker:
                 options.session_socket,
                 name=f"vllm-worker-{described.model.tensor_parallel_rank}",
                 timeout_ms=options.call_ms,
-                memory_kind=ashlar.MemoryKind.MEMFD,
-                memfd=memory.descriptor,
-                memory_bytes=memory.size,
-                pages=pages,
+                **memory.options(),
+                pages=count,
                 places=found,
                 groups=described.layer_groups,
                 common_pages=bool(described.layer_groups),
@@ -127,23 +130,36 @@ class Worker:
         self._step_began = time.monotonic()
 
     def start_loads(self, step: StepMetadata) -> None:
-        for load in step.loads:
-            now, handle = time.monotonic(), None
-            try:
-                cache = self._cache()
-                pages = self._described.pages(load.blocks, load.tokens)
-                for table in pages:
-                    table += [table[-1]] * (load.table - len(table))  # behind the prefix, where nothing lands
-                if cache is not None:
-                    handle = cache.land(load.plan, _tables(pages), present_tokens=load.present, wait=False)
-            except Exception as error:  # whatever it is, the request is computed instead
-                logger.warning("Ashlar: a load could not begin: %s", error)
-            self._landings.append(_Landing(load, handle, now))
+        if step.loads:
+            mark = self._order.mark()
+            self._landings += [_Landing(load, time.monotonic(), mark) for load in step.loads]
+            self._begin_loads()
         for compose in step.composes:
             if self._composer is None:
                 self._refused.append(Composed(compose.request, 0.0, False))
             else:
                 self._composer.start(compose)
+
+    def _begin_loads(self) -> None:
+        """Of those whose blocks the engine works in no more."""
+        for landing in self._landings:
+            if landing.begun:
+                continue
+            load = landing.load
+            try:
+                if landing.mark is not None and not landing.mark.query():
+                    continue
+                landing.begun = True
+                cache = self._cache()
+                tables = self._described.pages(load.blocks, load.tokens)
+                for table in tables:
+                    table += [table[-1]] * (load.table - len(table))  # behind the prefix, where nothing lands
+                if cache is not None:
+                    plan, present = load.plan, load.present
+                    landing.handle = cache.land(plan, _tables(tables), present_tokens=present, wait=False)
+            except Exception as error:  # whatever it is, the request is computed instead
+                landing.begun = True
+                logger.warning("Ashlar: a load could not begin: %s", error)
 
     def poll_loads(self, step: StepMetadata) -> tuple[set[str], set[str]]:
         """Requests whose loads have ended, and those among them that failed."""
@@ -153,6 +169,7 @@ class Worker:
         failed: set[str] = set()
         while self._landings or self._refused or (self._composer is not None and self._composer.busy):
             self._poll_composer(ended, failed)
+            self._begin_loads()
             for landing in list(self._landings):
                 done = self._poll(landing)
                 if done is None:
@@ -194,15 +211,18 @@ class Worker:
 
     def _advance(self, landing: _Landing) -> bool | None:
         handle, load = landing.handle, landing.load
-        if handle is None:
-            return self._leave(landing)
-        verdict = handle.poll_plan()
-        if verdict == ashlar.Verdict.OK:
-            verdict = handle.poll_finish()
+        verdict = ashlar.Verdict.PENDING
+        if landing.begun:
+            if handle is None:
+                return self._leave(landing)
+            verdict = handle.poll_plan()
+            if verdict == ashlar.Verdict.OK:
+                verdict = handle.poll_finish()
         if verdict == ashlar.Verdict.PENDING:
             options = self._options
             late = time.monotonic() - landing.since > (2 * options.call_ms + options.land_ms + options.quiet_ms) / 1000
             return self._leave(landing) if late else None
+        assert handle is not None
         if verdict == ashlar.Verdict.OK and handle.plan.prefix_tokens == load.tokens and self._fill_states(handle, load):
             handle.end()
             return True
@@ -210,17 +230,16 @@ class Worker:
 
     def _fill_states(self, handle: ashlar.Request, load: Load) -> bool:
         """Copies the prefix's states into the engine's blocks; then asks whether the lease still held meanwhile."""
+        if not self._states and not self._windows:
+            return True
+        with self._order.copies():
+            filled = self._copy_states(handle, load)
+        return filled and handle.finish() == ashlar.Verdict.OK
+
+    def _copy_states(self, handle: ashlar.Request, load: Load) -> bool:
         at = load.tokens // self._described.block - 1
-        for states in self._states:
-            block = load.blocks[states.group][at]
-            if handle.advance(states.layer, 0, load.tokens, states.state(block)) != ashlar.Verdict.OK:
-                return False
-            if not states.has_tail:
-                continue
-            tail = handle.conv_tail(0, states.layer)
-            if tail is None:
-                return False
-            states.fill_tail(block, tail)
+        if not all(states.load(load.blocks[states.group][at], handle, load.tokens) for states in self._states):
+            return False
         for window in self._windows:
             held = window.empty()
             if handle.advance(window.place.layer, 0, load.tokens, window.state(held)) != ashlar.Verdict.OK:
@@ -229,7 +248,7 @@ class Worker:
             # Blocks that the engine had already are those of running requests, too.
             own = at + 1 - max(at + 1 - len(blocks), load.present // self._described.block)
             window.fill(blocks[len(blocks) - own :], held)
-        return not (self._states or self._windows) or handle.finish() == ashlar.Verdict.OK
+        return True
 
     def _leave(self, landing: _Landing) -> bool:
         """Gives a landing up. Blocks that the daemon may still write to are kept from use until they are quiet."""
@@ -289,8 +308,9 @@ class Worker:
             for save in step.saves:
                 self._ended.put((save, "unavailable"))
             return
+        mark = self._order.mark() if step.saves else None
         for save in step.saves:
-            self._saves.put(save)
+            self._saves.put((save, mark))
         if self._options.wait_for_saves and step.saves:
             self._wait_for_saves((self._options.call_ms + 100) / 1000)
 
@@ -301,11 +321,13 @@ class Worker:
 
     def _save_all(self) -> None:
         unavailable_until = 0.0
-        while (save := self._saves.get()) is not None:
-            outcome = "unavailable"
+        while (given := self._saves.get()) is not None:
+            (save, mark), outcome = given, "unavailable"
             try:
                 cache = self._cache()
                 if cache is not None and time.monotonic() >= unavailable_until:
+                    if mark is not None:
+                        mark.synchronize()  # the daemon reads blocks without asking the engine's streams
                     outcome = self._commit(cache, save)
                     if outcome == "unavailable":  # a daemon that hangs would hold the next ones, too
                         unavailable_until = time.monotonic() + self._options.call_ms / 1000
@@ -325,9 +347,10 @@ class Worker:
         return outcome
 
     def _commit_depths(self, cache: ashlar.Cache, save: Save, depths: list[int]) -> str:
-        pages, tokens = self._described.pages(save.blocks, depths[-1]), save.tokens[: depths[-1]]
-        checkpoints = [(depth, self._linear(save, depth)) for depth in depths]
-        return cache.commit(tokens, checkpoints, page_table=_tables(pages))[-1]
+        tables, tokens = self._described.pages(save.blocks, depths[-1]), save.tokens[: depths[-1]]
+        with self._order.copies():
+            checkpoints = [(depth, self._linear(save, depth)) for depth in depths]
+        return cache.commit(tokens, checkpoints, page_table=_tables(tables))[-1]
 
     def _linear(self, save: Save, depth: int) -> list[ashlar.LinearTensors]:
         """States and windows behind a text's first tokens, by layer."""

@@ -1,0 +1,133 @@
+"""The engine's key and value caches on a GPU, in an allocation that the daemon can map.
+
+torch's own allocations cannot be shared by descriptors as the daemon takes them. CUDA's virtual memory management makes
+some that can, through `cuda.bindings`, which torch for CUDA depends on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import weakref
+from typing import Any
+
+import torch
+
+import ashlar
+from ashlar.vllm.order import GpuOrder
+
+
+def load_driver() -> Any:
+    return importlib.import_module("cuda.bindings.driver")
+
+
+def _answer(driver: Any, name: str, *arguments: Any) -> Any:
+    """The answer of a call of the driver, without its code. OSError names the call that was refused."""
+    code, *answer = getattr(driver, name)(*arguments)
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise OSError(f"{name}: {getattr(code, 'name', code)}")
+    return answer[0] if answer else None
+
+
+def _check_ability(driver: Any, device: Any) -> None:
+    attributes = driver.CUdevice_attribute
+    for attribute, what in (
+        (attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"),
+        (attributes.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "sharing by file descriptors"),
+    ):
+        if not _answer(driver, "cuDeviceGetAttribute", attribute, device):
+            raise OSError(f"the GPU has no {what}")
+
+
+class _Mapped:
+    """An allocation as it is mapped here. torch keeps it as long as any tensor of it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|i1",
+            "strides": None,
+            "version": 3,
+        }
+
+
+def tensor_of(mapped: _Mapped, device: torch.device) -> torch.Tensor:
+    return torch.as_tensor(mapped, device=device)
+
+
+def _unmap(mapping: contextlib.ExitStack, device: torch.device) -> None:
+    torch.cuda.synchronize(device)  # the engine's last work there
+    mapping.close()
+
+
+class CudaMemory:
+    """An allocation on one GPU, exported as a descriptor, and the tensor that is its bytes. OSError: the driver refused."""
+
+    on_gpu = True
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        here = torch.device("cuda", index)
+        driver = load_driver()
+        torch.cuda.empty_cache()  # what torch keeps for itself is not free to the driver
+        _answer(driver, "cuInit", 0)
+        number = _answer(driver, "cuDeviceGet", index)
+        _check_ability(driver, number)
+        uuid = "cuDeviceGetUuid_v2" if hasattr(driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+        self.gpu = bytes(_answer(driver, uuid, number).bytes)
+        self.order = GpuOrder(here)
+        self.descriptor = -1
+        with contextlib.ExitStack() as mapping:
+            self._make(driver, int(number), size, mapping)
+            try:
+                mapped = _Mapped(self.address, size)
+                self.bytes = tensor_of(mapped, here)
+                self.bytes.zero_()
+            except BaseException:
+                self.close()
+                raise
+            # Not at the end of the process, which has no driver to ask any more, and gives all back.
+            weakref.finalize(mapped, _unmap, mapping.pop_all(), here).atexit = False
+
+    def _make(self, driver: Any, number: int, size: int, mapping: contextlib.ExitStack) -> None:
+        """Leaves in `mapping` what ends it."""
+        properties, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        for each in (properties, access):
+            each.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            each.location.id = number
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        flags = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        grain = int(_answer(driver, "cuMemGetAllocationGranularity", properties, flags))
+        self.size = -(-size // grain) * grain
+        handle = _answer(driver, "cuMemCreate", self.size, properties, 0)
+        try:
+            self.address = int(_answer(driver, "cuMemAddressReserve", self.size, 0, 0, 0))
+            mapping.callback(driver.cuMemAddressFree, self.address, self.size)
+            _answer(driver, "cuMemMap", self.address, self.size, 0, handle, 0)
+            mapping.callback(driver.cuMemUnmap, self.address, self.size)
+            _answer(driver, "cuMemSetAccess", self.address, self.size, [access], 1)
+            kind = properties.requestedHandleTypes
+            self.descriptor = int(_answer(driver, "cuMemExportToShareableHandle", handle, kind, 0))
+            os.set_inheritable(self.descriptor, False)  # not for programs that the engine starts
+        finally:
+            driver.cuMemRelease(handle)  # mapping and descriptor keep the memory
+
+    def options(self) -> dict[str, Any]:
+        """Of ashlar.Cache."""
+        return {
+            "memory_kind": ashlar.MemoryKind.GPU,
+            "gpu_descriptor": self.descriptor,
+            "gpu_address": self.address,
+            "gpu": self.gpu,
+            "memory_bytes": self.size,
+        }
+
+    def close(self) -> None:
+        """The daemon's mapping and the engine's tensors stay."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
