@@ -136,14 +136,14 @@ struct Metrics::Impl {
   std::vector<PrefixGauges> prefixes;  // by tenant
 
   // Of objects that were evicted or expired, not of those that were found corrupt or never published.
-  Children<Histogram, TierKind> eviction_ages{
+  Children<Histogram, TierKind, PolicyKind> eviction_ages{
       HistogramFamily("ashlar_eviction_age_seconds", "From an object's publication to its eviction or expiry"),
       tenants,
-      {"tier"}};
-  Children<Histogram, TierKind> eviction_idle{
+      {"tier", "policy"}};
+  Children<Histogram, TierKind, PolicyKind> eviction_idle{
       HistogramFamily("ashlar_eviction_idle_seconds", "From an object's last use to its eviction or expiry"),
       tenants,
-      {"tier"}};
+      {"tier", "policy"}};
   StatusBoard board;
   std::vector<Tallies> tallies = std::vector<Tallies>(tenants.size());
 
@@ -273,8 +273,8 @@ void Metrics::Evicted(TenantId tenant, ObjectKind kind, const storage::Ghost& gh
   impl_->evictions.Add(tenant, kind, why, ghost.tier, ghost.policy, 1);
   impl_->evicted_bytes.Add(tenant, kind, why, ghost.tier, ghost.policy, ghost.bytes);
   if (why == MissReason::kEvicted || why == MissReason::kExpired) {
-    impl_->eviction_ages.Get(tenant, ghost.tier, kAges).Observe(Seconds(ghost.lived));
-    impl_->eviction_idle.Get(tenant, ghost.tier, kAges).Observe(Seconds(ghost.idle));
+    impl_->eviction_ages.Get(tenant, ghost.tier, ghost.policy, kAges).Observe(Seconds(ghost.lived));
+    impl_->eviction_idle.Get(tenant, ghost.tier, ghost.policy, kAges).Observe(Seconds(ghost.idle));
   }
   Tallies::Objects& tally = impl_->tallies.at(tenant).evictions[{ghost.tier, ghost.policy, why}];
   ++tally.objects;
