@@ -5,12 +5,11 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
-#include <array>
 #include <bit>
-#include <map>
 #include <utility>
 
 #include "daemon/observe/metric_children.h"
+#include "daemon/observe/process_metrics.h"
 #include "daemon/observe/scrub_metrics.h"
 #include "daemon/runtime/log.h"
 #include "proto/version.h"
@@ -196,6 +195,7 @@ struct Metrics::Impl {
   Children<Counter, TierKind> tier_errors{
       CounterFamily("ashlar_tier_errors_total", "Reads and writes of copies that failed"), tenants, {"tier"}};
 
+  ProcessMetrics process{*registry};
   ClusterMetrics cluster{*registry};
   RouterMetrics router{*registry};
   ScrubMetrics scrub{*registry};
@@ -248,7 +248,9 @@ Metrics::Metrics(const std::vector<std::string>& tenants) : impl_(std::make_uniq
 Metrics::~Metrics() = default;
 
 std::string Metrics::Text(TenantLabel label) const {
-  return MetricsText(impl_->registry->Collect(), label);
+  std::vector<prometheus::MetricFamily> families = impl_->registry->Collect();
+  impl_->process.AddTo(families);
+  return MetricsText(std::move(families), label);
 }
 
 void Metrics::Hit(TenantId tenant, ObjectKind kind, TierKind tier, uint64_t tokens) {
@@ -426,6 +428,10 @@ void Metrics::Set(const Levels& levels) {
 
 void Metrics::TurnsTaken(const EventLoop::TurnTimes& times) {
   impl_->turn_seconds.ObserveMultiple({times.turns.begin(), times.turns.end()}, static_cast<double>(times.sum) * 1e-9);
+}
+
+void Metrics::Reloaded(bool accepted) {
+  impl_->process.Reloaded(accepted);
 }
 
 const StatusBoard& Metrics::board() const {
