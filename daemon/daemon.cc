@@ -141,7 +141,7 @@ struct Daemon::Impl {
                        config.cluster().node(), events.hub(),
                        [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); },
                        [this](bool dry_run) { return reloader.Reload(dry_run); }, cluster.get()}),
-        reloader(config, file, loop, *tiers, cache, services, *audit) {
+        reloader(config, file, loop, *tiers, cache, services, metrics, *audit) {
     if (cluster != nullptr) {
       cluster->Attach(cache, tiers->memory(), router,
                       [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); });

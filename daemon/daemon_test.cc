@@ -100,9 +100,9 @@ TEST(Metrics, TellHowOldObjectsBecome) {
   for (const char* line : {
            "ashlar_evictions_total{kind=\"checkpoint\",policy=\"price\",reason=\"evicted\",tenant=\"default\","
            "tier=\"dram\"} 1\n",
-           "ashlar_eviction_age_seconds_count{tenant=\"default\",tier=\"dram\"} 1\n",
-           "ashlar_eviction_age_seconds_bucket{tenant=\"default\",tier=\"dram\",le=\"60\"} 1\n",
-           "ashlar_eviction_idle_seconds_count{tenant=\"default\",tier=\"dram\"} 1\n",
+           "ashlar_eviction_age_seconds_count{policy=\"price\",tenant=\"default\",tier=\"dram\"} 1\n",
+           "ashlar_eviction_age_seconds_bucket{policy=\"price\",tenant=\"default\",tier=\"dram\",le=\"60\"} 1\n",
+           "ashlar_eviction_idle_seconds_count{policy=\"price\",tenant=\"default\",tier=\"dram\"} 1\n",
        }) {
     EXPECT_THAT(text, HasSubstr(line));
   }

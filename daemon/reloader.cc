@@ -7,18 +7,20 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config/config.h"
 #include "daemon/mappings.h"
+#include "daemon/observe/metrics.h"
 #include "daemon/open_files.h"
 #include "daemon/runtime/log.h"
 
 namespace ashlar::daemon {
 
 Reloader::Reloader(const v1::Config& config, std::string file, EventLoop& loop, TierSet& tiers, storage::Cache& cache,
-                   SessionServices& services, AuditLog& audit)
+                   SessionServices& services, Metrics& metrics, AuditLog& audit)
     : file_(std::move(file)),
       loop_(loop),
       tiers_(tiers),
       cache_(cache),
       services_(services),
+      metrics_(metrics),
       audit_(audit),
       now_(std::make_unique<v1::Config>(config)),
       drain_seconds_(config.drain_seconds()) {}
@@ -47,6 +49,12 @@ absl::Status Reloader::TakeOver(const v1::Config& next, bool dry_run) {
 
 absl::StatusOr<std::vector<ConfigChange>> Reloader::Reload(bool dry_run) {
   std::lock_guard lock(mutex_);
+  absl::StatusOr<std::vector<ConfigChange>> changes = TryReload(dry_run);
+  if (!dry_run) metrics_.Reloaded(changes.ok());
+  return changes;
+}
+
+absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
   if (file_.empty()) return absl::FailedPreconditionError("the daemon was started without a configuration file");
   v1::Config next;
   if (absl::Status read = LoadConfig(file_, &next); !read.ok()) return read;

@@ -18,22 +18,26 @@
 
 namespace ashlar::daemon {
 
+class Metrics;
+
 // Any thread but the loop's.
 class Reloader {
  public:
   // All must outlive it. `file` empty: there is nothing to read again.
   Reloader(const v1::Config& config, std::string file, EventLoop& loop, TierSet& tiers, storage::Cache& cache,
-           SessionServices& services, AuditLog& audit);
+           SessionServices& services, Metrics& metrics, AuditLog& audit);
   ~Reloader();
 
   // Reads the file and returns what has changed. FAILED_PRECONDITION names fields that a running daemon cannot change,
-  // or not to this value now; INVALID_ARGUMENT a field that makes no sense; then nothing has changed.
+  // or not to this value now; INVALID_ARGUMENT a field that makes no sense; then nothing has changed. The metrics are
+  // told how it ended, but of a dry run.
   absl::StatusOr<std::vector<ConfigChange>> Reload(bool dry_run);
 
   std::string config() const;  // in effect, as YAML
   uint32_t drain_seconds() const { return drain_seconds_; }
 
  private:
+  absl::StatusOr<std::vector<ConfigChange>> TryReload(bool dry_run);  // with mutex_
   // On the loop: the tiers' part. Nothing happens where it is refused, or `dry_run`.
   absl::Status TakeOver(const v1::Config& next, bool dry_run);
 
@@ -42,6 +46,7 @@ class Reloader {
   TierSet& tiers_;
   storage::Cache& cache_;
   SessionServices& services_;
+  Metrics& metrics_;
   AuditLog& audit_;
   mutable std::mutex mutex_;
   std::unique_ptr<v1::Config> now_;  // guarded by mutex_

@@ -5,12 +5,11 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
-#include <array>
 #include <bit>
-#include <map>
 #include <utility>
 
 #include "daemon/observe/metric_children.h"
+#include "daemon/observe/process_metrics.h"
 #include "daemon/observe/scrub_metrics.h"
 #include "daemon/runtime/log.h"
 #include "proto/version.h"
@@ -136,14 +135,14 @@ struct Metrics::Impl {
   std::vector<PrefixGauges> prefixes;  // by tenant
 
   // Of objects that were evicted or expired, not of those that were found corrupt or never published.
-  Children<Histogram, TierKind> eviction_ages{
+  Children<Histogram, TierKind, PolicyKind> eviction_ages{
       HistogramFamily("ashlar_eviction_age_seconds", "From an object's publication to its eviction or expiry"),
       tenants,
-      {"tier"}};
-  Children<Histogram, TierKind> eviction_idle{
+      {"tier", "policy"}};
+  Children<Histogram, TierKind, PolicyKind> eviction_idle{
       HistogramFamily("ashlar_eviction_idle_seconds", "From an object's last use to its eviction or expiry"),
       tenants,
-      {"tier"}};
+      {"tier", "policy"}};
   StatusBoard board;
   std::vector<Tallies> tallies = std::vector<Tallies>(tenants.size());
 
@@ -196,6 +195,7 @@ struct Metrics::Impl {
   Children<Counter, TierKind> tier_errors{
       CounterFamily("ashlar_tier_errors_total", "Reads and writes of copies that failed"), tenants, {"tier"}};
 
+  ProcessMetrics process{*registry};
   ClusterMetrics cluster{*registry};
   RouterMetrics router{*registry};
   ScrubMetrics scrub{*registry};
@@ -248,7 +248,9 @@ Metrics::Metrics(const std::vector<std::string>& tenants) : impl_(std::make_uniq
 Metrics::~Metrics() = default;
 
 std::string Metrics::Text(TenantLabel label) const {
-  return MetricsText(impl_->registry->Collect(), label);
+  std::vector<prometheus::MetricFamily> families = impl_->registry->Collect();
+  impl_->process.AddTo(families);
+  return MetricsText(std::move(families), label);
 }
 
 void Metrics::Hit(TenantId tenant, ObjectKind kind, TierKind tier, uint64_t tokens) {
@@ -273,8 +275,8 @@ void Metrics::Evicted(TenantId tenant, ObjectKind kind, const storage::Ghost& gh
   impl_->evictions.Add(tenant, kind, why, ghost.tier, ghost.policy, 1);
   impl_->evicted_bytes.Add(tenant, kind, why, ghost.tier, ghost.policy, ghost.bytes);
   if (why == MissReason::kEvicted || why == MissReason::kExpired) {
-    impl_->eviction_ages.Get(tenant, ghost.tier, kAges).Observe(Seconds(ghost.lived));
-    impl_->eviction_idle.Get(tenant, ghost.tier, kAges).Observe(Seconds(ghost.idle));
+    impl_->eviction_ages.Get(tenant, ghost.tier, ghost.policy, kAges).Observe(Seconds(ghost.lived));
+    impl_->eviction_idle.Get(tenant, ghost.tier, ghost.policy, kAges).Observe(Seconds(ghost.idle));
   }
   Tallies::Objects& tally = impl_->tallies.at(tenant).evictions[{ghost.tier, ghost.policy, why}];
   ++tally.objects;
@@ -426,6 +428,10 @@ void Metrics::Set(const Levels& levels) {
 
 void Metrics::TurnsTaken(const EventLoop::TurnTimes& times) {
   impl_->turn_seconds.ObserveMultiple({times.turns.begin(), times.turns.end()}, static_cast<double>(times.sum) * 1e-9);
+}
+
+void Metrics::Reloaded(bool accepted) {
+  impl_->process.Reloaded(accepted);
 }
 
 const StatusBoard& Metrics::board() const {

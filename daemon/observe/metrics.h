@@ -79,6 +79,7 @@ class Metrics final : public storage::Observer {
   const Tallies& tallies(storage::TenantId tenant) const;
 
   // Any thread.
+  void Reloaded(bool accepted);  // the configuration; not by a dry run
   std::string Text(TenantLabel label) const;
   const StatusBoard& board() const;
   CallMetrics& calls();

@@ -37,7 +37,7 @@ FLEET = [
     ("Nodes that answer", "short", [('sum(up{job="ashlar"})', "")], {"type": "stat"}),
     ("Errors that engines saw", "ops", [("sum(ashlar:failed_calls:rate5m)", "")],
      {"type": "stat", "red_from": 0.001}),
-    ("Tokens reused by node", "percentunit", [("avg by (instance) (ashlar:tokens_reused:ratio_rate5m)", "{{instance}}")], {}),
+    ("Tokens reused by node", "percentunit", [("ashlar:node_tokens_reused:ratio_rate5m", "{{instance}}")], {}),
     ("Look-ups, 99th percentile", "s", [("ashlar:lookup_seconds:p99_5m", "{{instance}}")], {"red_from": 0.1}),
     ("How full the tiers are", "percentunit", [("ashlar:tier_used:ratio", "{{instance}} {{tier}}")], {}),
     ("Releases", "short", [("count by (version) (ashlar_build_info)", "{{version}}")], {}),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what operators see of a node under load, from a real daemon and a real Prometheus: the panels of every dashboard and
+"""Draws what operators see of a node under load, from real daemons and a real Prometheus: the panels of every dashboard and
 `ashlarctl top` as SVG, the status page as PNG where Chromium is installed. For docs/pictures; no test runs it.
 
 usage: draw.py FOLDER    (environment as of tests/deploy/try_operations.py: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
@@ -27,12 +27,9 @@ import urllib.request
 SOURCE, BUILD = pathlib.Path(os.environ["ASHLAR_SOURCE"]), pathlib.Path(os.environ["ASHLAR_BUILD"])
 sys.path[:0] = [str(SOURCE / "examples/python"), str(pathlib.Path(__file__).parent)]
 
-import load  # noqa: E402
-import monitoring  # noqa: E402
-import try_operations  # noqa: E402
+import fleet  # noqa: E402
 
 SECONDS, STEP = 90, 3
-NODE = "node-a"
 WIDTH, HEIGHT, COLUMNS, GAP, MOST_SERIES = 300, 190, 3, 12, 6
 COLOURS = ("#1a5fb4", "#c64600", "#26a269", "#813d9c", "#9a6a00", "#5e5c64")
 SCALES = {"bytes": (1024, ("B", "KiB", "MiB", "GiB")), "Bps": (1024, ("B/s", "KiB/s", "MiB/s", "GiB/s"))}
@@ -61,12 +58,14 @@ def ask_range(prometheus, query, end):
         return json.load(reply)["data"]["result"]
 
 
-def series_of(prometheus, panel, end):
+def series_of(prometheus, panel, end, names):
+    """Legends and points; `names`: of the nodes, by the instance that Prometheus knows."""
     for target in panel["targets"]:
         query = target["expr"].replace("$__rate_interval", "20s").replace("$node", ".*").replace("$tenant", ".*")
         for found in ask_range(prometheus, query, end):
             legend = target["legendFormat"]
-            name = "" if legend == "__auto" else re.sub(r"{{(\w+)}}", lambda label: NODE if label[1] == "instance" else found["metric"].get(label[1], ""), legend)
+            labels = {**found["metric"], "instance": names.get(found["metric"].get("instance"), "")}
+            name = "" if legend == "__auto" else re.sub(r"{{(\w+)}}", lambda label: labels.get(label[1], ""), legend)
             points = [(float(at), float(value)) for at, value in found["values"] if value not in ("NaN", "+Inf")]
             if points:
                 yield name.strip(), points
@@ -116,11 +115,11 @@ def draw_panel(panel, found, left, top, end):
     return parts
 
 
-def draw_dashboard(prometheus, file, out, end):
+def draw_dashboard(prometheus, file, out, end, names):
     board = json.loads(file.read_text())
     parts = []
     for i, panel in enumerate(board["panels"]):
-        found = list(series_of(prometheus, panel, end))
+        found = list(series_of(prometheus, panel, end, names))
         parts += draw_panel(panel, found, GAP + i % COLUMNS * (WIDTH + GAP), 34 + i // COLUMNS * (HEIGHT + GAP), end)
     wide, high = GAP + COLUMNS * (WIDTH + GAP), 34 + math.ceil(len(board["panels"]) / COLUMNS) * (HEIGHT + GAP)
     out.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" font-family="sans-serif" fill="#241f31">\n'
@@ -170,24 +169,15 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     with contextlib.ExitStack() as cleanup:
         place = cleanup.enter_context(tempfile.TemporaryDirectory())
-        etcd = try_operations.Etcd(place)
-        cleanup.callback(etcd.stop)
-        cluster = {"node": NODE, "control_address": f"127.0.0.1:{monitoring.free_port()}",
-                   "transport_address": f"127.0.0.1:{monitoring.free_port()}", "tls": {"insecure": True},
-                   "etcd": {"endpoints": [etcd.address]}}
-        daemon, port = load.start_daemon(place, f"{place}/disk", cluster=cluster, metrics={"tenants": "named"})
-        cleanup.callback(daemon.stop)
-        engine = load.Load(daemon.rpc_socket, daemon.session_socket)
-        cleanup.callback(engine.stop)
-        prometheus = monitoring.Prometheus(place, f"127.0.0.1:{port}", hurry=True)
-        cleanup.callback(prometheus.stop)
+        nodes = fleet.Fleet(place, cleanup, f"{place}/disk", hurry=True)
+        prometheus, first = nodes.prometheus, nodes.nodes[0]
         time.sleep(SECONDS + 10)
-        end = time.time()
+        end, names = time.time(), {f"127.0.0.1:{node.port}": node.name for node in nodes.nodes}
         for file in sorted((SOURCE / "deploy/grafana").glob("*.json")):
-            draw_dashboard(prometheus, file, folder / f"dashboard-{file.stem.removeprefix('ashlar-')}.svg", end)
-        draw_terminal(top_of(daemon.admin_socket), folder / "top.svg")
+            draw_dashboard(prometheus, file, folder / f"dashboard-{file.stem.removeprefix('ashlar-')}.svg", end, names)
+        draw_terminal(top_of(first.daemon.admin_socket), folder / "top.svg")
         if shutil.which("chromium"):
-            photograph(f"http://127.0.0.1:{port}/", folder / "status-page.png", "500,1560")
+            photograph(f"http://127.0.0.1:{first.port}/", folder / "status-page.png", "500,1560")
 
 
 if __name__ == "__main__":

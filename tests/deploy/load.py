@@ -1,4 +1,5 @@
-"""A load that makes every metric of a lone node move: an engine in Python that publishes, reuses, commits and resumes."""
+"""A load that makes the metrics of a node move: an engine in Python that publishes, reuses, commits and resumes. Engines of
+several nodes share some of their texts."""
 
 import contextlib
 import dataclasses
@@ -41,7 +42,8 @@ def text(number, length=200):
 class Load:
     """Runs until `stop`; more texts than memory holds, some of them asked for again and again."""
 
-    def __init__(self, rpc_socket, session_socket):
+    def __init__(self, rpc_socket, session_socket, seed=0):
+        self._seed = seed
         self._sockets = rpc_socket, session_socket
         self._open()
         self._stop = threading.Event()
@@ -55,7 +57,7 @@ class Load:
         self._cache = ashlar.Cache(MODEL, *self._sockets, pages=64, capture_tokens=16)
 
     def _run(self):
-        draw = random.Random(1)
+        draw = random.Random(self._seed)
         while not self._stop.is_set():
             number = draw.randrange(1_000_000)
             try:

@@ -1,11 +1,14 @@
-"""A real Prometheus that scrapes a daemon and evaluates the rules of deploy/prometheus, and the queries of the panels."""
+"""A real Prometheus that scrapes daemons and evaluates the rules of deploy/prometheus, and the queries of the panels."""
 
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
 import re
 import socket
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 
@@ -21,7 +24,7 @@ def free_port():
 class Prometheus:
     """Scrapes each second, and evaluates the rules each second: what takes minutes in a fleet takes seconds here."""
 
-    def __init__(self, folder, target, hurry=False, real_waits=False):
+    def __init__(self, folder, targets, hurry=False, real_waits=False):
         """`hurry`: alerts look back seconds instead of minutes, hours and days, and wait a second instead of minutes. With
         `real_waits` those wait as long as the rules say that wait two minutes at most."""
         self.url = f"http://127.0.0.1:{free_port()}"
@@ -34,7 +37,7 @@ class Prometheus:
         pathlib.Path(folder, "ashlar.rules.yml").write_text(rules)
         pathlib.Path(folder, "prometheus.yml").write_text(
             "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [ashlar.rules.yml]\n"
-            f"scrape_configs: [{{job_name: ashlar, static_configs: [{{targets: ['{target}']}}]}}]\n")
+            f"scrape_configs: [{{job_name: ashlar, static_configs: [{{targets: {targets}}}]}}]\n")
         self._log = open(pathlib.Path(folder, "prometheus.log"), "wb")
         self._process = subprocess.Popen(
             ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb",
@@ -63,14 +66,63 @@ def waits_of(rules):
     return {name: int(wait[1]) * seconds[wait[2]] if wait else 0 for name, wait in found.items()}
 
 
+# What these metrics count is rare, a fault, or over before it is measured: a query of them may show nothing but 0.
+MAY_BE_ZERO = {
+    "ashlar:failed_calls:rate5m",
+    "ashlar_checksum_failures_total",
+    "ashlar_compositions",
+    "ashlar_forgettings_oldest_seconds",
+    "ashlar_landings",
+    "ashlar_queue_depth",
+    "ashlar_queue_rejections_total",
+    "ashlar_remote_hedges_total",
+    "ashlar_scrub_damaged_total",
+    "ashlar_tier_degraded",
+    "ashlar_transport_slow_fabric",
+}
+# So is what several nodes do, on one that is alone.
+OF_SEVERAL_NODES = re.compile(r"ashlar_(cluster|peers?|directory|remote|transport|offers?|offered)_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Query:
+    board: str
+    panel: str
+    text: str  # with the variables as 'All' sets them
+    legend: str
+
+    def may_be_zero(self, alone):
+        return any(re.search(rf"\b{name}\b", self.text) for name in MAY_BE_ZERO) or alone and bool(OF_SEVERAL_NODES.search(self.text))
+
+    def missing(self, samples, alone):
+        """What the samples lack to prove the query; empty: nothing."""
+        labels = set(re.findall(r"{{(\w+)}}", self.legend))
+        samples = [each for each in samples if each["value"][1] != "NaN"]
+        if not samples:
+            return "no data"
+        if not any(labels <= each["metric"].keys() for each in samples):
+            return f"no sample has the labels {', '.join(sorted(labels))}"
+        if self.may_be_zero(alone) or any(float(each["value"][1]) != 0 for each in samples):
+            return ""
+        return "nothing but 0"
+
+
 def queries():
-    """(dashboard, panel, query) with the variables as 'All' sets them."""
     for file in sorted((ROOT / "deploy/grafana").glob("*.json")):
         for panel in json.loads(file.read_text())["panels"]:
-            for target in panel["targets"]:
+            for target in panel.get("targets", []):
                 query = target["expr"].replace("$__rate_interval", "20s").replace("$node", ".*").replace("$tenant", ".*")
-                yield file.stem, panel["title"], query
+                yield Query(file.stem, panel["title"], query, target["legendFormat"])
 
 
-def has_numbers(prometheus, query):
-    return any(sample["value"][1] != "NaN" for sample in prometheus.ask(query))
+def prove(prometheus, patience, alone):
+    """Asks all queries of all dashboards until each has shown what it should, or for `patience` seconds. Returns how many
+    there are, and those that have not, with what they lack."""
+    left, deadline = {query: "not asked" for query in queries()}, time.monotonic() + patience
+    count = len(left)
+    while left and time.monotonic() < deadline:
+        time.sleep(1)
+        with contextlib.suppress(OSError):  # Prometheus starts
+            lacking = {query: query.missing(prometheus.ask(query.text), alone) for query in left}
+            left = {query: what for query, what in lacking.items() if what}
+    return count, left

@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
-"""Every query of every panel, asked of a real Prometheus that scrapes a real daemon under load, returns data.
+"""Every query of every panel, asked of a real Prometheus that scrapes real daemons under load, returns data: with the
+labels that its legend names, and not only 0, but for what monitoring.MAY_BE_ZERO lists. Without etcd there is one daemon, and
+what several do may be 0.
 
 usage: panels_test.py    (environment: ASHLAR_SOURCE, ASHLARD, PYTHONPATH with the package ashlar)
 """
 
+import contextlib
 import os
 import pathlib
 import shutil
 import sys
 import tempfile
-import time
 import unittest
 import urllib.request
 
 sys.path[:0] = [str(pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples/python"), str(pathlib.Path(__file__).parent)]
 
-import load  # noqa: E402
+import fleet  # noqa: E402
 import monitoring  # noqa: E402
 
 PATIENCE = 60.0  # seconds until the last panel has data
@@ -23,37 +25,45 @@ PATIENCE = 60.0  # seconds until the last panel has data
 
 @unittest.skipUnless(shutil.which("prometheus"), "Prometheus is not installed (Debian: prometheus)")
 class Panels(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        daemon, port = load.start_daemon(self.folder.name)
-        self.addCleanup(daemon.stop)
-        self.address = f"http://127.0.0.1:{port}"
-        self.load = load.Load(daemon.rpc_socket, daemon.session_socket)
-        self.addCleanup(self.load.stop)
-        self.prometheus = monitoring.Prometheus(self.folder.name, f"127.0.0.1:{port}")
-        self.addCleanup(self.prometheus.stop)
-
     def test_every_query_returns_data(self):
-        empty, deadline = list(monitoring.queries()), time.monotonic() + PATIENCE
-        count = len(empty)
-        self.assertGreaterEqual(count, 25)
-        while empty and time.monotonic() < deadline:
-            time.sleep(1)
-            try:
-                empty = [each for each in empty if not monitoring.has_numbers(self.prometheus, each[2])]
-            except OSError:
-                continue  # Prometheus starts
-        for board, title, query in empty:
-            print(f"{board}: {title}: no data: {query}")
-        print(f"{count - len(empty)} of {count} queries return data; {self.load.prompts} prompts")
-        self.assertEqual(empty, [])
-        with urllib.request.urlopen(self.address + "/", timeout=10) as reply:
+        with contextlib.ExitStack() as cleanup:
+            nodes = fleet.Fleet(cleanup.enter_context(tempfile.TemporaryDirectory()), cleanup)
+            alone = nodes.etcd is None
+            count, left = monitoring.prove(nodes.prometheus, PATIENCE, alone)
+            for query, lacks in left.items():
+                print(f"{query.board}: {query.panel}: {lacks}: {query.text}")
+            print(f"{count - len(left)} of {count} queries return data; {[node.load.prompts for node in nodes.nodes]} prompts"
+                  + (", on one node: etcd is not installed" if alone else ""))
+            self.assertGreaterEqual(count, 25)
+            self.assertEqual(left, {})
+            self.status_page(nodes.nodes[0].port)
+
+    def status_page(self, port):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as reply:
             page = reply.read().decode()
         self.assertEqual(reply.headers["Content-Type"], "text/html; charset=utf-8")
         for part in ("serving</span>", "found in dram", "missed: never_seen", "evicted by price"):
             self.assertIn(part, page)
         self.assertNotIn("default", page, "a tenant's name")
+
+    def test_only_what_the_dashboards_ask_for_is_excused(self):
+        texts = "\n".join(query.text for query in monitoring.queries())
+        for name in monitoring.MAY_BE_ZERO:
+            self.assertRegex(texts, rf"\b{name}\b")
+
+    def test_zeros_and_missing_labels_are_no_data(self):
+        def lacks(text, *samples, legend="{{instance}} {{tenant}}", alone=False):
+            return monitoring.Query("board", "panel", text, legend).missing(
+                [{"metric": dict.fromkeys(labels, "x"), "value": [0, value]} for value, *labels in samples], alone)
+
+        both = ("instance", "tenant")
+        self.assertEqual(lacks("ashlar_leases", ("0", *both), ("1", *both)), "")
+        self.assertEqual(lacks("ashlar_leases", ("0", *both)), "nothing but 0")
+        self.assertEqual(lacks("ashlar_leases", ("NaN", *both)), "no data")
+        self.assertEqual(lacks("ashlar_leases", ("1", "instance")), "no sample has the labels instance, tenant")
+        self.assertEqual(lacks("sum(ashlar:failed_calls:rate5m)", ("0",), legend=""), "")
+        self.assertEqual(lacks("ashlar_peers_connected", ("0",), legend="", alone=True), "")
+        self.assertEqual(lacks("ashlar_peers_connected", ("0",), legend=""), "nothing but 0")
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ import unittest
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
 RULES = ROOT / "deploy/prometheus/ashlar.rules.yml"
 ALERT = re.compile(r"^ +- alert: (\w+)$", re.M)
-METRIC = re.compile(r"\bashlar_\w+")
+METRIC = re.compile(r"\b(?:ashlar|process)_\w+")
 
 
 def described():
     """The metrics of docs/metrics.md, with the suffixes that histograms have."""
     page = (ROOT / "docs/metrics.md").read_text()
-    rows = re.findall(r"^\| `(ashlar_\w+)` \| (\w+) \|", page, re.M)
+    rows = re.findall(r"^\| `((?:ashlar|process)_\w+)` \| (\w+) \|", page, re.M)
     return {name + suffix for name, kind in rows for suffix in (("_bucket", "_count", "_sum") if kind == "histogram" else ("",))}
 
 

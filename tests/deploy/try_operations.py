@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A platform engineer's afternoon, in minutes: a daemon under load, Prometheus, and faults that must raise their alert
+"""A platform engineer's afternoon, in minutes: daemons under load, Prometheus, and faults that must raise their alert
 and let it go again. tools/try-operations calls it.
 
 usage: try_operations.py [--json FILE] [--log FILE] [--package] [--image] [--real-waits]    (environment: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
@@ -21,7 +21,7 @@ SOURCE, BUILD = pathlib.Path(os.environ["ASHLAR_SOURCE"]), pathlib.Path(os.envir
 sys.path[:0] = [str(SOURCE / "examples/python"), str(pathlib.Path(__file__).parent)]
 
 import bare_root  # noqa: E402
-import load  # noqa: E402
+import fleet  # noqa: E402
 import monitoring  # noqa: E402
 
 PATIENCE = 60.0  # seconds until an alert fires, or is resolved, beside what its rule waits
@@ -87,54 +87,27 @@ class Disk:
             run("umount", "-l", self.folder)
 
 
-class Etcd:
-    def __init__(self, folder):
-        self.address = f"127.0.0.1:{monitoring.free_port()}"
-        peers = f"http://127.0.0.1:{monitoring.free_port()}"
-        self._command = ["etcd", "--name=trial", f"--data-dir={folder}/etcd", f"--listen-client-urls=http://{self.address}",
-                         f"--advertise-client-urls=http://{self.address}", f"--listen-peer-urls={peers}",
-                         f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=trial={peers}"]
-        self.start()
-
-    def start(self):
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def stop(self):
-        self._process.kill()
-        self._process.wait()
-
-
 class Trial:
-    """One node, its etcd, its disk, its Prometheus, and an engine."""
+    """Two nodes, their etcd, the disk of the first, Prometheus, and an engine each."""
 
     def __init__(self, folder, cleanup, real_waits, root):
-        """`root`: the system whose daemon it is; None: ASHLARD names one."""
+        """`root`: the system whose daemons they are; None: ASHLARD names one."""
         self.disk = Disk(folder)
         cleanup.callback(self.disk.unmount)
+        pathlib.Path(folder, "second").mkdir()
         if root is not None:
             cleanup.callback(root.unmount)  # it has the disk mounted, too
             os.environ["ASHLARD"] = root.program("/usr/sbin/ashlard", "ashlar", folder)
-        self.etcd = Etcd(folder)
-        cleanup.callback(self.etcd.stop)
-        cluster = {"node": "trial", "control_address": f"127.0.0.1:{monitoring.free_port()}",
-                   "transport_address": f"127.0.0.1:{monitoring.free_port()}", "tls": {"insecure": True},
-                   "etcd": {"endpoints": [self.etcd.address]}}
-        self.daemon, port = load.start_daemon(folder, str(self.disk.folder / "cache"), cluster=cluster)
-        cleanup.callback(self.daemon.stop)
-        self.load = load.Load(self.daemon.rpc_socket, self.daemon.session_socket)
-        cleanup.callback(self.load.stop)
-        self.prometheus = monitoring.Prometheus(folder, f"127.0.0.1:{port}", hurry=True, real_waits=real_waits)
+        nodes = fleet.Fleet(folder, cleanup, str(self.disk.folder / "cache"), hurry=True, real_waits=real_waits)
+        self.etcd, self.prometheus, self.daemon = nodes.etcd, nodes.prometheus, nodes.nodes[0].daemon
+        self.loads = [node.load for node in nodes.nodes]
         self.rule_waits = monitoring.waits_of((SOURCE / "deploy/prometheus/ashlar.rules.yml").read_text())
-        cleanup.callback(self.prometheus.stop)
 
     def panels(self):
         """(with data, all)"""
-        left, deadline = list(monitoring.queries()), time.monotonic() + PATIENCE
-        count = len(left)
-        while left and time.monotonic() < deadline:
-            time.sleep(1)
-            with contextlib.suppress(OSError):
-                left = [each for each in left if not monitoring.has_numbers(self.prometheus, each[2])]
+        count, left = monitoring.prove(self.prometheus, PATIENCE, alone=False)
+        for query, lacks in left.items():
+            say(f"{query.board}: {query.panel}: {lacks}: {query.text}")
         return count - len(left), count
 
     def alert(self, name, begin, end):
@@ -160,7 +133,8 @@ class Trial:
 
     def alerts(self):
         def only_new(wanted):
-            self.load.only_new = wanted
+            for engine in self.loads:
+                engine.only_new = wanted
 
         time.sleep(45)  # what a hit rate is compared with
         found = [self.alert("AshlarHitRateFell", lambda: only_new(True), lambda: only_new(False)),
@@ -241,7 +215,7 @@ def main():
                 root, where = install_package(folder, cleanup), "of the package, installed by apt on a bare Debian"
         trial = Trial(cleanup.enter_context(tempfile.TemporaryDirectory()), cleanup, arguments.real_waits, root)
         version = run(os.environ["ASHLARD"], "--version").stdout.strip()
-        say(f"{version} {where}, an engine, etcd and Prometheus run; alerts look back seconds "
+        say(f"{version} {where}, two nodes, an engine each, etcd and Prometheus run; alerts look back seconds "
             "in place of minutes" + ("" if arguments.real_waits else ", and wait a second in place of minutes"))
         ok, count = trial.panels()
         say(f"panels: {ok} of {count} queries return data")

@@ -24,8 +24,9 @@ SKIPPED = 77
 PAGE = "docs/metrics.md"
 REASONS = "docs/misses.md"
 SECONDS = 20
-ROW = re.compile(r"^\| `(ashlar_\w+)` \| (\w+) \| ([^|]*) \|[^|]+\|[^|]+\|$", re.M)
-REGISTERED = re.compile(r'"(ashlar_[a-z0-9_]+)"')
+NAME = r"ashlar_[a-z0-9_]+|process_[a-z_]+_(?:total|bytes|fds|seconds)"
+ROW = re.compile(rf"^\| `({NAME})` \| (\w+) \| ([^|]*) \|[^|]+\|[^|]+\|$", re.M)
+REGISTERED = re.compile(rf'"({NAME})"')
 MAKER = re.compile(r"(Counter|Gauge|Histogram)")
 CHILD_LABEL = re.compile(r'\{\s*"(\w+)"\s*,')
 
@@ -96,7 +97,7 @@ def shown(text):
     """name -> (type, labels) of what a daemon shows."""
     found = {}
     kind = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
-    for name, labels in re.findall(r"^(ashlar_\w+?)(?:\{(.*)\})? \S+$", text, re.M):
+    for name, labels in re.findall(r"^((?:ashlar|process)_\w+?)(?:\{(.*)\})? \S+$", text, re.M):
         family = name if name in kind else re.sub(r"_(?:bucket|sum|count)$", "", name)
         names = set(re.findall(r'(\w+)="', labels)) - ({"le"} if kind[family] == "histogram" else set())
         found[family] = (kind[family], frozenset(names))

@@ -178,6 +178,7 @@ TEST_F(Reloaded, TakesOverWhatMayChange) {
                             7));
   const json dry = Ask("reload --dry-run");
   EXPECT_EQ(dry["changes"].size(), 7u) << dry.dump(2);
+  EXPECT_EQ(daemon_.Metric("ashlar_config_last_reload_successful"), 1);
   EXPECT_EQ(Ask("stats")["tenants"][0]["tiers"][0]["capacity_bytes"], 8 << 20) << "nothing has changed";
   EXPECT_EQ(Ask("reload")["changes"], dry["changes"]);
   EXPECT_EQ(Ask("stats")["tenants"][0]["tiers"][0]["capacity_bytes"], 16 << 20);
@@ -213,7 +214,11 @@ TEST_F(Reloaded, RefusesByNameWhatNeedsARestartAndChangesNothing) {
     EXPECT_EQ(ended.code, code);
     EXPECT_THAT(ended.output, HasSubstr(field));
     EXPECT_EQ(Run("config").output, before);
+    EXPECT_EQ(daemon_.Metric("ashlar_config_last_reload_successful"), 0);
   };
+  daemon_.Configure(Options(Tenant("512KiB")));
+  EXPECT_NE(Run("reload --dry-run").code, 0);
+  EXPECT_EQ(daemon_.Metric("ashlar_config_last_reload_successful"), 1) << "a dry run is no reload";
   refused(Tenant("12MiB") + "gpu: {device: 0}\n", "gpu: needs a restart", 1);
   refused(Tenant("12MiB", ", max_sessions: 3"), "tenants[0].max_sessions: needs a restart", 1);
   refused(Tenant("12MiB") + "scrub: {bytes_per_second: fast}\n", "scrub.bytes_per_second", 2);
@@ -224,6 +229,9 @@ TEST_F(Reloaded, RefusesByNameWhatNeedsARestartAndChangesNothing) {
   refused(Tenant("1MiB"), "tenants[0].dram_bytes: its arenas hold", 1);
   daemon_.Signal(SIGHUP);
   EXPECT_TRUE(Eventually([&] { return daemon_.log().find("its arenas hold") != std::string::npos; }));
+  daemon_.Configure(Options(Tenant("8MiB")));
+  EXPECT_EQ(Run("reload").code, 0);
+  EXPECT_EQ(daemon_.Metric("ashlar_config_last_reload_successful"), 1);
   EXPECT_EQ(Run("status").code, 0) << "it goes on";
 }
 
