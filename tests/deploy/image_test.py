@@ -34,6 +34,7 @@ listen: {rpc_socket: /run/ashlar/rpc.sock, session_socket: /run/ashlar/session.s
 dram: {capacity_bytes: 256MiB, arena_bytes: 8MiB}
 ssd: {folder: /var/lib/ashlar, capacity_bytes: 256MiB}
 tenants: [{name: default, uids: [2000], dram_bytes: 256MiB, ssd_bytes: 256MiB}]
+sandbox: on
 """
 
 
@@ -160,6 +161,7 @@ class Image(unittest.TestCase):
             self.assertRegex(second, r"^[1-9]\d* of \d+ tokens from the cache")
             self.assertIn("serving", inside("/usr/bin/ashlarctl", "status"))
             self.assertNotIn("userfaultfd is not allowed", (work / "log").read_text())
+            self.assertIn("the sandbox is closed", (work / "log").read_text())
             run(*self.crun(work, "kill", CONTAINER, "TERM"))
             self.assertEqual(container.wait(60), 0, "SIGTERM drains and ends it")
             print(first, second, sep="\n")

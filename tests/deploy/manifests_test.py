@@ -240,7 +240,10 @@ class Manifests(unittest.TestCase):
         for overlay, plain in (("overlays/gpu", "base"), ("overlays/gpu-tcp", "overlays/tcp"), ("overlays/gpu-rdma", "overlays/rdma")):
             config = yaml.safe_load(self.config_of(overlay))
             self.assertTrue(config.pop("gpu"), overlay)
-            self.assertEqual(config, yaml.safe_load(self.config_of(plain)), overlay)
+            of_plain = yaml.safe_load(self.config_of(plain))
+            for each in config, of_plain:
+                each.pop("sandbox")
+            self.assertEqual(config, of_plain, overlay)
             pod = next(each for name, each in self.pods() if name.startswith(f"{overlay} "))
             image, environment = pod["containers"][0]["image"], {each["name"] for each in pod["containers"][0]["env"]}
             self.assertTrue(image.endswith("-cuda"), f"{overlay}: {image}")
@@ -248,6 +251,12 @@ class Manifests(unittest.TestCase):
             self.assertEqual(pod["runtimeClassName"], "nvidia", overlay)
             self.assertEqual({each["name"] for each in pod["volumes"]},
                              {each["name"] for name, other in self.pods() if name.startswith(f"{plain} ") for each in other["volumes"]})
+
+    def test_the_sandbox_is_on_where_it_was_tried(self):
+        for overlay in OVERLAYS:
+            config = yaml.safe_load(self.config_of(overlay))
+            untried = "gpu" in config or config.get("cluster", {}).get("expect_transport") == "rdma"
+            self.assertIs(config["sandbox"], not untried, overlay)
 
     def test_memory_limits_hold_what_the_configuration_promises(self):
         for name, each in self.objects("DaemonSet"):

@@ -85,6 +85,7 @@ class Package(unittest.TestCase):
 
     def test_the_configuration_is_accepted_and_kept(self):
         done = run(self.root / "usr/sbin/ashlard", "--config", self.root / "etc/ashlar/ashlard.yaml", "--check-config")
+        self.assertIn("sandbox: on", done.replace('"', ""))
         drain = int(re.search(r"drain_seconds: (\d+)", done)[1])
         unit = (self.root / UNIT).read_text()
         self.assertGreater(int(re.search(r"^TimeoutStopSec=(\d+)", unit, re.M)[1]), drain)
@@ -173,6 +174,7 @@ class OnABareRoot(unittest.TestCase):
             if already:
                 self.assertRegex(lines[0], r"^[1-9]\d* of \d+ tokens from the cache", "the disk outlived the upgrade")
             self.assertIn("serving", self.root.run("ashlarctl", "status"))
+            self.assertIn("the sandbox is closed", (self.root.folder / "tmp/ashlard.log").read_text())
             daemon.send_signal(signal.SIGTERM)
             self.assertEqual(daemon.wait(60), 0)
         except AssertionError as error:
