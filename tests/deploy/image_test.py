@@ -34,6 +34,7 @@ listen: {rpc_socket: /run/ashlar/rpc.sock, session_socket: /run/ashlar/session.s
 dram: {capacity_bytes: 256MiB, arena_bytes: 8MiB}
 ssd: {folder: /var/lib/ashlar, capacity_bytes: 256MiB}
 tenants: [{name: default, uids: [2000], dram_bytes: 256MiB, ssd_bytes: 256MiB}]
+sandbox: on
 """
 
 
@@ -130,6 +131,7 @@ class Image(unittest.TestCase):
                              for outside, inside, rights in (("ashlard.yaml", "/etc/ashlar/ashlard.yaml", "ro"),
                                                              ("sockets", "/run/ashlar", "rw"), ("disk", "/var/lib/ashlar", "rw"))]
         bundle["linux"].pop("resources", None)
+        bundle["linux"]["seccomp"] = json.loads((SOURCE / "deploy/nodes/seccomp/ashlard.json").read_text())
         (work / "config.json").write_text(json.dumps(bundle))
 
     def crun(self, work, *arguments):
@@ -158,6 +160,8 @@ class Image(unittest.TestCase):
             first, second = bare_root.serve_an_engine(work / "sockets", uid=2000, gid=GROUP)
             self.assertRegex(second, r"^[1-9]\d* of \d+ tokens from the cache")
             self.assertIn("serving", inside("/usr/bin/ashlarctl", "status"))
+            self.assertNotIn("userfaultfd is not allowed", (work / "log").read_text())
+            self.assertIn("the sandbox is closed", (work / "log").read_text())
             run(*self.crun(work, "kill", CONTAINER, "TERM"))
             self.assertEqual(container.wait(60), 0, "SIGTERM drains and ends it")
             print(first, second, sep="\n")

@@ -21,7 +21,7 @@ except ImportError:
 
 ROOT, ASHLARD = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
 OVERLAYS = ("base", "overlays/tcp", "overlays/rdma", "overlays/gpu", "overlays/gpu-tcp", "overlays/gpu-rdma")
-NUMA = "base with components/numa"
+SECCOMP = "base with components/seccomp"
 VERSIONS = 3  # the latest that the package knows
 # Kinds that Kubernetes' own schemas do not have, with the fields that their definitions require.
 CUSTOM = {
@@ -52,7 +52,7 @@ class Manifests(unittest.TestCase):
             if done.returncode != 0:
                 raise AssertionError(f"{overlay}: {done.stderr}")
             cls.rendered[overlay] = list(yaml.safe_load_all(done.stdout))
-        cls.rendered[NUMA] = cls.with_component("components/numa")
+        cls.rendered[SECCOMP] = cls.with_component("components/seccomp")
         cls.rendered["engine-pod"] = [yaml.safe_load((ROOT / "deploy/kustomize/engine-pod.yaml").read_text())]
 
     @classmethod
@@ -112,10 +112,17 @@ class Manifests(unittest.TestCase):
                 self.assertFalse(rights.get("privileged", False), name)
                 self.assertFalse(rights["allowPrivilegeEscalation"], name)
                 self.assertEqual(rights["capabilities"]["drop"], ["ALL"], name)
-                added = set(rights["capabilities"].get("add", []))
-                # One that is added to a user who is not root never takes effect. SYS_NICE opens the seccomp profile for mbind.
+                # One that is added to a user who is not root never takes effect.
                 allowed = {"CHOWN", "FOWNER"} if container["name"] == "folders" else set()
-                self.assertEqual(added, {"SYS_NICE"} if name.startswith(NUMA) and not allowed else allowed, name)
+                self.assertEqual(set(rights["capabilities"].get("add", [])), allowed, name)
+                profile = rights.get("seccompProfile")
+                if name.startswith(SECCOMP) and container["name"] == "ashlard":
+                    self.assertEqual(profile["type"], "Localhost", name)
+                    folder, file = profile["localhostProfile"].split("/")
+                    self.assertEqual(folder, "ashlar", "as deploy/kustomize/README.md says")
+                    self.assertTrue((ROOT / "deploy/nodes/seccomp" / file).exists(), name)
+                else:
+                    self.assertIsNone(profile, "the pod's")
                 if rights.get("runAsUser") == 0:
                     self.assertEqual(container["name"], "folders", name)
                 self.assertIn("memory", container["resources"]["limits"], name)
@@ -233,7 +240,10 @@ class Manifests(unittest.TestCase):
         for overlay, plain in (("overlays/gpu", "base"), ("overlays/gpu-tcp", "overlays/tcp"), ("overlays/gpu-rdma", "overlays/rdma")):
             config = yaml.safe_load(self.config_of(overlay))
             self.assertTrue(config.pop("gpu"), overlay)
-            self.assertEqual(config, yaml.safe_load(self.config_of(plain)), overlay)
+            of_plain = yaml.safe_load(self.config_of(plain))
+            for each in config, of_plain:
+                each.pop("sandbox")
+            self.assertEqual(config, of_plain, overlay)
             pod = next(each for name, each in self.pods() if name.startswith(f"{overlay} "))
             image, environment = pod["containers"][0]["image"], {each["name"] for each in pod["containers"][0]["env"]}
             self.assertTrue(image.endswith("-cuda"), f"{overlay}: {image}")
@@ -241,6 +251,12 @@ class Manifests(unittest.TestCase):
             self.assertEqual(pod["runtimeClassName"], "nvidia", overlay)
             self.assertEqual({each["name"] for each in pod["volumes"]},
                              {each["name"] for name, other in self.pods() if name.startswith(f"{plain} ") for each in other["volumes"]})
+
+    def test_the_sandbox_is_on_where_it_was_tried(self):
+        for overlay in OVERLAYS:
+            config = yaml.safe_load(self.config_of(overlay))
+            untried = "gpu" in config or config.get("cluster", {}).get("expect_transport") == "rdma"
+            self.assertIs(config["sandbox"], not untried, overlay)
 
     def test_memory_limits_hold_what_the_configuration_promises(self):
         for name, each in self.objects("DaemonSet"):

@@ -7,6 +7,7 @@ usage: package_test.py BUILD    (environment: ASHLAR_SOURCE; with ASHLAR_BARE_RO
 
 import gzip
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -85,6 +86,7 @@ class Package(unittest.TestCase):
 
     def test_the_configuration_is_accepted_and_kept(self):
         done = run(self.root / "usr/sbin/ashlard", "--config", self.root / "etc/ashlar/ashlard.yaml", "--check-config")
+        self.assertIn("sandbox: on", done.replace('"', ""))
         drain = int(re.search(r"drain_seconds: (\d+)", done)[1])
         unit = (self.root / UNIT).read_text()
         self.assertGreater(int(re.search(r"^TimeoutStopSec=(\d+)", unit, re.M)[1]), drain)
@@ -156,7 +158,7 @@ class OnABareRoot(unittest.TestCase):
     def used(self, already=False):
         """As the unit does: the user, the folders with their modes, the check, the daemon, SIGTERM."""
         uid, gid = (int(self.root.run("id", option, "ashlar")) for option in ("-u", "-g"))
-        for folder, mode in (("run/ashlar", 0o750), ("var/lib/ashlar", 0o700)):
+        for folder, mode in (("run/ashlar", 0o750), ("var/lib/ashlar", 0o700), ("var/log/ashlar", 0o700)):
             place = self.root.folder / folder
             place.mkdir(exist_ok=True)
             place.chmod(mode)
@@ -173,6 +175,10 @@ class OnABareRoot(unittest.TestCase):
             if already:
                 self.assertRegex(lines[0], r"^[1-9]\d* of \d+ tokens from the cache", "the disk outlived the upgrade")
             self.assertIn("serving", self.root.run("ashlarctl", "status"))
+            self.assertIn("the sandbox is closed", (self.root.folder / "tmp/ashlard.log").read_text())
+            self.root.run("sh", "-c", "echo 1000 > /proc/self/loginuid && exec ashlarctl reload")  # as behind sudo
+            last = json.loads((self.root.folder / "var/log/ashlar/audit.jsonl").read_text().splitlines()[-1])
+            self.assertEqual((last["action"], last["user"], last["login_uid"]), ("Reload", "root", 1000))
             daemon.send_signal(signal.SIGTERM)
             self.assertEqual(daemon.wait(60), 0)
         except AssertionError as error:

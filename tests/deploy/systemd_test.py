@@ -48,8 +48,15 @@ class Unit(unittest.TestCase):
     def test_it_reloads_and_may_write_its_audit_file(self):
         lines = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.M))
         self.assertEqual(lines["ExecReload"], "/bin/kill -HUP $MAINPID")
-        file = re.search(r"audit_file: (/\S+)", (ROOT / "deploy/ashlard.example.yaml").read_text())[1]
-        self.assertEqual(file.split("/")[:4], ["", "var", "log", lines["LogsDirectory"]], "the rest is read-only")
+        for config in ("ashlard.example.yaml", "debian/ashlard.yaml"):
+            file = re.search(r"audit_file: (/\S+)", (ROOT / "deploy" / config).read_text())[1]
+            self.assertEqual(file.split("/")[:4], ["", "var", "log", lines["LogsDirectory"]], "the rest is read-only")
+
+    def test_it_sees_whose_login_an_operator_has(self):
+        """Of `sudo ashlarctl`, a process of root's, which the daemon's user sees with this setting alone."""
+        lines = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.M))
+        self.assertIn('"/loginuid"', (ROOT / "daemon/admin/audit_log.cc").read_text())
+        self.assertEqual((lines["User"], lines["ProtectProc"]), ("ashlar", "default"))
 
     def test_devices_are_open_with_the_drop_in_that_it_names(self):
         with tempfile.TemporaryDirectory() as folder:
