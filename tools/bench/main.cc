@@ -134,8 +134,8 @@ int RunRole(int argc, char** argv) {
   if (role == "neighbours-attacker" && argc == 7) {
     return ashlar::neighbours::RunAttacker(argv[2], argv[3], argv[4], argv[5], std::string(argv[6]) == "quick");
   }
-  if (role == "mirror-holder" && argc == 6) {
-    return ashlar::bench::RunMirrorHolder(argv[2], argv[3], argv[4], argv[5]);
+  if (role == "mirror-holder" && argc == 7) {
+    return ashlar::bench::RunMirrorHolder(argv[2], argv[3], argv[4], argv[5], argv[6]);
   }
   if (role == "transfer-holder" && argc == 3) return ashlar::bench::RunTransferHolder(argv[2]);
   if (role == "transfer-asker" && argc == 6) return ashlar::bench::RunTransferAsker(argv[2], argv[3], argv[4], argv[5]);

@@ -23,6 +23,7 @@
 #include "daemon/peer/directory/etcd_directory.h"
 #include "examples/local_daemon/child_process.h"
 #include "examples/local_daemon/local_nodes.h"
+#include "proto/limits.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/processes.h"
 
@@ -34,7 +35,8 @@ using Watch = std::chrono::steady_clock;
 constexpr size_t kDaemons = 8, kHolders = 8;
 constexpr uint32_t kLeaseSeconds = 60;  // all of it shares a machine's cores
 constexpr uint64_t kPromptTokens = 128 * 1024, kAskedSegment = 2048;
-constexpr uint64_t kDepths = 4096;  // of checkpoints, different ones
+// Odd, and the prompt's tokens are a power of two: checkpoints have depths of their own, anywhere in the prompt.
+constexpr uint64_t kDepthStride = 48271;
 constexpr int kPrompts = 8;
 
 class SteadyClock final : public storage::Clock {
@@ -52,13 +54,18 @@ Digest Draw(std::mt19937_64& random) {
   return digest;
 }
 
-// Of ten entries eight are segments, one is a checkpoint and one a block of a prefix.
+// Of ten entries seven are segments, one is a checkpoint, one a span behind it and one a block of a prefix.
 daemon::Holding HoldingOf(uint64_t number) {
   daemon::Holding holding{.bytes = uint64_t{4} << 20};
+  const uint64_t depth = 1 + number / 10 * kDepthStride % kPromptTokens;
   if (number % 10 == 0) {
     holding.kind = ObjectKind::kCheckpoint;
-    holding.depth = static_cast<uint32_t>(32 * (1 + number / 10 % kDepths));
+    holding.depth = static_cast<uint32_t>(depth);
   } else if (number % 10 == 1) {
+    holding.kind = ObjectKind::kSpan;
+    holding.span_begin = static_cast<uint32_t>(depth);
+    holding.depth = static_cast<uint32_t>(depth + 1 + number / 10 % limits::kMaxSpanTokens);
+  } else if (number % 10 == 2) {
     holding.kind = ObjectKind::kPrefixBlock;
   }
   return holding;
@@ -83,7 +90,8 @@ struct Asker {
     client = *std::move(connected);
     const Identity identity{
         .model_id = "mirror", .weights_digest = "none", .dtype = "fp32", .tokenizer_digest = "none"};
-    auto opened = client->OpenModel(identity, LayoutOfIt(), {}, {}, {.capture_tokens = 64});
+    auto opened = client->OpenModel(identity, LayoutOfIt(), {}, {},
+                                    {.capture_tokens = 64, .span_tokens = limits::kMaxSpanTokens});
     if (!opened.ok()) return opened.status();
     model.emplace(*std::move(opened));
     return absl::OkStatus();
@@ -211,7 +219,8 @@ void Report(uint64_t entries, size_t daemons, const Found& found, const std::vec
 }  // namespace
 
 int RunMirrorHolder(const std::string& endpoint, const std::string& name, const std::string& ns,
-                    const std::string& count_text) {
+                    const std::string& first_text, const std::string& count_text) {
+  const uint64_t first = std::strtoull(first_text.c_str(), nullptr, 10);
   const uint64_t count = std::strtoull(count_text.c_str(), nullptr, 10);
   NamespaceId id;
   const std::string bytes = absl::HexStringToBytes(ns);
@@ -231,7 +240,7 @@ int RunMirrorHolder(const std::string& endpoint, const std::string& name, const 
   std::string line;
   if (!std::getline(std::cin, line)) return 0;
   std::mt19937_64 random(std::hash<std::string>()(name));
-  for (uint64_t i = 0; i < count; ++i) directory.Announce(id, Draw(random), HoldingOf(i), 1);
+  for (uint64_t i = 0; i < count; ++i) directory.Announce(id, Draw(random), HoldingOf(first + i), 1);
   while (std::getline(std::cin, line)) {  // until whoever has started this ends
   }
   return 0;
@@ -253,7 +262,8 @@ absl::Status Mirror(const Options& options, nlohmann::json& figures) {
   std::vector<std::unique_ptr<tools::ChildProcess>> holders;
   for (size_t i = 0; i < kHolders; ++i) {
     auto holder = tools::ChildProcess::Start({"ashlar-bench", "mirror-holder", (*nodes)->etcd().endpoint(),
-                                              absl::StrCat("holder", i), hex, absl::StrCat(entries / kHolders)});
+                                              absl::StrCat("holder", i), hex, absl::StrCat(i * (entries / kHolders)),
+                                              absl::StrCat(entries / kHolders)});
     if (!holder.ok()) return holder.status();
     const auto ready = (*holder)->ReadLine(std::chrono::seconds(60));
     if (!ready.ok()) return ready.status();
