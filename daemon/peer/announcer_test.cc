@@ -175,7 +175,7 @@ TEST_F(AnnouncerOfManyTest, WhatMadeWayForWorthierOnesIsSaidAgain) {
   EXPECT_TRUE(directory_.Told(TestPlan(1, 64))) << "the next use says it";
   Run();
   EXPECT_EQ(directory_.in_etcd.size(), 20u);
-  // What was said again and has ended is withdrawn.
+  // An object that was said again and has ended is withdrawn.
   rig_->cache->Evict(1, TestPlan(2, 64).key);
   Run();
   EXPECT_EQ(directory_.in_etcd.size(), 19u);

@@ -66,7 +66,7 @@ def waits_of(rules):
     return {name: int(wait[1]) * seconds[wait[2]] if wait else 0 for name, wait in found.items()}
 
 
-# What these metrics count is rare, a fault, or over before it is measured: a query of them may show nothing but 0.
+# These metrics count what is rare, a fault, or over before it is measured: a query of them may show nothing but 0.
 MAY_BE_ZERO = {
     "ashlar:failed_calls:rate5m",
     "ashlar_checksum_failures_total",
@@ -95,7 +95,7 @@ class Query:
         return any(re.search(rf"\b{name}\b", self.text) for name in MAY_BE_ZERO) or alone and bool(OF_SEVERAL_NODES.search(self.text))
 
     def missing(self, samples, alone):
-        """What the samples lack to prove the query; empty: nothing."""
+        """Names what the samples lack to prove the query; empty: nothing."""
         labels = set(re.findall(r"{{(\w+)}}", self.legend))
         samples = [each for each in samples if each["value"][1] != "NaN"]
         if not samples:

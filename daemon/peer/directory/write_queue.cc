@@ -14,7 +14,7 @@ void WriteQueue::Forget(const EntryId& id) {
 bool WriteQueue::Announce(const DirectoryWrite& write) {
   if (announcements_.size() == capacity_ && !announcements_.contains(write.id)) {
     ++dropped_announcements_;
-    // What is refused is no word: a withdrawal that waits is sent.
+    // A refused announcement says nothing: a withdrawal that waits is sent.
     if (capacity_ == 0 || std::prev(ranks_.end())->worth >= write.worth) return false;
     const EntryId least = std::prev(ranks_.end())->id;
     Forget(least);

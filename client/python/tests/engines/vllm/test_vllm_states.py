@@ -8,7 +8,7 @@ from tiny_engines import BLOCK, STATES, Child, connector, count, prompt, same, s
 
 import ashlar.daemon
 
-# What a worker leaves in the cache at each depth, and what it fills in from there: digests by layer, of tail and state.
+# Digests by layer, of tail and state: of what a worker leaves in the cache at each depth, and fills in from there.
 WATCH = """
 import hashlib, torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -88,7 +88,7 @@ def test_prompts_are_resumed_with_the_same_answer_and_the_same_states(model, eng
 
 @pytest.mark.parametrize("model, part", [(model, "state") for model in STATES] + [("granite", "tail"), ("falcon_h1", "tail")])
 def test_a_state_that_is_not_loaded_shows(model, part, engine, expected):
-    """What the other tests compare tells zeros from the right states and tails."""
+    """The other tests compare values that tell zeros from the right states and tails."""
     child = engine(model)
     text = prompt(f"zeros {model}", 2 * BLOCK[model] + 1)
     ((tokens, logs),) = expected(model, [text])

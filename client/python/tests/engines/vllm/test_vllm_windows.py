@@ -43,7 +43,7 @@ def test_prompts_of_every_length_are_resumed_with_the_same_answer(model, engine,
 
 @pytest.mark.parametrize("model", PAIR)
 def test_a_window_that_is_not_loaded_shows(model, engine, expected):
-    """What the other tests compare tells a window of zeros from the right one."""
+    """The other tests compare values that tell a window of zeros from the right one."""
     child = engine(model)
     text = prompt(f"zeros {model}", 700)
     (tokens, logs), = expected(model, [text])
