@@ -30,7 +30,7 @@ sys.path[:0] = [str(SOURCE / "examples/python"), str(pathlib.Path(__file__).pare
 import fleet  # noqa: E402
 
 SECONDS, STEP = 90, 3
-WIDTH, HEIGHT, COLUMNS, GAP, MOST_SERIES = 300, 190, 3, 12, 6
+WIDTH, HEIGHT, COLUMNS, GAP, ROW_HEIGHT, MOST_SERIES = 300, 190, 3, 12, 24, 6
 COLOURS = ("#1a5fb4", "#c64600", "#26a269", "#813d9c", "#9a6a00", "#5e5c64")
 SCALES = {"bytes": (1024, ("B", "KiB", "MiB", "GiB")), "Bps": (1024, ("B/s", "KiB/s", "MiB/s", "GiB/s"))}
 
@@ -117,11 +117,18 @@ def draw_panel(panel, found, left, top, end):
 
 def draw_dashboard(prometheus, file, out, end, names):
     board = json.loads(file.read_text())
-    parts = []
-    for i, panel in enumerate(board["panels"]):
+    parts, top, column = [], 34, 0
+    for panel in board["panels"]:
+        if column == COLUMNS or (column > 0 and panel["type"] == "row"):
+            top, column = top + HEIGHT + GAP, 0
+        if panel["type"] == "row":
+            parts.append(text(GAP, top + 14, panel["title"], 13, 'font-weight="bold"'))
+            top += ROW_HEIGHT
+            continue
         found = list(series_of(prometheus, panel, end, names))
-        parts += draw_panel(panel, found, GAP + i % COLUMNS * (WIDTH + GAP), 34 + i // COLUMNS * (HEIGHT + GAP), end)
-    wide, high = GAP + COLUMNS * (WIDTH + GAP), 34 + math.ceil(len(board["panels"]) / COLUMNS) * (HEIGHT + GAP)
+        parts += draw_panel(panel, found, GAP + column * (WIDTH + GAP), top, end)
+        column += 1
+    wide, high = GAP + COLUMNS * (WIDTH + GAP), top + HEIGHT + GAP
     out.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" font-family="sans-serif" fill="#241f31">\n'
                    f'<rect width="{wide}" height="{high}" fill="#f6f5f4"/>\n{text(GAP, 22, board["title"], 16)}\n'
                    + "\n".join(parts) + "\n</svg>\n")
