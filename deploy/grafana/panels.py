@@ -141,7 +141,7 @@ NODE_ROWS = {
                                  gauge("ashlar_peers_connected", "connected {{instance}}")], alerts=("AshlarPeersMissing",)),
         Panel("Connections for bytes, by transport", "short", [gauge("ashlar_transport_peers", "{{instance}} {{path}}")]),
         Panel("Bytes between nodes", "Bps", [(rate("ashlar_transport_bytes_total", "direction"), "{{direction}}"),
-                                             (rate("ashlar_transport_read_bytes_total", "instance"), "read by the network card of {{instance}}")]),
+                                             (rate("ashlar_transport_read_bytes_total", "instance"), "by network card, {{instance}}")]),
         Panel("Objects asked of other nodes", OBJECTS, [(rate("ashlar_remote_objects_total", "outcome"), "{{outcome}}")]),
         Panel("Look-ups that did not wait for all nodes", "suffix: look-ups/s", [(rate("ashlar_remote_late_lookups_total", "instance"), "{{instance}}")],
               orange_from=0.01),

@@ -93,20 +93,28 @@ def draw_panel(panel, found, left, top, end):
     if not found:
         return [*parts, text(left + 8, top + 60, "no data", 12)]
     if panel["type"] == "stat":
-        return [*parts, text(left + WIDTH / 2, top + 105, shown(found[0][1][-1][1], unit), 34, 'text-anchor="middle"')]
-    stacked = panel["fieldConfig"]["defaults"]["custom"].get("stacking", {}).get("mode") == "normal"
+        words = [f"{shown(points[-1][1], unit)} {name}".strip() for name, points in found]
+        size = 34 if len(words) == 1 else 24
+        return parts + [text(left + WIDTH / 2, top + 105 + 34 * i, each, size, 'text-anchor="middle"') for i, each in enumerate(words)]
+    custom = panel["fieldConfig"]["defaults"]["custom"]
+    stacked = custom.get("stacking", {}).get("mode") == "normal"
     found = sorted(found, key=lambda each: -each[1][-1][1])[:MOST_SERIES]
     last = [points[-1][1] for _, points in found]
     if stacked:
         found = stack(found)
     most = 1.08 * max((value for _, points in found for _, value in points), default=0) or 1.08
     names = [f"{name} {shown(value, unit)}".strip() for (name, _), value in zip(found, last)]
-    columns = 1 if max(map(len, names)) > 24 and len(names) <= 3 else 2
+    columns = 1 if max(map(len, names)) > (24 if len(names) <= 3 else 28) else 2
     x0, y0, wide, high = left + 8, top + 36, WIDTH - 16, HEIGHT - 48 - 12 * math.ceil(len(found) / columns)
     parts.append(f'<path d="M{x0} {y0}h{wide}M{x0} {y0 + high}h{wide}" stroke="#deddda"/>')
+    share, least = (lambda value: value / most), 0.0
+    if custom.get("scaleDistribution", {}).get("type") == "log":
+        least = min((value for _, points in found for _, value in points if value > 0), default=most / 10)
+        share = lambda value: math.log(max(value, least) / least) / max(math.log(most / least), 1e-9)  # noqa: E731
+        parts.append(text(x0 + wide, y0 + high - 3, shown(least, unit), 9, 'fill="#5e5c64" text-anchor="end"'))
     parts.append(text(x0, y0 - 3, shown(most / 1.08, unit), 9, 'fill="#5e5c64"'))
     for i, (_, points) in enumerate(found):
-        place = [(x0 + wide * (1 - (end - at) / SECONDS), y0 + high * (1 - value / most)) for at, value in points]
+        place = [(x0 + wide * (1 - (end - at) / SECONDS), y0 + high * (1 - share(value))) for at, value in points]
         line = "L".join(f"{x:.1f} {y:.1f}" for x, y in place)
         parts.append(f'<path d="M{line}" fill="none" stroke="{COLOURS[i]}" stroke-width="1.5"/>')
         x, y = x0 + i % columns * wide / columns, y0 + high + 13 + 12 * (i // columns)
