@@ -59,6 +59,7 @@ struct Metrics::Impl {
       shared_segments.push_back(&segment_family.Add(labels));
       admitted.push_back(&admitted_family.Add(labels));
       reclaimed.push_back(&reclaimed_family.Add(labels));
+      for (const char* outcome : {"in_time", "late"}) prefetched_family.Add({{"tenant", tenant}, {"outcome", outcome}});
       prompts.push_back(&prompt_family.Add(labels));
       prompt_tokens.push_back(&prompt_token_family.Add(labels));
       prefixes.push_back({&checkpoint_family.Add(labels), &prefix_byte_family.Add(labels), &history_family.Add(labels),

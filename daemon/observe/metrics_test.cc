@@ -33,7 +33,7 @@ TEST(MetricsTest, AlertsCountFromZero) {
         "\nashlar_checksum_failures_total{tenant=\"blue\"} 0\n", "\nashlar_scrub_damaged_total{tier=\"ssd\"} 0\n",
         "\nashlar_memory_refusals_total{tenant=\"blue\"} 0\n", "\nashlar_peer_refusals_total{reason=\"expired\"} 0\n",
         "\nashlar_queue_rejections_total{queue=\"workers\"} 0\n", "\nashlar_transport_refused_total 0\n",
-        "\nashlar_ssd_set_aside_total 0\n"}) {
+        "\nashlar_ssd_set_aside_total 0\n", "\nashlar_prefetched_total{outcome=\"late\",tenant=\"blue\"} 0\n"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
   EXPECT_THAT(text, Not(HasSubstr("tier=\"hbm\"} 0\nashlar_tier"))) << "no tier that is not there";

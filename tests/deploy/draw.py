@@ -30,7 +30,7 @@ sys.path[:0] = [str(SOURCE / "examples/python"), str(pathlib.Path(__file__).pare
 import fleet  # noqa: E402
 
 SECONDS, STEP = 90, 3
-WIDTH, HEIGHT, COLUMNS, GAP, MOST_SERIES = 300, 190, 3, 12, 6
+WIDTH, HEIGHT, COLUMNS, GAP, ROW_HEIGHT, MOST_SERIES = 300, 190, 3, 12, 24, 6
 COLOURS = ("#1a5fb4", "#c64600", "#26a269", "#813d9c", "#9a6a00", "#5e5c64")
 SCALES = {"bytes": (1024, ("B", "KiB", "MiB", "GiB")), "Bps": (1024, ("B/s", "KiB/s", "MiB/s", "GiB/s"))}
 
@@ -93,20 +93,28 @@ def draw_panel(panel, found, left, top, end):
     if not found:
         return [*parts, text(left + 8, top + 60, "no data", 12)]
     if panel["type"] == "stat":
-        return [*parts, text(left + WIDTH / 2, top + 105, shown(found[0][1][-1][1], unit), 34, 'text-anchor="middle"')]
-    stacked = panel["fieldConfig"]["defaults"]["custom"].get("stacking", {}).get("mode") == "normal"
+        words = [f"{shown(points[-1][1], unit)} {name}".strip() for name, points in found]
+        size = 34 if len(words) == 1 else 24
+        return parts + [text(left + WIDTH / 2, top + 105 + 34 * i, each, size, 'text-anchor="middle"') for i, each in enumerate(words)]
+    custom = panel["fieldConfig"]["defaults"]["custom"]
+    stacked = custom.get("stacking", {}).get("mode") == "normal"
     found = sorted(found, key=lambda each: -each[1][-1][1])[:MOST_SERIES]
     last = [points[-1][1] for _, points in found]
     if stacked:
         found = stack(found)
     most = 1.08 * max((value for _, points in found for _, value in points), default=0) or 1.08
     names = [f"{name} {shown(value, unit)}".strip() for (name, _), value in zip(found, last)]
-    columns = 1 if max(map(len, names)) > 24 and len(names) <= 3 else 2
+    columns = 1 if max(map(len, names)) > (24 if len(names) <= 3 else 28) else 2
     x0, y0, wide, high = left + 8, top + 36, WIDTH - 16, HEIGHT - 48 - 12 * math.ceil(len(found) / columns)
     parts.append(f'<path d="M{x0} {y0}h{wide}M{x0} {y0 + high}h{wide}" stroke="#deddda"/>')
+    share, least = (lambda value: value / most), 0.0
+    if custom.get("scaleDistribution", {}).get("type") == "log":
+        least = min((value for _, points in found for _, value in points if value > 0), default=most / 10)
+        share = lambda value: math.log(max(value, least) / least) / max(math.log(most / least), 1e-9)  # noqa: E731
+        parts.append(text(x0 + wide, y0 + high - 3, shown(least, unit), 9, 'fill="#5e5c64" text-anchor="end"'))
     parts.append(text(x0, y0 - 3, shown(most / 1.08, unit), 9, 'fill="#5e5c64"'))
     for i, (_, points) in enumerate(found):
-        place = [(x0 + wide * (1 - (end - at) / SECONDS), y0 + high * (1 - value / most)) for at, value in points]
+        place = [(x0 + wide * (1 - (end - at) / SECONDS), y0 + high * (1 - share(value))) for at, value in points]
         line = "L".join(f"{x:.1f} {y:.1f}" for x, y in place)
         parts.append(f'<path d="M{line}" fill="none" stroke="{COLOURS[i]}" stroke-width="1.5"/>')
         x, y = x0 + i % columns * wide / columns, y0 + high + 13 + 12 * (i // columns)
@@ -117,11 +125,18 @@ def draw_panel(panel, found, left, top, end):
 
 def draw_dashboard(prometheus, file, out, end, names):
     board = json.loads(file.read_text())
-    parts = []
-    for i, panel in enumerate(board["panels"]):
+    parts, top, column = [], 34, 0
+    for panel in board["panels"]:
+        if column == COLUMNS or (column > 0 and panel["type"] == "row"):
+            top, column = top + HEIGHT + GAP, 0
+        if panel["type"] == "row":
+            parts.append(text(GAP, top + 14, panel["title"], 13, 'font-weight="bold"'))
+            top += ROW_HEIGHT
+            continue
         found = list(series_of(prometheus, panel, end, names))
-        parts += draw_panel(panel, found, GAP + i % COLUMNS * (WIDTH + GAP), 34 + i // COLUMNS * (HEIGHT + GAP), end)
-    wide, high = GAP + COLUMNS * (WIDTH + GAP), 34 + math.ceil(len(board["panels"]) / COLUMNS) * (HEIGHT + GAP)
+        parts += draw_panel(panel, found, GAP + column * (WIDTH + GAP), top, end)
+        column += 1
+    wide, high = GAP + COLUMNS * (WIDTH + GAP), top + HEIGHT + GAP
     out.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" font-family="sans-serif" fill="#241f31">\n'
                    f'<rect width="{wide}" height="{high}" fill="#f6f5f4"/>\n{text(GAP, 22, board["title"], 16)}\n'
                    + "\n".join(parts) + "\n</svg>\n")

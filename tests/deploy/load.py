@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import threading
+import time
 
 import monitoring
 import numpy as np
@@ -16,6 +17,7 @@ import ashlar
 import ashlar.daemon
 
 MODEL = dataclasses.replace(shortest.MODEL, flops_per_token=1e6, tokens_per_second=1000.0)
+SECONDS_SHARED = 20
 STATE = shortest.HEADS * shortest.DIM**2
 
 
@@ -73,8 +75,10 @@ class Load:
             tokens = np.frombuffer(text(number, 600).encode(), np.uint8).astype(np.int32)
             self._cache.begin(tokens, [200, 200]).end()
             return
-        self._engine.serve([text(0, 40), text(draw.randrange(8), 150), text(number, 150)], "?", 1)
-        self._conversation(draw.randrange(6) if draw.random() < 0.7 else number)
+        # Engines in one process share these; they change now and then, so that nodes go on fetching from each other.
+        shared = 1_000_000 + int(time.monotonic() / SECONDS_SHARED) * 8
+        self._engine.serve([text(0, 40), text(shared + draw.randrange(8), 150), text(number, 150)], "?", 1)
+        self._conversation(shared + draw.randrange(6) if draw.random() < 0.7 else number)
 
     def _conversation(self, number):
         tokens = np.frombuffer(text(number, 600).encode(), np.uint8).astype(np.int32)

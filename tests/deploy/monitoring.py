@@ -66,19 +66,31 @@ def waits_of(rules):
     return {name: int(wait[1]) * seconds[wait[2]] if wait else 0 for name, wait in found.items()}
 
 
-# These metrics count what is rare, a fault, or over before it is measured: a query of them may show nothing but 0.
+# Counts of rare events and faults, and levels that are over before they are measured: a query of them may show nothing but 0.
 MAY_BE_ZERO = {
     "ashlar:failed_calls:rate5m",
     "ashlar_checksum_failures_total",
     "ashlar_compositions",
+    "ashlar_directory_dropped_total",
+    "ashlar_draining",
     "ashlar_forgettings_oldest_seconds",
     "ashlar_landings",
+    "ashlar_memory_refusals_total",
+    "ashlar_peer_refusals_total",
+    "ashlar_prefetched_total",
     "ashlar_queue_depth",
     "ashlar_queue_rejections_total",
     "ashlar_remote_hedges_total",
+    "ashlar_remote_late_lookups_total",
+    "ashlar_remote_lost_pieces_total",
     "ashlar_scrub_damaged_total",
     "ashlar_tier_degraded",
+    "ashlar_tier_errors_total",
+    "ashlar_transport_malformed_total",
+    "ashlar_transport_read_bytes_total",  # by RDMA alone
+    "ashlar_transport_refused_total",
     "ashlar_transport_slow_fabric",
+    "changes\\(process_start_time_seconds",
 }
 # So is what several nodes do, on one that is alone.
 OF_SEVERAL_NODES = re.compile(r"ashlar_(cluster|peers?|directory|remote|transport|offers?|offered)_")
@@ -95,7 +107,7 @@ class Query:
         return any(re.search(rf"\b{name}\b", self.text) for name in MAY_BE_ZERO) or alone and bool(OF_SEVERAL_NODES.search(self.text))
 
     def missing(self, samples, alone):
-        """Names what the samples lack to prove the query; empty: nothing."""
+        """Names the lack of samples that do not prove the query; empty: they do."""
         labels = set(re.findall(r"{{(\w+)}}", self.legend))
         samples = [each for each in samples if each["value"][1] != "NaN"]
         if not samples:

@@ -55,7 +55,7 @@ class Rules(unittest.TestCase):
         texts = {RULES.name: RULES.read_text()}
         for file in (ROOT / "deploy/grafana").glob("*.json"):
             board = json.loads(file.read_text())
-            texts[file.name] = "\n".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
+            texts[file.name] = "\n".join(target["expr"] for panel in board["panels"] for target in panel.get("targets", []))
         records = set(re.findall(r"- record: (\S+)", texts[RULES.name]))
         for name, text in texts.items():
             self.assertEqual({metric for metric in METRIC.findall(text) if metric not in known}, set(), name)

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""The dashboards as they are read: every panel says what it shows, in the unit of its metrics, in a row of its topic, and
+links to runbooks that exist.
+
+usage: dashboards_test.py SOURCE_ROOT
+"""
+
+import json
+import pathlib
+import re
+import sys
+import unittest
+
+ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
+METRIC = re.compile(r"\b(?:ashlar|process)[_:][\w:]+")
+
+
+def unit_of(query):
+    """The unit that a query's metrics have by their suffixes, as a regular expression."""
+    names = METRIC.findall(query) or ["up"]
+    name, rated = re.sub(r"_bucket$", "", names[0]), re.search(r"\brate\((?!.*_bucket)", query)
+    base = name.split(":")[1] if name.startswith("ashlar:") else re.sub(r"_total$", "", name)
+    if query.startswith(("changes(", "count ", "count(")):
+        return "short"
+    if name.startswith("ashlar:failed_calls:"):
+        return "suffix: calls/s"
+    if base.endswith("_seconds"):
+        return "percentunit" if rated else "s"  # seconds a second are a share
+    if ":ratio" in name:
+        return "percentunit"
+    if base.endswith("_bytes"):
+        return "Bps" if rated else "bytes"
+    if base.endswith("_tokens"):
+        return "suffix: tokens/s" if rated else "suffix: tokens"
+    return r"suffix: (?!tokens|bytes)[a-z-]+/s" if rated else "short"
+
+
+class Dashboards(unittest.TestCase):
+    @staticmethod
+    def panels():
+        for file in sorted((ROOT / "deploy/grafana").glob("*.json")):
+            for panel in json.loads(file.read_text())["panels"]:
+                if panel["type"] != "row":
+                    yield panel
+
+    def test_units_by_suffix(self):
+        for query, unit in (("sum by (to) (rate(ashlar_copied_bytes_total{}[5m]))", "Bps"), ("ashlar_unsaved_bytes", "bytes"),
+                            ("histogram_quantile(0.5, sum by (le) (rate(ashlar_rpc_duration_seconds_bucket[5m])))", "s"),
+                            ("sum(rate(process_cpu_seconds_total[5m]))", "percentunit"), ("ashlar:tier_used:ratio", "percentunit"),
+                            ("ashlar:lookup_saved_seconds:ratio_rate5m", "s"), ("ashlar_leases", "short")):
+            self.assertEqual(unit_of(query), unit, query)
+        count = 0
+        for panel in self.panels():
+            for target in panel["targets"]:
+                self.assertRegex(panel["fieldConfig"]["defaults"]["unit"], f"^{unit_of(target['expr'])}$", f"{panel['title']}: {target['expr']}")
+                count += 1
+        self.assertGreater(count, 60)
+
+    def test_every_panel_is_described_by_its_metrics(self):
+        page = dict(re.findall(r"^\| `(\w+)` \| \w+ \| [^|]* \| ([^|]*) \|", (ROOT / "docs/metrics.md").read_text(), re.M))
+        for panel in self.panels():
+            self.assertGreater(len(panel["description"]), 20, panel["title"])
+            for name in METRIC.findall(" ".join(target["expr"] for target in panel["targets"])):
+                if ":" not in name:
+                    name = re.sub(r"_(bucket|sum|count)$", "", name)
+                    self.assertIn(f"`{name}`: {page[name].split('](')[0]}", panel["description"])
+            self.assertNotRegex(panel["description"], r"\]\((?!https://)", "a link that leads nowhere from Grafana")
+
+    def test_links_lead_to_runbooks_and_boards(self):
+        runbooks = {alert.lower() for alert in re.findall(r"^## (\w+)$", (ROOT / "docs/runbooks.md").read_text(), re.M)}
+        linked = {link["url"].partition("runbooks.md#")[2] for panel in self.panels() for link in panel["links"]}
+        self.assertEqual(linked - runbooks, set())
+        # Its figure is 0 where there is no certificate: no panel can show it to all.
+        self.assertEqual(runbooks - linked, {"ashlarcertificateexpires"})
+        for file in (ROOT / "deploy/grafana").glob("*.json"):
+            board = json.loads(file.read_text())
+            self.assertEqual([link["title"] for link in board["links"]], ["Ashlar", "Runbooks", "Metrics"])
+            self.assertEqual(board["panels"][0]["type"], "row")
+        to_nodes = {panel["title"] for panel in self.panels()
+                    if any(link["url"].startswith("/d/ashlar-node?") for link in panel["fieldConfig"]["defaults"].get("links", []))}
+        self.assertIn("Tokens reused by node", to_nodes)
+
+    def test_an_alert_that_a_panel_names_has_its_threshold_there(self):
+        """Where the alert is about the value itself."""
+        wanted = {"AshlarSlowLookups": 0.1, "AshlarTierDegraded": 1, "AshlarSlowFabric": 1, "AshlarForgettingStuck": 300,
+                  "AshlarDirectoryLost": 1, "AshlarReloadRefused": 1, "AshlarRestarts": 3}
+        found = {}
+        for panel in self.panels():
+            for link in panel["links"]:
+                steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+                found.setdefault(link["title"].removeprefix("Runbook: "), []).extend(step["value"] for step in steps if step["value"])
+                self.assertEqual([step["value"] for step in steps[1:]], sorted(step["value"] for step in steps[1:]))
+        for alert, value in wanted.items():
+            self.assertIn(value, found[alert], alert)
+
+    def test_panels_do_not_overlap(self):
+        for file in (ROOT / "deploy/grafana").glob("*.json"):
+            taken = {}
+            for panel in json.loads(file.read_text())["panels"]:
+                at = panel["gridPos"]
+                self.assertLessEqual(at["x"] + at["w"], 24)
+                for x in range(at["x"], at["x"] + at["w"]):
+                    for y in range(at["y"], at["y"] + at["h"]):
+                        self.assertNotIn((x, y), taken, panel["title"])
+                        taken[x, y] = panel["title"]
+
+
+if __name__ == "__main__":
+    unittest.main()
