@@ -151,6 +151,7 @@ class OnABareRoot(unittest.TestCase):
         self.root.run("apt-get", "remove", "-y", "ashlar")
         self.assertTrue((self.root.folder / "var/lib/ashlar").exists(), "removed is not purged")
         self.root.run("apt-get", "purge", "-y", "--autoremove", "ashlar")
+        (self.root.folder / "root" / self.package.name).unlink()  # the package itself, from which it was installed
         self.assertEqual(sorted(name for name in self.root.files() - before if "ashlar" in name), [])
         self.assertNotIn("ashlar", (self.root.folder / "etc/passwd").read_text())
         self.assertNotIn("ashlar", (self.root.folder / "etc/group").read_text())
