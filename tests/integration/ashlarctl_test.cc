@@ -293,8 +293,11 @@ TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
     EXPECT_EQ(ended.code, c.code) << c.arguments;
     EXPECT_THAT(ended.output, HasSubstr(c.message)) << c.arguments;
   }
+  EXPECT_THAT(Run("stats --tenant x --json").output, HasSubstr(R"("error": "--tenant: stats has no such option")"));
   daemon_.Terminate();
   EXPECT_THAT(Run("stats").output, HasSubstr("no daemon answers on " + daemon_.admin_socket()));
+  EXPECT_THAT(Run("stats").output, testing::Not(HasSubstr("\"error\"")));
+  EXPECT_THAT(Run("stats --json").output, HasSubstr(R"("error": "no daemon answers on )" + daemon_.admin_socket()));
 }
 
 }  // namespace
