@@ -4,8 +4,14 @@ set(debian ${PROJECT_SOURCE_DIR}/deploy/debian)
 
 install(FILES deploy/systemd/ashlard.service DESTINATION /lib/systemd/system COMPONENT debian)
 install(FILES ${debian}/ashlard.yaml DESTINATION /etc/ashlar COMPONENT debian)
-install(FILES ${debian}/copyright README.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT debian)
-install(FILES deploy/prometheus/ashlar.rules.yml DESTINATION ${CMAKE_INSTALL_DATADIR}/ashlar/prometheus COMPONENT debian)
+install(FILES ${debian}/copyright README.md SECURITY.md docs/runbooks.md docs/sizing.md
+  DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT debian)
+# From a log to what a cache saves (sizing.md).
+install(TARGETS ashlar-replay RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT debian)
+install(PROGRAMS tools/sizing DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME ashlar-sizing COMPONENT debian)
+install(PROGRAMS tools/trace-from-log DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME ashlar-trace-from-log COMPONENT debian)
+install(FILES deploy/prometheus/ashlar.rules.yml deploy/prometheus/prometheus.example.yml
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/ashlar/prometheus COMPONENT debian)
 file(GLOB dashboards CONFIGURE_DEPENDS deploy/grafana/*.json)
 install(FILES ${dashboards} DESTINATION ${CMAKE_INSTALL_DATADIR}/ashlar/grafana COMPONENT debian)
 # Pages and completions come out of the programs, when they are installed.
@@ -17,6 +23,7 @@ set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME ashlar)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_VENDOR Ashlar)
+# The field is required. No mail arrives there: SECURITY.md says where reports go.
 set(CPACK_PACKAGE_CONTACT "Ashlar maintainers <maintainers@users.noreply.a-seed-bb79b9ed.example>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "cache daemon for the inference state of language models")
 set(CPACK_PACKAGE_DESCRIPTION "Inference engines set prompts from segments that were computed earlier,
@@ -28,7 +35,7 @@ set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
-set(CPACK_DEBIAN_PACKAGE_DEPENDS "adduser")
+set(CPACK_DEBIAN_PACKAGE_DEPENDS "adduser, python3")  # of ashlar-sizing and ashlar-trace-from-log
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 if(UCX_ROOT)  # no package has these
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${UCX_ROOT}/lib)

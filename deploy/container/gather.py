@@ -14,12 +14,13 @@ import re
 import shutil
 import subprocess
 
-# Packages that other packages name as needed: their maintainer scripts have run already, or they are a package manager's.
-LEFT_OUT = {"adduser", "init-system-helpers", "debconf", "dpkg", "apt", "perl-base", "passwd", "debianutils", "openssl"}
+# Packages that other packages name as needed: their maintainer scripts have run already, they are a package manager's, or of
+# tools that are left out.
+LEFT_OUT = {"adduser", "init-system-helpers", "debconf", "dpkg", "apt", "perl-base", "passwd", "debianutils", "openssl", "python3"}
 UCX = pathlib.Path("/opt/ucx")  # one that is not Debian's
 SBOM = "usr/share/doc/ashlar/sbom.spdx.json"
 NOT_NEEDED = re.compile(r"^/usr/share/(man|info|locale|lintian|bug|doc/(?!.*/copyright$))"
-                        r"|^/usr/share/(bash-completion|zsh|fish|ashlar)|^/lib/systemd|^/etc/(init\.d|default|cron)")
+                        r"|^/usr/share/(bash-completion|zsh|fish|ashlar)|^/usr/bin/ashlar-|^/lib/systemd|^/etc/(init\.d|default|cron)")
 
 
 def query(package, field):

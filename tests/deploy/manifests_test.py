@@ -45,12 +45,13 @@ def latest_versions():
 class Manifests(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.rendered = {}
+        cls.rendered, cls.warned = {}, {}
         for overlay in OVERLAYS:
             done = subprocess.run(["kubectl", "kustomize", ROOT / "deploy/kustomize" / overlay], capture_output=True,
                                   text=True, check=False)
             if done.returncode != 0:
                 raise AssertionError(f"{overlay}: {done.stderr}")
+            cls.warned[overlay] = done.stderr
             cls.rendered[overlay] = list(yaml.safe_load_all(done.stdout))
         cls.rendered[SECCOMP] = cls.with_component("components/seccomp")
         cls.rendered["engine-pod"] = [yaml.safe_load((ROOT / "deploy/kustomize/engine-pod.yaml").read_text())]
@@ -94,6 +95,10 @@ class Manifests(unittest.TestCase):
             known.add(text)
             valid += len(versions)
         print(f"{valid} objects valid in {', '.join(versions)}; {custom} custom ones have their required fields")
+
+    def test_they_render_without_warnings(self):
+        """As of fields that a later kustomize no longer reads."""
+        self.assertEqual({name: text for name, text in self.warned.items() if text}, {})
 
     def test_a_wrong_manifest_is_found(self):
         _, daemon_set = next(self.objects("DaemonSet"))

@@ -30,7 +30,10 @@ UNIT = "lib/systemd/system/ashlard.service"
 FILES = {
     "/usr/sbin/ashlard", "/usr/bin/ashlarctl", f"/{UNIT}", "/etc/ashlar/ashlard.yaml",
     "/usr/share/doc/ashlar/ashlard.example.yaml", "/usr/share/doc/ashlar/copyright", "/usr/share/doc/ashlar/changelog.gz", "/usr/share/doc/ashlar/NEWS.gz",
-    "/usr/share/doc/ashlar/README.md", "/usr/share/man/man1/ashlarctl.1.gz", "/usr/share/man/man8/ashlard.8.gz",
+    "/usr/share/doc/ashlar/README.md", "/usr/share/doc/ashlar/SECURITY.md", "/usr/share/doc/ashlar/runbooks.md",
+    "/usr/share/doc/ashlar/sizing.md", "/usr/bin/ashlar-replay", "/usr/bin/ashlar-sizing", "/usr/bin/ashlar-trace-from-log",
+    "/usr/share/ashlar/prometheus/prometheus.example.yml",
+    "/usr/share/man/man1/ashlarctl.1.gz", "/usr/share/man/man8/ashlard.8.gz",
     "/usr/share/bash-completion/completions/ashlarctl", "/usr/share/zsh/vendor-completions/_ashlarctl",
     "/usr/share/fish/vendor_completions.d/ashlarctl.fish", "/usr/share/ashlar/prometheus/ashlar.rules.yml",
 }
@@ -77,6 +80,25 @@ class Package(unittest.TestCase):
         for name in ("libc6 (>=", "libgrpc++", "librocksdb", "libucx0", "libmicrohttpd", "adduser"):
             self.assertIn(name, depends)
         self.assertNotIn("-dev", depends)
+
+    def test_its_programs_size_a_cache_from_a_log(self):
+        """As sizing.md in the package says, with nothing of the tree."""
+        work = pathlib.Path(self.folder.name, "sizing")
+        work.mkdir()
+        (work / "log").write_text("".join(json.dumps({"timestamp": at, "request": {"messages": [
+            {"role": "system", "content": "word " * 2000}, {"role": "user", "content": f"question {at}"}]}}) + "\n" for at in range(4)))
+        programs = self.root / "usr/bin"
+        (work / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512,
+                                                      "num_attention_heads": 8, "torch_dtype": "bfloat16"}))
+        (work / "layout.json").write_text(run(programs / "ashlarctl", "layout", work / "config.json", "--json"))
+        run(programs / "ashlar-trace-from-log", "--format", "openai", "--out", work / "trace", work / "log")
+        run(programs / "ashlar-sizing", "model", work / "layout.json", "--active-parameters", "3e9", "--query-width", "512", "--out",
+            work / "model.json")
+        run(programs / "ashlar-replay", "run", "--trace", work / "trace", "--format", "stf", "--model", work / "model.json", "--capacity",
+            "1GB", "--policy", "none,ashlar", "--json", work / "figures.json")
+        said = run(programs / "ashlar-sizing", "cost", work / "figures.json", "--requests-per-day", "1000", "--prefill-rate", "1000",
+                   "--gpu-hour", "2", "--dram-gb-month", "2")
+        self.assertIn("trace", said)
 
     def test_rights_are_plain(self):
         for line in run("dpkg-deb", "-c", self.package).splitlines():
@@ -151,6 +173,7 @@ class OnABareRoot(unittest.TestCase):
         self.root.run("apt-get", "remove", "-y", "ashlar")
         self.assertTrue((self.root.folder / "var/lib/ashlar").exists(), "removed is not purged")
         self.root.run("apt-get", "purge", "-y", "--autoremove", "ashlar")
+        (self.root.folder / "root" / self.package.name).unlink()  # the package itself, from which it was installed
         self.assertEqual(sorted(name for name in self.root.files() - before if "ashlar" in name), [])
         self.assertNotIn("ashlar", (self.root.folder / "etc/passwd").read_text())
         self.assertNotIn("ashlar", (self.root.folder / "etc/group").read_text())

@@ -50,6 +50,24 @@ class Rules(unittest.TestCase):
                 self.assertIn(part, section, alert)
             self.assertIn(f"runbook_url: https://ashlar.example/docs/runbooks.md#{alert.lower()}\n", RULES.read_text())
 
+    def test_what_other_exporters_must_be_scraped_is_said(self):
+        rules, page = RULES.read_text(), (ROOT / "docs/runbooks.md").read_text()
+        bodies = dict(zip(ALERT.findall(rules), ALERT.split(rules)[2::2]))
+        foreign = [alert for alert, body in bodies.items() if "kube_" in body]
+        self.assertEqual(foreign, ["AshlarPodsNotReady"])
+        for alert in foreign:
+            self.assertIn("kube-state-metrics", page.split(f"## {alert}\n")[1].split("\n## ")[0])
+            for readme in ("deploy/README.md", "deploy/kustomize/README.md"):
+                self.assertRegex((ROOT / readme).read_text(), f"{alert}.*kube-state-metrics", readme)
+
+    def test_commands_on_nodes_have_the_rights_that_they_need(self):
+        page = (ROOT / "docs/runbooks.md").read_text()
+        commands = re.findall(r"`(kubectl [^`]*debug node/[^`]*)`", page)
+        self.assertGreater(len(commands), 0)
+        for command in commands:
+            self.assertIn("--profile=sysadmin", command, "dmesg and smartctl")
+            self.assertIn("-n ashlar", command, "a namespace whose Pod Security allows it")
+
     def test_what_is_queried_is_described(self):
         known = described()
         texts = {RULES.name: RULES.read_text()}

@@ -105,6 +105,28 @@ TEST_F(Ashlarctl, BundlesWhatOthersNeedWithoutNames) {
   EXPECT_EQ(json::parse(Run("support-bundle -").output)["stats"]["tenants"][0]["tenant"], "tenant-1") << "as of a pod";
 }
 
+TEST_F(Ashlarctl, ExaminesTheDaemonThatRuns) {
+  const json running = json::parse(Run("doctor --json").output);
+  EXPECT_EQ(running["daemon_pid"], daemon_.pid());
+  EXPECT_EQ(running["configuration"], "the daemon's");
+  EXPECT_THAT(Run("doctor").output, HasSubstr("of the daemon, process " + std::to_string(daemon_.pid())));
+  const std::string file = daemon_.directory() + "/other.yaml";
+  std::ofstream(file) << "dram: {capacity_bytes: 900TiB}\nssd: {folder: " << daemon_.directory()
+                      << ", capacity_bytes: 900TiB}\n";
+  daemon_.Terminate();
+  const Ended ended = Run("doctor --json --config " + file);
+  EXPECT_EQ(ended.code, 1);
+  const json planned = json::parse(ended.output);
+  EXPECT_TRUE(planned["daemon_pid"].is_null());
+  EXPECT_EQ(planned["configuration"], file);
+  std::set<std::string> bad;
+  for (const json& check : planned["checks"]) {
+    if (check["verdict"] == "bad") bad.insert(check["check"]);
+  }
+  EXPECT_TRUE(bad.contains("memory") && bad.contains("disk space")) << ended.output;
+  EXPECT_THAT(Run("doctor --config /nonexistent").output, HasSubstr("--config: /nonexistent"));
+}
+
 TEST_F(Ashlarctl, PinsAndEvicts) {
   engine_.PublishPrompt(prompt_);
   const std::string texts = " --tenant default --namespace " + Namespace() + Files(prompt_);
@@ -271,8 +293,11 @@ TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
     EXPECT_EQ(ended.code, c.code) << c.arguments;
     EXPECT_THAT(ended.output, HasSubstr(c.message)) << c.arguments;
   }
+  EXPECT_THAT(Run("stats --tenant x --json").output, HasSubstr(R"("error": "--tenant: stats has no such option")"));
   daemon_.Terminate();
   EXPECT_THAT(Run("stats").output, HasSubstr("no daemon answers on " + daemon_.admin_socket()));
+  EXPECT_THAT(Run("stats").output, testing::Not(HasSubstr("\"error\"")));
+  EXPECT_THAT(Run("stats --json").output, HasSubstr(R"("error": "no daemon answers on )" + daemon_.admin_socket()));
 }
 
 }  // namespace

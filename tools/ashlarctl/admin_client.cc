@@ -40,6 +40,10 @@ AdminClient::AdminClient(const std::string& socket) : rpc_(std::make_unique<Rpc>
 
 AdminClient::~AdminClient() = default;
 
+const std::string& AdminClient::socket() const {
+  return rpc_->socket;
+}
+
 #define ASHLAR_CALL(name, request, reply)                                       \
   absl::Status AdminClient::name(const v1::request& asked, v1::reply* answer) { \
     return rpc_->Call(&Rpc::Stub::name, asked, answer);                         \

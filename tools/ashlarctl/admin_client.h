@@ -16,6 +16,8 @@ class AdminClient {
   explicit AdminClient(const std::string& socket);
   ~AdminClient();
 
+  const std::string& socket() const;  // its path
+
   // The daemon's answer, or its status as it came. UNAVAILABLE names the socket.
 #define ASHLAR_CALL(name, request, reply) absl::Status name(const v1::request&, v1::reply*);
   ASHLAR_ADMIN_CALLS(ASHLAR_CALL)

@@ -144,8 +144,13 @@ std::vector<Command> CommandsOnItself() {
       {"doctor",
        "",
        "the settings of this machine that will hurt a daemon, each with its remedy",
-       "It fails if one of them is bad, not merely worth a note. No daemon is asked.",
-       {{"dram", "SIZE", "memory that the daemon shall have, like 64GiB", {}},
+       "It looks at the limits, the control group and the configuration of the daemon that listens on the socket; "
+       "where "
+       "none does, at its own limits, and at the configuration that --config names. It says at which. It fails if one "
+       "of "
+       "them is bad, not merely worth a note.",
+       {{"config", "FILE", "a configuration of the daemon; the options below replace what it says", {}},
+        {"dram", "SIZE", "memory that the daemon shall have, like 64GiB", {}},
         {"folder", "PATH", "of the disk tier; a small file is written there and removed", {}},
         {"ssd", "SIZE", "disk that the daemon shall have there", {}},
         {"lock", "", "dram.lock is wanted: arenas that are never swapped out", {}},

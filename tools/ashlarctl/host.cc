@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/landlock.h>
 #include <linux/magic.h>
-#include <sys/resource.h>
+#include <linux/userfaultfd.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
@@ -55,18 +57,50 @@ std::optional<uint64_t> MemTotal(const fs::path& path) {
   return std::nullopt;
 }
 
-std::optional<uint64_t> Limit(__rlimit_resource_t resource, bool hard) {
-  rlimit limit;
-  if (getrlimit(resource, &limit) != 0) return std::nullopt;
-  const rlim_t value = hard ? limit.rlim_max : limit.rlim_cur;
-  return value == RLIM_INFINITY ? UINT64_MAX : value;
+// The hard one, of a row of /proc/PID/limits: name, soft limit, hard limit, unit.
+std::optional<uint64_t> Limit(const fs::path& process, absl::string_view name) {
+  std::ifstream file(process / "limits");
+  for (std::string line; std::getline(file, line);) {
+    absl::string_view rest = line;
+    if (!absl::ConsumePrefix(&rest, name)) continue;
+    const std::vector<std::string> words = absl::StrSplit(rest, ' ', absl::SkipWhitespace());
+    uint64_t limit = 0;
+    if (words.size() < 2) break;
+    if (words[1] == "unlimited") return UINT64_MAX;
+    if (absl::SimpleAtoi(words[1], &limit)) return limit;
+  }
+  return std::nullopt;
 }
 
-bool MayLock() {
-  __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
-  __user_cap_data_struct data[2] = {};
-  if (syscall(SYS_capget, &header, data) != 0) return false;
-  return (data[0].effective >> CAP_IPC_LOCK & 1) != 0;
+bool MayLock(const fs::path& process) {
+  std::ifstream file(process / "status");
+  for (std::string line; std::getline(file, line);) {
+    absl::string_view digits = line;
+    uint64_t effective = 0;
+    if (absl::ConsumePrefix(&digits, "CapEff:") && absl::SimpleHexAtoi(digits, &effective)) {
+      return (effective >> CAP_IPC_LOCK & 1) != 0;
+    }
+  }
+  return false;
+}
+
+// Whether the daemon has opened one, which it does when it starts. Not known to whom may not look into it.
+std::optional<bool> HasUserfaultfd(const fs::path& process) {
+  std::error_code error;
+  bool any = false;
+  for (const auto& descriptor : fs::directory_iterator(process / "fd", error)) {
+    std::error_code gone;
+    const std::string name = fs::read_symlink(descriptor.path(), gone).string();
+    if (name.find("[userfaultfd]") != std::string::npos) return true;
+    any |= !name.empty();
+  }
+  return any ? std::optional<bool>(false) : std::nullopt;
+}
+
+bool MayHaveUserfaultfd() {
+  const auto fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY));
+  if (fd >= 0) close(fd);
+  return fd >= 0;
 }
 
 // The word in brackets: "always within_size [advise] never".
@@ -75,18 +109,18 @@ std::string Chosen(const std::string& line) {
   return begin == std::string::npos || end < begin ? "" : line.substr(begin + 1, end - begin - 1);
 }
 
-void LookAtMemory(HostFacts& facts) {
+void LookAtMemory(const fs::path& process, HostFacts& facts) {
   facts.memory_bytes = MemTotal("/proc/meminfo");
-  // This process's own group; "max" is no number.
-  const std::vector<std::string> group = absl::StrSplit(FirstLine("/proc/self/cgroup"), absl::MaxSplits(':', 2));
+  // "max" is no number.
+  const std::vector<std::string> group = absl::StrSplit(FirstLine(process / "cgroup"), absl::MaxSplits(':', 2));
   for (fs::path at = group.size() == 3 ? fs::path("/sys/fs/cgroup" + group[2]) : fs::path("/sys/fs/cgroup");
        at.string().rfind("/sys/fs/cgroup", 0) == 0 && at != "/"; at = at.parent_path()) {
     const std::optional<uint64_t> most = NumberIn(at / "memory.max");
     if (most) facts.memory_bytes = std::min(facts.memory_bytes.value_or(*most), *most);
     if (at == "/sys/fs/cgroup") break;
   }
-  facts.locked_memory_limit = Limit(RLIMIT_MEMLOCK, /*hard=*/true);
-  facts.may_lock = MayLock();
+  facts.locked_memory_limit = Limit(process, "Max locked memory");
+  facts.may_lock = MayLock(process);
   facts.shared_huge_pages = Chosen(FirstLine("/sys/kernel/mm/transparent_hugepage/shmem_enabled"));
   struct sysinfo info;
   if (sysinfo(&info) == 0) facts.swap_bytes = uint64_t{info.totalswap} * info.mem_unit;
@@ -129,6 +163,18 @@ std::string NameOf(long magic) {
   }
 }
 
+uint64_t BytesBelow(const std::string& folder) {
+  constexpr uint64_t kBlock = 512;  // of st_blocks
+  uint64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied, error), end;
+       !error && at != end; at.increment(error)) {
+    struct stat info {};
+    if (lstat(at->path().c_str(), &info) == 0) bytes += static_cast<uint64_t>(info.st_blocks) * kBlock;
+  }
+  return bytes;
+}
+
 void LookAtFolder(HostFacts& facts) {
   struct statfs about;
   if (statfs(facts.folder.c_str(), &about) != 0) {
@@ -137,6 +183,7 @@ void LookAtFolder(HostFacts& facts) {
   }
   facts.file_system = NameOf(about.f_type);
   facts.folder_free_bytes = uint64_t{about.f_bavail} * about.f_bsize;
+  facts.folder_own_bytes = BytesBelow(facts.folder);
   const std::string file = facts.folder + "/.ashlar-doctor-XXXXXX";
   std::vector<char> name(file.c_str(), file.c_str() + file.size() + 1);
   const int fd = mkostemp(name.data(), O_DIRECT | O_CLOEXEC);
@@ -157,10 +204,13 @@ void LookAtFolder(HostFacts& facts) {
 
 }  // namespace
 
-HostFacts LookAtHost(const std::string& folder) {
+HostFacts LookAtHost(const std::string& folder, pid_t daemon) {
+  const fs::path process = daemon == 0 ? fs::path("/proc/self") : fs::path("/proc") / absl::StrCat(daemon);
   HostFacts facts{.folder = folder};
-  LookAtMemory(facts);
-  facts.open_files_limit = Limit(RLIMIT_NOFILE, /*hard=*/true);
+  LookAtMemory(process, facts);
+  facts.open_files_limit = Limit(process, "Max open files");
+  facts.userfaultfd = daemon == 0 ? MayHaveUserfaultfd() : HasUserfaultfd(process);
+  facts.landlock = syscall(SYS_landlock_create_ruleset, nullptr, 0, LANDLOCK_CREATE_RULESET_VERSION) >= 1;
   facts.mappings_limit = NumberIn("/proc/sys/vm/max_map_count");
   timex clock{};
   const int state = adjtimex(&clock);

@@ -1,19 +1,26 @@
-// The settings of a machine that decide how well a daemon runs there: facts, and what to think of them.
+// The settings of a machine, and of a daemon's process, that decide how well it runs there: facts, and what to think of
+// them.
 #pragma once
+
+#include <sys/types.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+
 namespace ashlar::ctl {
 
-// Facts about this machine. Empty: not known here.
+// Facts about this machine and one process. Empty: not known here.
 struct HostFacts {
-  std::optional<uint64_t> memory_bytes;         // of the machine, or of the control group where that is less
-  std::optional<uint64_t> locked_memory_limit;  // RLIMIT_MEMLOCK of this process, UINT64_MAX: none
+  std::optional<uint64_t> memory_bytes;         // of the machine, or of the process's control group where that is less
+  std::optional<uint64_t> locked_memory_limit;  // RLIMIT_MEMLOCK of the process, UINT64_MAX: none
   bool may_lock = false;                        // CAP_IPC_LOCK
   std::optional<uint64_t> open_files_limit;     // the hard one
+  std::optional<bool> userfaultfd;              // a daemon has one; of this process: may have one
+  bool landlock = false;                        // the kernel has it, and lets this process ask
   std::optional<uint64_t> mappings_limit;       // vm.max_map_count
   std::string shared_huge_pages;                // of transparent_hugepage/shmem_enabled, the one in brackets
   std::optional<uint64_t> swap_bytes;
@@ -26,15 +33,20 @@ struct HostFacts {
   std::string file_system;          // of the folder
   bool direct_io = false;           // a file there took a write by O_DIRECT
   std::optional<uint64_t> folder_free_bytes;
+  uint64_t folder_own_bytes = 0;  // of files that are there already
 };
 
 // The resources that a daemon of this machine shall have.
 struct HostNeeds {
   uint64_t dram_bytes = 0;  // 0: not said
   uint64_t ssd_bytes = 0;
-  bool locked = false;  // dram.lock
-  bool fabric = false;  // cluster.expect_transport: rdma
+  std::string ssd_folder;  // empty: not said
+  bool locked = false;     // dram.lock
+  bool fabric = false;     // cluster.expect_transport: rdma
+  bool sandbox = false;    // sandbox: on
 };
+// Of a daemon's configuration. INVALID_ARGUMENT names the field that makes no sense.
+absl::StatusOr<HostNeeds> NeedsOf(const std::string& yaml);
 
 enum class Verdict : uint8_t { kFine, kNote, kBad };
 
@@ -45,8 +57,9 @@ struct Finding {
   std::string remedy;  // empty where it is fine
 };
 
-// `folder`: for the disk tier, or empty. A small file is written there and removed.
-HostFacts LookAtHost(const std::string& folder);
+// `folder`: for the disk tier, or empty. A small file is written there and removed. `daemon`: whose limits, control
+// group and descriptors are looked at; 0: this process's own.
+HostFacts LookAtHost(const std::string& folder, pid_t daemon = 0);
 std::vector<Finding> Judge(const HostFacts& facts, const HostNeeds& needs);
 
 }  // namespace ashlar::ctl

@@ -1,8 +1,15 @@
 #include "tools/ashlarctl/host.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/userfaultfd.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <functional>
 
@@ -15,6 +22,8 @@ HostFacts GoodHost() {
   return {.memory_bytes = 128 * kGiB,
           .locked_memory_limit = UINT64_MAX,
           .open_files_limit = 1 << 20,
+          .userfaultfd = true,
+          .landlock = true,
           .mappings_limit = 1 << 20,
           .shared_huge_pages = "advise",
           .swap_bytes = 0,
@@ -27,7 +36,12 @@ HostFacts GoodHost() {
           .direct_io = true,
           .folder_free_bytes = 500 * kGiB};
 }
-const HostNeeds kNeeds = {.dram_bytes = 64 * kGiB, .ssd_bytes = 400 * kGiB, .locked = true, .fabric = true};
+const HostNeeds kNeeds = {.dram_bytes = 64 * kGiB,
+                          .ssd_bytes = 400 * kGiB,
+                          .ssd_folder = "/data",
+                          .locked = true,
+                          .fabric = true,
+                          .sandbox = true};
 
 TEST(Host, AGoodOneHasNothingToRemedy) {
   for (const Finding& finding : Judge(GoodHost(), kNeeds)) {
@@ -56,6 +70,8 @@ TEST(Host, EachIllnessIsFoundWithItsRemedyAndNoOther) {
        }},
       {"clock", Verdict::kNote, [](HostFacts& facts) { facts.clock_synchronised = false; }},
       {"fabric", Verdict::kBad, [](HostFacts& facts) { facts.fabric.clear(); }},
+      {"userfaultfd", Verdict::kNote, [](HostFacts& facts) { facts.userfaultfd = false; }},
+      {"landlock", Verdict::kNote, [](HostFacts& facts) { facts.landlock = false; }},
       {"disk", Verdict::kBad, [](HostFacts& facts) { facts.file_system = "nfs"; }},
       {"disk", Verdict::kBad, [](HostFacts& facts) { facts.folder_error = "Permission denied"; }},
       {"O_DIRECT", Verdict::kBad, [](HostFacts& facts) { facts.direct_io = false; }},
@@ -78,6 +94,61 @@ TEST(Host, ACapabilityIsAsGoodAsALimitForLocking) {
   facts.may_lock = true;
   EXPECT_TRUE(std::ranges::all_of(Judge(facts, kNeeds),
                                   [](const Finding& finding) { return finding.verdict == Verdict::kFine; }));
+}
+
+TEST(Host, WhatTheDaemonHasOnItsDiskAlreadyNeedsNoRoom) {
+  HostFacts facts = GoodHost();
+  facts.folder_free_bytes = 10 * kGiB;
+  facts.folder_own_bytes = 400 * kGiB;
+  for (const Finding& finding : Judge(facts, kNeeds)) EXPECT_EQ(finding.verdict, Verdict::kFine) << finding.found;
+}
+
+TEST(Host, AConfigurationSaysWhatIsNeeded) {
+  setenv("ASHLAR_TEST_DISK", "data", 1);
+  const auto needs = NeedsOf(
+      "dram: {capacity_bytes: 48GiB, lock: true}\n"
+      "ssd: {folder: /${ASHLAR_TEST_DISK}, capacity_bytes: 4096}\nsandbox: on\n"
+      "cluster: {node: ${NODE_NAME}, control_address: ${POD_IP}:7461, expect_transport: rdma}\n");
+  ASSERT_TRUE(needs.ok()) << needs.status();
+  EXPECT_EQ(needs->dram_bytes, 48 * kGiB);
+  EXPECT_EQ(needs->ssd_bytes, 4096u);
+  EXPECT_EQ(needs->ssd_folder, "/data");
+  EXPECT_TRUE(needs->locked && needs->fabric && needs->sandbox);
+  EXPECT_EQ(NeedsOf("ssd: {folder: \"/${ASHLAR_TEST_NONE}\"}\n")->ssd_folder, "/$ASHLAR_TEST_NONE");
+  const auto least = NeedsOf("dram: {capacity_bytes: 1GiB}\n");
+  ASSERT_TRUE(least.ok()) << least.status();
+  EXPECT_FALSE(least->locked || least->fabric || least->sandbox || !least->ssd_folder.empty());
+  EXPECT_NE(NeedsOf("dram: {capacity_bytes: much}\n").status().message().find("dram.capacity_bytes"),
+            std::string::npos);
+  EXPECT_FALSE(NeedsOf("just words").ok());
+  EXPECT_FALSE(NeedsOf("dram: {").ok());
+}
+
+TEST(Host, AnotherProcessIsLookedAtByItsOwnLimits) {
+  constexpr rlim_t kFiles = 200, kLocked = 12'288;
+  const int descriptor = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY));
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit files = {kFiles, kFiles}, locked = {kLocked, kLocked};
+    const bool set = setrlimit(RLIMIT_NOFILE, &files) == 0 && setrlimit(RLIMIT_MEMLOCK, &locked) == 0;
+    if (write(ready[1], set ? "y" : "n", 1) == 1) pause();
+    _exit(0);
+  }
+  char set = 'n';
+  EXPECT_EQ(read(ready[0], &set, 1), 1);
+  EXPECT_EQ(set, 'y');
+  const HostFacts facts = LookAtHost("", child);
+  EXPECT_EQ(facts.open_files_limit, kFiles);
+  EXPECT_EQ(facts.locked_memory_limit, kLocked);
+  EXPECT_EQ(facts.userfaultfd, descriptor >= 0) << "the child has its parent's";
+  if (descriptor >= 0) close(descriptor);
+  EXPECT_NE(LookAtHost("").open_files_limit, kFiles);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  close(ready[0]);
+  close(ready[1]);
 }
 
 TEST(Host, ThisOneIsLookedAtAndNothingIsLeftInTheFolder) {

@@ -82,6 +82,21 @@ Finding OfFabric(const HostFacts& facts, const HostNeeds& needs) {
           "see ibstat and ucx_info -d on the node; in a pod ask for the RDMA device"};
 }
 
+Finding OfGuard(const HostFacts& facts) {
+  if (!facts.userfaultfd) return {Verdict::kNote, "userfaultfd", "not known", ""};
+  if (*facts.userfaultfd) return Fine("userfaultfd", "allowed: engines' memory can be guarded");
+  return {Verdict::kNote, "userfaultfd",
+          "not allowed: engines that free pages of their regions can have the daemon allocate them",
+          "allow the call: systemd's @system-service does, in Kubernetes deploy/kustomize/components/seccomp"};
+}
+
+Finding OfLandlock(const HostFacts& facts, const HostNeeds& needs) {
+  if (facts.landlock) return Fine("landlock", "the kernel has it");
+  if (!needs.sandbox) return Fine("landlock", "not here, and not asked for");
+  return {Verdict::kNote, "landlock", "not here: sandbox: on does not limit the daemon's files",
+          "a kernel with CONFIG_SECURITY_LANDLOCK, and landlock in its lsm= list"};
+}
+
 std::vector<Finding> OfFolder(const HostFacts& facts, const HostNeeds& needs) {
   if (facts.folder.empty()) return {};
   if (!facts.folder_error.empty()) {
@@ -96,10 +111,11 @@ std::vector<Finding> OfFolder(const HostFacts& facts, const HostNeeds& needs) {
   findings.push_back({facts.direct_io ? Verdict::kFine : Verdict::kBad, "O_DIRECT",
                       facts.direct_io ? "works there" : "does not work there",
                       facts.direct_io ? "" : "take another file system: ext4, xfs"});
-  const uint64_t room = facts.folder_free_bytes.value_or(0);
-  const bool fits = room >= needs.ssd_bytes;
+  const uint64_t room = facts.folder_free_bytes.value_or(0), own = facts.folder_own_bytes;
+  const bool fits = room + own >= needs.ssd_bytes;
   findings.push_back(
-      {fits ? Verdict::kFine : Verdict::kBad, "disk space", absl::StrCat(Bytes(room), " free"),
+      {fits ? Verdict::kFine : Verdict::kBad, "disk space",
+       own == 0 ? absl::StrCat(Bytes(room), " free") : absl::StrCat(Bytes(room), " free, ", Bytes(own), " of its own"),
        fits ? "" : absl::StrCat("lower ssd.capacity_bytes: ", Bytes(needs.ssd_bytes), " are asked for")});
   return findings;
 }
@@ -117,7 +133,9 @@ std::vector<Finding> Judge(const HostFacts& facts, const HostNeeds& needs) {
       OfSwap(facts),
       OfNuma(facts, needs),
       OfClock(facts),
-      OfFabric(facts, needs)};
+      OfFabric(facts, needs),
+      OfGuard(facts),
+      OfLandlock(facts, needs)};
   for (Finding& finding : OfFolder(facts, needs)) findings.push_back(std::move(finding));
   return findings;
 }

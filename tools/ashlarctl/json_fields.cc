@@ -236,6 +236,8 @@ std::map<std::string, FieldList> Table() {
         {"checks[].check", ""},
         {"checks[].found", ""},
         {"checks[].remedy", ""},
+        {"daemon_pid", "whose limits were looked at; null: ashlarctl's own"},
+        {"configuration", "whose sizes were looked at: a file, or the daemon's; null: none is known"},
         {"ok", "none is bad"}}},
       {"layout",
        {{"attention_layers", ""},

@@ -22,8 +22,14 @@ std::string SocketOf(const Arguments& arguments) {
   return given == nullptr || *given == '\0' ? kDefaultSocket : given;
 }
 
-int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "ashlarctl: %s\n", std::string(status.message()).c_str());
+// Whoever reads JSON gets JSON, too.
+int Fail(const absl::Status& status, const std::vector<std::string>& words) {
+  const std::string message(status.message());
+  if (std::ranges::count(words, "--json") > 0) {
+    const nlohmann::json answer = {{"error", message}};
+    std::puts(answer.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  }
+  std::fprintf(stderr, "ashlarctl: %s\n", message.c_str());
   return absl::IsInvalidArgument(status) ? kBadUsage : kFailed;
 }
 
@@ -43,14 +49,14 @@ int Main(const std::vector<std::string>& words) {
     return kBadUsage;
   }
   const absl::StatusOr<Arguments> arguments = ParseArguments(*command, {words.begin() + 1, words.end()});
-  if (!arguments.ok()) return Fail(arguments.status());
+  if (!arguments.ok()) return Fail(arguments.status(), words);
   if (arguments->Has("help")) {
     std::fputs(Help(*command).c_str(), stdout);
     return 0;
   }
   AdminClient client(SocketOf(*arguments));
   const absl::StatusOr<Answer> answer = command->run(*arguments, client);
-  if (!answer.ok()) return Fail(answer.status());
+  if (!answer.ok()) return Fail(answer.status(), words);
   const std::string text = arguments->Has("json") ? answer->json.dump(2) + "\n" : answer->text;
   std::fputs(text.c_str(), stdout);
   return answer->failed ? kFailed : 0;
