@@ -22,7 +22,8 @@ class RemoteSource {
 
   // Begins to read the extents from `first` on into `targets`, one each, in the processor's memory. `done` comes after
   // this returned; until then the targets are the source's. Whatever other nodes send, the first extent begins with the
-  // encoded header that the object was adopted with. False: too much is in flight already; the caller tries again.
+  // encoded header that the object was adopted with. False: too much of this copy's node is in flight already; the
+  // caller tries again, and other copies may have room meanwhile.
   virtual bool Read(RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets,
                     std::function<void(absl::Status)> done) = 0;
   // The copy is not needed any more, and nothing of it is being read.
