@@ -11,7 +11,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kMaxReading = 256;  // pieces
+constexpr size_t kMostReading = 16;  // pieces of one holder: one that stands still leaves room for those of others
 
 // The part of the extents that comes over the network: without the header, and without what lies behind the object's
 // end.
@@ -55,11 +55,13 @@ storage::RemoteCopyId RemoteObjects::Add(storage::TenantId tenant, OpenedObject 
 
 bool RemoteObjects::Read(storage::RemoteCopyId id, uint64_t first, std::vector<std::byte*> targets,
                          std::function<void(absl::Status)> done) {
-  if (stats_.reading >= kMaxReading) return false;
-  ++stats_.reading;
   Copy& copy = copies_.at(id);
-  Piece piece{first, std::move(targets), std::move(done)};
+  const auto reading = reading_.find(copy.object.member->incarnation);
+  if (reading != reading_.end() && reading->second >= kMostReading) return false;
+  ++stats_.reading;
+  Piece piece{.first = first, .targets = std::move(targets), .done = std::move(done), .holder = std::nullopt};
   if (copy.moving) {
+    CountAt(piece, copy.object.member->incarnation);
     copy.waiting.push_back(std::move(piece));
   } else {
     Fetch(id, copy, std::move(piece));
@@ -67,7 +69,17 @@ bool RemoteObjects::Read(storage::RemoteCopyId id, uint64_t first, std::vector<s
   return true;
 }
 
+void RemoteObjects::CountAt(Piece& piece, std::optional<uint64_t> holder) {
+  if (piece.holder.has_value()) {
+    const auto reading = reading_.find(*piece.holder);
+    if (--reading->second == 0) reading_.erase(reading);
+  }
+  piece.holder = holder;
+  if (holder.has_value()) ++reading_[*holder];
+}
+
 void RemoteObjects::Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece) {
+  CountAt(piece, copy.object.member->incarnation);
   const uint64_t first = piece.first;
   const auto race = std::make_shared<Race>(Race{.piece = std::move(piece), .holder = copy.holder});
   copy.races[first] = race;
@@ -126,7 +138,8 @@ void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>&
 }
 
 void RemoteObjects::Came(Copy& copy, const std::shared_ptr<Race>& race) {
-  const Piece& piece = race->piece;
+  Piece& piece = race->piece;
+  CountAt(piece, std::nullopt);
   const uint64_t begin = piece.first * limits::kExtentBytes;
   const uint64_t bytes = std::min(piece.targets.size() * limits::kExtentBytes, copy.object.header.bytes - begin);
   const storage::Nanos now = clock_.Now();
@@ -253,6 +266,7 @@ void RemoteObjects::Lose(Copy& copy, const absl::Status& why) {
   std::vector<Piece> lost = std::exchange(copy.waiting, {});
   stats_.reading -= lost.size();
   stats_.failed_pieces += lost.size();
+  for (Piece& piece : lost) CountAt(piece, std::nullopt);
   for (const Piece& piece : lost) piece.done(why);
 }
 

@@ -71,6 +71,7 @@ class RemoteObjects final : public storage::RemoteSource {
     uint64_t first = 0;
     std::vector<std::byte*> targets;
     std::function<void(absl::Status)> done;
+    std::optional<uint64_t> holder;  // the incarnation of the member whose pieces it counts among
   };
   struct Request {
     std::shared_ptr<const Member> from;  // null: none was made
@@ -102,6 +103,7 @@ class RemoteObjects final : public storage::RemoteSource {
   };
   using Due = std::tuple<storage::Nanos, storage::RemoteCopyId, uint64_t>;  // when, and which piece
 
+  void CountAt(Piece& piece, std::optional<uint64_t> holder);
   void Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece);
   void Start(storage::RemoteCopyId id, Copy& copy, const std::shared_ptr<Race>& race, size_t which);
   void Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>& race, size_t which, const absl::Status& status);
@@ -121,7 +123,8 @@ class RemoteObjects final : public storage::RemoteSource {
   PeerRates& rates_;
   const Options options_;
   std::map<storage::RemoteCopyId, Copy> copies_;
-  std::set<Due> late_;  // when pieces under way will be late
+  std::map<uint64_t, size_t> reading_;  // pieces of each holder, by its incarnation; never 0
+  std::set<Due> late_;                  // when pieces under way will be late
   storage::RemoteCopyId drawn_ = 0;
   bool stopped_ = false;
   Stats stats_;
