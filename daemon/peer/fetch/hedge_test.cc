@@ -144,6 +144,20 @@ class Reader {
   std::vector<storage::RemoteCopyId> open_;
 };
 
+// Grants all renewals, and remembers whose.
+class Renewals final : public PeerAsker {
+ public:
+  void Open(const Member&, const std::string&, PeerOpen, PeerCalls::Done<std::vector<PeerOpened>>) override {}
+  void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override {
+    asked.push_back(member.node);
+    done(std::vector<uint32_t>(renew.leases.size(), renew.lease_ms));
+  }
+  void Offer(const Member&, const std::string&, PeerOffer, PeerCalls::Done<std::vector<TakeOutcome>>) override {}
+  void Close(const Member&, std::vector<PeerLease>) override {}
+
+  std::vector<std::string> asked;
+};
+
 class HedgeTest : public ::testing::Test {
  protected:
   void Stall(PeerNode& node, milliseconds time) {
@@ -236,6 +250,87 @@ TEST_F(HedgeTest, WhoeverWinsTheBytesAreRight) {
   }
   EXPECT_EQ(StatsOf(b).failed_pieces, 0u);
   for (PeerNode* node : {&a, &b, &c}) AwaitNothingOpen(*node);
+}
+
+// The first holder stalls, recovers, and stalls again: the second one is open by then.
+TEST_F(HedgeTest, AHolderThatStallsAgainIsOvertakenAgain) {
+  PeerNode a(cluster_, "a"), c(cluster_, "c"), b(cluster_, "b");
+  const ObjectHeader plan = storage::TestPlan(1, 8000);
+  for (PeerNode* node : {&a, &c}) node->Publish(plan, 1);
+  Reader reader(b);
+  const storage::RemoteCopyId copy = reader.Open(a, plan, {&c});
+  std::future<absl::Status> piece;
+  {
+    const Frozen frozen(*outside_, a);
+    piece = reader.Read(copy, 0);
+    reader.OpenSecond(c);
+  }
+  EXPECT_TRUE(piece.get().ok());
+  EXPECT_EQ(reader.hedged(), 0u);
+  {
+    const Frozen frozen(*outside_, a);
+    piece = reader.Read(copy, 1);
+    reader.Hedge(10'000'000'000);  // the first piece took a second
+    EXPECT_EQ(reader.hedged(), 1u);
+    if (reader.hedged() > 0) piece.wait();
+  }
+  EXPECT_TRUE(piece.get().ok());
+}
+
+TEST_F(HedgeTest, ASecondHolderThatFailsIsReplacedByAThird) {
+  PeerNode a(cluster_, "a"), c(cluster_, "c"), d(cluster_, "d"), b(cluster_, "b");
+  const ObjectHeader plan = storage::TestPlan(1, 8000);
+  for (PeerNode* node : {&a, &c, &d}) node->Publish(plan, 1);
+  Reader reader(b);
+  const storage::RemoteCopyId copy = reader.Open(a, plan, {&c, &d});
+  std::vector<std::future<absl::Status>> pieces;
+  {
+    const Frozen frozen(*outside_, a);
+    pieces.push_back(reader.Read(copy, 0));
+    reader.OpenSecond(c);
+    c.peers.PeerGone("b");  // ends what it has leased
+    while (c.OnLoop([&] { return c.peers.stats().holder.leases; }) > 0) std::this_thread::sleep_for(milliseconds(1));
+    bool came = false;
+    for (size_t piece = 1; piece < 8 && !came; ++piece) {
+      pieces.push_back(reader.Read(copy, piece));
+      for (int i = 0; i < 100 && !came; ++i) {
+        reader.Hedge();
+        came = pieces.back().wait_for(milliseconds(10)) == std::future_status::ready;
+      }
+    }
+    EXPECT_TRUE(came);
+  }
+  for (auto& piece : pieces) EXPECT_TRUE(piece.get().ok());
+}
+
+TEST_F(HedgeTest, BothHoldersLeasesAreRenewed) {
+  PeerNode a(cluster_, "a"), c(cluster_, "c"), b(cluster_, "b");
+  const ObjectHeader plan = storage::TestPlan(1, 8000);
+  for (PeerNode* node : {&a, &c}) node->Publish(plan, 1);
+  Reader reader(b);
+  const storage::RemoteCopyId copy = reader.Open(a, plan, {&c});
+  std::future<absl::Status> piece;
+  {
+    const Frozen frozen(*outside_, a);
+    piece = reader.Read(copy, 0);
+    reader.OpenSecond(c);
+  }
+  EXPECT_TRUE(piece.get().ok());
+  Renewals renewals;
+  const auto tick = [&](storage::Nanos after) {
+    renewals.asked.clear();
+    reader.Do([&] {
+      reader.clock.Advance(after);
+      reader.objects.Tick(renewals);
+    });
+    b.OnLoop([] {});  // the answers have come
+    return renewals.asked;
+  };
+  constexpr storage::Nanos kHalf = storage::Nanos{Opener::kLeaseMillis} * 500'000;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(tick(kHalf), ::testing::UnorderedElementsAre("a", "c"));
+    EXPECT_THAT(tick(0), ::testing::IsEmpty());
+  }
 }
 
 TEST_F(HedgeTest, AFrozenHolderIsAskedForSoManyPiecesAndOthersForTheirs) {

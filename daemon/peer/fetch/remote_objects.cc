@@ -100,7 +100,8 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   Request& request = race->requests[which];
   request = {.from = object.member, .began = clock_.Now(), .bytes = bytes, .running = true};
   rates_.Begins(object.member->node, bytes);
-  if (which == 0 && options_.hedge > 0 && !copy.others.empty()) {
+  const bool has_second = copy.second.has_value() || copy.asking || !copy.others.empty();
+  if (which == 0 && options_.hedge > 0 && has_second) {
     late_.emplace(request.began + std::max(times(options_.hedge), options_.least_hedge), id, piece.first);
   }
   auto ended = [this, id, tenant = copy.tenant, race, which](const absl::Status& status) {
@@ -123,6 +124,7 @@ void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>&
   if (absl::IsDeadlineExceeded(status)) rates_.GaveUp(request.from->node, request.began, clock_.Now());
   if (!status.ok() && race->won < 0) race->failed = status;
   if (status.ok() && race->won < 0) race->won = static_cast<int>(which);
+  if (which == 1 && !status.ok() && race->won < 0) DropSecond(copy, *request.from);
   const Request& other = race->requests[1 - which];
   if (other.running) {
     if (race->won >= 0) transport_.Cancel(other.number);
@@ -213,6 +215,13 @@ void RemoteObjects::TakeSecond(Copy& copy) {
   ++stats_.moved;
 }
 
+// A second holder that fails would be asked for each late piece: another one is opened for the next.
+void RemoteObjects::DropSecond(Copy& copy, const Member& member) {
+  if (!copy.second.has_value() || copy.second->member->incarnation != member.incarnation) return;
+  opener_.Close(copy.second->member, copy.second->lease);
+  copy.second.reset();
+}
+
 void RemoteObjects::Move(storage::RemoteCopyId id, Copy& copy, const absl::Status& why) {
   if (!copy.lost && !stopped_) {
     Log(LogLevel::kWarning, "an object's bytes did not come from a peer",
@@ -286,22 +295,25 @@ void RemoteObjects::Tick(PeerAsker& asker) {
   std::map<uint64_t, Due> due;
   constexpr storage::Nanos kHalf = storage::Nanos{Opener::kLeaseMillis} * 1'000'000 / 2;
   const storage::Nanos now = clock_.Now();
-  for (const auto& [id, copy] : copies_) {
-    Due& of_node = due[copy.object.member->incarnation];
+  const auto renew = [&](storage::RemoteCopyId id, const OpenedObject& object) {
+    Due& of_node = due[object.member->incarnation];
     const bool full = of_node.copies.size() >= limits::kMaxPeerLeasesPerCall;
-    if (copy.object.leased_until - now > kHalf || full) continue;
-    of_node.member = copy.object.member;
-    of_node.renew.leases.push_back(copy.object.lease);
+    if (object.leased_until - now > kHalf || full) return;
+    of_node.member = object.member;
+    of_node.renew.leases.push_back(object.lease);
     of_node.copies.push_back(id);
+  };
+  for (const auto& [id, copy] : copies_) {
+    renew(id, copy.object);
+    if (copy.second.has_value()) renew(id, *copy.second);
   }
   for (auto& [incarnation, of_node] : due) {
     if (of_node.copies.empty()) continue;
     of_node.renew.lease_ms = Opener::kLeaseMillis;
-    const auto renewed = [this, now, copies = of_node.copies](const absl::StatusOr<std::vector<uint32_t>>& reply) {
+    const auto renewed = [this, now, leases = of_node.renew.leases,
+                          copies = of_node.copies](const absl::StatusOr<std::vector<uint32_t>>& reply) {
       for (size_t i = 0; reply.ok() && i < copies.size(); ++i) {
-        const auto copy = copies_.find(copies[i]);
-        if (copy == copies_.end()) continue;
-        copy->second.object.leased_until = now + storage::Nanos{1'000'000} * (*reply)[i];
+        Renewed(copies[i], leases[i], now + storage::Nanos{1'000'000} * (*reply)[i]);
       }
     };
     asker.Renew(*of_node.member, std::move(of_node.renew),
@@ -310,6 +322,15 @@ void RemoteObjects::Tick(PeerAsker& asker) {
                   loop_.PostCompletion(storage::kNoTenant, [renewed, shared] { renewed(*shared); });
                 });
   }
+}
+
+// The copy may have gone on at another holder meanwhile.
+void RemoteObjects::Renewed(storage::RemoteCopyId id, const PeerLease& lease, storage::Nanos until) {
+  const auto found = copies_.find(id);
+  if (found == copies_.end()) return;
+  Copy& copy = found->second;
+  if (copy.object.lease == lease) copy.object.leased_until = until;
+  if (copy.second.has_value() && copy.second->lease == lease) copy.second->leased_until = until;
 }
 
 void RemoteObjects::Stop() {

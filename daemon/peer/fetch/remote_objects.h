@@ -111,10 +111,12 @@ class RemoteObjects final : public storage::RemoteSource {
   void AskSecond(storage::RemoteCopyId id, Copy& copy);
   void SecondOpened(storage::RemoteCopyId id, Opener::Opened opened);
   void TakeSecond(Copy& copy);
+  void DropSecond(Copy& copy, const Member& member);
   void Move(storage::RemoteCopyId id, Copy& copy, const absl::Status& why);
   void Moved(storage::RemoteCopyId id, Opener::Opened opened);
   void GoOn(storage::RemoteCopyId id, Copy& copy);
   void Lose(Copy& copy, const absl::Status& why);
+  void Renewed(storage::RemoteCopyId id, const PeerLease& lease, storage::Nanos until);
 
   EventLoop& loop_;
   const storage::Clock& clock_;
