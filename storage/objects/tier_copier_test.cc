@@ -50,6 +50,7 @@ class OneFull final : public RemoteSource {
     return true;
   }
   void Release(RemoteCopyId) override {}
+  void Damaged(RemoteCopyId) override {}
 
   std::vector<RemoteCopyId> asked;
   std::vector<std::function<void(absl::Status)>> under_way;

@@ -28,6 +28,9 @@ class RemoteSource {
                     std::function<void(absl::Status)> done) = 0;
   // The copy is not needed any more, and nothing of it is being read.
   virtual void Release(RemoteCopyId copy) = 0;
+  // Bytes that came by this copy did not fit to the object's checksums. Mostly the copy has been released before: bytes
+  // are verified when they land.
+  virtual void Damaged(RemoteCopyId copy) = 0;
 };
 
 }  // namespace ashlar::storage

@@ -197,7 +197,8 @@ void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
       continue;
     }
     std::ranges::stable_sort(want.holders, {}, [&](const std::shared_ptr<const Member>& member) {
-      return std::pair(rates_.failures(member->node), rates_.Estimate(member->node, want.bytes));
+      return std::tuple(objects_->Distrusts(*member, want.key), rates_.failures(member->node),
+                        rates_.Estimate(member->node, want.bytes));
     });
     by_node[want.holders.front()->node].push_back(std::move(want));
   }

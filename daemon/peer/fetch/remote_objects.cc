@@ -149,6 +149,8 @@ void RemoteObjects::Came(Copy& copy, const std::shared_ptr<Race>& race) {
     // The loser has taken at least so long.
     if (request.from != nullptr) rates_.Came(request.from->node, bytes, now - request.began);
   }
+  const std::shared_ptr<const Member>& sender = race->requests[static_cast<size_t>(race->won)].from;
+  if (std::ranges::count(copy.senders, sender) == 0) copy.senders.push_back(sender);
   --stats_.reading;
   ++stats_.pieces;
   stats_.bytes += bytes;
@@ -282,8 +284,21 @@ void RemoteObjects::Lose(Copy& copy, const absl::Status& why) {
 void RemoteObjects::Release(storage::RemoteCopyId id) {
   const auto copy = copies_.extract(id);
   stats_.copies = copies_.size();
+  damaged_.Released(id, copy.mapped().object.header.key, std::move(copy.mapped().senders));
   opener_.Close(copy.mapped().object.member, copy.mapped().object.lease);
   if (const auto& second = copy.mapped().second; second.has_value()) opener_.Close(second->member, second->lease);
+}
+
+void RemoteObjects::Damaged(storage::RemoteCopyId id) {
+  const storage::Nanos now = clock_.Now();
+  DamagedCopies::Members senders = damaged_.Found(id, now);
+  if (const auto open = copies_.find(id); open != copies_.end()) {
+    senders = open->second.senders;
+    for (const auto& sender : senders) damaged_.Add(*sender, open->second.object.header.key, now);
+  }
+  for (const auto& sender : senders) {
+    Log(LogLevel::kWarning, "an object's bytes from a peer did not fit to their checksums", {{"peer", sender->node}});
+  }
 }
 
 void RemoteObjects::Tick(PeerAsker& asker) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "daemon/peer/channels/peer_rates.h"
+#include "daemon/peer/fetch/damaged_copies.h"
 #include "daemon/peer/fetch/opener.h"
 #include "daemon/peer/transport/transport.h"
 #include "daemon/runtime/event_loop.h"
@@ -55,11 +56,14 @@ class RemoteObjects final : public storage::RemoteSource {
   bool Read(storage::RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets,
             std::function<void(absl::Status)> done) override;
   void Release(storage::RemoteCopyId copy) override;
+  void Damaged(storage::RemoteCopyId copy) override;
 
   // Asks second holders for what is late. Call it many times a second.
   void Hedge();
   // Renews leases. Call it about once a second.
   void Tick(PeerAsker& asker);
+  // The member has sent wrong bytes of this object lately: others are asked first.
+  bool Distrusts(const Member& member, const Key& key) const { return damaged_.Contains(member, key, clock_.Now()); }
   // A member that has gone: what is read there is read elsewhere without waiting for deadlines.
   void Gone(const Member& member);
   // From now on nothing can be read; what is under way ends soon.
@@ -93,6 +97,7 @@ class RemoteObjects final : public storage::RemoteSource {
     storage::TenantId tenant = 0;
     OpenedObject object;
     std::vector<std::shared_ptr<const Member>> others;
+    DamagedCopies::Members senders;      // of the pieces that have come
     std::optional<OpenedObject> second;  // at another holder, for what the first one is late with
     bool asking = false;                 // a second holder is asked
     uint64_t holder = 0;                 // counts holders: an error of an earlier one says nothing of this one
@@ -127,6 +132,7 @@ class RemoteObjects final : public storage::RemoteSource {
   std::map<storage::RemoteCopyId, Copy> copies_;
   std::map<uint64_t, size_t> reading_;  // pieces of each holder, by its incarnation; never 0
   std::set<Due> late_;                  // when pieces under way will be late
+  DamagedCopies damaged_;
   storage::RemoteCopyId drawn_ = 0;
   bool stopped_ = false;
   Stats stats_;
