@@ -148,6 +148,20 @@ TEST_F(RemoteTest, WrongBytesAreNeverTaken) {
   ASSERT_TRUE(Offer(Plan(1)));
   EXPECT_EQ(Land(Plan(1), 1), MissReason::kChecksumFailed);
   EXPECT_EQ(Used(*rig_->dram), 0u);
+  EXPECT_THAT(other_.damaged, ElementsAre(1)) << "the first copy, which has been released";
+}
+
+TEST_F(RemoteTest, OwnBytesThatAreWrongAreNoNodesFault) {
+  Make();
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(1), 1));
+  const Match match = rig_->Lookup(kAnn, Plan(1));
+  const ObjectBytes bytes(*rig_->dram, *match.found[0].slot);
+  for (std::byte* extent : bytes.extents()) {
+    extent[limits::kExtentBytes / 8] ^= std::byte{1};
+  }
+  EXPECT_EQ(LandUnder(match, Plan(1), 1), MissReason::kChecksumFailed);
+  rig_->cache->Release(kAnn, match.lease);
+  EXPECT_THAT(other_.damaged, IsEmpty());
 }
 
 TEST_F(RemoteTest, AnOfferThatNobodyTakesLeavesNothing) {

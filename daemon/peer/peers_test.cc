@@ -9,6 +9,7 @@
 #include <random>
 
 #include "daemon/peer/testing/peer_node.h"
+#include "storage/objects/object_bytes.h"
 #include "storage/testing/prefix_engine.h"
 #include "storage/testing/tokens.h"
 
@@ -272,6 +273,29 @@ TEST_F(PeersTest, RequestsOfAReaderThatHasGoneLeaveNothing) {
   a.peers.PeerGone("b");
   EXPECT_EQ(nodes(), 0u);
   AwaitNothingLeased(a);
+}
+
+// The nearest holder has wrong bytes: a miss, and then another one's hit.
+TEST_F(PeersTest, AHolderOfDamagedBytesIsPassedOver) {
+  PeersOptions unhedged = PeerNode::All();
+  unhedged.objects.hedge = 0;
+  PeerNode a(cluster_, "a"), b(cluster_, "b", 256, unhedged), c(cluster_, "c");
+  c.Publish(Plan(2), 2);
+  c.loop.PostCompletion(storage::kNoTenant, [] { std::this_thread::sleep_for(std::chrono::seconds(2)); });
+  EXPECT_EQ(Land(b, Plan(2), 2), MissReason::kNone);  // measures that c is slow
+  for (PeerNode* node : {&a, &c}) node->Publish(Plan(1), 1);
+  const Query query = Ask(Plan(1));
+  const storage::Match match = a.Lookup({&query, 1});
+  a.OnLoop([&] {
+    const storage::ObjectBytes bytes(*a.tier, *match.found[0].slot);
+    for (std::byte* extent : bytes.extents()) {
+      extent[limits::kExtentBytes / 8] ^= std::byte{1};
+    }
+  });
+  a.Release(match.lease);
+  EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kChecksumFailed);
+  EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
+  EXPECT_EQ(tier_, TierKind::kRemote);
 }
 
 TEST_F(PeersTest, APromptResumesFromAnotherNodesPrefix) {

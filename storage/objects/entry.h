@@ -75,6 +75,7 @@ struct Entry : RankedObject {
   ObjectTable* table = nullptr;  // that owns it
   ObjectHeader header;           // the plan until the object is ready
   RemoteCopyId remote = 0;       // of the copy on another node, while there is one
+  RemoteCopyId came_by = 0;      // the copy on another node that its bytes came from; 0: they are of this node
   Nanos remote_cost = 0;         // estimates the time that it takes to come; 0: not known
   // Where the nearest whole copy of this node is, whether its disk has one, and what others were told of it.
   TierKind resides = TierKind::kNone, told = TierKind::kNone;

@@ -246,6 +246,7 @@ void ObjectTable::WhenLoaded(const Reference& object, uint64_t bytes, std::funct
 }
 
 void ObjectTable::Drop(const Reference& object, MissReason why, PolicyKind policy) {
+  if (why == MissReason::kChecksumFailed) placement_.Distrust(*object.entry_);
   if (object->gone == MissReason::kNone) Unlink(*object.entry_, why, policy, placement_.Nearest(*object));
 }
 

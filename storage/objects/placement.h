@@ -56,6 +56,8 @@ class Placement {
   // Takes in an object that another node has. As soon as this node has a copy the other one is released; so it is where
   // nobody refers to the object and nothing of it is on its way.
   void AdoptRemote(Entry& entry, RemoteCopyId copy, Nanos cost);
+  // Its bytes were wrong where they landed: tells the source of the remote copy that they came by, if any.
+  void Distrust(Entry& entry);
   // Frees the slot of an object that an earlier run left on the disk and that is not wanted.
   void Forgo(const TenantPool& pool, const Key& key, Slot slot) { disk_->Erase(pool.tenant, key, std::move(slot)); }
 

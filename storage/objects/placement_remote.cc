@@ -10,7 +10,7 @@ namespace ashlar::storage {
 using State = Copy::State;
 
 void Placement::AdoptRemote(Entry& entry, RemoteCopyId copy, Nanos cost) {
-  entry.remote = copy;
+  entry.remote = entry.came_by = copy;
   entry.remote_cost = cost;
   RemoteOf(entry).state = State::kWhole;
   RemoteOf(entry).loaded = entry.header.Extents();
@@ -29,6 +29,10 @@ void Placement::LeaveRemote(Entry& entry) {
   if (entry.remote == 0 || RemoteOf(entry).readers > 0) return;
   const auto own = entry.copies.begin() + static_cast<ptrdiff_t>(levels());
   if (std::ranges::any_of(entry.copies.begin(), own, &Copy::whole)) RemoveRemote(entry);
+}
+
+void Placement::Distrust(Entry& entry) {
+  if (entry.came_by != 0) remote_->Damaged(std::exchange(entry.came_by, 0));
 }
 
 bool Placement::ForgetIfRemote(Entry& entry) {

@@ -79,7 +79,8 @@ class TierCopy {
   }
   bool IsRemote() const { return from.remote != 0; }
   bool UsesDisk() const { return !IsRemote() && (from.memory == nullptr || to.memory == nullptr); }
-  // A copy that waits for one of these does not hold up copies by the others: the executor, the disk, other nodes.
+  // A copy that waits for one of these does not hold up copies by the others: the executor, the disk, other nodes. Nor
+  // does one that another node has no room for hold up those from other nodes (refused_in).
   size_t Way() const { return IsRemote() ? 2 : UsesDisk() ? 1 : 0; }
 
   const End from, to;
@@ -93,6 +94,7 @@ class TierCopy {
   uint64_t started = 0;                    // extents
   uint64_t loaded = 0;                     // extents
   size_t in_flight = 0;                    // pieces
+  uint64_t refused_in = 0;                 // the copier's round in which its source had no room for it
   absl::Status ended;                      // not OK: no further piece begins
 };
 
@@ -160,6 +162,7 @@ void TierCopier::Pump() {
 
 void TierCopier::PumpInTurn() {
   std::vector<Turn> aside;  // tenants that must not, or cannot, start more now
+  ++round_;
   while (MayStart()) {
     const std::optional<Turn> turn = NextTurn(aside);
     if (!turn.has_value()) break;
@@ -189,19 +192,26 @@ std::optional<TierCopier::Turn> TierCopier::NextTurn(std::vector<Turn>& aside) {
 TierCopier::Started TierCopier::StartPieceOf(const Turn& turn) {
   const bool full_here = pieces_ >= max_pieces_, full_elsewhere = remote_pieces_ >= kRemotePieces;
   bool refused[3] = {full_here, full_here, full_elsewhere};  // by way
+  bool one_refused = false;
   for (const auto& [place, copy] : turn.line->copies.at(turn.tenant)) {
     bool& full = refused[copy->Way()];
     if (full || !copy->CanStart()) continue;
+    one_refused |= copy->refused_in == round_;
+    if (copy->refused_in == round_) continue;
     const std::shared_ptr<TierCopy> next = copy;  // the map is another one once a piece has ended
     const uint64_t before = next->started;
-    full = !StartPiece(next);
-    if (full) continue;
+    if (!StartPiece(next)) {
+      one_refused = true;
+      next->refused_in = round_;
+      full = !next->IsRemote();
+      continue;
+    }
     turn.line->turns.Charge(turn.tenant, static_cast<int64_t>(std::min(kPieceExtents, next->extents - before)));
     needed_in_a_row_ = turn.line == &needed_ ? needed_in_a_row_ + 1 : 0;
     if (next->started == next->extents) Dequeue(*next);
     return Started::kPiece;
   }
-  return refused[0] || refused[1] || refused[2] ? Started::kRefused : Started::kNothing;
+  return one_refused || refused[0] || refused[1] || refused[2] ? Started::kRefused : Started::kNothing;
 }
 
 size_t& TierCopier::InFlight(const TierCopy& copy) {

@@ -23,10 +23,11 @@ namespace ashlar::storage {
 class TierCopy;  // one object on its way
 
 // The metadata thread only. The pieces in flight are bounded, those from other nodes apart: a slow node keeps no disk
-// waiting. Tenants take turns by the bytes that are moved for them.
-// Within a tenant the copy that is needed first has priority, and among equals the one that began first. A copy that
-// nobody waits for comes after those its tenant needs; it has a small share beside other tenants' needs, so that it
-// makes progress. Pieces in flight are not called back.
+// waiting. Nor does it keep other nodes' copies waiting: the source bounds the pieces of each node
+// (RemoteSource::Read). Tenants take turns by the bytes that are moved for them. Within a tenant the copy that is
+// needed first has priority, and among equals the one that began first. A copy that nobody waits for comes after those
+// its tenant needs; it has a small share beside other tenants' needs, so that it makes progress. Pieces in flight are
+// not called back.
 class TierCopier {
  public:
   // One end of a copy: a slot of a memory tier, or of the disk (memory null), or a copy on another node (`remote` set),
@@ -101,6 +102,7 @@ class TierCopier {
   size_t pieces_ = 0, remote_pieces_ = 0;  // in flight
   size_t remote_waiting_ = 0;              // copies from other nodes that are in a line
   uint64_t begun_ = 0;
+  uint64_t round_ = 0;  // in each of them a copy is refused once at most
   Line needed_, idle_;
   int needed_in_a_row_ = 0;  // pieces
   bool pumping_ = false, again_ = false;

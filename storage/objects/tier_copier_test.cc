@@ -38,6 +38,24 @@ class Choosy final : public Executor {
   ManualExecutor& inner_;
 };
 
+// Other nodes, of which one has no room for any read.
+class OneFull final : public RemoteSource {
+ public:
+  static constexpr RemoteCopyId kFull = 1;
+
+  bool Read(RemoteCopyId copy, uint64_t, std::vector<std::byte*>, std::function<void(absl::Status)> done) override {
+    asked.push_back(copy);
+    if (copy == kFull) return false;
+    under_way.push_back(std::move(done));
+    return true;
+  }
+  void Release(RemoteCopyId) override {}
+  void Damaged(RemoteCopyId) override {}
+
+  std::vector<RemoteCopyId> asked;
+  std::vector<std::function<void(absl::Status)>> under_way;
+};
+
 class TierCopierTest : public ::testing::Test {
  protected:
   TierCopierTest() {
@@ -114,6 +132,27 @@ TEST_F(TierCopierTest, MemoryThatRefusesDoesNotHoldUpTheDisk) {
   copier_.Pump();
   executor_.CompleteAll();
   EXPECT_EQ(ended_, (std::vector<Nanos>{2, 1}));
+}
+
+// One tenant's copies, what the full node has needed first: the others begin, and it is asked once, not for each of
+// them.
+TEST_F(TierCopierTest, ANodeWithoutRoomDoesNotHoldUpCopiesFromOthers) {
+  OneFull source;
+  TierCopier copier(executor_, nullptr, &source);
+  std::vector<Slot> to(4);
+  Nanos needed_at = 0;
+  for (Slot& slot : to) {
+    slot = *memory_->Allocate(kBlue, kExtents);
+    const RemoteCopyId copy = needed_at == 0 ? OneFull::kFull : OneFull::kFull + 1;
+    copier.Start({.remote = copy}, {memory_.get(), &slot}, kExtents, kExtents, needed_at++,
+                 {.progress = [](uint64_t) {}, .done = [](const absl::Status&) {}});
+  }
+  copier.Pump();
+  EXPECT_EQ(source.under_way.size(), 3u);
+  EXPECT_EQ(std::ranges::count(source.asked, OneFull::kFull), 1);
+  copier.Pump();
+  EXPECT_EQ(std::ranges::count(source.asked, OneFull::kFull), 2) << "again with each call";
+  for (const auto& done : std::exchange(source.under_way, {})) done(absl::OkStatus());
 }
 
 TEST_F(TierCopierTest, WhatIsNeededFirstGoesFirst) {

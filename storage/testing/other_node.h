@@ -56,6 +56,8 @@ class OtherNode final : public RemoteSource {
     leases_.erase(copy);
   }
 
+  void Damaged(RemoteCopyId copy) override { damaged.push_back(copy); }
+
   size_t pending() const { return reads_.size(); }
   size_t leased() const { return leases_.size(); }
   // Ends one read: with its bytes, or with the error alone.
@@ -75,8 +77,9 @@ class OtherNode final : public RemoteSource {
 
   TieredRig rig;
   size_t most_reads = 1024;
-  bool reaches = false;  // GPUs' memory
-  bool corrupt = false;  // one byte of every piece is another one, the header's first extent included
+  std::vector<RemoteCopyId> damaged;  // as the cache under test has said
+  bool reaches = false;               // GPUs' memory
+  bool corrupt = false;               // one byte of every piece is another one, the header's first extent included
 
  private:
   struct Leased {

@@ -25,12 +25,15 @@ class RemoteSource {
   virtual bool Reaches(const kernels::Gpu& gpu) const = 0;
   // Begins to read the extents from `first` on into `targets`, one each, in the memory of a GPU that is reached (null:
   // the processor's). `done` comes after this returned; until then the targets are the source's. Whatever other nodes
-  // send, the first extent begins with the encoded header that the object was adopted with. False: too much is in
-  // flight already; the caller tries again.
+  // send, the first extent begins with the encoded header that the object was adopted with. False: too much of this
+  // copy's node is in flight already; the caller tries again, and other copies may have room meanwhile.
   virtual bool Read(RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets, const kernels::Gpu* gpu,
                     std::function<void(absl::Status)> done) = 0;
   // The copy is not needed any more, and nothing of it is being read.
   virtual void Release(RemoteCopyId copy) = 0;
+  // Bytes that came by this copy did not fit to the object's checksums. Mostly the copy has been released before: bytes
+  // are verified when they land.
+  virtual void Damaged(RemoteCopyId copy) = 0;
 };
 
 }  // namespace ashlar::storage

@@ -269,7 +269,7 @@ void RemoteLookup::Begin(const std::shared_ptr<Call>& call, Wants located) {
     if (first) asked.push_back(std::move(want));
   }
   deadlines_.emplace_back(clock_.Now() + options_.deadline, call);
-  Ask(call->tenant, std::move(asked), deadlines_.back().first);
+  Ask(call->tenant, std::move(asked));
   call->Settle(call);
 }
 
@@ -285,7 +285,7 @@ void RemoteLookup::Tick() {
 }
 
 // The nearest holder of each object is asked, as far as is known; one call a node.
-void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants, storage::Nanos deadline) {
+void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
   std::map<std::string, std::vector<Want>> by_node;
   const storage::Nanos now = clock_.Now();
   for (Want& want : wants) {
@@ -295,7 +295,8 @@ void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants, storag
       continue;
     }
     std::ranges::stable_sort(want.holders, {}, [&](const std::shared_ptr<const Member>& member) {
-      return std::pair(rates_.failures(member->node), rates_.Estimate(member->node, want.bytes));
+      return std::tuple(objects_->Distrusts(*member, want.key), rates_.failures(member->node),
+                        rates_.Estimate(member->node, want.bytes));
     });
     by_node[want.holders.front()->node].push_back(std::move(want));
   }
@@ -313,29 +314,31 @@ void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants, storag
       }
       stats_.asked += objects.size();
       const std::shared_ptr<const Member> member = some.front().holders.front();
-      opener_.Open(tenant, member, std::move(objects),
-                   [this, tenant, deadline, some = std::move(some)](Opener::Opened opened) {
-                     Answered(tenant, some, std::move(opened), deadline);
-                   });
+      opener_.Open(tenant, member, std::move(objects), [this, tenant, some = std::move(some)](Opener::Opened opened) {
+        Answered(tenant, some, std::move(opened));
+      });
     }
   }
 }
 
-void RemoteLookup::Answered(storage::TenantId tenant, const std::vector<Want>& wants, Opener::Opened opened,
-                            storage::Nanos deadline) {
+void RemoteLookup::Answered(storage::TenantId tenant, const std::vector<Want>& wants, Opener::Opened opened) {
   std::vector<Want> again;
   size_t next = 0;
   for (const Want& want : wants) {
     const std::span shards(opened.begin() + static_cast<ptrdiff_t>(next), want.shards);
     next += want.shards;
-    if (Adopt(tenant, want, shards) || want.holders.size() == 1 || clock_.Now() >= deadline) {
+    if (Adopt(tenant, want, shards) || want.holders.size() == 1 || !AnyoneWaits(tenant, want.key)) {
       Settled(tenant, want.key);
       continue;
     }
     again.push_back(want);
     again.back().holders.erase(again.back().holders.begin());
   }
-  if (!again.empty()) Ask(tenant, std::move(again), deadline);
+  if (!again.empty()) Ask(tenant, std::move(again));
+}
+
+bool RemoteLookup::AnyoneWaits(storage::TenantId tenant, const Key& key) const {
+  return std::ranges::any_of(asking_.at({tenant, key}), [](const auto& call) { return call->waits(); });
 }
 
 bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<absl::StatusOr<OpenedObject>> shards) {

@@ -103,10 +103,10 @@ class RemoteLookup {
   void LocateSpans(const storage::PrefixText& text, bool own, std::vector<Prefix::End>& ends) const;
   void Choose(storage::TenantId tenant, Prefix prefix, std::vector<Want>& wants) const;
   void Begin(const std::shared_ptr<Call>& call, Wants located);
-  // Other holders are asked until `deadline`: nobody waits for them any longer.
-  void Ask(storage::TenantId tenant, std::vector<Want> wants, storage::Nanos deadline);
-  void Answered(storage::TenantId tenant, const std::vector<Want>& wants, Opener::Opened opened,
-                storage::Nanos deadline);
+  void Ask(storage::TenantId tenant, std::vector<Want> wants);
+  // Asks the next holders for what did not come, as long as a look-up waits for it: also one that has joined later.
+  void Answered(storage::TenantId tenant, const std::vector<Want>& wants, Opener::Opened opened);
+  bool AnyoneWaits(storage::TenantId tenant, const Key& key) const;
   bool Adopt(storage::TenantId tenant, const Want& want, std::span<absl::StatusOr<OpenedObject>> shards);
   void Settled(storage::TenantId tenant, const Key& key);
 

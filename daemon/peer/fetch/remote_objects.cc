@@ -11,7 +11,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kMaxReading = 256;  // pieces
+constexpr size_t kMostReading = 16;  // pieces of one holder: one that stands still leaves room for those of others
 
 // The part of the extents that comes over the network: without the header, and without what lies behind the object's
 // end.
@@ -61,11 +61,13 @@ storage::RemoteCopyId RemoteObjects::Add(storage::TenantId tenant, OpenedObject 
 
 bool RemoteObjects::Read(storage::RemoteCopyId id, uint64_t first, std::vector<std::byte*> targets,
                          const kernels::Gpu* gpu, std::function<void(absl::Status)> done) {
-  if (stats_.reading >= kMaxReading) return false;
-  ++stats_.reading;
   Copy& copy = copies_.at(id);
-  Piece piece{first, std::move(targets), gpu, std::move(done)};
+  const auto reading = reading_.find(copy.object.member->incarnation);
+  if (reading != reading_.end() && reading->second >= kMostReading) return false;
+  ++stats_.reading;
+  Piece piece{.first = first, .targets = std::move(targets), .gpu = gpu, .done = std::move(done), .holder = std::nullopt};
   if (copy.moving) {
+    CountAt(piece, copy.object.member->incarnation);
     copy.waiting.push_back(std::move(piece));
   } else {
     Fetch(id, copy, std::move(piece));
@@ -73,7 +75,17 @@ bool RemoteObjects::Read(storage::RemoteCopyId id, uint64_t first, std::vector<s
   return true;
 }
 
+void RemoteObjects::CountAt(Piece& piece, std::optional<uint64_t> holder) {
+  if (piece.holder.has_value()) {
+    const auto reading = reading_.find(*piece.holder);
+    if (--reading->second == 0) reading_.erase(reading);
+  }
+  piece.holder = holder;
+  if (holder.has_value()) ++reading_[*holder];
+}
+
 void RemoteObjects::Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece) {
+  CountAt(piece, copy.object.member->incarnation);
   const uint64_t first = piece.first;
   const auto race = std::make_shared<Race>(Race{.piece = std::move(piece), .holder = copy.holder});
   copy.races[first] = race;
@@ -94,7 +106,8 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   Request& request = race->requests[which];
   request = {.from = object.member, .began = clock_.Now(), .bytes = bytes, .running = true};
   rates_.Begins(object.member->node, bytes);
-  if (which == 0 && options_.hedge > 0 && !copy.others.empty()) {
+  const bool has_second = copy.second.has_value() || copy.asking || !copy.others.empty();
+  if (which == 0 && options_.hedge > 0 && has_second) {
     late_.emplace(request.began + std::max(times(options_.hedge), options_.least_hedge), id, piece.first);
   }
   auto ended = [this, id, tenant = copy.tenant, race, which](const absl::Status& status) {
@@ -117,6 +130,7 @@ void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>&
   if (absl::IsDeadlineExceeded(status)) rates_.GaveUp(request.from->node, request.began, clock_.Now());
   if (!status.ok() && race->won < 0) race->failed = status;
   if (status.ok() && race->won < 0) race->won = static_cast<int>(which);
+  if (which == 1 && !status.ok() && race->won < 0) DropSecond(copy, *request.from);
   const Request& other = race->requests[1 - which];
   if (other.running) {
     if (race->won >= 0) transport_.Cancel(other.number);
@@ -132,7 +146,8 @@ void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>&
 }
 
 void RemoteObjects::Came(Copy& copy, const std::shared_ptr<Race>& race) {
-  const Piece& piece = race->piece;
+  Piece& piece = race->piece;
+  CountAt(piece, std::nullopt);
   const uint64_t begin = piece.first * limits::kExtentBytes;
   const uint64_t bytes = std::min(piece.targets.size() * limits::kExtentBytes, copy.object.header.bytes - begin);
   const storage::Nanos now = clock_.Now();
@@ -140,6 +155,8 @@ void RemoteObjects::Came(Copy& copy, const std::shared_ptr<Race>& race) {
     // The loser has taken at least so long.
     if (request.from != nullptr) rates_.Came(request.from->node, bytes, now - request.began);
   }
+  const std::shared_ptr<const Member>& sender = race->requests[static_cast<size_t>(race->won)].from;
+  if (std::ranges::count(copy.senders, sender) == 0) copy.senders.push_back(sender);
   --stats_.reading;
   ++stats_.pieces;
   stats_.bytes += bytes;
@@ -206,6 +223,13 @@ void RemoteObjects::TakeSecond(Copy& copy) {
   ++stats_.moved;
 }
 
+// A second holder that fails would be asked for each late piece: another one is opened for the next.
+void RemoteObjects::DropSecond(Copy& copy, const Member& member) {
+  if (!copy.second.has_value() || copy.second->member->incarnation != member.incarnation) return;
+  opener_.Close(copy.second->member, copy.second->lease);
+  copy.second.reset();
+}
+
 void RemoteObjects::Move(storage::RemoteCopyId id, Copy& copy, const absl::Status& why) {
   if (!copy.lost && !stopped_) {
     Log(LogLevel::kWarning, "an object's bytes did not come from a peer",
@@ -259,14 +283,28 @@ void RemoteObjects::Lose(Copy& copy, const absl::Status& why) {
   std::vector<Piece> lost = std::exchange(copy.waiting, {});
   stats_.reading -= lost.size();
   stats_.failed_pieces += lost.size();
+  for (Piece& piece : lost) CountAt(piece, std::nullopt);
   for (const Piece& piece : lost) piece.done(why);
 }
 
 void RemoteObjects::Release(storage::RemoteCopyId id) {
   const auto copy = copies_.extract(id);
   stats_.copies = copies_.size();
+  damaged_.Released(id, copy.mapped().object.header.key, std::move(copy.mapped().senders));
   opener_.Close(copy.mapped().object.member, copy.mapped().object.lease);
   if (const auto& second = copy.mapped().second; second.has_value()) opener_.Close(second->member, second->lease);
+}
+
+void RemoteObjects::Damaged(storage::RemoteCopyId id) {
+  const storage::Nanos now = clock_.Now();
+  DamagedCopies::Members senders = damaged_.Found(id, now);
+  if (const auto open = copies_.find(id); open != copies_.end()) {
+    senders = open->second.senders;
+    for (const auto& sender : senders) damaged_.Add(*sender, open->second.object.header.key, now);
+  }
+  for (const auto& sender : senders) {
+    Log(LogLevel::kWarning, "an object's bytes from a peer did not fit to their checksums", {{"peer", sender->node}});
+  }
 }
 
 void RemoteObjects::Tick(PeerAsker& asker) {
@@ -278,22 +316,25 @@ void RemoteObjects::Tick(PeerAsker& asker) {
   std::map<uint64_t, Due> due;
   constexpr storage::Nanos kHalf = storage::Nanos{Opener::kLeaseMillis} * 1'000'000 / 2;
   const storage::Nanos now = clock_.Now();
-  for (const auto& [id, copy] : copies_) {
-    Due& of_node = due[copy.object.member->incarnation];
+  const auto renew = [&](storage::RemoteCopyId id, const OpenedObject& object) {
+    Due& of_node = due[object.member->incarnation];
     const bool full = of_node.copies.size() >= limits::kMaxPeerLeasesPerCall;
-    if (copy.object.leased_until - now > kHalf || full) continue;
-    of_node.member = copy.object.member;
-    of_node.renew.leases.push_back(copy.object.lease);
+    if (object.leased_until - now > kHalf || full) return;
+    of_node.member = object.member;
+    of_node.renew.leases.push_back(object.lease);
     of_node.copies.push_back(id);
+  };
+  for (const auto& [id, copy] : copies_) {
+    renew(id, copy.object);
+    if (copy.second.has_value()) renew(id, *copy.second);
   }
   for (auto& [incarnation, of_node] : due) {
     if (of_node.copies.empty()) continue;
     of_node.renew.lease_ms = Opener::kLeaseMillis;
-    const auto renewed = [this, now, copies = of_node.copies](const absl::StatusOr<std::vector<uint32_t>>& reply) {
+    const auto renewed = [this, now, leases = of_node.renew.leases,
+                          copies = of_node.copies](const absl::StatusOr<std::vector<uint32_t>>& reply) {
       for (size_t i = 0; reply.ok() && i < copies.size(); ++i) {
-        const auto copy = copies_.find(copies[i]);
-        if (copy == copies_.end()) continue;
-        copy->second.object.leased_until = now + storage::Nanos{1'000'000} * (*reply)[i];
+        Renewed(copies[i], leases[i], now + storage::Nanos{1'000'000} * (*reply)[i]);
       }
     };
     asker.Renew(*of_node.member, std::move(of_node.renew),
@@ -302,6 +343,15 @@ void RemoteObjects::Tick(PeerAsker& asker) {
                   loop_.PostCompletion(storage::kNoTenant, [renewed, shared] { renewed(*shared); });
                 });
   }
+}
+
+// The copy may have gone on at another holder meanwhile.
+void RemoteObjects::Renewed(storage::RemoteCopyId id, const PeerLease& lease, storage::Nanos until) {
+  const auto found = copies_.find(id);
+  if (found == copies_.end()) return;
+  Copy& copy = found->second;
+  if (copy.object.lease == lease) copy.object.leased_until = until;
+  if (copy.second.has_value() && copy.second->lease == lease) copy.second->leased_until = until;
 }
 
 void RemoteObjects::Stop() {

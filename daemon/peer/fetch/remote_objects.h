@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "daemon/peer/channels/peer_rates.h"
+#include "daemon/peer/fetch/damaged_copies.h"
 #include "daemon/peer/fetch/opener.h"
 #include "daemon/peer/transport/transport.h"
 #include "daemon/runtime/event_loop.h"
@@ -56,11 +57,14 @@ class RemoteObjects final : public storage::RemoteSource {
   bool Read(storage::RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets, const kernels::Gpu* gpu,
             std::function<void(absl::Status)> done) override;
   void Release(storage::RemoteCopyId copy) override;
+  void Damaged(storage::RemoteCopyId copy) override;
 
   // Asks second holders for what is late. Call it many times a second.
   void Hedge();
   // Renews leases. Call it about once a second.
   void Tick(PeerAsker& asker);
+  // The member has sent wrong bytes of this object lately: others are asked first.
+  bool Distrusts(const Member& member, const Key& key) const { return damaged_.Contains(member, key, clock_.Now()); }
   // A member that has gone: what is read there is read elsewhere without waiting for deadlines.
   void Gone(const Member& member);
   // From now on nothing can be read; what is under way ends soon.
@@ -73,6 +77,7 @@ class RemoteObjects final : public storage::RemoteSource {
     std::vector<std::byte*> targets;
     const kernels::Gpu* gpu = nullptr;  // whose memory they are; null: the processor's
     std::function<void(absl::Status)> done;
+    std::optional<uint64_t> holder;  // the incarnation of the member whose pieces it counts among
   };
   struct Request {
     std::shared_ptr<const Member> from;  // null: none was made
@@ -94,6 +99,7 @@ class RemoteObjects final : public storage::RemoteSource {
     storage::TenantId tenant = 0;
     OpenedObject object;
     std::vector<std::shared_ptr<const Member>> others;
+    DamagedCopies::Members senders;      // of the pieces that have come
     std::optional<OpenedObject> second;  // at another holder, for what the first one is late with
     bool asking = false;                 // a second holder is asked
     uint64_t holder = 0;                 // counts holders: an error of an earlier one says nothing of this one
@@ -104,6 +110,7 @@ class RemoteObjects final : public storage::RemoteSource {
   };
   using Due = std::tuple<storage::Nanos, storage::RemoteCopyId, uint64_t>;  // when, and which piece
 
+  void CountAt(Piece& piece, std::optional<uint64_t> holder);
   void Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece);
   void Start(storage::RemoteCopyId id, Copy& copy, const std::shared_ptr<Race>& race, size_t which);
   void Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>& race, size_t which, const absl::Status& status);
@@ -111,10 +118,12 @@ class RemoteObjects final : public storage::RemoteSource {
   void AskSecond(storage::RemoteCopyId id, Copy& copy);
   void SecondOpened(storage::RemoteCopyId id, Opener::Opened opened);
   void TakeSecond(Copy& copy);
+  void DropSecond(Copy& copy, const Member& member);
   void Move(storage::RemoteCopyId id, Copy& copy, const absl::Status& why);
   void Moved(storage::RemoteCopyId id, Opener::Opened opened);
   void GoOn(storage::RemoteCopyId id, Copy& copy);
   void Lose(Copy& copy, const absl::Status& why);
+  void Renewed(storage::RemoteCopyId id, const PeerLease& lease, storage::Nanos until);
 
   EventLoop& loop_;
   const storage::Clock& clock_;
@@ -123,7 +132,9 @@ class RemoteObjects final : public storage::RemoteSource {
   PeerRates& rates_;
   const Options options_;
   std::map<storage::RemoteCopyId, Copy> copies_;
-  std::set<Due> late_;  // when pieces under way will be late
+  std::map<uint64_t, size_t> reading_;  // pieces of each holder, by its incarnation; never 0
+  std::set<Due> late_;                  // when pieces under way will be late
+  DamagedCopies damaged_;
   storage::RemoteCopyId drawn_ = 0;
   bool stopped_ = false;
   Stats stats_;
