@@ -19,9 +19,9 @@ enum class AnnounceMode : uint8_t { kUsedTwice, kAll };
 // The metadata thread only. What leaves this node is withdrawn at once. A tier is told anew only where memory has
 // become disk, or disk memory, or a GPU's memory another one's or dram: an entry must not name a GPU that has nothing.
 //
-// An object that finds no room in the directory's queue is said later. When everything is to be said again, that goes on as etcd
-// makes room. What was refused or given up is looked for among all objects once the queue is empty: sooner it would
-// only push out other announcements.
+// An object that finds no room in the directory's queue is said later. When everything is to be said again, that goes
+// on as etcd makes room. What was refused or given up is looked for among all objects once the queue is empty: sooner
+// it would only push out other announcements.
 class Announcer {
  public:
   // Says again of objects where they reside (Cache::TellAll): through Resides.

@@ -13,9 +13,9 @@
 namespace ashlar::daemon {
 namespace {
 
+using std::chrono::milliseconds;
 using storage::Query;
 using storage::TestPages;
-using std::chrono::milliseconds;
 
 // Holds its transport's thread up, and with it all that the node sends.
 class Stalling final : public GrantedBytes {

@@ -65,7 +65,8 @@ bool RemoteObjects::Read(storage::RemoteCopyId id, uint64_t first, std::vector<s
   const auto reading = reading_.find(copy.object.member->incarnation);
   if (reading != reading_.end() && reading->second >= kMostReading) return false;
   ++stats_.reading;
-  Piece piece{.first = first, .targets = std::move(targets), .gpu = gpu, .done = std::move(done), .holder = std::nullopt};
+  Piece piece{
+      .first = first, .targets = std::move(targets), .gpu = gpu, .done = std::move(done), .holder = std::nullopt};
   if (copy.moving) {
     CountAt(piece, copy.object.member->incarnation);
     copy.waiting.push_back(std::move(piece));
