@@ -43,7 +43,9 @@ class OneFull final : public RemoteSource {
  public:
   static constexpr RemoteCopyId kFull = 1;
 
-  bool Read(RemoteCopyId copy, uint64_t, std::vector<std::byte*>, std::function<void(absl::Status)> done) override {
+  bool Reaches(const kernels::Gpu&) const override { return false; }
+  bool Read(RemoteCopyId copy, uint64_t, std::vector<std::byte*>, const kernels::Gpu*,
+            std::function<void(absl::Status)> done) override {
     asked.push_back(copy);
     if (copy == kFull) return false;
     under_way.push_back(std::move(done));

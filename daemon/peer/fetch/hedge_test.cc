@@ -101,7 +101,8 @@ class Reader {
     for (size_t i = 0; i < kPiece; ++i) targets.push_back(memory.data() + i * limits::kExtentBytes);
     const auto done = std::make_shared<std::promise<absl::Status>>();
     const bool begun = Do([&] {
-      return objects.Read(copy, piece * kPiece, targets, [done](const absl::Status& s) { done->set_value(s); });
+      return objects.Read(copy, piece * kPiece, targets, nullptr,
+                          [done](const absl::Status& s) { done->set_value(s); });
     });
     return begun ? done->get_future() : std::future<absl::Status>();
   }
