@@ -1,5 +1,6 @@
 #include "tools/ashlarctl/hf_config.h"
 
+#include <algorithm>
 #include <functional>
 #include <vector>
 
@@ -145,6 +146,7 @@ std::vector<Kind> KindsOf(Fields& fields, uint32_t layers) {
       const std::string type = types[i].is_string() ? types[i].get<std::string>() : "";
       const bool linear = type == "linear_attention" || type == "mamba" || type == "mamba2" ||
                           (types[i].is_number_integer() && types[i].get<int64_t>() == 0);
+      if (type == "sliding_attention" || type == "chunked_attention") fields.Refuse(name, "windows are not known");
       kinds[i] = linear ? Kind::kLinear : type == "mlp" || type == "moe" ? Kind::kNothing : Kind::kAttention;
     }
   };
@@ -182,6 +184,16 @@ std::vector<Kind> KindsOf(Fields& fields, uint32_t layers) {
   return kinds;
 }
 
+// Refuses models whose layers would be taken for plain attention, which they are not or not alone.
+void RefuseUnread(Fields& fields, const std::vector<Kind>& kinds) {
+  const bool linear = std::ranges::count(kinds, Kind::kLinear) > 0;
+  for (const char* name : {"mamba_n_heads", "mamba_num_heads", "linear_num_value_heads"}) {
+    if (!linear && fields.Has(name)) fields.Refuse(name, "no field says which layers are linear");
+  }
+  if (fields.Has("attn_layer_period")) fields.Refuse("attn_layer_period", "its other layers are not known");
+  if (fields.Has("sliding_window_pattern")) fields.Refuse("sliding_window_pattern", "windows are not known");
+}
+
 using MakeLinear = LinearLayer (*)(Fields&, DType);
 
 MakeLinear LinearOf(const Fields& fields) {
@@ -204,6 +216,8 @@ absl::StatusOr<Layout> LayoutFromHfConfig(const std::string& text, const LayoutW
   if (layers > kMostLayers) fields.Refuse("num_hidden_layers", "more than 1,024");
   if (!fields.status().ok()) return fields.status();
   const std::vector<Kind> kinds = KindsOf(fields, layers);
+  RefuseUnread(fields, kinds);
+  if (!fields.status().ok()) return fields.status();
   const MakeLinear make = LinearOf(fields);
   Layout layout{.page_tokens = wishes.page_tokens, .head = wishes.head, .tail = wishes.tail};
   for (const Kind kind : kinds) {

@@ -117,5 +117,23 @@ TEST(HfConfig, NamesTheFieldThatMakesNoSense) {
   EXPECT_FALSE(LayoutFromHfConfig("[1", {}).ok());
 }
 
+// Falcon-H1 has both kinds in each layer, Jamba layers of Mamba-1, gpt-oss and Gemma-3 windows.
+TEST(HfConfig, TakesNothingForPlainAttentionThatIsNot) {
+  json plain = Qwen3Next();
+  for (const char* name : {"full_attention_interval", "linear_num_value_heads"}) plain.erase(name);
+  EXPECT_EQ(AttentionLayers(Read(plain).value()), 48u);
+  const auto refused = [&](const char* name, const json& value) {
+    json config = plain;
+    config[name] = value;
+    EXPECT_THAT(std::string(Read(config).status().message()), HasSubstr(name));
+  };
+  refused("mamba_n_heads", 24);
+  refused("attn_layer_period", 8);
+  refused("sliding_window_pattern", 6);
+  json types = json::array();
+  for (int i = 0; i < 48; ++i) types.push_back(i % 2 == 0 ? "sliding_attention" : "full_attention");
+  refused("layer_types", types);
+}
+
 }  // namespace
 }  // namespace ashlar::ctl
