@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "daemon/peer/peers.h"
+#include "daemon/peer/testing/checked_landing.h"
 #include "daemon/peer/testing/emulated_gpu_ucx.h"
 #include "daemon/peer/testing/peer_node.h"
 #include "kernels/cuda/emulator/driver.h"
@@ -120,16 +121,6 @@ class GpuPeersTest : public ::testing::Test {
     if (match.found[0].reason != MissReason::kNone) return match.found[0].reason;
     EXPECT_EQ(match.found[0].tier, TierKind::kRemote);
     return LandUnder(node, match, plan, text);
-  }
-  static MissReason LandUnder(PeerNode& node, const storage::Match& match, const ObjectHeader& plan, uint64_t text) {
-    const TestPages pages(TestPages::Holding(plan.tokens + 100));
-    const std::vector<MissReason> verdict = node.Land(match.lease, TestTarget(pages, {{0, 100}}));
-    if (verdict[0] == MissReason::kNone) {
-      EXPECT_LT(LandingError(pages, plan, text, 100), 1e-4);
-      EXPECT_EQ(TupleError(*node.tier, *match.found[0].slot, *match.found[0].header, text), 0.0);
-    }
-    node.Release(match.lease);
-    return verdict[0];
   }
   static uint64_t BehindHeader(const ObjectHeader& plan) { return plan.bytes - EncodedHeaderBytes(plan.parts.size()); }
 

@@ -8,6 +8,7 @@
 #include <future>
 #include <random>
 
+#include "daemon/peer/testing/checked_landing.h"
 #include "daemon/peer/testing/peer_node.h"
 #include "storage/objects/object_bytes.h"
 #include "storage/testing/prefix_engine.h"
@@ -41,14 +42,7 @@ class PeersTest : public ::testing::Test {
     const storage::Match match = node.Lookup({&query, 1});
     tier_ = match.found[0].tier;
     if (match.found[0].reason != MissReason::kNone) return match.found[0].reason;
-    const TestPages pages(TestPages::Holding(plan.tokens + 100));
-    const std::vector<MissReason> verdict = node.Land(match.lease, TestTarget(pages, {{0, 100}}));
-    if (verdict[0] == MissReason::kNone) {
-      EXPECT_LT(LandingError(pages, plan, text, 100), 1e-4);
-      EXPECT_EQ(TupleError(*node.tier, *match.found[0].slot, *match.found[0].header, text), 0.0);
-    }
-    node.Release(match.lease);
-    return verdict[0];
+    return LandUnder(node, match, plan, text);
   }
   // Nothing of a fetch is left anywhere.
   static void AwaitNothingLeased(PeerNode& node) {

@@ -11,6 +11,8 @@ import time
 SUITE, MIRROR = "bookworm", "http://deb.debian.org/debian"
 SECURITY = f"deb {MIRROR}-security {SUITE}-security main\n"
 PATIENCE = 60.0
+SOURCE = pathlib.Path(os.environ["ASHLAR_SOURCE"])
+KEPT = pathlib.Path(os.environ.get("ASHLAR_BARE_ROOT_FOLDER", SOURCE / "build/deploy"))
 
 
 def run(*command, **options):
@@ -22,6 +24,15 @@ def run(*command, **options):
     return done.stdout
 
 
+def pack(build, folder):
+    """The Debian package of a build, made in `folder`."""
+    epoch = run("git", "-C", SOURCE, "log", "-1", "--format=%ct").strip() if (SOURCE / ".git").exists() else "1"
+    run("cpack", "-G", "DEB", "-B", folder, cwd=build, env={**os.environ, "SOURCE_DATE_EPOCH": epoch})
+    packages = list(pathlib.Path(folder).glob("*.deb"))
+    assert len(packages) == 1, packages
+    return packages[0]
+
+
 def why_not():
     """The reason why no bare root can be made here; empty where one can."""
     if os.geteuid() != 0:
@@ -29,11 +40,11 @@ def why_not():
     return "" if shutil.which("debootstrap") else "debootstrap is not installed (Debian: debootstrap)"
 
 
-def packed(kept):
-    """The bare system as a tar file below the folder `kept`, where it is made once."""
-    archive = pathlib.Path(kept, f"{SUITE}.tar")
+def packed():
+    """The bare system as a tar file below KEPT, where it is made once."""
+    archive = KEPT / f"{SUITE}.tar"
     if not archive.exists():
-        root = pathlib.Path(kept, SUITE)
+        root = KEPT / SUITE
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
         run("debootstrap", "--variant=minbase", SUITE, root, MIRROR)
@@ -48,19 +59,19 @@ def packed(kept):
 
 
 class Root:
-    """A bare system of its own in `folder`, with the host's network, and packages that are downloaded once into `kept`."""
+    """A bare system of its own in `folder`, with the host's network, and packages that are downloaded once into KEPT."""
 
-    def __init__(self, folder, kept):
+    def __init__(self, folder):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        run("tar", "-C", self.folder, "-xpf", packed(kept))
+        run("tar", "-C", self.folder, "-xpf", packed())
         shutil.copy("/etc/resolv.conf", self.folder / "etc/resolv.conf")
         # Nothing is started by packages: there is no service manager.
         policy = self.folder / "usr/sbin/policy-rc.d"
         policy.write_text("#!/bin/sh\nexit 101\n")
         policy.chmod(0o755)
         self._mounted = []
-        archives = pathlib.Path(kept, "archives")
+        archives = KEPT / "archives"
         archives.mkdir(parents=True, exist_ok=True)
         try:
             self.mount("--bind", archives, "var/cache/apt/archives")
@@ -142,7 +153,6 @@ shortest.main(sys.argv[1], sys.argv[2])
 
 def serve_an_engine(sockets, uid, gid):
     """An engine of this build, outside of the root, asks the daemon behind `sockets`. Returns its lines."""
-    source = pathlib.Path(os.environ["ASHLAR_SOURCE"])
-    environment = {**os.environ, "EXAMPLES": str(source / "examples/python"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "EXAMPLES": str(SOURCE / "examples/python"), "PYTHONDONTWRITEBYTECODE": "1"}
     return run(sys.executable, "-c", ENGINE, f"{sockets}/rpc.sock", f"{sockets}/session.sock", uid, gid,
                env=environment).splitlines()

@@ -19,10 +19,10 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import bare_root  # noqa: E402
-import package_test  # noqa: E402
 from bare_root import run  # noqa: E402
 
-SOURCE = pathlib.Path(os.environ["ASHLAR_SOURCE"])
+BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
+SOURCE = bare_root.SOURCE
 BASE, IMAGE, CONTAINER = "localhost/ashlar-test-base", "localhost/ashlar-test", f"ashlar-test-{os.getpid()}"
 USER, GROUP = 10001, 10002
 MOST_BYTES = 300 << 20
@@ -59,7 +59,7 @@ class Image(unittest.TestCase):
         (context / "deploy").mkdir(parents=True)
         shutil.copytree(SOURCE / "deploy/container", context / "deploy/container")
         (context / "package").mkdir()
-        shutil.copy(package_test.pack(f"{cls.folder.name}/packed"), context / "package")
+        shutil.copy(bare_root.pack(BUILD, f"{cls.folder.name}/packed"), context / "package")
         cls.buildah("import-base")
         cls.buildah("bud", "--isolation", "chroot", "--network", "host", "--format", "docker", "--build-arg", f"BASE={BASE}",
                     "--build-arg", "PACKAGE=given", "--timestamp", "0", "-f", context / "deploy/container/Containerfile",
@@ -71,7 +71,7 @@ class Image(unittest.TestCase):
         if arguments != ("import-base",):
             return run("buildah", *cls.store, *arguments)
         name = cls.buildah("from", "scratch").strip()
-        cls.buildah("add", name, bare_root.packed(package_test.KEPT), "/")
+        cls.buildah("add", name, bare_root.packed(), "/")
         cls.buildah("commit", "--rm", name, BASE)
 
     def test_it_has_what_the_daemon_needs_and_says_what_that_is(self):

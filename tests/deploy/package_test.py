@@ -24,8 +24,7 @@ import bare_root  # noqa: E402
 from bare_root import run  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
-SOURCE = pathlib.Path(os.environ["ASHLAR_SOURCE"])
-KEPT = pathlib.Path(os.environ.get("ASHLAR_BARE_ROOT_FOLDER", SOURCE / "build/deploy"))
+SOURCE = bare_root.SOURCE
 UNIT = "lib/systemd/system/ashlard.service"
 FILES = {
     "/usr/sbin/ashlard", "/usr/bin/ashlarctl", f"/{UNIT}", "/etc/ashlar/ashlard.yaml",
@@ -39,21 +38,12 @@ FILES = {
 }
 
 
-def pack(folder):
-    """The package of this build."""
-    epoch = run("git", "-C", SOURCE, "log", "-1", "--format=%ct").strip() if (SOURCE / ".git").exists() else "1"
-    run("cpack", "-G", "DEB", "-B", folder, cwd=BUILD, env={**os.environ, "SOURCE_DATE_EPOCH": epoch})
-    packages = list(pathlib.Path(folder).glob("*.deb"))
-    assert len(packages) == 1, packages
-    return packages[0]
-
-
 @unittest.skipUnless(shutil.which("cpack") and shutil.which("dpkg-shlibdeps"), "dpkg-dev is not installed")
 class Package(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
-        cls.package = pack(f"{cls.folder.name}/packed")
+        cls.package = bare_root.pack(BUILD, f"{cls.folder.name}/packed")
         cls.root = pathlib.Path(cls.folder.name, "root")
         run("dpkg-deb", "-x", cls.package, cls.root)
 
@@ -132,7 +122,7 @@ class Package(unittest.TestCase):
         self.assertIn("_ashlarctl", (self.root / "usr/share/bash-completion/completions/ashlarctl").read_text())
 
     def test_the_same_build_makes_the_same_package(self):
-        other = pack(f"{self.folder.name}/again")
+        other = bare_root.pack(BUILD, f"{self.folder.name}/again")
         first, second = (hashlib.sha256(each.read_bytes()).hexdigest() for each in (self.package, other))
         self.assertEqual(first, second)
 
@@ -154,8 +144,8 @@ class OnABareRoot(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         pathlib.Path(folder.name).chmod(0o711)  # the engine's user goes through it to the sockets
-        self.package = pack(f"{folder.name}/packed")
-        self.root = bare_root.Root(f"{folder.name}/root", KEPT)
+        self.package = bare_root.pack(BUILD, f"{folder.name}/packed")
+        self.root = bare_root.Root(f"{folder.name}/root")
         self.addCleanup(self.root.unmount)
 
     def test_it_is_installed_used_and_purged(self):

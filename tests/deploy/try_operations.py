@@ -37,27 +37,18 @@ def run(*command, **options):
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
 
 
-def pack(folder):
-    done = run("cpack", "-G", "DEB", "-B", f"{folder}/packed", cwd=BUILD)
-    packages = list(pathlib.Path(folder, "packed").glob("*.deb"))
-    if done.returncode != 0 or len(packages) != 1:
-        raise RuntimeError(f"cpack: {done.stdout}{done.stderr}")
-    return packages[0]
-
-
 def install_package(folder, cleanup):
     """This build's Debian package, on a bare Debian in `folder`."""
     pathlib.Path(folder).chmod(0o711)
-    kept = pathlib.Path(os.environ.get("ASHLAR_BARE_ROOT_FOLDER", SOURCE / "build/deploy"))
-    root = bare_root.Root(f"{folder}/root", kept)
+    root = bare_root.Root(f"{folder}/root")
     cleanup.callback(root.unmount)
-    root.install(pack(folder))
+    root.install(bare_root.pack(BUILD, f"{folder}/packed"))
     return root
 
 
 def unpack_package(folder):
     """The daemon of this build's Debian package, as dpkg puts it below a root."""
-    subprocess.run(["dpkg-deb", "-x", pack(folder), f"{folder}/root"], check=True)
+    subprocess.run(["dpkg-deb", "-x", bare_root.pack(BUILD, f"{folder}/packed"), f"{folder}/root"], check=True)
     return f"{folder}/root/usr/sbin/ashlard"
 
 

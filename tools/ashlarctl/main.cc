@@ -22,7 +22,7 @@ std::string SocketOf(const Arguments& arguments) {
   return given == nullptr || *given == '\0' ? kDefaultSocket : given;
 }
 
-// Whoever reads JSON gets JSON, too.
+// A failure is JSON, too, where JSON was asked for.
 int Fail(const absl::Status& status, const std::vector<std::string>& words) {
   const std::string message(status.message());
   if (std::ranges::count(words, "--json") > 0) {

@@ -178,6 +178,20 @@ class HedgeTest : public ::testing::Test {
     node.Release(match.lease);
     return took;
   }
+  // An object that both nodes have, the first of which stood still for a moment: the reader has it open at both.
+  storage::RemoteCopyId OpenBoth(Reader& reader, PeerNode& first, PeerNode& second) {
+    const ObjectHeader plan = storage::TestPlan(1, 8000);
+    for (PeerNode* node : {&first, &second}) node->Publish(plan, 1);
+    const storage::RemoteCopyId copy = reader.Open(first, plan, {&second});
+    std::future<absl::Status> piece;
+    {
+      const Frozen frozen(*outside_, first);
+      piece = reader.Read(copy, 0);
+      reader.OpenSecond(second);
+    }
+    EXPECT_TRUE(piece.get().ok());
+    return copy;
+  }
   static RemoteObjects::Stats StatsOf(PeerNode& node) {
     return node.OnLoop([&] { return node.peers.stats().objects; });
   }
@@ -256,18 +270,10 @@ TEST_F(HedgeTest, WhoeverWinsTheBytesAreRight) {
 // The first holder stalls, recovers, and stalls again: the second one is open by then.
 TEST_F(HedgeTest, AHolderThatStallsAgainIsOvertakenAgain) {
   PeerNode a(cluster_, "a"), c(cluster_, "c"), b(cluster_, "b");
-  const ObjectHeader plan = storage::TestPlan(1, 8000);
-  for (PeerNode* node : {&a, &c}) node->Publish(plan, 1);
   Reader reader(b);
-  const storage::RemoteCopyId copy = reader.Open(a, plan, {&c});
-  std::future<absl::Status> piece;
-  {
-    const Frozen frozen(*outside_, a);
-    piece = reader.Read(copy, 0);
-    reader.OpenSecond(c);
-  }
-  EXPECT_TRUE(piece.get().ok());
+  const storage::RemoteCopyId copy = OpenBoth(reader, a, c);
   EXPECT_EQ(reader.hedged(), 0u);
+  std::future<absl::Status> piece;
   {
     const Frozen frozen(*outside_, a);
     piece = reader.Read(copy, 1);
@@ -307,17 +313,8 @@ TEST_F(HedgeTest, ASecondHolderThatFailsIsReplacedByAThird) {
 
 TEST_F(HedgeTest, BothHoldersLeasesAreRenewed) {
   PeerNode a(cluster_, "a"), c(cluster_, "c"), b(cluster_, "b");
-  const ObjectHeader plan = storage::TestPlan(1, 8000);
-  for (PeerNode* node : {&a, &c}) node->Publish(plan, 1);
   Reader reader(b);
-  const storage::RemoteCopyId copy = reader.Open(a, plan, {&c});
-  std::future<absl::Status> piece;
-  {
-    const Frozen frozen(*outside_, a);
-    piece = reader.Read(copy, 0);
-    reader.OpenSecond(c);
-  }
-  EXPECT_TRUE(piece.get().ok());
+  OpenBoth(reader, a, c);
   Renewals renewals;
   const auto tick = [&](storage::Nanos after) {
     renewals.asked.clear();

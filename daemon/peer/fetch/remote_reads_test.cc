@@ -1,8 +1,8 @@
 // Nodes that read each other's arenas where they lie, by UCX's software in place of network cards: what one publishes
 // lands at the others, whoever fails.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "daemon/peer/testing/checked_landing.h"
 #include "daemon/peer/testing/peer_node.h"
 #include "storage/testing/tokens.h"
 
@@ -11,7 +11,6 @@ namespace {
 
 using storage::Query;
 using storage::TestPages;
-using ::testing::ElementsAre;
 
 class RemoteReadsTest : public ::testing::Test {
  protected:
@@ -24,18 +23,6 @@ class RemoteReadsTest : public ::testing::Test {
   static Query Ask(const ObjectHeader& plan) {
     return {.kind = plan.kind, .key = plan.key, .shard = plan.shard, .ns = plan.ns, .tokens = plan.tokens};
   }
-  // Looks up, lands and checks every byte.
-  static std::vector<MissReason> Land(PeerNode& node, const storage::Match& match, const ObjectHeader& plan,
-                                      uint64_t text) {
-    const TestPages pages(TestPages::Holding(plan.tokens + 100));
-    std::vector<MissReason> verdict = node.Land(match.lease, TestTarget(pages, {{0, 100}}));
-    if (verdict[0] == MissReason::kNone) {
-      EXPECT_LT(LandingError(pages, plan, text, 100), 1e-4);
-      EXPECT_EQ(TupleError(*node.tier, *match.found[0].slot, *match.found[0].header, text), 0.0);
-    }
-    node.Release(match.lease);
-    return verdict;
-  }
   static storage::Match Find(PeerNode& node, const ObjectHeader& plan) {
     const Query query = Ask(plan);
     storage::Match match = node.Lookup({&query, 1});
@@ -46,7 +33,7 @@ class RemoteReadsTest : public ::testing::Test {
   void PublishForReading(PeerNode& from, PeerNode& to, const ObjectHeader& plan, uint64_t text) {
     const ObjectHeader first = storage::TestPlan(1000, 64);
     from.Publish(first, 1000);
-    EXPECT_THAT(Land(to, Find(to, first), first, 1000), ElementsAre(MissReason::kNone));
+    EXPECT_EQ(LandUnder(to, Find(to, first), first, 1000), MissReason::kNone);
     from.Publish(plan, text);
     const uint64_t held = from.OnLoop([&] { return from.tier->Usage().held_bytes; });
     Await([&] { return from.transport->stats().registered_bytes == held; });
@@ -66,7 +53,7 @@ TEST_F(RemoteReadsTest, WhatOneNodePublishesIsReadByAnother) {
   const auto a = Node("a"), b = Node("b");
   PublishForReading(*a, *b, plan_, 1);
   const uint64_t before = b->transport->stats().read_bytes;
-  EXPECT_THAT(Land(*b, Find(*b, plan_), plan_, 1), ElementsAre(MissReason::kNone));
+  EXPECT_EQ(LandUnder(*b, Find(*b, plan_), plan_, 1), MissReason::kNone);
   EXPECT_EQ(b->transport->stats().read_bytes - before, plan_.bytes - EncodedHeaderBytes(plan_.parts.size()));
   AwaitNothingLeased(*a);
   AwaitNothingLeased(*b);
@@ -77,7 +64,7 @@ TEST_F(RemoteReadsTest, ANodeWithoutReadsIsServedByMessages) {
   const auto a = Node("a");
   PeerNode b(cluster_, "b");
   PublishForReading(*a, b, plan_, 1);
-  EXPECT_THAT(Land(b, Find(b, plan_), plan_, 1), ElementsAre(MissReason::kNone));
+  EXPECT_EQ(LandUnder(b, Find(b, plan_), plan_, 1), MissReason::kNone);
   EXPECT_EQ(b.transport->stats().read_bytes, 0u);
 }
 
@@ -87,7 +74,7 @@ TEST_F(RemoteReadsTest, AnEvictedObjectIsReadToItsEnd) {
   const storage::Match match = Find(*b, plan_);
   a->OnLoop([&] { a->cache.Evict(0, plan_.key); });
   a->OnLoop([&] { a->cache.Evict(0, storage::TestPlan(1000, 64).key); });
-  EXPECT_THAT(Land(*b, match, plan_, 1), ElementsAre(MissReason::kNone));
+  EXPECT_EQ(LandUnder(*b, match, plan_, 1), MissReason::kNone);
   AwaitNothingLeased(*a);
   Await([&] { return a->OnLoop([&] { return a->tier->Usage(0).used_bytes; }) == 0; });
 }
@@ -96,10 +83,10 @@ TEST_F(RemoteReadsTest, AHolderThatDiesInMidFetchIsReplaced) {
   auto a = Node("a");
   const auto b = Node("b"), c = Node("c");
   PublishForReading(*a, *b, plan_, 1);
-  ASSERT_THAT(Land(*c, Find(*c, plan_), plan_, 1), ElementsAre(MissReason::kNone));
+  ASSERT_EQ(LandUnder(*c, Find(*c, plan_), plan_, 1), MissReason::kNone);
   const storage::Match match = Find(*b, plan_);
   a = nullptr;
-  EXPECT_THAT(Land(*b, match, plan_, 1), ElementsAre(MissReason::kNone));
+  EXPECT_EQ(LandUnder(*b, match, plan_, 1), MissReason::kNone);
   AwaitNothingLeased(*b);
   AwaitNothingLeased(*c);
 }
