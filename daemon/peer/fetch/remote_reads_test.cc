@@ -10,7 +10,6 @@ namespace ashlar::daemon {
 namespace {
 
 using storage::Query;
-using storage::TestPages;
 
 class RemoteReadsTest : public ::testing::Test {
  protected:
