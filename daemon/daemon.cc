@@ -341,7 +341,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, 
   parts.loop.Every(kScrubEvery, [&parts] { parts.cache.upkeep().scrubber().Tick(); });
   parts.mappings.Every(kSweepHosted, [&parts] { parts.hosted.Sweep(); });
   parts.loop.Start();
-  parts.mappings.Start();
+  parts.mappings.Start("mappings");
   parts.looping = true;
   const v1::Listen& listen = config.listen();
   RpcListener::Options connections{.of_a_user = RpcListener::kOfASession * size_t{config.sessions().max_sessions()}};

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/tcp_socket.h"
 
 namespace ashlar::daemon {
@@ -207,7 +208,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(Options options, R
 }
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
-  impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });
+  impl_->thread = NamedThread("http", [impl = impl_.get()] { impl->Run(); });
 }
 
 HttpServer::~HttpServer() {

@@ -13,6 +13,8 @@
 #include <thread>
 #include <utility>
 
+#include "daemon/runtime/named_thread.h"
+
 namespace ashlar::daemon {
 
 // All but `stopping` belongs to the listener's thread.
@@ -113,7 +115,7 @@ absl::StatusOr<std::unique_ptr<RpcListener>> RpcListener::Start(const std::strin
 }
 
 RpcListener::RpcListener(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
-  impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });
+  impl_->thread = NamedThread("rpc-listener", [impl = impl_.get()] { impl->Run(); });
 }
 
 RpcListener::~RpcListener() {

@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "daemon/runtime/named_thread.h"
+
 namespace ashlar::daemon {
 namespace {
 
@@ -106,12 +108,12 @@ void EventLoop::Every(Nanos period, Work work) {
   wake_.notify_one();
 }
 
-void EventLoop::Start() {
+void EventLoop::Start(const char* thread_name) {
   {
     std::lock_guard lock(mutex_);
     started_ = true;
   }
-  thread_ = std::thread([this] { Serve(); });
+  thread_ = NamedThread(thread_name, [this] { Serve(); });
 }
 
 void EventLoop::Stop() {

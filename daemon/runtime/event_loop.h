@@ -68,7 +68,7 @@ class EventLoop {
   // Runs `work` on the loop about every `period`, as the daemon's own; not before it has ended the last time.
   void Every(storage::Nanos period, Work work);
 
-  void Start();
+  void Start(const char* thread_name = "metadata");  // at most 15 characters
   // For an owner that runs the loop itself, in place of Start: runs one closure, or one slice. False: none waits.
   bool RunNext();
   storage::Nanos due_at() const;  // when the next timer is due; INT64_MAX: there is none

@@ -49,6 +49,14 @@ TEST_F(EventLoopTest, RunsClosuresInOrderOnOneThread) {
   EXPECT_FALSE(threads.contains(std::this_thread::get_id()));
 }
 
+TEST_F(EventLoopTest, ItsThreadHasAName) {
+  char name[16] = {};
+  ASSERT_TRUE(loop_.Post(kTenant, [&] { pthread_getname_np(pthread_self(), name, sizeof name); }));
+  loop_.Start("mappings");
+  loop_.Stop();
+  EXPECT_STREQ(name, "mappings");
+}
+
 TEST_F(EventLoopTest, RefusesAtOnceWhenFullButTakesReleasesAndCompletions) {
   int releases = 0, completions = 0;
   for (size_t i = 0; i < kDepth; ++i) ASSERT_TRUE(loop_.Post(kTenant, [] {}));

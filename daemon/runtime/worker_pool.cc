@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/runtime/named_thread.h"
+
 namespace ashlar::daemon {
 
 using storage::TenantId;
@@ -12,7 +14,9 @@ WorkerPool::WorkerPool(int threads, size_t queue_depth, EventLoop& loop, int spa
       queue_depth_(queue_depth),
       loop_(loop),
       running_(static_cast<size_t>(threads + spare_threads)) {
-  for (size_t i = 0; i < running_.size(); ++i) threads_.emplace_back([this, i] { Work(i); });
+  for (size_t i = 0; i < running_.size(); ++i) {
+    threads_.push_back(NamedThread("worker", [this, i] { Work(i); }));
+  }
 }
 
 WorkerPool::~WorkerPool() {

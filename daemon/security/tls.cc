@@ -25,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/runtime/handed_over.h"
 #include "daemon/runtime/log.h"
+#include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/unique_fd.h"
 #include "proto/invalid.h"
 
@@ -258,7 +259,7 @@ absl::StatusOr<std::unique_ptr<Tls>> Tls::Open(Options options, std::function<bo
 }
 
 Tls::Tls(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
-  impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });
+  impl_->thread = NamedThread("certificates", [impl = impl_.get()] { impl->Run(); });
 }
 
 Tls::~Tls() {

@@ -19,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/runtime/log.h"
+#include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/unix_socket.h"
 #include "daemon/session/unread_descriptors.h"
 
@@ -305,7 +306,7 @@ absl::StatusOr<std::unique_ptr<SessionServer>> SessionServer::Start(const std::s
 }
 
 SessionServer::SessionServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
-  impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });
+  impl_->thread = NamedThread("sessions", [impl = impl_.get()] { impl->Run(); });
 }
 
 SessionServer::~SessionServer() {

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/runtime/event_loop.h"
+#include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/tcp_socket.h"
 
 namespace ashlar::daemon {
@@ -139,7 +140,7 @@ absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start(const HostPort
 }
 
 PeerListener::PeerListener(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
-  impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });
+  impl_->thread = NamedThread("peer-listener", [impl = impl_.get()] { impl->Run(); });
 }
 
 PeerListener::~PeerListener() {

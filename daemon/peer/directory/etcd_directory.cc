@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/directory/session.h"
+#include "daemon/runtime/named_thread.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -44,7 +45,7 @@ EtcdDirectory::EtcdDirectory(const EtcdDirectoryOptions& options, Member self, D
                              const storage::Clock& clock)
     : EtcdDirectory(options, std::move(self), std::move(events), clock,
                     EtcdClient::Make(clock, DirectorySession::Limits(options)), Draw) {
-  state_->thread = std::thread([this] { state_->session.Run(); });
+  state_->thread = NamedThread("directory", [this] { state_->session.Run(); });
 }
 
 EtcdDirectory::EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events,

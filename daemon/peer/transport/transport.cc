@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/transport/exchange.h"
+#include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/unique_fd.h"
 
 namespace ashlar::daemon {
@@ -94,7 +95,7 @@ class Transport::Thread {
     settings_ = exchange_->ucx().settings();
     reads_ = exchange_->ucx().reads();
     reaches_cuda_ = exchange_->ucx().Reaches(MemoryType::kCuda);
-    if (driven_) thread_ = std::thread([this] { Run(); });
+    if (driven_) thread_ = NamedThread("transport", [this] { Run(); });
     return absl::OkStatus();
   }
 
