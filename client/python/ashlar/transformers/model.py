@@ -16,8 +16,8 @@ from ashlar.checkpoint import config_text
 from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrder, TailOrder
 from ashlar.transformers.rules import Tape
 
-# The versions whose caches and rules this module knows. Tests run with 5.19.0, the only one there is in this range.
-OLDEST, BELOW = (5, 19), (5, 20)
+# The versions whose caches and rules this module knows: each was tried. Tests run with the ends, and with 5.19.0 between.
+OLDEST, BELOW = (5, 18), (5, 25)
 
 DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -120,12 +120,14 @@ def _linear(index: int, layer: int, whole: Tape, second: Tape) -> tuple[Linear, 
     if rule.family is Family.MAMBA2:
         key_heads, decay = call.arguments["B"].shape[2], call.arguments["A"].float().cpu().tolist()
     else:
-        # Keys are repeated for value heads before the rule: equal neighbours are one key head.
+        # Up to 5.22 keys are repeated for value heads before the rule: equal neighbours are one key head.
         key = call.arguments["key"][0]
-        equal = [bool((key[:, head] == key[:, head - 1]).all()) for head in range(1, heads)]
-        key_heads = heads - sum(equal)
-        if heads % key_heads or any(same != (head % (heads // key_heads) > 0) for head, same in enumerate(equal, 1)):
-            key_heads = heads
+        key_heads = key.shape[1]
+        if key_heads == heads:
+            equal = [bool((key[:, head] == key[:, head - 1]).all()) for head in range(1, heads)]
+            key_heads = heads - sum(equal)
+            if heads % key_heads or any(same != (head % (heads // key_heads) > 0) for head, same in enumerate(equal, 1)):
+                key_heads = heads
     conv = whole.layers[layer].conv_states[0]
     linear = Linear(
         rule.family, key_heads, heads, d_k, d_v, order=rule.order, conv_channels=conv.shape[1],

@@ -169,10 +169,10 @@ def test_a_model_that_does_not_go_on_from_its_state_is_refused(daemon, monkeypat
         ashlar.cache_for(model, daemon)
 
 
-@pytest.mark.parametrize("version", ["5.18.2", "5.20.0", "6.0.0"])
+@pytest.mark.parametrize("version", ["5.17.2", "5.25.0", "6.0.0"])
 def test_other_versions_are_refused_with_the_range(version, model, daemon, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
-    with pytest.raises(ImportError, match=rf"version {version} is installed, and ashlar knows 5\.19 to below 5\.\d+"):
+    with pytest.raises(ImportError, match=rf"version {version} is installed, and ashlar knows 5\.18 to below 5\.25"):
         ashlar.cache_for(model, daemon)
 
 
