@@ -325,6 +325,8 @@ ClusterFigures Cluster::figures() const {
                          .taken_bytes = peers.offered.bytes,
                          .peer_readers = peers.holder.nodes,
                          .peer_leases = peers.holder.leases,
+                         .bytes_sent = transport.bytes_sent,
+                         .bytes_received = transport.bytes_received,
                          .transport_grants = transport.grants,
                          .transport_transfers = transport.transfers,
                          .transport_loans = transport.loans,
@@ -343,8 +345,6 @@ ClusterFigures Cluster::figures() const {
   add("hand_off", peers.handed_off.outcomes);
   add("received", peers.offered.outcomes);
   for (const PeerStats& peer : transport.peers) {
-    figures.bytes_sent += peer.bytes_sent;
-    figures.bytes_received += peer.bytes_received;
     if (!peer.connected || peer.accepted) continue;
     ++(peer.path == "rma" ? figures.peers_by_rma : figures.peers_by_am);
   }

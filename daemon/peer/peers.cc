@@ -1,7 +1,9 @@
 #include "daemon/peer/peers.h"
 
+#include <set>
 #include <utility>
 
+#include "daemon/runtime/host_port.h"
 #include "proto/prefill_limits.h"
 
 namespace ashlar::daemon {
@@ -11,6 +13,9 @@ namespace {
 std::string NameOf(const PeerHello& peer) {
   return peer.node + "/" + std::string(peer.incarnation.begin(), peer.incarnation.end());
 }
+
+// A daemon that starts again is as fast as it was.
+constexpr storage::Nanos kRemembered = storage::Nanos{600} * 1'000'000'000;
 
 constexpr char kGone[] = "the node that asks has gone";
 
@@ -90,6 +95,22 @@ void Peers::Tick() {
   holder_->Tick();
   objects_.Tick(asker_);
   announcer_.Tick();
+  ForgetStrangers();
+}
+
+void Peers::ForgetStrangers() {
+  const storage::Nanos now = clock_.Now();
+  std::vector<HostPort> addresses;
+  for (const std::shared_ptr<const Member>& member : directory_.Members()) {
+    members_[member->node] = now;
+    absl::StatusOr<HostPort> address = ParseHostPort(member->transport_address);
+    if (address.ok()) addresses.push_back(*std::move(address));
+  }
+  std::erase_if(members_, [&](const auto& each) { return now - each.second > kRemembered; });
+  std::set<std::string> nodes;
+  for (const auto& [node, seen] : members_) nodes.insert(node);
+  rates_.Keep(nodes);
+  transport_.KeepPeers(std::move(addresses));
 }
 
 bool Peers::Stop() {

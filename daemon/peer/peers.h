@@ -101,6 +101,8 @@ class Peers final : public PeerCalls {
 
  private:
   void PostGone(const std::string& name);
+  // Forgets what was measured of nodes that have been no members for long, and their addresses at once.
+  void ForgetStrangers();
   // The peer has not gone since, nor started again: what it holds from now on is taken back when it has.
   bool IsHere(const PeerHello& peer);
 
@@ -124,7 +126,8 @@ class Peers final : public PeerCalls {
   std::unique_ptr<PromptHandOff> hand_off_;
   std::unique_ptr<Replicas> replicas_;
   bool draining_ = false;
-  Router* router_ = nullptr;  // null: no engine here is asked to prefill
+  std::map<std::string, storage::Nanos> members_;  // nodes, and when each was last seen in the directory
+  Router* router_ = nullptr;                       // null: no engine here is asked to prefill
   std::mutex mutex_;
   std::map<std::string, std::string> here_;  // nodes that have greeted, as the holder knows them; guarded by mutex_
 };

@@ -68,6 +68,16 @@ TEST_F(PeersTest, WhatOneNodePublishesLandsAtAnother) {
   AwaitNothingLeased(b);
 }
 
+TEST_F(PeersTest, TheAddressOfANodeThatHasGoneIsForgotten) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  a.Publish(Plan(1), 1);
+  EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
+  EXPECT_EQ(b.transport->stats().peers.size(), 1u);
+  a.Leave();
+  Await([&] { return b.transport->stats().peers.empty(); });
+  EXPECT_GE(b.transport->stats().bytes_received, Plan(1).bytes / 2) << "what it has sent stays counted";
+}
+
 TEST_F(PeersTest, ALongObjectComesInPieces) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const ObjectHeader plan = Plan(1, 8000);

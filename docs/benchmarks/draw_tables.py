@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws the tables of pages in docs/benchmarks as bars, one picture a page, or checks that pictures show the tables.
+"""Writes the tables of pages in docs/benchmarks that come from JSON (json_tables.py), and draws the pages' tables as
+bars, one picture a page; or checks that tables show the JSON, and pictures the tables.
 
 usage: draw_tables.py --write | --check
 
@@ -11,6 +12,7 @@ import pathlib
 import re
 import sys
 
+import json_tables
 from bars import Bars
 
 FOLDER = pathlib.Path(__file__).parent
@@ -188,9 +190,11 @@ def robustness():
 
 
 def router():
-    rows = table("router.md", ["workers", "TTFT ms", "bound ms"])
-    bars = [(f"{row[0]} worker{'s' * (row[0] != '1')}", [number(row[1]), number(row[2])]) for row in rows]
-    return Bars("Time to first token of a cold prompt of 26,400 tokens, ms", ["measured", "bound"], bars)
+    bars = []
+    for first, lengths in (("workers", "one length"), ("workers, mixed lengths", "mixed")):
+        for row in table("router.md", [first, "TTFT ms", "bound ms", "transfer ms"]):
+            bars.append((f"{lengths}, {row[0]} worker{'s' * (row[0] != '1')}", [number(row[1]), number(row[2])]))
+    return Bars("Time to first token of a cold prompt of 11 segments, ms", ["measured", "bound"], bars)
 
 
 def segments_replay():
@@ -230,6 +234,10 @@ def lacking(name, text):
 
 
 def breaches():
+    for page in dict.fromkeys(name for name, _ in json_tables.TABLES):
+        text = (FOLDER / page).read_text(encoding="utf-8")
+        if json_tables.with_tables(page, text) != text:
+            yield f"{page} does not show its JSON: run docs/benchmarks/draw_tables.py --write"
     for name, figures in PICTURES.items():
         path = FOLDER / f"{name}.svg"
         if not path.exists() or path.read_text(encoding="utf-8") != figures().draw():
@@ -244,6 +252,9 @@ def main():
     if sys.argv[1:] not in (["--write"], ["--check"]):
         sys.exit(__doc__.strip())
     if sys.argv[1] == "--write":
+        for page in dict.fromkeys(name for name, _ in json_tables.TABLES):
+            path = FOLDER / page
+            path.write_text(json_tables.with_tables(page, path.read_text(encoding="utf-8")), encoding="utf-8")
         for name, figures in PICTURES.items():
             (FOLDER / f"{name}.svg").write_text(figures().draw(), encoding="utf-8")
         return 0

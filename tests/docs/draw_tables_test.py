@@ -56,6 +56,10 @@ class DrawTables(unittest.TestCase):
         self.expect(lambda folder: self.replace(folder, "disk.md", row, row.replace("**", "**1", 3)),
                     "disk.svg does not show its page's table")
 
+    def test_a_table_that_differs_from_its_json_is_seen(self):
+        self.expect(lambda folder: self.replace(folder, "mirror.json", '"mirror_seconds": ', '"mirror_seconds": 1'),
+                    "directory.md does not show its JSON")
+
     def test_another_picture_is_seen(self):
         self.expect(lambda folder: self.replace(folder, "demo.svg", "#1b6ca8", "#000000"),
                     "demo.svg does not show its page's table")

@@ -37,6 +37,10 @@ std::vector<engine::Layer> Layers(const std::vector<double>& frequencies) {
   return {linear, linear, linear, attention};
 }
 
+std::vector<uint64_t> EqualSegments(uint64_t tokens) {
+  return std::vector<uint64_t>(tokens / EmulatedEngine::kSegmentTokens, EmulatedEngine::kSegmentTokens);
+}
+
 }  // namespace
 
 EmulatedEngine::EmulatedEngine() : state_(kLinearHeads * kHeadDim * kHeadDim), transition_(state_.size()) {
@@ -85,7 +89,7 @@ absl::Status EmulatedEngine::Fill(engine::Request& request, uint32_t& filled) {
     const std::chrono::duration<double> takes(static_cast<double>(runs[filled].token_count) * seconds_a_token_);
     std::this_thread::sleep_for(takes);
     const engine::ComputedRun computed{tensors_.data(), static_cast<uint32_t>(tensors_.size()), pages_.data(),
-                                       kSegmentPages};
+                                       PagesOf(runs[filled].token_count)};
     if (const engine::Status status = request.Publish(filled, computed, nullptr); !status.ok()) {
       return absl::InternalError(status.message);
     }
@@ -101,15 +105,17 @@ void EmulatedEngine::Serve(const std::atomic<bool>& stop) {
   }
 }
 
-absl::StatusOr<EmulatedEngine::Times> EmulatedEngine::Ask(std::span<const int32_t> tokens, bool parallel) {
+absl::StatusOr<EmulatedEngine::Times> EmulatedEngine::Ask(std::span<const int32_t> tokens, bool parallel,
+                                                          std::span<const uint64_t> lengths) {
   const Watch::time_point begin = Watch::now();
-  const std::vector<uint64_t> lengths(tokens.size() / kSegmentTokens, kSegmentTokens);
+  const std::vector<uint64_t> equal = EqualSegments(tokens.size());
+  if (lengths.empty()) lengths = equal;
   engine::Prompt prompt{.tokens = tokens.data(),
                         .token_count = tokens.size(),
                         .segment_lengths = lengths.data(),
                         .segment_count = lengths.size(),
                         .page_table = pages_.data(),
-                        .page_count = (tokens.size() + kPageTokens - 1) / kPageTokens,
+                        .page_count = PagesOf(tokens.size()),
                         .fill = true,
                         .cold_parallel = parallel};
   engine::Request request;
@@ -133,15 +139,17 @@ absl::StatusOr<EmulatedEngine::Times> EmulatedEngine::Ask(std::span<const int32_
   return times;
 }
 
-absl::StatusOr<EmulatedEngine::Landed> EmulatedEngine::Land(std::span<const int32_t> tokens) {
+absl::StatusOr<EmulatedEngine::Landed> EmulatedEngine::Land(std::span<const int32_t> tokens,
+                                                            std::span<const uint64_t> lengths) {
   const Watch::time_point begin = Watch::now();
-  const std::vector<uint64_t> lengths(tokens.size() / kSegmentTokens, kSegmentTokens);
+  const std::vector<uint64_t> equal = EqualSegments(tokens.size());
+  if (lengths.empty()) lengths = equal;
   const engine::Prompt prompt{.tokens = tokens.data(),
                               .token_count = tokens.size(),
                               .segment_lengths = lengths.data(),
                               .segment_count = lengths.size(),
                               .page_table = pages_.data(),
-                              .page_count = (tokens.size() + kPageTokens - 1) / kPageTokens};
+                              .page_count = PagesOf(tokens.size())};
   engine::Request request;
   if (const engine::Status status = cache_.Begin(&prompt, 1, &request); !status.ok()) {
     return absl::InternalError(status.message);
@@ -149,6 +157,7 @@ absl::StatusOr<EmulatedEngine::Landed> EmulatedEngine::Land(std::span<const int3
   Landed landed;
   for (uint32_t i = 0; i < request.plan().segment_count; ++i) {
     const engine::Segment& segment = request.plan().segments[i];
+    if (segment.reason != 0) landed.missed = engine::MissName(segment.reason);
     if (!segment.used) continue;
     ++landed.hits;
     ++landed.tiers.at(segment.tier);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,6 +26,7 @@ class EmulatedEngine {
   static constexpr double kTokensPerSecond = 6000;
   static constexpr uint64_t kPromptPages = (kSegments * kSegmentTokens + kQuestionTokens) / kPageTokens;
   static constexpr uint64_t kSegmentPages = kSegmentTokens / kPageTokens;
+  static constexpr uint64_t PagesOf(uint64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
   EmulatedEngine();
 
@@ -39,16 +41,18 @@ class EmulatedEngine {
     double ttft_ms = 0, combine_ms = 0;
     uint64_t elsewhere = 0, hits = 0;
   };
-  // A cold prompt, whose first token comes as soon as everything cached is in its place.
-  absl::StatusOr<Times> Ask(std::span<const int32_t> tokens, bool parallel);
+  // A cold prompt, whose first token comes as soon as everything cached is in its place. Without `lengths` its segments
+  // have kSegmentTokens each.
+  absl::StatusOr<Times> Ask(std::span<const int32_t> tokens, bool parallel, std::span<const uint64_t> lengths = {});
 
   struct Landed {
     double landed_ms = 0;  // from the call until everything that was found is in its place
     uint64_t hits = 0, bytes = 0;
     std::vector<uint64_t> tiers = std::vector<uint64_t>(5);  // hits, by TierKind
+    std::string missed;                                      // why the last miss was one; empty: there was none
   };
-  // A prompt of segments of kSegmentTokens of which nothing that is missed is computed.
-  absl::StatusOr<Landed> Land(std::span<const int32_t> tokens);
+  // A prompt of which nothing that is missed is computed. `lengths` as above.
+  absl::StatusOr<Landed> Land(std::span<const int32_t> tokens, std::span<const uint64_t> lengths = {});
 
  private:
   double seconds_a_token_ = 1 / kTokensPerSecond;

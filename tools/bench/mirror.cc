@@ -32,7 +32,7 @@ namespace {
 
 using Watch = std::chrono::steady_clock;
 
-constexpr size_t kDaemons = 8, kHolders = 8;
+constexpr size_t kDaemons = 8;
 constexpr uint32_t kLeaseSeconds = 60;  // all of it shares a machine's cores
 constexpr uint64_t kPromptTokens = 128 * 1024, kAskedSegment = 2048;
 // Odd, and the prompt's tokens are a power of two: checkpoints have depths of their own, anywhere in the prompt.
@@ -259,15 +259,15 @@ absl::Status Mirror(const Options& options, nlohmann::json& figures) {
   }
   const NamespaceId ns = askers[0].model->ns();
   const std::string hex = absl::BytesToHexString({reinterpret_cast<const char*>(ns.bytes.data()), ns.bytes.size()});
-  std::vector<std::unique_ptr<tools::ChildProcess>> holders;
-  for (size_t i = 0; i < kHolders; ++i) {
+  std::vector<std::unique_ptr<tools::ChildProcess>> holders(daemons);
+  for (size_t i = 0; i < holders.size(); ++i) {
     auto holder = tools::ChildProcess::Start({"ashlar-bench", "mirror-holder", (*nodes)->etcd().endpoint(),
-                                              absl::StrCat("holder", i), hex, absl::StrCat(i * (entries / kHolders)),
-                                              absl::StrCat(entries / kHolders)});
+                                              absl::StrCat("holder", i), hex, absl::StrCat(i * (entries / daemons)),
+                                              absl::StrCat(entries / daemons)});
     if (!holder.ok()) return holder.status();
     const auto ready = (*holder)->ReadLine(std::chrono::seconds(60));
     if (!ready.ok()) return ready.status();
-    holders.push_back(*std::move(holder));
+    holders[i] = *std::move(holder);
   }
   const int rounds = options.quick ? 8 : 96;
   const std::vector<double> empty = LookUp(askers[0], rounds);

@@ -47,8 +47,8 @@ struct Case {
 absl::Status Expect(const EmulatedEngine::Landed& landed, uint64_t segments, TierKind tier) {
   const uint64_t there = landed.tiers[static_cast<size_t>(tier)];
   if (landed.hits == segments && there == segments) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat(landed.hits, " of ", segments, " segments found, ", there, " of them in ", std::string(Name(tier))));
+  return absl::InternalError(absl::StrCat(landed.hits, " of ", segments, " segments found, ", there, " of them in ",
+                                          std::string(Name(tier)), "; last miss: ", landed.missed));
 }
 
 absl::Status LandFrom(EmulatedEngine& engine, const std::vector<int32_t>& prompt, TierKind tier, Case& figure) {
@@ -67,7 +67,7 @@ absl::Status RemoteAndOwn(const std::vector<std::vector<int32_t>>& prompts, Case
   if (!nodes.ok()) return nodes.status();
   EmulatedEngine holder, asker;
   absl::Status status = holder.Open((*nodes)->daemon(1).client_options(), EmulatedEngine::kPromptPages, 0);
-  if (status.ok()) status = asker.Open((*nodes)->daemon(0).client_options(), EmulatedEngine::kPromptPages);
+  if (status.ok()) status = asker.Open((*nodes)->daemon(0).client_options(), EmulatedEngine::kPromptPages, 0);
   double told = 0;
   for (size_t i = 0; i < prompts.size() && status.ok(); ++i) {
     if (const auto published = holder.Ask(prompts[i], false); !published.ok()) return published.status();
@@ -104,7 +104,7 @@ absl::Status Disk(const std::vector<std::vector<int32_t>>& prompts, const std::s
   const auto daemon = tools::LocalDaemon::Start(options);
   if (!daemon.ok()) return daemon.status();
   EmulatedEngine engine;
-  absl::Status status = engine.Open((*daemon)->client_options(), EmulatedEngine::kPromptPages);
+  absl::Status status = engine.Open((*daemon)->client_options(), EmulatedEngine::kPromptPages, 0);
   for (size_t i = 0; i < prompts.size() && status.ok(); ++i) {
     status = LandFrom(engine, prompts[i], TierKind::kSsd, disk);
   }

@@ -1,106 +1,201 @@
 // `ashlar-bench router`: time to first token of a cold prompt whose segments several nodes' engines compute at once
-// (HYPIC Fig. 14's shape). Prefill is emulated: an engine sleeps as long as its GPU would compute. All else is real:
-// daemons of a cluster with etcd, tuples and keys and values of qwen3-next's layout scaled down, transfers, landings.
+// (HYPIC Fig. 14's shape), for segments of one length and of mixed lengths. Prefill is emulated: an engine sleeps as
+// long as its GPU would compute. All else is real: daemons of a cluster with etcd, tuples and keys and values of
+// qwen3-next's layout scaled down, transfers, landings.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <memory>
+#include <numeric>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/engine.h"
 #include "examples/local_daemon/local_nodes.h"
+#include "proto/outcome.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/emulated_engine.h"
 
 namespace ashlar::bench {
 namespace {
 
-constexpr uint64_t kSegments = EmulatedEngine::kSegments, kSegmentTokens = EmulatedEngine::kSegmentTokens;
 constexpr size_t kNodes = 8;
+constexpr uint64_t kShortest = 1200, kLongest = 4800;  // tokens of the segments of mixed lengths
 constexpr double kTokensPerSecond = EmulatedEngine::kTokensPerSecond;
 
-// Of equally long segments: each worker's share, the largest one.
-double BoundMilliseconds(size_t workers) {
-  const uint64_t rounds = (kSegments + workers - 1) / workers;
-  return static_cast<double>(rounds * kSegmentTokens) / kTokensPerSecond * 1e3;
+using Lengths = std::vector<uint64_t>;
+
+uint64_t Sum(const Lengths& lengths) {
+  return std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
 }
 
-// Of one number of workers, the asking engine among them.
-absl::Status Measure(const tools::LocalNodes& nodes, EmulatedEngine& asker, size_t workers, int repetitions,
-                     Prompts& prompts, nlohmann::json& cases) {
-  std::atomic<bool> stop = false;
-  std::vector<std::unique_ptr<EmulatedEngine>> engines;
-  for (size_t node = 1; node < workers; ++node) {
-    engines.push_back(std::make_unique<EmulatedEngine>());
-    const absl::Status status =
-        engines.back()->Open(nodes.daemon(node).client_options(), EmulatedEngine::kSegmentPages);
-    if (!status.ok()) return status;
+// Evenly spaced from the shortest to the longest, and then one from either end in turn, so that neither the first nor
+// the last ones are all long.
+Lengths Mixed(size_t count) {
+  Lengths lengths;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t place = i % 2 == 0 ? i / 2 : count - 1 - i / 2;
+    lengths.push_back(kShortest + place * (kLongest - kShortest) / (count - 1));
   }
-  std::vector<std::thread> threads;
-  for (const auto& engine : engines) threads.emplace_back([&engine = *engine, &stop] { engine.Serve(stop); });
-  // The asker's node remembers for a second that the others had none.
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  return lengths;
+}
+
+struct Bound {
+  double milliseconds = 0;
+  uint64_t last = 0;  // tokens of the segment that ends last
+};
+
+// Longest first, each to the worker that has least.
+Bound LongestFirst(Lengths lengths, size_t workers) {
+  std::sort(lengths.begin(), lengths.end(), std::greater<>());
+  std::vector<Bound> shares(workers);
+  const auto less = [](const Bound& a, const Bound& b) { return a.milliseconds < b.milliseconds; };
+  for (const uint64_t tokens : lengths) {
+    Bound& share = *std::min_element(shares.begin(), shares.end(), less);
+    share.milliseconds += static_cast<double>(tokens) / kTokensPerSecond * 1e3;
+    share.last = tokens;
+  }
+  return *std::max_element(shares.begin(), shares.end(), less);
+}
+
+// Engines that offer prefill, on the nodes behind the first one, for as long as this lives.
+class Helpers {
+ public:
+  ~Helpers() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+  absl::Status Start(const tools::LocalNodes& nodes, size_t count) {
+    for (size_t node = 1; node <= count; ++node) {
+      engines_.push_back(std::make_unique<EmulatedEngine>());
+      const absl::Status status =
+          engines_.back()->Open(nodes.daemon(node).client_options(), EmulatedEngine::PagesOf(kLongest));
+      if (!status.ok()) return status;
+    }
+    for (const auto& engine : engines_) threads_.emplace_back([this, &engine = *engine] { engine.Serve(stop_); });
+    // The asker's node remembers for a second that the others had none.
+    if (count > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::atomic<bool> stop_ = false;
+  std::vector<std::unique_ptr<EmulatedEngine>> engines_;
+  std::vector<std::thread> threads_;
+};
+
+struct Bench {
+  const tools::LocalNodes& nodes;
+  EmulatedEngine asker, reader, holder;  // of the first node; likewise, and takes every hit; of the second
+  Prompts prompts;
+  int repetitions = 1;
+};
+
+// From the look-up until a segment that the second node has is landed on the first one.
+absl::Status MeasureTransfer(Bench& bench, uint64_t tokens, double& milliseconds) {
+  std::vector<double> times;
+  const Lengths one = {tokens};
+  for (int i = -1; i < bench.repetitions; ++i) {
+    const std::vector<int32_t> prompt = bench.prompts.Next(tokens + EmulatedEngine::kQuestionTokens);
+    if (const auto published = bench.holder.Ask(prompt, false, one); !published.ok()) return published.status();
+    absl::StatusOr<EmulatedEngine::Landed> landed;
+    bool came = false;
+    // Until the first node has heard of it.
+    for (int tries = 0; tries < 250 && !came; ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      landed = bench.reader.Land(prompt, one);
+      if (!landed.ok()) return landed.status();
+      came = landed->tiers[static_cast<size_t>(TierKind::kRemote)] == 1;
+    }
+    if (!came) return absl::InternalError(absl::StrCat("a segment of another node was missed: ", landed->missed));
+    if (i >= 0) times.push_back(landed->landed_ms);  // the first one may make the connection
+  }
+  milliseconds = Median(times);
+  return absl::OkStatus();
+}
+
+absl::Status Measure(Bench& bench, const Lengths& lengths, size_t workers, nlohmann::json& cases) {
   std::vector<double> ttft, combine;
   uint64_t elsewhere = 0, hits = 0;
-  absl::Status status;
-  for (int i = -1; i < repetitions && status.ok(); ++i) {
-    const absl::StatusOr<EmulatedEngine::Times> times = asker.Ask(prompts.Next(), workers > 1);
-    status = times.status();
-    if (i < 0 || !status.ok()) continue;  // the first one measures rates
+  const uint64_t tokens = Sum(lengths) + EmulatedEngine::kQuestionTokens;
+  // The first one measures rates; a single worker's are not asked for.
+  for (int i = workers > 1 ? -1 : 0; i < bench.repetitions; ++i) {
+    const auto times = bench.asker.Ask(bench.prompts.Next(tokens), workers > 1, lengths);
+    if (!times.ok()) return times.status();
+    if (i < 0) continue;
     ttft.push_back(times->ttft_ms);
     combine.push_back(times->combine_ms);
     elsewhere = times->elsewhere;
     hits += times->hits;
   }
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
-  if (!status.ok()) return status;
+  const Bound bound = LongestFirst(lengths, workers);
+  double transfer = 0;  // of a single worker nothing is transferred
+  if (workers > 1) {
+    if (absl::Status status = MeasureTransfer(bench, bound.last, transfer); !status.ok()) return status;
+  }
+  const double median = Median(ttft);
+  const double alone = cases.empty() ? median : cases[0]["ttft_ms"].get<double>();
   cases.push_back({{"workers", workers},
-                   {"ttft_ms", Median(ttft)},
-                   {"bound_ms", BoundMilliseconds(workers)},
+                   {"ttft_ms", median},
+                   {"bound_ms", bound.milliseconds},
+                   {"transfer_ms", transfer},
+                   {"of_it", median / (bound.milliseconds + transfer)},
                    {"combine_ms", Median(combine)},
+                   {"speed_up", alone / median},
                    {"elsewhere", elsewhere},
-                   {"landed", static_cast<double>(hits) / repetitions}});
+                   {"landed", static_cast<double>(hits) / bench.repetitions}});
   return absl::OkStatus();
+}
+
+void Print(const char* name, const Lengths& lengths, const nlohmann::json& cases) {
+  std::printf("%zu segments of %s, %zu tokens, %.0f tokens a second\n%8s %10s %10s %12s %8s %11s %8s %10s\n",
+              lengths.size(), name, static_cast<size_t>(Sum(lengths)), kTokensPerSecond, "workers", "ttft_ms",
+              "bound_ms", "transfer_ms", "of it", "combine_ms", "speed-up", "elsewhere");
+  for (const nlohmann::json& one : cases) {
+    std::printf("%8zu %10.0f %10.0f %12.1f %8.3f %11.1f %8.2f %10zu\n", one["workers"].get<size_t>(),
+                one["ttft_ms"].get<double>(), one["bound_ms"].get<double>(), one["transfer_ms"].get<double>(),
+                one["of_it"].get<double>(), one["combine_ms"].get<double>(), one["speed_up"].get<double>(),
+                one["elsewhere"].get<size_t>());
+  }
 }
 
 }  // namespace
 
 absl::Status Router(const Options& options, nlohmann::json& figures) {
+  const size_t count = options.quick ? 2 : kNodes, segments = options.quick ? 3 : EmulatedEngine::kSegments;
+  const Lengths equal(segments, EmulatedEngine::kSegmentTokens), mixed = Mixed(segments);
   figures["machine"] = Machine();
-  figures["segments"] = kSegments;
-  figures["segment_tokens"] = kSegmentTokens;
+  figures["segments"] = segments;
+  figures["segment_tokens"] = EmulatedEngine::kSegmentTokens;
+  figures["mixed_tokens"] = mixed;
   figures["tokens_per_second"] = kTokensPerSecond;
-  const size_t count = options.quick ? 2 : kNodes;
   auto nodes = tools::LocalNodes::Start(count, {.dram_bytes = uint64_t{512} << 20, .threads = 1});
   if (!nodes.ok()) return nodes.status();
-  EmulatedEngine asker;
-  if (absl::Status status = asker.Open((*nodes)->daemon(0).client_options(), EmulatedEngine::kPromptPages);
-      !status.ok())
-    return status;
-  Prompts prompts;
-  nlohmann::json cases = nlohmann::json::array();
-  const int repetitions = options.quick ? 1 : std::min(options.repetitions, 5);
-  for (size_t workers = 1; workers <= count; workers *= 2) {
-    const absl::Status status = Measure(**nodes, asker, workers, repetitions, prompts, cases);
-    if (!status.ok()) return status;
+  Bench bench{.nodes = **nodes, .asker = {}, .reader = {}, .holder = {}, .prompts = Prompts()};
+  bench.repetitions = options.quick ? 1 : std::min(options.repetitions, 3);
+  const ClientOptions first = (*nodes)->daemon(0).client_options(), second = (*nodes)->daemon(1).client_options();
+  const uint64_t pages = EmulatedEngine::PagesOf(std::max(Sum(equal), Sum(mixed)) + EmulatedEngine::kQuestionTokens);
+  const uint64_t one = EmulatedEngine::PagesOf(kLongest + EmulatedEngine::kQuestionTokens);
+  absl::Status status = bench.asker.Open(first, pages);
+  if (status.ok()) status = bench.reader.Open(first, one, 0);
+  if (status.ok()) status = bench.holder.Open(second, one, 0);
+  nlohmann::json cases = nlohmann::json::array(), mixed_cases = nlohmann::json::array();
+  for (size_t workers = 1; workers <= count && status.ok(); workers *= 2) {
+    Helpers helpers;
+    status = helpers.Start(bench.nodes, workers - 1);
+    if (status.ok()) status = Measure(bench, equal, workers, cases);
+    if (status.ok()) status = Measure(bench, mixed, workers, mixed_cases);
   }
-  std::printf("%zu segments of %zu tokens, %.0f tokens a second\n%8s %10s %10s %8s %11s %8s %10s\n",
-              static_cast<size_t>(kSegments), static_cast<size_t>(kSegmentTokens), kTokensPerSecond, "workers",
-              "ttft_ms", "bound_ms", "of it", "combine_ms", "speed-up", "elsewhere");
-  const double alone = cases[0]["ttft_ms"].get<double>();
-  for (nlohmann::json& one : cases) {
-    const double ttft = one["ttft_ms"].get<double>();
-    one["ratio"] = ttft / one["bound_ms"].get<double>();
-    one["speed_up"] = alone / ttft;
-    std::printf("%8zu %10.0f %10.0f %8.3f %11.1f %8.2f %10zu\n", one["workers"].get<size_t>(), ttft,
-                one["bound_ms"].get<double>(), one["ratio"].get<double>(), one["combine_ms"].get<double>(),
-                one["speed_up"].get<double>(), one["elsewhere"].get<size_t>());
-  }
+  if (!status.ok()) return status;
+  Print("one length", equal, cases);
+  Print("mixed lengths", mixed, mixed_cases);
   figures["cases"] = std::move(cases);
+  figures["mixed_cases"] = std::move(mixed_cases);
   return absl::OkStatus();
 }
 

@@ -164,22 +164,24 @@ absl::Status Traffic(const Options& options, nlohmann::json& figures) {
   figures["engines"] = kEngines;
   figures["landings_per_second"] = kLandingsPerSecond;
   const double seconds = options.quick ? 2 : options.seconds > 0 ? options.seconds : 20;
-  const auto far = tools::LocalNodes::Start(
-      std::vector<tools::LocalDaemonOptions>{{.dram_bytes = 768 * kMiB, .threads = 1, .metrics = true},
-                                             {.dram_bytes = 1024 * kMiB, .threads = 1},
-                                             {.dram_bytes = 40 * kMiB, .threads = 1}});
+  const auto far = tools::LocalNodes::Start(std::vector<tools::LocalDaemonOptions>{
+      {.dram_bytes = (options.quick ? 192 : 768) * kMiB, .threads = 1, .metrics = true},
+      {.dram_bytes = (options.quick ? 320 : 1024) * kMiB, .threads = 1},
+      {.dram_bytes = 40 * kMiB, .threads = 1}});
   if (!far.ok()) return far.status();
   const tools::LocalNodes& nodes = **far;
   for (size_t node = 0; node < 3; ++node) RunOn(nodes.daemon(node).pid(), Half(node > 0));
   RunOn(nodes.etcd().pid(), Half(true));
   Prompts drawn(11);
   const auto local = Draw(drawn, kLocal, kOneSegment);
+  const size_t far_prompts = options.quick ? 3 : kFarPrompts;
   const auto remote =
-      Draw(drawn, kFarPrompts, kFarSegments * EmulatedEngine::kSegmentTokens + EmulatedEngine::kQuestionTokens);
+      Draw(drawn, far_prompts, kFarSegments * EmulatedEngine::kSegmentTokens + EmulatedEngine::kQuestionTokens);
   if (absl::Status status = PublishAll(nodes.daemon(0), local); !status.ok()) return status;
   if (absl::Status status = PublishAll(nodes.daemon(1), remote); !status.ok()) return status;
   const auto known = [&] {
-    return MetricOf(nodes.daemon(0).metrics_port(), "ashlar_directory_entries") >= double{kFarPrompts * kFarSegments};
+    return MetricOf(nodes.daemon(0).metrics_port(), "ashlar_directory_entries") >=
+           static_cast<double>(far_prompts * kFarSegments);
   };
   for (int tries = 0; tries < 500 && !known(); ++tries) std::this_thread::sleep_for(std::chrono::milliseconds(20));
 

@@ -140,8 +140,9 @@ absl::Status MeasureLink(const Link& link, const Options& options, nlohmann::jso
   {
     Child holder(Join(link.holder_prefix, {self, "transfer-holder", link.holder_host}));
     const std::string description = holder.Line();
-    Child asker(Join(link.asker_prefix, {self, "transfer-asker", link.asker_host, description,
-                                         std::to_string(options.repetitions), options.quick ? "quick" : "full"}));
+    Child asker(Join(link.asker_prefix,
+                     {self, "transfer-asker", link.asker_host, description,
+                      std::to_string(options.quick ? 1 : options.repetitions), options.quick ? "quick" : "full"}));
     measured = nlohmann::json::parse(asker.Rest(), nullptr, false);
   }
   if (!measured.is_array()) return absl::InternalError(absl::StrCat("no figures for ", link.name));
@@ -150,8 +151,8 @@ absl::Status MeasureLink(const Link& link, const Options& options, nlohmann::jso
     const uint64_t bytes = each["bytes"];
     if (!perftest.contains(bytes)) {
       std::vector<double> rates;
-      const int times = std::min(options.repetitions, 3);
-      for (int i = 0; i < times; ++i) rates.push_back(Perftest(link, bytes, options.quick ? 64 << 20 : 512 << 20));
+      const int times = options.quick ? 1 : std::min(options.repetitions, 3);
+      for (int i = 0; i < times; ++i) rates.push_back(Perftest(link, bytes, options.quick ? 16 << 20 : 512 << 20));
       perftest[bytes] = Median(rates);
     }
     const double rate = perftest[bytes];

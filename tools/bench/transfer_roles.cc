@@ -20,8 +20,8 @@
 namespace ashlar::bench {
 namespace {
 
-using daemon::GrantAccess;
 using daemon::Grant;
+using daemon::GrantAccess;
 using daemon::HostPort;
 using daemon::Transport;
 
@@ -181,7 +181,7 @@ int RunTransferAsker(const char* host, const char* description, const char* repe
   nlohmann::json cases = nlohmann::json::array();
   for (const bool push : {false, true}) {
     for (const uint64_t bytes : sizes) {
-      cases.push_back(Measure(asker, raw, push, bytes, std::atoi(repetitions), small ? kRound / 8 : kRound));
+      cases.push_back(Measure(asker, raw, push, bytes, std::atoi(repetitions), small ? kRound / 32 : kRound));
     }
   }
   if (!asker.status().ok()) {

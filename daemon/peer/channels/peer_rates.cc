@@ -38,6 +38,10 @@ uint32_t PeerRates::failures(const std::string& node) const {
   return found == rates_.end() ? 0 : found->second.failures;
 }
 
+void PeerRates::Keep(const std::set<std::string>& nodes) {
+  std::erase_if(rates_, [&](const auto& each) { return each.second.under_way == 0 && !nodes.contains(each.first); });
+}
+
 void PeerRates::Came(const std::string& node, uint64_t bytes, storage::Nanos took) {
   Rate& rate = rates_[node];
   rate.bytes = kKept * rate.bytes + static_cast<double>(bytes);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "daemon/runtime/round_trips.h"
@@ -20,6 +21,8 @@ class PeerRates {
   // Returns whether to ask a node that has not answered lately: after each failure it is left alone for longer.
   bool MayAsk(const std::string& node, storage::Nanos now) const;
   uint32_t failures(const std::string& node) const;  // since it has answered
+  // Forgets nodes that are not among these, once no copy from them is under way.
+  void Keep(const std::set<std::string>& nodes);
 
   // A copy of so many bytes begins, and ends, whatever became of it.
   void Begins(const std::string& node, uint64_t bytes) { rates_[node].under_way += bytes; }

@@ -34,6 +34,19 @@ TEST(RoundTripsTest, EachCallThatIsNotAnsweredDoublesUpToABound) {
   EXPECT_EQ(trips.Limit(kBounds), kSecond);
 }
 
+TEST(PeerRatesTest, NodesThatHaveGoneAreForgottenOnceNothingOfTheirsIsUnderWay) {
+  PeerRates rates;
+  for (const char* node : {"a", "b", "c"}) rates.Came(node, kPiece, kSecond);
+  rates.Begins("c", kPiece);
+  rates.Keep({"a"});
+  EXPECT_GT(rates.Estimate("a", kPiece), 0);
+  EXPECT_EQ(rates.Estimate("b", kPiece), 0) << "nothing is known of it any more";
+  EXPECT_GT(rates.Estimate("c", kPiece), 0);
+  rates.Ends("c", kPiece);
+  rates.Keep({"a"});
+  EXPECT_EQ(rates.Estimate("c", kPiece), 0);
+}
+
 TEST(PeerRatesTest, ANearNodeIsWaitedForNoLongerThanBefore) {
   PeerRates rates;
   EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), kSecond);

@@ -24,7 +24,6 @@ absl::Status Exchange::Open() {
   auto ucx = surroundings_.open(options_, Events());
   if (!ucx.ok()) return ucx.status();
   ucx_ = *std::move(ucx);
-  counts_.slow_fabric = options_.expect_rdma && !ucx_->has_rdma();
   return absl::OkStatus();
 }
 
@@ -46,10 +45,14 @@ Exchange::Connection* Exchange::Of(const Link& link) {
   return found == connections_.end() ? nullptr : &found->second;
 }
 
+std::string Exchange::NameOf(const HostPort& peer) {
+  return absl::StrCat(peer.host, " ", peer.port);
+}
+
 void Exchange::Begin(Request request) {
   auto transfer = std::make_unique<Transfer>();
   const uint64_t number = request.number;
-  const std::string name = absl::StrCat(request.peer.host, " ", request.peer.port);
+  const std::string name = NameOf(request.peer);
   std::unique_ptr<Peer>& peer = peers_[name];
   if (peer == nullptr) peer = std::make_unique<Peer>(Peer{.address = request.peer});
   transfer->role = request.push ? Role::kPushing : Role::kFetching;
@@ -281,6 +284,11 @@ int64_t Exchange::due() const {
 
 TransportStats Exchange::Stats() const {
   TransportStats stats = counts_;
+  stats.slow_fabric = SlowFabric();
+  for (const auto& [id, connection] : connections_) {
+    stats.bytes_sent += connection.link->bytes_sent;
+    stats.bytes_received += connection.link->bytes_received;
+  }
   stats.transfers = transfers_.size();
   stats.loans = static_cast<uint64_t>(std::ranges::count_if(
       transfers_, [](const auto& each) { return each.second->role == Role::kLending && each.second->lent; }));

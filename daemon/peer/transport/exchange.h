@@ -51,6 +51,7 @@ class Exchange {
 
   void Begin(Request request);
   void Cancel(uint64_t request);
+  void KeepPeers(const std::vector<HostPort>& peers);
   // Thread-safe: a peer that hears of the grant may be faster than the transport's thread.
   void Allow(const Grant& grant, GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
   void Revoke(uint64_t number, std::function<void()> quiet);
@@ -88,6 +89,7 @@ class Exchange {
     HostPort address;
     Link* link = nullptr;
     bool heard = false;  // over the present link
+    bool slow = false;   // RDMA was expected, and it was last reached without
     std::string lanes, path;
     std::set<uint64_t> waiting, running;  // transfers; those that wait in the order of their numbers
     uint64_t bytes_in_flight = 0;
@@ -137,6 +139,7 @@ class Exchange {
     bool suspected = false;  // the log has named it
     std::string lanes;
     bool reads = false;  // the lanes' cards do
+    bool slow = false;   // RDMA was expected, and the lanes are others
   };
 
   // exchange.cc
@@ -149,6 +152,8 @@ class Exchange {
   void Expire(int64_t now);
   void Watch(int64_t now);
   Connection* Of(const Link& link);
+  bool SlowFabric() const;
+  static std::string NameOf(const HostPort& peer);  // in peers_
   void Log(const char* event, const std::string& peer, const std::string& detail) const;
 
   // exchange_links.cc: what happens on connections

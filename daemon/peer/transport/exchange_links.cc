@@ -1,4 +1,6 @@
 // Handles events of connections.
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/transport/exchange.h"
@@ -54,12 +56,11 @@ void Exchange::Heard(Connection& connection) {
   connection.reads = ucx_->ReadsOver(connection.lanes);
   const std::string path = connection.reads ? "rma" : "am";
   Log("connected", connection.link->peer, absl::StrCat(connection.lanes, ", path ", path));
-  if (options_.expect_rdma && !absl::StrContains(connection.lanes, "rc_") &&
-      !absl::StrContains(connection.lanes, "dc_")) {
-    counts_.slow_fabric = true;
-  }
+  connection.slow = options_.expect_rdma && !absl::StrContains(connection.lanes, "rc_") &&
+                    !absl::StrContains(connection.lanes, "dc_");
   if (connection.peer == nullptr) return;
   connection.peer->heard = true;
+  connection.peer->slow = connection.slow;
   connection.peer->lanes = connection.lanes;
   connection.peer->path = path;
   connection.peer->failures_in_a_row = 0;
@@ -83,8 +84,38 @@ void Exchange::Closed(Link& link) {
   const auto found = connections_.find(link.id);
   if (found == connections_.end()) return;
   GiveBackAll(found->second);  // no card reads over a link that is closed
+  counts_.bytes_sent += link.bytes_sent;
+  counts_.bytes_received += link.bytes_received;
   if (link.accepted) --accepted_;
   connections_.erase(link.id);
+}
+
+void Exchange::KeepPeers(const std::vector<HostPort>& peers) {
+  std::set<std::string> kept;
+  for (const HostPort& peer : peers) kept.insert(NameOf(peer));
+  for (auto at = peers_.begin(); at != peers_.end();) {
+    Peer& peer = *at->second;
+    if (kept.contains(at->first) || !peer.waiting.empty() || !peer.running.empty()) {
+      ++at;
+      continue;
+    }
+    if (peer.link != nullptr) Drop(*Of(*peer.link), "the node is no member any more");
+    for (auto& [id, connection] : connections_) {
+      if (connection.peer == &peer) connection.peer = nullptr;
+    }
+    at = peers_.erase(at);
+  }
+}
+
+// By what carries the bytes now, or did when a peer was last reached: a fabric that is well again clears it.
+bool Exchange::SlowFabric() const {
+  if (!options_.expect_rdma) return false;
+  const auto accepted = [](const auto& each) {
+    const Connection& connection = each.second;
+    return connection.link->accepted && !connection.lost && connection.slow;
+  };
+  return !ucx_->has_rdma() || std::ranges::any_of(connections_, accepted) ||
+         std::ranges::any_of(peers_, [](const auto& each) { return each.second->slow; });
 }
 
 }  // namespace ashlar::daemon

@@ -281,4 +281,8 @@ void Transport::Cancel(uint64_t request) {
   thread_->Put([this, request] { thread_->exchange().Cancel(request); });
 }
 
+void Transport::KeepPeers(std::vector<HostPort> peers) {
+  thread_->Put([this, peers = std::move(peers)] { thread_->exchange().KeepPeers(peers); });
+}
+
 }  // namespace ashlar::daemon

@@ -83,17 +83,19 @@ struct PeerStats {
 
 struct TransportStats {
   std::vector<PeerStats> peers;
-  uint64_t grants = 0, transfers = 0;  // that there are now
-  uint64_t fetched = 0, pushed = 0;    // requests of this side that ended well
-  uint64_t served = 0, taken = 0;      // fetches and pushes of peers that ended well
-  uint64_t failed = 0;                 // requests of this side that did not
-  uint64_t malformed = 0;              // messages that are none
-  uint64_t refused = 0;                // requests without a grant, or outside of it
-  uint64_t late = 0;                   // data and answers for what has ended
-  uint64_t read_bytes = 0;             // that this node's card read at peers; also in bytes_received
-  uint64_t loans = 0;                  // of this node's memory to peers' cards, now
-  uint64_t registered_bytes = 0;       // that peers' cards can read
-  bool slow_fabric = false;            // RDMA was expected, and this node has none or a peer is reached without
+  uint64_t grants = 0, transfers = 0;           // that there are now
+  uint64_t fetched = 0, pushed = 0;             // requests of this side that ended well
+  uint64_t served = 0, taken = 0;               // fetches and pushes of peers that ended well
+  uint64_t failed = 0;                          // requests of this side that did not
+  uint64_t malformed = 0;                       // messages that are none
+  uint64_t refused = 0;                         // requests without a grant, or outside of it
+  uint64_t late = 0;                            // data and answers for what has ended
+  uint64_t bytes_sent = 0, bytes_received = 0;  // ever, also over connections that have ended
+  uint64_t read_bytes = 0;                      // that this node's card read at peers; also in bytes_received
+  uint64_t loans = 0;                           // of this node's memory to peers' cards, now
+  uint64_t registered_bytes = 0;                // that peers' cards can read
+  // RDMA was expected, and this node has none, or a peer is reached without or was when it was last reached.
+  bool slow_fabric = false;
 };
 
 // A setting of UCX that is in force.
@@ -172,6 +174,9 @@ class Transport {
                 Done done);
   // Ends a request soon, with CANCELLED unless it ended before; `done` is called as ever.
   void Cancel(uint64_t request);
+  // Only these are peers: what is known of others is forgotten, and connections that this side made to them end, but
+  // for those with requests that wait or run. Call it again for these.
+  void KeepPeers(std::vector<HostPort> peers);
 
  private:
   class Thread;

@@ -1,0 +1,74 @@
+// The figures of a transport's peers, of those that have gone, too.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "daemon/peer/transport/testing/held_bytes.h"
+#include "daemon/peer/transport/testing/reading.h"
+#include "daemon/peer/transport/transport.h"
+
+namespace ashlar::daemon {
+namespace {
+
+class TransportPeersTest : public testing::Test {
+ protected:
+  absl::Status Fetch(const Grant& grant, uint64_t offset, Spans targets) {
+    Outcome outcome;
+    asker_->Fetch(holder_->address(), grant, offset, std::move(targets), 0, outcome.done());
+    return outcome.Wait();
+  }
+
+  std::unique_ptr<Transport> holder_ = *Transport::Start({}), asker_ = *Transport::Start({});
+};
+
+TEST_F(TransportPeersTest, BytesOfConnectionsThatHaveEndedStayCounted) {
+  std::vector<std::byte> there(50'000, std::byte{7}), here(50'000);
+  const Grant read = holder_->Allow(GrantAccess::kRead, there.size(), std::make_shared<HeldBytes>(Spans{there}));
+  ASSERT_TRUE(Fetch(read, 0, {here}).ok());
+  const uint64_t sent = holder_->stats().bytes_sent;
+  EXPECT_GE(sent, there.size());
+  EXPECT_GE(asker_->stats().bytes_received, there.size());
+  asker_.reset();
+  WaitFor([&] { return holder_->stats().peers.empty(); });
+  EXPECT_GE(holder_->stats().bytes_sent, sent);
+}
+
+TEST_F(TransportPeersTest, PeersThatAreNoneAnyMoreAreForgotten) {
+  std::vector<std::byte> there(5000, std::byte{7}), here(5000);
+  const Grant read = holder_->Allow(GrantAccess::kRead, there.size(), std::make_shared<HeldBytes>(Spans{there}));
+  ASSERT_TRUE(Fetch(read, 0, {here}).ok());
+  const uint64_t received = asker_->stats().bytes_received;
+  asker_->KeepPeers({holder_->address()});
+  EXPECT_EQ(asker_->stats().peers.size(), 1u);
+  asker_->KeepPeers({});
+  EXPECT_TRUE(asker_->stats().peers.empty());
+  EXPECT_GE(asker_->stats().bytes_received, received);
+  WaitFor([&] { return holder_->stats().peers.empty(); });  // the connection has ended, too
+  EXPECT_TRUE(Fetch(read, 0, {here}).ok()) << "it may come back";
+  EXPECT_EQ(here, there);
+}
+
+TEST_F(TransportPeersTest, APeerWithARequestUnderWayIsNotForgotten) {
+  // A holder that does not answer.
+  struct Silent final : GrantedBytes {
+    void Resolve(uint64_t, uint64_t, std::function<void(absl::StatusOr<Spans>)> answer) override { kept = answer; }
+    void Written(uint64_t, uint64_t, const absl::Status&) override {}
+    std::function<void(absl::StatusOr<Spans>)> kept;
+  };
+  std::vector<std::byte> here(5000);
+  const Grant read = holder_->Allow(GrantAccess::kRead, here.size(), std::make_shared<Silent>());
+  Outcome outcome;
+  const uint64_t request = asker_->Fetch(holder_->address(), read, 0, {here}, 0, outcome.done());
+  WaitFor([&] { return holder_->stats().transfers == 1; });
+  asker_->KeepPeers({});
+  EXPECT_EQ(asker_->stats().peers.size(), 1u);
+  asker_->Cancel(request);
+  EXPECT_EQ(outcome.Wait().code(), absl::StatusCode::kCancelled);
+  asker_->KeepPeers({});
+  EXPECT_TRUE(asker_->stats().peers.empty());
+}
+
+}  // namespace
+}  // namespace ashlar::daemon

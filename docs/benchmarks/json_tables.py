@@ -1,0 +1,86 @@
+"""The tables of pages in docs/benchmarks that come from a tool's JSON, which lies beside the page."""
+
+import json
+import pathlib
+
+FOLDER = pathlib.Path(__file__).parent
+
+
+def read(name):
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def size(count):
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
+
+
+def mebibytes(count):
+    return f"{count / (1 << 20):.1f}"
+
+
+def transfer():
+    rows = [["op", "link", "bytes", "GB/s", "p50 µs", "p99 µs", "cpu s/GB", "ratio", "to ucx_perftest"]]
+    for case in read("transfer")["cases"]:
+        perftest = case["ratio_perftest"]
+        rows.append([case["op"], case["link"], size(case["bytes"]), f"{case['gbps']:.2f}", f"{case['p50_us']:.0f}",
+                     f"{case['p99_us']:.0f}", f"{case['cpu_s_per_gb']:.2f} / {case['raw_cpu_s_per_gb']:.2f}",
+                     f"{case['ratio']:.2f}", "–" if perftest is None else f"{perftest:.2f}"])
+    return rows
+
+
+def router_rows(cases, first):
+    rows = [[first, "TTFT ms", "bound ms", "transfer ms", "TTFT / (bound + transfer)", "combine ms", "speed-up",
+             "segments elsewhere"]]
+    for case in cases:
+        rows.append([str(case["workers"]), f"{case['ttft_ms']:.0f}", f"{case['bound_ms']:.0f}",
+                     f"{case['transfer_ms']:.1f}" if case["transfer_ms"] else "–", f"{case['of_it']:.3f}",
+                     f"{case['combine_ms']:.1f}", f"{case['speed_up']:.2f}", str(case["elsewhere"])])
+    return rows
+
+
+def router():
+    return router_rows(read("router")["cases"], "workers")
+
+
+def router_mixed():
+    return router_rows(read("router")["mixed_cases"], "workers, mixed lengths")
+
+
+def mirror():
+    found = read("mirror")
+    look_ups = (f"{found['lookup_empty_ms']:.2f}, {found['lookup_full_ms']:.2f} ({found['lookup_ratio']:.2f} times; "
+                "bar 1.2)")
+    return [["eight daemons and a million entries", ""],
+            ["announcements a second, of all, mirrored by all eight",
+             f"{found['announcements_per_second']:,.0f} ({found['announce_seconds']:.1f} s for all)"],
+            ["a daemon that starts anew mirrors all, s", f"{found['mirror_seconds']:.1f}"],
+            ["resident memory of a daemon: without, with the mirror, MiB",
+             f"{mebibytes(found['resident_bytes_before'])}, {mebibytes(found['resident_bytes'])}"],
+            ["the mirror by the daemon's own count, MiB", mebibytes(found["mirror_bytes"])],
+            ["etcd: processor seconds while all is announced; while one daemon reads all",
+             f"{found['etcd_cpu_announcing_s']:.1f}; {found['etcd_cpu_reading_s']:.1f}"],
+            ["etcd's resident memory, MiB", f"{found['etcd_resident_bytes'] / (1 << 20):.0f}"],
+            ["look-up of a prompt of 128 k tokens in segments of 2,048, found nowhere: median without, with the full "
+             "mirror, ms", look_ups]]
+
+
+# The page, and what its table holds. A table is known by its first line.
+TABLES = [("transfer.md", transfer), ("router.md", router), ("router.md", router_mixed), ("directory.md", mirror)]
+
+
+def line(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
+def with_tables(page, text):
+    """The page's text with its tables as the JSON has them. ValueError: it has no such table."""
+    lines = text.splitlines()
+    for rows in (table() for name, table in TABLES if name == page):
+        head = line(rows[0])
+        if head not in lines:
+            raise ValueError(f"{page}: no table that begins with {head}")
+        begin = end = lines.index(head)
+        while end < len(lines) and lines[end].startswith("|"):
+            end += 1
+        lines[begin:end] = [head, "|" + "---|" * len(rows[0]), *(line(row) for row in rows[1:])]
+    return "\n".join(lines) + "\n"
