@@ -5,7 +5,6 @@
 #include <future>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +25,7 @@
 #include "daemon/peer/cluster.h"
 #include "daemon/reloader.h"
 #include "daemon/router/router.h"
+#include "daemon/rpc/disk_health.h"
 #include "daemon/rpc/rpc_server.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/log.h"
@@ -50,8 +50,6 @@ constexpr int kMovingThreads = 2;
 constexpr int kMostSpareThreads = 30;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
-// The health service's name of the ssd tier: NOT_SERVING while it is degraded, though the daemon serves.
-constexpr const char* kSsdHealth = "ashlar.v1.Ssd";
 constexpr storage::Nanos kSweepHosted = kSecond / 4;  // the longest that memory without a holder stays charged
 constexpr storage::Nanos kLevelsEvery = kSecond / 5;
 constexpr storage::Nanos kScrubEvery = kSecond / 50;
@@ -75,12 +73,6 @@ ModelRegistry::Events FollowModels(Cluster* cluster) {
   if (cluster == nullptr) return {};
   return {.remembered = [cluster](const NamespaceId& ns) { cluster->Follow(ns); },
           .forgotten = [cluster](const NamespaceId& ns) { cluster->Unfollow(ns); }};
-}
-
-uint64_t HbmBytes(const v1::Config& config) {
-  uint64_t bytes = 0;
-  for (const v1::Hbm& hbm : config.hbm()) bytes += hbm.capacity_bytes();
-  return bytes;
 }
 
 std::vector<SessionServices::Seat> SeatsOf(const Gpus& gpus, const TierSet& tiers) {
@@ -207,30 +199,14 @@ struct Daemon::Impl {
     return levels;
   }
 
-  // Tells health and log. On the loop.
-  void TellOfDisk(const Levels& levels) {
-    if (tiers->ssd() == nullptr) return;
-    const auto found = levels.degraded.find(TierKind::kSsd);
-    const bool now = found != levels.degraded.end();
-    if (rpc_server != nullptr && now != told_degraded) {
-      rpc_server->SetServing(kSsdHealth, !now);
-      told_degraded = now;
-    }
-    if (now == degraded) return;
-    degraded = now;
-    if (now) {
-      Log(LogLevel::kError, "a tier is degraded: nothing is written there until it recovers",
-          {{"tier", std::string(Name(TierKind::kSsd))}, {"error", found->second}});
-    } else {
-      Log(LogLevel::kInfo, "a tier has recovered", {{"tier", std::string(Name(TierKind::kSsd))}});
-    }
-  }
-
   // Updates the values that other threads read.
   void Watch() {
     const Levels levels = Measure();
     metrics.Set(levels);
-    TellOfDisk(levels);
+    if (tiers->ssd() != nullptr) {
+      const auto found = levels.degraded.find(TierKind::kSsd);
+      disk_health.Tell(found == levels.degraded.end() ? "" : found->second, rpc_server.get());
+    }
     measured_at = loops->clock.Now();
     if (levels.cluster.slow_fabric && !slow_fabric) {
       Log(LogLevel::kError, absl::StrCat(kSlowFabric, ": this node is not ready"), {});
@@ -242,6 +218,76 @@ struct Daemon::Impl {
       for (const storage::TierUsage& usage : usages) to_come += usage.capacity_bytes - usage.held_bytes;
     }
     services.memory_to_come = to_come;
+  }
+
+  void StartLoops() {
+    loop.Every(kSecond, [this](storage::Slice& slice) {
+      measured_at = loops->clock.Now();  // much may be due at once: a long tick is no standstill
+      return cache.Tick(slice);
+    });
+    Watch();
+    loop.Every(kSecond, [this] { tiers->Tick(cache); });
+    loop.Every(kScrubEvery, [this] { cache.upkeep().scrubber().Tick(); });
+    mappings.Every(kSweepHosted, [this] { hosted.Sweep(); });
+    loop.Start();
+    mappings.Start("mappings");
+    looping = true;
+  }
+
+  // Engines' sockets first, the probes' last. Whatever has been started stays so after an error, until Stop.
+  absl::Status StartServing(const v1::Config& config) {
+    if (absl::Status status = StartSockets(config); !status.ok()) return status;
+    if (cluster != nullptr) {
+      if (absl::Status status = cluster->Serve(); !status.ok()) return status;
+    }
+    if (absl::Status status = events.Publish(config.events()); !status.ok()) return status;
+    ready = true;
+    absl::StatusOr<std::unique_ptr<HttpEndpoint>> started_http = StartHttp(config);
+    if (!started_http.ok()) return started_http.status();
+    http = *std::move(started_http);
+    if (http != nullptr) metrics_port = http->port();
+    started = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status StartSockets(const v1::Config& config) {
+    const v1::Listen& listen = config.listen();
+    RpcListener::Options connections{.of_a_user = RpcListener::kOfASession * size_t{config.sessions().max_sessions()}};
+    for (const auto& [uid, user] : services.tenant_of_uid) connections.tenant_of_uid[uid] = user.id;
+    auto rpc = RpcServer::Start(listen.rpc_socket(), std::move(connections), engine_service, metrics);
+    if (!rpc.ok()) return rpc.status();
+    rpc_server = *std::move(rpc);
+    loop.Every(kLevelsEvery, [this] {
+      Watch();
+      metrics.TurnsTaken(loop.TakeTurnTimes());
+    });
+    loop.PostCompletion(storage::kNoTenant, [this] { Watch(); });
+    auto session = SessionServer::Start(listen.session_socket(), config.sessions().max_sessions(), services);
+    if (!session.ok()) return session.status();
+    session_server = *std::move(session);
+    if (listen.admin_socket().empty()) return absl::OkStatus();
+    auto admin = AdminServer::Start(listen.admin_socket(), admin_service, *audit);
+    if (!admin.ok()) return admin.status();
+    admin_server = *std::move(admin);
+    return absl::OkStatus();
+  }
+
+  void LogStarted(const v1::Config& config) const {
+    const v1::Listen& listen = config.listen();
+    Log(LogLevel::kInfo, "daemon started",
+        {{"rpc_socket", listen.rpc_socket()},
+         {"session_socket", listen.session_socket()},
+         {"admin_socket", listen.admin_socket()},
+         {"metrics_port", metrics_port},
+         {"metrics_socket", listen.metrics_socket()},
+         {"kernels", std::string(kernels::Host().name())},
+         {"threads", threads.Size()},
+         {"gpu", DevicesOf(config)},
+         {"hbm_bytes", HbmBytes(config)},
+         {"dram_bytes", config.dram().capacity_bytes()},
+         {"ssd_bytes", config.ssd().capacity_bytes()},
+         {"node", config.cluster().node()},
+         {"tenants", tenants}});
   }
 
   // Null if the configuration asks for no HTTP.
@@ -279,9 +325,8 @@ struct Daemon::Impl {
   }
 
   std::mutex drain_mutex;
-  bool stopping = false;              // guarded by drain_mutex
-  bool degraded = false;              // the ssd tier, as the log has it; the loop's
-  std::optional<bool> told_degraded;  // as health has it
+  bool stopping = false;   // guarded by drain_mutex
+  DiskHealth disk_health;  // the loop's
   const int tenants;
   const std::unique_ptr<AuditLog> audit;
   Metrics metrics;
@@ -332,60 +377,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, 
   Impl& parts = *impl;
   // From here on the destructor stops whatever has been started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
-  parts.loop.Every(kSecond, [&parts](storage::Slice& slice) {
-    parts.measured_at = parts.loops->clock.Now();  // much may be due at once: a long tick is no standstill
-    return parts.cache.Tick(slice);
-  });
-  parts.Watch();
-  parts.loop.Every(kSecond, [&parts] { parts.tiers->Tick(parts.cache); });
-  parts.loop.Every(kScrubEvery, [&parts] { parts.cache.upkeep().scrubber().Tick(); });
-  parts.mappings.Every(kSweepHosted, [&parts] { parts.hosted.Sweep(); });
-  parts.loop.Start();
-  parts.mappings.Start("mappings");
-  parts.looping = true;
-  const v1::Listen& listen = config.listen();
-  RpcListener::Options connections{.of_a_user = RpcListener::kOfASession * size_t{config.sessions().max_sessions()}};
-  for (const auto& [uid, user] : parts.services.tenant_of_uid) connections.tenant_of_uid[uid] = user.id;
-  auto rpc_server = RpcServer::Start(listen.rpc_socket(), std::move(connections), parts.engine_service, parts.metrics);
-  if (!rpc_server.ok()) return rpc_server.status();
-  parts.rpc_server = *std::move(rpc_server);
-  parts.loop.Every(kLevelsEvery, [&parts] {
-    parts.Watch();
-    parts.metrics.TurnsTaken(parts.loop.TakeTurnTimes());
-  });
-  parts.loop.PostCompletion(storage::kNoTenant, [&parts] { parts.Watch(); });
-  auto session_server = SessionServer::Start(listen.session_socket(), config.sessions().max_sessions(), parts.services);
-  if (!session_server.ok()) return session_server.status();
-  parts.session_server = *std::move(session_server);
-  if (!listen.admin_socket().empty()) {
-    auto admin_server = AdminServer::Start(listen.admin_socket(), parts.admin_service, *parts.audit);
-    if (!admin_server.ok()) return admin_server.status();
-    parts.admin_server = *std::move(admin_server);
-  }
-  if (parts.cluster != nullptr) {
-    if (absl::Status status = parts.cluster->Serve(); !status.ok()) return status;
-  }
-  if (absl::Status status = parts.events.Publish(config.events()); !status.ok()) return status;
-  parts.ready = true;
-  absl::StatusOr<std::unique_ptr<HttpEndpoint>> http = parts.StartHttp(config);
-  if (!http.ok()) return http.status();
-  parts.http = *std::move(http);
-  if (parts.http != nullptr) parts.metrics_port = parts.http->port();
-  parts.started = true;
-  Log(LogLevel::kInfo, "daemon started",
-      {{"rpc_socket", listen.rpc_socket()},
-       {"session_socket", listen.session_socket()},
-       {"admin_socket", listen.admin_socket()},
-       {"metrics_port", parts.metrics_port},
-       {"metrics_socket", listen.metrics_socket()},
-       {"kernels", std::string(kernels::Host().name())},
-       {"threads", parts.threads.Size()},
-       {"gpu", DevicesOf(config)},
-       {"hbm_bytes", HbmBytes(config)},
-       {"dram_bytes", config.dram().capacity_bytes()},
-       {"ssd_bytes", config.ssd().capacity_bytes()},
-       {"node", config.cluster().node()},
-       {"tenants", parts.tenants}});
+  parts.StartLoops();
+  if (absl::Status status = parts.StartServing(config); !status.ok()) return status;
+  parts.LogStarted(config);
   return daemon;
 }
 

@@ -48,6 +48,12 @@ storage::CacheOptions OptionsFrom(const v1::Config& config, storage::TellResiden
   return options;
 }
 
+uint64_t HbmBytes(const v1::Config& config) {
+  uint64_t bytes = 0;
+  for (const v1::Hbm& hbm : config.hbm()) bytes += hbm.capacity_bytes();
+  return bytes;
+}
+
 // Of a bound on what may wait, what a tenant has for itself.
 size_t ShareOf(size_t bound, const v1::Config& config) {
   return std::max<size_t>(bound / static_cast<size_t>(config.tenants_size()), 1);

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -21,6 +22,8 @@ std::vector<std::string> TenantNames(const v1::Config& config);  // by TenantId
 
 // `residence` may be null: nobody is told.
 storage::CacheOptions OptionsFrom(const v1::Config& config, storage::TellResidence residence);
+
+uint64_t HbmBytes(const v1::Config& config);  // of all its hbm tiers
 
 // Of a bound on what may wait, what a tenant has for itself.
 size_t ShareOf(size_t bound, const v1::Config& config);

@@ -64,6 +64,13 @@ def files(package):
             yield path
 
 
+def checksums(package, to):
+    """dpkg's checksums of the package's files that are under `to`, by which a scanner knows whose file it sees."""
+    done = subprocess.run(["dpkg-query", "--control-show", package, "md5sums"], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines() if done.returncode == 0 else []  # a package of links alone has none
+    return "".join(f"{line}\n" for line in sorted(lines) if os.path.lexists(to / line.split(maxsplit=1)[1]))
+
+
 def copy(path, to):
     """A file or a link under `to`, through the links of folders: /lib is /usr/lib."""
     real = pathlib.Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
@@ -142,6 +149,7 @@ def main():
             copy(path, to)
         (records / name).write_text(
             subprocess.run(["dpkg-query", "-s", name], capture_output=True, text=True, check=True).stdout)
+        (records / f"{name}.md5sums").write_text(checksums(name, to))
     (to / "etc").mkdir(exist_ok=True)
     folders = ["/usr/lib/x86_64-linux-gnu"]
     if UCX.exists():

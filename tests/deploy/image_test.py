@@ -5,10 +5,12 @@ as its own user, on a read-only root, without a network and without capabilities
 usage: image_test.py BUILD    (environment: ASHLAR_IMAGE=1, ASHLAR_SOURCE, PYTHONPATH with the package ashlar)
 """
 
+import hashlib
 import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,8 @@ SOURCE = bare_root.SOURCE
 BASE, IMAGE, CONTAINER = "localhost/ashlar-test-base", "localhost/ashlar-test", f"ashlar-test-{os.getpid()}"
 USER, GROUP = 10001, 10002
 MOST_BYTES = 300 << 20
+RECORDS = "var/lib/dpkg/status.d"
+GATHERED = {"etc/passwd", "etc/group", "etc/ld.so.conf", "etc/ld.so.cache", "usr/share/doc/ashlar/sbom.spdx.json"}
 # vfs and chroot: no overlay, no cgroups, no network of its own are needed. The container is run by crun, as podman and
 # CRI-O would do; podman itself raises limits, which takes more rights than some machines give.
 STORAGE = ["--storage-driver", "vfs"]
@@ -55,27 +59,33 @@ class Image(unittest.TestCase):
         cls.addClassCleanup(cls.folder.cleanup)
         begun = time.monotonic()
         cls.store = [*STORAGE, "--root", f"{cls.folder.name}/store", "--runroot", f"{cls.folder.name}/run"]
-        context = pathlib.Path(cls.folder.name, "context")
-        (context / "deploy").mkdir(parents=True)
-        shutil.copytree(SOURCE / "deploy/container", context / "deploy/container")
-        (context / "package").mkdir()
-        shutil.copy(bare_root.pack(BUILD, f"{cls.folder.name}/packed"), context / "package")
-        cls.buildah("import-base")
-        cls.buildah("bud", "--isolation", "chroot", "--network", "host", "--format", "docker", "--build-arg", f"BASE={BASE}",
-                    "--build-arg", "PACKAGE=given", "--timestamp", "0", "-f", context / "deploy/container/Containerfile",
-                    "-t", IMAGE, context)
-        print(f"built in {time.monotonic() - begun:.0f} s")
-
-    @classmethod
-    def buildah(cls, *arguments):
-        if arguments != ("import-base",):
-            return run("buildah", *cls.store, *arguments)
         name = cls.buildah("from", "scratch").strip()
         cls.buildah("add", name, bare_root.packed(), "/")
         cls.buildah("commit", "--rm", name, BASE)
+        cls.package = bare_root.pack(BUILD, f"{cls.folder.name}/packed")
+        cls.build(IMAGE)
+        print(f"built in {time.monotonic() - begun:.0f} s")
+
+    @classmethod
+    def build(cls, image):
+        context = pathlib.Path(tempfile.mkdtemp(dir=cls.folder.name))
+        (context / "deploy").mkdir(parents=True)
+        shutil.copytree(SOURCE / "deploy/container", context / "deploy/container")
+        (context / "package").mkdir()
+        shutil.copy(cls.package, context / "package")
+        cls.buildah("bud", "--isolation", "chroot", "--network", "host", "--format", "docker", "--build-arg", f"BASE={BASE}",
+                    "--build-arg", "PACKAGE=given", "--timestamp", "0", "-f", context / "deploy/container/Containerfile",
+                    "-t", image, context)
+
+    @classmethod
+    def buildah(cls, *arguments):
+        return run("buildah", *cls.store, *arguments)
+
+    def inspect(self, image):
+        return json.loads(self.buildah("inspect", "--type", "image", image))["Docker"]
 
     def test_it_has_what_the_daemon_needs_and_says_what_that_is(self):
-        image = json.loads(self.buildah("inspect", "--type", "image", IMAGE))["Docker"]
+        image = self.inspect(IMAGE)
         self.assertEqual(image["config"]["User"], f"{USER}:{GROUP}")
         self.assertEqual(image["config"]["Entrypoint"], ["/usr/sbin/ashlard"])
         self.assertEqual(image["config"]["Healthcheck"]["Test"][1:], ["/usr/bin/ashlarctl", "health"])
@@ -89,14 +99,71 @@ class Image(unittest.TestCase):
             for path in root.rglob("*"):
                 self.assertFalse(not path.is_symlink() and path.stat().st_mode & 0o6000, f"{path}: set-user-ID")
             sbom = json.loads((root / "usr/share/doc/ashlar/sbom.spdx.json").read_text())
-            records = {file.name for file in (root / "var/lib/dpkg/status.d").iterdir()}
+            records = {file.name for file in (root / RECORDS).iterdir() if file.suffix != ".md5sums"}
             self.assertEqual(sbom["spdxVersion"], "SPDX-2.3")
             names = {package["name"]: package for package in sbom["packages"]}
             self.assertEqual(set(names), records)
             self.assertLessEqual({"ashlar", "libc6", "libgrpc++1.51", "libssl3", "ibverbs-providers"}, set(names))
             self.assertTrue(all(package["versionInfo"] for package in names.values()))
-            # Every file is some package's, or one that gather.py names.
+            self.check_owners(root, records)
             print(f"{size / 2**20:.0f} MiB, {len(names)} packages: {' '.join(names)}")
+        finally:
+            self.buildah("rm", name)
+
+    def check_owners(self, root, packages):
+        """Every file is as some package has it, or is one that gather.py writes. Links lead to such files."""
+        def place(name):
+            return str(pathlib.Path(os.path.realpath(root / name)).relative_to(root))
+
+        sums, settings = {}, set()
+        for package in packages:
+            for line in (root / RECORDS / f"{package}.md5sums").read_text().splitlines():
+                digest, name = line.split(maxsplit=1)
+                sums[place(name)] = digest
+            settings.update(place(name) for name in re.findall(r"^ /(\S+) [0-9a-f]{32}$", (root / RECORDS / package).read_text(), re.M))
+        self.assertGreater(len(sums), len(packages))
+        for path in root.rglob("*"):
+            name = str(path.relative_to(root))
+            if path.is_symlink():
+                target = pathlib.Path(os.readlink(path))
+                lexical = os.path.normpath(root / str(target).lstrip("/") if target.is_absolute() else path.parent / target)
+                self.assertTrue(os.path.lexists(lexical), f"{name}: leads to {target}, which is not there")
+            elif path.is_file() and name in sums:
+                self.assertEqual(hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest(), sums[name], name)
+            elif path.is_file() and name not in settings:
+                self.assertTrue(name in GATHERED or name.startswith(f"{RECORDS}/"), f"{name}: no package has it")
+
+    def test_the_same_package_makes_the_same_image(self):
+        """And package_test.py makes the same package of the same build."""
+        self.build(f"{IMAGE}-again")
+        images = (IMAGE, f"{IMAGE}-again")
+        first, second = (self.listing(image) for image in images)
+        self.assertEqual(sorted(first ^ second), [])
+        first, second = (self.inspect(image) for image in images)
+        self.assertEqual(first["rootfs"], second["rootfs"], "the layers' digests")
+        # In Docker's format Debian 12's buildah writes the build's container and host into the configuration.
+        first, second = (self.digest(image) for image in images)
+        self.assertEqual(first, second)
+        print(f"image {first}")
+
+    def digest(self, image):
+        """As a registry has it, in OCI's format."""
+        folder = tempfile.mkdtemp(dir=self.folder.name)
+        self.buildah("push", "--format", "oci", image, f"oci:{folder}:image")
+        return json.loads(pathlib.Path(folder, "index.json").read_text())["manifests"][0]["digest"]
+
+    def listing(self, image):
+        """(name, type and mode, owner, group, time, digest) of everything in the image."""
+        name = self.buildah("from", "--pull-never", image).strip()
+        root = pathlib.Path(self.buildah("mount", name).strip())
+        try:
+            found = set()
+            for path in root.rglob("*"):
+                at = path.lstat()
+                content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+                found.add((str(path.relative_to(root)), oct(at.st_mode), at.st_uid, at.st_gid, at.st_mtime_ns,
+                           hashlib.sha256(content).hexdigest()))
+            return found
         finally:
             self.buildah("rm", name)
 
@@ -111,7 +178,7 @@ class Image(unittest.TestCase):
             os.chown(work / name, USER, GROUP)
         name = self.buildah("from", "--pull-never", IMAGE).strip()
         try:
-            config = json.loads(self.buildah("inspect", "--type", "image", IMAGE))["Docker"]["config"]
+            config = self.inspect(IMAGE)["config"]
             self.write_bundle(work, config, self.buildah("mount", name).strip())
             self.run_bundle(work)
         finally:

@@ -293,8 +293,9 @@ LinearTensorsView::LinearTensorsView(const std::string& name, nb::sequence layer
   }
 }
 
-void BindRequest(nb::module_& module) {
-  using engine::Request;
+namespace {
+
+void BindPlan(nb::module_& module) {
   nb::class_<PyPlan>(module, "Plan")
       .def("raw_steps", &StepsOf)
       .def("raw_segments", &SegmentsOf)
@@ -309,9 +310,12 @@ void BindRequest(nb::module_& module) {
       .def("wait", &WaitForJob)
       .def("result", &ResultOfJob, nb::arg("none_if_unavailable"),
            nb::sig("def result(self, none_if_unavailable: bool) -> Verdict | None"));
-  // raw_: what ashlar.Request has with other arguments.
-  nb::class_<PyRequest>(module, "Request")
-      .def("raw_missing", &Missing)
+}
+
+// raw_: what ashlar.Request has with other arguments.
+void BindSegments(nb::class_<PyRequest>& request) {
+  using engine::Request;
+  request.def("raw_missing", &Missing)
       .def("raw_publish", &Publish, nb::arg("missing"), nb::arg("linear"), nb::arg("page_table").none(),
            nb::arg("first_position"))
       .def("raw_publish_many", &PublishMany, nb::arg("runs"))
@@ -325,16 +329,27 @@ void BindRequest(nb::module_& module) {
           "PENDING: not all have come in time. OK: nothing is left to wait for. Then `look_again`, which takes what is "
           "there.")
       .def("raw_start_wait_cold", &StartWaitCold, nb::arg("timeout_ms"))
-      .def_prop_ro("plan", &PlanOf)
+      .def(
+          "abandon", [](PyRequest& self, uint32_t missing) { self.request.Abandon(missing); }, nb::arg("missing"))
+      .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgainIn>, nb::arg("page_table"),
+           "Looks up and lands anew, in these pages. Segments that miss again are computed in their place.")
+      .def(
+          "lose",
+          [](PyRequest& self, const std::vector<uint32_t>& segments) {
+            self.plan.reset();
+            return VerdictOf(self.request.Lose(segments.data(), static_cast<uint32_t>(segments.size())));
+          },
+          nb::arg("segments"), "Gives up segments that another rank has missed.");
+}
+
+void BindSetting(nb::class_<PyRequest>& request) {
+  using engine::Request;
+  request.def_prop_ro("plan", &PlanOf)
       .def("raw_advance", &Advance, nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("state").noconvert(),
            nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(), nb::arg("v").none().noconvert(),
            nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(), nb::arg("out").none().noconvert(),
            nb::arg("exponents").none().noconvert(), nb::arg("copies").noconvert(), nb::arg("norm_epsilon"),
            nb::arg("q_scale"))
-      .def(
-          "abandon", [](PyRequest& self, uint32_t missing) { self.request.Abandon(missing); }, nb::arg("missing"))
-      .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgainIn>, nb::arg("page_table"),
-           "Looks up and lands anew, in these pages. Segments that miss again are computed in their place.")
       .def("wait_plan", &Waiting<&Request::WaitPlan>)
       .def("poll_plan", &Waiting<&Request::PollPlan>)
       .def("wait_layer", &WaitingFor<&Request::WaitLayer>, nb::arg("layer"),
@@ -347,14 +362,13 @@ void BindRequest(nb::module_& module) {
            "The verdict; no token may be emitted before it. RESTART: compute the new plan. OTHER_PAGES: `move` first.")
       .def("poll_finish", &Waiting<&Request::PollFinish>)
       .def("move", &InPages<&Request::Move, &Request::MoveTo>, nb::arg("page_table"))
-      .def(
-          "lose",
-          [](PyRequest& self, const std::vector<uint32_t>& segments) {
-            self.plan.reset();
-            return VerdictOf(self.request.Lose(segments.data(), static_cast<uint32_t>(segments.size())));
-          },
-          nb::arg("segments"), "Gives up segments that another rank has missed.")
       .def_prop_ro("pages_kept", [](const PyRequest& self) { return self.request.pages_kept(); })
+      .def("plan_bytes", &PlanBytes, "The plan for another process (`Cache.land`); empty: no hit.");
+}
+
+void BindEnd(nb::class_<PyRequest>& request) {
+  using engine::Request;
+  request
       .def("cancel",
            [](PyRequest& self) {
              self.plan.reset();
@@ -365,8 +379,17 @@ void BindRequest(nb::module_& module) {
           "release", [](PyRequest& self) { self.request.Release(); },
           "Gives back the lease while the request stays, for `Cache.commit`.")
       .def("end", &End,
-           "Cancels what is under way and gives back the lease. Pages in doubt come by `Cache.take_quiet_pages`.")
-      .def("plan_bytes", &PlanBytes, "The plan for another process (`Cache.land`); empty: no hit.");
+           "Cancels what is under way and gives back the lease. Pages in doubt come by `Cache.take_quiet_pages`.");
+}
+
+}  // namespace
+
+void BindRequest(nb::module_& module) {
+  BindPlan(module);
+  nb::class_<PyRequest> request(module, "Request");
+  BindSegments(request);
+  BindSetting(request);
+  BindEnd(request);
 }
 
 }  // namespace ashlar::python

@@ -1,0 +1,31 @@
+#include "daemon/rpc/disk_health.h"
+
+#include "daemon/rpc/rpc_server.h"
+#include "daemon/runtime/log.h"
+#include "proto/outcome.h"
+
+namespace ashlar::daemon {
+namespace {
+
+// The health service's name of the ssd tier: NOT_SERVING while it is degraded, though the daemon serves.
+constexpr const char* kSsdHealth = "ashlar.v1.Ssd";
+
+}  // namespace
+
+void DiskHealth::Tell(const std::string& error, RpcServer* server) {
+  const bool now = !error.empty();
+  if (server != nullptr && told_ != now) {
+    server->SetServing(kSsdHealth, !now);
+    told_ = now;
+  }
+  if (degraded_ == now) return;
+  degraded_ = now;
+  if (now) {
+    Log(LogLevel::kError, "a tier is degraded: nothing is written there until it recovers",
+        {{"tier", std::string(Name(TierKind::kSsd))}, {"error", error}});
+  } else {
+    Log(LogLevel::kInfo, "a tier has recovered", {{"tier", std::string(Name(TierKind::kSsd))}});
+  }
+}
+
+}  // namespace ashlar::daemon
