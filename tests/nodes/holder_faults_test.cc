@@ -21,23 +21,6 @@ constexpr size_t kLong = 300;        // tokens of a segment, of about 300 KB
 class HolderFaultsTest : public PeerDaemonsTest {
  protected:
   std::vector<Tokens> LongPrompt() { return MakePrompt(random_(), 3, kLong); }
-  static Match Found(TestEngine& engine, const std::vector<Tokens>& prompt) {
-    std::optional<Match> match;
-    EXPECT_TRUE(Eventually([&] {
-      match.emplace(engine.Lookup(prompt));
-      return Hits(*match) == prompt.size();
-    }));
-    return *std::move(match);
-  }
-  // Until a daemon knows all that the others hold.
-  void AwaitEntries(size_t node) {
-    EXPECT_TRUE(Eventually([&] {
-      const auto all = static_cast<double>(cluster_->KeysInEtcd('e'));
-      const DaemonProcess& daemon = cluster_->daemon(node);
-      return all == cluster_->Sum("ashlar_objects") &&
-             daemon.Metric("ashlar_directory_entries") == all - daemon.Metric("ashlar_objects");
-    }));
-  }
   // The node that sends most of a prompt's objects. A slow one's are opened at the other one as well, by and by.
   size_t Holder(size_t objects) {
     const auto held = [this](size_t node) { return cluster_->daemon(node).Metric("ashlar_peer_leases"); };

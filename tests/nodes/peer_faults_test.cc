@@ -111,6 +111,47 @@ TEST_F(PeerFaultsTest, ALinkWithADelayOf200MillisecondsCostsTime) {
   ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
 }
 
+// Links to etcd as well. Two nodes fetch from each other, and the third one from both.
+TEST_F(PeerFaultsTest, FramesThatComeTwiceOrInAnotherOrderChangeNothing) {
+  Start(3);
+  cluster_->network().SetAll({.duplicate = 0.05, .reorder = 0.05});
+  std::vector<std::vector<Tokens>> prompts[2];
+  for (size_t node = 0; node < 2; ++node) {
+    TestEngine engine(cluster_->daemon(node).client_options());
+    for (int i = 0; i < 10; ++i) engine.PublishPrompt(prompts[node].emplace_back(MakePrompt(random_(), 4, 200)));
+  }
+  const Stopwatch since;
+  std::vector<std::thread> nodes;
+  for (size_t node = 0; node < 3; ++node) {
+    nodes.emplace_back([this, node, &prompts] {
+      for (size_t holder = 0; holder < 2; ++holder) {
+        if (holder == node) continue;
+        for (const auto& prompt : prompts[holder]) ExpectToLand(cluster_->daemon(node), prompt, true);
+      }
+    });
+  }
+  for (std::thread& node : nodes) node.join();
+  Figure("until all has landed, ms", since.ms());
+  for (const char* fault : {"ashlar_remote_objects_total{outcome=\"failed\"}", "ashlar_remote_lost_pieces_total",
+                            "ashlar_transport_malformed_total", "ashlar_transport_refused_total"}) {
+    EXPECT_EQ(cluster_->Sum(fault), 0) << fault;
+  }
+  LinkCounts all;
+  for (size_t from = 0; from < cluster_->network().nodes(); ++from) {
+    for (size_t to = 0; to < cluster_->network().nodes(); ++to) {
+      const LinkCounts counts = cluster_->network().counts(from, to);
+      all.delivered += counts.delivered;
+      all.duplicated += counts.duplicated;
+      all.reordered += counts.reordered;
+    }
+  }
+  EXPECT_GT(all.duplicated, 0u);
+  EXPECT_GT(all.reordered, 0u);
+  Figure("frames", static_cast<double>(all.delivered));
+  Figure("frames that came twice", static_cast<double>(all.duplicated));
+  Figure("frames that were overtaken", static_cast<double>(all.reordered));
+}
+
 TEST_F(PeerFaultsTest, ACutOfTenSecondsHeals) {
   Start(2);
   const std::vector<Tokens> first = NewPrompt(), second = NewPrompt();
@@ -209,7 +250,7 @@ TEST_F(PeerFaultsTest, KeysOfANodeThatDiedAreSwept) {
     const DaemonProcess& left = cluster_->daemon(1);
     return left.Metric("ashlar_directory_entries") == 0 && left.Metric("ashlar_cluster_members") == 1;
   }));
-  EXPECT_LT(since.ms(), 2 * 3000 + 3000) << "two leases, and patience for a busy machine";
+  EXPECT_LT(since.ms(), 2 * kLeaseMs + 3000) << "two leases, and patience for a busy machine";
   Figure("until nobody believes it, ms", since.ms());
   EXPECT_TRUE(Eventually([&] { return cluster_->Held(/*all_announced=*/true).empty(); }));
   Figure("until its keys are swept from etcd, ms", since.ms());
