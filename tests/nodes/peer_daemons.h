@@ -50,6 +50,8 @@ class Certificates {
     daemon::ReplaceFile(path + ".key", pair.key);
     return absl::StrCat("{ca_file: ", path, ".ca, cert_file: ", path, ".cert, key_file: ", path, ".key}");
   }
+  // Of the node's files, whose names are these and .ca, .cert or .key.
+  std::string PathOf(const std::string& node) const { return folder_ / node; }
 
  private:
   const std::filesystem::path folder_;

@@ -3,14 +3,18 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "daemon/testing/child_process.h"
+#include "proto/limits.h"
 #include "tests/nodes/peer_daemons.h"
 
 namespace ashlar::nodes {
@@ -235,6 +239,49 @@ TEST_F(PeerFaultsTest, WrongBytesOfAPeerNeverLand) {
   EXPECT_EQ(landed, 0u) << "of " << found << " that were found";
   engine.PublishPrompt(prompt);  // computed anew, it serves
   EXPECT_EQ(Hits(engine.Lookup(prompt)), prompt.size());
+}
+
+// Etcd and the certificate say that it is node 2, which has what the others ask for.
+TEST_F(PeerFaultsTest, APeerOfAnotherVersionGetsNothing) {
+  Start(3);
+  const std::vector<Tokens> there = NewPrompt(), here = NewPrompt();
+  Publish(cluster_->daemon(2), there);
+  Publish(cluster_->daemon(0), here);
+  TestEngine engine(cluster_->daemon(1).client_options());
+  AwaitEntries(1);
+  const std::string member = cluster_->KeepMember(2);
+  ASSERT_NE(member, "");
+  cluster_->daemon(2).Kill();
+  const NodePlace place = cluster_->place(2), other = cluster_->place(0);
+  const uint32_t version = limits::kPeerProtocolMax + 1;
+  const std::string log = cluster_->daemon(2).directory() + "/peer_of_version.log";
+  daemon::ChildProcess peer;
+  peer.Start({.command = {PEER_OF_VERSION, absl::StrCat(version), place.name, place.control_address,
+                          certificates_.PathOf(place.name), other.name, other.control_address},
+              .log = log,
+              .network_namespace = cluster_->network().stack(2)});
+  const Stopwatch since;
+  const std::string words = absl::StrCat("refused: 9 protocol: the peer speaks ", version, " to ", version);
+  const auto said = [&] {
+    std::ifstream file(log);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  EXPECT_TRUE(Eventually([&] { return said().find(words) != std::string::npos; })) << said();
+  const std::string refused = "ashlar_peer_refusals_total{reason=\"version\"}";
+  double slowest = 0;
+  EXPECT_TRUE(Eventually([&] {
+    const Stopwatch lookup;
+    EXPECT_EQ(Hits(engine.Lookup(there)), 0u);
+    slowest = std::max(slowest, lookup.ms());
+    return cluster_->daemon(1).Metric(refused) > 0;  // which has greeted it
+  })) << cluster_->daemon(1).log();
+  Figure("until both sides have refused it, ms", since.ms());
+  Figure("slowest look-up, ms", slowest);
+  EXPECT_TRUE(Eventually([&] { return cluster_->daemon(0).Metric(refused) > 0; }));  // which it has greeted
+  EXPECT_EQ(cluster_->daemon(1).Metric("ashlar_cluster_members"), 3) << "etcd has all three";
+  ExpectToLand(cluster_->daemon(1), here, true);
+  peer.Kill();
+  cluster_->ForgetMember(member);
 }
 
 // Nothing of a node that has gone stays in etcd.
