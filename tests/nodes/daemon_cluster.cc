@@ -48,6 +48,20 @@ double SumOf(const std::string& metrics, const std::string& name) {
   return sum;
 }
 
+// As etcd's JSON asks for all keys of a kind.
+std::string RangeOf(char kind) {
+  const std::string begin = std::string("/ashlar/default/") + kind, end = std::string("/ashlar/default/") + ++kind;
+  return absl::StrCat("\"key\":\"", absl::Base64Escape(begin), "\",\"range_end\":\"", absl::Base64Escape(end), "\"");
+}
+
+// The first string of that name in JSON; empty: there is none.
+std::string FieldOf(const std::string& json, const std::string& name) {
+  const std::string begin = "\"" + name + "\":\"";
+  const size_t at = json.find(begin);
+  if (at == std::string::npos) return "";
+  return json.substr(at + begin.size(), json.find('"', at + begin.size()) - at - begin.size());
+}
+
 }  // namespace
 
 std::string DaemonCluster::WhyNot(bool etcd) {
@@ -84,16 +98,32 @@ double DaemonCluster::Sum(const std::string& sample) const {
   return sum;
 }
 
-int64_t DaemonCluster::KeysInEtcd(char kind) const {
-  const std::string begin = std::string("/ashlar/default/") + kind, end = std::string("/ashlar/default/") + ++kind;
-  const std::string body = absl::StrCat("{\"key\":\"", absl::Base64Escape(begin), "\",\"range_end\":\"",
-                                        absl::Base64Escape(end), "\",\"count_only\":true}");
+std::string DaemonCluster::AskEtcd(const std::string& path, const std::string& body) const {
   const integration::InNetworkNamespace there(network_.stack(etcd_node()));
-  const std::string answer = Post(Network::address(etcd_node()), kEtcdPort, "/v3/kv/range", body);
+  return Post(Network::address(etcd_node()), kEtcdPort, path, body);
+}
+
+int64_t DaemonCluster::KeysInEtcd(char kind) const {
+  const std::string answer = AskEtcd("/v3/kv/range", absl::StrCat("{", RangeOf(kind), ",\"count_only\":true}"));
   if (answer.find(" 200 ") == std::string::npos) return -1;
-  constexpr char kCount[] = "\"count\":\"";  // left out where it is 0
-  const size_t at = answer.find(kCount);
-  return at == std::string::npos ? 0 : std::strtoll(answer.c_str() + at + sizeof kCount - 1, nullptr, 10);
+  const std::string count = FieldOf(answer, "count");  // left out where it is 0
+  return std::strtoll(count.c_str(), nullptr, 10);
+}
+
+std::string DaemonCluster::KeepMember(size_t node) const {
+  const std::string answer = AskEtcd("/v3/kv/range", absl::StrCat("{", RangeOf('m'), "}"));
+  for (size_t at = answer.find("{\"key\":"); at != std::string::npos; at = answer.find("{\"key\":", at + 1)) {
+    const std::string key = FieldOf(answer.substr(at), "key"), value = FieldOf(answer.substr(at), "value");
+    std::string member;
+    if (!absl::Base64Unescape(value, &member) || member.find(place(node).name) == std::string::npos) continue;
+    AskEtcd("/v3/kv/put", absl::StrCat("{\"key\":\"", key, "\",\"value\":\"", value, "\"}"));
+    return key;
+  }
+  return "";
+}
+
+void DaemonCluster::ForgetMember(const std::string& key) const {
+  AskEtcd("/v3/kv/deleterange", absl::StrCat("{\"key\":\"", key, "\"}"));
 }
 
 std::string DaemonCluster::Held(bool all_announced) const {

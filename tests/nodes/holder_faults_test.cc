@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "tests/integration/ashlarctl_run.h"
 #include "tests/nodes/peer_daemons.h"
 
 namespace ashlar::nodes {
@@ -21,22 +24,23 @@ constexpr size_t kLong = 300;        // tokens of a segment, of about 300 KB
 class HolderFaultsTest : public PeerDaemonsTest {
  protected:
   std::vector<Tokens> LongPrompt() { return MakePrompt(random_(), 3, kLong); }
-  static Match Found(TestEngine& engine, const std::vector<Tokens>& prompt) {
-    std::optional<Match> match;
-    EXPECT_TRUE(Eventually([&] {
-      match.emplace(engine.Lookup(prompt));
-      return Hits(*match) == prompt.size();
-    }));
-    return *std::move(match);
-  }
-  // Until a daemon knows all that the others hold.
-  void AwaitEntries(size_t node) {
-    EXPECT_TRUE(Eventually([&] {
-      const auto all = static_cast<double>(cluster_->KeysInEtcd('e'));
-      const DaemonProcess& daemon = cluster_->daemon(node);
-      return all == cluster_->Sum("ashlar_objects") &&
-             daemon.Metric("ashlar_directory_entries") == all - daemon.Metric("ashlar_objects");
-    }));
+  // Takes a prompt's objects out of a daemon's tiers, as an operator does.
+  void EvictByHand(size_t node, const std::vector<Tokens>& prompt) {
+    const DaemonProcess& daemon = cluster_->daemon(node);
+    const auto run = [&](const std::string& arguments) {
+      const integration::Ended ended = integration::RunAshlarctl(ASHLARCTL, arguments, daemon.admin_socket());
+      EXPECT_EQ(ended.code, 0) << ended.output;
+      return ended.output;
+    };
+    const auto models = nlohmann::json::parse(run("models --json"));
+    std::string arguments =
+        "evict --tenant default --namespace " + models["tenants"][0]["models"][0]["namespace"].get<std::string>();
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      const std::string path = absl::StrCat(daemon.directory(), "/text", i);
+      std::ofstream(path) << nlohmann::json(prompt[i]);
+      arguments += " " + path;
+    }
+    EXPECT_THAT(run(arguments), testing::HasSubstr("evicted"));
   }
   // The node that sends most of a prompt's objects. A slow one's are opened at the other one as well, by and by.
   size_t Holder(size_t objects) {
@@ -107,6 +111,43 @@ TEST_F(HolderFaultsTest, OneThatIsKilledInMidFetchIsReplacedOrAMiss) {
   Figure("segments landed with another holder", landed_replaced);
   Figure("killed before the verdict, with another holder", replaced);
   Figure("pieces and fetches that it took over", TakenOver());
+}
+
+// Its memory is filled twice over with other objects, and an operator takes out what is being sent.
+TEST_F(HolderFaultsTest, OneThatEvictsUnderASlowFetchSendsToTheEnd) {
+  Start({.daemons = 2,
+         .etcd = true,
+         .daemon = {.dram = "8MiB", .arena = "1MiB"},
+         .complete = [this](const NodePlace& place, DaemonOptions* options) {
+           options->cluster = ClusterYaml(place, certificates_.Make(place.name, authority_));
+         }});
+  const std::vector<Tokens> prompt = LongPrompt();
+  TestEngine at_holder(cluster_->daemon(0).client_options()), engine(cluster_->daemon(1).client_options());
+  at_holder.PublishPrompt(prompt);
+  engine.FillTargets(kPoison);
+  // A link that is known to be slow is waited for.
+  const std::vector<Tokens> first = NewPrompt();
+  at_holder.PublishPrompt(first);
+  AwaitEntries(1);
+  cluster_->network().SetBetween(0, 1, {.bytes_per_second = 2 * kSlow});
+  ExpectToLandInTheEnd(cluster_->daemon(1), first);
+  cluster_->network().SetBetween(0, 1, {.bytes_per_second = kSlow});
+  const Match match = Found(engine, prompt);
+  Landing landing = engine.Land(match, prompt);
+  constexpr int kOthers = 18;
+  for (int i = 0; i < kOthers; ++i) at_holder.PublishPrompt(LongPrompt());
+  EvictByHand(0, prompt);
+  EXPECT_EQ(Hits(at_holder.Lookup(prompt)), 0u);
+  EXPECT_FALSE(landing.quiet()) << "it was over before";
+  const Stopwatch since;
+  const std::vector<MissReason> reasons = landing.Wait(integration::kPatience);
+  EXPECT_THAT(reasons, testing::Each(MissReason::kNone));
+  Figure("from the eviction until all has landed, ms", since.ms());
+  ExpectRight(engine, prompt, reasons);
+  const double published = static_cast<double>(prompt.size()) * (2 + kOthers);
+  const double evicted = published - cluster_->daemon(0).Metric("ashlar_objects");
+  EXPECT_GT(evicted, published / 2);
+  Figure("objects that the holder evicted meanwhile", evicted);
 }
 
 // The same texts under another tenant's name: nothing of it is found, nor said.

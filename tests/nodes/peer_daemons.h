@@ -50,16 +50,22 @@ class Certificates {
     daemon::ReplaceFile(path + ".key", pair.key);
     return absl::StrCat("{ca_file: ", path, ".ca, cert_file: ", path, ".cert, key_file: ", path, ".key}");
   }
+  // Of the node's files, whose names are these and .ca, .cert or .key.
+  std::string PathOf(const std::string& node) const { return folder_ / node; }
 
  private:
   const std::filesystem::path folder_;
 };
 
-inline std::string ClusterYaml(const NodePlace& place, const std::string& tls) {
+inline constexpr double kLeaseMs = 3'000;
+
+// `lookup_ms`: how long a look-up waits for other nodes.
+inline std::string ClusterYaml(const NodePlace& place, const std::string& tls, uint32_t lookup_ms = 5000) {
   return absl::StrCat("cluster:\n  node: ", place.name, "\n  control_address: ", place.control_address,
                       "\n  transport_address: ", place.transport_address,
-                      "\n  announce: all\n  lookup_milliseconds: 5000\n  tls: ", tls, "\n  etcd: {endpoints: [\"",
-                      place.etcd_endpoints[0], "\"], lease_seconds: 3}\n");
+                      "\n  announce: all\n  lookup_milliseconds: ", lookup_ms, "\n  tls: ", tls,
+                      "\n  etcd: {endpoints: [\"", place.etcd_endpoints[0], "\"], lease_seconds: ", kLeaseMs / 1000,
+                      "}\n");
 }
 
 inline size_t Hits(const Match& match) {
@@ -138,6 +144,26 @@ class PeerDaemonsTest : public testing::Test {
     ASSERT_TRUE(landed) << daemon.log();
     Figure("landed in the end, ms", since.ms());
     ExpectRight(engine, prompt, std::vector<MissReason>(prompt.size(), MissReason::kNone));
+  }
+
+  // Looks the prompt up until all of it is found.
+  static Match Found(TestEngine& engine, const std::vector<Tokens>& prompt) {
+    std::optional<Match> match;
+    EXPECT_TRUE(Eventually([&] {
+      match.emplace(engine.Lookup(prompt));
+      return Hits(*match) == prompt.size();
+    }));
+    return *std::move(match);
+  }
+  // Whether a daemon, which an engine of this model uses, knows all that the others hold.
+  bool KnowsAll(size_t node) const {
+    const auto all = static_cast<double>(cluster_->KeysInEtcd('e'));
+    const DaemonProcess& daemon = cluster_->daemon(node);
+    return all == cluster_->Sum("ashlar_objects") &&
+           daemon.Metric("ashlar_directory_entries") == all - daemon.Metric("ashlar_objects");
+  }
+  void AwaitEntries(size_t node) const {
+    EXPECT_TRUE(Eventually([&] { return KnowsAll(node); })) << "node " << node;
   }
   // Compares every byte of what has landed.
   static void ExpectRight(TestEngine& engine, const std::vector<Tokens>& prompt,

@@ -3,14 +3,18 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "daemon/testing/child_process.h"
+#include "proto/limits.h"
 #include "tests/nodes/peer_daemons.h"
 
 namespace ashlar::nodes {
@@ -111,6 +115,47 @@ TEST_F(PeerFaultsTest, ALinkWithADelayOf200MillisecondsCostsTime) {
   ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
 }
 
+// Links to etcd as well. Two nodes fetch from each other, and the third one from both.
+TEST_F(PeerFaultsTest, FramesThatComeTwiceOrInAnotherOrderChangeNothing) {
+  Start(3);
+  cluster_->network().SetAll({.duplicate = 0.05, .reorder = 0.05});
+  std::vector<std::vector<Tokens>> prompts[2];
+  for (size_t node = 0; node < 2; ++node) {
+    TestEngine engine(cluster_->daemon(node).client_options());
+    for (int i = 0; i < 10; ++i) engine.PublishPrompt(prompts[node].emplace_back(MakePrompt(random_(), 4, 200)));
+  }
+  const Stopwatch since;
+  std::vector<std::thread> nodes;
+  for (size_t node = 0; node < 3; ++node) {
+    nodes.emplace_back([this, node, &prompts] {
+      for (size_t holder = 0; holder < 2; ++holder) {
+        if (holder == node) continue;
+        for (const auto& prompt : prompts[holder]) ExpectToLand(cluster_->daemon(node), prompt, true);
+      }
+    });
+  }
+  for (std::thread& node : nodes) node.join();
+  Figure("until all has landed, ms", since.ms());
+  for (const char* fault : {"ashlar_remote_objects_total{outcome=\"failed\"}", "ashlar_remote_lost_pieces_total",
+                            "ashlar_transport_malformed_total", "ashlar_transport_refused_total"}) {
+    EXPECT_EQ(cluster_->Sum(fault), 0) << fault;
+  }
+  LinkCounts all;
+  for (size_t from = 0; from < cluster_->network().nodes(); ++from) {
+    for (size_t to = 0; to < cluster_->network().nodes(); ++to) {
+      const LinkCounts counts = cluster_->network().counts(from, to);
+      all.delivered += counts.delivered;
+      all.duplicated += counts.duplicated;
+      all.reordered += counts.reordered;
+    }
+  }
+  EXPECT_GT(all.duplicated, 0u);
+  EXPECT_GT(all.reordered, 0u);
+  Figure("frames", static_cast<double>(all.delivered));
+  Figure("frames that came twice", static_cast<double>(all.duplicated));
+  Figure("frames that were overtaken", static_cast<double>(all.reordered));
+}
+
 TEST_F(PeerFaultsTest, ACutOfTenSecondsHeals) {
   Start(2);
   const std::vector<Tokens> first = NewPrompt(), second = NewPrompt();
@@ -196,6 +241,49 @@ TEST_F(PeerFaultsTest, WrongBytesOfAPeerNeverLand) {
   EXPECT_EQ(Hits(engine.Lookup(prompt)), prompt.size());
 }
 
+// Etcd and the certificate say that it is node 2, which has what the others ask for.
+TEST_F(PeerFaultsTest, APeerOfAnotherVersionGetsNothing) {
+  Start(3);
+  const std::vector<Tokens> there = NewPrompt(), here = NewPrompt();
+  Publish(cluster_->daemon(2), there);
+  Publish(cluster_->daemon(0), here);
+  TestEngine engine(cluster_->daemon(1).client_options());
+  AwaitEntries(1);
+  const std::string member = cluster_->KeepMember(2);
+  ASSERT_NE(member, "");
+  cluster_->daemon(2).Kill();
+  const NodePlace place = cluster_->place(2), other = cluster_->place(0);
+  const uint32_t version = limits::kPeerProtocolMax + 1;
+  const std::string log = cluster_->daemon(2).directory() + "/peer_of_version.log";
+  daemon::ChildProcess peer;
+  peer.Start({.command = {PEER_OF_VERSION, absl::StrCat(version), place.name, place.control_address,
+                          certificates_.PathOf(place.name), other.name, other.control_address},
+              .log = log,
+              .network_namespace = cluster_->network().stack(2)});
+  const Stopwatch since;
+  const std::string words = absl::StrCat("refused: 9 protocol: the peer speaks ", version, " to ", version);
+  const auto said = [&] {
+    std::ifstream file(log);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  EXPECT_TRUE(Eventually([&] { return said().find(words) != std::string::npos; })) << said();
+  const std::string refused = "ashlar_peer_refusals_total{reason=\"version\"}";
+  double slowest = 0;
+  EXPECT_TRUE(Eventually([&] {
+    const Stopwatch lookup;
+    EXPECT_EQ(Hits(engine.Lookup(there)), 0u);
+    slowest = std::max(slowest, lookup.ms());
+    return cluster_->daemon(1).Metric(refused) > 0;  // which has greeted it
+  })) << cluster_->daemon(1).log();
+  Figure("until both sides have refused it, ms", since.ms());
+  Figure("slowest look-up, ms", slowest);
+  EXPECT_TRUE(Eventually([&] { return cluster_->daemon(0).Metric(refused) > 0; }));  // which it has greeted
+  EXPECT_EQ(cluster_->daemon(1).Metric("ashlar_cluster_members"), 3) << "etcd has all three";
+  ExpectToLand(cluster_->daemon(1), here, true);
+  peer.Kill();
+  cluster_->ForgetMember(member);
+}
+
 // Nothing of a node that has gone stays in etcd.
 TEST_F(PeerFaultsTest, KeysOfANodeThatDiedAreSwept) {
   Start(2);
@@ -209,7 +297,7 @@ TEST_F(PeerFaultsTest, KeysOfANodeThatDiedAreSwept) {
     const DaemonProcess& left = cluster_->daemon(1);
     return left.Metric("ashlar_directory_entries") == 0 && left.Metric("ashlar_cluster_members") == 1;
   }));
-  EXPECT_LT(since.ms(), 2 * 3000 + 3000) << "two leases, and patience for a busy machine";
+  EXPECT_LT(since.ms(), 2 * kLeaseMs + 3000) << "two leases, and patience for a busy machine";
   Figure("until nobody believes it, ms", since.ms());
   EXPECT_TRUE(Eventually([&] { return cluster_->Held(/*all_announced=*/true).empty(); }));
   Figure("until its keys are swept from etcd, ms", since.ms());

@@ -168,6 +168,8 @@ class Transport {
   // RESOURCE_EXHAUSTED: too many requests wait; UNAVAILABLE: no connection, or it was lost; DEADLINE_EXCEEDED;
   // CANCELLED; PERMISSION_DENIED: no such grant; what the owner answered. After an error any of the targets' bytes may
   // have changed. Returns a number for Cancel.
+  // Daemons fetch: a push asks where its bytes go, so that its first byte takes as many journeys as that of a fetch
+  // that begins with the word that the bytes are there. `ashlar-bench transfer` and tests push.
   uint64_t Fetch(const HostPort& peer, const Grant& grant, uint64_t offset, Spans targets, int64_t deadline, Done done,
                  std::shared_ptr<const RemoteMemory> memory = nullptr);
   uint64_t Push(const HostPort& peer, const Grant& grant, uint64_t offset, ConstSpans sources, int64_t deadline,
