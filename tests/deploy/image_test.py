@@ -134,7 +134,7 @@ class Image(unittest.TestCase):
                 self.assertTrue(name in GATHERED or name.startswith(f"{RECORDS}/"), f"{name}: no package has it")
 
     def test_the_same_package_makes_the_same_image(self):
-        """And package_test.py makes the same package of the same build."""
+        # package_test.py makes the same package of the same build.
         self.build(f"{IMAGE}-again")
         images = (IMAGE, f"{IMAGE}-again")
         first, second = (self.listing(image) for image in images)

@@ -5,6 +5,7 @@ usage: log_fuzz_test.py SOURCE_ROOT    (environment: ASHLAR_LOG_SECONDS, how lon
 """
 
 import contextlib
+import copy
 import importlib.machinery
 import importlib.util
 import io
@@ -61,7 +62,7 @@ def damage_values(draw, lines):
         if draw.random() < 0.2:
             del holder[key]
         else:
-            holder[key] = draw.choice(ANYTHING)
+            holder[key] = copy.deepcopy(draw.choice(ANYTHING))
         if not places(lines, []):
             break
     return "".join(json.dumps(line) + "\n" for line in lines)
