@@ -9,6 +9,7 @@
   ROW(Models, ModelsRequest, ModelsReply)             \
   ROW(Stats, StatsRequest, StatsReply)                \
   ROW(Sessions, SessionsRequest, SessionsReply)       \
+  ROW(Peers, PeersRequest, PeersReply)                \
   ROW(GetConfig, GetConfigRequest, GetConfigReply)    \
   ROW(Pin, PinRequest, ObjectsReply)                  \
   ROW(Unpin, Texts, ObjectsReply)                     \

@@ -1,4 +1,4 @@
-// An operator's calls on the daemon: Stats, Sessions, GetConfig and the drain; and the common part of all calls.
+// An operator's calls on the daemon: Stats, Sessions, Peers, GetConfig and the drain; and the common part of all calls.
 #include "daemon/admin/admin_service.h"
 
 #include <future>
@@ -130,6 +130,32 @@ absl::Status AdminService::Sessions(const v1::SessionsRequest&, v1::SessionsRepl
     info->set_draining(draining);
   }
   return absl::OkStatus();
+}
+
+absl::Status AdminService::Peers(const v1::PeersRequest&, v1::PeersReply* reply) const {
+  return OnLoop([&] {
+    for (const PeerFigures& peer : parts_.measure().cluster.peers) {
+      v1::PeerInfo* info = reply->add_peers();
+      info->set_node(peer.node);
+      info->set_version(peer.version);
+      info->set_control_address(peer.control_address);
+      info->set_transport_address(peer.transport_address);
+      info->set_connected(peer.connected);
+      info->set_path(peer.path);
+      info->set_lanes(peer.lanes);
+      info->set_bytes_per_second(peer.bytes_per_second);
+      info->set_journey_seconds(peer.journey_seconds);
+      info->set_fetched_bytes(peer.fetched_bytes);
+      info->set_given_bytes(peer.given_bytes);
+      info->set_failed_calls(peer.failed_calls);
+      info->set_lost_connections(peer.lost_connections);
+      info->set_stalls(peer.stalls);
+      info->set_held_there(peer.held_there);
+      info->set_held_there_bytes(peer.held_there_bytes);
+      info->set_held_here(peer.held_here);
+      info->set_held_here_bytes(peer.held_here_bytes);
+    }
+  });
 }
 
 absl::Status AdminService::Drain(const v1::DrainRequest&, v1::DrainReply* reply) const {

@@ -39,6 +39,7 @@ struct ClusterMetrics::Impl {
   }
 
   prometheus::Registry& registry;
+  PeerMetrics by_node{registry};
   prometheus::Gauge& members = GaugeFamily("ashlar_cluster_members", "Nodes of the cluster, this one too").Add({});
   prometheus::Gauge& peers = GaugeFamily("ashlar_peers_connected", "Nodes that this one has a connection to").Add({});
   prometheus::Gauge& directory = GaugeFamily("ashlar_directory_connected", "1 while etcd is reached").Add({});
@@ -135,6 +136,7 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.entries.Set(static_cast<double>(figures.directory_entries));
   impl.entry_bytes.Set(static_cast<double>(figures.directory_bytes));
   impl.queued.Set(static_cast<double>(figures.directory_queued));
+  impl.by_node.Set(figures.peers);
   impl.forgettings_here.Set(static_cast<double>(figures.forgettings_here.count));
   impl.forgettings_elsewhere.Set(static_cast<double>(figures.forgettings_elsewhere.count));
   impl.forgetting_age_here.Set(figures.forgettings_here.oldest_seconds);

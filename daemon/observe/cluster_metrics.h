@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/observe/peer_metrics.h"
+
 namespace ashlar::daemon {
 
 // Forgettings that some present node has not acknowledged.
@@ -48,6 +50,8 @@ struct ClusterFigures {
   bool slow_fabric = false;
   int64_t certificate_expiry = 0;       // Unix time; 0: peers are believed without one
   int64_t etcd_certificate_expiry = 0;  // likewise; 0: etcd is shown none
+  std::vector<PeerFigures> peers;       // the other members, in the order of their names; at most as many as are
+                                        // connected to (PeerChannels::kMostPeers)
 };
 
 class ClusterMetrics {

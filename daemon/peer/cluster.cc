@@ -337,6 +337,8 @@ ClusterFigures Cluster::figures() const {
                          .slow_fabric = transport.slow_fabric,
                          .certificate_expiry = impl_->trusted->tls == nullptr ? 0 : impl_->trusted->tls->expiry(),
                          .etcd_certificate_expiry = directory.certificate_expiry};
+  figures.peers = impl_->peers.PerNode(transport, PeerChannels::kMostPeers,
+                                       [this](const Member& member) { return impl_->channels.Connected(member); });
   const auto add = [&](const char* why, const OfferCounts& counts) {
     for (const auto& [outcome, count] : counts) figures.offers.push_back({why, std::string(Name(outcome)), count});
   };

@@ -8,22 +8,32 @@
 #include "storage/objects/object_bytes.h"
 
 namespace ashlar::daemon {
+namespace {
+
+// Without its incarnation.
+std::string NameOf(const std::string& node) {
+  return node.substr(0, node.find('/'));
+}
+
+}  // namespace
+
 // The extents of one leased object. Their addresses stay as long as the lease, which outlives the grant; their bytes
 // may still be on their way up from a lower tier.
 class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_this<Bytes> {
  public:
-  Bytes(Holder& holder, const Lease& lease, std::vector<std::byte*> extents)
-      : holder_(holder), lease_(lease), extents_(std::move(extents)) {}
+  Bytes(Holder& holder, const Lease& lease, std::vector<std::byte*> extents,
+        std::shared_ptr<std::atomic<uint64_t>> given)
+      : holder_(holder), lease_(lease), extents_(std::move(extents)), given_(std::move(given)) {}
 
   void Resolve(uint64_t offset, uint64_t length, std::function<void(absl::StatusOr<Spans>)> answer) override {
     const uint64_t needed = (offset + length + limits::kExtentBytes - 1) / limits::kExtentBytes;
-    if (whole_ >= needed) return answer(SpansOf(offset, length));
+    if (whole_ >= needed) return answer(Give(offset, length));
     const std::shared_ptr<Bytes> self = shared_from_this();  // the grant may end before this runs
     holder_.loop_.PostCompletion(lease_.tenant, [this, self, offset, length, needed, answer = std::move(answer)] {
       const auto loaded = [this, self, offset, length, needed, answer](bool whole) {
         if (!whole) return answer(absl::NotFoundError("the object is not there any more"));
         whole_ = std::max<uint64_t>(whole_, needed);
-        answer(SpansOf(offset, length));
+        answer(Give(offset, length));
       };
       if (!holder_.cache_.WhenLoaded(lease_.session->id, lease_.lease, 0, needed, loaded)) loaded(false);
     });
@@ -31,6 +41,10 @@ class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_
   void Written(uint64_t, uint64_t, const absl::Status&) override {}  // the grant is for reading
   // All of it is there, and stays there: also when the object itself ends meanwhile.
   void BecameWhole() { whole_ = extents_.size(); }
+  Spans Give(uint64_t offset, uint64_t length) {
+    *given_ += length;
+    return SpansOf(offset, length);
+  }
   Spans SpansOf(uint64_t offset, uint64_t length) const {
     Spans spans;
     while (length > 0) {
@@ -47,6 +61,7 @@ class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_
   Holder& holder_;
   const Lease lease_;
   const std::vector<std::byte*> extents_;
+  const std::shared_ptr<std::atomic<uint64_t>> given_;
   std::atomic<uint64_t> whole_{0};  // extents, from the start
 };
 
@@ -69,6 +84,11 @@ void Holder::RegisterArenas(Transport& transport, storage::MemoryTier& tier) {
 bool Holder::Open(const std::string& node, storage::TenantId tenant, const PeerOpen& open,
                   std::vector<PeerOpened>& opened, storage::Slice& slice) {
   Node& state = nodes_[node];
+  if (state.given == nullptr) {
+    std::shared_ptr<std::atomic<uint64_t>>& given = given_[NameOf(node)];
+    if (given == nullptr) given = std::make_shared<std::atomic<uint64_t>>(0);
+    state.given = given;
+  }
   while (opened.size() < open.objects.size()) {
     if (!slice.Take()) return false;
     const PeerObject& wanted = open.objects[opened.size()];
@@ -76,7 +96,7 @@ bool Holder::Open(const std::string& node, storage::TenantId tenant, const PeerO
     answer.miss = OpenOne(state, tenant, {.key = wanted.key, .shard = wanted.shard}, open.lease_ms, answer);
     ++(answer.miss == MissReason::kNone ? stats_.opened : stats_.missed);
     if (answer.miss == MissReason::kNone && options_.gave) {
-      options_.gave(node.substr(0, node.find('/')), tenant, wanted.key);
+      options_.gave(NameOf(node), tenant, wanted.key);
     }
   }
   return true;
@@ -102,10 +122,11 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
   Lease lease{.session = session,
               .tenant = tenant,
               .lease = match.lease,
+              .bytes = found.header->bytes,
               .ends_at = clock_.Now() + storage::Nanos{1'000'000} * lease_ms};
   const storage::Tier& tier = *tiers_.at(found.slot->runs.front().arena / storage::kArenasApart);
   std::vector<std::byte*> extents = storage::ObjectBytes(tier, *found.slot).extents();
-  const auto bytes = std::make_shared<Bytes>(*this, lease, std::move(extents));
+  const auto bytes = std::make_shared<Bytes>(*this, lease, std::move(extents), node.given);
   // This uses the lease, so that the cache keeps it until it is released: the peer's lives by its own clock.
   cache_.WhenLoaded(session->id, match.lease, 0, found.header->Extents(), [bytes](bool whole) {
     if (whole) bytes->BecameWhole();
@@ -123,6 +144,7 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
   for (RemoteArena& arena : memory.arenas) opened.arenas.push_back({std::move(arena.key), arena.base, arena.bytes});
   for (const RemoteRun& run : memory.runs) opened.runs.push_back({run.arena, run.offset, run.bytes});
   node.leases.emplace(match.lease, lease);
+  node.bytes += lease.bytes;
   ++stats_.leases;
   return MissReason::kNone;
 }
@@ -139,7 +161,10 @@ uint32_t Holder::Renew(const std::string& node, const PeerLease& lease, uint32_t
 void Holder::Close(const std::string& node, const PeerLease& lease) {
   const auto state = nodes_.find(node);
   if (state == nodes_.end()) return;
-  if (const auto ended = state->second.leases.extract(lease)) End(ended.mapped());
+  if (const auto ended = state->second.leases.extract(lease)) {
+    state->second.bytes -= ended.mapped().bytes;
+    End(ended.mapped());
+  }
 }
 
 // The object stays until the transport has let go of it.
@@ -181,6 +206,7 @@ void Holder::Tick() {
         continue;
       }
       ++stats_.expired;
+      node.bytes -= lease->second.bytes;
       End(lease->second);
       lease = node.leases.erase(lease);
     }
@@ -191,6 +217,23 @@ Holder::Stats Holder::stats() const {
   Stats stats = stats_;
   stats.nodes = nodes_.size();
   return stats;
+}
+
+std::map<std::string, Holder::OfNode> Holder::ByNode() const {
+  std::map<std::string, OfNode> figures;
+  for (const auto& [name, given] : given_) figures[name].given = *given;
+  for (const auto& [node, state] : nodes_) {
+    OfNode& of_node = figures[NameOf(node)];
+    of_node.leases += state.leases.size();
+    of_node.bytes += state.bytes;
+  }
+  return figures;
+}
+
+void Holder::Keep(const std::set<std::string>& nodes) {
+  std::set<std::string> holding;
+  for (const auto& [node, state] : nodes_) holding.insert(NameOf(node));
+  std::erase_if(given_, [&](const auto& each) { return !nodes.contains(each.first) && !holding.contains(each.first); });
 }
 
 }  // namespace ashlar::daemon

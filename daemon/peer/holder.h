@@ -2,10 +2,12 @@
 // sends, and takes all back when a node has gone.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,6 +63,14 @@ class Holder {
   // Ends what is past its time. Call it about once a second.
   void Tick();
   Stats stats() const;
+  struct OfNode {
+    uint64_t leases = 0, bytes = 0;  // of objects that it holds here now
+    uint64_t given = 0;              // bytes that were sent to it, ever
+  };
+  // By the nodes' names.
+  std::map<std::string, OfNode> ByNode() const;
+  // Forgets how much was sent to nodes that are not among these, and hold nothing.
+  void Keep(const std::set<std::string>& nodes);
 
  private:
   class Bytes;  // behind a grant
@@ -75,11 +85,14 @@ class Holder {
     storage::TenantId tenant = 0;
     storage::LeaseId lease{};
     uint64_t grant = 0;
+    uint64_t bytes = 0;  // of the object
     storage::Nanos ends_at = 0;
   };
   struct Node {
     std::map<storage::TenantId, std::shared_ptr<Session>> sessions;
     std::map<PeerLease, Lease> leases;
+    uint64_t bytes = 0;  // of the leases' objects
+    std::shared_ptr<std::atomic<uint64_t>> given;
   };
 
   MissReason OpenOne(Node& node, storage::TenantId tenant, const storage::Query& query, uint32_t lease_ms,
@@ -96,7 +109,8 @@ class Holder {
   const std::vector<const storage::Tier*> tiers_;
   const Options options_;
   bool giving_ = true;
-  std::map<std::string, Node> nodes_;
+  std::map<std::string, Node> nodes_;                                    // by name and incarnation
+  std::map<std::string, std::shared_ptr<std::atomic<uint64_t>>> given_;  // by name
   storage::SessionId next_session_ = kFirstSession;
   Stats stats_;
 };

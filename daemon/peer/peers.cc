@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/runtime/host_port.h"
 #include "proto/prefill_limits.h"
 
@@ -99,6 +100,7 @@ void Peers::Tick() {
 }
 
 void Peers::ForgetStrangers() {
+  if (stopped_) return;  // nobody is a peer any more
   const storage::Nanos now = clock_.Now();
   std::vector<HostPort> addresses;
   for (const std::shared_ptr<const Member>& member : directory_.Members()) {
@@ -110,10 +112,12 @@ void Peers::ForgetStrangers() {
   std::set<std::string> nodes;
   for (const auto& [node, seen] : members_) nodes.insert(node);
   rates_.Keep(nodes);
+  holder_->Keep(nodes);
   transport_.KeepPeers(std::move(addresses));
 }
 
 bool Peers::Stop() {
+  stopped_ = true;
   EndOffers();
   cache_->offers().SettleTaken();
   objects_.Stop();
@@ -130,6 +134,54 @@ PeersStats Peers::stats() const {
           .handed_over = offerer_.stats(OfferKind::kDrain),
           .replicated = offerer_.stats(OfferKind::kHot),
           .handed_off = offerer_.stats(OfferKind::kHandOff)};
+}
+
+std::vector<PeerFigures> Peers::PerNode(const TransportStats& transport, size_t most,
+                                        const std::function<bool(const Member&)>& connected) const {
+  std::map<std::string, const PeerStats*> by_address;
+  for (const PeerStats& peer : transport.peers) {
+    if (!peer.accepted) by_address[peer.peer] = &peer;
+  }
+  const auto here = holder_->ByNode();
+  const auto there = objects_.HeldByNode();
+  std::map<std::string, PeerFigures> figures;
+  for (const std::shared_ptr<const Member>& member : directory_.Members()) {
+    if (member->node == options_.self) continue;
+    const PeerRates::Figures rates = rates_.Of(member->node);
+    PeerFigures each{.node = member->node,
+                     .version = member->version,
+                     .control_address = member->control_address,
+                     .transport_address = member->transport_address,
+                     .connected = connected(*member),
+                     .bytes_per_second = rates.bytes_per_second,
+                     .journey_seconds = static_cast<double>(rates.journey) * 1e-9,
+                     .fetched_bytes = rates.bytes,
+                     .failed_calls = rates.failed_calls,
+                     .stalls = rates.stalls};
+    const absl::StatusOr<HostPort> address = ParseHostPort(member->transport_address);
+    const auto bytes =
+        address.ok() ? by_address.find(absl::StrCat(address->host, ":", address->port)) : by_address.end();
+    if (bytes != by_address.end()) {
+      each.path = bytes->second->path;
+      each.lanes = bytes->second->lanes;
+      each.lost_connections = bytes->second->failures;
+    }
+    if (const auto found = here.find(member->node); found != here.end()) {
+      each.held_here = found->second.leases;
+      each.held_here_bytes = found->second.bytes;
+      each.given_bytes = found->second.given;
+    }
+    if (const auto found = there.find(member->node); found != there.end()) {
+      each.held_there = found->second.copies;
+      each.held_there_bytes = found->second.bytes;
+    }
+    figures[member->node] = std::move(each);
+  }
+  std::vector<PeerFigures> list;
+  for (auto& [node, each] : figures) {
+    if (list.size() < most) list.push_back(std::move(each));
+  }
+  return list;
 }
 
 void Peers::PeerHere(const PeerHello& peer) {

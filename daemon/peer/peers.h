@@ -2,6 +2,7 @@
 // holds.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/observe/cluster_metrics.h"
 #include "daemon/peer/announcer.h"
 #include "daemon/peer/channels/peer_asker.h"
 #include "daemon/peer/channels/peer_rates.h"
@@ -82,9 +84,14 @@ class Peers final : public PeerCalls {
   void Tick();   // call it about once a second
   // Nothing is offered or taken any more, and offers that wait are answered.
   void EndOffers();
-  // Ends what is fetched, and takes back what other nodes hold. False: something of it still moves; call again.
+  // Ends what is fetched, and takes back what other nodes hold. False: something of it still moves; call again. The
+  // transport may go when it has returned true.
   bool Stop();
   PeersStats stats() const;
+  // Of the other members that the directory has, the first `most` by their names. `transport`: its stats, a moment old.
+  // `connected`: for calls.
+  std::vector<PeerFigures> PerNode(const TransportStats& transport, size_t most,
+                                   const std::function<bool(const Member&)>& connected) const;
 
   // PeerCalls. A request that finds no room on the metadata thread is refused with RESOURCE_EXHAUSTED.
   void PeerHere(const PeerHello& peer) override;
@@ -125,7 +132,7 @@ class Peers final : public PeerCalls {
   std::unique_ptr<DrainHandOver> hand_over_;
   std::unique_ptr<PromptHandOff> hand_off_;
   std::unique_ptr<Replicas> replicas_;
-  bool draining_ = false;
+  bool draining_ = false, stopped_ = false;
   std::map<std::string, storage::Nanos> members_;  // nodes, and when each was last seen in the directory
   Router* router_ = nullptr;                       // null: no engine here is asked to prefill
   std::mutex mutex_;

@@ -68,6 +68,37 @@ TEST_F(PeersTest, WhatOneNodePublishesLandsAtAnother) {
   AwaitNothingLeased(b);
 }
 
+TEST_F(PeersTest, EachNodeSaysWhatItHasWithEachOther) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
+  const ObjectHeader plan = Plan(1, 8000);
+  a.Publish(plan, 1);
+  EXPECT_EQ(Land(b, plan, 1), MissReason::kNone);
+  AwaitNothingLeased(b);
+  const auto of = [](PeerNode& node, const std::string& other) {
+    const TransportStats transport = node.transport->stats();
+    const auto figures =
+        node.OnLoop([&] { return node.peers.PerNode(transport, 512, [](const Member&) { return true; }); });
+    const auto found = std::ranges::find(figures, other, &PeerFigures::node);
+    return found == figures.end() ? PeerFigures{} : *found;
+  };
+  const PeerFigures from_a = of(b, "a"), to_b = of(a, "b"), none = of(b, "c");
+  EXPECT_TRUE(from_a.connected);
+  EXPECT_EQ(from_a.path, "am");
+  EXPECT_THAT(from_a.lanes, ::testing::StartsWith("tcp/"));
+  EXPECT_EQ(from_a.fetched_bytes, plan.bytes);
+  EXPECT_GT(from_a.bytes_per_second, 0);
+  EXPECT_GT(from_a.journey_seconds, 0);
+  EXPECT_EQ(from_a.given_bytes, 0u);
+  EXPECT_EQ(from_a.failed_calls + from_a.lost_connections + from_a.stalls, 0u);
+  // The header comes with the answer to the look-up.
+  EXPECT_GT(to_b.given_bytes, plan.bytes - 64 * 1024);
+  EXPECT_LE(to_b.given_bytes, plan.bytes);
+  EXPECT_EQ(to_b.fetched_bytes, 0u);
+  EXPECT_EQ(none.node, "c");
+  EXPECT_EQ(none.path, "");
+  EXPECT_EQ(none.fetched_bytes, 0u);
+}
+
 TEST_F(PeersTest, TheAddressOfANodeThatHasGoneIsForgotten) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   a.Publish(Plan(1), 1);

@@ -93,7 +93,7 @@ TEST_F(Ashlarctl, BundlesWhatOthersNeedWithoutNames) {
   std::ostringstream text;
   text << std::ifstream(file).rdbuf();
   const json bundle = json::parse(text.str());
-  for (const char* part : {"status", "stats", "sessions", "models", "config", "last_misses", "doctor"}) {
+  for (const char* part : {"status", "stats", "sessions", "peers", "models", "config", "last_misses", "doctor"}) {
     ASSERT_TRUE(bundle.contains(part)) << part;
     EXPECT_FALSE(bundle[part].contains("error")) << part << ": " << bundle[part].dump();
   }
@@ -167,6 +167,8 @@ TEST_F(Ashlarctl, SaysHowTheDaemonIs) {
   EXPECT_EQ(Ask("sessions")["sessions"][0]["models"], 1);
   EXPECT_EQ(Ask("sessions")["sessions"][0]["release"], Version());
   EXPECT_THAT(Run("sessions").output, HasSubstr("tenant default"));
+  EXPECT_EQ(Run("peers").output, "no other nodes\n");
+  EXPECT_EQ(Ask("peers"), json::parse(R"({"peers": []})"));
   EXPECT_THAT(Run("config").output, HasSubstr("capacity_bytes: 8388608"));
 }
 

@@ -1,9 +1,49 @@
 // Daemons of one cluster, each in a network stack of its own, with a real etcd and mutual TLS: what one has serves the
 // engines of the others, and whatever fails between them costs engines a miss at most.
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "tests/integration/ashlarctl_run.h"
 #include "tests/nodes/peer_daemons.h"
+#include "tools/ashlarctl/json_fields.h"
 
 namespace ashlar::nodes {
 namespace {
+
+TEST_F(PeerDaemonsTest, AnOperatorSeesEachPeer) {
+  Start(3);
+  const std::vector<Tokens> prompt = NewPrompt();
+  Publish(cluster_->daemon(0), prompt);
+  ExpectToLand(cluster_->daemon(1), prompt, /*remote=*/true);
+  const auto run = [this](size_t node, const std::string& arguments) {
+    return integration::RunAshlarctl(ASHLARCTL, arguments, cluster_->daemon(node).admin_socket()).output;
+  };
+  std::set<std::string> documented;
+  for (const ctl::JsonField& field : ctl::JsonFieldsOf("peers")) documented.insert(field.path);
+  nlohmann::json from, to;
+  // The transport's figures are a second old at most.
+  ASSERT_TRUE(Eventually([&] {
+    from = nlohmann::json::parse(run(1, "peers --json"))["peers"];
+    return from.size() == 2 && from[0]["path"] == "am";
+  })) << from.dump(2);
+  EXPECT_EQ(from[0]["node"], "node0");
+  EXPECT_EQ(from[1]["node"], "node2");
+  for (const auto& peer : from) {
+    for (const auto& [name, value] : peer.items()) EXPECT_TRUE(documented.contains("peers[]." + name)) << name;
+    EXPECT_EQ(peer.size(), documented.size());
+    EXPECT_TRUE(peer["connected"].get<bool>());
+  }
+  EXPECT_GT(from[0]["fetched_bytes"], 0);
+  EXPECT_GT(from[0]["bytes_per_second"], 0.0);
+  EXPECT_GT(from[0]["journey_seconds"], 0.0);
+  EXPECT_EQ(from[1]["fetched_bytes"], 0);
+  to = nlohmann::json::parse(run(0, "peers --json"))["peers"];
+  EXPECT_EQ(to[0]["node"], "node1");
+  EXPECT_GT(to[0]["given_bytes"], 0);
+  EXPECT_THAT(run(1, "peers"), testing::HasSubstr("node0: connected"));
+  EXPECT_GT(cluster_->daemon(1).Metric("ashlar_peer_bytes_total{direction=\"fetched\",node=\"node0\"}"), 0);
+}
 
 TEST_F(PeerDaemonsTest, WhatOneNodeHasServesTheOthers) {
   Start(3);

@@ -59,6 +59,7 @@ absl::StatusOr<Answer> Explain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Models(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Stats(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Sessions(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Peers(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Pin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Unpin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Evict(const Arguments& arguments, AdminClient& client);

@@ -104,6 +104,13 @@ std::vector<Command> CommandsOnTheDaemon() {
       {"models", "", "the models that engines opened last, and their namespaces", "", {kTenant}, Models},
       {"stats", "", "tiers, tenants, hit rates, reasons of misses, evictions", "", {}, Stats},
       {"sessions", "", "the engines that are connected", "", {}, Sessions},
+      {"peers",
+       "",
+       "the other nodes of the cluster, as this one sees them",
+       "Of each: what carries its bytes, how fast they come, how long a call takes, what failed, and what the two keep "
+       "for each other.",
+       {},
+       Peers},
       {"drain",
        "",
        "ends what is under way and writes to the disk what memory alone has",
@@ -121,7 +128,8 @@ std::vector<Command> CommandsOnTheDaemon() {
       {"support-bundle",
        "FILE",
        "what others need to understand the daemon, in one JSON file",
-       "Status, statistics, sessions, models, misses, configuration and the machine's settings, no metrics and no log. "
+       "Status, statistics, sessions, peers, models, misses, configuration and the machine's settings, no metrics and "
+       "no log. "
        "Names of tenants, models, engines, users and nodes are replaced by numbers, and nodes' addresses; paths stay. "
        "FILE "
        "must not exist and gets mode 0600; - writes to the standard output.",

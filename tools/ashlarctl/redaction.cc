@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -12,14 +13,24 @@ namespace {
 
 using nlohmann::json;
 
-// Fields of answers whose values name somebody or something.
-constexpr const char* kNaming[] = {"tenant", "model_id", "lora", "client", "uid", "node"};
-
-// Fields of the configuration, by their last names, and the kind of alias that each value of them gets. A tenant's own
-// name is tenants[].name, and cluster.name is the cluster's.
 struct Naming {
   const char *field, *kind;
 };
+
+// Fields of answers whose values name somebody or something, and the kind of alias that each value of them gets.
+constexpr Naming kNaming[] = {
+    {"tenant", "tenant"},
+    {"model_id", "model_id"},
+    {"lora", "lora"},
+    {"client", "client"},
+    {"uid", "uid"},
+    {"node", "node"},
+    {"control_address", "address"},
+    {"transport_address", "address"},
+};
+
+// The same of the configuration, by the fields' paths. A tenant's own
+// name is tenants[].name, and cluster.name is the cluster's.
 constexpr Naming kNamingInYaml[] = {
     {"tenants[].name", "tenant"},
     {"tenants[].uids[]", "uid"},
@@ -36,9 +47,10 @@ constexpr Naming kNamingInYaml[] = {
     {"cluster.tls.spiffe_prefix", "prefix"},
 };
 
-const char* KindOf(const std::string& path) {
-  const auto* const found = std::ranges::find(kNamingInYaml, path, &Naming::field);
-  return found == std::end(kNamingInYaml) ? nullptr : found->kind;
+// Null: it names nothing.
+const char* KindOf(std::span<const Naming> table, const std::string& field) {
+  const auto found = std::ranges::find(table, field, &Naming::field);
+  return found == table.end() ? nullptr : found->kind;
 }
 
 }  // namespace
@@ -62,7 +74,7 @@ class Redaction::Writer {
       for (const YAML::Node& item : node) Write(item, path + "[]");
       out_ << YAML::EndSeq;
     } else {
-      const char* const kind = KindOf(path);
+      const char* const kind = KindOf(kNamingInYaml, path);
       out_ << (kind == nullptr || !node.IsScalar() ? node : YAML::Node(redaction_.Alias(kind, node.Scalar())));
     }
   }
@@ -76,8 +88,9 @@ class Redaction::Writer {
 void Redaction::Apply(json& value) {
   if (value.is_object()) {
     for (auto& [name, field] : value.items()) {
-      const bool naming = std::ranges::count(kNaming, name) > 0 && field.is_primitive() && !field.is_null();
-      naming ? void(field = Alias(name, field.is_string() ? field.get<std::string>() : field.dump())) : Apply(field);
+      const char* const kind = field.is_primitive() && !field.is_null() ? KindOf(kNaming, name) : nullptr;
+      kind != nullptr ? void(field = Alias(kind, field.is_string() ? field.get<std::string>() : field.dump()))
+                      : Apply(field);
     }
   } else if (value.is_array()) {
     for (json& item : value) Apply(item);

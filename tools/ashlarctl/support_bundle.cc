@@ -43,9 +43,13 @@ absl::StatusOr<Answer> SupportBundle(const Arguments& arguments, AdminClient& cl
     absl::StatusOr<Answer> (*run)(const Arguments& arguments, AdminClient& client);
     Arguments arguments;
   };
-  const Part parts[] = {{"status", Status, {}},     {"stats", Stats, {}},
-                        {"sessions", Sessions, {}}, {"models", Models, {}},
-                        {"config", Config, {}},     {"last_misses", Explain, {.options = {{"last", "200"}}}},
+  const Part parts[] = {{"status", Status, {}},
+                        {"stats", Stats, {}},
+                        {"sessions", Sessions, {}},
+                        {"peers", Peers, {}},
+                        {"models", Models, {}},
+                        {"config", Config, {}},
+                        {"last_misses", Explain, {.options = {{"last", "200"}}}},
                         {"doctor", Doctor, {}}};
   Redaction redaction;
   json bundle = {{"made_at", absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone())}};

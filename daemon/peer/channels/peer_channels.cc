@@ -41,6 +41,11 @@ size_t PeerChannels::connected() const {
   return count;
 }
 
+bool PeerChannels::Connected(const Member& member) const {
+  const std::shared_ptr<PeerClient> client = Find(member);
+  return client != nullptr && client->connected();
+}
+
 std::shared_ptr<PeerClient> PeerChannels::Find(const Member& member) const {
   const std::lock_guard lock(mutex_);
   const auto found = clients_.find(member.incarnation);

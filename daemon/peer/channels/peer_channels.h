@@ -37,6 +37,7 @@ class PeerChannels final : public PeerAsker, public PrefillAsker {
   // does; one call at a time.
   void Update(const std::vector<std::shared_ptr<const Member>>& members);
   size_t connected() const;
+  bool Connected(const Member& member) const;
 
   void Open(const Member& member, const std::string& tenant, PeerOpen open,
             PeerCalls::Done<std::vector<PeerOpened>> done) override;

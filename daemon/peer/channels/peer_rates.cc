@@ -21,6 +21,7 @@ void PeerRates::Answered(const std::string& node, storage::Nanos took) {
 void PeerRates::Failed(const std::string& node, storage::Nanos now) {
   Rate& rate = rates_[node];
   ++rate.failures;
+  ++rate.failed_calls;
   rate.failed_at = now;
 }
 
@@ -50,7 +51,20 @@ void PeerRates::Came(const std::string& node, uint64_t bytes, storage::Nanos too
 }
 
 void PeerRates::GaveUp(const std::string& node, storage::Nanos began, storage::Nanos now) {
-  rates_[node].copies.Unanswered(began, now);
+  Rate& rate = rates_[node];
+  ++rate.stalls;
+  rate.copies.Unanswered(began, now);
+}
+
+PeerRates::Figures PeerRates::Of(const std::string& node) const {
+  const auto found = rates_.find(node);
+  if (found == rates_.end()) return {};
+  const Rate& rate = found->second;
+  return {.bytes_per_second = rate.nanos > 0 ? rate.bytes / rate.nanos * 1e9 : 0,
+          .journey = rate.answers.mean(),
+          .failed_calls = rate.failed_calls,
+          .stalls = rate.stalls,
+          .bytes = rate.used};
 }
 
 storage::Nanos PeerRates::Estimate(const std::string& node, uint64_t bytes) const {

@@ -29,8 +29,19 @@ class PeerRates {
   void Ends(const std::string& node, uint64_t bytes) { rates_[node].under_way -= bytes; }
   // So many bytes came in so long, waiting for others' bytes included.
   void Came(const std::string& node, uint64_t bytes, storage::Nanos took);
+  // The node's bytes were those that were used.
+  void Used(const std::string& node, uint64_t bytes) { rates_[node].used += bytes; }
   // A copy that began then was given up: until one comes, more are waited for longer.
   void GaveUp(const std::string& node, storage::Nanos began, storage::Nanos now);
+
+  struct Figures {
+    double bytes_per_second = 0;  // of single copies, as Estimate takes it; 0: none has come yet
+    storage::Nanos journey = 0;   // of a call and its answer; 0: none was answered
+    uint64_t failed_calls = 0;    // that were not answered, ever
+    uint64_t stalls = 0;          // copies that were given up, ever
+    uint64_t bytes = 0;           // that came and were used, ever
+  };
+  Figures Of(const std::string& node) const;
 
   // Estimates the time until an object that is asked for now is here. 0: nothing is known of the node yet.
   storage::Nanos Estimate(const std::string& node, uint64_t bytes) const;
@@ -46,7 +57,8 @@ class PeerRates {
     RoundTrips answers, copies;
     double bytes = 0, nanos = 0;
     uint64_t under_way = 0;  // bytes
-    uint32_t failures = 0;
+    uint32_t failures = 0;   // in a row
+    uint64_t failed_calls = 0, stalls = 0, used = 0;
     storage::Nanos failed_at = 0;
   };
   std::map<std::string, Rate> rates_;

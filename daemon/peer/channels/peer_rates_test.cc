@@ -34,6 +34,24 @@ TEST(RoundTripsTest, EachCallThatIsNotAnsweredDoublesUpToABound) {
   EXPECT_EQ(trips.Limit(kBounds), kSecond);
 }
 
+TEST(PeerRatesTest, SaysOfANodeWhatAnOperatorLooksAt) {
+  PeerRates rates;
+  EXPECT_EQ(rates.Of("a").bytes_per_second, 0);
+  for (int i = 0; i < 3; ++i) rates.Answered("a", 2 * kMillisecond);
+  rates.Came("a", kPiece, kSecond / 2);
+  rates.Used("a", kPiece);
+  rates.Failed("a", kSecond);
+  rates.Failed("a", 2 * kSecond);
+  rates.GaveUp("a", 0, kSecond);
+  rates.Answered("a", 2 * kMillisecond);
+  const PeerRates::Figures figures = rates.Of("a");
+  EXPECT_NEAR(figures.bytes_per_second, 2.0 * kPiece, 1);
+  EXPECT_EQ(figures.journey, 2 * kMillisecond);
+  EXPECT_EQ(figures.failed_calls, 2u) << "also those before an answer";
+  EXPECT_EQ(figures.stalls, 1u);
+  EXPECT_EQ(figures.bytes, kPiece);
+}
+
 TEST(PeerRatesTest, NodesThatHaveGoneAreForgottenOnceNothingOfTheirsIsUnderWay) {
   PeerRates rates;
   for (const char* node : {"a", "b", "c"}) rates.Came(node, kPiece, kSecond);

@@ -157,6 +157,7 @@ void RemoteObjects::Came(Copy& copy, const std::shared_ptr<Race>& race) {
     if (request.from != nullptr) rates_.Came(request.from->node, bytes, now - request.began);
   }
   const std::shared_ptr<const Member>& sender = race->requests[static_cast<size_t>(race->won)].from;
+  rates_.Used(sender->node, bytes);
   if (std::ranges::count(copy.senders, sender) == 0) copy.senders.push_back(sender);
   --stats_.reading;
   ++stats_.pieces;
@@ -353,6 +354,20 @@ void RemoteObjects::Renewed(storage::RemoteCopyId id, const PeerLease& lease, st
   Copy& copy = found->second;
   if (copy.object.lease == lease) copy.object.leased_until = until;
   if (copy.second.has_value() && copy.second->lease == lease) copy.second->leased_until = until;
+}
+
+std::map<std::string, RemoteObjects::Held> RemoteObjects::HeldByNode() const {
+  std::map<std::string, Held> held;
+  const auto add = [&](const OpenedObject& object) {
+    Held& of_node = held[object.member->node];
+    ++of_node.copies;
+    of_node.bytes += object.header.bytes;
+  };
+  for (const auto& [id, copy] : copies_) {
+    add(copy.object);
+    if (copy.second.has_value()) add(*copy.second);
+  }
+  return held;
 }
 
 void RemoteObjects::Stop() {

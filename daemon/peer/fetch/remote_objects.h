@@ -70,6 +70,11 @@ class RemoteObjects final : public storage::RemoteSource {
   // From now on nothing can be read; what is under way ends soon.
   void Stop();
   const Stats& stats() const { return stats_; }
+  struct Held {
+    uint64_t copies = 0, bytes = 0;
+  };
+  // Copies that are open now, by the node that keeps the object for this one.
+  std::map<std::string, Held> HeldByNode() const;
 
  private:
   struct Piece {

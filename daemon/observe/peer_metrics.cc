@@ -1,0 +1,72 @@
+#include "daemon/observe/peer_metrics.h"
+
+#include <set>
+
+namespace ashlar::daemon {
+
+void PeerMetrics::Count::Reach(uint64_t count) {
+  counter->Increment(static_cast<double>(count < seen ? count : count - seen));
+  seen = count;
+}
+
+PeerMetrics::PeerMetrics(prometheus::Registry& registry)
+    : rates_(prometheus::BuildGauge()
+                 .Name("ashlar_peer_rate_bytes_per_second")
+                 .Help("How fast copies from another node come, as measured")
+                 .Register(registry)),
+      journeys_(prometheus::BuildGauge()
+                    .Name("ashlar_peer_journey_seconds")
+                    .Help("How long a call of another node and its answer take, as measured")
+                    .Register(registry)),
+      bytes_(prometheus::BuildCounter()
+                 .Name("ashlar_peer_bytes_total")
+                 .Help("Bytes of objects that came from another node, and that were sent to it")
+                 .Register(registry)),
+      failures_(prometheus::BuildCounter()
+                    .Name("ashlar_peer_failures_total")
+                    .Help("Calls that another node did not answer, connections with it that were lost, copies from it "
+                          "that were given up")
+                    .Register(registry)) {}
+
+PeerMetrics::Node& PeerMetrics::Find(const std::string& node) {
+  const auto [found, is_new] = nodes_.try_emplace(node);
+  Node& its = found->second;
+  if (!is_new) return its;
+  its.rate = &rates_.Add({{"node", node}});
+  its.journey = &journeys_.Add({{"node", node}});
+  its.fetched.counter = &bytes_.Add({{"node", node}, {"direction", "fetched"}});
+  its.given.counter = &bytes_.Add({{"node", node}, {"direction", "given"}});
+  its.calls.counter = &failures_.Add({{"node", node}, {"what", "call"}});
+  its.connections.counter = &failures_.Add({{"node", node}, {"what", "connection"}});
+  its.stalls.counter = &failures_.Add({{"node", node}, {"what", "stall"}});
+  return its;
+}
+
+void PeerMetrics::Remove(const Node& node) {
+  rates_.Remove(node.rate);
+  journeys_.Remove(node.journey);
+  for (const Count& each : {node.fetched, node.given}) bytes_.Remove(each.counter);
+  for (const Count& each : {node.calls, node.connections, node.stalls}) failures_.Remove(each.counter);
+}
+
+void PeerMetrics::Set(const std::vector<PeerFigures>& peers) {
+  std::set<std::string> present;
+  for (const PeerFigures& peer : peers) {
+    present.insert(peer.node);
+    Node& its = Find(peer.node);
+    its.rate->Set(peer.bytes_per_second);
+    its.journey->Set(peer.journey_seconds);
+    its.fetched.Reach(peer.fetched_bytes);
+    its.given.Reach(peer.given_bytes);
+    its.calls.Reach(peer.failed_calls);
+    its.connections.Reach(peer.lost_connections);
+    its.stalls.Reach(peer.stalls);
+  }
+  std::erase_if(nodes_, [&](const auto& each) {
+    if (present.contains(each.first)) return false;
+    Remove(each.second);
+    return true;
+  });
+}
+
+}  // namespace ashlar::daemon

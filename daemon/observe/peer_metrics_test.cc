@@ -1,0 +1,51 @@
+#include "daemon/observe/peer_metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <prometheus/text_serializer.h>
+
+namespace ashlar::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class PeerMetricsTest : public testing::Test {
+ protected:
+  std::string Shown() const { return prometheus::TextSerializer().Serialize(registry_.Collect()); }
+
+  prometheus::Registry registry_;
+  PeerMetrics metrics_{registry_};
+};
+
+TEST_F(PeerMetricsTest, EachNodeHasItsOwnFigures) {
+  metrics_.Set({{.node = "a", .bytes_per_second = 2e9, .journey_seconds = 0.25, .fetched_bytes = 700, .stalls = 3},
+                {.node = "b", .given_bytes = 900, .failed_calls = 4, .lost_connections = 5}});
+  const std::string shown = Shown();
+  for (const char* line :
+       {"ashlar_peer_rate_bytes_per_second{node=\"a\"} 2000000000", "ashlar_peer_journey_seconds{node=\"a\"} 0.25",
+        "ashlar_peer_bytes_total{direction=\"fetched\",node=\"a\"} 700",
+        "ashlar_peer_bytes_total{direction=\"given\",node=\"b\"} 900",
+        "ashlar_peer_failures_total{node=\"a\",what=\"stall\"} 3",
+        "ashlar_peer_failures_total{node=\"b\",what=\"call\"} 4",
+        "ashlar_peer_failures_total{node=\"b\",what=\"connection\"} 5"}) {
+    EXPECT_THAT(shown, HasSubstr(line));
+  }
+}
+
+TEST_F(PeerMetricsTest, ANodeThatIsNoMemberHasNoSeries) {
+  metrics_.Set({{.node = "a", .fetched_bytes = 700}, {.node = "b"}});
+  metrics_.Set({{.node = "b"}});
+  EXPECT_THAT(Shown(), Not(HasSubstr("node=\"a\"")));
+  EXPECT_THAT(Shown(), HasSubstr("node=\"b\""));
+  metrics_.Set({{.node = "a", .fetched_bytes = 800}});
+  EXPECT_THAT(Shown(), HasSubstr("direction=\"fetched\",node=\"a\"} 800"));
+}
+
+TEST_F(PeerMetricsTest, ACountThatBeganAnewAddsToWhatWasCounted) {
+  for (const uint64_t bytes : {700, 50, 60}) metrics_.Set({{.node = "a", .fetched_bytes = bytes}});
+  EXPECT_THAT(Shown(), HasSubstr("direction=\"fetched\",node=\"a\"} 760"));
+}
+
+}  // namespace
+}  // namespace ashlar::daemon
