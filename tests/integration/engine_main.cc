@@ -13,6 +13,8 @@
 //   combine  plan the prompt's prefill, compute slowly what  prints "planning", "planned PENDING", "landed"
 //            is its own, wait for the rest, land all of it
 //   prefill  compute slowly what other engines miss        prints "serving", and "taken" at each segment
+//   keep     publish and land over and over, also while    prints "keeping", and at each line that it reads
+//            no daemon is there                            "asked N landed N kept N lost N failed N"
 //   connect  connect and do nothing else                    prints the status's code
 //   arenas   ask for every arena that there may be          prints "arenas COUNT", how many were granted
 #include <grp.h>
@@ -128,6 +130,38 @@ void ServePrefill(TestEngine& engine) {
   }
 }
 
+// Until it is killed. `kept`: texts whose publish was acknowledged; `lost`: those of them that a look-up now misses.
+void Keep(TestEngine& engine, size_t tokens) {
+  constexpr size_t kMostTexts = 200;  // a small daemon has room for
+  constexpr uint64_t kFirstSeed = 1000;
+  struct pollfd line = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  std::vector<Tokens> kept;
+  size_t asked = 0, landed = 0;
+  Print("keeping");
+  for (uint64_t round = 0;; ++round) {
+    const Tokens fresh = MakeRun(kFirstSeed + round, tokens);
+    if (kept.size() < kMostTexts && ComputeAndPublish(engine, KindOfSegment(0), fresh)) kept.push_back(fresh);
+    const std::vector<Tokens> prompt = {kept.empty() ? fresh : kept[round % kept.size()]};
+    engine.FillTargets(std::byte{0});
+    ++asked;
+    const Match match = engine.Lookup(prompt);
+    if (engine.Land(match, prompt).Wait(kPatience) == std::vector<MissReason>{MissReason::kNone}) {
+      ++landed;
+      engine.ExpectLanded(KindOfSegment(0), prompt[0], 0, std::byte{0});
+    }
+    if (::poll(&line, 1, 0) <= 0) continue;
+    for (int c = std::getchar(); c != '\n';) {
+      if (c == EOF) ::_exit(0);
+      c = std::getchar();
+    }
+    size_t lost = 0;
+    for (const Tokens& text : kept) lost += engine.Lookup({text}).segments()[0].hit() ? 0 : 1;
+    Print("asked " + std::to_string(asked) + " landed " + std::to_string(landed) + " kept " +
+          std::to_string(kept.size()) + " lost " + std::to_string(lost) + " failed " +
+          (testing::Test::HasFailure() ? "1" : "0"));
+  }
+}
+
 std::string Execute(TestEngine& engine, const Command& command, std::vector<Match>& held) {
   if (command.name == "fork") return ForkChild();
   if (command.name == "publish") {
@@ -195,6 +229,7 @@ int Main(int argc, char** argv) {
   std::vector<Match> held;
   if (command.name == "combine") Combine(engine, command.prompt);
   if (command.name == "prefill") ServePrefill(engine);
+  if (command.name == "keep") Keep(engine, command.prompt[0].size());
   if (command.name == "doubt") {
     StayInDoubt(engine, command);
   } else {

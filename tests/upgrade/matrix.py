@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Runs every earlier release with this build in every pairing: engine with daemon, daemon with another's disk, daemon with
-daemon. A pairing works, or is refused by name where the versions in the sources say so. `tools/test --upgrade` calls it.
+daemon, and a node's daemon that is replaced under a running engine. A pairing works, or is refused by name where the versions in the sources say so. `tools/test --upgrade` calls it.
 
 usage: matrix.py --bin FOLDER [--also COMMIT…] [--json FILE] [--jobs N]
 """
@@ -45,6 +45,9 @@ class Build:
 
     def __init__(self, name, commit, programs):
         self.name, self.programs = name, programs
+        file = "tests/integration/engine_main.cc"
+        source = git("show", f"{commit}:{file}") if commit else (ROOT / file).read_text(encoding="utf-8")
+        self.keeps = '"keep"' in (source or "")  # whether its engine can go on asking
         self.ranges = {what: self._range(commit, *where) for what, where in VERSIONS.items()}
 
     @staticmethod
@@ -139,22 +142,37 @@ class Engine:
     """A process of the release's own engine, which does one thing, says so, and lives until it is told to end."""
 
     def __init__(self, build_, daemon, command, seed, *more):
+        self._name, self._command = build_.name, command
         self._process = subprocess.Popen(
             [build_.program("integration_engine"), daemon.rpc, daemon.session, "0", command, str(seed), str(SEGMENTS), str(TOKENS),
-             *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+             *more], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.line = self._read()
+
+    def _read(self):
         deadline, written = time.monotonic() + PATIENCE, b""
         while not written.endswith(b"\n"):
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             some = os.read(self._process.stdout.fileno(), 65536) if ready else b""
             if not some:
                 self.end()
-                raise Failed(f"engine {build_.name} said nothing to {command}: {written.decode(errors='replace')}")
+                raise Failed(f"engine {self._name} said nothing to {self._command}: {written.decode(errors='replace')}")
             written += some
-        self.line = written.decode().strip()
+        return written.decode().strip()
+
+    def counts(self):
+        """Of an engine that keeps asking: a number by each word of its answer."""
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+        line = self._read()
+        words = line.split()
+        if words[:1] != ["asked"]:
+            raise Failed(f"engine {self._name}: {line}")
+        return dict(zip(words[::2], map(int, words[1::2])))
 
     def end(self):
         self._process.kill()
         self._process.wait()
+        self._process.stdin.close()
         self._process.stdout.close()
 
 
@@ -266,15 +284,16 @@ def etcd(folder):
         process.wait()
 
 
+def in_cluster(name, endpoint):
+    """A node's part of a configuration, on ports that are free now."""
+    return {"node": name, "control_address": f"127.0.0.1:{free_port()}", "transport_address": f"127.0.0.1:{free_port()}",
+            "announce": "all", "tls": {"insecure": True}, "etcd": {"endpoints": [endpoint]}}
+
+
 def daemon_with_daemon(holder, asker, folder, counts):
     """Objects that an engine published on one node are found on the other."""
     with etcd(folder) as endpoint:
-        def node(build_, name):
-            cluster = {"node": name, "control_address": f"127.0.0.1:{free_port()}", "transport_address": f"127.0.0.1:{free_port()}",
-                       "announce": "all", "tls": {"insecure": True}, "etcd": {"endpoints": [endpoint]}}
-            return Daemon(build_, f"{folder}/{name}", cluster=cluster)
-
-        nodes = [node(holder, "a"), node(asker, "b")]
+        nodes = [Daemon(build_, f"{folder}/{name}", cluster=in_cluster(name, endpoint)) for build_, name in ((holder, "a"), (asker, "b"))]
         try:
             for each in nodes:
                 each.wait_until_it_serves()
@@ -293,8 +312,56 @@ def daemon_with_daemon(holder, asker, folder, counts):
                 each.stop()
 
 
+def wait_until_it_lands(engine, more_than, counts):
+    """The engine's counts, once it has landed more. A failure is one of a request, and so is a text that is not what it was."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found = engine.counts()
+        if found["failed"]:
+            counts.failed += 1
+            raise Failed(f"a request of the running engine failed: {found}")
+        if found["landed"] > more_than:
+            return found
+        if time.monotonic() > deadline:
+            raise Failed(f"the running engine lands nothing: {found}")
+        time.sleep(0.1)
+
+
+def daemon_replaced(before, after, folder, counts):
+    """A node's daemon drains, stops, and is followed by one of this build, while its engine goes on asking and another node of
+    the earlier release stays. What was acknowledged is found on both nodes."""
+    with etcd(folder) as endpoint:
+        here, there = in_cluster("a", endpoint), in_cluster("b", endpoint)
+        node, stays = Daemon(before, f"{folder}/a", f"{folder}/disk", here), Daemon(before, f"{folder}/b", cluster=there)
+        engine = None
+        try:
+            for each in (node, stays):
+                each.wait_until_it_serves()
+            counts.publish(before, node)
+            engine = Engine(before if before.keeps else after, node, "keep", 1)
+            first = wait_until_it_lands(engine, 20, counts)
+            if node.stop() != 0:
+                raise Failed(f"the daemon {before.name} ended badly:\n{node.log()[-2000:]}")
+            time.sleep(1.0)  # the engine asks nobody, and computes
+            node = Daemon(after, f"{folder}/a", f"{folder}/disk", here)
+            node.wait_until_it_serves()
+            last = wait_until_it_lands(engine, first["landed"] + 20, counts)
+            counts.find(after, node)
+            counts.find(before, stays, patience=PATIENCE)
+            last = wait_until_it_lands(engine, last["landed"], counts)
+            counts.requests += last["asked"]
+            counts.acknowledged += last["kept"]
+            counts.lost += last["lost"]
+            return f"works: {last['asked'] - last['landed']} of {last['asked']} requests of the running engine were misses"
+        finally:
+            if engine is not None:
+                engine.end()
+            for each in (node, stays):
+                each.stop()
+
+
 PAIRINGS = {"engine with daemon": (engine_with_daemon, "protocol"), "daemon with disk of": (daemon_with_disk, "disk"),
-            "daemon asks daemon": (daemon_with_daemon, "peers")}
+            "daemon asks daemon": (daemon_with_daemon, "peers"), "daemon replaced by": (daemon_replaced, "peers")}
 
 
 def run_pairing(kind, first, second):
@@ -303,6 +370,8 @@ def run_pairing(kind, first, second):
     row = {"pairing": kind, "first": first.name, "second": second.name}
     if common(first, second, what) is None:
         return {**row, "outcome": "not there: one of them has no such thing", "ok": True}
+    if pairing is daemon_replaced and not (common(first, second, "protocol") and common(first, second, "disk")):
+        return {**row, "outcome": "not there: engines and daemon of a node are replaced together", "ok": True}
     if what == "peers" and shutil.which("etcd") is None:
         return {**row, "outcome": "skipped: etcd is not installed", "ok": None}
     counts = Counts()
@@ -331,7 +400,8 @@ def main():
     rows = []
     for each in [build(name, commit, arguments.jobs) for name, commit in releases] + [today]:
         for kind in PAIRINGS:
-            for first, second in {(each, today): 1, (today, each): 1}:
+            ways = {(each, today): 1} if PAIRINGS[kind][0] is daemon_replaced else {(each, today): 1, (today, each): 1}
+            for first, second in ways:
                 rows.append(run_pairing(kind, first, second))
                 row = rows[-1]
                 print(f"{row['first']:>12} {kind:<20} {row['second']:<12} {row['outcome']}"

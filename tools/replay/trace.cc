@@ -1,6 +1,7 @@
 #include "tools/replay/trace.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -13,6 +14,41 @@
 namespace ashlar::replay {
 
 using Json = nlohmann::json;
+
+namespace {
+
+constexpr uint64_t kMostBlocks = 1 << 16;       // of one request
+constexpr uint64_t kMostBlockTokens = 1 << 20;  // of one block
+constexpr double kMostSeconds = 1e12;           // of a time stamp, in whichever unit
+
+// The JSON library itself would turn −1 and 1e30 into some number.
+uint64_t Natural(const Json& value, const char* field, uint64_t most) {
+  if (!value.is_number_integer() || (!value.is_number_unsigned() && value.get<int64_t>() < 0) ||
+      value.get<uint64_t>() > most) {
+    throw std::invalid_argument(absl::StrCat(field, ": not a whole number from 0 to ", most));
+  }
+  return value.get<uint64_t>();
+}
+
+std::vector<uint64_t> Naturals(const Json& values, const char* field, uint64_t most) {
+  if (!values.is_array()) throw std::invalid_argument(absl::StrCat(field, ": not a list"));
+  std::vector<uint64_t> numbers;
+  for (const Json& value : values) numbers.push_back(Natural(value, field, most));
+  return numbers;
+}
+
+double Time(const Json& value, const char* field) {
+  const double time = value.is_number() ? value.get<double>() : NAN;
+  if (!(std::abs(time) <= kMostSeconds)) throw std::invalid_argument(absl::StrCat(field, ": not a time"));
+  return time;
+}
+
+std::vector<int32_t> TokensOf(const Json& values, const char* field) {
+  const std::vector<uint64_t> numbers = Naturals(values, field, INT32_MAX);
+  return {numbers.begin(), numbers.end()};
+}
+
+}  // namespace
 
 uint64_t Trace::Tokens(const Request& request, std::vector<int32_t>& tokens) const {
   tokens.clear();
@@ -80,18 +116,18 @@ class TraceReader {
   }
 
   void StfSegment(const Json& line) {
-    const auto id = line.at("id").get<uint32_t>();
+    const uint64_t id = Natural(line.at("id"), "id", UINT32_MAX);
     if (id != trace_.segments_.size()) throw std::invalid_argument(absl::StrCat("id: ", id, " is out of order"));
-    trace_.segments_.push_back(line.at("tok").get<std::vector<int32_t>>());
+    trace_.segments_.push_back(TokensOf(line.at("tok"), "tok"));
   }
 
   void StfRequest(const Json& line) {
-    Trace::Request request{.seconds = line.at("ts").get<double>(), .session = line.at("sid").get<uint64_t>()};
+    Trace::Request request{.seconds = Time(line.at("ts"), "ts"), .session = Natural(line.at("sid"), "sid", UINT64_MAX)};
     const auto pieces = [&](const char* field, std::vector<Trace::Piece>& into) {
-      for (const auto id : line.at(field).get<std::vector<uint32_t>>()) {
+      for (const uint64_t id : Naturals(line.at(field), field, UINT32_MAX)) {
         if (id >= trace_.segments_.size()) throw std::invalid_argument(absl::StrCat(field, ": no segment ", id));
         const size_t tokens = trace_.segments_[id].size();
-        if (tokens > 0) into.push_back({id, static_cast<uint32_t>(tokens), true});
+        if (tokens > 0) into.push_back({static_cast<uint32_t>(id), static_cast<uint32_t>(tokens), true});
       }
     };
     pieces("ins", request.prompt);
@@ -100,9 +136,10 @@ class TraceReader {
   }
 
   void Marconi(const Json& line) {
-    Trace::Request request{.seconds = line.at("ts").get<double>(), .session = line.at("session_id").get<uint64_t>()};
+    Trace::Request request{.seconds = Time(line.at("ts"), "ts"),
+                           .session = Natural(line.at("session_id"), "session_id", UINT64_MAX)};
     const auto piece = [&](const char* field, std::vector<Trace::Piece>& into) {
-      auto tokens = line.at(field).get<std::vector<int32_t>>();
+      std::vector<int32_t> tokens = TokensOf(line.at(field), field);
       if (tokens.empty()) return;
       into.push_back({static_cast<uint32_t>(trace_.segments_.size()), static_cast<uint32_t>(tokens.size()), false});
       trace_.segments_.push_back(std::move(tokens));
@@ -135,34 +172,41 @@ class TraceReader {
 
   void Mooncake(const Json& line) {
     trace_.blocks_ = 512;
-    Trace::Request request{.seconds = line.at("timestamp").get<double>() / 1000, .session = trace_.requests_.size()};
-    request.prompt =
-        Blocks(0, line.at("hash_ids").get<std::vector<uint64_t>>(), line.at("input_length").get<uint64_t>());
-    request.output = Blocks(0, {}, line.at("output_length").get<uint64_t>());
+    Trace::Request request{.seconds = Time(line.at("timestamp"), "timestamp") / 1000,
+                           .session = trace_.requests_.size()};
+    request.prompt = Blocks(0, Naturals(line.at("hash_ids"), "hash_ids", UINT64_MAX),
+                            Natural(line.at("input_length"), "input_length", MostTokens()));
+    request.output = Blocks(0, {}, Natural(line.at("output_length"), "output_length", MostTokens()));
     trace_.requests_.push_back(std::move(request));
   }
+
+  uint64_t MostTokens() const { return kMostBlocks * trace_.blocks_; }
 
   // Sessions start one after another, a minute apart: the file does not say when they did.
   void Cc(const Json& line) {
     if (line.contains("session")) {
-      trace_.blocks_ = line.at("block").get<uint32_t>();
+      trace_.blocks_ = static_cast<uint32_t>(Natural(line.at("block"), "block", kMostBlockTokens));
+      if (trace_.blocks_ == 0) throw std::invalid_argument("block: 0");
       ++session_;
       chains_.clear();
       return;
     }
+    if (trace_.blocks_ == 0) throw std::invalid_argument("session: a request before the first one");
     std::vector<uint64_t> ids;
-    if (const auto shared = line.at("l").get<size_t>(); shared > 0) {
-      const std::vector<uint64_t>& earlier = chains_.at(line.at("b").get<size_t>());
+    if (const uint64_t shared = Natural(line.at("l"), "l", kMostBlocks); shared > 0) {
+      const std::vector<uint64_t>& earlier = chains_.at(Natural(line.at("b"), "b", UINT32_MAX));
       if (shared > earlier.size()) throw std::invalid_argument("l: more blocks than the earlier request has");
       ids.assign(earlier.begin(), earlier.begin() + static_cast<ptrdiff_t>(shared));
     }
     for (const Json& run : line.at("n")) {
-      for (uint64_t i = 0; i < run.at(1).get<uint64_t>(); ++i) ids.push_back(run.at(0).get<uint64_t>() + i);
+      const uint64_t first = Natural(run.at(0), "n", UINT64_MAX);
+      const uint64_t count = Natural(run.at(1), "n", kMostBlocks - std::min(ids.size(), kMostBlocks));
+      for (uint64_t i = 0; i < count; ++i) ids.push_back(first + i);
     }
-    Trace::Request request{.seconds = kSessionSeconds * static_cast<double>(session_) + line.at("t").get<double>(),
+    Trace::Request request{.seconds = kSessionSeconds * static_cast<double>(session_) + Time(line.at("t"), "t"),
                            .session = session_};
-    request.prompt = Blocks(session_, ids, line.at("i").get<uint64_t>());
-    request.output = Blocks(session_, {}, line.at("o").get<uint64_t>());
+    request.prompt = Blocks(session_, ids, Natural(line.at("i"), "i", MostTokens()));
+    request.output = Blocks(session_, {}, Natural(line.at("o"), "o", MostTokens()));
     chains_.push_back(std::move(ids));
     trace_.requests_.push_back(std::move(request));
   }

@@ -109,6 +109,32 @@ TEST_F(TraceTest, BadFilesAreNamedWithTheirLineAndField) {
   EXPECT_THAT(std::string(ReadTrace("mooncake", Path("e")).status().message()), HasSubstr("has no requests"));
 }
 
+TEST_F(TraceTest, NumbersThatNoRequestHasAreRefused) {
+  const struct {
+    std::string format, lines, field;
+  } cases[] = {
+      {"mooncake", R"({"timestamp":0,"input_length":-1,"output_length":3,"hash_ids":[5]})", "input_length"},
+      {"mooncake", R"({"timestamp":0,"input_length":1e3,"output_length":3,"hash_ids":[5]})", "input_length"},
+      {"mooncake", R"({"timestamp":0,"input_length":6,"output_length":99999999999,"hash_ids":[5]})", "output_length"},
+      {"mooncake", R"({"timestamp":1e300,"input_length":6,"output_length":3,"hash_ids":[5]})", "timestamp"},
+      {"mooncake", R"({"timestamp":"now","input_length":6,"output_length":3,"hash_ids":[5]})", "timestamp"},
+      {"mooncake", R"({"timestamp":0,"input_length":6,"output_length":3,"hash_ids":7})", "hash_ids"},
+      {"cc", R"({"session":"a","block":0})", "block"},
+      {"cc", R"({"t":0,"i":9,"o":1,"b":-1,"l":0,"n":[]})", "session"},
+      {"cc",
+       "{\"session\":\"a\",\"block\":4}\n"
+       R"({"t":0,"i":9,"o":1,"b":0,"l":0,"n":[[0,99999999999]]})",
+       "n: "},
+      {"marconi", R"({"session_id":1,"ts":0,"input_tokens":[-1],"output_tokens":[]})", "input_tokens"},
+  };
+  for (const auto& each : cases) {
+    Write("x.jsonl", each.lines + "\n");
+    const absl::Status status = ReadTrace(each.format, Path("x")).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << each.lines;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(each.field));
+  }
+}
+
 TEST_F(TraceTest, PackedLinesAreReadWhole) {
   std::string text;
   for (int i = 0; i < 100000; ++i) text += std::to_string(i) + "\n";
