@@ -33,7 +33,8 @@ class FormatsPage(unittest.TestCase):
         self.assertEqual(
             set(vectors), {"identity", "layout", "namespace", "key_segment", "key_checkpoint_media", "key_prefix_block",
                            "key_prefix_checkpoint", "key_prefix_span", "key_own_checkpoint", "key_prefix_block_media",
-                           "key_prefix_checkpoint_media", "layout_tails"})
+                           "key_prefix_checkpoint_media", "salt", "key_segment_salt", "key_prefix_checkpoint_salt",
+                           "layout_tails"})
         for name, value in vectors.items():
             golden = (ROOT / "proto/testdata" / f"{name}.hex").read_text(encoding="utf-8")
             self.assertEqual(value, golden.replace("\n", ""), name)

@@ -21,8 +21,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "integers are hashed as they lie in memory");
 static_assert(sizeof(MediaHash) == 40 && offsetof(MediaHash, hash) == 8, "media are hashed, and travel, as they lie");
 
-constexpr absl::string_view kNamespaceDomain = "ashlar/namespace/1";
-constexpr uint8_t kKeyVersion = 1, kChainedKeyVersion = 2;
+constexpr absl::string_view kNamespaceDomain = "ashlar/namespace/1", kSaltDomain = "ashlar/salt/1";
+constexpr uint8_t kKeyVersion = 1, kChainedKeyVersion = 2, kSaltedVersion = 3;
 constexpr uint8_t kChainRoot = 0;  // where a kind stands in the others
 
 // A keyless SHA-256 fails only when the process has no memory left or a broken OpenSSL: neither has a way out.
@@ -99,6 +99,37 @@ NamespaceId MakeNamespace(absl::string_view tenant, absl::string_view identity, 
   return hash.Finish();
 }
 
+Salt MakeSalt(absl::string_view given) {
+  if (given.empty()) return {};
+  Sha256 hash;
+  hash.Bytes(kSaltDomain.data(), kSaltDomain.size());
+  hash.Bytes(given.data(), given.size());
+  return hash.Finish();
+}
+
+Digest Salted(const NamespaceId& ns, const Salt& salt) {
+  if (salt == Salt{}) return ns;
+  Sha256 hash;
+  hash.Number(kSaltedVersion);
+  hash.Bytes(ns.bytes.data(), ns.bytes.size());
+  hash.Bytes(salt.bytes.data(), salt.bytes.size());
+  return hash.Finish();
+}
+
+std::string PackSalt(const Salt& salt) {
+  if (salt == Salt{}) return {};
+  return std::string(reinterpret_cast<const char*>(salt.bytes.data()), salt.bytes.size());
+}
+
+absl::StatusOr<Salt> UnpackSalt(absl::string_view field, absl::string_view bytes) {
+  Salt salt;
+  if (bytes.empty()) return salt;
+  if (bytes.size() != salt.bytes.size()) return Invalid(field, ": not ", salt.bytes.size(), " bytes, nor empty");
+  std::ranges::copy(bytes, salt.bytes.begin());
+  if (salt == Salt{}) return Invalid(field, ": zeros");  // would be none, and share everything
+  return salt;
+}
+
 Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tokens, std::span<const MediaHash> media) {
   Sha256 hash;
   hash.Number(kKeyVersion);
@@ -159,11 +190,14 @@ Digest MakeChainRoot(const NamespaceId& ns, std::span<const uint8_t, 16> convers
   return hash.Finish();
 }
 
-TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens, std::span<const MediaHash> media) {
+TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens, std::span<const MediaHash> media,
+                          const Salt& salt) {
+  uint64_t salted[2];  // zeros without a salt
+  std::memcpy(salted, salt.bytes.data(), sizeof salted);
   const XXH128_hash_t hash = XXH3_128bits_withSeed(tokens.data(), tokens.size_bytes(), static_cast<uint64_t>(kind));
-  if (media.empty()) return {hash.low64, hash.high64};
+  if (media.empty()) return {hash.low64 ^ salted[0], hash.high64 ^ salted[1]};
   const XXH128_hash_t inputs = XXH3_128bits_withSeed(media.data(), media.size_bytes(), hash.low64);
-  return {inputs.low64, inputs.high64 ^ hash.high64};
+  return {inputs.low64 ^ salted[0], inputs.high64 ^ hash.high64 ^ salted[1]};
 }
 
 }  // namespace ashlar

@@ -62,6 +62,16 @@ std::string PackMedia(std::span<const MediaHash> media);
 // INVALID_ARGUMENT begins with `field`: not whole inputs, too many, not ascending, behind the last of `tokens` tokens.
 absl::StatusOr<std::vector<MediaHash>> UnpackMedia(absl::string_view field, absl::string_view bytes, uint64_t tokens);
 
+// Keeps texts of one namespace apart that shall not find one another's objects (docs/formats.md, "Salts"): the digest
+// of the salt that a caller gives. All zero: none.
+using Salt = Digest;
+Salt MakeSalt(absl::string_view given);  // an empty one is none
+// Stands in the namespace's place in keys of texts with this salt; without a salt, the namespace itself.
+Digest Salted(const NamespaceId& ns, const Salt& salt);
+// As it travels: 32 bytes, or none. INVALID_ARGUMENT begins with `field`.
+std::string PackSalt(const Salt& salt);
+absl::StatusOr<Salt> UnpackSalt(absl::string_view field, absl::string_view bytes);
+
 // The identity of a text in any namespace, so that a miss can be explained by the same text under another one. Not
 // cryptographic, and no name of anything: a tenant that forges one gets wrong explanations of its own texts.
 struct TextDigest {
@@ -77,6 +87,7 @@ struct TextDigest {
 NamespaceId MakeNamespace(absl::string_view tenant, const Identity& identity, const Layout& layout);
 // Makes the namespace from encodings; only those of EncodeIdentity and EncodeLayout name anything.
 NamespaceId MakeNamespace(absl::string_view tenant, absl::string_view identity, absl::string_view layout);
+// `ns`, here and below: Salted, where the text has a salt.
 Key MakeKey(const NamespaceId& ns, ObjectKind kind, std::span<const int32_t> tokens,
             std::span<const MediaHash> media = {});
 // Makes a key that is chained to `before`, the key of the tokens before these: for prefixes, which share their
@@ -86,6 +97,7 @@ Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before,
 // Returns the root of the chain of a conversation's own keys; the shared chain's root is all zero.
 Digest MakeChainRoot(const NamespaceId& ns, std::span<const uint8_t, 16> conversation);
 // Takes a twelfth of MakeKey's time.
-TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens, std::span<const MediaHash> media = {});
+TextDigest MakeTextDigest(ObjectKind kind, std::span<const int32_t> tokens, std::span<const MediaHash> media = {},
+                          const Salt& salt = {});
 
 }  // namespace ashlar

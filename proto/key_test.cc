@@ -39,6 +39,17 @@ TEST(Key, GoldenCheckpointWithMedia) {
                Bytes(MakeKey(ExampleNamespace(), ObjectKind::kCheckpoint, kTokens, ExampleMedia())));
 }
 
+TEST(Key, GoldenSalt) {
+  const Salt salt = MakeSalt("user 7");
+  ExpectGolden("salt", Bytes(salt));
+  ExpectGolden("key_segment_salt", Bytes(MakeKey(Salted(ExampleNamespace(), salt), ObjectKind::kSegment, kTokens)));
+}
+
+TEST(Key, NoSaltChangesNoKey) {
+  EXPECT_EQ(MakeSalt(""), Salt{});
+  EXPECT_EQ(Salted(ExampleNamespace(), {}), ExampleNamespace());
+}
+
 TEST(Key, HexIsLowerCaseInByteOrder) {
   Digest digest;
   digest.bytes[0] = 0xab;
@@ -80,6 +91,9 @@ TEST(Key, SeparatesEveryInput) {
   add(MakeKey(ns, ObjectKind::kSegment, kTokens, media));
   media.push_back(media[0]);
   add(MakeKey(ns, ObjectKind::kSegment, kTokens, media));
+  for (const absl::string_view given : {"a", "b", "aa"}) {
+    add(MakeKey(Salted(ns, MakeSalt(given)), ObjectKind::kSegment, kTokens));
+  }
   EXPECT_EQ(keys.size(), made);
 }
 
@@ -161,6 +175,29 @@ TEST(Media, RefusesByTheField) {
   EXPECT_EQ(message({{2, {}}, {2, {1}}}), "prompt.media[1].offset: does not ascend");
   EXPECT_EQ(message({{2, {}}, {1, {}}}), "prompt.media[1].offset: does not ascend");
   EXPECT_EQ(message(std::vector<MediaHash>(limits::kMaxMedia + 1)), "prompt.media: more than 4096");
+}
+
+TEST(Key, SaltsComeBackAsTheyWerePacked) {
+  for (const Salt& salt : {Salt{}, MakeSalt("user 7")}) {
+    const auto back = UnpackSalt("salt", PackSalt(salt));
+    ASSERT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(*back, salt);
+  }
+  EXPECT_EQ(UnpackSalt("prompt.salt", "short").status().message(), "prompt.salt: not 32 bytes, nor empty");
+  EXPECT_EQ(UnpackSalt("prompt.salt", std::string(32, '\0')).status().message(), "prompt.salt: zeros");
+}
+
+TEST(Key, TextsOfOtherSaltsAreOtherTexts) {
+  const std::vector<MediaHash> media = {{1, {1}}};
+  for (const std::span<const MediaHash> inputs : {std::span<const MediaHash>(), std::span<const MediaHash>(media)}) {
+    const auto of = [&](absl::string_view given) {
+      return MakeTextDigest(ObjectKind::kSegment, kTokens, inputs, MakeSalt(given));
+    };
+    EXPECT_EQ(of("a"), of("a"));
+    EXPECT_FALSE(of("a") == of("b"));
+    EXPECT_FALSE(of("a") == of(""));
+    EXPECT_EQ(of(""), MakeTextDigest(ObjectKind::kSegment, kTokens, inputs));
+  }
 }
 
 TEST(Key, TextsOfOtherMediaAreOtherTexts) {

@@ -9,9 +9,10 @@ namespace ashlar::limits {
 // Version of the control plane (RPCs and session socket). Both ends send the range they speak; the highest common
 // version is used, none in common refuses the session.
 inline constexpr uint32_t kProtocolMin = 2;
-inline constexpr uint32_t kProtocolMax = 3;
+inline constexpr uint32_t kProtocolMax = 4;
 inline constexpr uint32_t kProtocolWithMedia = 3;        // the first whose daemons read the media of a text
 inline constexpr uint32_t kProtocolWithRotaryShift = 3;  // and a landing's shifts
+inline constexpr uint32_t kProtocolWithSalt = 4;         // the first whose daemons read the salt of a text
 
 // Version of what daemons say to one another (ashlar/v1/peer.proto), agreed on likewise in Greet.
 inline constexpr uint32_t kPeerProtocolMin = 1;
@@ -31,6 +32,7 @@ inline constexpr uint64_t kMaxLookupsPerMatch = 65536;  // segments of all promp
 inline constexpr uint64_t kMaxLeases = 65536;           // that one session holds
 inline constexpr uint64_t kMaxLeasedSegments = uint64_t{1} << 20;  // listed in those, misses and shards, too
 inline constexpr uint64_t kMaxMedia = 4096;                        // inputs (images, sounds) of one prompt, run or text
+inline constexpr uint64_t kMaxSaltBytes = 4096;                    // that a caller gives; a digest of them travels
 inline constexpr uint64_t kMaxObjectsPerCall = 64;                 // also reservations of an Abandon
 inline constexpr uint64_t kMaxCheckpointsPerCommit = 64;
 inline constexpr uint64_t kMaxSpanTokens = 256;      // of a span: longer ones mostly take more than a state does
@@ -69,7 +71,7 @@ inline constexpr uint64_t kMaxPeerLeasesPerCall = 1024;    // of a Renew or Clos
 inline constexpr size_t kMaxPeerHeaderBytes = 256 * 1024;  // of an object's header with its table: one extent
 inline constexpr size_t kMaxPeerNameBytes = 253;           // of a node's name, and of a transport's address
 inline constexpr uint32_t kMaxPeerLeaseMillis = 600'000;
-inline constexpr uint32_t kMaxPeerPatienceMillis = 60'000;     // of an Offer
+inline constexpr uint32_t kMaxPeerPatienceMillis = 60'000;  // of an Offer
 inline constexpr size_t kMaxPeerRequestBytes = 1024 * 1024;
 inline constexpr size_t kMaxPeerReplyBytes = 20 * 1024 * 1024;
 

@@ -32,7 +32,8 @@ uint32_t PrefixBlockTokens(const Layout& layout);
 // interior is a conversation's own: its chain begins with the conversation, and nobody else finds it.
 class PrefixKeys {
  public:
-  // Hashes all whole blocks; `tokens` and `media`, counted from the text's start, must outlive the object.
+  // Hashes all whole blocks; `ns` is Salted where the text has a salt. `tokens` and `media`, counted from the text's
+  // start, must outlive the object.
   PrefixKeys(const NamespaceId& ns, uint32_t block_tokens, std::span<const int32_t> tokens,
              const ConversationId& conversation = {}, std::span<const MediaHash> media = {});
 

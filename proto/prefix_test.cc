@@ -48,6 +48,18 @@ TEST(PrefixKeys, Golden) {
   ExpectGolden("key_own_checkpoint", Bytes(own.Checkpoint(5)));
 }
 
+TEST(PrefixKeys, GoldenWithSalt) {
+  const std::vector<int32_t> text = Text();
+  const Digest salted = Salted(kNamespace, MakeSalt("user 7"));
+  const PrefixKeys keys(salted, kBlock, text), plain(kNamespace, kBlock, text);
+  ExpectGolden("key_prefix_checkpoint_salt", Bytes(keys.Checkpoint(text.size())));
+  EXPECT_NE(keys.blocks()[0], plain.blocks()[0]);
+  EXPECT_NE(keys.Span(2, text.size()), plain.Span(2, text.size()));
+  const PrefixKeys own(salted, kBlock, text, ExampleConversation()),
+      other(kNamespace, kBlock, text, ExampleConversation());
+  EXPECT_NE(own.Checkpoint(1), other.Checkpoint(1));
+}
+
 // One input in the block, one behind it.
 std::vector<MediaHash> ExampleMedia() {
   std::vector<MediaHash> media = {{.offset = 2}, {.offset = kBlock + 1}};

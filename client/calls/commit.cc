@@ -37,10 +37,11 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
   v1::CommitRequest request;
   request.set_model(binding.model->id());
   request.set_tokens(PackTokens(text.tokens));
-  if (!internal::FitsProtocol(text.media, binding.connection->protocol())) {
-    return absl::UnavailableError("media: the daemon's protocol knows none");
+  if (!internal::FitsProtocol(text.media, text.salt, binding.connection->protocol())) {
+    return absl::UnavailableError("media, salt: the daemon's protocol knows none");
   }
   request.set_media(PackMedia(text.media));
+  request.set_salt(PackSalt(text.salt));
   request.set_prompt_tokens(text.prompt_tokens);
   request.set_provenance(static_cast<uint32_t>(text.provenance));
   if (text.conversation != ConversationId{}) {

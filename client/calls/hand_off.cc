@@ -18,7 +18,7 @@ constexpr std::chrono::seconds kOtherNodesAnswer{6};
 
 HandOffOutcome Model::HandOff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait) {
   const absl::StatusOr<internal::ModelBinding> binding = impl_->Bind();
-  if (!binding.ok() || !internal::FitsProtocol(text.media, binding->connection->protocol())) {
+  if (!binding.ok() || !internal::FitsProtocol(text.media, text.salt, binding->connection->protocol())) {
     return HandOffOutcome::kUnavailable;
   }
   v1::HandOffRequest request;
@@ -29,6 +29,7 @@ HandOffOutcome Model::HandOff(const CommitParts& text, const std::string& node, 
     request.set_conversation(text.conversation.data(), text.conversation.size());
   }
   request.set_media(PackMedia(text.media));
+  request.set_salt(PackSalt(text.salt));
   request.set_node(node);
   request.set_patience_ms(static_cast<uint32_t>(std::clamp<int64_t>(wait.count(), 1, limits::kMaxPeerPatienceMillis)));
   v1::HandOffReply reply;

@@ -19,11 +19,11 @@ constexpr size_t kLeaseBytes = 16;
 
 internal::Load LoadOf(const Prompt& prompt, const internal::OpenedModel& model) {
   const uint64_t blocks = model.uses_prefixes() ? prompt.tokens.size() / PrefixBlockTokens(model.layout()) + 1 : 0;
-  return {prompt.tokens.size_bytes() + prompt.segment_lengths.size() * 10 + prompt.media.size_bytes() + 128,
+  return {prompt.tokens.size_bytes() + prompt.segment_lengths.size() * 10 + prompt.media.size_bytes() + 162,
           (prompt.segment_lengths.size() + blocks) * model.shards()};
 }
 internal::Load LoadOf(const ObjectRun& run) {
-  return {run.tokens.size_bytes() + run.media.size_bytes() + 64};
+  return {run.tokens.size_bytes() + run.media.size_bytes() + 98};
 }
 
 // The daemon's answer for every prompt, or why there is none.
@@ -60,13 +60,14 @@ absl::StatusOr<std::vector<Reservation>> AskReserve(const ModelBinding& binding,
   request.set_session(binding.connection->session());
   request.set_model(binding.model->id());
   for (const ObjectRun& run : runs) {
-    if (!internal::FitsProtocol(run.media, binding.connection->protocol())) {
-      return absl::InvalidArgumentError("runs: the daemon's protocol knows no media");
+    if (!internal::FitsProtocol(run.media, run.salt, binding.connection->protocol())) {
+      return absl::InvalidArgumentError("runs: the daemon's protocol knows no media, or no salt");
     }
     v1::ObjectName* name = request.add_objects();
     name->set_kind(static_cast<uint32_t>(run.kind));
     name->set_tokens(PackTokens(run.tokens));
     name->set_media(PackMedia(run.media));
+    name->set_salt(PackSalt(run.salt));
   }
   v1::ReserveReply reply;
   if (absl::Status status = binding.connection->rpc().Reserve(request, reply, deadline); !status.ok()) return status;

@@ -25,7 +25,8 @@ int64_t WaitNanos(std::chrono::milliseconds wait) {
 }
 
 bool GoesElsewhere(const ObjectRun& run) {
-  return run.media.empty() && !run.tokens.empty() && run.tokens.size() <= limits::kMaxPrefillTokens;
+  return run.media.empty() && run.salt == Salt{} && !run.tokens.empty() &&
+         run.tokens.size() <= limits::kMaxPrefillTokens;
 }
 
 PrefillState ToPrefillState(uint32_t wire) {

@@ -10,17 +10,19 @@ namespace ashlar::internal {
 
 bool FitsMessage(const Prompt& prompt, uint32_t protocol) {
   return prompt.tokens.size() <= limits::kMaxPromptTokens && prompt.segment_lengths.size() <= limits::kMaxSegments &&
-         FitsProtocol(prompt.media, protocol);
+         FitsProtocol(prompt.media, prompt.salt, protocol);
 }
 
-bool FitsProtocol(std::span<const MediaHash> media, uint32_t protocol) {
-  return media.size() <= limits::kMaxMedia && (media.empty() || protocol >= limits::kProtocolWithMedia);
+bool FitsProtocol(std::span<const MediaHash> media, const Salt& salt, uint32_t protocol) {
+  return media.size() <= limits::kMaxMedia && (media.empty() || protocol >= limits::kProtocolWithMedia) &&
+         (salt == Salt{} || protocol >= limits::kProtocolWithSalt);
 }
 
 void Describe(const Prompt& prompt, bool uses_prefixes, v1::Prompt& message) {
   message.set_tokens(PackTokens(prompt.tokens));
   message.mutable_segment_lengths()->Add(prompt.segment_lengths.begin(), prompt.segment_lengths.end());
   message.set_media(PackMedia(prompt.media));
+  message.set_salt(PackSalt(prompt.salt));
   if (uses_prefixes && prompt.conversation != ConversationId{}) {
     message.set_conversation(prompt.conversation.data(), prompt.conversation.size());
   }

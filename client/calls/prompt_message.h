@@ -13,8 +13,8 @@ class Prompt;
 
 namespace ashlar::internal {
 
-// Whether daemons that speak this version of the protocol can be told of the media.
-bool FitsProtocol(std::span<const MediaHash> media, uint32_t protocol);
+// Whether daemons that speak this version of the protocol can be told of the media, and of the salt.
+bool FitsProtocol(std::span<const MediaHash> media, const Salt& salt, uint32_t protocol);
 bool FitsMessage(const Prompt& prompt, uint32_t protocol);
 // Writes all fields but the time of need. `uses_prefixes`: only a model that uses prefixes may resume from a
 // conversation's own states.

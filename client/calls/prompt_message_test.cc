@@ -16,12 +16,25 @@ TEST(PromptMessage, MediaAreForDaemonsThatReadThem) {
   const std::vector<MediaHash> media = {{2, {7}}};
   Prompt prompt{.tokens = tokens};
   EXPECT_TRUE(FitsMessage(prompt, limits::kProtocolMin));
-  EXPECT_TRUE(FitsProtocol({}, limits::kProtocolMin));
+  EXPECT_TRUE(FitsProtocol({}, {}, limits::kProtocolMin));
   prompt.media = media;
   EXPECT_FALSE(FitsMessage(prompt, limits::kProtocolWithMedia - 1));
-  EXPECT_FALSE(FitsProtocol(media, limits::kProtocolWithMedia - 1));
+  EXPECT_FALSE(FitsProtocol(media, {}, limits::kProtocolWithMedia - 1));
   EXPECT_TRUE(FitsMessage(prompt, limits::kProtocolWithMedia));
-  EXPECT_TRUE(FitsProtocol(media, limits::kProtocolMax));
+  EXPECT_TRUE(FitsProtocol(media, {}, limits::kProtocolMax));
+}
+
+// A daemon of protocol 3 would not read the salt, and give the text to all.
+TEST(PromptMessage, SaltsAreForDaemonsThatReadThem) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  const Prompt prompt{.tokens = tokens, .salt = MakeSalt("user 7")};
+  EXPECT_FALSE(FitsMessage(prompt, limits::kProtocolWithSalt - 1));
+  EXPECT_TRUE(FitsMessage(prompt, limits::kProtocolWithSalt));
+  v1::Prompt message;
+  Describe(prompt, true, message);
+  const auto read = UnpackSalt("salt", message.salt());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*read, prompt.salt);
 }
 
 TEST(PromptMessage, SaysWhereMediaBegin) {

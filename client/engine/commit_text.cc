@@ -126,6 +126,8 @@ Status CheckHandOff(const CacheState& cache, const Text& text, const char* node)
   if (text.token_count > limits::kMaxPromptTokens) return Invalid("text.token_count: too many");
   const auto media = DescribeMedia(text.media, text.media_count, text.token_count, "text.media");
   if (!media.ok()) return ToStatus(media.status());
+  const auto salt = DescribeSalt(text.salt, text.salt_bytes, "text.salt");
+  if (!salt.ok()) return ToStatus(salt.status());
   const size_t name = node == nullptr ? 0 : std::strlen(node);
   if (name == 0 || name > limits::kMaxPeerNameBytes) return Invalid("node: no name of a node");
   return {};
@@ -135,12 +137,14 @@ HandedText::HandedText(const Text& text, const char* its_node) : tokens(text.tok
   std::ranges::copy(text.conversation, conversation.begin());
   const auto described = DescribeMedia(text.media, text.media_count, text.token_count, "text.media");
   if (described.ok()) media = *described;  // it has been checked
+  salt = MakeSalt({static_cast<const char*>(text.salt), text.salt_bytes});
 }
 
 HandOffOutcome HandTextOff(CacheState& cache, const HandedText& text, std::chrono::milliseconds wait) {
   CommitParts parts{.tokens = text.tokens};
   parts.conversation = text.conversation;
   parts.media = text.media;
+  parts.salt = text.salt;
   return cache.model.HandOff(parts, text.node, wait);
 }
 
@@ -154,6 +158,8 @@ Status CheckText(const CacheState& cache, const Text& text, const std::string& f
   if (text.outcomes == nullptr) return Invalid(field, ".outcomes: null");
   const auto media = DescribeMedia(text.media, text.media_count, text.token_count, field + ".media");
   if (!media.ok()) return ToStatus(media.status());
+  const auto salt = DescribeSalt(text.salt, text.salt_bytes, field + ".salt");
+  if (!salt.ok()) return ToStatus(salt.status());
   if (text.checkpoint_count > limits::kMaxCheckpointsPerCommit) {
     return Invalid(field, ".checkpoint_count: more than ", limits::kMaxCheckpointsPerCommit);
   }
@@ -197,6 +203,8 @@ CommittedText::CommittedText(const Text& given, std::shared_ptr<Setting> its_beg
   }
   const auto described = DescribeMedia(given.media, given.media_count, given.token_count, "media");
   if (described.ok()) media = *described;  // it has been checked
+  salt = MakeSalt({static_cast<const char*>(given.salt), given.salt_bytes});
+  text.salt = nullptr;
   text.checkpoints = checkpoints_.data();
   text.page_table = nullptr;
   text.page_tables = nullptr;
@@ -221,6 +229,7 @@ void CommitText(CacheState& cache, const CommittedText& committed) {
   parts.group_pages = committed.pages.group_pages;
   std::ranges::copy(text.conversation, parts.conversation.begin());
   parts.media = committed.media;
+  parts.salt = committed.salt;
   bool staged = text.span_count > 0;
   uint64_t bytes = 0;
   for (const Checkpoint& checkpoint : CheckpointsOf(text)) {

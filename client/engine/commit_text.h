@@ -29,6 +29,7 @@ struct CommittedText {
   bool exact = true;
   std::shared_ptr<Setting> began;
   std::vector<MediaHash> media;
+  Salt salt;
   GroupedPages pages;
 
  private:
@@ -50,6 +51,7 @@ struct HandedText {
   std::span<const int32_t> tokens;
   ConversationId conversation{};
   std::vector<MediaHash> media;
+  Salt salt;
   std::string node;
 };
 HandOffOutcome HandTextOff(CacheState& cache, const HandedText& text, std::chrono::milliseconds wait);

@@ -118,6 +118,12 @@ absl::StatusOr<std::vector<MediaHash>> DescribeMedia(const Media* media, uint64_
   return UnpackMedia(field, PackMedia(described), tokens);
 }
 
+absl::StatusOr<Salt> DescribeSalt(const void* salt, uint64_t bytes, const std::string& field) {
+  if (bytes > limits::kMaxSaltBytes) return ashlar::Invalid(field, "_bytes: more than ", limits::kMaxSaltBytes);
+  if (salt == nullptr && bytes > 0) return ashlar::Invalid(field, ": null");
+  return MakeSalt({static_cast<const char*>(salt), bytes});
+}
+
 absl::Status NameModel(const absl::Status& status) {
   absl::string_view message = status.message();
   if (!absl::ConsumePrefix(&message, "layout.") && !absl::ConsumePrefix(&message, "identity.")) return status;

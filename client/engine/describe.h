@@ -24,6 +24,9 @@ absl::StatusOr<DescribedModel> Describe(const Model& model);
 absl::StatusOr<std::vector<MediaHash>> DescribeMedia(const Media* media, uint64_t count, uint64_t tokens,
                                                      const std::string& field);
 
+// Digests the salt of a prompt or a text. INVALID_ARGUMENT begins with `field`.
+absl::StatusOr<Salt> DescribeSalt(const void* salt, uint64_t bytes, const std::string& field);
+
 // Renames errors of layout and identity, which begin with "layout." or "identity.", to "model.", as this API names
 // both.
 absl::Status NameModel(const absl::Status& status);

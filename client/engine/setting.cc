@@ -62,6 +62,10 @@ Status Setting::Take(const Prompt& prompt, const std::string& field) {
       DescribeMedia(prompt.media, prompt.media_count, token_count_, FieldOf(field, "media"));
   if (!media.ok()) return ToStatus(media.status());
   media_ = *std::move(media);
+  const absl::StatusOr<Salt> salt = DescribeSalt(prompt.salt, prompt.salt_bytes, FieldOf(field, "salt"));
+  if (!salt.ok()) return ToStatus(salt.status());
+  salt_ = *salt;
+  begun_ = true;
   needed_in_ = std::chrono::milliseconds(prompt.needed_in_ms);
   std::ranges::copy(prompt.conversation, conversation_.begin());
   // Its reservations would keep other engines from computing what this one cannot.
@@ -117,7 +121,8 @@ ashlar::Prompt Setting::Asked() const {
           .segment_lengths = lengths_,
           .needed_in = needed_in_,
           .conversation = conversation_,
-          .media = media_};
+          .media = media_,
+          .salt = salt_};
 }
 
 void Setting::Begin(CacheState& cache, std::span<const std::shared_ptr<Setting>> all) {

@@ -88,6 +88,9 @@ class Setting {
   // The lease ends with the last commit under way.
   void Release();
 
+  // Of the prompt; nothing where the request was not begun with one.
+  std::optional<Salt> salt() const { return begun_ ? std::optional(salt_) : std::nullopt; }
+
   // Committing. Whether what was computed by a finished plan is exact; nothing where it is not finished.
   std::optional<bool> exact() const { return exact_; }
   void BeginCommit();
@@ -152,9 +155,10 @@ class Setting {
   GroupedPages pages_;
   std::vector<int32_t> own_tokens_;
   std::vector<MediaHash> media_;
+  Salt salt_;
   ConversationId conversation_{};
   std::chrono::nanoseconds needed_in_{0};
-  bool fill_ = false, cold_parallel_ = false, store_only_ = false;
+  bool begun_ = false, fill_ = false, cold_parallel_ = false, store_only_ = false;
   std::optional<PlannedLanding> planned_;
   uint64_t present_tokens_ = 0;
 

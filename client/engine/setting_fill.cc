@@ -90,7 +90,8 @@ void Setting::ReserveMissing() {
                     .capture_end = lengths_[i] - (whole ? 0 : layout.tail),
                     .transition = !whole});
     media[i] = MediaWithin(media_, start, start + lengths_[i]);
-    objects.push_back({.kind = KindOfSegment(i), .tokens = tokens_.subspan(start, lengths_[i]), .media = media[i]});
+    objects.push_back(
+        {.kind = KindOfSegment(i), .tokens = tokens_.subspan(start, lengths_[i]), .media = media[i], .salt = salt_});
   }
   if (objects.empty()) return;
   if (cold_parallel_ && cache_.tensor_parallel_size == 1) {
@@ -130,7 +131,8 @@ Status Setting::WaitCold(std::chrono::milliseconds timeout) {
     runs.push_back(cold_[i]);
     objects.push_back({.kind = cold_[i].transition ? ObjectKind::kSegment : ObjectKind::kCheckpoint,
                        .tokens = {cold_[i].tokens, cold_[i].token_count},
-                       .media = {}});
+                       .media = {},
+                       .salt = salt_});
   }
   bool there = false;
   if (!objects.empty() && Reserve(runs, objects, &there) > 0) {

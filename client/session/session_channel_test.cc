@@ -133,7 +133,7 @@ TEST(SessionChannel, AgreesOnAVersionOrSaysWhyNot) {
   v1::SessionReply older = GoodWelcome();
   older.mutable_welcome()->set_protocol(1);
   EXPECT_EQ(Greeting(older),
-            absl::FailedPreconditionError("the daemon chose protocol version 1, this client speaks 2 to 3"));
+            absl::FailedPreconditionError("the daemon chose protocol version 1, this client speaks 2 to 4"));
   v1::SessionReply extents = GoodWelcome();
   extents.mutable_welcome()->set_extent_bytes(2 * limits::kExtentBytes);
   EXPECT_EQ(Greeting(extents).code(), absl::StatusCode::kFailedPrecondition);

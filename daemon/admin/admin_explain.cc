@@ -56,11 +56,13 @@ absl::StatusOr<Query> ReadText(const std::string& field, const v1::ObjectName& t
   if (tokens->empty()) return Invalid(field, ".tokens: empty");
   const auto media = UnpackMedia(absl::StrCat(field, ".media"), text.media(), tokens->size());
   if (!media.ok()) return media.status();
+  const auto salt = UnpackSalt(absl::StrCat(field, ".salt"), text.salt());
+  if (!salt.ok()) return salt.status();
   Query query{.kind = kind, .shard = model.shard, .ns = model.ns, .tokens = tokens->size()};
   query.storable =
       kind == ObjectKind::kCheckpoint || tokens->size() > uint64_t{model.layout.head} + uint64_t{model.layout.tail};
-  if (query.storable) query.key = MakeKey(model.ns, kind, *tokens, *media);
-  query.text = MakeTextDigest(kind, *tokens, *media);
+  if (query.storable) query.key = MakeKey(Salted(model.ns, *salt), kind, *tokens, *media);
+  query.text = MakeTextDigest(kind, *tokens, *media, *salt);
   return query;
 }
 

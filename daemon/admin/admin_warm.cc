@@ -30,6 +30,7 @@ absl::Status AdminService::Warm(const v1::Texts& texts, v1::WarmReply* reply) co
       return Invalid("texts[", i, "].tokens: more than ", limits::kMaxPrefillTokens);
     }
     if (!texts.texts(i).media().empty()) return Invalid("texts[", i, "].media: not computed by other engines");
+    if (!texts.texts(i).salt().empty()) return Invalid("texts[", i, "].salt: not computed by other engines");
     cold.push_back({.work = {.tenant = asked->tenant,
                              .ns = query.ns,
                              .key = query.key,

@@ -93,6 +93,8 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
   }
   auto media = UnpackMedia("media", request.media(), count);
   if (!media.ok()) return media.status();
+  const auto salt = UnpackSalt("salt", request.salt());
+  if (!salt.ok()) return salt.status();
   storage::LeaseId lease{};
   if (!request.lease().empty()) {
     const auto read = ReadLease("lease", request.lease());
@@ -103,7 +105,7 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
     return Invalid("page_table: more than ", limits::kMaxPromptTokens);
   }
-  return storage::PrefixCommit{.text = {model.prefixes, *std::move(tokens), *conversation, *std::move(media)},
+  return storage::PrefixCommit{.text = {model.prefixes, *std::move(tokens), *conversation, *std::move(media), *salt},
                                .prompt_tokens = request.prompt_tokens(),
                                .provenance = composed ? Provenance::kComposed : Provenance::kExact,
                                .lease = lease,
@@ -194,7 +196,8 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
   }
   const Done refused = BusyAsData(done, [answer_all] { answer_all(CommitOutcome::kBusy); });
   OnLoop(*session, Room::kRequest, refused, [this, session = *session, commit, reply, done] {
-    if (texts_ != nullptr) texts_->Note(commit->text.shared());
+    // Routers that are told of tokens would send prompts with other salts here, for nothing.
+    if (texts_ != nullptr && !commit->text.salted()) texts_->Note(commit->text.shared());
     cache_.Commit(session->about().id, std::move(*commit), [reply, done](const std::vector<CommitOutcome>& outcomes) {
       for (const CommitOutcome outcome : outcomes) reply->add_outcomes(static_cast<uint32_t>(outcome));
       done(absl::OkStatus());

@@ -26,6 +26,8 @@ void EngineService::HandOff(const v1::HandOffRequest& request, v1::HandOffReply*
   if (!conversation.ok()) return done(conversation.status());
   auto media = UnpackMedia("media", request.media(), tokens->size());
   if (!media.ok()) return done(media.status());
+  const auto salt = UnpackSalt("salt", request.salt());
+  if (!salt.ok()) return done(salt.status());
   if (request.node().empty() || request.node().size() > limits::kMaxPeerNameBytes) {
     return done(Invalid("node: not of 1 to ", limits::kMaxPeerNameBytes, " bytes"));
   }
@@ -39,7 +41,7 @@ void EngineService::HandOff(const v1::HandOffRequest& request, v1::HandOffReply*
   };
   if (!hand_off_) return answer({.outcome = HandOffOutcome::kUnavailable});
   const auto text = std::make_shared<const storage::PrefixText>(model->prefixes, *std::move(tokens), *conversation,
-                                                                *std::move(media));
+                                                                *std::move(media), *salt);
   OnLoop(*session, Room::kRequest, done,
          [this, tenant = (*session)->about().tenant, text, node = request.node(), patience = request.patience_ms(),
           answer] { hand_off_().Start(tenant, *text, node, patience, answer); });

@@ -41,6 +41,7 @@ TEST_F(EngineHandOffTest, MalformedOnesAreRefusedByName) {
           {"tokens: ", [](R& r) { r.set_tokens("abc"); }},
           {"conversation: ", [](R& r) { r.set_conversation("short"); }},
           {"media: ", [](R& r) { r.set_media("x"); }},
+          {"salt: ", [](R& r) { r.set_salt("x"); }},
           {"node: not of 1 to", [](R& r) { r.clear_node(); }},
           {"node: not of 1 to", [](R& r) { r.set_node(std::string(limits::kMaxPeerNameBytes + 1, 'n')); }},
           {"patience_ms: not from 1 to", [](R& r) { r.clear_patience_ms(); }},

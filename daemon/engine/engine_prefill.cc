@@ -24,6 +24,7 @@ absl::Status CheckWait(int64_t wait_ns) {
 absl::StatusOr<Router::Cold> ReadCold(const std::string& field, const v1::ObjectName& name, const Model& model,
                                       storage::TenantId tenant) {
   if (!name.media().empty()) return Invalid(field, ".media: a segment with media is its own engine's to compute");
+  if (!name.salt().empty()) return Invalid(field, ".salt: a segment with a salt is its own engine's to compute");
   if (name.tokens().size() > limits::kMaxPrefillTokens * sizeof(int32_t)) {
     return Invalid(field, ".tokens: more than ", limits::kMaxPrefillTokens);
   }

@@ -103,7 +103,8 @@ TEST_F(EnginePrefillTest, EveryFieldIsChecked) {
        {"objects[0].tokens: too short", [](auto& r) { r.mutable_objects(0)->set_tokens(std::string(4, 'x')); }},
        {"objects[0].tokens: more than ",
         [](auto& r) { r.mutable_objects(0)->set_tokens(std::string(4 * limits::kMaxPrefillTokens + 4, 'x')); }},
-       {"objects[0].media: ", [](auto& r) { r.mutable_objects(0)->set_media(std::string(40, 'x')); }}});
+       {"objects[0].media: ", [](auto& r) { r.mutable_objects(0)->set_media(std::string(40, 'x')); }},
+       {"objects[0].salt: ", [](auto& r) { r.mutable_objects(0)->set_salt(std::string(32, 'x')); }}});
   ExpectRefusals<v1::AwaitPrefillRequest, v1::AwaitPrefillReply>(
       asker_, AwaitOf(1, 0), kBad,
       {{"wait_ns: not from 0", [](auto& r) { r.set_wait_ns(-1); }},

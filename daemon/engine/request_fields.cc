@@ -18,8 +18,9 @@
 namespace ashlar::daemon {
 namespace {
 
+// `key_ns`: of the model, salted where the prompt is.
 storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, std::span<const MediaHash> media,
-                       storage::Nanos needed_at, const Model& model) {
+                       const Salt& salt, const Digest& key_ns, storage::Nanos needed_at, const Model& model) {
   storage::Query query;
   query.kind = kind;
   query.shard = model.shard;
@@ -30,8 +31,8 @@ storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, std::span<
   query.needed_at = needed_at;
   query.storable = kind == ObjectKind::kCheckpoint || run.size() > uint64_t{model.layout.head} + model.layout.tail;
   if (query.storable) {
-    query.key = MakeKey(model.ns, kind, run, media);
-    query.text = MakeTextDigest(kind, run, media);
+    query.key = MakeKey(key_ns, kind, run, media);
+    query.text = MakeTextDigest(kind, run, media, salt);
   }
   return query;
 }
@@ -95,6 +96,7 @@ namespace {
 struct Prompt {
   std::vector<int32_t> tokens;
   std::vector<MediaHash> media;
+  Salt salt;
   ConversationId conversation{};
   storage::Nanos needed_at = 0;
   std::vector<storage::Query> segments;
@@ -117,8 +119,12 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
   }
   auto media = UnpackMedia(absl::StrCat(field, ".media"), prompt.media(), tokens->size());
   if (!media.ok()) return media.status();
+  const auto salt = UnpackSalt(absl::StrCat(field, ".salt"), prompt.salt());
+  if (!salt.ok()) return salt.status();
+  const Digest key_ns = Salted(model.ns, *salt);
   Prompt read{.tokens = *std::move(tokens),
               .media = *std::move(media),
+              .salt = *salt,
               .conversation = *conversation,
               .needed_at = needed_in == 0 ? 0 : MonotonicClock().Now() + needed_in};
   size_t begin = 0;
@@ -129,8 +135,8 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
       return Invalid(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
     }
     const auto run = std::span<const int32_t>(read.tokens).subspan(begin, length);
-    read.segments.push_back(
-        QueryOf(KindOfSegment(i), run, MediaWithin(read.media, begin, begin + length), read.needed_at, model));
+    read.segments.push_back(QueryOf(KindOfSegment(i), run, MediaWithin(read.media, begin, begin + length), *salt,
+                                    key_ns, read.needed_at, model));
     begin += length;
   }
   return read;
@@ -150,8 +156,8 @@ absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& pro
   if (!read.ok()) return read.status();
   Asked asked{.segments = std::move(read->segments), .tokens_per_second = model.tokens_per_second};
   if (!read->tokens.empty() && CountOfText(prompt, model) > 0) {
-    asked.text.emplace(model.prefixes, std::move(read->tokens), read->conversation, std::move(read->media)).needed_at =
-        read->needed_at;
+    asked.text.emplace(model.prefixes, std::move(read->tokens), read->conversation, std::move(read->media), read->salt)
+        .needed_at = read->needed_at;
   }
   return asked;
 }
@@ -168,13 +174,15 @@ absl::StatusOr<std::optional<NamedObject>> ReadObjectName(const std::string& fie
   if (tokens->empty()) return Invalid(field, ".tokens: empty");
   const auto media = UnpackMedia(absl::StrCat(field, ".media"), name.media(), tokens->size());
   if (!media.ok()) return media.status();
-  absl::StatusOr<ObjectHeader> plan =
-      PlanObject(model.layout, model.ns, MakeKey(model.ns, kind, *tokens, *media), kind, tokens->size());
+  const auto salt = UnpackSalt(absl::StrCat(field, ".salt"), name.salt());
+  if (!salt.ok()) return salt.status();
+  const Key key = MakeKey(Salted(model.ns, *salt), kind, *tokens, *media);
+  absl::StatusOr<ObjectHeader> plan = PlanObject(model.layout, model.ns, key, kind, tokens->size());
   if (absl::IsFailedPrecondition(plan.status())) return std::nullopt;
   if (!plan.ok()) return Invalid(field, ".tokens: ", plan.status().message());
   plan->shard = model.shard;
-  return NamedObject{*std::move(plan), MakeTextDigest(kind, *tokens, *media), RecomputeTime(model, tokens->size()),
-                     RecomputeFlops(model, tokens->size())};
+  return NamedObject{*std::move(plan), MakeTextDigest(kind, *tokens, *media, *salt),
+                     RecomputeTime(model, tokens->size()), RecomputeFlops(model, tokens->size())};
 }
 
 }  // namespace ashlar::daemon

@@ -104,7 +104,7 @@ TEST_F(SessionServerTest, AnotherVersionIsRefused) {
   RawSession older(node_);
   const absl::Status old = StatusOf(older.Ask(request));
   EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(old.message(), "hello.protocol_max: this daemon speaks versions 2 to 3, the client 1 to 1");
+  EXPECT_EQ(old.message(), "hello.protocol_max: this daemon speaks versions 2 to 4, the client 1 to 1");
   EXPECT_TRUE(older.Closed());
 
   request.mutable_hello()->set_protocol_min(2);

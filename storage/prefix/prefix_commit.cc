@@ -15,7 +15,7 @@ std::optional<PrefixPlanner::SpanOffer> Prefixes::Offered(const PrefixCommit& co
   const PrefixModel& model = commit.text.model();
   const uint64_t begin = commit.span->begin, end = commit.text.tokens().size();
   const auto plan = PlanPrefixSpan(*model.layout, model.ns, Key{}, model.span_dtype, begin, end);
-  if (!plan.ok() || end - begin > commit.text.span_tokens()) return std::nullopt;
+  if (!plan.ok() || begin < commit.text.first_span() || end - begin > commit.text.span_tokens()) return std::nullopt;
   return PrefixPlanner::SpanOffer{begin, plan->Extents() * limits::kExtentBytes * model.shard.size};
 }
 

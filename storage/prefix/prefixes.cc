@@ -56,24 +56,39 @@ absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const Namespa
 }
 
 PrefixText::PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int32_t> tokens,
-                       const ConversationId& conversation, std::vector<MediaHash> media)
+                       const ConversationId& conversation, std::vector<MediaHash> media, const Salt& salt)
     : model_(std::move(model)),
       tokens_(std::move(tokens)),
       media_(std::move(media)),
+      salted_(salt != Salt{}),
       conversation_(conversation),
-      shared_(model_->ns, model_->block_tokens, tokens_, {}, media_) {
-  if (conversation != ConversationId{}) own_.emplace(model_->ns, model_->block_tokens, tokens_, conversation, media_);
-  if (media_.empty()) return;
+      shared_(Salted(model_->ns, salt), model_->block_tokens, tokens_, {}, media_) {
+  if (conversation != ConversationId{}) {
+    own_.emplace(Salted(model_->ns, salt), model_->block_tokens, tokens_, conversation, media_);
+    for (size_t i = 0; i < conversation_.size(); ++i) conversation_[i] ^= salt.bytes[i];
+  }
+  if (media_.empty() && !salted_) return;
   planned_ = tokens_;
-  for (const MediaHash& input : media_) {
-    // All of the hash counts: some engines' differ in a few bytes only.
-    uint32_t shown = 1;
-    for (size_t i = 0; i < input.hash.size(); i += sizeof shown) {
-      uint32_t word = 0;
-      std::memcpy(&word, input.hash.data() + i, sizeof word);
-      shown = (shown ^ word) * 0x9E3779B1u;
-    }
-    planned_[input.offset] ^= static_cast<int32_t>(shown);
+  for (const MediaHash& input : media_) Show(input);
+  if (salted_) Show(salt);
+}
+
+void PrefixText::Show(const MediaHash& input) {
+  // All of the hash counts: some engines' differ in a few bytes only.
+  uint32_t shown = 1;
+  for (size_t i = 0; i < input.hash.size(); i += sizeof shown) {
+    uint32_t word = 0;
+    std::memcpy(&word, input.hash.data() + i, sizeof word);
+    shown = (shown ^ word) * 0x9E3779B1u;
+  }
+  planned_[input.offset] ^= static_cast<int32_t>(shown);
+}
+
+void PrefixText::Show(const Salt& salt) {
+  for (size_t i = 0; i < std::min(kSaltedTokens, planned_.size()); ++i) {
+    int32_t word = 0;
+    std::memcpy(&word, salt.bytes.data() + i * sizeof word, sizeof word);
+    planned_[i] ^= word;
   }
 }
 

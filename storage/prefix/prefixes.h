@@ -58,26 +58,37 @@ absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const Namespa
 class PrefixText {
  public:
   PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int32_t> tokens,
-             const ConversationId& conversation = {}, std::vector<MediaHash> media = {});
+             const ConversationId& conversation = {}, std::vector<MediaHash> media = {}, const Salt& salt = {});
   PrefixText(PrefixText&&) = default;  // spans into the tokens stay right
 
   const PrefixModel& model() const { return *model_; }
-  // For the planner, not for keys: a token at which media begin shows some of their hash, so that texts with other
-  // media part there. Where two texts look alike nevertheless, their keys differ.
+  // For the planner, not for keys: a token at which media begin shows some of their hash, and the first kSaltedTokens
+  // show the salt, so that texts with other media or another salt part there. Where two texts look alike nevertheless,
+  // their keys differ.
   std::span<const int32_t> tokens() const { return planned_.empty() ? tokens_ : planned_; }
   // Tokens of the longest span. None with media: what a span shares with a prompt is told by tokens alone.
   uint64_t span_tokens() const { return media_.empty() ? model_->span_tokens : 0; }
+  // Where the first span may begin. A span is found by the tokens before it: they must show all of the salt.
+  uint64_t first_span() const { return salted_ ? kSaltedTokens : 1; }
+  // With a salt, the conversation's name under that salt.
   const ConversationId& conversation() const { return conversation_; }
+  bool salted() const { return salted_; }
   const PrefixKeys& shared() const { return shared_; }
   const std::optional<PrefixKeys>& own() const { return own_; }  // with a conversation
 
   Nanos needed_at = 0;  // as Query::needed_at
 
  private:
+  static constexpr size_t kSaltedTokens = sizeof(Salt) / sizeof(int32_t);
+
+  void Show(const MediaHash& input);
+  void Show(const Salt& salt);
+
   std::shared_ptr<const PrefixModel> model_;
   std::vector<int32_t> tokens_;
   std::vector<MediaHash> media_;
-  std::vector<int32_t> planned_;  // empty without media
+  std::vector<int32_t> planned_;  // empty without media and salt
+  bool salted_;
   ConversationId conversation_;
   PrefixKeys shared_;
   std::optional<PrefixKeys> own_;

@@ -74,7 +74,7 @@ PrefixEngine::PrefixEngine(TenantId tenant, uint32_t capture_tokens, uint64_t sp
 }
 
 PrefixCommit PrefixEngine::Offer(const std::vector<int32_t>& tokens, uint64_t prompt, std::vector<uint64_t> depths,
-                                 const ConversationId& conversation, uint64_t span_begin) const {
+                                 const ConversationId& conversation, uint64_t span_begin, const Salt& salt) const {
   struct Memory {
     explicit Memory(uint32_t count) : pages(count) {}
     TestPages pages;
@@ -86,7 +86,7 @@ PrefixCommit PrefixEngine::Offer(const std::vector<int32_t>& tokens, uint64_t pr
           [](float* row, int32_t count, uint64_t hash, uint32_t layer, PartForm form, uint64_t place) {
             for (int32_t i = 0; i < count; ++i) row[i] = Number(hash, layer, form, place + static_cast<uint64_t>(i));
           });
-  PrefixCommit commit{.text = Text(tokens, conversation), .prompt_tokens = prompt};
+  PrefixCommit commit{.text = Text(tokens, conversation, salt), .prompt_tokens = prompt};
   if (depths.empty() || depths.back() != tokens.size()) depths.push_back(tokens.size());
   for (const uint64_t depth : depths) {
     const ObjectHeader plan =

@@ -18,14 +18,14 @@ class PrefixEngine {
 
   const std::shared_ptr<const PrefixModel>& model() const { return model_; }
   // As TestPlan's objects of this tenant, the engine's segments are of the same namespace.
-  PrefixText Text(std::vector<int32_t> tokens, const ConversationId& conversation = {}) const {
-    return PrefixText(model_, std::move(tokens), conversation);
+  PrefixText Text(std::vector<int32_t> tokens, const ConversationId& conversation = {}, const Salt& salt = {}) const {
+    return PrefixText(model_, std::move(tokens), conversation, {}, salt);
   }
 
   // Everything of a text, with its states at `depths` and at its end, and the span from `span_begin` on, however long
   // that is; 0: none.
   PrefixCommit Offer(const std::vector<int32_t>& tokens, uint64_t prompt, std::vector<uint64_t> depths,
-                     const ConversationId& conversation = {}, uint64_t span_begin = 0) const;
+                     const ConversationId& conversation = {}, uint64_t span_begin = 0, const Salt& salt = {}) const;
 
   // Pages for a whole text, and a landing of a match's prefix into them.
   static LandTarget Target(const TestPages& pages, const MatchedPrefix& prefix);

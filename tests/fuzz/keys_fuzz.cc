@@ -38,6 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::set<Key> keys = {key};
   const auto differs = [&](const Key& other) { FUZZ_EXPECT(keys.insert(other).second); };
   differs(MakeKey(other_ns, kind, *tokens, media));
+  differs(MakeKey(Salted(ns, MakeSalt("salt")), kind, *tokens, media));
   differs(MakeKey(ns, kind == ObjectKind::kSpan ? ObjectKind::kSegment : ObjectKind::kSpan, *tokens, media));
   std::vector<int32_t> changed = *tokens;
   changed.push_back(0);

@@ -62,6 +62,11 @@ TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
     EXPECT_EQ(text["present"]["tiers"], json::array({"dram"}));
   }
   EXPECT_THAT(Run(question).output, HasSubstr("segment of 60 tokens: in dram, "));
+  // Under a salt they are other texts, of which nothing is known.
+  for (const json& text : Ask(question + " --salt somebody")["texts"]) {
+    EXPECT_EQ(text["reason"], "never_seen");
+    EXPECT_NE(text["key"], here["texts"][0]["key"]);
+  }
 
   // Others take the room.
   const auto any_left = [&] {

@@ -132,6 +132,25 @@ class PrefixSpan : public testing::Test {
   DaemonProcess daemon_;
 };
 
+TEST_F(PrefixSpan, IsFoundUnderItsOwnSaltAlone) {
+  SpanEngine engine(daemon_.client_options());
+  const Salt one = MakeSalt("one"), another = MakeSalt("another");
+  const Text text{text_, {600, text_.size()}};
+  CommitParts parts = engine.WithSpan(text, 600);
+  parts.salt = one;
+  EXPECT_THAT(engine.model().Commit(nullptr, parts), ElementsAre(CommitOutcome::kKept, CommitOutcome::kKeptAsSpan));
+  const Tokens prompt = Join(First(text_, 610), MakeRun(2, 30));
+  const auto depth = [&](const Salt& salt) {
+    return engine.model().Lookup({.tokens = prompt, .salt = salt}).prefix().depth;
+  };
+  EXPECT_EQ(depth(one), 610u);
+  EXPECT_EQ(depth(another), 0u);
+  EXPECT_EQ(depth({}), 0u);
+  Keep(engine);  // is new for those without a salt
+  EXPECT_EQ(depth({}), 610u);
+  EXPECT_EQ(depth(another), 0u);
+}
+
 TEST_F(PrefixSpan, APromptThatPartsInsideResumesAtTheVeryToken) {
   SpanEngine engine(daemon_.client_options());
   Keep(engine);

@@ -17,7 +17,8 @@ std::vector<Option> TextOptions(std::vector<Option> more) {
       {"namespace", "HEX", "the model's namespace, or as many first digits as tell it from others", {}},
       {"model-file", "FILE", "the model's identity and layout, instead of its namespace", {}},
       {"kind", "KIND", "of what the texts are", {"prompt", "segment", "checkpoint"}},
-      {"binary", "", "the files hold int32 little endian, not decimal numbers", {}}};
+      {"binary", "", "the files hold int32 little endian, not decimal numbers", {}},
+      {"salt", "TEXT", "the salt of the prompts that these texts are of", {}}};
   options.insert(options.end(), more.begin(), more.end());
   return options;
 }

@@ -61,6 +61,7 @@ absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments) {
     v1::ObjectName* text = texts.add_texts();
     text->set_kind(static_cast<uint32_t>(*kind));
     text->set_tokens(*std::move(tokens));
+    text->set_salt(PackSalt(MakeSalt(arguments.Get("salt"))));
   }
   return texts;
 }

@@ -9,8 +9,8 @@
 
 namespace ashlar::ctl {
 
-// --tenant, --namespace or --model-file, --kind, --binary, and files of tokens. INVALID_ARGUMENT names the option or
-// the file.
+// --tenant, --namespace or --model-file, --kind, --binary, --salt, and files of tokens. INVALID_ARGUMENT names the
+// option or the file.
 absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments);
 
 // --namespace as bytes; none: empty.

@@ -45,7 +45,9 @@ int32_t Begin(ashlar_cache* cache, const ashlar_prompt* given, uint32_t count, a
                       .cold_parallel = prompt.cold_parallel != 0,
                       .page_tables = tables.back().data(),
                       .page_table_count = prompt.page_table_count,
-                      .store_only = prompt.store_only != 0};
+                      .store_only = prompt.store_only != 0,
+                      .salt = prompt.salt,
+                      .salt_bytes = prompt.salt_bytes};
     std::memcpy(to.conversation, prompt.conversation, sizeof to.conversation);
     own.push_back(to);
   }
@@ -102,7 +104,9 @@ struct OwnText {
             .media = media.data(),
             .media_count = given.media_count,
             .page_tables = tables.data(),
-            .page_table_count = given.page_table_count};
+            .page_table_count = given.page_table_count,
+            .salt = given.salt,
+            .salt_bytes = given.salt_bytes};
     std::memcpy(text.conversation, given.conversation, sizeof text.conversation);
   }
 

@@ -134,5 +134,7 @@ void hand_off(char** sockets, const char* node, const char* expected);
 void resume(char** sockets);
 /* groups_test.c */
 void groups(char** sockets);
+/* salt_test.c */
+void salts(char** sockets);
 
 #endif

@@ -1,5 +1,5 @@
 /* Calls of the C ABI that the example does not make, against a real daemon.
- * usage: calls_c many|present|gpu|cold|started|groups|resume RPC-SOCKET SESSION-SOCKET
+ * usage: calls_c many|present|gpu|cold|started|groups|salts|resume RPC-SOCKET SESSION-SOCKET
  *        calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME */
 #include <pthread.h>
 
@@ -318,13 +318,15 @@ int main(int argc, char** argv) {
     share_a_cold_prompt_by_jobs(argv + 2);
   } else if (argc == 4 && strcmp(argv[1], "groups") == 0) {
     groups(argv + 2);
+  } else if (argc == 4 && strcmp(argv[1], "salts") == 0) {
+    salts(argv + 2);
   } else if (argc == 6 && strcmp(argv[1], "hand_off") == 0) {
     hand_off(argv + 2, argv[4], argv[5]);
   } else if (argc == 4 && strcmp(argv[1], "resume") == 0) {
     resume(argv + 2);
   } else {
     fprintf(stderr,
-            "usage: calls_c many|present|gpu|cold|started|groups|resume RPC-SOCKET SESSION-SOCKET\n"
+            "usage: calls_c many|present|gpu|cold|started|groups|salts|resume RPC-SOCKET SESSION-SOCKET\n"
             "       calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME\n");
     return 2;
   }

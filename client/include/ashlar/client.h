@@ -132,6 +132,7 @@ struct ObjectRun {
   ObjectKind kind = ObjectKind::kSegment;  // kSegment, or kCheckpoint for a prompt's first segment
   std::span<const int32_t> tokens;
   std::span<const MediaHash> media;  // offsets count from the run's start
+  Salt salt = {};                    // of the prompt
 };
 
 // The sources of a finished object. The daemon reads them during Publish only: when Publish returns, they are the
@@ -185,6 +186,7 @@ struct CommitParts {
   ConversationId conversation{};               // needed where it is composed
   std::span<const MediaHash> media;            // of the text; its span is not kept if there are any
   std::span<const uint32_t> group_pages = {};  // as in PublishParts
+  Salt salt = {};                              // of the prompt
 };
 
 // The running states of one linear layer's value heads, one behind the other: [d_k, d_v] or [d_v, d_k] each, in the
@@ -277,7 +279,7 @@ class Model {
   std::vector<CommitOutcome> Commit(const Match* match, const CommitParts& text);
 
   // Hands a text that was committed to the daemon of a named node, for an engine there to go on with (docs/router.md).
-  // Of `text` tokens, conversation and media count. Waits for at most `wait` (up to a minute) and a call's time.
+  // Of `text` tokens, conversation, media and salt count. Waits for at most `wait` (up to a minute) and a call's time.
   HandOffOutcome HandOff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait);
 
   // Cold prompts in parallel (docs/router.md). PlanPrefill has segments that a look-up missed computed by engines that

@@ -208,6 +208,8 @@ struct Text {
   uint64_t media_count = 0;
   const PageTable* page_tables = nullptr;  // in place of page_table, as in Prompt
   uint32_t page_table_count = 0;
+  const void* salt = nullptr;  // of the prompt, as in Prompt; another than that of a request that was begun is refused
+  uint64_t salt_bytes = 0;
 };
 
 // ---------------------------------------------------------------------------------------------------- handles
@@ -353,8 +355,9 @@ class Cache {
   Status Commit(const Text* texts, uint32_t count) noexcept;
   Status StartCommit(const Text* texts, uint32_t count, Job* job) noexcept;
   // Hands a text that was committed to a node of the cluster, whose engines resume there at its end as from their own
-  // cache: a prefill engine's call for a decode engine. Tokens, conversation and media of `text` count. kOk: the node
-  // has it. kPending: not in time; it may still come. kUnavailable, with the reason: it has not; that engine computes.
+  // cache: a prefill engine's call for a decode engine. Tokens, conversation, media and salt of `text` count. kOk: the
+  // node has it. kPending: not in time; it may still come. kUnavailable, with the reason: it has not; that engine
+  // computes.
   Status HandOff(const Text& text, const char* node, uint32_t wait_ms) noexcept;
   // Writes the outcome (HandOffName): "handed", "late", or why that engine has to compute. Hand-offs take no thread of
   // other calls that are started. A job's end waits for it: wait_ms, and some seconds behind a node that is silent.

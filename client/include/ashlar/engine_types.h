@@ -234,6 +234,11 @@ struct Prompt {
   // With `fill`, for an engine that stores and lands nothing: the prompt is not looked up, and missing() lists all that
   // the cache does not have. Publish, and end the request; LookAgain looks the prompt up after all.
   bool store_only = false;
+  // Any bytes, up to 4,096, for example a user's number. Prompts with different salts, or with none, share nothing:
+  // none hits what others stored, so no time to first token says what they asked. Count 0: none. With a daemon of
+  // before protocol 4 such a prompt misses. It is copied.
+  const void* salt = nullptr;
+  uint64_t salt_bytes = 0;
 };
 
 // A plan to land, and the pages in which to land it, as in Prompt.

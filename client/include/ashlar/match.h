@@ -35,6 +35,9 @@ struct Prompt {
   // The prompt's multimodal inputs, by their content's hashes; at most limits::kMaxMedia. A daemon that speaks protocol
   // 2 knows none: a prompt with media then misses everything (kInvalidRequest), and its runs are not reserved.
   std::span<const MediaHash> media;
+  // Prompts with different salts (MakeSalt), or with none, find nothing of one another. A daemon that speaks protocol 3
+  // knows none: a prompt with a salt then misses everything (kInvalidRequest), and its runs are not reserved.
+  Salt salt;
 };
 
 // A cached linear layer of one segment, in place: pointers into the daemon's memory, read-only, mapped as long as the

@@ -35,6 +35,10 @@ _NUMPY_TYPES: dict[DType, Any] = {
 }
 
 
+def _salt(salt: str | bytes) -> bytes:
+    return salt.encode() if isinstance(salt, str) else salt
+
+
 class MemoryKind(enum.Enum):
     """Where the engine's pages are: nowhere (a scheduler), in memory that the daemon makes, in the engine's memfd or GPU."""
 
@@ -248,14 +252,16 @@ class Cache:
         media: Sequence[tuple[int, bytes]] = (),
         cold_parallel: bool = False,
         store_only: bool = False,
+        salt: str | bytes = b"",
     ) -> Request:
         """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, from position 0 on.
 
         `cold_parallel`, with `fill`: engines that offer prefill may compute some of what is missing. Compute `missing`,
         then call `Request.wait_cold`. `store_only`, with `fill`: nothing is looked up; `missing` lists all that the cache
-        does not have. Publish it, and end the request.
+        does not have. Publish it, and end the request. `salt`: prompts with
+        different salts, or with none, share nothing.
         """
-        rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only
+        rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt)
         return self._handle.begin(Request, tokens, segments, page_table, *rest, True)  # type: ignore[return-value]
 
     def start_begin(
@@ -270,9 +276,10 @@ class Cache:
         media: Sequence[tuple[int, bytes]] = (),
         cold_parallel: bool = False,
         store_only: bool = False,
+        salt: str | bytes = b"",
     ) -> Request:
         """`begin` without waiting: the plan is known once `Request.poll_plan` says OK."""
-        rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only
+        rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt)
         return self._handle.begin(Request, tokens, segments, page_table, *rest, False)  # type: ignore[return-value]
 
     async def begin_async(
@@ -333,6 +340,7 @@ class Cache:
         conversation: bytes = b"",
         composed: bool = False,
         media: Sequence[tuple[int, bytes]] = (),
+        salt: str | bytes = b"",
     ) -> list[str]:
         """Offers the states of a text that was run through the model, for later texts to resume from.
 
@@ -348,6 +356,7 @@ class Cache:
             conversation,
             composed,
             list(media),
+            _salt(salt),
         )
 
     async def commit_async(
@@ -365,13 +374,14 @@ class Cache:
         *,
         conversation: bytes = b"",
         media: Sequence[tuple[int, bytes]] = (),
+        salt: str | bytes = b"",
         wait_ms: int = 1000,
     ) -> str:
         """Hands a committed text to a node of the cluster, whose engines resume at its end: for a prefill engine.
 
         Returns "handed", "late" where it may still come, or why that node's engine has to compute.
         """
-        return self._handle.hand_off(tokens, node, conversation, list(media), wait_ms)
+        return self._handle.hand_off(tokens, node, conversation, list(media), _salt(salt), wait_ms)
 
     async def hand_off_async(self, tokens: Sequence[int] | npt.ArrayLike, node: str, **options: Any) -> str:
         return await asyncio.to_thread(self.hand_off, tokens, node, **options)

@@ -168,7 +168,7 @@ nb::list PlacesOf(const PyCache& self) {
 // `type` is ashlar.Request, which the result is one of.
 nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::vector<uint64_t>& segments,
                  nb::handle page_table, bool fill, const nb::bytes& conversation, uint64_t needed_in_ms,
-                 nb::sequence media, bool cold_parallel, bool store_only, bool wait) {
+                 nb::sequence media, bool cold_parallel, bool store_only, const nb::bytes& salt, bool wait) {
   auto [object, request] = MakeObject<PyRequest>(type);
   request->model = self.model;
   const Integers given("tokens", tokens);
@@ -183,7 +183,9 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::v
                         .media = inputs.data(),
                         .media_count = inputs.size(),
                         .cold_parallel = cold_parallel,
-                        .store_only = store_only};
+                        .store_only = store_only,
+                        .salt = salt.c_str(),
+                        .salt_bytes = salt.size()};
   const PageTables pages("page_table", page_table, self.model->groups);
   pages.Put(prompt);
   ReadConversation(conversation, prompt.conversation);
@@ -220,7 +222,8 @@ nb::object Land(PyCache& self, nb::handle type, const nb::bytes& plan, nb::handl
 // checkpoints: of (depth, linear tensors).
 std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::handle tokens,
                                 std::optional<uint64_t> prompt_tokens, nb::sequence checkpoints, nb::handle page_table,
-                                const nb::bytes& conversation, bool composed, nb::sequence media) {
+                                const nb::bytes& conversation, bool composed, nb::sequence media,
+                                const nb::bytes& salt) {
   const Integers given("tokens", tokens);
   std::vector<std::unique_ptr<LinearTensorsView>> views;
   std::vector<engine::Checkpoint> offers;
@@ -244,7 +247,9 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::han
                     .composed = composed,
                     .outcomes = outcomes.data(),
                     .media = inputs.data(),
-                    .media_count = inputs.size()};
+                    .media_count = inputs.size(),
+                    .salt = salt.c_str(),
+                    .salt_bytes = salt.size()};
   const PageTables pages("page_table", page_table, self.model->groups);
   pages.Put(text);
   ReadConversation(conversation, text.conversation);
@@ -260,11 +265,15 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::han
 }
 
 std::string HandOff(PyCache& self, nb::handle tokens, const std::string& node, const nb::bytes& conversation,
-                    nb::sequence media, uint32_t wait_ms) {
+                    nb::sequence media, const nb::bytes& salt, uint32_t wait_ms) {
   const Integers given("tokens", tokens);
   const std::vector<engine::Media> inputs = ReadMedia(media);
-  engine::Text text{
-      .tokens = given.data(), .token_count = given.size(), .media = inputs.data(), .media_count = inputs.size()};
+  engine::Text text{.tokens = given.data(),
+                    .token_count = given.size(),
+                    .media = inputs.data(),
+                    .media_count = inputs.size(),
+                    .salt = salt.c_str(),
+                    .salt_bytes = salt.size()};
   ReadConversation(conversation, text.conversation);
   uint8_t outcome = 0;
   engine::Job job;
@@ -367,18 +376,18 @@ void BindCache(nb::module_& module) {
       .def("warning", [](const PyCache& self) { return self.cache.warning(); })
       .def("begin", &Begin, nb::arg("type"), nb::arg("tokens"), nb::arg("segments"), nb::arg("page_table").none(),
            nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"), nb::arg("media"),
-           nb::arg("cold_parallel"), nb::arg("store_only"), nb::arg("wait"))
+           nb::arg("cold_parallel"), nb::arg("store_only"), nb::arg("salt"), nb::arg("wait"))
       .def("land", &Land)
       .def("commit", &Commit, nb::arg("request").none(), nb::arg("tokens"), nb::arg("prompt_tokens").none(),
            nb::arg("checkpoints"), nb::arg("page_table").none(), nb::arg("conversation"), nb::arg("composed"),
-           nb::arg("media"))
+           nb::arg("media"), nb::arg("salt"))
       .def("compute_alone", &ComputeAlone, nb::arg("request"), nb::arg("missing"), nb::arg("layer"),
            nb::arg("state").noconvert(), nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(),
            nb::arg("v").none().noconvert(), nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(),
            nb::arg("out").none().noconvert(), nb::arg("transition").none().noconvert(),
            nb::arg("decay").none().noconvert(), nb::arg("norm_epsilon"), nb::arg("q_scale"))
       .def("hand_off", &HandOff, nb::arg("tokens"), nb::arg("node"), nb::arg("conversation"), nb::arg("media"),
-           nb::arg("wait_ms"))
+           nb::arg("salt"), nb::arg("wait_ms"))
       .def("serve_prefill", &ServePrefill, nb::arg("type"), nb::arg("wait_ms"))
       .def("start_serve_prefill", &StartServePrefill, nb::arg("type"), nb::arg("wait_ms"))
       .def("take_quiet_pages", &TakeQuietPages)

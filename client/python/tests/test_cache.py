@@ -76,6 +76,33 @@ def test_a_text_is_committed_and_resumed_by_another_engine(daemon):
             np.testing.assert_array_equal(rows.ravel(), np.arange(rows.size, dtype=np.float32))
 
 
+def test_prompts_hit_what_was_stored_under_their_own_salt(daemon):
+    tokens = np.arange(600, dtype=np.int32) % 199
+    lengths, table = [100, 200], np.arange(64, dtype=np.int32)
+    state = np.zeros(shortest.HEADS * shortest.DIM**2, np.float32)
+    linear = [ashlar.LinearTensors(shortest.LINEAR, state)]
+    with open_cache(daemon, capture_tokens=16) as cache:
+
+        def found(salt):
+            with cache.begin(tokens, lengths, table, salt=salt) as request:
+                assert request.finish() == ashlar.Verdict.OK
+                return request.plan.cached_tokens
+
+        salts = ["", "mine", b"theirs", "наш"]
+        for stored, salt in enumerate(salts):
+            assert [found(each) > 0 for each in salts] == [i < stored for i in range(len(salts))]
+            assert cache.commit(tokens[:592], [(592, linear)], page_table=table, salt=salt) == ["kept"]
+        assert found("mine") == found(b"mine") == 592
+        assert asyncio.run(cache.begin_async(tokens, salt="mine")).plan.prefix_tokens == 592
+        with cache.begin(tokens, page_table=table, salt="mine") as request:
+            assert request.finish() == ashlar.Verdict.OK
+            with pytest.raises(ValueError, match=r"texts\[0\].salt: not that of the request's prompt"):
+                cache.commit(tokens, [(len(tokens), linear)], request=request, page_table=table)
+        assert cache.hand_off(tokens[:592], "nowhere", salt="mine") == "unavailable"
+        with pytest.raises(ValueError, match="salt_bytes: more than 4096"):
+            cache.begin(tokens, salt="x" * 4097)
+
+
 def test_another_process_lands_the_plan(daemon):
     engine = shortest.Engine(daemon.rpc_socket, daemon.session_socket)
     engine.serve([RULES, ARCH], "?", 1)

@@ -71,9 +71,10 @@ class RemotePrefixTest : public ::testing::Test {
   // The text's first tokens, and others behind them, as deep as foreign texts are.
   static Tokens Prompt(size_t shared) { return Join(First(shared), Numbers(50'000, kForeign + 2000)); }
   // Expects the prompt to resume at `depth`, with the right bytes.
-  void ExpectResumes(PeerNode& node, const Tokens& prompt, uint64_t depth, const ConversationId& conversation = {}) {
+  void ExpectResumes(PeerNode& node, const Tokens& prompt, uint64_t depth, const ConversationId& conversation = {},
+                     const Salt& salt = {}) {
     SCOPED_TRACE(depth);
-    const storage::PrefixText asked = engine_.Text(prompt, conversation);
+    const storage::PrefixText asked = engine_.Text(prompt, conversation, salt);
     const Match match = node.Lookup({}, &asked);
     ASSERT_EQ(match.prefix.depth, depth);
     const TestPages pages(TestPages::Holding(prompt.size()));
@@ -103,6 +104,17 @@ TEST_F(RemotePrefixTest, AConversationsOwnPrefixIsFound) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   CommitText(a, 600, kTalk);
   ExpectResumes(b, Prompt(600), 600, kTalk);
+}
+
+TEST_F(RemotePrefixTest, APrefixIsFoundUnderItsOwnSaltAlone) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const Salt salt = MakeSalt("one"), another = MakeSalt("another");
+  EXPECT_THAT(Commit(a, engine_.Offer(First(600), 600, {}, {}, 0, salt)), Each(CommitOutcome::kKept));
+  for (const Salt& other : {Salt{}, another}) {
+    const storage::PrefixText asked = engine_.Text(Prompt(600), {}, other);
+    EXPECT_EQ(b.Lookup({}, &asked).prefix.depth, 0u);
+  }
+  ExpectResumes(b, Prompt(600), 600, {}, salt);
 }
 
 TEST_F(RemotePrefixTest, AShortPrefixNeedsNoBlock) {
