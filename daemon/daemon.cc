@@ -186,6 +186,9 @@ struct Daemon::Impl {
     for (int i = 0; i < tenants; ++i) {
       levels.pages.push_back(engine_service.PageLevels(static_cast<storage::TenantId>(i)));
       levels.prefixes.push_back(cache.prefix_stats(static_cast<storage::TenantId>(i)));
+      for (const storage::RateKind rate : storage::kRates) {
+        levels.holdings[i].refused[rate] = rates.refused(static_cast<storage::TenantId>(i), rate);
+      }
     }
     levels.scrub = cache.upkeep().scrubber().totals();
     levels.metadata_queue = loop.depth();
@@ -341,6 +344,7 @@ struct Daemon::Impl {
   WorkerPool workers;
   storage::Mover mover;
   storage::Cache cache;
+  const storage::Rates& rates = cache.rates();
   SessionTable table;
   SessionServices services;
   ModelRegistry models;

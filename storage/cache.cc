@@ -35,13 +35,14 @@ struct Cache::Impl {
        Observer* observer)
       : clock(clock),
         sessions(tiers.common),
+        rates(clock),
         observer(observer == nullptr ? ignored : *observer),
         table(options.objects, tiers, copying, clock, this->observer),
         explainer(table, clock, options.texts_per_tenant, options.misses_per_tenant),
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session,
                 options.leases_per_tenant, options.leased_segments_per_tenant}),
-        publisher(table, mover, clock, transfers, options.reservation,
+        publisher(table, mover, clock, transfers, rates, options.reservation,
                   [this](SessionId session) { return sessions.Level(session); }),
         prefixes(
             table, publisher, transfers, clock, this->observer,
@@ -51,7 +52,7 @@ struct Cache::Impl {
             table, prefixes, leases, explainer, clock, this->observer,
             [this](SessionId session) { return sessions.Has(session); },
             [this](SessionId session) { return sessions.Level(session); }),
-        lander(table, mover, clock, transfers, in_flight, options.landings_per_session, this->observer),
+        lander(table, mover, clock, transfers, in_flight, rates, options.landings_per_session, this->observer),
         composer(table, mover, transfers, clock, in_flight, options.compositions_per_session, this->observer),
         upkeep(table, prefixes, explainer, tiers, copying, clock) {}
 
@@ -100,6 +101,7 @@ struct Cache::Impl {
 
   const Clock& clock;
   OpenSessions sessions;
+  Rates rates;
   Observer ignored;
   Observer& observer;
   SessionTransfers transfers;
@@ -135,6 +137,10 @@ void Cache::SetFloor(size_t tier, const TenantPool& pool, uint64_t bytes) {
 
 void Cache::SetInFlight(TenantId tenant, const InFlight::Bounds& bounds) {
   impl_->in_flight.SetBounds(tenant, bounds);
+}
+
+Rates& Cache::rates() {
+  return impl_->rates;
 }
 
 void Cache::SetTimeToLive(TenantId tenant, Nanos ttl) {
@@ -181,11 +187,6 @@ void Cache::OpenSession(SessionId session, TenantId tenant, SessionOf whose) {
 
 void Cache::SetLevel(SessionId session, size_t level) {
   impl_->sessions.SetLevel(session, level);
-}
-
-void Cache::CloseSession(SessionId session, std::function<void()> drained) {
-  Slice whole;
-  CloseSession(session, drained, whole);
 }
 
 std::optional<Cache::Freed> Cache::CloseSession(SessionId session, const std::function<void()>& drained, Slice& slice) {
@@ -415,11 +416,6 @@ std::vector<Query> Cache::AtEnd(TenantId tenant, const PrefixText& text) const {
 
 bool Cache::draining() const {
   return impl_->draining;
-}
-
-void Cache::Tick() {
-  Slice whole;
-  Tick(whole);
 }
 
 bool Cache::Tick(Slice& slice) {

@@ -37,6 +37,7 @@
 #include "storage/transfer/composition.h"
 #include "storage/transfer/in_flight.h"
 #include "storage/transfer/lander.h"
+#include "storage/transfer/rates.h"
 #include "storage/transfer/transfer.h"
 #include "storage/upkeep/upkeep.h"
 
@@ -80,6 +81,9 @@ class Cache {
   // Bounds the landings and compositions that a tenant may have in flight, and the memory that they may hold; without a
   // call any number.
   void SetInFlight(TenantId tenant, const InFlight::Bounds& bounds);
+  // The bytes that tenants' landings and publishes may move in a second: more are missed, and answered, with kBusy. The
+  // cache takes no calls from them; its caller does.
+  Rates& rates();
   // Bounds the bytes of a tenant's exact prefixes in each namespace; without a call they may take as much as the
   // tenant's largest tier has.
   void SetPrefixCapacity(TenantId tenant, uint64_t bytes);
@@ -108,7 +112,10 @@ class Cache {
   void SetLevel(SessionId session, size_t level);
   // Frees what the session held: its part in leases, its reservations. Landings and publishes in flight are cancelled
   // and drain first; `drained` is called when nothing of the session's memory is touched any more.
-  void CloseSession(SessionId session, std::function<void()> drained);
+  void CloseSession(SessionId session, const std::function<void()>& drained) {
+    Slice whole;
+    CloseSession(session, drained, whole);
+  }
   // Closes a session in slices; the first slice closes it. Returns the counts of its leases and reservations after the
   // last slice.
   struct Freed {
@@ -227,7 +234,10 @@ class Cache {
 
   // Ends leases, reservations and objects that are past their deadlines, and continues copies that found no room. Call
   // it about once a second.
-  void Tick();
+  void Tick() {
+    Slice whole;
+    Tick(whole);
+  }
   bool Tick(Slice& slice);  // in slices: false: call again
 
   struct Stats {

@@ -111,7 +111,8 @@ tenants:
   - {name: blue, uids: [1000, 1001], dram_bytes: 512MiB, region_bytes: 3GiB, max_sessions: 2, hbm_bytes: 1MiB,
      ssd_bytes: 7GiB, ttl_seconds: 60, public_floor: {dram_bytes: 1MiB, ssd_bytes: 4GiB},
      private_floor: {hbm_bytes: 1MiB, ssd_bytes: 3GiB}, prefix_bytes: 2GiB, max_landings: 7, landing_bytes: 64MiB,
-     max_leases: 100, max_leased_segments: 200, max_regions: 11, model_bytes: 3MiB}
+     max_leases: 100, max_leased_segments: 200, max_regions: 11, model_bytes: 3MiB,
+     calls_per_second: 500, bytes_per_second: 2GiB}
   - {name: green-2, uids: [1002], dram_bytes: 512 MiB, hbm_bytes: 1MiB}
 hbm: {capacity_bytes: 2MiB, arena_bytes: 1MiB}
 ssd: {folder: /d, capacity_bytes: 8GiB, admission: tinylfu, threads: 3, queue_depth: 5, on_damage: refuse}
@@ -152,6 +153,9 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.tenants(0).max_landings(), 7u);
   EXPECT_EQ(config.tenants(0).landing_bytes(), 64u << 20);
   EXPECT_EQ(config.tenants(1).max_landings(), 4u) << "its share of the queue";
+  EXPECT_EQ(config.tenants(0).calls_per_second(), 500u);
+  EXPECT_EQ(config.tenants(0).bytes_per_second(), uint64_t{2} << 30);
+  EXPECT_EQ(config.tenants(1).calls_per_second(), 0u) << "any number";
   EXPECT_EQ(config.log().format(), "json");
   EXPECT_EQ(config.hbm(0).arena_bytes(), 1u << 20);
   EXPECT_EQ(config.ssd().admission(), "tinylfu");

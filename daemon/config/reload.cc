@@ -95,6 +95,8 @@ const std::vector<std::string>& ReloadableFields() {
       "log.audit_file",
       "log.level",
       "scrub.bytes_per_second",
+      "tenants[].bytes_per_second",
+      "tenants[].calls_per_second",
       "tenants[].dram_bytes",
       "tenants[].hbm_bytes",
       "tenants[].landing_bytes",

@@ -23,6 +23,10 @@ absl::StatusOr<std::shared_ptr<Session>> EngineService::Resolve(const std::strin
 
 void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work) {
   const storage::TenantId tenant = session->about().tenant;
+  if (room == Room::kRequest && !cache_.rates().Take(tenant, storage::RateKind::kCalls, 1)) {
+    const uint64_t limit = cache_.rates().limit(tenant, storage::RateKind::kCalls);
+    return done(absl::ResourceExhaustedError(absl::StrCat("calls_per_second: a tenant makes at most ", limit)));
+  }
   auto closure = [session = std::move(session), done, work = std::move(work)](storage::Slice& slice) {
     if (session->metadata().open) return EventLoop::Call(work, slice);
     done(UnknownSession());
@@ -36,7 +40,8 @@ void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done don
 
 void EngineService::FindElsewhere(storage::TenantId tenant, const std::vector<const Asked*>& prompts,
                                   std::function<void(RemoteLookup::Adopted)> then) {
-  if (remote_ == nullptr) return then(nullptr);
+  const bool refused = cache_.rates().Spent(tenant, storage::RateKind::kCalls);  // what comes next
+  if (remote_ == nullptr || refused) return then(nullptr);
   std::vector<RemoteQuestion> questions;
   for (const Asked* prompt : prompts) {
     questions.push_back({prompt->segments, prompt->text.has_value() ? &*prompt->text : nullptr});

@@ -142,6 +142,26 @@ TEST_F(EngineTurnsTest, AFullQueueIsItsTenantsAlone) {
   Answered(kDepth);
 }
 
+TEST_F(EngineTurnsTest, ATenantThatAsksTooOftenIsRefusedByNameAndAnotherIsNot) {
+  storage::Rates& rates = cache_->rates();
+  rates.SetLimit(kHeavy, storage::RateKind::kCalls, 1);
+  Match(kHeavy, 1, 1, 'h');
+  v1::MatchReply reply;
+  absl::Status refused;
+  service_->Match(calls_.front()->request, &reply, [&](absl::Status status) { refused = std::move(status); });
+  EXPECT_EQ(refused, absl::ResourceExhaustedError("calls_per_second: a tenant makes at most 1"));
+  v1::ReleaseRequest release;
+  release.set_session(sessions_[kHeavy]->about().secret);
+  v1::ReleaseReply released;
+  std::promise<absl::Status> given_back;
+  service_->Release(release, &released, [&](const absl::Status& status) { given_back.set_value(status); });
+  EXPECT_TRUE(given_back.get_future().get().ok()) << "calls that give something back do not count";
+  for (int i = 0; i < 20; ++i) Match(kLight, 1, 1, 'l');
+  EXPECT_EQ(Answered(21).size(), 21u);
+  EXPECT_EQ(rates.refused(kHeavy, storage::RateKind::kCalls), 1u);
+  EXPECT_EQ(rates.refused(kLight, storage::RateKind::kCalls), 0u);
+}
+
 // Between two slices nothing else of the tenant runs: its session ends behind the look-up that is under way.
 TEST_F(EngineTurnsTest, ASessionEndsBehindWhatItAskedFor) {
   Hold();

@@ -15,10 +15,22 @@ HoldingsMetrics::HoldingsMetrics(prometheus::Registry& registry, const std::vect
                      .Name("ashlar_unsent_descriptors_total")
                      .Help("Replies whose descriptor could not be sent, since engines had not read theirs")
                      .Register(registry);
+  auto& refused = prometheus::BuildCounter()
+                      .Name("ashlar_rate_refusals_total")
+                      .Help("Calls, landings and publishes beyond what the tenant may have in a second")
+                      .Register(registry);
   for (const std::string& tenant : tenants) {
     const prometheus::Labels labels = {{"tenant", tenant}};
-    gauges_.push_back({&region_bytes.Add(labels), &regions.Add(labels), &max_regions.Add(labels),
-                       &model_bytes.Add(labels), &max_model_bytes.Add(labels), &unsent.Add(labels)});
+    gauges_.push_back({&region_bytes.Add(labels),
+                       &regions.Add(labels),
+                       &max_regions.Add(labels),
+                       &model_bytes.Add(labels),
+                       &max_model_bytes.Add(labels),
+                       &unsent.Add(labels),
+                       {}});
+    for (const storage::RateKind rate : storage::kRates) {
+      gauges_.back().refused[rate] = &refused.Add({{"tenant", tenant}, {"limit", std::string(Name(rate))}});
+    }
   }
 }
 
@@ -31,6 +43,10 @@ void HoldingsMetrics::Set(const std::vector<Holdings>& holdings) {
     gauges.model_bytes->Set(static_cast<double>(holdings[i].model_bytes));
     gauges.max_model_bytes->Set(static_cast<double>(holdings[i].max_model_bytes));
     gauges.unsent->Increment(static_cast<double>(holdings[i].unsent_descriptors) - gauges.unsent->Value());
+    for (const auto& [rate, count] : holdings[i].refused) {
+      prometheus::Counter& counter = *gauges.refused.at(rate);
+      counter.Increment(static_cast<double>(count) - counter.Value());
+    }
   }
 }
 

@@ -6,8 +6,11 @@
 #include <prometheus/registry.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
+
+#include "storage/transfer/rates.h"
 
 namespace ashlar::daemon {
 
@@ -16,7 +19,8 @@ struct Holdings {
   uint64_t region_bytes = 0;
   uint64_t regions = 0, max_regions = 0;
   uint64_t model_bytes = 0, max_model_bytes = 0;
-  uint64_t unsent_descriptors = 0;  // ever
+  uint64_t unsent_descriptors = 0;                // ever
+  std::map<storage::RateKind, uint64_t> refused;  // ever, by the rate that was used up
 };
 
 // Not thread-safe.
@@ -29,6 +33,7 @@ class HoldingsMetrics {
   struct Gauges {
     prometheus::Gauge *region_bytes, *regions, *max_regions, *model_bytes, *max_model_bytes;
     prometheus::Counter* unsent;
+    std::map<storage::RateKind, prometheus::Counter*> refused;
   };
   std::vector<Gauges> gauges_;  // by tenant
 };

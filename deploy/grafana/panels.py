@@ -191,6 +191,7 @@ TENANT_ROWS = {
         Panel("Its regions", "bytes", [(f"ashlar_region_bytes{{{TENANT}}}", "{{instance}} {{tenant}}")]),
         Panel("Memory that the machine refused", "suffix: arenas/s", [(rate("ashlar_memory_refusals_total", "tenant", TENANT), "{{tenant}}")],
               red_from=0.0001, alerts=("AshlarMemoryRefused",)),
+        Panel("Work beyond its rates", CALLS, [(rate("ashlar_rate_refusals_total", "tenant, limit", TENANT), "{{tenant}} {{limit}}")]),
     ],
     "Its evictions": eviction_panels(TENANT),
     "What it publishes": [

@@ -23,19 +23,26 @@ uint64_t HeldBytes(const LandTarget& target) {
 }  // namespace
 
 Lander::Lander(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, InFlight& in_flight,
-               size_t per_session, Observer& observer)
+               Rates& rates, size_t per_session, Observer& observer)
     : table_(table),
       mover_(mover),
       clock_(clock),
       transfers_(transfers),
       in_flight_(in_flight),
+      rates_(rates),
       per_session_(per_session),
       observer_(observer) {}
 
-bool Lander::MayBegin(SessionId session, TenantId tenant, uint64_t held_bytes) {
+bool Lander::MayBegin(SessionId session, const ActiveLanding& landing) {
   const auto own = of_session_.find(session);
   if (per_session_ <= (own == of_session_.end() ? 0 : own->second)) return false;
-  if (!in_flight_.Begin(tenant, held_bytes)) return false;
+  if (!in_flight_.Begin(landing.tenant, landing.held_bytes)) return false;
+  uint64_t bytes = 0;
+  for (const size_t segment : landing.moving) bytes += landing.bytes[segment];
+  if (!rates_.Take(landing.tenant, RateKind::kBytes, bytes)) {
+    in_flight_.End(landing.tenant, landing.held_bytes);
+    return false;
+  }
   ++of_session_[session];
   return true;
 }
@@ -52,7 +59,7 @@ void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<co
   }
   if (sources.empty()) return Conclude(std::move(landing));
   landing.held_bytes = HeldBytes(target);
-  if (!MayBegin(session, tenant, landing.held_bytes)) {
+  if (!MayBegin(session, landing)) {
     for (const size_t segment : landing.moving) landing.verdict[segment] = MissReason::kBusy;
     return Conclude(std::move(landing));
   }

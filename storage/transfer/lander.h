@@ -20,6 +20,7 @@
 #include "storage/transfer/cancel_flag.h"
 #include "storage/transfer/in_flight.h"
 #include "storage/transfer/mover.h"
+#include "storage/transfer/rates.h"
 #include "storage/transfer/transfer.h"
 #include "storage/transfer/verified_layers.h"
 
@@ -33,9 +34,10 @@ struct LandCallbacks {
 // A landing holds references of its own: what it reads stays, whatever becomes of the lease.
 class Lander {
  public:
-  // A session has `per_session` in flight at most; of its tenant `in_flight` counts. More are missed with kBusy.
+  // A session has `per_session` in flight at most; of its tenant `in_flight` counts, and `rates` the bytes. More are
+  // missed with kBusy.
   Lander(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, InFlight& in_flight,
-         size_t per_session, Observer& observer);
+         Rates& rates, size_t per_session, Observer& observer);
 
   // `found` is what the lease holds, in the match's order; `verified` learns which of its tuples are whole.
   void Land(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
@@ -70,7 +72,7 @@ class Lander {
   // Decides what can land; returns the mover's share of it.
   static std::vector<LandSource> Sort(ActiveLanding& landing, std::span<const ObjectTable::Result> found,
                                       const LandTarget& target);
-  bool MayBegin(SessionId session, TenantId tenant, uint64_t held_bytes);
+  bool MayBegin(SessionId session, const ActiveLanding& landing);
   void Start(const Name& name, std::vector<LandSource> sources, LandTarget target);
   std::optional<uint64_t> Loaded(const Name& name, size_t source);
   void Blocked(const Name& name, size_t source, uint64_t bytes, std::function<void()> resume);
@@ -87,6 +89,7 @@ class Lander {
   const Clock& clock_;
   SessionTransfers& transfers_;
   InFlight& in_flight_;
+  Rates& rates_;
   const size_t per_session_;
   Observer& observer_;
   std::map<Name, ActiveLanding> landings_;

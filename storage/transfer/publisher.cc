@@ -4,12 +4,13 @@
 
 namespace ashlar::storage {
 
-Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers,
+Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, Rates& rates,
                      Nanos reservation_time, LevelOf level_of)
     : table_(table),
       mover_(mover),
       clock_(clock),
       transfers_(transfers),
+      rates_(rates),
       reservation_time_(reservation_time),
       level_of_(std::move(level_of)) {}
 
@@ -19,7 +20,8 @@ Publisher::Reserved Publisher::Reserve(SessionId session, const TenantPool& pool
   if (room.outcome != ReserveOutcome::kGranted) return {room.outcome, 0};
   const ReservationId id = next_id_++;
   const Nanos deadline = clock_.Now() + reservation_time_;
-  reservations_.emplace(Name(session, id), Reservation{.object = std::move(room.object), .deadline = deadline});
+  reservations_.emplace(Name(session, id),
+                        Reservation{.object = std::move(room.object), .tenant = pool.tenant, .deadline = deadline});
   deadlines_.emplace(deadline, Name(session, id));
   return {ReserveOutcome::kGranted, id};
 }
@@ -49,6 +51,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
     End(found);
     return done(PublishOutcome::kBadSource);
   }
+  if (!rates_.Take(reservation.tenant, RateKind::kBytes, plan.bytes)) return done(PublishOutcome::kBusy);
   const CancelFlag cancel;
   const Nanos source_deadline = source.deadline;
   reservation.publish = cancel;

@@ -20,6 +20,7 @@
 #include "storage/tier/tier.h"
 #include "storage/transfer/cancel_flag.h"
 #include "storage/transfer/mover.h"
+#include "storage/transfer/rates.h"
 #include "storage/transfer/transfer.h"
 
 namespace ashlar::storage {
@@ -30,8 +31,8 @@ class Publisher {
  public:
   // `level_of`: where a session's engine publishes to.
   using LevelOf = std::function<size_t(SessionId)>;
-  Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, Nanos reservation_time,
-            LevelOf level_of);
+  Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, Rates& rates,
+            Nanos reservation_time, LevelOf level_of);
 
   struct Reserved {
     ReserveOutcome outcome = ReserveOutcome::kUnavailable;
@@ -39,7 +40,8 @@ class Publisher {
   };
   Reserved Reserve(SessionId session, const TenantPool& pool, const ObjectHeader& plan, Nanos recompute, double flops);
   const ObjectHeader* Planned(SessionId session, ReservationId id) const;
-  // `done` once, possibly before this returns. Every outcome but kBusy ends the reservation.
+  // `done` once, possibly before this returns. Every outcome but kBusy ends the reservation; kBusy: no thread is free,
+  // or the tenant has had its bytes for now.
   void Publish(SessionId session, ReservationId id, PublishSource source, std::function<void(PublishOutcome)> done);
   // Harmless for an unknown reservation; a publish in flight continues.
   void Abandon(SessionId session, ReservationId id);
@@ -54,6 +56,7 @@ class Publisher {
  private:
   struct Reservation {
     ObjectTable::Reference object;
+    TenantId tenant;
     Nanos deadline;
     std::optional<CancelFlag> publish;  // set while one is in flight
   };
@@ -68,6 +71,7 @@ class Publisher {
   Mover& mover_;
   const Clock& clock_;
   SessionTransfers& transfers_;
+  Rates& rates_;
   const Nanos reservation_time_;
   const LevelOf level_of_;
   ReservationId next_id_ = 1;

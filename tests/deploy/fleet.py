@@ -1,6 +1,7 @@
 """Nodes under load that share an etcd, each with an engine of its own, and the Prometheus that scrapes them."""
 
 import dataclasses
+import os
 import pathlib
 import shutil
 import subprocess
@@ -37,8 +38,8 @@ class Node:
 
 
 class Fleet:
-    """Two nodes that fetch from each other; one that is alone where etcd is not installed, and then `etcd` is None. Metrics
-    name the tenant, and checksums are verified in the background."""
+    """Two nodes that fetch from each other; one that is alone where etcd is not installed, and then `etcd` is None. Each has
+    engines of two tenants, where root runs it. Metrics name tenants, and checksums are verified in the background."""
 
     def __init__(self, folder, cleanup, first_disk=None, **prometheus):
         """`folder` exists, and so does `second` in it where another user runs the daemons. `prometheus`: options of its own."""
@@ -66,4 +67,7 @@ class Fleet:
         cleanup.callback(daemon.stop)
         engine = load.Load(daemon.rpc_socket, daemon.session_socket, seed=len(self.nodes))
         cleanup.callback(engine.stop)
+        if os.geteuid() == 0:
+            pathlib.Path(folder).chmod(0o711)  # the other user goes through it to the sockets
+            cleanup.callback(load.Neighbour(daemon.rpc_socket, daemon.session_socket, seed=100 + len(self.nodes)).stop)
         self.nodes.append(Node(name, daemon, port, engine))

@@ -1,11 +1,16 @@
 """A load that makes the metrics of a node move: an engine in Python that publishes, reuses, commits and resumes. Engines of
-several nodes share some of their texts."""
+several nodes share some of their texts.
+
+usage: load.py RPC_SOCKET SESSION_SOCKET SEED UID    (such an engine as another user, until its input ends; root alone can)
+"""
 
 import contextlib
 import dataclasses
 import os
 import pathlib
 import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -18,16 +23,18 @@ import ashlar.daemon
 
 MODEL = dataclasses.replace(shortest.MODEL, flops_per_token=1e6, tokens_per_second=1000.0)
 SECONDS_SHARED = 20
+NEIGHBOUR = 65533  # a user without a name, who is the second tenant
 STATE = shortest.HEADS * shortest.DIM**2
 
 
 def start_daemon(folder, ssd_folder=None, **sections):
     """A daemon whose memory and disk are soon full. Returns it, and the port of its metrics."""
     port = monitoring.free_port()
-    tenants = [{"name": "default", "uids": [os.getuid()], "dram_bytes": "16MiB", "ssd_bytes": "32MiB"}]
+    tenants = [{"name": "default", "uids": [os.getuid()], "dram_bytes": "16MiB", "ssd_bytes": "32MiB"},
+               {"name": "neighbour", "uids": [NEIGHBOUR], "dram_bytes": "8MiB", "ssd_bytes": "16MiB"}]
     if ssd_folder is not None:
-        sections["ssd"] = {"folder": ssd_folder, "capacity_bytes": "32MiB", "admission": "all"}
-    daemon = ashlar.daemon.start(dram="16MiB", arena="1MiB", ssd="" if ssd_folder else "32MiB", folder=folder,
+        sections["ssd"] = {"folder": ssd_folder, "capacity_bytes": "48MiB", "admission": "all"}
+    daemon = ashlar.daemon.start(dram="24MiB", arena="1MiB", ssd="" if ssd_folder else "48MiB", folder=folder,
                                  config={"tenants": tenants, **sections})
     daemon.stop()
     config = pathlib.Path(folder, "ashlard.yaml")
@@ -94,3 +101,31 @@ class Load:
     def stop(self):
         self._stop.set()
         self._thread.join()
+
+
+class Neighbour:
+    """The second tenant's load, in a process of its own: it is another user."""
+
+    def __init__(self, rpc_socket, session_socket, seed):
+        self._process = subprocess.Popen([sys.executable, __file__, rpc_socket, session_socket, str(seed), str(NEIGHBOUR)],
+                                         stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+    def stop(self):
+        ended = self._process.poll()
+        self._process.stdin.close()
+        self._process.wait()
+        if ended is not None:
+            raise RuntimeError(f"the second tenant's load had ended, with {ended}")
+
+
+def main():
+    rpc_socket, session_socket, seed, uid = sys.argv[1:]
+    os.setgroups([os.stat(rpc_socket).st_gid])  # which the sockets' mode lets in
+    os.setuid(int(uid))
+    load = Load(rpc_socket, session_socket, int(seed))
+    sys.stdin.read()
+    load.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -80,6 +80,7 @@ MAY_BE_ZERO = {
     "ashlar_prefetched_total",
     "ashlar_queue_depth",
     "ashlar_queue_rejections_total",
+    "ashlar_rate_refusals_total",
     "ashlar_remote_hedges_total",
     "ashlar_remote_late_lookups_total",
     "ashlar_remote_lost_pieces_total",

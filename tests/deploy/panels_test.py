@@ -36,6 +36,8 @@ class Panels(unittest.TestCase):
                   + (", on one node: etcd is not installed" if alone else ""))
             self.assertGreaterEqual(count, 25)
             self.assertEqual(left, {})
+            landed = {row["metric"]["tenant"] for row in nodes.prometheus.ask("ashlar_landed_bytes_total > 0")}
+            self.assertEqual(landed, {"default", "neighbour"} if os.geteuid() == 0 else {"default"})
             self.status_page(nodes.nodes[0].port)
 
     def status_page(self, port):
@@ -44,7 +46,8 @@ class Panels(unittest.TestCase):
         self.assertEqual(reply.headers["Content-Type"], "text/html; charset=utf-8")
         for part in ("serving</span>", "found in dram", "missed: never_seen", "evicted by price"):
             self.assertIn(part, page)
-        self.assertNotIn("default", page, "a tenant's name")
+        for tenant in ("default", "neighbour"):
+            self.assertNotIn(tenant, page)
 
     def test_only_what_the_dashboards_ask_for_is_excused(self):
         texts = "\n".join(query.text for query in monitoring.queries())

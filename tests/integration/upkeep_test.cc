@@ -22,6 +22,7 @@ namespace ashlar::integration {
 namespace {
 
 using nlohmann::json;
+using testing::Each;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -192,6 +193,43 @@ TEST_F(Reloaded, TakesOverWhatMayChange) {
   ASSERT_EQ(Audited().size(), 2u) << "the reload that named the file, and the next one";
   EXPECT_EQ(Audited()[0]["action"], "Reload");
   EXPECT_EQ(Audited()[0]["user"], getuid() == 0 ? json("root") : Audited()[0]["user"]);
+}
+
+// Both rates, from none and back to none. An engine that exceeds one has misses, and no error.
+TEST_F(Reloaded, RatesHoldFromThenOn) {
+  TestEngine engine(daemon_.client_options());
+  PublishOnDisk(engine, 1);
+  const auto prompt = MakePrompt(1, 3, 60);
+  const auto reasons = [&] {
+    std::vector<MissReason> found;
+    const Match match = engine.Lookup(prompt);
+    for (const SegmentResult& segment : match.segments()) found.push_back(segment.reason);
+    return found;
+  };
+  EXPECT_THAT(reasons(), Each(MissReason::kNone));
+  daemon_.Configure(Options(Tenant("8MiB", ", calls_per_second: 2")));
+  EXPECT_EQ(Ask("reload")["changes"].size(), 1u);
+  EXPECT_THAT(Run("config").output, HasSubstr("calls_per_second: 2"));
+  std::vector<MissReason> last;
+  for (int i = 0; i < 20; ++i) last = reasons();
+  EXPECT_THAT(last, Each(MissReason::kBusy));
+  const auto refused = [&](const std::string& limit) {
+    return daemon_.Metric("ashlar_rate_refusals_total{limit=\"" + limit + "\",tenant=\"default\"}");
+  };
+  EXPECT_TRUE(Eventually([&] { return refused("calls_per_second") >= 10; }));
+  EXPECT_EQ(refused("bytes_per_second"), 0);
+  daemon_.Configure(Options(Tenant("8MiB", ", bytes_per_second: 1")));
+  EXPECT_EQ(Ask("reload")["changes"].size(), 2u);
+  const auto land = [&] {
+    const Match match = engine.Lookup(prompt);
+    return engine.Land(match, prompt).Wait(kPatience);
+  };
+  EXPECT_THAT(land(), Each(MissReason::kNone)) << "one is let through, whatever its size";
+  EXPECT_THAT(land(), Each(MissReason::kBusy));
+  EXPECT_TRUE(Eventually([&] { return refused("bytes_per_second") == 1; }));
+  daemon_.Configure(Options(Tenant("8MiB")));
+  EXPECT_EQ(Ask("reload")["changes"].size(), 1u);
+  EXPECT_THAT(land(), Each(MissReason::kNone));
 }
 
 TEST_F(Reloaded, ASignalDoesTheSame) {

@@ -1,0 +1,147 @@
+// Tenants' rates: beyond them a tenant is turned away until the next second, and nobody else is.
+#include "storage/transfer/rates.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "storage/testing/rig.h"
+#include "storage/testing/tenants.h"
+
+namespace ashlar::storage {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr TenantId kSlow = 1, kFree = 2;
+constexpr Nanos kSecond = 1'000'000'000;
+
+class RatesTest : public ::testing::Test {
+ protected:
+  // How many of `asked` amounts are taken, all at one moment.
+  int Taken(TenantId tenant, RateKind kind, int asked, uint64_t amount = 1) {
+    int taken = 0;
+    for (int i = 0; i < asked; ++i) taken += rates_.Take(tenant, kind, amount) ? 1 : 0;
+    return taken;
+  }
+
+  ManualClock clock_;
+  Rates rates_{clock_};
+};
+
+TEST_F(RatesTest, ASecondsWorthIsSavedUp) {
+  for (const uint64_t limit : {1, 3, 7, 1000}) {
+    rates_.SetLimit(kSlow, RateKind::kCalls, limit);
+    clock_.Advance(10 * kSecond);
+    EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 2000), static_cast<int>(limit));
+    EXPECT_TRUE(rates_.Spent(kSlow, RateKind::kCalls));
+    clock_.Advance(kSecond + 1000);
+    EXPECT_FALSE(rates_.Spent(kSlow, RateKind::kCalls));
+    EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 2000), static_cast<int>(limit)) << "not two seconds' worth";
+  }
+}
+
+TEST_F(RatesTest, ItComesBackBitByBit) {
+  rates_.SetLimit(kSlow, RateKind::kCalls, 10);
+  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 20), 10);
+  clock_.Advance(kSecond / 20);
+  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 20), 0) << "half a call is none";
+  clock_.Advance(9 * kSecond / 20);
+  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 20), 5);
+}
+
+TEST_F(RatesTest, OneAmountMayBeLargerThanASecondsWorthAndIsPaidFor) {
+  rates_.SetLimit(kSlow, RateKind::kBytes, 100);
+  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 1, 450), 1);
+  clock_.Advance(7 * kSecond / 2);
+  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 1), 0);
+  clock_.Advance(kSecond / 100);
+  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 1), 1);
+}
+
+TEST_F(RatesTest, ADebtThatTheRateCouldNeverPayEnds) {
+  rates_.SetLimit(kSlow, RateKind::kBytes, 1);
+  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 1, UINT64_MAX), 1);
+  clock_.Advance(3600 * kSecond);
+  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 1), 1);
+}
+
+TEST_F(RatesTest, TenantsAndKindsAreApart) {
+  rates_.SetLimit(kSlow, RateKind::kCalls, 2);
+  rates_.SetLimit(kFree, RateKind::kCalls, 2);
+  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 5), 2);
+  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 5, 1 << 30), 5) << "none is set";
+  EXPECT_EQ(Taken(kFree, RateKind::kCalls, 2), 2);
+  EXPECT_EQ(rates_.refused(kSlow, RateKind::kCalls), 3u);
+  EXPECT_EQ(rates_.refused(kSlow, RateKind::kBytes), 0u);
+  EXPECT_EQ(rates_.refused(kFree, RateKind::kCalls), 0u);
+  EXPECT_EQ(rates_.refused(kEve, RateKind::kCalls), 0u) << "nobody knows this one";
+}
+
+TEST_F(RatesTest, ALimitMayChange) {
+  rates_.SetLimit(kSlow, RateKind::kCalls, 1);
+  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 5), 1);
+  rates_.SetLimit(kSlow, RateKind::kCalls, Rates::kUnlimited);
+  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 5), 5);
+  EXPECT_FALSE(rates_.Spent(kSlow, RateKind::kCalls));
+  rates_.SetLimit(kSlow, RateKind::kCalls, 1);
+  EXPECT_EQ(rates_.limit(kSlow, RateKind::kCalls), 1u);
+  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 5), 0) << "the first call of this second still counts";
+}
+
+// Landings and publishes, in a cache.
+class ByteRateTest : public ::testing::Test {
+ protected:
+  using Landing = std::shared_ptr<Rig::Landing>;
+
+  ByteRateTest() {
+    rig_.cache.OpenSession(kAnn, kSlow);
+    rig_.cache.OpenSession(kBob, kFree);
+    EXPECT_TRUE(rig_.Publish(kAnn, plan_, 1));
+    EXPECT_TRUE(rig_.Publish(kBob, plan_, 1));
+    rig_.cache.rates().SetLimit(kSlow, RateKind::kBytes, plan_.bytes);
+  }
+  std::vector<MissReason> Land(SessionId session) {
+    const Landing landing =
+        rig_.StartLanding(session, ++landings_, rig_.Lookup(session, plan_).lease, TestTarget(pages_, {{0, 7}}));
+    rig_.executor.CompleteAll();
+    return landing->verdict.value_or(std::vector<MissReason>());
+  }
+
+  Rig rig_{64};
+  const ObjectHeader plan_ = TestPlan(1, 64);
+  const TestPages pages_{16};
+  LandingId landings_ = 0;
+};
+
+TEST_F(ByteRateTest, ALandingBeyondItIsMissedAndAnotherTenantsIsNot) {
+  EXPECT_THAT(Land(kAnn), ElementsAre(MissReason::kNone));
+  EXPECT_THAT(Land(kAnn), ElementsAre(MissReason::kBusy));
+  EXPECT_THAT(rig_.observer.misses, ElementsAre(MissReason::kBusy));
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(Land(kBob), ElementsAre(MissReason::kNone));
+  rig_.clock.Advance(kSecond);
+  EXPECT_THAT(Land(kAnn), ElementsAre(MissReason::kNone));
+  EXPECT_EQ(rig_.cache.rates().refused(kSlow, RateKind::kBytes), 1u);
+}
+
+TEST_F(ByteRateTest, APublishBeyondItMayBeTriedAgain) {
+  EXPECT_THAT(Land(kAnn), ElementsAre(MissReason::kNone));
+  const ObjectHeader second = TestPlan(2, 64);
+  const Cache::Reservation reservation = rig_.cache.Reserve(kAnn, second);
+  ASSERT_EQ(reservation.outcome, ReserveOutcome::kGranted);
+  const auto publish = [&] {
+    const auto outcome = rig_.StartPublish(kAnn, reservation.id, TestSource(second, 2));
+    rig_.executor.CompleteAll();
+    return outcome->value();
+  };
+  EXPECT_EQ(publish(), PublishOutcome::kBusy);
+  EXPECT_TRUE(rig_.Publish(kBob, second, 2));
+  rig_.clock.Advance(kSecond);
+  EXPECT_EQ(publish(), PublishOutcome::kPublished);
+}
+
+}  // namespace
+}  // namespace ashlar::storage
