@@ -24,6 +24,8 @@ def unit_of(query):
         return "short"
     if name.startswith("ashlar:failed_calls:"):
         return "suffix: calls/s"
+    if base.endswith("_bytes_per_second"):
+        return "Bps"
     if base.endswith("_seconds"):
         return "percentunit" if rated else "s"  # seconds a second are a share
     if ":ratio" in name:
