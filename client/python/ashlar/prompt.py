@@ -19,12 +19,14 @@ class Prompt:
     """Texts that may be reused wherever they stand, and the tokens behind them, which are always computed.
 
     Each segment, and the query, is a list of tokens, an array or a tensor. `conversation`: 16 random bytes, the same in
-    every turn: the next turn may then resume from the states of this one, though they are composed.
+    every turn: the next turn may then resume from the states of this one, though they are composed. `salt`: prompts with
+    different salts, or with none, share nothing.
     """
 
     segments: Sequence[Any]
     query: Any = ()
     conversation: bytes = b""
+    salt: str | bytes = b""
 
     def __post_init__(self) -> None:
         if len(self.conversation) not in (0, 16):

@@ -138,7 +138,7 @@ class _Patches:
         commits = []
         try:
             with torch.no_grad():
-                commits = self.reuse.setter.commit(setting, text, prompt.conversation)
+                commits = self.reuse.setter.commit(setting, text, prompt.conversation, prompt.salt)
         except Fault as fault:
             self.reuse.faults += 1
             _log.warning("the states of %d tokens were not offered: %s", len(text), fault)

@@ -180,7 +180,8 @@ class Setter:
         request = None
         try:
             request = calling(
-                self.cache.begin, tokens, prompt.lengths, table, fill=True, conversation=prompt.conversation
+                self.cache.begin, tokens, prompt.lengths, table, fill=True, conversation=prompt.conversation,
+                salt=prompt.salt,
             )
             published = self._fill(request, table)
             for _ in range(16):  # each restart takes less from the cache
@@ -324,7 +325,9 @@ class Setter:
             all_states.append(LinearTensors(place.index, state, conv_tail=_bytes(tail)))
         return all_states
 
-    def commit(self, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]], conversation: bytes) -> list[str]:
+    def commit(
+        self, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]], conversation: bytes, salt: str | bytes = b""
+    ) -> list[str]:
         """Offers the states behind `text`, which the setting's cache has run through, and those captured inside."""
         if len(text) > len(setting.table) * self.cache.model.page_tokens:
             return []  # more was decoded than there is room for
@@ -338,7 +341,7 @@ class Setter:
         offers.append((len(text), self.states(setting.cache)))
         return calling(
             self.cache.commit, text, offers, request=setting.request, prompt_tokens=min(len(setting.tokens), len(text)),
-            page_table=setting.table, conversation=conversation,
+            page_table=setting.table, conversation=conversation, salt=salt,
         )  # fmt: skip
 
 

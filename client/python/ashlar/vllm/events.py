@@ -15,6 +15,8 @@ def stored_events(request: Any, tokens: int, block: int) -> list[Any]:
     hashes = list(request.block_hashes[: tokens // block])
     if not hashes:
         return []
+    # As the engine's own events have it: the first block's hash takes the salt in.
+    salted = [(request.cache_salt,), *[None] * (len(hashes) - 1)] if request.cache_salt else None
     return [
         BlockStored(
             block_hashes=[maybe_convert_block_hash(each) for each in hashes],
@@ -24,5 +26,6 @@ def stored_events(request: Any, tokens: int, block: int) -> list[Any]:
             lora_id=None,
             medium=MEDIUM,
             lora_name=None,
+            extra_keys=salted,
         )
     ]

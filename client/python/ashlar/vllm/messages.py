@@ -34,6 +34,7 @@ class Save:
     tokens: npt.NDArray[np.int32]
     depths: list[int]
     blocks: tuple[list[int], ...]
+    salt: str = ""
 
 
 @dataclasses.dataclass
@@ -44,6 +45,7 @@ class Compose:
     tokens: npt.NDArray[np.int32]  # those loaded, and one more
     lengths: list[int]
     blocks: tuple[list[int], ...]
+    salt: str = ""
 
     @property
     def tokens_loaded(self) -> int:

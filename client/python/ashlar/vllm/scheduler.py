@@ -18,7 +18,7 @@ from ashlar.vllm.messages import Compose, Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
-from ashlar.vllm.segments import declared, name_apart
+from ashlar.vllm.segments import declared, name_apart, named_apart, salt_of
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
@@ -42,6 +42,7 @@ class _Followed:
     """One of the engine's requests, as far as it is known."""
 
     request: Any
+    salt: str  # the caller's
     lookup: _Lookup | None = None
     loading: int = 0  # tokens of the prefix that is being loaded
     missed: tuple[int, int] = (0, 0)  # tokens of the request, and computed ones, for which nothing was found
@@ -100,7 +101,7 @@ class Scheduler:
             return self._match_segments(known, computed)
         if not self._loads or (request.num_tokens - 1) // block * block <= computed or not self._serves(request):
             return 0, False
-        followed = self._followed.setdefault(request.request_id, _Followed(request))
+        followed = self._followed.setdefault(request.request_id, _Followed(request, salt_of(request)))
         asked = (request.num_tokens, computed)
         if followed.refused or followed.missed == asked or request.skip_reading_prefix_cache:
             return 0, False
@@ -130,12 +131,12 @@ class Scheduler:
         return followed is not None and bool(followed.segments)
 
     def _serves(self, request: Any) -> bool:
-        """Prompts whose tokens alone say what their states are."""
+        """Prompts whose tokens alone say what their states are, and whose states are exact."""
         return not (
             request.lora_request
             or request.mm_features
             or request.prompt_embeds is not None
-            or request.cache_salt
+            or named_apart(request)
             or request.pooling_params
         )
 
@@ -152,7 +153,7 @@ class Scheduler:
             # As far as the engine could resume, and one token that is computed.
             most = (request.num_tokens - 1) // self._described.block * self._described.block + 1
             tokens = np.array(request.all_token_ids[:most], np.int32)
-            lookup = followed.lookup = _Lookup(cache.start_begin(tokens), request.num_tokens, now)
+            lookup = followed.lookup = _Lookup(cache.start_begin(tokens, salt=followed.salt), request.num_tokens, now)
         if lookup.plan is not None:
             return lookup
         deadline = lookup.since + self._options.lookup_wait_ms / 1000
@@ -184,7 +185,8 @@ class Scheduler:
         if external > 0 and followed is not None and followed.segments:
             followed.loading = external
             text: npt.NDArray[np.int32] = np.array(request.all_token_ids[: external + 1], np.int32)
-            self._new_composes.append(Compose(request.request_id, text, followed.segments, blocks.get_block_ids()))
+            ids = blocks.get_block_ids()
+            self._new_composes.append(Compose(request.request_id, text, followed.segments, ids, followed.salt))
             return
         if external == 0 or followed is None or followed.lookup is None or followed.lookup.plan is None:
             return
@@ -242,10 +244,10 @@ class Scheduler:
     def new_request(self, request: Any) -> None:
         if not self._serves(request):
             return
-        segments = self._declared(request)
+        segments, salt = self._declared(request), salt_of(request)
         if segments:
             name_apart(request, segments)
-        self._followed.setdefault(request.request_id, _Followed(request, segments=segments))
+        self._followed.setdefault(request.request_id, _Followed(request, salt, segments=segments))
 
     def _declared(self, request: Any) -> list[int]:
         if not self._options.segments or not self._loads or not self._described.composes:
@@ -287,7 +289,7 @@ class Scheduler:
         text = kept[-1]
         self._number += 1
         tokens: npt.NDArray[np.int32] = np.array(request.all_token_ids[:text], np.int32)
-        save = Save(self._number, tokens, kept, tuple(table[: text // block] for table in ids))
+        save = Save(self._number, tokens, kept, tuple(table[: text // block] for table in ids), followed.salt)
         held = [self._pool.blocks[i] for i in needed]
         self._pool.touch(held)
         self._under_way[save.number] = (held, save, request)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 PARAMETER = "ashlar_segments"
+_OURS = "ashlar-segments-"
 
 
 def declared(request: Any) -> list[int]:
@@ -34,14 +35,25 @@ def declared(request: Any) -> list[int]:
     return lengths[:-1] if sum(lengths) == request.num_prompt_tokens else lengths
 
 
+def salt_of(request: Any) -> str:
+    """The salt that the caller gave. To be asked before `name_apart`."""
+    return request.cache_salt or ""
+
+
+def named_apart(request: Any) -> bool:
+    return salt_of(request).startswith(_OURS)
+
+
 def name_apart(request: Any, lengths: list[int]) -> None:
     """Renames the request's blocks in the engine's own prefix cache, before it is asked for the first time.
 
-    The name holds all segments, so that a block is found again behind the same segments in the same order alone: what
-    stands there was composed from just these.
+    The name holds all segments and the caller's salt, so that a block is found again behind the same segments in the
+    same order alone: what stands there was composed from just these.
     """
     tokens = np.array(request.all_token_ids[: sum(lengths)], np.int32)
-    digest = hashlib.sha256(repr(lengths).encode() + tokens.tobytes()).hexdigest()
-    request.cache_salt = f"ashlar-segments-{digest}"
+    salt = salt_of(request)
+    named = repr((lengths, salt) if salt else lengths).encode()
+    digest = hashlib.sha256(named + tokens.tobytes()).hexdigest()
+    request.cache_salt = _OURS + digest
     request.block_hashes.clear()
     request.update_block_hashes()

@@ -350,7 +350,7 @@ class Worker:
         tables, tokens = self._described.pages(save.blocks, depths[-1]), save.tokens[: depths[-1]]
         with self._order.copies():
             checkpoints = [(depth, self._linear(save, depth)) for depth in depths]
-        return cache.commit(tokens, checkpoints, page_table=_tables(tables))[-1]
+        return cache.commit(tokens, checkpoints, page_table=_tables(tables), salt=save.salt)[-1]
 
     def _linear(self, save: Save, depth: int) -> list[ashlar.LinearTensors]:
         """States and windows behind a text's first tokens, by layer."""

@@ -113,6 +113,20 @@ def test_a_conversation_goes_on_behind_its_own_composed_states(model, daemon):
         assert reuse.last.cached_tokens < said.shape[1] - 1, "composed states are their conversation's alone"
 
 
+def test_prompts_hit_what_was_stored_under_their_own_salt(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
+        salts, answers = ["", "mine", b"theirs"], []
+        for salt in salts:
+            said = model.generate(ashlar.Prompt(SEGMENTS, QUERY, salt=salt), **GREEDY)
+            assert reuse.last.published == len(SEGMENTS), "not found under another one"
+            answers.append(said)
+        for salt in salts:
+            answers.append(model.generate(ashlar.Prompt(SEGMENTS, QUERY, salt=salt), **GREEDY))
+            assert reuse.last.published == 0 and reuse.last.cached_tokens > 0
+        assert all(torch.equal(answer, answers[0]) for answer in answers)
+        assert reuse.faults == 0
+
+
 def test_a_prompt_without_room_is_computed_without_the_cache(model, daemon, plain):
     with ashlar.cache_for(model, daemon, tokens=128) as cache, ashlar.attach(model, cache) as reuse:
         assert torch.equal(model.generate(PROMPT, **GREEDY), plain)

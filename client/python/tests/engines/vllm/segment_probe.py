@@ -23,14 +23,15 @@ def worker():
     return get_kv_transfer_group()._worker
 
 
-def ask(server, tokens, lengths, count=4, everything=False):
+def ask(server, tokens, lengths, count=4, everything=False, salt=None):
     """(tokens, log-probabilities, cached tokens); `everything`: of the first token, those of the whole vocabulary."""
     extra = {"kv_transfer_params": {"ashlar_segments": lengths}} if lengths is not None else None
     sampling = vllm.SamplingParams(
         temperature=0, ignore_eos=True, detokenize=False, logprobs=512 if everything else 1, max_tokens=count,
         extra_args=extra,
     )  # fmt: skip
-    output = server.llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)[0]
+    asked = {"prompt_token_ids": tokens} if salt is None else {"prompt_token_ids": tokens, "cache_salt": salt}
+    output = server.llm.generate([asked], sampling, use_tqdm=False)[0]
     best = output.outputs[0]
     if everything:
         return [best.logprobs[0][token].logprob for token in range(512)]

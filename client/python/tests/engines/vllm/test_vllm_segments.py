@@ -163,6 +163,17 @@ def test_the_engines_own_cache_serves_the_same_segments_alone(segmented):
     assert count(child, "hits", "dram", "composed") == hits + 2 and other[2] == 768
 
 
+def test_segments_are_found_under_their_own_salt_alone(segmented):
+    child, parts, query, answers = segmented(MODEL), texts("salt", 4, 192), prompt("salt query", 30), []
+    for published in (4, 0):
+        for salt in (None, "mine", "theirs"):
+            before = count(child, "segments_published")
+            answers.append(child.ask(parts, query, salt=salt))
+            assert count(child, "segments_published") - before == published, salt
+        child.call("forget")
+    assert all(answer == answers[0] for answer in answers)
+
+
 def test_without_names_of_their_own_composed_blocks_would_be_taken_for_exact(segmented, expected):
     """The names are there for this, and the check above can fail."""
     whole = sum(texts("mixed", 4, 192), []) + prompt("mixed", 30)

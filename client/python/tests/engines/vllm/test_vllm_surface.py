@@ -25,14 +25,17 @@ def test_other_weights_share_nothing(shared_daemon, engine):
         assert saved(child) == 0
 
 
-def test_salted_prompts_are_not_shared(engine):
-    child = engine("qwen3")
-    text = prompt("salt", 600)
-    before = child.call("metrics")
-    for _ in range(2):
-        child.call("forget")
-        child.call("generate_salted", text, "somebody's")
-    assert child.call("metrics") == before
+@pytest.mark.parametrize("model", ["qwen3", "qwen3_5"])
+def test_prompts_hit_what_was_stored_under_their_own_salt(model, engine, expected):
+    child, text = engine(model), prompt("salt", 2 * BLOCK[model] + 40)
+    plain = expected(model, [text])
+    salts = [None, "mine", "theirs"]
+    for stored, salt in enumerate(salts):
+        for i, each in enumerate(salts[: stored + 1]):
+            child.call("forget")
+            answer = child.generate([text], salt=each)
+            same(answer, plain)
+            assert (answer[0][2] >= 2 * BLOCK[model]) == (i < stored), (each, "behind", salts[:stored])
 
 
 def test_statistics_are_in_the_engines_own(engine, expected):
@@ -66,6 +69,11 @@ def test_events_say_what_was_stored(shared_daemon, engine):
         child.call("forget")
         stored = child.call("evaluate", "[(e.medium, e.block_size, e.token_ids, len(e.block_hashes)) for e in server.seen]")
         assert stored == [("ASHLAR", 128, text[:512], 4)]
+        child.generate([text], salt="mine")
+        child.call("forget")
+        keys = child.call("evaluate", "[(e.extra_keys, e.token_ids, e.block_hashes) for e in server.seen]")
+        assert [extra for extra, _, _ in keys] == [None, [("mine",), None, None, None]]
+        assert keys[0][1] == keys[1][1] and not set(keys[0][2]) & set(keys[1][2]), "other blocks of the same tokens"
 
 
 def test_engines_that_cannot_be_served_run_without(shared_daemon, expected):

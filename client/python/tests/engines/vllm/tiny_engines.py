@@ -211,9 +211,9 @@ class Child:
     def wait(self, timeout=300):
         return self._answer(timeout)
 
-    def generate(self, prompts, tokens=6, timeout=300):
+    def generate(self, prompts, tokens=6, timeout=300, salt=None):
         """[(tokens, log-probabilities, cached tokens)] of prompts, which are served together."""
-        return self.call("generate", prompts, tokens, timeout=timeout)
+        return self.call("generate", prompts, tokens, salt, timeout=timeout)
 
     def close(self):
         with contextlib.suppress(Exception):
@@ -247,11 +247,12 @@ class _Server:
     def connector(self):
         return self.core().scheduler.connector
 
-    def generate(self, prompts, tokens):
+    def generate(self, prompts, tokens, salt=None):
         sampling = vllm.SamplingParams(
             temperature=0, ignore_eos=True, detokenize=False, logprobs=1, max_tokens=tokens
         )
-        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
+        salted = {} if salt is None else {"cache_salt": salt}
+        outputs = self.llm.generate([{"prompt_token_ids": p, **salted} for p in prompts], sampling, use_tqdm=False)
         found = []
         for output in outputs:
             best = output.outputs[0]
@@ -297,9 +298,6 @@ class _Server:
     def execute(self, text):
         exec(text, {"server": self, "llm": self.llm})  # noqa: S102
 
-    def generate_salted(self, tokens_list, salt):
-        sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=2)
-        self.llm.generate([{"prompt_token_ids": tokens_list, "cache_salt": salt}], sampling, use_tqdm=False)
 
     def close(self):
         gc.collect = lambda *_: 0  # the process ends behind this
