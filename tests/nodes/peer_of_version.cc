@@ -12,8 +12,10 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "ashlar/v1/peer.grpc.pb.h"
 
