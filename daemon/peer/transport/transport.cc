@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,13 @@
 
 namespace ashlar::daemon {
 namespace {
+
+// Where processors are short, engines of this node come first. Who may not say so has the thread run like others.
+void MakeWay() {
+  constexpr int kNicer = 5, kMost = 19;
+  const auto self = static_cast<id_t>(gettid());
+  setpriority(PRIO_PROCESS, self, std::min(getpriority(PRIO_PROCESS, self) + kNicer, kMost));
+}
 
 // Closures for the transport's thread. Its length is bounded by what they are for: requests are counted, answers belong
 // to requests that are served, and the rest waits for its own end.
@@ -95,7 +103,12 @@ class Transport::Thread {
     settings_ = exchange_->ucx().settings();
     reads_ = exchange_->ucx().reads();
     reaches_cuda_ = exchange_->ucx().Reaches(MemoryType::kCuda);
-    if (driven_) thread_ = NamedThread("transport", [this] { Run(); });
+    if (driven_) {
+      thread_ = NamedThread("transport", [this] {
+        MakeWay();
+        Run();
+      });
+    }
     return absl::OkStatus();
   }
 

@@ -8,7 +8,10 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "daemon/peer/transport/testing/held_bytes.h"
@@ -69,6 +72,19 @@ class TransportTest : public testing::Test {
   TransportOptions options_;
   std::unique_ptr<Transport> holder_, asker_;
 };
+
+// Landings of this node's engines come first where processors are short.
+TEST_F(TransportTest, ItsThreadMakesWayForOthers) {
+  std::set<int> above;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    if (name != "transport") continue;
+    const auto thread = static_cast<id_t>(std::stoul(task.path().filename()));
+    above.insert(getpriority(PRIO_PROCESS, thread) - getpriority(PRIO_PROCESS, 0));
+  }
+  EXPECT_EQ(above, std::set<int>{std::min(5, 19 - getpriority(PRIO_PROCESS, 0))});
+}
 
 TEST_F(TransportTest, FetchesAndPushesAnySizeOverAnySpans) {
   std::vector<size_t> sizes = {1, 2, 4095, 256 * 1024, 256 * 1024 + 1, 8 << 20};
