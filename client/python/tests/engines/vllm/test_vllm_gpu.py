@@ -119,7 +119,7 @@ def described(value=KEY):
     layers = [ashlar.Attention(HEADS, KEY, value, stored=ashlar.StoredKeys.UNROTATED) for _ in range(LAYERS)]
     model = ashlar.Model(model_id="layouts", weights_digest=str(value), layers=layers, page_tokens=TOKENS)
     names = [(i, f"layers.{i}.attn") for i in range(LAYERS)]
-    return Described(model, names, [], [], {0: list(range(LAYERS))}, 1, TOKENS, 256)
+    return Described(model, names, [], [], {0: list(range(LAYERS))}, 1, TOKENS, 256, False)
 
 
 def rows(cache, blocks, kernel_block):
