@@ -116,10 +116,10 @@ TEST_F(GpuMemoryTest, MessagesBringNothingThereWithoutAWayAndCarryWhatLiesThere)
 TEST(GpuTransportTest, IsOpenedForGpusAndServesTheProcessorsMemory) {
   std::atomic<int> entered{0};
   const TransportOptions options{.reads = RemoteReads::kNever, .enter_gpu = [&] { ++entered; }};
+  std::vector<std::byte> memory(100'000, std::byte{7}), target(memory.size());  // outlives the transports
   auto holder = Transport::Start(options), reader = Transport::Start(options);
   ASSERT_TRUE(holder.ok()) << holder.status();
   ASSERT_TRUE(reader.ok()) << reader.status();
-  std::vector<std::byte> memory(100'000, std::byte{7}), target(memory.size());
   const auto bytes = std::make_shared<HeldBytes>(Spans{memory});
   const Grant grant = (*holder)->Allow(GrantAccess::kRead, memory.size(), bytes);
   Outcome outcome;
