@@ -33,7 +33,8 @@ json JsonOf(const v1::PeerInfo& peer) {
 std::string TextOf(const v1::PeerInfo& peer) {
   std::string text = absl::StrCat(peer.node(), ": ", peer.connected() ? "connected" : "NOT connected", ", ashlard ",
                                   peer.version(), ", ", peer.transport_address(), "\n  bytes    ");
-  absl::StrAppend(&text, peer.path().empty() ? "no connection yet" : absl::StrCat(peer.path(), " over ", peer.lanes()));
+  absl::StrAppend(&text,
+                  peer.path().empty() ? "nothing asked of it yet" : absl::StrCat(peer.path(), " over ", peer.lanes()));
   if (peer.bytes_per_second() > 0) {
     absl::StrAppend(&text, ", ", Bytes(static_cast<uint64_t>(peer.bytes_per_second())), "/s");
   }

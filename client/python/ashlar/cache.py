@@ -258,8 +258,7 @@ class Cache:
 
         `cold_parallel`, with `fill`: engines that offer prefill may compute some of what is missing. Compute `missing`,
         then call `Request.wait_cold`. `store_only`, with `fill`: nothing is looked up; `missing` lists all that the cache
-        does not have. Publish it, and end the request. `salt`: prompts with
-        different salts, or with none, share nothing.
+        does not have. Publish it, and end the request. `salt`: prompts with different salts, or with none, share nothing.
         """
         rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt)
         return self._handle.begin(Request, tokens, segments, page_table, *rest, True)  # type: ignore[return-value]

@@ -244,9 +244,7 @@ class Composer:
         table = self._take(cache, len(compose.tokens))
         request: ashlar.Request | None = None
         try:
-            request = cache.start_begin(
-                compose.tokens, compose.lengths, table, fill=self._publishes, salt=compose.salt
-            )
+            request = cache.start_begin(compose.tokens, compose.lengths, table, fill=self._publishes, salt=compose.salt)
             if request.wait_plan() != ashlar.Verdict.OK:
                 raise Left("the look-up has failed")
             result.published = self._fill(work, cache, request, table)

@@ -298,7 +298,6 @@ class _Server:
     def execute(self, text):
         exec(text, {"server": self, "llm": self.llm})  # noqa: S102
 
-
     def close(self):
         gc.collect = lambda *_: 0  # the process ends behind this
         self.llm.llm_engine.engine_core.shutdown()
