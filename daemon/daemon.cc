@@ -133,12 +133,13 @@ struct Daemon::Impl {
                        config.cluster().node(), events.hub(),
                        [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); },
                        [this](bool dry_run) { return reloader.Reload(dry_run); }, cluster.get()}),
-        reloader(config, file, loop, *tiers, cache, services, metrics, *audit) {
+        reloader(config, file, loop, *tiers, cache, services, engine_service.call_rates(), metrics, *audit) {
     if (cluster != nullptr) {
       cluster->Attach(cache, tiers->memory(), router,
                       [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); });
     }
     tiers->Configure(config, cache);
+    SetCallRates(config, &engine_service.call_rates());
     cache.upkeep().scrubber().SetRate(config.scrub().bytes_per_second());
     router.RunOn(loop);
   }
@@ -184,11 +185,11 @@ struct Daemon::Impl {
                                   .unsent_descriptors = *user.unsent};
     }
     for (int i = 0; i < tenants; ++i) {
-      levels.pages.push_back(engine_service.PageLevels(static_cast<storage::TenantId>(i)));
-      levels.prefixes.push_back(cache.prefix_stats(static_cast<storage::TenantId>(i)));
-      for (const storage::RateKind rate : storage::kRates) {
-        levels.holdings[i].refused[rate] = rates.refused(static_cast<storage::TenantId>(i), rate);
-      }
+      const auto tenant = static_cast<storage::TenantId>(i);
+      levels.pages.push_back(engine_service.PageLevels(tenant));
+      levels.prefixes.push_back(cache.prefix_stats(tenant));
+      levels.holdings[i].beyond_calls_per_second = engine_service.call_rates().refused(tenant);
+      levels.holdings[i].beyond_bytes_per_second = cache.byte_rates().refused(tenant);
     }
     levels.scrub = cache.upkeep().scrubber().totals();
     levels.metadata_queue = loop.depth();
@@ -344,7 +345,6 @@ struct Daemon::Impl {
   WorkerPool workers;
   storage::Mover mover;
   storage::Cache cache;
-  const storage::Rates& rates = cache.rates();
   SessionTable table;
   SessionServices services;
   ModelRegistry models;

@@ -76,4 +76,10 @@ std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config) {
   return users;
 }
 
+void SetCallRates(const v1::Config& config, storage::Rates* rates) {
+  for (int i = 0; i < config.tenants_size(); ++i) {
+    rates->SetLimit(static_cast<storage::TenantId>(i), config.tenants(i).calls_per_second());
+  }
+}
+
 }  // namespace ashlar::daemon

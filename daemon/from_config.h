@@ -30,4 +30,6 @@ size_t ShareOf(size_t bound, const v1::Config& config);
 
 std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config);
 
+void SetCallRates(const v1::Config& config, storage::Rates* rates);
+
 }  // namespace ashlar::daemon

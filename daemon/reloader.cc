@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config/config.h"
+#include "daemon/from_config.h"
 #include "daemon/mappings.h"
 #include "daemon/observe/metrics.h"
 #include "daemon/open_files.h"
@@ -14,12 +15,13 @@
 namespace ashlar::daemon {
 
 Reloader::Reloader(const v1::Config& config, std::string file, EventLoop& loop, TierSet& tiers, storage::Cache& cache,
-                   SessionServices& services, Metrics& metrics, AuditLog& audit)
+                   SessionServices& services, storage::Rates& call_rates, Metrics& metrics, AuditLog& audit)
     : file_(std::move(file)),
       loop_(loop),
       tiers_(tiers),
       cache_(cache),
       services_(services),
+      call_rates_(call_rates),
       metrics_(metrics),
       audit_(audit),
       now_(std::make_unique<v1::Config>(config)),
@@ -75,6 +77,7 @@ absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
     user.regions.number->set_limit(tenant.max_regions());
     user.models->set_limit(tenant.model_bytes());
   }
+  SetCallRates(next, &call_rates_);
   drain_seconds_ = next.drain_seconds();
   SetLogLevel(next.log().level());
   audit_.Use(*std::move(audit_file));  // also under the same name: the file may have been moved away

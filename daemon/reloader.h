@@ -25,7 +25,7 @@ class Reloader {
  public:
   // All must outlive it. `file` empty: there is nothing to read again.
   Reloader(const v1::Config& config, std::string file, EventLoop& loop, TierSet& tiers, storage::Cache& cache,
-           SessionServices& services, Metrics& metrics, AuditLog& audit);
+           SessionServices& services, storage::Rates& call_rates, Metrics& metrics, AuditLog& audit);
   ~Reloader();
 
   // Reads the file and returns what has changed. FAILED_PRECONDITION names fields that a running daemon cannot change,
@@ -46,6 +46,7 @@ class Reloader {
   TierSet& tiers_;
   storage::Cache& cache_;
   SessionServices& services_;
+  storage::Rates& call_rates_;
   Metrics& metrics_;
   AuditLog& audit_;
   mutable std::mutex mutex_;

@@ -35,14 +35,14 @@ struct Cache::Impl {
        Observer* observer)
       : clock(clock),
         sessions(tiers.common),
-        rates(clock),
+        byte_rates(clock),
         observer(observer == nullptr ? ignored : *observer),
         table(options.objects, tiers, copying, clock, this->observer),
         explainer(table, clock, options.texts_per_tenant, options.misses_per_tenant),
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session,
                 options.leases_per_tenant, options.leased_segments_per_tenant}),
-        publisher(table, mover, clock, transfers, rates, options.reservation,
+        publisher(table, mover, clock, transfers, byte_rates, options.reservation,
                   [this](SessionId session) { return sessions.Level(session); }),
         prefixes(
             table, publisher, transfers, clock, this->observer,
@@ -52,7 +52,7 @@ struct Cache::Impl {
             table, prefixes, leases, explainer, clock, this->observer,
             [this](SessionId session) { return sessions.Has(session); },
             [this](SessionId session) { return sessions.Level(session); }),
-        lander(table, mover, clock, transfers, in_flight, rates, options.landings_per_session, this->observer),
+        lander(table, mover, clock, transfers, in_flight, byte_rates, options.landings_per_session, this->observer),
         composer(table, mover, transfers, clock, in_flight, options.compositions_per_session, this->observer),
         upkeep(table, prefixes, explainer, tiers, copying, clock) {}
 
@@ -101,7 +101,7 @@ struct Cache::Impl {
 
   const Clock& clock;
   OpenSessions sessions;
-  Rates rates;
+  Rates byte_rates;
   Observer ignored;
   Observer& observer;
   SessionTransfers transfers;
@@ -139,8 +139,12 @@ void Cache::SetInFlight(TenantId tenant, const InFlight::Bounds& bounds) {
   impl_->in_flight.SetBounds(tenant, bounds);
 }
 
-Rates& Cache::rates() {
-  return impl_->rates;
+Rates& Cache::byte_rates() {
+  return impl_->byte_rates;
+}
+
+const Rates& Cache::byte_rates() const {
+  return impl_->byte_rates;
 }
 
 void Cache::SetTimeToLive(TenantId tenant, Nanos ttl) {

@@ -81,9 +81,9 @@ class Cache {
   // Bounds the landings and compositions that a tenant may have in flight, and the memory that they may hold; without a
   // call any number.
   void SetInFlight(TenantId tenant, const InFlight::Bounds& bounds);
-  // The bytes that tenants' landings and publishes may move in a second: more are missed, and answered, with kBusy. The
-  // cache takes no calls from them; its caller does.
-  Rates& rates();
+  // The bytes that tenants' landings and publishes may move in a second: more are missed, and answered, with kBusy.
+  Rates& byte_rates();
+  const Rates& byte_rates() const;
   // Bounds the bytes of a tenant's exact prefixes in each namespace; without a call they may take as much as the
   // tenant's largest tier has.
   void SetPrefixCapacity(TenantId tenant, uint64_t bytes);

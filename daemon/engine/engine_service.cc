@@ -23,8 +23,8 @@ absl::StatusOr<std::shared_ptr<Session>> EngineService::Resolve(const std::strin
 
 void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work) {
   const storage::TenantId tenant = session->about().tenant;
-  if (room == Room::kRequest && !cache_.rates().Take(tenant, storage::RateKind::kCalls, 1)) {
-    const uint64_t limit = cache_.rates().limit(tenant, storage::RateKind::kCalls);
+  if (room == Room::kRequest && !call_rates_.Take(tenant, 1)) {
+    const uint64_t limit = call_rates_.limit(tenant);
     return done(absl::ResourceExhaustedError(absl::StrCat("calls_per_second: a tenant makes at most ", limit)));
   }
   auto closure = [session = std::move(session), done, work = std::move(work)](storage::Slice& slice) {
@@ -40,7 +40,7 @@ void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done don
 
 void EngineService::FindElsewhere(storage::TenantId tenant, const std::vector<const Asked*>& prompts,
                                   std::function<void(RemoteLookup::Adopted)> then) {
-  const bool refused = cache_.rates().Spent(tenant, storage::RateKind::kCalls);  // what comes next
+  const bool refused = call_rates_.Spent(tenant);  // what comes next
   if (remote_ == nullptr || refused) return then(nullptr);
   std::vector<RemoteQuestion> questions;
   for (const Asked* prompt : prompts) {

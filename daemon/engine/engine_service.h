@@ -25,6 +25,7 @@
 #include "storage/cache.h"
 #include "storage/observer.h"
 #include "storage/sharing/page_pools.h"
+#include "storage/transfer/rates.h"
 
 namespace ashlar::v1 {
 class PromptMatch;
@@ -53,6 +54,7 @@ class EngineService {
       : cache_(cache),
         observer_(observer),
         loop_(loop),
+        call_rates_(loop.clock()),
         table_(table),
         models_(models),
         router_(router),
@@ -80,6 +82,14 @@ class EngineService {
 #undef ASHLAR_STREAM
   // The engine does not wait for this landing any more: it ends early, `done` still comes.
   void CancelLanding(const std::string& secret, storage::LandingId landing);
+
+  // The calls that tenants may make in a second: more are refused, but for those that give something back.
+  storage::Rates& call_rates() {
+    return call_rates_;
+  }
+  const storage::Rates& call_rates() const {
+    return call_rates_;
+  }
 
   // The metadata thread only.
   storage::PagePool::Levels PageLevels(storage::TenantId tenant) const {
@@ -125,6 +135,7 @@ class EngineService {
   storage::Cache& cache_;
   storage::Observer& observer_;
   EventLoop& loop_;
+  storage::Rates call_rates_;
   SessionTable& table_;
   ModelRegistry& models_;
   Router& router_;

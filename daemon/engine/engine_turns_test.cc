@@ -143,8 +143,8 @@ TEST_F(EngineTurnsTest, AFullQueueIsItsTenantsAlone) {
 }
 
 TEST_F(EngineTurnsTest, ATenantThatAsksTooOftenIsRefusedByNameAndAnotherIsNot) {
-  storage::Rates& rates = cache_->rates();
-  rates.SetLimit(kHeavy, storage::RateKind::kCalls, 1);
+  storage::Rates& rates = service_->call_rates();
+  rates.SetLimit(kHeavy, 1);
   Match(kHeavy, 1, 1, 'h');
   v1::MatchReply reply;
   absl::Status refused;
@@ -158,8 +158,8 @@ TEST_F(EngineTurnsTest, ATenantThatAsksTooOftenIsRefusedByNameAndAnotherIsNot) {
   EXPECT_TRUE(given_back.get_future().get().ok()) << "calls that give something back do not count";
   for (int i = 0; i < 20; ++i) Match(kLight, 1, 1, 'l');
   EXPECT_EQ(Answered(21).size(), 21u);
-  EXPECT_EQ(rates.refused(kHeavy, storage::RateKind::kCalls), 1u);
-  EXPECT_EQ(rates.refused(kLight, storage::RateKind::kCalls), 0u);
+  EXPECT_EQ(rates.refused(kHeavy), 1u);
+  EXPECT_EQ(rates.refused(kLight), 0u);
 }
 
 // Between two slices nothing else of the tenant runs: its session ends behind the look-up that is under way.

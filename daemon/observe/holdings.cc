@@ -1,6 +1,13 @@
 #include "daemon/observe/holdings.h"
 
 namespace ashlar::daemon {
+namespace {
+
+void Follow(prometheus::Counter& counter, uint64_t count) {
+  counter.Increment(static_cast<double>(count) - counter.Value());
+}
+
+}  // namespace
 
 HoldingsMetrics::HoldingsMetrics(prometheus::Registry& registry, const std::vector<std::string>& tenants) {
   const auto family = [&](const char* name, const char* help) -> prometheus::Family<prometheus::Gauge>& {
@@ -21,16 +28,10 @@ HoldingsMetrics::HoldingsMetrics(prometheus::Registry& registry, const std::vect
                       .Register(registry);
   for (const std::string& tenant : tenants) {
     const prometheus::Labels labels = {{"tenant", tenant}};
-    gauges_.push_back({&region_bytes.Add(labels),
-                       &regions.Add(labels),
-                       &max_regions.Add(labels),
-                       &model_bytes.Add(labels),
-                       &max_model_bytes.Add(labels),
-                       &unsent.Add(labels),
-                       {}});
-    for (const storage::RateKind rate : storage::kRates) {
-      gauges_.back().refused[rate] = &refused.Add({{"tenant", tenant}, {"limit", std::string(Name(rate))}});
-    }
+    gauges_.push_back({&region_bytes.Add(labels), &regions.Add(labels), &max_regions.Add(labels),
+                       &model_bytes.Add(labels), &max_model_bytes.Add(labels), &unsent.Add(labels),
+                       &refused.Add({{"tenant", tenant}, {"limit", "calls_per_second"}}),
+                       &refused.Add({{"tenant", tenant}, {"limit", "bytes_per_second"}})});
   }
 }
 
@@ -42,11 +43,9 @@ void HoldingsMetrics::Set(const std::vector<Holdings>& holdings) {
     gauges.max_regions->Set(static_cast<double>(holdings[i].max_regions));
     gauges.model_bytes->Set(static_cast<double>(holdings[i].model_bytes));
     gauges.max_model_bytes->Set(static_cast<double>(holdings[i].max_model_bytes));
-    gauges.unsent->Increment(static_cast<double>(holdings[i].unsent_descriptors) - gauges.unsent->Value());
-    for (const auto& [rate, count] : holdings[i].refused) {
-      prometheus::Counter& counter = *gauges.refused.at(rate);
-      counter.Increment(static_cast<double>(count) - counter.Value());
-    }
+    Follow(*gauges.unsent, holdings[i].unsent_descriptors);
+    Follow(*gauges.beyond_calls, holdings[i].beyond_calls_per_second);
+    Follow(*gauges.beyond_bytes, holdings[i].beyond_bytes_per_second);
   }
 }
 

@@ -6,11 +6,8 @@
 #include <prometheus/registry.h>
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
-
-#include "storage/transfer/rates.h"
 
 namespace ashlar::daemon {
 
@@ -19,8 +16,8 @@ struct Holdings {
   uint64_t region_bytes = 0;
   uint64_t regions = 0, max_regions = 0;
   uint64_t model_bytes = 0, max_model_bytes = 0;
-  uint64_t unsent_descriptors = 0;                // ever
-  std::map<storage::RateKind, uint64_t> refused;  // ever, by the rate that was used up
+  uint64_t unsent_descriptors = 0;                                    // ever
+  uint64_t beyond_calls_per_second = 0, beyond_bytes_per_second = 0;  // refused, ever
 };
 
 // Not thread-safe.
@@ -32,8 +29,7 @@ class HoldingsMetrics {
  private:
   struct Gauges {
     prometheus::Gauge *region_bytes, *regions, *max_regions, *model_bytes, *max_model_bytes;
-    prometheus::Counter* unsent;
-    std::map<storage::RateKind, prometheus::Counter*> refused;
+    prometheus::Counter *unsent, *beyond_calls, *beyond_bytes;
   };
   std::vector<Gauges> gauges_;  // by tenant
 };

@@ -75,6 +75,7 @@ class EventLoop {
   // Runs what is queued, then ends the thread. Not from a closure.
   void Stop();
 
+  const storage::Clock& clock() const { return clock_; }
   size_t depth() const;                                   // closures that wait
   uint64_t rejected() const { return rejected_.load(); }  // Post and PostRelease that were refused, ever
 

@@ -173,8 +173,7 @@ void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {
     }
     cache.SetPrefixCapacity(id, tenant.prefix_bytes());
     cache.SetInFlight(id, {.calls = tenant.max_landings(), .bytes = tenant.landing_bytes()});
-    cache.rates().SetLimit(id, storage::RateKind::kCalls, tenant.calls_per_second());
-    cache.rates().SetLimit(id, storage::RateKind::kBytes, tenant.bytes_per_second());
+    cache.byte_rates().SetLimit(id, tenant.bytes_per_second());
     cache.SetLeaseBounds(id, tenant.max_leases(), tenant.max_leased_segments());
     cache.SetTimeToLive(id, static_cast<storage::Nanos>(tenant.ttl_seconds()) * kSecond);
   }

@@ -23,13 +23,13 @@ uint64_t HeldBytes(const LandTarget& target) {
 }  // namespace
 
 Lander::Lander(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, InFlight& in_flight,
-               Rates& rates, size_t per_session, Observer& observer)
+               Rates& byte_rates, size_t per_session, Observer& observer)
     : table_(table),
       mover_(mover),
       clock_(clock),
       transfers_(transfers),
       in_flight_(in_flight),
-      rates_(rates),
+      byte_rates_(byte_rates),
       per_session_(per_session),
       observer_(observer) {}
 
@@ -39,7 +39,7 @@ bool Lander::MayBegin(SessionId session, const ActiveLanding& landing) {
   if (!in_flight_.Begin(landing.tenant, landing.held_bytes)) return false;
   uint64_t bytes = 0;
   for (const size_t segment : landing.moving) bytes += landing.bytes[segment];
-  if (!rates_.Take(landing.tenant, RateKind::kBytes, bytes)) {
+  if (!byte_rates_.Take(landing.tenant, bytes)) {
     in_flight_.End(landing.tenant, landing.held_bytes);
     return false;
   }

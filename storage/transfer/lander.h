@@ -34,10 +34,10 @@ struct LandCallbacks {
 // A landing holds references of its own: what it reads stays, whatever becomes of the lease.
 class Lander {
  public:
-  // A session has `per_session` in flight at most; of its tenant `in_flight` counts, and `rates` the bytes. More are
-  // missed with kBusy.
+  // A session has `per_session` in flight at most; of its tenant `in_flight` counts, and `byte_rates` the bytes. More
+  // are missed with kBusy.
   Lander(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, InFlight& in_flight,
-         Rates& rates, size_t per_session, Observer& observer);
+         Rates& byte_rates, size_t per_session, Observer& observer);
 
   // `found` is what the lease holds, in the match's order; `verified` learns which of its tuples are whole.
   void Land(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
@@ -89,7 +89,7 @@ class Lander {
   const Clock& clock_;
   SessionTransfers& transfers_;
   InFlight& in_flight_;
-  Rates& rates_;
+  Rates& byte_rates_;
   const size_t per_session_;
   Observer& observer_;
   std::map<Name, ActiveLanding> landings_;

@@ -4,13 +4,13 @@
 
 namespace ashlar::storage {
 
-Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, Rates& rates,
-                     Nanos reservation_time, LevelOf level_of)
+Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers,
+                     Rates& byte_rates, Nanos reservation_time, LevelOf level_of)
     : table_(table),
       mover_(mover),
       clock_(clock),
       transfers_(transfers),
-      rates_(rates),
+      byte_rates_(byte_rates),
       reservation_time_(reservation_time),
       level_of_(std::move(level_of)) {}
 
@@ -51,7 +51,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
     End(found);
     return done(PublishOutcome::kBadSource);
   }
-  if (!rates_.Take(reservation.tenant, RateKind::kBytes, plan.bytes)) return done(PublishOutcome::kBusy);
+  if (!byte_rates_.Take(reservation.tenant, plan.bytes)) return done(PublishOutcome::kBusy);
   const CancelFlag cancel;
   const Nanos source_deadline = source.deadline;
   reservation.publish = cancel;

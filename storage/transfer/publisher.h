@@ -31,7 +31,7 @@ class Publisher {
  public:
   // `level_of`: where a session's engine publishes to.
   using LevelOf = std::function<size_t(SessionId)>;
-  Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, Rates& rates,
+  Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, Rates& byte_rates,
             Nanos reservation_time, LevelOf level_of);
 
   struct Reserved {
@@ -71,7 +71,7 @@ class Publisher {
   Mover& mover_;
   const Clock& clock_;
   SessionTransfers& transfers_;
-  Rates& rates_;
+  Rates& byte_rates_;
   const Nanos reservation_time_;
   const LevelOf level_of_;
   ReservationId next_id_ = 1;

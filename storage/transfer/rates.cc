@@ -22,27 +22,27 @@ bool Rates::Bucket::Empty(Nanos now) const {
   return per_second != kUnlimited && full_at > now && full_at - now + TimeFor(1, per_second) > kSecond;
 }
 
-const Rates::Bucket* Rates::Find(TenantId tenant, RateKind kind) const {
+const Rates::Bucket* Rates::Find(TenantId tenant) const {
   const auto found = buckets_.find(tenant);
-  return found == buckets_.end() ? nullptr : &found->second[static_cast<size_t>(kind)];
+  return found == buckets_.end() ? nullptr : &found->second;
 }
 
-void Rates::SetLimit(TenantId tenant, RateKind kind, uint64_t per_second) {
+void Rates::SetLimit(TenantId tenant, uint64_t per_second) {
   std::lock_guard lock(mutex_);
-  buckets_[tenant][static_cast<size_t>(kind)].per_second = per_second;
+  buckets_[tenant].per_second = per_second;
 }
 
-uint64_t Rates::limit(TenantId tenant, RateKind kind) const {
+uint64_t Rates::limit(TenantId tenant) const {
   std::lock_guard lock(mutex_);
-  const Bucket* const bucket = Find(tenant, kind);
+  const Bucket* const bucket = Find(tenant);
   return bucket == nullptr ? kUnlimited : bucket->per_second;
 }
 
-bool Rates::Take(TenantId tenant, RateKind kind, uint64_t amount) {
+bool Rates::Take(TenantId tenant, uint64_t amount) {
   std::lock_guard lock(mutex_);
   const auto found = buckets_.find(tenant);
   if (found == buckets_.end()) return true;
-  Bucket& bucket = found->second[static_cast<size_t>(kind)];
+  Bucket& bucket = found->second;
   if (bucket.per_second == kUnlimited) return true;
   const Nanos now = clock_.Now();
   if (bucket.Empty(now)) {
@@ -53,15 +53,15 @@ bool Rates::Take(TenantId tenant, RateKind kind, uint64_t amount) {
   return true;
 }
 
-bool Rates::Spent(TenantId tenant, RateKind kind) const {
+bool Rates::Spent(TenantId tenant) const {
   std::lock_guard lock(mutex_);
-  const Bucket* const bucket = Find(tenant, kind);
+  const Bucket* const bucket = Find(tenant);
   return bucket != nullptr && bucket->Empty(clock_.Now());
 }
 
-uint64_t Rates::refused(TenantId tenant, RateKind kind) const {
+uint64_t Rates::refused(TenantId tenant) const {
   std::lock_guard lock(mutex_);
-  const Bucket* const bucket = Find(tenant, kind);
+  const Bucket* const bucket = Find(tenant);
   return bucket == nullptr ? 0 : bucket->refused;
 }
 

@@ -22,9 +22,9 @@ constexpr Nanos kSecond = 1'000'000'000;
 class RatesTest : public ::testing::Test {
  protected:
   // How many of `asked` amounts are taken, all at one moment.
-  int Taken(TenantId tenant, RateKind kind, int asked, uint64_t amount = 1) {
+  int Taken(TenantId tenant, int asked, uint64_t amount = 1) {
     int taken = 0;
-    for (int i = 0; i < asked; ++i) taken += rates_.Take(tenant, kind, amount) ? 1 : 0;
+    for (int i = 0; i < asked; ++i) taken += rates_.Take(tenant, amount) ? 1 : 0;
     return taken;
   }
 
@@ -34,62 +34,61 @@ class RatesTest : public ::testing::Test {
 
 TEST_F(RatesTest, ASecondsWorthIsSavedUp) {
   for (const uint64_t limit : {1, 3, 7, 1000}) {
-    rates_.SetLimit(kSlow, RateKind::kCalls, limit);
+    rates_.SetLimit(kSlow, limit);
     clock_.Advance(10 * kSecond);
-    EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 2000), static_cast<int>(limit));
-    EXPECT_TRUE(rates_.Spent(kSlow, RateKind::kCalls));
+    EXPECT_EQ(Taken(kSlow, 2000), static_cast<int>(limit));
+    EXPECT_TRUE(rates_.Spent(kSlow));
     clock_.Advance(kSecond + 1000);
-    EXPECT_FALSE(rates_.Spent(kSlow, RateKind::kCalls));
-    EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 2000), static_cast<int>(limit)) << "not two seconds' worth";
+    EXPECT_FALSE(rates_.Spent(kSlow));
+    EXPECT_EQ(Taken(kSlow, 2000), static_cast<int>(limit)) << "not two seconds' worth";
   }
 }
 
 TEST_F(RatesTest, ItComesBackBitByBit) {
-  rates_.SetLimit(kSlow, RateKind::kCalls, 10);
-  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 20), 10);
+  rates_.SetLimit(kSlow, 10);
+  EXPECT_EQ(Taken(kSlow, 20), 10);
   clock_.Advance(kSecond / 20);
-  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 20), 0) << "half a call is none";
+  EXPECT_EQ(Taken(kSlow, 20), 0) << "half a call is none";
   clock_.Advance(9 * kSecond / 20);
-  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 20), 5);
+  EXPECT_EQ(Taken(kSlow, 20), 5);
 }
 
 TEST_F(RatesTest, OneAmountMayBeLargerThanASecondsWorthAndIsPaidFor) {
-  rates_.SetLimit(kSlow, RateKind::kBytes, 100);
-  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 1, 450), 1);
+  rates_.SetLimit(kSlow, 100);
+  EXPECT_EQ(Taken(kSlow, 1, 450), 1);
   clock_.Advance(7 * kSecond / 2);
-  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 1), 0);
+  EXPECT_EQ(Taken(kSlow, 1), 0);
   clock_.Advance(kSecond / 100);
-  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 1), 1);
+  EXPECT_EQ(Taken(kSlow, 1), 1);
 }
 
 TEST_F(RatesTest, ADebtThatTheRateCouldNeverPayEnds) {
-  rates_.SetLimit(kSlow, RateKind::kBytes, 1);
-  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 1, UINT64_MAX), 1);
+  rates_.SetLimit(kSlow, 1);
+  EXPECT_EQ(Taken(kSlow, 1, UINT64_MAX), 1);
   clock_.Advance(3600 * kSecond);
-  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 1), 1);
+  EXPECT_EQ(Taken(kSlow, 1), 1);
 }
 
-TEST_F(RatesTest, TenantsAndKindsAreApart) {
-  rates_.SetLimit(kSlow, RateKind::kCalls, 2);
-  rates_.SetLimit(kFree, RateKind::kCalls, 2);
-  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 5), 2);
-  EXPECT_EQ(Taken(kSlow, RateKind::kBytes, 5, 1 << 30), 5) << "none is set";
-  EXPECT_EQ(Taken(kFree, RateKind::kCalls, 2), 2);
-  EXPECT_EQ(rates_.refused(kSlow, RateKind::kCalls), 3u);
-  EXPECT_EQ(rates_.refused(kSlow, RateKind::kBytes), 0u);
-  EXPECT_EQ(rates_.refused(kFree, RateKind::kCalls), 0u);
-  EXPECT_EQ(rates_.refused(kEve, RateKind::kCalls), 0u) << "nobody knows this one";
+TEST_F(RatesTest, TenantsAreApart) {
+  rates_.SetLimit(kSlow, 2);
+  rates_.SetLimit(kFree, 2);
+  EXPECT_EQ(Taken(kSlow, 5), 2);
+  EXPECT_EQ(Taken(kFree, 2), 2);
+  EXPECT_EQ(Taken(kEve, 5, 1 << 30), 5) << "none is set";
+  EXPECT_EQ(rates_.refused(kSlow), 3u);
+  EXPECT_EQ(rates_.refused(kFree), 0u);
+  EXPECT_EQ(rates_.refused(kEve), 0u) << "nobody knows this one";
 }
 
 TEST_F(RatesTest, ALimitMayChange) {
-  rates_.SetLimit(kSlow, RateKind::kCalls, 1);
-  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 5), 1);
-  rates_.SetLimit(kSlow, RateKind::kCalls, Rates::kUnlimited);
-  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 5), 5);
-  EXPECT_FALSE(rates_.Spent(kSlow, RateKind::kCalls));
-  rates_.SetLimit(kSlow, RateKind::kCalls, 1);
-  EXPECT_EQ(rates_.limit(kSlow, RateKind::kCalls), 1u);
-  EXPECT_EQ(Taken(kSlow, RateKind::kCalls, 5), 0) << "the first call of this second still counts";
+  rates_.SetLimit(kSlow, 1);
+  EXPECT_EQ(Taken(kSlow, 5), 1);
+  rates_.SetLimit(kSlow, Rates::kUnlimited);
+  EXPECT_EQ(Taken(kSlow, 5), 5);
+  EXPECT_FALSE(rates_.Spent(kSlow));
+  rates_.SetLimit(kSlow, 1);
+  EXPECT_EQ(rates_.limit(kSlow), 1u);
+  EXPECT_EQ(Taken(kSlow, 5), 0) << "the first call of this second still counts";
 }
 
 // Landings and publishes, in a cache.
@@ -102,7 +101,7 @@ class ByteRateTest : public ::testing::Test {
     rig_.cache.OpenSession(kBob, kFree);
     EXPECT_TRUE(rig_.Publish(kAnn, plan_, 1));
     EXPECT_TRUE(rig_.Publish(kBob, plan_, 1));
-    rig_.cache.rates().SetLimit(kSlow, RateKind::kBytes, plan_.bytes);
+    rig_.cache.byte_rates().SetLimit(kSlow, plan_.bytes);
   }
   std::vector<MissReason> Land(SessionId session) {
     const Landing landing =
@@ -124,7 +123,7 @@ TEST_F(ByteRateTest, ALandingBeyondItIsMissedAndAnotherTenantsIsNot) {
   for (int i = 0; i < 3; ++i) EXPECT_THAT(Land(kBob), ElementsAre(MissReason::kNone));
   rig_.clock.Advance(kSecond);
   EXPECT_THAT(Land(kAnn), ElementsAre(MissReason::kNone));
-  EXPECT_EQ(rig_.cache.rates().refused(kSlow, RateKind::kBytes), 1u);
+  EXPECT_EQ(rig_.cache.byte_rates().refused(kSlow), 1u);
 }
 
 TEST_F(ByteRateTest, APublishBeyondItMayBeTriedAgain) {
