@@ -7,17 +7,13 @@
 #include <map>
 #include <string>
 
+#include "daemon/observe/follow.h"
 #include "proto/outcome.h"
 
 namespace ashlar::daemon {
 namespace {
 
 using prometheus::Family;
-
-// A counter that follows a count which is kept elsewhere.
-void Follow(prometheus::Counter& counter, uint64_t count) {
-  counter.Increment(static_cast<double>(count) - counter.Value());
-}
 
 }  // namespace
 

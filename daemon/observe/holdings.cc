@@ -1,13 +1,8 @@
 #include "daemon/observe/holdings.h"
 
+#include "daemon/observe/follow.h"
+
 namespace ashlar::daemon {
-namespace {
-
-void Follow(prometheus::Counter& counter, uint64_t count) {
-  counter.Increment(static_cast<double>(count) - counter.Value());
-}
-
-}  // namespace
 
 HoldingsMetrics::HoldingsMetrics(prometheus::Registry& registry, const std::vector<std::string>& tenants) {
   const auto family = [&](const char* name, const char* help) -> prometheus::Family<prometheus::Gauge>& {

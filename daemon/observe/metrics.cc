@@ -8,6 +8,7 @@
 #include <bit>
 #include <utility>
 
+#include "daemon/observe/follow.h"
 #include "daemon/observe/metric_children.h"
 #include "daemon/observe/process_metrics.h"
 #include "daemon/observe/scrub_metrics.h"
@@ -419,12 +420,9 @@ void Metrics::Set(const Levels& levels) {
   impl_->worker_queue.Set(static_cast<double>(levels.worker_queue));
   impl_->disk_queue.Set(static_cast<double>(levels.disk_queue));
   impl_->copies_under_way.Set(static_cast<double>(levels.copies_under_way));
-  const auto advance = [](Counter& counter, uint64_t total) {
-    counter.Increment(static_cast<double>(total) - counter.Value());
-  };
-  advance(impl_->set_aside, levels.set_aside);
-  advance(impl_->metadata_rejections, levels.metadata_queue_rejections);
-  advance(impl_->worker_rejections, levels.worker_queue_rejections);
+  Follow(impl_->set_aside, levels.set_aside);
+  Follow(impl_->metadata_rejections, levels.metadata_queue_rejections);
+  Follow(impl_->worker_rejections, levels.worker_queue_rejections);
 }
 
 void Metrics::TurnsTaken(const EventLoop::TurnTimes& times) {

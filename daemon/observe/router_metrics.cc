@@ -4,14 +4,9 @@
 #include <prometheus/family.h>
 #include <prometheus/gauge.h>
 
+#include "daemon/observe/follow.h"
+
 namespace ashlar::daemon {
-namespace {
-
-void Raise(prometheus::Counter& counter, uint64_t count) {
-  counter.Increment(static_cast<double>(count) - counter.Value());
-}
-
-}  // namespace
 
 struct RouterMetrics::Impl {
   explicit Impl(prometheus::Registry& registry)
@@ -62,15 +57,15 @@ void RouterMetrics::Set(const RouterFigures& figures) {
   impl.gauges.given.Set(static_cast<double>(figures.given));
   impl.gauges.plans.Set(static_cast<double>(figures.plans));
   impl.gauges.pending.Set(static_cast<double>(figures.pending));
-  Raise(impl.shared, figures.planned - figures.alone);
-  Raise(impl.alone, figures.alone);
-  Raise(impl.own, figures.own_segments);
-  Raise(impl.here, figures.here_segments);
-  Raise(impl.elsewhere, figures.elsewhere_segments);
-  Raise(impl.arrived, figures.arrived);
-  Raise(impl.failed, figures.failed);
-  Raise(impl.late, figures.late);
-  Raise(impl.given_back, figures.given_back);
+  Follow(impl.shared, figures.planned - figures.alone);
+  Follow(impl.alone, figures.alone);
+  Follow(impl.own, figures.own_segments);
+  Follow(impl.here, figures.here_segments);
+  Follow(impl.elsewhere, figures.elsewhere_segments);
+  Follow(impl.arrived, figures.arrived);
+  Follow(impl.failed, figures.failed);
+  Follow(impl.late, figures.late);
+  Follow(impl.given_back, figures.given_back);
 }
 
 }  // namespace ashlar::daemon

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <string>
 
+#include "daemon/observe/follow.h"
+
 namespace ashlar::daemon {
 
 ScrubMetrics::ScrubMetrics(prometheus::Registry& registry)
@@ -36,15 +38,12 @@ ScrubMetrics::ScrubMetrics(prometheus::Registry& registry)
 }
 
 void ScrubMetrics::Set(const storage::Scrubber::Totals& totals) {
-  const auto follow = [](prometheus::Counter& counter, uint64_t total) {
-    counter.Increment(static_cast<double>(total) - counter.Value());
-  };
   for (const auto& [tier, of_tier] : tiers_) {
-    follow(*of_tier.bytes, totals.bytes.at(static_cast<size_t>(tier)));
-    follow(*of_tier.damaged, totals.damaged.at(static_cast<size_t>(tier)));
+    Follow(*of_tier.bytes, totals.bytes.at(static_cast<size_t>(tier)));
+    Follow(*of_tier.damaged, totals.damaged.at(static_cast<size_t>(tier)));
   }
   if (static_cast<double>(totals.passes) == passes_.Value()) return;
-  follow(passes_, totals.passes);
+  Follow(passes_, totals.passes);
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   last_.Set(now.count());
   took_.Set(static_cast<double>(totals.last_took) * 1e-9);

@@ -11,15 +11,20 @@ storage::Nanos TimeOf(uint64_t tokens, const LptWorker& worker) {
 }
 
 // Gives every segment to one of the workers, in this order.
-LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, std::span<const LptWorker> workers) {
+LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, std::span<const LptWorker> workers,
+              std::span<const size_t> rooms) {
   LptPlan plan{.worker = std::vector<size_t>(tokens.size(), LptPlan::kNobody),
                .ends = std::vector<storage::Nanos>(tokens.size(), 0)};
   std::vector<LptWorker> now(workers.begin(), workers.end());
+  std::vector<size_t> room_at(rooms.begin(), rooms.end());
+  const auto full = [&](const LptWorker& worker) {
+    return worker.room == 0 || (worker.node != LptWorker::kNoNode && room_at[worker.node] == 0);
+  };
   for (const size_t segment : order) {
     size_t best = LptPlan::kNobody;
     storage::Nanos best_end = 0;
     for (size_t i = 0; i < now.size(); ++i) {
-      if (now[i].tokens_per_second <= 0 || now[i].room == 0) continue;
+      if (now[i].tokens_per_second <= 0 || full(now[i])) continue;
       const storage::Nanos end = now[i].ready_in + TimeOf(tokens[segment], now[i]) + now[i].delay;
       if (best != LptPlan::kNobody && end >= best_end) continue;
       best = i;
@@ -28,6 +33,7 @@ LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, s
     if (best == LptPlan::kNobody) continue;
     now[best].ready_in += TimeOf(tokens[segment], now[best]);
     --now[best].room;
+    if (now[best].node != LptWorker::kNoNode) --room_at[now[best].node];
     plan.worker[segment] = best;
     plan.ends[segment] = best_end;
     plan.ends_at = std::max(plan.ends_at, best_end);
@@ -37,13 +43,13 @@ LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, s
 
 }  // namespace
 
-LptPlan PlanLpt(std::span<const uint64_t> tokens, std::span<const LptWorker> workers) {
+LptPlan PlanLpt(std::span<const uint64_t> tokens, std::span<const LptWorker> workers, std::span<const size_t> rooms) {
   std::vector<size_t> order(tokens.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, std::ranges::greater{}, [&](size_t segment) { return tokens[segment]; });
-  LptPlan shared = Share(tokens, order, workers);
+  LptPlan shared = Share(tokens, order, workers, rooms);
   if (workers.empty() || workers[0].tokens_per_second <= 0 || workers[0].room < tokens.size()) return shared;
-  LptPlan alone = Share(tokens, order, workers.first(1));
+  LptPlan alone = Share(tokens, order, workers.first(1), rooms);
   return alone.ends_at <= shared.ends_at ? alone : shared;
 }
 

@@ -16,6 +16,9 @@ struct LptWorker {
   storage::Nanos ready_in = 0;   // until it has done what it has been given already
   storage::Nanos delay = 0;      // from the end of a segment's computing until the asking node has it
   size_t room = SIZE_MAX;        // segments that may still be given to it
+  // Its node's, an index of `rooms`, which all workers of that node share; kNoNode: nothing bounds it but its own room.
+  size_t node = kNoNode;
+  static constexpr size_t kNoNode = SIZE_MAX;
 };
 
 struct LptPlan {
@@ -26,9 +29,11 @@ struct LptPlan {
 };
 
 // Takes the longest segment first, and gives it to the worker that has it done soonest; of equals the first one, and of
-// equally long segments the first one. Where the first worker alone would be done as soon, it gets all.
+// equally long segments the first one. Where the first worker alone would be done as soon, it gets all. `rooms`: the
+// segments that may still be given to each node.
 //
 // On equally fast workers that are free, the plan takes at most 4/3 − 1/(3m) of the shortest possible time (Graham).
-LptPlan PlanLpt(std::span<const uint64_t> tokens, std::span<const LptWorker> workers);
+LptPlan PlanLpt(std::span<const uint64_t> tokens, std::span<const LptWorker> workers,
+                std::span<const size_t> rooms = {});
 
 }  // namespace ashlar::daemon

@@ -61,6 +61,18 @@ TEST(PlanLpt, RatesLoadsAndRoomCount) {
   EXPECT_EQ(std::ranges::count(PlanLpt(tokens, workers).worker, 1u), 0);
 }
 
+TEST(PlanLpt, TheRoomOfANodeIsThatOfAllItsWorkers) {
+  const std::vector<uint64_t> tokens(10, 1000);
+  std::vector<LptWorker> workers = Equal(5, 4000);
+  workers[0].tokens_per_second = 0;
+  for (size_t i = 1; i < workers.size(); ++i) workers[i].node = i < 4 ? 0 : 1;
+  const size_t rooms[] = {4, 2};
+  const LptPlan plan = PlanLpt(tokens, workers, rooms);
+  EXPECT_EQ(std::ranges::count_if(plan.worker, [](size_t worker) { return worker >= 1 && worker < 4; }), 4);
+  EXPECT_EQ(std::ranges::count(plan.worker, 4u), 2);
+  EXPECT_EQ(std::ranges::count(plan.worker, LptPlan::kNobody), 4);
+}
+
 TEST(PlanLpt, NobodyTakesAnythingFromAWarmUpWithoutWorkers) {
   const std::vector<uint64_t> tokens = {1000, 2000};
   const std::vector<LptWorker> none = {{.tokens_per_second = 0}};

@@ -83,31 +83,41 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
       bytes = std::max(bytes, task->cold.bytes);
     }
     double known = asker.tokens_per_second;
-    const auto add = [&](Place place, double rate, uint64_t queued, storage::Nanos delay, size_t room) {
+    const auto add = [&](Place place, LptWorker worker, uint64_t queued) {
       const bool failed = std::ranges::any_of(tasks, [&](const auto& task) { return task->failed.contains(place); });
-      if (failed || room == 0) return;
+      if (failed || worker.room == 0) return;
       places.push_back(std::move(place));
-      // Tokens for now: the rate may not be known.
-      workers.push_back(
-          {.tokens_per_second = rate, .ready_in = static_cast<storage::Nanos>(queued), .delay = delay, .room = room});
-      known = std::max(known, rate);
+      worker.ready_in = static_cast<storage::Nanos>(queued);  // tokens for now: the rate may not be known
+      workers.push_back(worker);
+      known = std::max(known, worker.tokens_per_second);
     };
     if (!tasks.empty()) {
       const PrefillWork& first = tasks.front()->cold.work;
       for (const PrefillWorkers::Offer& offer : workers_.Offers(first.tenant, first.ns)) {
         if (offer.session == asker.session) continue;  // it cannot wait and compute
-        add({.worker = offer.worker}, offer.tokens_per_second, offer.queued_tokens, 0, offer.room);
+        add({.worker = offer.worker}, {.tokens_per_second = offer.tokens_per_second, .room = offer.room},
+            offer.queued_tokens);
       }
     }
     remote_.clear();
+    std::map<std::string, size_t> nodes;
+    std::vector<size_t> rooms;  // of the nodes: what one has been given already counts
     for (const RemoteWorker& worker : remote) {
-      const auto known_node = given_to_.find(worker.member->node);
-      const size_t given = known_node == given_to_.end() ? 0 : known_node->second;
+      const auto [node, fresh] = nodes.emplace(worker.member->node, rooms.size());
+      if (fresh) {
+        const auto given = given_to_.find(worker.member->node);
+        const size_t taken = given == given_to_.end() ? 0 : given->second;
+        rooms.push_back(options_.given_to_a_node - std::min(taken, options_.given_to_a_node));
+      }
       const Place place{.remote = true, .worker = worker.worker, .node = worker.member->node};
       remote_[place] = worker;
-      add(place, worker.tokens_per_second, worker.queued_tokens,
-          worker.delay + (elsewhere_ == nullptr ? 0 : elsewhere_->Estimate(worker, bytes)),
-          std::min(worker.room, options_.given_to_a_node - std::min(given, options_.given_to_a_node)));
+      const storage::Nanos journey = elsewhere_ == nullptr ? 0 : elsewhere_->Estimate(worker, bytes);
+      add(place,
+          {.tokens_per_second = worker.tokens_per_second,
+           .delay = worker.delay + journey,
+           .room = worker.room,
+           .node = node->second},
+          worker.queued_tokens);
     }
     if (known <= 0) known = kUnknownRate;
     for (size_t i = 1; i < workers.size(); ++i) {
@@ -115,7 +125,7 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
       workers[i].ready_in = TimeOf(static_cast<uint64_t>(workers[i].ready_in), workers[i].tokens_per_second);
     }
     if (asker.computes) workers[0].tokens_per_second = asker.tokens_per_second > 0 ? asker.tokens_per_second : known;
-    done(PlanLpt(tokens, workers), places);
+    done(PlanLpt(tokens, workers, rooms), places);
   };
   if (elsewhere_ == nullptr || tasks.empty()) return choose({});
   const PrefillWork& first = tasks.front()->cold.work;
@@ -402,6 +412,8 @@ void Router::Tick() {
   std::vector<std::pair<storage::SessionId, uint64_t>> forgotten;
   for (auto& [id, plan] : plans_) {
     if (plan.waiting && plan.waits_until <= now) Tell(plan, /*over=*/true);
+    // A warm-up has nobody who asks: it ends with its segments.
+    if (plan.asker.session == kNobody) continue;
     if (!plan.waiting && now - plan.asked_at > options_.forget_after) forgotten.emplace_back(plan.asker.session, id);
   }
   for (const auto& [session, id] : forgotten) End(session, id);

@@ -297,6 +297,36 @@ TEST_F(RouterTest, AnOperatorsWarmUpEndsByItself) {
   EXPECT_THAT(warm(), ElementsAre(kHere, kAskers));
 }
 
+TEST_F(RouterTest, ANodeIsGivenNoMoreThanItsShareHoweverManyWorkersItHas) {
+  const auto member = std::make_shared<const Member>(Member{.node = "b"});
+  for (uint64_t worker = 1; worker <= 8; ++worker) {
+    elsewhere_.workers.push_back({.member = member, .worker = worker, .tokens_per_second = 1e5, .room = 8});
+  }
+  std::vector<Router::Cold> cold;
+  for (uint64_t text = 1; text <= 40; ++text) cold.push_back(Cold(text));
+  const Router::Planned planned = Plan(cold, /*computes=*/false);
+  EXPECT_THAT(elsewhere_.asked, SizeIs(Router::Options().given_to_a_node));
+  router_.End(kAsker, planned.plan);
+  for (const FakeElsewhere::Asked& asked : elsewhere_.asked) asked.done(absl::CancelledError("it is late"));
+}
+
+// Nobody asks how it stands with it, however long it takes.
+TEST_F(RouterTest, AWarmUpIsNotForgottenWhileItIsComputed) {
+  OfferRemote({"b"}, 1);  // a token a second
+  const auto warm = [this] {
+    Router::States states;
+    router_.Warm(kTenant, {Cold(1, 600)}, [&](absl::StatusOr<Router::States> answer) { states = *answer; });
+    return states;
+  };
+  EXPECT_THAT(warm(), Each(kPending));
+  rig_.clock.Advance(300 * kSecond);
+  router_.Tick();
+  EXPECT_EQ(router_.figures().plans, 1u);
+  EXPECT_THAT(warm(), Each(kPending));
+  EXPECT_THAT(elsewhere_.asked, SizeIs(1)) << "it is not begun again";
+  EXPECT_EQ(router_.figures().failed, 0u);
+}
+
 TEST_F(RouterTest, RoomIsTakenBeforeAnybodyComputes) {
   OfferRemote({"b"}, 100'000);
   const Router::Planned planned = Plan({Cold(1)});

@@ -89,7 +89,8 @@ def traffic(binary):
     assert alone["in_gbps"] == alone["out_gbps"] == 0, alone
     positive(under, "in_gbps", "out_gbps")  # bytes of remote hits
     positive(figures, "p99_ratio", "engines", "landings_per_second")
-    assert figures["far_errors"] == 0 <= figures["misses"], figures
+    assert figures["far_errors"] == 0, figures
+    assert alone["misses"] >= 0 <= under["misses"], figures
 
 
 def mirror(binary):

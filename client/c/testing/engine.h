@@ -129,6 +129,31 @@ static inline ashlar_computed_run compute(engine* self, ashlar_request* request,
   return done;
 }
 
+/* "Computes" a text of so many tokens in the first pages: its keys and values are `number`, and so is the state at its
+   end. `checkpoint` is filled in, too. */
+static inline ashlar_text computed_text(engine* self, const int32_t* tokens, uint64_t count, float number,
+                                        ashlar_checkpoint* checkpoint, uint8_t* outcome) {
+  ashlar_text text = ASHLAR_INIT(ashlar_text);
+  int i;
+  for (i = 0; i < HEADS * DIM * DIM; ++i) self->numbers[0][i] = number;
+  fill_rows(self, 0, count, number);
+  self->tensors[0].size = sizeof self->tensors[0];
+  self->tensors[0].layer = LINEAR;
+  self->tensors[0].state = self->numbers[0];
+  checkpoint->size = sizeof *checkpoint;
+  checkpoint->depth = count;
+  checkpoint->linear = &self->tensors[0];
+  checkpoint->linear_count = 1;
+  text.tokens = tokens;
+  text.token_count = text.prompt_tokens = count;
+  text.checkpoints = checkpoint;
+  text.checkpoint_count = 1;
+  text.page_table = self->table;
+  text.page_count = PAGES;
+  text.outcomes = outcome;
+  return text;
+}
+
 /* hand_off_test.c */
 void hand_off(char** sockets, const char* node, const char* expected);
 void resume(char** sockets);

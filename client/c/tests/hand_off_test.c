@@ -6,7 +6,7 @@ void hand_off(char** sockets, const char* node, const char* expected) {
   enum { TEXT = 592 };
   static engine self;
   static int32_t tokens[TEXT];
-  ashlar_text text = ASHLAR_INIT(ashlar_text);
+  ashlar_text text;
   ashlar_checkpoint checkpoint = ASHLAR_INIT(ashlar_checkpoint);
   ashlar_job* job = NULL;
   uint8_t outcome = 0, handed = 0;
@@ -14,21 +14,7 @@ void hand_off(char** sockets, const char* node, const char* expected) {
   int i;
   open_engine(&self, sockets, ASHLAR_MEMORY_HOSTED, PAGE_TOKENS);
   for (i = 0; i < TEXT; ++i) tokens[i] = i % 251;
-  for (i = 0; i < HEADS * DIM * DIM; ++i) self.numbers[0][i] = 5;
-  fill_rows(&self, 0, TEXT, 6);
-  self.tensors[0].size = sizeof self.tensors[0];
-  self.tensors[0].layer = LINEAR;
-  self.tensors[0].state = self.numbers[0];
-  checkpoint.depth = TEXT;
-  checkpoint.linear = &self.tensors[0];
-  checkpoint.linear_count = 1;
-  text.tokens = tokens;
-  text.token_count = text.prompt_tokens = TEXT;
-  text.checkpoints = &checkpoint;
-  text.checkpoint_count = 1;
-  text.page_table = self.table;
-  text.page_count = PAGES;
-  text.outcomes = &outcome;
+  text = computed_text(&self, tokens, TEXT, 6, &checkpoint, &outcome);
   REQUIRE(ashlar_commit(self.cache, &text, 1) == ASHLAR_OK);
   REQUIRE(strcmp(ashlar_commit_name(outcome), "kept") == 0 ||
           strcmp(ashlar_commit_name(outcome), "already_present") == 0); /* as by an earlier run */

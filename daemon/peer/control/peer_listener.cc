@@ -33,8 +33,13 @@ std::string AddressOf(int socket) {
     return absl::StrCat("ipv4:", text, ":", ntohs(in.sin_port));
   }
   const auto& in = reinterpret_cast<const sockaddr_in6&>(address);
+  if (IN6_IS_ADDR_V4MAPPED(&in.sin6_addr)) {  // of a socket that listens for both
+    inet_ntop(AF_INET, &in.sin6_addr.s6_addr[12], text, sizeof text);
+    return absl::StrCat("ipv4:", text, ":", ntohs(in.sin6_port));
+  }
   inet_ntop(AF_INET6, &in.sin6_addr, text, sizeof text);
-  return absl::StrCat("ipv6:%5B", text, "%5D:", ntohs(in.sin6_port));
+  const std::string scope = in.sin6_scope_id == 0 ? "" : absl::StrCat("%25", in.sin6_scope_id);
+  return absl::StrCat("ipv6:%5B", text, scope, "%5D:", ntohs(in.sin6_port));
 }
 
 }  // namespace

@@ -215,20 +215,25 @@ grpc::ServerWriteReactor<v1::PeerGreeting>* PeerServer::Impl::Greet(Context* con
 }
 
 void PeerServer::Impl::Enter(const std::string& address, std::shared_ptr<Connection> connection) {
-  std::shared_ptr<Connection> former;
+  std::vector<std::shared_ptr<Connection>> replaced;
   const std::shared_ptr<GreetStream> stream = connection->stream;
   {
     std::lock_guard lock(mutex);
     if (stopping) {
-      former = std::move(connection);
+      replaced.push_back(std::move(connection));
     } else {
       const PeerHello& hello = connection->hello;
+      // The node's former connection, and the one that this address was before: its end may not have been seen yet.
       const auto known = address_of_node.find(hello.node);
-      if (known != address_of_node.end()) {
-        const auto found = connections.find(known->second);
-        former = std::move(found->second);
+      for (const std::string& of : {known == address_of_node.end() ? address : known->second, address}) {
+        const auto found = connections.find(of);
+        if (found == connections.end()) continue;
+        const std::shared_ptr<Connection> former = std::move(found->second);
         connections.erase(found);
-        if (former->hello.incarnation != hello.incarnation) calls.PeerGone(hello.node);
+        address_of_node.erase(former->hello.node);
+        const bool same = former->hello.node == hello.node && former->hello.incarnation == hello.incarnation;
+        if (!same) calls.PeerGone(former->hello.node);
+        replaced.push_back(former);
       }
       address_of_node[hello.node] = address;
       connections[address] = connection;
@@ -236,7 +241,9 @@ void PeerServer::Impl::Enter(const std::string& address, std::shared_ptr<Connect
       stream->Welcome(options.self);
     }
   }
-  if (former != nullptr) former->stream->End({grpc::StatusCode::UNAVAILABLE, "the connection has been replaced"});
+  for (const auto& former : replaced) {
+    former->stream->End({grpc::StatusCode::UNAVAILABLE, "the connection has been replaced"});
+  }
 }
 
 // Also of streams that have not entered, or have been replaced.

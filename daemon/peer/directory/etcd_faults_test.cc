@@ -143,6 +143,20 @@ TEST_F(EtcdFaultsTest, AMemberThatSleptThroughACompactionComesBack) {
   EXPECT_TRUE(Until([&] { return a->Holders(1, 9) == Names{"sleeper"} && a->members() == 2; }));
 }
 
+// Of a transaction: announcements, and the sweep of a member that has nothing to announce.
+TEST_F(EtcdFaultsTest, AnEtcdThatTakesFewerOperationsIsWrittenToAndSwept) {
+  etcd_ = std::make_unique<EtcdProcess>(EtcdOptions{.arguments = {"--max-txn-ops=10"}});
+  const auto a = std::make_unique<Node>("a", OptionsFor(etcd_->endpoint()));
+  a->directory.Follow(NamespaceOf(1));
+  NodeProcess killed(etcd_->endpoint(), "killed", 0, 300);
+  ASSERT_TRUE(Until([&] { return a->directory.Stats().entries == 300; }));
+  const int health_changes = a->health_changes;
+  killed.Kill();
+  EXPECT_TRUE(Until([&] { return a->directory.Stats().swept == 300; }));
+  EXPECT_TRUE(Until([&] { return a->directory.Stats().entries == 0; }));
+  EXPECT_EQ(a->health_changes, health_changes) << "the connection is kept";
+}
+
 TEST_F(EtcdFaultsTest, AnEtcdThatPausesIsWaitedFor) {
   ASSERT_NO_FATAL_FAILURE(StartPair());
   etcd_->Freeze();

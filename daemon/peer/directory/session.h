@@ -141,6 +141,7 @@ class DirectorySession {
   storage::Nanos Write();  // sends one, where it may; returns when to look again
   void SendQueued(size_t most);
   void WrittenQueued(const absl::Status& status, const etcdserverpb::TxnResponse& response);
+  bool TooManyOps(const absl::Status& status);
   bool IsSweeper() const;
   void ReadDoomed();
   void DeleteDoomed(size_t most);

@@ -94,14 +94,20 @@ void DirectorySession::WrittenQueued(const absl::Status& status, const etcdserve
     }
     return;
   }
-  if (absl::IsInvalidArgument(status) && txn_ops_ > 1) {  // etcd was told to take fewer operations than by default
-    txn_ops_ /= 2;
+  if (TooManyOps(status)) {
     std::lock_guard lock(shared_.mutex);
     return shared_.queue.Return(std::exchange(in_flight_, {}));
   }
   if (!status.ok()) return Fail("writing", status);
   lease_ = 0;
   Fail(absl::UnavailableError("the lease had ended"));
+}
+
+// Of a transaction: etcd was told to take fewer operations than by default, so the next one has half as many.
+bool DirectorySession::TooManyOps(const absl::Status& status) {
+  if (!absl::IsInvalidArgument(status) || txn_ops_ <= 1) return false;
+  txn_ops_ /= 2;
+  return true;
 }
 
 bool DirectorySession::IsSweeper() const {
@@ -153,23 +159,28 @@ void DirectorySession::DeleteDoomed(size_t most) {
   etcdserverpb::TxnRequest request;
   std::set<uint64_t> absent;
   const size_t count = std::min(most, doomed_.size());
-  for (auto doomed = doomed_.end() - static_cast<ptrdiff_t>(count); doomed != doomed_.end(); ++doomed) {
-    request.add_success()->mutable_request_delete_range()->set_key(doomed->key);
-    if (!absent.insert(doomed->incarnation).second) continue;
+  const std::vector<Doomed> taken(doomed_.end() - static_cast<ptrdiff_t>(count), doomed_.end());
+  for (const Doomed& doomed : taken) {
+    request.add_success()->mutable_request_delete_range()->set_key(doomed.key);
+    if (!absent.insert(doomed.incarnation).second) continue;
     etcdserverpb::Compare* compare = request.add_compare();  // it has not come back
     compare->set_target(etcdserverpb::Compare::CREATE);
-    compare->set_key(keys_.MemberKey(doomed->incarnation));
+    compare->set_key(keys_.MemberKey(doomed.incarnation));
     compare->set_create_revision(0);
   }
   doomed_.resize(doomed_.size() - count);
   tokens_ -= static_cast<double>(count);
   writing_ = true;
-  client_->Txn(request, [this, count](const absl::Status& status, const auto& response) {
+  client_->Txn(request, [this, taken](const absl::Status& status, const auto& response) {
     writing_ = false;
+    if (TooManyOps(status)) {
+      doomed_.insert(doomed_.end(), taken.begin(), taken.end());
+      return;
+    }
     if (!status.ok()) return Fail("sweeping", status);
     EndSweepPage();
     std::lock_guard lock(shared_.mutex);
-    if (response.succeeded()) shared_.counted.swept += count;
+    if (response.succeeded()) shared_.counted.swept += taken.size();
   });
 }
 

@@ -284,6 +284,24 @@ TEST_F(HedgeTest, AHolderThatStallsAgainIsOvertakenAgain) {
   EXPECT_TRUE(piece.get().ok());
 }
 
+// The loser wrote into the same memory until it was cancelled, so wrong bytes may be its own.
+TEST_F(HedgeTest, BothWhoWroteAreDistrustedWhereBytesAreWrong) {
+  PeerNode a(cluster_, "a"), c(cluster_, "c"), b(cluster_, "b");
+  Reader reader(b);
+  const storage::RemoteCopyId copy = OpenBoth(reader, a, c);
+  {
+    const Frozen frozen(*outside_, a);
+    std::future<absl::Status> piece = reader.Read(copy, 1);
+    reader.Hedge(10'000'000'000);
+    EXPECT_TRUE(piece.get().ok());
+  }
+  reader.Do([&] { reader.objects.Damaged(copy); });
+  const Key& key = storage::TestPlan(1, 8000).key;
+  for (PeerNode* node : {&a, &c}) {
+    EXPECT_TRUE(reader.Do([&] { return reader.objects.Distrusts(*node->directory.member, key); }));
+  }
+}
+
 TEST_F(HedgeTest, ASecondHolderThatFailsIsReplacedByAThird) {
   PeerNode a(cluster_, "a"), c(cluster_, "c"), d(cluster_, "d"), b(cluster_, "b");
   const ObjectHeader plan = storage::TestPlan(1, 8000);

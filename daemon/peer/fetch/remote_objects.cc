@@ -153,12 +153,12 @@ void RemoteObjects::Came(Copy& copy, const std::shared_ptr<Race>& race) {
   const uint64_t bytes = std::min(piece.targets.size() * limits::kExtentBytes, copy.object.header.bytes - begin);
   const storage::Nanos now = clock_.Now();
   for (const Request& request : race->requests) {
-    // The loser has taken at least so long.
-    if (request.from != nullptr) rates_.Came(request.from->node, bytes, now - request.began);
+    if (request.from == nullptr) continue;
+    rates_.Came(request.from->node, bytes, now - request.began);  // the loser has taken at least so long
+    // The loser, too, wrote into these extents: what is wrong with them may be its doing.
+    if (std::ranges::count(copy.senders, request.from) == 0) copy.senders.push_back(request.from);
   }
-  const std::shared_ptr<const Member>& sender = race->requests[static_cast<size_t>(race->won)].from;
-  rates_.Used(sender->node, bytes);
-  if (std::ranges::count(copy.senders, sender) == 0) copy.senders.push_back(sender);
+  rates_.Used(race->requests[static_cast<size_t>(race->won)].from->node, bytes);
   --stats_.reading;
   ++stats_.pieces;
   stats_.bytes += bytes;

@@ -165,19 +165,24 @@ void Exchange::Finish(uint64_t number) {
 void Exchange::StartWaiting() {
   if (!may_start_) return;
   may_start_ = false;
-  // Peers in turn, one request each, until nobody's next one fits.
-  for (bool some = true; some;) {
-    some = false;
-    for (auto& [name, peer] : peers_) {
-      if (peer->waiting.empty()) continue;
-      const uint64_t number = *peer->waiting.begin();
+  // Peers in turn, one request each, until nobody's next one fits. Whose request finds no room among all has the next
+  // turn.
+  for (size_t passed = 0; passed < peers_.size();) {
+    auto next = peers_.upper_bound(last_turn_);
+    if (next == peers_.end()) next = peers_.begin();
+    Peer& peer = *next->second;
+    ++passed;
+    if (!peer.waiting.empty()) {
+      const uint64_t number = *peer.waiting.begin();
       Transfer& transfer = *transfers_.at(number);
       const auto fits = [&](uint64_t used, uint64_t bound) { return used == 0 || used + transfer.length <= bound; };
       if (!fits(bytes_in_flight_, options_.bytes_in_flight)) return;
-      if (!fits(peer->bytes_in_flight, options_.bytes_in_flight_of_a_peer)) continue;
-      StartRequest(number, transfer);
-      some = true;
+      if (fits(peer.bytes_in_flight, options_.bytes_in_flight_of_a_peer)) {
+        StartRequest(number, transfer);
+        passed = 0;
+      }
     }
+    last_turn_ = next->first;
   }
 }
 

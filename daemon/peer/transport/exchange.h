@@ -195,6 +195,7 @@ class Exchange {
   const std::function<void(std::function<void()>)> later_;
   std::unique_ptr<Ucx> ucx_;
   std::map<std::string, std::unique_ptr<Peer>> peers_;
+  std::string last_turn_;                                               // the name of the peer that had it
   std::map<uint64_t, Connection> connections_;                          // by the link's number
   absl::flat_hash_map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // by the number of our ticket
   std::set<std::pair<int64_t, uint64_t>> deadlines_;                    // of transfers that have not ended

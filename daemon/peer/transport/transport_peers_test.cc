@@ -3,6 +3,8 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <vector>
 
 #include "daemon/peer/transport/testing/held_bytes.h"
@@ -33,6 +35,37 @@ TEST_F(TransportPeersTest, BytesOfConnectionsThatHaveEndedStayCounted) {
   asker_.reset();
   WaitFor([&] { return holder_->stats().peers.empty(); });
   EXPECT_GE(holder_->stats().bytes_sent, sent);
+}
+
+// Where the bytes in flight of all peers together are what bounds them.
+TEST_F(TransportPeersTest, PeersHaveTurnsAlsoWhereOneRequestFits) {
+  const auto second = *Transport::Start({});
+  const auto asker = *Transport::Start({.bytes_in_flight = 4000});
+  std::vector<std::byte> there(4000, std::byte{7});
+  std::vector<std::vector<std::byte>> here(8, std::vector<std::byte>(4000));
+  const auto held = std::make_shared<HeldBytes>(Spans{there}, HeldBytes::How::kLater);
+  std::vector<Outcome> outcomes(8);
+  std::mutex mutex;
+  std::string order;
+  std::vector<Transport*> holders = {holder_.get(), second.get()};
+  for (size_t i = 0; i < outcomes.size(); ++i) {  // four of each
+    Transport& holder = *holders[i / 4];
+    const Grant read = holder.Allow(GrantAccess::kRead, there.size(), held);
+    asker->Fetch(holder.address(), read, 0, {here[i]}, 0,
+                 [&, i, done = outcomes[i].done()](const absl::Status& status) {
+                   {
+                     const std::lock_guard lock(mutex);
+                     order += i < 4 ? 'a' : 'b';
+                   }
+                   done(status);
+                 });
+  }
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    held->WaitUntilAsked(i + 1);
+    held->Answer();
+  }
+  for (Outcome& each : outcomes) EXPECT_TRUE(each.Wait().ok());
+  EXPECT_TRUE(order == "abababab" || order == "aabababb") << order;
 }
 
 TEST_F(TransportPeersTest, PeersThatAreNoneAnyMoreAreForgotten) {
