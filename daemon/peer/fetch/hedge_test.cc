@@ -287,18 +287,20 @@ TEST_F(HedgeTest, AHolderThatStallsAgainIsOvertakenAgain) {
 // The loser wrote into the same memory until it was cancelled, so wrong bytes may be its own.
 TEST_F(HedgeTest, BothWhoWroteAreDistrustedWhereBytesAreWrong) {
   PeerNode a(cluster_, "a"), c(cluster_, "c"), b(cluster_, "b");
+  const ObjectHeader plan = storage::TestPlan(1, 8000);
+  for (PeerNode* node : {&a, &c}) node->Publish(plan, 1);
   Reader reader(b);
-  const storage::RemoteCopyId copy = OpenBoth(reader, a, c);
+  const storage::RemoteCopyId copy = reader.Open(a, plan, {&c});
   {
     const Frozen frozen(*outside_, a);
-    std::future<absl::Status> piece = reader.Read(copy, 1);
-    reader.Hedge(10'000'000'000);
-    EXPECT_TRUE(piece.get().ok());
+    std::future<absl::Status> piece = reader.Read(copy, 0);
+    reader.OpenSecond(c);
+    reader.Hedge();
+    EXPECT_TRUE(piece.get().ok()) << "of the second holder";
   }
   reader.Do([&] { reader.objects.Damaged(copy); });
-  const Key& key = storage::TestPlan(1, 8000).key;
   for (PeerNode* node : {&a, &c}) {
-    EXPECT_TRUE(reader.Do([&] { return reader.objects.Distrusts(*node->directory.member, key); }));
+    EXPECT_TRUE(reader.Do([&] { return reader.objects.Distrusts(*node->directory.member, plan.key); }));
   }
 }
 
