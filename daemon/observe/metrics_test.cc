@@ -9,6 +9,7 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/observe/http_endpoint.h"
 #include "daemon/testing/http_peer.h"
+#include "proto/cache_calls.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -35,6 +36,12 @@ TEST(MetricsTest, AlertsCountFromZero) {
         "\nashlar_queue_rejections_total{queue=\"workers\"} 0\n", "\nashlar_transport_refused_total 0\n",
         "\nashlar_ssd_set_aside_total 0\n", "\nashlar_prefetched_total{outcome=\"late\",tenant=\"blue\"} 0\n"}) {
     EXPECT_THAT(text, HasSubstr(line));
+  }
+  for (const CacheCallRow& call : kCacheCalls) {
+    for (const char* code : {"INTERNAL", "UNKNOWN", "DATA_LOSS"}) {
+      EXPECT_THAT(text,
+                  HasSubstr(absl::StrCat("\nashlar_rpcs_total{code=\"", code, "\",method=\"", call.name, "\"} 0\n")));
+    }
   }
   EXPECT_THAT(text, Not(HasSubstr("tier=\"hbm\"} 0\nashlar_tier"))) << "no tier that is not there";
 }
