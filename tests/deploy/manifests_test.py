@@ -257,6 +257,32 @@ class Manifests(unittest.TestCase):
             self.assertEqual({each["name"] for each in pod["volumes"]},
                              {each["name"] for name, other in self.pods() if name.startswith(f"{plain} ") for each in other["volumes"]})
 
+    def test_a_registry_in_the_base_leaves_nodes_with_gpus_their_image(self):
+        def image(folder, overlay):
+            done = subprocess.run(["kubectl", "kustomize", pathlib.Path(folder, overlay)], capture_output=True, text=True, check=True)
+            daemon_set = next(each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "DaemonSet")
+            return daemon_set["spec"]["template"]["spec"]["containers"][0]["image"]
+
+        with tempfile.TemporaryDirectory() as folder:
+            copy = shutil.copytree(ROOT / "deploy/kustomize", pathlib.Path(folder, "kustomize"))
+            for page, name, registry in (("base", "- name: ashlar\n", "registry.here:5000/ashlar"),
+                                         ("components/gpu", "    newName: ashlar\n", "registry.here:5000/for-gpus")):
+                file = copy / page / "kustomization.yaml"
+                self.assertEqual(file.read_text().count(name), 1)
+                file.write_text(file.read_text().replace(name, f"{name.split('    new')[0]}    newName: {registry}\n"))
+                self.assertTrue(image(copy, "overlays/gpu-tcp").endswith("-cuda"), page)
+            self.assertRegex(image(copy, "overlays/tcp"), r"^registry\.here:5000/ashlar:[\d.]+$")
+            self.assertRegex(image(copy, "overlays/gpu-tcp"), r"^registry\.here:5000/for-gpus:[\d.]+-cuda$")
+
+    def test_a_pod_starts_without_the_secrets_of_other_nodes(self):
+        found = 0
+        for name, pod in self.pods():
+            for volume in pod["volumes"]:
+                for source in volume.get("projected", {}).get("sources", []):
+                    self.assertIs(source["secret"].get("optional"), True, name)
+                    found += 1
+        self.assertGreater(found, 0)
+
     def test_the_sandbox_is_on_where_it_was_tried(self):
         for overlay in OVERLAYS:
             config = yaml.safe_load(self.config_of(overlay))
