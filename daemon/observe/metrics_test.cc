@@ -69,11 +69,15 @@ TEST(MetricsTest, TellWhenTheCertificatesEnd) {
   Metrics metrics({"blue"});
   Levels levels;
   levels.cluster.certificate_expiry = 1900000000;
+  levels.cluster.certificate_seconds = 86400;
   levels.cluster.etcd_certificate_expiry = 1800000000;
+  levels.cluster.etcd_certificate_seconds = 3600;
   metrics.Set(levels);
   const std::string text = metrics.Text(TenantLabel::kNamed);
   EXPECT_THAT(text, HasSubstr("\nashlar_certificate_expiry_timestamp_seconds{use=\"peers\"} 1900000000\n"));
   EXPECT_THAT(text, HasSubstr("\nashlar_certificate_expiry_timestamp_seconds{use=\"etcd\"} 1800000000\n"));
+  EXPECT_THAT(text, HasSubstr("\nashlar_certificate_lifetime_seconds{use=\"peers\"} 86400\n"));
+  EXPECT_THAT(text, HasSubstr("\nashlar_certificate_lifetime_seconds{use=\"etcd\"} 3600\n"));
 }
 
 TEST(HttpEndpointTest, SaysWhyEnginesShouldNotBeSentThere) {
