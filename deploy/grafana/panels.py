@@ -153,7 +153,7 @@ NODE_ROWS = {
         Panel("Nodes and requests that were refused", "suffix: refusals/s", [
             (rate("ashlar_peer_refusals_total", "reason"), "node: {{reason}}"), (rate("ashlar_transport_refused_total", "instance"), "no right, {{instance}}"),
             (rate("ashlar_transport_malformed_total", "instance"), "malformed, {{instance}}")],
-              red_from=0.0001, alerts=("AshlarPeersRefused", "AshlarIntruder")),
+              red_from=0.0001, alerts=("AshlarPeersRefused", "AshlarIntruder", "AshlarBytesRefused")),
         Panel("RDMA asked for and not used", "short", [gauge("ashlar_transport_slow_fabric", "{{instance}}")], red_from=1, alerts=("AshlarSlowFabric",)),
     ],
     "Other nodes: directory": [

@@ -68,6 +68,16 @@ class Rules(unittest.TestCase):
             self.assertIn("--profile=sysadmin", command, "dmesg and smartctl")
             self.assertIn("-n ashlar", command, "a namespace whose Pod Security allows it")
 
+    def test_commands_for_kubernetes_name_the_namespace(self):
+        """Without one they look into `default`, find nothing, and say that there is no such thing."""
+        found = 0
+        for page in ("docs/runbooks.md", "docs/operations.md", "docs/ashlarctl.md", "deploy/kustomize/README.md"):
+            for command in re.findall(r"\bkubectl ((?!kustomize|apply|debug POD --copy-to)[^`\n]+)", (ROOT / page).read_text()):
+                if len(command.split()) > 1:
+                    self.assertTrue(command.startswith("-n ashlar "), f"{page}: kubectl {command}")
+                    found += 1
+        self.assertGreater(found, 10)
+
     def test_what_is_queried_is_described(self):
         known = described()
         texts = {RULES.name: RULES.read_text()}
