@@ -172,6 +172,11 @@ TEST_F(Ashlarctl, SaysHowTheDaemonIs) {
   EXPECT_EQ(Ask("sessions")["sessions"][0]["models"], 1);
   EXPECT_EQ(Ask("sessions")["sessions"][0]["release"], Version());
   EXPECT_THAT(Run("sessions").output, HasSubstr("tenant default"));
+  ClientOptions options = daemon_.client_options();
+  options.name = "evil\x1b[2J\nsession 9";
+  const TestEngine other(options);
+  EXPECT_THAT(Run("sessions").output, HasSubstr(R"("evil\x1b[2J\x0asession 9")")) << "no command to the terminal";
+  EXPECT_EQ(Ask("sessions")["sessions"].size(), 2u);
   EXPECT_EQ(Run("peers").output, "no other nodes\n");
   EXPECT_EQ(Ask("peers"), json::parse(R"({"peers": []})"));
   EXPECT_THAT(Run("config").output, HasSubstr("capacity_bytes: 8388608"));

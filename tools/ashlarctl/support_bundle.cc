@@ -63,7 +63,8 @@ absl::StatusOr<Answer> SupportBundle(const Arguments& arguments, AdminClient& cl
     redaction.Apply(answer->json);
     bundle[part.name] = std::move(answer->json);
   }
-  const std::string text = bundle.dump(2) + "\n";
+  Redaction().Apply(bundle);
+  const std::string text = bundle.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
   if (arguments.files[0] == "-") return Answer{.json = std::move(bundle), .text = text};
   if (absl::Status saved = Save(arguments.files[0], text); !saved.ok()) return saved;
   return Answer{.json = {{"file", arguments.files[0]}, {"bytes", text.size()}},
