@@ -7,6 +7,7 @@ usage: manifests_test.py SOURCE_ROOT ASHLARD
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -226,6 +227,36 @@ class Manifests(unittest.TestCase):
                                       check=False, env=environment)
                 self.assertEqual(done.returncode, 0, f"{overlay}: {done.stderr}")
                 self.assertEqual(yaml.safe_load(done.stdout)["listen"]["metrics_address"], "0.0.0.0:9464")
+
+    def test_the_pages_variant_for_ipv6_is_accepted(self):
+        command = re.search(r"`sed -i '([^']*POD_IP[^']*)' ashlard.yaml`", (ROOT / "deploy/kustomize/README.md").read_text())[1]
+        for overlay in OVERLAYS:
+            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+                file.write(self.config_of(overlay))
+                file.flush()
+                check = [ASHLARD, "--config", file.name, "--check-config"]
+                ask = {"capture_output": True, "text": True, "check": False, "env": {**os.environ, "NODE_NAME": "node-a", "POD_IP": "fd00::7"}}
+                if "cluster" in yaml.safe_load(self.config_of(overlay)):
+                    self.assertIn("control_address", subprocess.run(check, **ask).stderr, "as the page says")
+                subprocess.run(["sed", "-i", command, file.name], check=True)
+                done = subprocess.run(check, **ask)
+                self.assertEqual(done.returncode, 0, f"{overlay}: {done.stderr}")
+                self.assertNotIn("0.0.0.0", done.stdout, overlay)
+
+    def test_the_first_days_commands_make_what_pods_wait_for(self):
+        page = (ROOT / "deploy/kustomize/README.md").read_text().split("\n## The first day\n")[1].split("\n## ")[0]
+        made = {name: set(re.findall(r"--from-file=(\S+)|--(cert|key)=", files)) for name, files in
+                re.findall(r"^kubectl -n ashlar create secret (?:tls|generic) (\S+) (.*)$", page, re.M)}
+        rendered = self.rendered["overlays/tcp"]
+        pod = next(pod for name, pod in self.pods() if name.startswith("overlays/tcp "))
+        waits = {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+        waits |= {each["spec"]["ca"]["secretName"] for each in rendered if each["kind"] == "Issuer"}
+        self.assertEqual(set(made), waits)
+        etcd = yaml.safe_load(self.config_of("overlays/tcp"))["cluster"]["etcd"]
+        self.assertEqual({file for file, _ in made["ashlar-etcd"]},
+                         {pathlib.PurePath(etcd[field]).name for field in ("ca_file", "cert_file", "key_file")})
+        self.assertEqual(next(each["metadata"]["name"] for each in rendered if each["kind"] == "Namespace"), "ashlar")
+        self.assertIn("\nkubectl apply -f deploy/kustomize/base/namespace.yaml\n", page, "secrets need it")
 
     def test_alerts_send_people_to_one_address(self):
         """The one of runbooks.yaml, which is not deployed itself."""

@@ -109,6 +109,16 @@ class Rules(unittest.TestCase):
     def test_dashboards_are_what_their_script_writes(self):
         subprocess.run([sys.executable, ROOT / "deploy/grafana/make_dashboards.py", "--check"], check=True)
 
+    def test_the_pages_commands_leave_no_placeholder(self):
+        commands = re.findall(r"`sed -i (\S+) ((?:prometheus|grafana)/\S+)`", (ROOT / "deploy/README.md").read_text())
+        self.assertEqual({path.split("/")[0] for _, path in commands}, {"prometheus", "grafana"})
+        for script, path in commands:
+            for file in (ROOT / "deploy").glob(path):
+                done = subprocess.run(["sed", script, file], capture_output=True, text=True, check=True)
+                self.assertIn("https://YOURS/", done.stdout, file.name)
+                links = [line for line in done.stdout.splitlines() if "https://ashlar.example" in line]
+                self.assertEqual(links, [], file.name)
+
     def test_runbooks_name_commands_that_exist(self):
         commands = (ROOT / "tools/ashlarctl/commands.cc").read_text()
         for command in set(re.findall(r"`ashlarctl ([a-z-]+)", (ROOT / "docs/runbooks.md").read_text())):
