@@ -15,7 +15,7 @@ std::string Hex(const std::string& raw);
 std::string ShortHex(const std::string& raw);        // the first 6 bytes
 std::string Percent(uint64_t part, uint64_t whole);  // "93.1 %"; "–" of nothing
 
-// What an engine calls itself or its model may be any bytes. Control characters, and bytes that are no UTF-8, become
+// An engine calls itself and its model by any bytes. Control characters, and bytes that are no UTF-8, become
 // \xNN: none of it moves a terminal's cursor or begins a line.
 std::string Printable(absl::string_view text);
 // Likewise of a whole answer, whose lines stay apart.
