@@ -54,7 +54,7 @@ class Operators {
 
 // Calls that change something, or begin to.
 bool ChangesSomething(absl::string_view call) {
-  static constexpr absl::string_view kCalls[] = {"Pin",     "Unpin",  "Evict",  "Drain",
+  static constexpr absl::string_view kCalls[] = {"Pin",     "Unpin",  "Evict",  "Warm",  "Drain",
                                                  "Undrain", "Forget", "Verify", "Reload"};
   return std::ranges::count(kCalls, call) > 0;
 }

@@ -209,17 +209,23 @@ TEST_F(AuditedTest, WhoDidWhatIsWrittenDownWithItsOutcome) {
   v1::ForgetRequest bad;
   bad.set_tenant("nobody");
   EXPECT_FALSE(Call(&v1::Admin::Stub::Forget, bad, &reply).ok());
+  v1::WarmReply warm;
+  v1::Texts texts;
+  texts.set_tenant("nobody");
+  EXPECT_FALSE(Call(&v1::Admin::Stub::Warm, texts, &warm).ok());
   v1::DrainReply drain;
   ASSERT_TRUE(Call(&v1::Admin::Stub::Drain, v1::DrainRequest(), &drain).ok());
   ASSERT_TRUE(Call(&v1::Admin::Stub::Undrain, v1::UndrainRequest(), &drain).ok());
   const std::vector<nlohmann::json> lines = Lines();
-  ASSERT_EQ(lines.size(), 4u) << "questions are no actions";
+  ASSERT_EQ(lines.size(), 5u) << "questions are no actions";
   EXPECT_EQ(lines[0]["action"], "Forget");
   EXPECT_THAT(lines[0]["request"].get<std::string>(), HasSubstr("tenant=default dry_run=true"));
   EXPECT_THAT(lines[0]["outcome"].get<std::string>(), HasSubstr("ok objects=2"));
   EXPECT_THAT(lines[1]["outcome"].get<std::string>(), HasSubstr("NOT_FOUND"));
-  EXPECT_EQ(lines[2]["action"], "Drain");
-  EXPECT_EQ(lines[3]["action"], "Undrain");
+  EXPECT_EQ(lines[2]["action"], "Warm");
+  EXPECT_THAT(lines[2]["request"].get<std::string>(), HasSubstr("tenant=nobody"));
+  EXPECT_EQ(lines[3]["action"], "Drain");
+  EXPECT_EQ(lines[4]["action"], "Undrain");
   for (const nlohmann::json& line : lines) {
     EXPECT_EQ(line["uid"], geteuid());
     EXPECT_EQ(line["pid"], getpid()) << "the caller, as the kernel names it";

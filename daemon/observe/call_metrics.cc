@@ -4,6 +4,14 @@
 
 namespace ashlar::daemon {
 
+namespace {
+
+// Errors of the daemon's own, on which the alert AshlarFailedCalls counts.
+constexpr absl::StatusCode kOwnErrors[] = {absl::StatusCode::kInternal, absl::StatusCode::kUnknown,
+                                           absl::StatusCode::kDataLoss};
+
+}  // namespace
+
 CallMetrics::CallMetrics(prometheus::Registry& registry)
     : finished_(prometheus::BuildCounter()
                     .Name("ashlar_rpcs_total")
@@ -24,7 +32,12 @@ CallMetrics::CallMetrics(prometheus::Registry& registry)
                      .Help("From the arrival of a call to its last answer, which is a landing's end where there is one")
                      .Register(registry);
   for (size_t i = 0; i < kCacheCalls.size(); ++i) {
-    seconds_[i] = &family.Add({{"method", std::string(kCacheCalls[i].name)}}, kCallSeconds);
+    const std::string method(kCacheCalls[i].name);
+    seconds_[i] = &family.Add({{"method", method}}, kCallSeconds);
+    // From the start: a counter that begins at 1 has not grown, for Prometheus.
+    for (const absl::StatusCode code : kOwnErrors) {
+      finished_.Add({{"method", method}, {"code", absl::StatusCodeToString(code)}});
+    }
   }
 }
 

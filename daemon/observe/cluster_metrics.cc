@@ -71,6 +71,10 @@ struct ClusterMetrics::Impl {
   prometheus::Gauge& slow =
       GaugeFamily("ashlar_transport_slow_fabric", "1 where RDMA was asked for and bytes go another way").Add({});
   Family<prometheus::Gauge>& expiries =
+  Family<prometheus::Gauge>& lifetimes = GaugeFamily("ashlar_certificate_lifetime_seconds",
+                                                     "For how long that certificate is valid in all; 0: there is none");
+  prometheus::Gauge& lifetime = lifetimes.Add({{"use", "peers"}});
+  prometheus::Gauge& etcd_lifetime = lifetimes.Add({{"use", "etcd"}});
       GaugeFamily("ashlar_certificate_expiry_timestamp_seconds",
                   "When this node's certificate for peers or for etcd ends, Unix time; 0: it has none");
   prometheus::Gauge& expiry = expiries.Add({{"use", "peers"}});
@@ -144,6 +148,8 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.registered.Set(static_cast<double>(figures.registered_bytes));
   impl.grants.Set(static_cast<double>(figures.transport_grants));
   impl.transfers.Set(static_cast<double>(figures.transport_transfers));
+  impl.lifetime.Set(static_cast<double>(figures.certificate_seconds));
+  impl.etcd_lifetime.Set(static_cast<double>(figures.etcd_certificate_seconds));
   impl.loans.Set(static_cast<double>(figures.transport_loans));
   impl.slow.Set(figures.slow_fabric ? 1 : 0);
   impl.expiry.Set(static_cast<double>(figures.certificate_expiry));

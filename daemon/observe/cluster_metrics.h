@@ -49,9 +49,11 @@ struct ClusterFigures {
   uint64_t read_bytes = 0, registered_bytes = 0;  // by network cards; read at peers, and in arenas that peers' may read
   bool slow_fabric = false;
   int64_t certificate_expiry = 0;       // Unix time; 0: peers are believed without one
+  int64_t certificate_seconds = 0;      // for how long it is valid in all
   int64_t etcd_certificate_expiry = 0;  // likewise; 0: etcd is shown none
-  std::vector<PeerFigures> peers;       // the other members, in the order of their names; at most as many as are
-                                        // connected to (PeerChannels::kMostPeers)
+  int64_t etcd_certificate_seconds = 0;
+  std::vector<PeerFigures> peers;  // the other members, in the order of their names; at most as many as are
+                                   // connected to (PeerChannels::kMostPeers)
 };
 
 class ClusterMetrics {

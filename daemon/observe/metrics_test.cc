@@ -9,6 +9,7 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/observe/http_endpoint.h"
 #include "daemon/testing/http_peer.h"
+#include "proto/cache_calls.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -36,6 +37,12 @@ TEST(MetricsTest, AlertsCountFromZero) {
         "\nashlar_ssd_set_aside_total 0\n", "\nashlar_prefetched_total{outcome=\"late\",tenant=\"blue\"} 0\n"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
+  for (const CacheCallRow& call : kCacheCalls) {
+    for (const char* code : {"INTERNAL", "UNKNOWN", "DATA_LOSS"}) {
+      EXPECT_THAT(text,
+                  HasSubstr(absl::StrCat("\nashlar_rpcs_total{code=\"", code, "\",method=\"", call.name, "\"} 0\n")));
+    }
+  }
   EXPECT_THAT(text, Not(HasSubstr("tier=\"hbm\"} 0\nashlar_tier"))) << "no tier that is not there";
 }
 
@@ -62,11 +69,15 @@ TEST(MetricsTest, TellWhenTheCertificatesEnd) {
   Metrics metrics({"blue"});
   Levels levels;
   levels.cluster.certificate_expiry = 1900000000;
+  levels.cluster.certificate_seconds = 86400;
   levels.cluster.etcd_certificate_expiry = 1800000000;
+  levels.cluster.etcd_certificate_seconds = 3600;
   metrics.Set(levels);
   const std::string text = metrics.Text(TenantLabel::kNamed);
   EXPECT_THAT(text, HasSubstr("\nashlar_certificate_expiry_timestamp_seconds{use=\"peers\"} 1900000000\n"));
   EXPECT_THAT(text, HasSubstr("\nashlar_certificate_expiry_timestamp_seconds{use=\"etcd\"} 1800000000\n"));
+  EXPECT_THAT(text, HasSubstr("\nashlar_certificate_lifetime_seconds{use=\"peers\"} 86400\n"));
+  EXPECT_THAT(text, HasSubstr("\nashlar_certificate_lifetime_seconds{use=\"etcd\"} 3600\n"));
 }
 
 TEST(HttpEndpointTest, SaysWhyEnginesShouldNotBeSentThere) {

@@ -23,7 +23,7 @@ constexpr const char* kStyle =
     "padding:.5rem}h1{font-size:1.3rem}h2{font-size:1.1rem;margin:1.2rem 0 .3rem}"
     "table{border-collapse:collapse;width:100%}caption{text-align:left}"
     "th,td{text-align:left;padding:.15rem .5rem .15rem 0;border-bottom:1px solid var(--line);font-weight:normal;"
-    "overflow-wrap:anywhere}td.n{text-align:right;white-space:nowrap}"
+    "overflow-wrap:anywhere}td.n,td.t{text-align:right}td.n{white-space:nowrap}"
     "svg{width:100%;min-width:4rem;height:.8rem;display:block}.bad{color:var(--bad);font-weight:bold}";
 
 std::string Escaped(const std::string& text) {
@@ -58,6 +58,11 @@ std::string Number(const std::string& text) {
   return absl::StrCat("<td class=\"n\">", text, "</td>");
 }
 
+// One that may take several lines.
+std::string Text(const std::string& text) {
+  return absl::StrCat("<td class=\"t\">", Escaped(text), "</td>");
+}
+
 std::string Row(const std::string& name, const std::string& cells) {
   return absl::StrCat("<tr><th scope=\"row\">", Escaped(name), "</th>", cells, "</tr>");
 }
@@ -84,7 +89,7 @@ std::string Tiers(const StatusView& view) {
 std::string Pools(const StatusView& view) {
   std::string rows;
   const auto row = [&rows](const std::string& name, uint64_t part, uint64_t whole, const std::string& text) {
-    absl::StrAppend(&rows, Row(name, absl::StrCat("<td>", Bar(part, whole), "</td>", Number(text))));
+    absl::StrAppend(&rows, Row(name, absl::StrCat("<td>", Bar(part, whole), "</td>", Text(text))));
   };
   for (const StatusView::Pool& pool : view.pools) {
     const std::string floor = pool.floor_bytes == 0 ? "" : absl::StrCat(", floor ", Bytes(pool.floor_bytes));
@@ -149,7 +154,7 @@ std::string Evictions(const StatusView& view) {
 std::string Now(const StatusView& view) {
   std::string rows;
   const auto row = [&rows](const std::string& name, const std::string& value) {
-    absl::StrAppend(&rows, Row(name, Number(value)));
+    absl::StrAppend(&rows, Row(name, Text(value)));
   };
   row("objects", absl::StrCat(view.objects, ", ", Bytes(view.object_bytes)));
   row("engines", absl::StrCat(view.sessions, " sessions"));

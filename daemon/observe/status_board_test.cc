@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <fstream>
 #include <regex>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/observe/metrics.h"
 
 namespace ashlar::daemon {
@@ -135,6 +138,38 @@ TEST(StatusBoard, NeedsNothingFromElsewhere) {
   for (const char* landmark : {"<header>", "<main>", "<footer>", "lang=\"en\"", "name=\"viewport\""}) {
     EXPECT_THAT(page, HasSubstr(landmark));
   }
+}
+
+// Every part of the page, with the longest texts. tests/deploy/status_page_test.py has a browser lay it out.
+TEST(StatusBoard, WritesAPageWithAllItsPartsWhereATestAsksForIt) {
+  Levels levels = BusyLevels();
+  for (const TierKind tier : {TierKind::kHbm, TierKind::kDram, TierKind::kSsd}) {
+    levels.tiers[tier] = {{.capacity_bytes = uint64_t{1000} << 30, .used_bytes = uint64_t{999} << 30}};
+    for (const storage::PoolKind pool : {storage::PoolKind::kPublic, storage::PoolKind::kPrivate}) {
+      levels.pools[{tier, {0, pool}}] = {.used_bytes = uint64_t{900} << 30, .floor_bytes = uint64_t{1000} << 30};
+    }
+  }
+  levels.degraded[TierKind::kSsd] = "pwrite: No space left on device: /var/lib/ashlar/records/000001.sst";
+  levels.pages = {{.pages = 1'000'000, .free = 1}};
+  levels.objects = levels.unsaved_bytes = levels.object_bytes = uint64_t{999} << 40;
+  levels.cluster.slow_fabric = true;
+  levels.cluster.members = 300;
+  std::vector<Tallies> tallies(1);
+  for (int i = 1; i <= static_cast<int>(MissReason::kPeerFailed); ++i) {
+    const auto reason = static_cast<MissReason>(i);
+    tallies[0].misses[reason] = {.segments = 1, .tokens = 123'456'789};
+    tallies[0].evictions[{TierKind::kDram, PolicyKind::kPrice, reason}] = {.objects = 123'456'789, .bytes = 999 << 20};
+  }
+  tallies[0].hits[TierKind::kDram] = {.segments = 1, .tokens = 123'456'789};
+  StatusBoard board;
+  for (uint64_t i = 0; i < StatusView::kMisses; ++i) {
+    board.Missed(ObjectKind::kCheckpoint, MissReason::kNamespaceDiffers, 1'000'000);
+  }
+  board.Set(ViewOf(levels, tallies));
+  const std::string page = board.Page();
+  ExpectWellFormed(page);
+  EXPECT_THAT(page, HasSubstr(absl::StrCat("fabric</th><td class=\"t\">", kSlowFabric)));
+  if (const char* file = std::getenv("ASHLAR_STATUS_PAGE"); file != nullptr) std::ofstream(file) << page;
 }
 
 }  // namespace

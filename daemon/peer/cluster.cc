@@ -298,6 +298,7 @@ void Cluster::SetDraining(bool draining) {
 ClusterFigures Cluster::figures() const {
   const PeersStats peers = impl_->peers.stats();
   const DirectoryStats directory = impl_->directory.Stats();
+  const CertificateTerm certificate = impl_->trusted->tls == nullptr ? CertificateTerm() : impl_->trusted->tls->term();
   const TransportStats& transport = impl_->Transported();
   const Acknowledgements::Waiting forgettings = impl_->acknowledgements.Look();
   ClusterFigures figures{.members = directory.members,
@@ -335,8 +336,10 @@ ClusterFigures Cluster::figures() const {
                          .read_bytes = transport.read_bytes,
                          .registered_bytes = transport.registered_bytes,
                          .slow_fabric = transport.slow_fabric,
-                         .certificate_expiry = impl_->trusted->tls == nullptr ? 0 : impl_->trusted->tls->expiry(),
-                         .etcd_certificate_expiry = directory.certificate_expiry};
+                         .certificate_expiry = certificate.ends,
+                         .certificate_seconds = certificate.seconds,
+                         .etcd_certificate_expiry = directory.certificate_expiry,
+                         .etcd_certificate_seconds = directory.certificate_seconds};
   figures.peers = impl_->peers.PerNode(transport, PeerChannels::kMostPeers,
                                        [this](const Member& member) { return impl_->channels.Connected(member); });
   const auto add = [&](const char* why, const OfferCounts& counts) {

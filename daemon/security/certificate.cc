@@ -194,14 +194,15 @@ absl::Status CheckPair(absl::string_view cert, absl::string_view key) {
   return match ? ReadCertificates(cert, kMaxChain).status() : Invalid("key_file: not the key of cert_file");
 }
 
-int64_t ExpiryOf(absl::string_view pem) {
+CertificateTerm TermOf(absl::string_view pem) {
   const auto read = ReadCertificates(pem, kMaxChain);
-  int64_t first = 0;
+  CertificateTerm first;
   for (size_t i = 0; read.ok() && i < read->size(); ++i) {
-    std::tm ends{};
-    if (ASN1_TIME_to_tm(X509_get0_notAfter((*read)[i].get()), &ends) != 1) return 0;
-    const int64_t seconds = timegm(&ends);
-    first = i == 0 ? seconds : std::min(first, seconds);
+    std::tm begins{}, ends{};
+    if (ASN1_TIME_to_tm(X509_get0_notBefore((*read)[i].get()), &begins) != 1) return {};
+    if (ASN1_TIME_to_tm(X509_get0_notAfter((*read)[i].get()), &ends) != 1) return {};
+    const int64_t end = timegm(&ends);
+    if (i == 0 || end < first.ends) first = {.ends = end, .seconds = end - timegm(&begins)};
   }
   return first;
 }

@@ -45,9 +45,12 @@ class Trust {
 // INVALID_ARGUMENT unless `cert` begins with a certificate whose private key is `key`, both PEM.
 absl::Status CheckPair(absl::string_view cert, absl::string_view key);
 
-// When the first of the certificates in `pem` ends, which may be one between the node's own and an authority. Unix
-// time; 0 where none can be read.
-int64_t ExpiryOf(absl::string_view pem);
+struct CertificateTerm {
+  int64_t ends = 0;     // Unix time; 0: none can be read
+  int64_t seconds = 0;  // from its beginning to its end
+};
+// Of the certificate in `pem` that ends first, which may be one between the node's own and an authority.
+CertificateTerm TermOf(absl::string_view pem);
 
 // gRPC's threads may be inside a handshake when the process exits, and OpenSSL would tear itself down under them. Call
 // it before anything else that uses OpenSSL: then it stays as it is until the end.

@@ -75,10 +75,12 @@ TEST_F(CertificateTest, AuthoritiesAreReadWholeOrNotAtAll) {
 TEST_F(CertificateTest, TheFirstOfAChainToEndIsTheEnd) {
   const int64_t now = time(nullptr);
   const std::string own = authority_.Sign({.name = "a", .to_seconds = 5000}).cert;
-  const std::string between = authority_.Sign({.name = "b", .to_seconds = 1000}).cert;
-  EXPECT_NEAR(static_cast<double>(ExpiryOf(own) - now), 5000, 60);
-  EXPECT_NEAR(static_cast<double>(ExpiryOf(own + between) - now), 1000, 60);
-  EXPECT_EQ(ExpiryOf("nonsense"), 0);
+  const std::string between = authority_.Sign({.name = "b", .from_seconds = -86400, .to_seconds = 1000}).cert;
+  EXPECT_NEAR(static_cast<double>(TermOf(own).ends - now), 5000, 60);
+  EXPECT_NEAR(static_cast<double>(TermOf(own + between).ends - now), 1000, 60);
+  EXPECT_EQ(TermOf(own).seconds, 5000 + 3600) << "from an hour ago";
+  EXPECT_EQ(TermOf(own + between).seconds, 1000 + 86400);
+  EXPECT_EQ(TermOf("nonsense").ends, 0);
 }
 
 TEST_F(CertificateTest, APairBelongsTogether) {

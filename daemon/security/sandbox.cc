@@ -108,7 +108,9 @@ absl::Status Fill(scmp_filter_ctx filter) {
     bool known = false;
     for (const int each : kSockets) known |= each == family;
     if (known) continue;
-    const scmp_arg_cmp is_it{.arg = 0, .op = SCMP_CMP_EQ, .datum_a = static_cast<scmp_datum_t>(family), .datum_b = 0};
+    // The kernel takes an int, so the upper half of the register says nothing.
+    const scmp_arg_cmp is_it{
+        .arg = 0, .op = SCMP_CMP_MASKED_EQ, .datum_a = 0xffffffff, .datum_b = static_cast<scmp_datum_t>(family)};
     if (int error = seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(socket), 1, is_it); error != 0) {
       return failed(error, "socket");
     }

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -127,7 +128,13 @@ TEST_F(SandboxTest, CallsThatADaemonNeverMakesAreRefusedOnAllThreads) {
               ASHLAR_EXPECT(setresuid(1, 1, 1) < 0 && errno == EPERM);
               ASHLAR_EXPECT(socket(AF_PACKET, SOCK_RAW, 0) < 0 && errno == EPERM);
               ASHLAR_EXPECT(socket(AF_VSOCK, SOCK_STREAM, 0) < 0 && errno == EPERM);
+              // The kernel reads the lower half of the register alone.
+              constexpr long kUpper = long{1} << 32;
+              ASHLAR_EXPECT(syscall(SYS_socket, kUpper | AF_PACKET, SOCK_RAW, 0) < 0 && errno == EPERM);
+              ASHLAR_EXPECT(syscall(SYS_socket, kUpper | AF_ALG, SOCK_SEQPACKET, 0) < 0 && errno == EPERM);
+              ASHLAR_EXPECT(syscall(SYS_clone, kUpper | SIGCHLD, nullptr, nullptr, nullptr, 0) < 0 && errno == EPERM);
               // What it does go on with.
+              ASHLAR_EXPECT(syscall(SYS_socket, kUpper | AF_UNIX, SOCK_STREAM, 0) >= 0);
               ASHLAR_EXPECT(socket(AF_UNIX, SOCK_STREAM, 0) >= 0);
               ASHLAR_EXPECT(socket(AF_INET, SOCK_STREAM, 0) >= 0);
               bool ran = false;

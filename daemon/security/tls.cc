@@ -161,7 +161,9 @@ struct Tls::Impl {
     if (own.refusal.has_value()) return Invalid("cert_file: ", own.why);
     if (own.node != options.node) return Invalid("cert_file: names node ", own.node, " instead of ", options.node);
     if (!pair.Put(files.cert, files.key)) return absl::ErrnoToStatus(errno, "cannot keep the certificate");
-    expiry = ExpiryOf(files.cert);
+    const CertificateTerm term = TermOf(files.cert);
+    term_ends = term.ends;
+    term_seconds = term.seconds;
     return absl::OkStatus();
   }
   // A certificate's chain stands behind it in its file.
@@ -227,7 +229,7 @@ struct Tls::Impl {
   Options options;
   std::shared_ptr<Judge> judge;
   std::atomic<uint64_t> reloads{0};
-  std::atomic<int64_t> expiry{0};
+  std::atomic<int64_t> term_ends{0}, term_seconds{0};  // of the pair in use
 
   Files taken, last_read;  // the thread's, as below, once it runs
   PairFile pair;
@@ -304,8 +306,8 @@ uint64_t Tls::reloads() const {
   return impl_->reloads.load();
 }
 
-int64_t Tls::expiry() const {
-  return impl_->expiry.load();
+CertificateTerm Tls::term() const {
+  return {.ends = impl_->term_ends.load(), .seconds = impl_->term_seconds.load()};
 }
 
 }  // namespace ashlar::daemon

@@ -51,7 +51,7 @@ class Tls {
 
   uint64_t clients_refused() const;  // handshakes, ever, that OfServer's credentials refused by the certificate
   uint64_t reloads() const;          // pairs and authorities that were taken since Open
-  int64_t expiry() const;            // of the pair in use, as ExpiryOf says
+  CertificateTerm term() const;      // of the pair in use
 
  private:
   struct Impl;

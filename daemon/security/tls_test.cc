@@ -88,10 +88,11 @@ TEST_F(TlsTest, ItsEndIsThatOfTheCertificateInUse) {
   Put(authority_.Sign({.name = "a", .to_seconds = 1000}));
   const auto tls = Open();
   ASSERT_TRUE(tls.ok()) << tls.status();
-  const int64_t first = (*tls)->expiry();
+  const int64_t first = (*tls)->term().ends;
   EXPECT_NEAR(static_cast<double>(first - time(nullptr)), 1000, 60);
   Put(authority_.Sign({.name = "a", .to_seconds = 100'000}));
-  EXPECT_TRUE(Await([&] { return (*tls)->expiry() > first + 90'000; }));
+  EXPECT_TRUE(Await([&] { return (*tls)->term().ends > first + 90'000; }));
+  EXPECT_TRUE(Await([&] { return (*tls)->term().seconds == 100'000 + 3600; }));
 }
 
 TEST_F(TlsTest, AuthoritiesThatAreReplacedJudgeAtOnce) {

@@ -65,8 +65,8 @@ FLEET = {
               type="stat", alerts=("AshlarHitRateFell",)),
         Panel("GPU time saved in the last hour", "s", [("ashlar:fleet_saved_seconds:increase1h", "")],
               "Seconds of computing that hits stood for, by the rates that engines declare. Seams are included.", type="stat"),
-        Panel("Errors that engines saw", CALLS, [("sum(ashlar:failed_calls:rate5m)", "")],
-              "Calls that ended with INTERNAL, UNKNOWN or DATA_LOSS. Engines compute what these would have brought; it is always 0 in good health.",
+        Panel("Errors that engines saw", "suffix: calls", [("sum(ashlar:failed_calls:increase15m)", "")],
+              "Calls of the last 15 minutes that ended with INTERNAL, UNKNOWN or DATA_LOSS. Engines compute what these would have brought; it is always 0 in good health.",
               type="stat", red_from=0.001, alerts=("AshlarFailedCalls",)),
         Panel("Tokens reused by node", "percentunit", [("ashlar:node_tokens_reused:ratio_rate5m", "{{instance}}")],
               "The share of prompts' tokens that each node found. A node far below the others is new, or gets prompts that others have the texts of.",
@@ -128,7 +128,7 @@ NODE_ROWS = {
     "Engines": [
         Panel("Bytes landed and published", "Bps", [(rate("ashlar_landed_bytes_total", "instance"), "landed {{instance}}"),
                                                     (rate("ashlar_published_bytes_total", "instance"), "published {{instance}}")]),
-        Panel("Calls", CALLS, [(rate("ashlar_rpcs_total", "method, code"), "{{method}} {{code}}")], alerts=("AshlarFailedCalls",)),
+        Panel("Calls", CALLS, [(rate("ashlar_rpcs_total", "method, code") + " > 0", "{{method}} {{code}}")], alerts=("AshlarFailedCalls",)),
         Panel("Engines", "short", [gauge("ashlar_sessions", "sessions {{instance}}")]),
         Panel("Leases, landings, compositions", "short", [gauge("ashlar_leases", "leases {{instance}}"), gauge("ashlar_landings", "landings {{instance}}"),
                                                           gauge("ashlar_compositions", "compositions {{instance}}")]),
@@ -153,7 +153,7 @@ NODE_ROWS = {
         Panel("Nodes and requests that were refused", "suffix: refusals/s", [
             (rate("ashlar_peer_refusals_total", "reason"), "node: {{reason}}"), (rate("ashlar_transport_refused_total", "instance"), "no right, {{instance}}"),
             (rate("ashlar_transport_malformed_total", "instance"), "malformed, {{instance}}")],
-              red_from=0.0001, alerts=("AshlarPeersRefused", "AshlarIntruder")),
+              red_from=0.0001, alerts=("AshlarPeersRefused", "AshlarIntruder", "AshlarBytesRefused")),
         Panel("RDMA asked for and not used", "short", [gauge("ashlar_transport_slow_fabric", "{{instance}}")], red_from=1, alerts=("AshlarSlowFabric",)),
     ],
     "Other nodes: directory": [

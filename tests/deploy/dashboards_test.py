@@ -23,7 +23,7 @@ def unit_of(query):
     if query.startswith(("changes(", "count ", "count(")):
         return "short"
     if name.startswith("ashlar:failed_calls:"):
-        return "suffix: calls/s"
+        return "suffix: calls"
     if base.endswith("_bytes_per_second"):
         return "Bps"
     if base.endswith("_seconds"):

@@ -7,6 +7,7 @@ usage: manifests_test.py SOURCE_ROOT ASHLARD
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -227,6 +228,36 @@ class Manifests(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, f"{overlay}: {done.stderr}")
                 self.assertEqual(yaml.safe_load(done.stdout)["listen"]["metrics_address"], "0.0.0.0:9464")
 
+    def test_the_pages_variant_for_ipv6_is_accepted(self):
+        command = re.search(r"`sed -i '([^']*POD_IP[^']*)' ashlard.yaml`", (ROOT / "deploy/kustomize/README.md").read_text())[1]
+        for overlay in OVERLAYS:
+            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+                file.write(self.config_of(overlay))
+                file.flush()
+                check = [ASHLARD, "--config", file.name, "--check-config"]
+                ask = {"capture_output": True, "text": True, "check": False, "env": {**os.environ, "NODE_NAME": "node-a", "POD_IP": "fd00::7"}}
+                if "cluster" in yaml.safe_load(self.config_of(overlay)):
+                    self.assertIn("control_address", subprocess.run(check, **ask).stderr, "as the page says")
+                subprocess.run(["sed", "-i", command, file.name], check=True)
+                done = subprocess.run(check, **ask)
+                self.assertEqual(done.returncode, 0, f"{overlay}: {done.stderr}")
+                self.assertNotIn("0.0.0.0", done.stdout, overlay)
+
+    def test_the_first_days_commands_make_what_pods_wait_for(self):
+        page = (ROOT / "deploy/kustomize/README.md").read_text().split("\n## The first day\n")[1].split("\n## ")[0]
+        made = {name: set(re.findall(r"--from-file=(\S+)|--(cert|key)=", files)) for name, files in
+                re.findall(r"^kubectl -n ashlar create secret (?:tls|generic) (\S+) (.*)$", page, re.M)}
+        rendered = self.rendered["overlays/tcp"]
+        pod = next(pod for name, pod in self.pods() if name.startswith("overlays/tcp "))
+        waits = {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+        waits |= {each["spec"]["ca"]["secretName"] for each in rendered if each["kind"] == "Issuer"}
+        self.assertEqual(set(made), waits)
+        etcd = yaml.safe_load(self.config_of("overlays/tcp"))["cluster"]["etcd"]
+        self.assertEqual({file for file, _ in made["ashlar-etcd"]},
+                         {pathlib.PurePath(etcd[field]).name for field in ("ca_file", "cert_file", "key_file")})
+        self.assertEqual(next(each["metadata"]["name"] for each in rendered if each["kind"] == "Namespace"), "ashlar")
+        self.assertIn("\nkubectl apply -f deploy/kustomize/base/namespace.yaml\n", page, "secrets need it")
+
     def test_alerts_send_people_to_one_address(self):
         """The one of runbooks.yaml, which is not deployed itself."""
         with tempfile.TemporaryDirectory() as folder:
@@ -256,6 +287,32 @@ class Manifests(unittest.TestCase):
             self.assertEqual(pod["runtimeClassName"], "nvidia", overlay)
             self.assertEqual({each["name"] for each in pod["volumes"]},
                              {each["name"] for name, other in self.pods() if name.startswith(f"{plain} ") for each in other["volumes"]})
+
+    def test_a_registry_in_the_base_leaves_nodes_with_gpus_their_image(self):
+        def image(folder, overlay):
+            done = subprocess.run(["kubectl", "kustomize", pathlib.Path(folder, overlay)], capture_output=True, text=True, check=True)
+            daemon_set = next(each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "DaemonSet")
+            return daemon_set["spec"]["template"]["spec"]["containers"][0]["image"]
+
+        with tempfile.TemporaryDirectory() as folder:
+            copy = shutil.copytree(ROOT / "deploy/kustomize", pathlib.Path(folder, "kustomize"))
+            for page, name, registry in (("base", "- name: ashlar\n", "registry.here:5000/ashlar"),
+                                         ("components/gpu", "    newName: ashlar\n", "registry.here:5000/for-gpus")):
+                file = copy / page / "kustomization.yaml"
+                self.assertEqual(file.read_text().count(name), 1)
+                file.write_text(file.read_text().replace(name, f"{name.split('    new')[0]}    newName: {registry}\n"))
+                self.assertTrue(image(copy, "overlays/gpu-tcp").endswith("-cuda"), page)
+            self.assertRegex(image(copy, "overlays/tcp"), r"^registry\.here:5000/ashlar:[\d.]+$")
+            self.assertRegex(image(copy, "overlays/gpu-tcp"), r"^registry\.here:5000/for-gpus:[\d.]+-cuda$")
+
+    def test_a_pod_starts_without_the_secrets_of_other_nodes(self):
+        found = 0
+        for name, pod in self.pods():
+            for volume in pod["volumes"]:
+                for source in volume.get("projected", {}).get("sources", []):
+                    self.assertIs(source["secret"].get("optional"), True, name)
+                    found += 1
+        self.assertGreater(found, 0)
 
     def test_the_sandbox_is_on_where_it_was_tried(self):
         for overlay in OVERLAYS:

@@ -68,7 +68,7 @@ def waits_of(rules):
 
 # Counts of rare events and faults, and levels that are over before they are measured: a query of them may show nothing but 0.
 MAY_BE_ZERO = {
-    "ashlar:failed_calls:rate5m",
+    "ashlar:failed_calls:increase15m",
     "ashlar_checksum_failures_total",
     "ashlar_compositions",
     "ashlar_directory_dropped_total",

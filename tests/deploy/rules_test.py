@@ -68,6 +68,16 @@ class Rules(unittest.TestCase):
             self.assertIn("--profile=sysadmin", command, "dmesg and smartctl")
             self.assertIn("-n ashlar", command, "a namespace whose Pod Security allows it")
 
+    def test_commands_for_kubernetes_name_the_namespace(self):
+        """Without one they look into `default`, find nothing, and say that there is no such thing."""
+        found = 0
+        for page in ("docs/runbooks.md", "docs/operations.md", "docs/ashlarctl.md", "deploy/kustomize/README.md"):
+            for command in re.findall(r"\bkubectl ((?!kustomize|apply|debug POD --copy-to)[^`\n]+)", (ROOT / page).read_text()):
+                if len(command.split()) > 1:
+                    self.assertTrue(command.startswith("-n ashlar "), f"{page}: kubectl {command}")
+                    found += 1
+        self.assertGreater(found, 10)
+
     def test_what_is_queried_is_described(self):
         known = described()
         texts = {RULES.name: RULES.read_text()}
@@ -98,6 +108,16 @@ class Rules(unittest.TestCase):
 
     def test_dashboards_are_what_their_script_writes(self):
         subprocess.run([sys.executable, ROOT / "deploy/grafana/make_dashboards.py", "--check"], check=True)
+
+    def test_the_pages_commands_leave_no_placeholder(self):
+        commands = re.findall(r"`sed -i (\S+) ((?:prometheus|grafana)/\S+)`", (ROOT / "deploy/README.md").read_text())
+        self.assertEqual({path.split("/")[0] for _, path in commands}, {"prometheus", "grafana"})
+        for script, path in commands:
+            for file in (ROOT / "deploy").glob(path):
+                done = subprocess.run(["sed", script, file], capture_output=True, text=True, check=True)
+                self.assertIn("https://YOURS/", done.stdout, file.name)
+                links = [line for line in done.stdout.splitlines() if "https://ashlar.example" in line]
+                self.assertEqual(links, [], file.name)
 
     def test_runbooks_name_commands_that_exist(self):
         commands = (ROOT / "tools/ashlarctl/commands.cc").read_text()

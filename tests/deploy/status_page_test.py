@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The status page of a real daemon, laid out by headless Chromium at 400 pixels, in the light and in the dark.
+"""The status page, laid out by headless Chromium at 400 pixels, in the light and in the dark: that of a real daemon, and one with
+all its parts, as FILLED (daemon_http_test) writes it.
 
-usage: status_page_test.py ASHLARD
+usage: status_page_test.py ASHLARD FILLED
 """
 
 import html
@@ -18,7 +19,7 @@ import time
 import unittest
 import urllib.request
 
-ASHLARD = sys.argv.pop(1)
+ASHLARD, FILLED = sys.argv.pop(1), sys.argv.pop(1)
 PATIENCE = 60.0
 WIDTH = 400
 CONTRAST = 4.5  # WCAG 2, level AA
@@ -114,6 +115,15 @@ class StatusPage(unittest.TestCase):
         found, console = self.laid_out(self.page, "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
         self.check(found, console)
         self.assertEqual(found["ground"], "rgb(22, 22, 22)")
+
+    def test_with_all_its_parts(self):
+        file = pathlib.Path(self.folder.name, "filled.html")
+        subprocess.run([FILLED, "--gtest_filter=StatusBoard.WritesAPageWithAllItsParts*"], check=True, stdout=subprocess.DEVNULL,
+                       env={**os.environ, "ASHLAR_STATUS_PAGE": str(file)})
+        page = file.read_text()
+        for part in ("degraded:", "namespace_differs", "evicted by price", "bytes go another way", "of 299 connected"):
+            self.assertIn(part, page)
+        self.check(*self.laid_out(page))
 
     def test_what_is_wrong_is_found(self):
         wide = self.page.replace("</main>", '<p style="white-space:nowrap;color:#999">' + 40 * "wide " + "</p></main><script>nonsense()</script>")

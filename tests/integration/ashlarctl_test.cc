@@ -172,6 +172,18 @@ TEST_F(Ashlarctl, SaysHowTheDaemonIs) {
   EXPECT_EQ(Ask("sessions")["sessions"][0]["models"], 1);
   EXPECT_EQ(Ask("sessions")["sessions"][0]["release"], Version());
   EXPECT_THAT(Run("sessions").output, HasSubstr("tenant default"));
+  ClientOptions options = daemon_.client_options();
+  options.name = "evil\x1b[2J\nsession 9";
+  const TestEngine other(options);
+  Identity identity = TestEngine::identity();
+  identity.model_id = "m\xff\x1b[2J\nn";
+  const auto model = engine_.client().OpenModel(identity, engine_.Whole());
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_THAT(Run("models").output, HasSubstr(R"("m\xff\x1b[2J\x0an")"));
+  EXPECT_EQ(Ask("models")["tenants"][0]["models"][0]["model_id"], "m\xef\xbf\xbd\x1b[2J\nn") << "JSON all the same";
+  EXPECT_FALSE(json::parse(Run("support-bundle -").output, nullptr, false).is_discarded());
+  EXPECT_THAT(Run("sessions").output, HasSubstr(R"("evil\x1b[2J\x0asession 9")")) << "no command to the terminal";
+  EXPECT_EQ(Ask("sessions")["sessions"].size(), 2u);
   EXPECT_EQ(Run("peers").output, "no other nodes\n");
   EXPECT_EQ(Ask("peers"), json::parse(R"({"peers": []})"));
   EXPECT_THAT(Run("config").output, HasSubstr("capacity_bytes: 8388608"));

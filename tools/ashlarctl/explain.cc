@@ -85,10 +85,10 @@ absl::StatusOr<Answer> Models(const Arguments& arguments, AdminClient& client) {
                         {"page_tokens", opened.page_tokens()},
                         {"head", opened.head()},
                         {"tail", opened.tail()}});
-      absl::StrAppend(&answer.text, "  ", ShortHex(opened.ns()), "…  \"", identity->model_id, "\", weights ",
-                      identity->weights_digest, ", ", opened.layers(), " layers, pages of ", opened.page_tokens(),
-                      " tokens, head ", opened.head(), ", tail ", opened.tail(),
-                      identity->lora.empty() ? "" : absl::StrCat(", adapter ", identity->lora), "\n");
+      absl::StrAppend(&answer.text, "  ", ShortHex(opened.ns()), "…  \"", Printable(identity->model_id), "\", weights ",
+                      Printable(identity->weights_digest), ", ", opened.layers(), " layers, pages of ",
+                      opened.page_tokens(), " tokens, head ", opened.head(), ", tail ", opened.tail(),
+                      identity->lora.empty() ? "" : absl::StrCat(", adapter ", Printable(identity->lora)), "\n");
     }
     answer.json["tenants"].push_back({{"tenant", tenant.tenant()}, {"models", std::move(models)}});
   }

@@ -44,8 +44,8 @@ std::string GoneText(const v1::Gone& gone) {
 std::string ElsewhereText(const v1::NamespaceDifference& elsewhere) {
   std::string text = absl::StrCat("published under namespace ", ShortHex(elsewhere.ns()), "…");
   if (elsewhere.field().empty()) return text;
-  return absl::StrCat(text, ", which differs in ", elsewhere.field(), ": ", elsewhere.here(), " here, ",
-                      elsewhere.there(), " there");
+  return absl::StrCat(text, ", which differs in ", elsewhere.field(), ": ", Printable(elsewhere.here()), " here, ",
+                      Printable(elsewhere.there()), " there");
 }
 
 // node0 (dram), node1 (hbm of GPU 2, shard 1)

@@ -15,7 +15,54 @@ namespace {
 
 constexpr std::array<absl::string_view, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
 
+// The bytes of the character that `text` begins with; 0: it begins with none of UTF-8's.
+size_t CharacterBytes(absl::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const uint8_t lead = byte(0);
+  const size_t bytes = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
+  if (bytes > text.size()) return 0;
+  for (size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  if (bytes < 3) return bytes;
+  // Longer forms of shorter characters, halves of surrogate pairs, and what lies beyond the last character.
+  const uint8_t second = byte(1);
+  const bool none = (lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) ||
+                    (lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f);
+  return none ? 0 : bytes;
+}
+
+// C0, DEL and C1, which begins with 0xc2 in UTF-8.
+bool IsControl(absl::string_view character) {
+  const auto first = static_cast<uint8_t>(character[0]);
+  if (character.size() == 1) return first < 0x20 || first == 0x7f;
+  return first == 0xc2 && static_cast<uint8_t>(character[1]) < 0xa0;
+}
+
+std::string Escaped(absl::string_view text, absl::string_view kept) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t bytes = CharacterBytes(text);
+    const absl::string_view next = text.substr(0, bytes == 0 ? 1 : bytes);
+    if (kept.find(next[0]) != absl::string_view::npos || (bytes > 0 && !IsControl(next))) {
+      absl::StrAppend(&out, next);
+    } else {
+      for (const char each : next) absl::StrAppendFormat(&out, "\\x%02x", static_cast<uint8_t>(each));
+    }
+    text.remove_prefix(next.size());
+  }
+  return out;
+}
+
 }  // namespace
+
+std::string Printable(absl::string_view text) {
+  return Escaped(text, "");
+}
+
+std::string PrintableLines(absl::string_view text) {
+  return Escaped(text, "\n\t");
+}
 
 std::string Bytes(uint64_t bytes) {
   double value = static_cast<double>(bytes);

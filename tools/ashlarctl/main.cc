@@ -8,6 +8,7 @@
 #include "proto/version.h"
 #include "tools/ashlarctl/admin_client.h"
 #include "tools/ashlarctl/command.h"
+#include "tools/ashlarctl/format.h"
 #include "tools/ashlarctl/manual.h"
 
 namespace ashlar::ctl {
@@ -22,14 +23,18 @@ std::string SocketOf(const Arguments& arguments) {
   return given == nullptr || *given == '\0' ? kDefaultSocket : given;
 }
 
+// Bytes that are no UTF-8, as an engine may have named its model, become U+FFFD.
+std::string JsonText(const nlohmann::json& value) {
+  return value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
 // A failure is JSON, too, where JSON was asked for.
 int Fail(const absl::Status& status, const std::vector<std::string>& words) {
   const std::string message(status.message());
   if (std::ranges::count(words, "--json") > 0) {
-    const nlohmann::json answer = {{"error", message}};
-    std::puts(answer.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    std::fputs(JsonText({{"error", message}}).c_str(), stdout);
   }
-  std::fprintf(stderr, "ashlarctl: %s\n", message.c_str());
+  std::fprintf(stderr, "ashlarctl: %s\n", PrintableLines(message).c_str());
   return absl::IsInvalidArgument(status) ? kBadUsage : kFailed;
 }
 
@@ -57,7 +62,7 @@ int Main(const std::vector<std::string>& words) {
   AdminClient client(SocketOf(*arguments));
   const absl::StatusOr<Answer> answer = command->run(*arguments, client);
   if (!answer.ok()) return Fail(answer.status(), words);
-  const std::string text = arguments->Has("json") ? answer->json.dump(2) + "\n" : answer->text;
+  const std::string text = arguments->Has("json") ? JsonText(answer->json) : PrintableLines(answer->text);
   std::fputs(text.c_str(), stdout);
   return answer->failed ? kFailed : 0;
 }

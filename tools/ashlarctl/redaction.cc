@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <span>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
@@ -32,6 +33,9 @@ constexpr Naming kNaming[] = {
 // The same of the configuration, by the fields' paths. A tenant's own
 // name is tenants[].name, and cluster.name is the cluster's.
 constexpr Naming kNamingInYaml[] = {
+    {"listen.metrics_address", "address"},
+    {"events.zmq_address", "address"},
+    {"events.zmq_replay_address", "address"},
     {"tenants[].name", "tenant"},
     {"tenants[].uids[]", "uid"},
     {"cluster.node", "node"},
@@ -46,6 +50,9 @@ constexpr Naming kNamingInYaml[] = {
     {"cluster.etcd.user", "user"},
     {"cluster.tls.spiffe_prefix", "prefix"},
 };
+
+// Kinds whose names stand in other texts, too. They consist of letters, digits, '.', '_' and '-' (config.proto).
+constexpr const char* kWordKinds[] = {"node", "cluster", "tenant"};
 
 // Null: it names nothing.
 const char* KindOf(std::span<const Naming> table, const std::string& field) {
@@ -75,7 +82,13 @@ class Redaction::Writer {
       out_ << YAML::EndSeq;
     } else {
       const char* const kind = KindOf(kNamingInYaml, path);
-      out_ << (kind == nullptr || !node.IsScalar() ? node : YAML::Node(redaction_.Alias(kind, node.Scalar())));
+      if (!node.IsScalar()) {
+        out_ << node;
+        return;
+      }
+      const std::string& text = node.Scalar();
+      const std::string replaced = kind != nullptr ? redaction_.Alias(kind, text) : redaction_.Words(text);
+      out_ << (replaced == text ? node : YAML::Node(replaced));
     }
   }
   std::string text() const { return absl::StrCat(out_.c_str(), "\n"); }
@@ -86,21 +99,36 @@ class Redaction::Writer {
 };
 
 void Redaction::Apply(json& value) {
+  // A name may stand in a text before the field that tells it is one.
+  json first = value;
+  Replace(first);
+  Replace(value);
+}
+
+void Redaction::Replace(json& value) {
   if (value.is_object()) {
     for (auto& [name, field] : value.items()) {
+      if (name == "yaml" && field.is_string()) {
+        field = Yaml(field.get<std::string>());
+        continue;
+      }
       const char* const kind = field.is_primitive() && !field.is_null() ? KindOf(kNaming, name) : nullptr;
       kind != nullptr ? void(field = Alias(kind, field.is_string() ? field.get<std::string>() : field.dump()))
-                      : Apply(field);
+                      : Replace(field);
     }
   } else if (value.is_array()) {
-    for (json& item : value) Apply(item);
+    for (json& item : value) Replace(item);
+  } else if (value.is_string()) {
+    value = Words(value.get<std::string>());
   }
 }
 
 std::string Redaction::Yaml(const std::string& yaml) {
   try {
+    const YAML::Node root = YAML::Load(yaml);
+    Writer(*this).Write(root, "");  // learns the names
     Writer writer(*this);
-    writer.Write(YAML::Load(yaml), "");
+    writer.Write(root, "");
     std::string text = writer.text();
     for (const absl::string_view line : absl::StrSplit(yaml, '\n')) {
       if (!line.empty() && line[0] == '#') absl::StrAppend(&text, line, "\n");
@@ -115,6 +143,33 @@ std::string Redaction::Alias(const std::string& kind, absl::string_view value) {
   if (value.empty()) return "";
   std::map<std::string, std::string>& known = aliases_[kind];
   return known.emplace(value, absl::StrCat(kind, "-", known.size() + 1)).first->second;
+}
+
+std::string Redaction::Words(absl::string_view text) const {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    absl::string_view longest;
+    const std::string* alias = nullptr;
+    const bool begins = at == 0 || !absl::ascii_isalnum(static_cast<unsigned char>(text[at - 1]));
+    for (const char* const kind : kWordKinds) {
+      const auto known = aliases_.find(kind);
+      if (!begins || known == aliases_.end()) continue;
+      for (const auto& [name, of_name] : known->second) {
+        const size_t end = at + name.size();
+        if (name == "default" || name.size() <= longest.size() || text.substr(at, name.size()) != name) continue;
+        if (end < text.size() && absl::ascii_isalnum(static_cast<unsigned char>(text[end]))) continue;
+        longest = name;
+        alias = &of_name;
+      }
+    }
+    if (alias == nullptr) {
+      out += text[at++];
+      continue;
+    }
+    out += *alias;
+    at += longest.size();
+  }
+  return out;
 }
 
 }  // namespace ashlar::ctl

@@ -12,6 +12,10 @@ using ::testing::Not;
 // As ashlarctl config answers: lists are written in blocks.
 constexpr const char* kConfig = R"(listen:
   rpc_socket: "/run/ashlar/rpc.sock"
+  metrics_address: "10.4.4.4:9464"
+events:
+  zmq_address: "tcp://10.5.5.5:5557"
+  zmq_replay_address: "tcp://10.6.6.6:5558"
 tenants:
   - name: "acme"
     uids:
@@ -28,6 +32,8 @@ cluster:
         - "acme"
         - "umbrella"
   tls:
+    cert_file: "/etc/ashlar/tls/rack1-07.crt"
+    key_file: "/etc/acme/ashlar-rack1-07.key"
     spiffe_prefix: "spiffe://corp.internal/"
   etcd:
     endpoints:
@@ -42,12 +48,13 @@ log:
 TEST(Redaction, NoNameOfAConfigurationStays) {
   Redaction redaction;
   const std::string text = redaction.Yaml(kConfig);
-  for (const char* name :
-       {"acme", "umbrella", "4711", "4712", "rack1", "quarry", "10.1.2.3", "10.9.9.9", "corp.internal"}) {
+  for (const char* name : {"acme", "umbrella", "4711", "4712", "rack1", "quarry", "10.1.2.3", "10.4.4.4", "10.5.5.5",
+                           "10.6.6.6", "10.9.9.9", "corp.internal"}) {
     EXPECT_THAT(text, Not(HasSubstr(name)));
   }
   for (const char* kept :
-       {"/run/ashlar/rpc.sock", "dram_bytes: 1024", "tenant-2", "uid-2", "node-2", "level: info", "# UCX_TLS=all"}) {
+       {"/run/ashlar/rpc.sock", "dram_bytes: 1024", "tenant-2", "uid-2", "node-2", "/etc/ashlar/tls/node-1.crt",
+        "/etc/tenant-1/ashlar-node-1.key", "level: info", "# UCX_TLS=all"}) {
     EXPECT_THAT(text, HasSubstr(kept));
   }
 }
@@ -62,6 +69,20 @@ TEST(Redaction, AnAliasIsTheSameEverywhere) {
   const std::string text = redaction.Yaml(kConfig);
   EXPECT_THAT(text, HasSubstr("name: " + acme));
   EXPECT_THAT(text, HasSubstr("- " + uid));
+}
+
+TEST(Redaction, ANameIsReplacedInsideOtherTexts) {
+  Redaction redaction;
+  nlohmann::json bundle = {{"a_first", {{"degraded", "/disks/n-1/acme: full; n-10 and acmeist stay"}}},
+                           {"config", {{"yaml", "cluster:\n  node: n-1\nssd:\n  folder: /disks/n-1\n"}}},
+                           {"stats", {{"tenants", {{{"tenant", "acme"}}, {{"tenant", "default"}}}}}},
+                           {"uptime", 17},
+                           {"text", "the default"}};
+  redaction.Apply(bundle);
+  EXPECT_EQ(bundle["a_first"]["degraded"], "/disks/node-1/tenant-1: full; n-10 and acmeist stay");
+  EXPECT_THAT(bundle["config"]["yaml"].get<std::string>(), HasSubstr("folder: /disks/node-1"));
+  EXPECT_EQ(bundle["uptime"], 17);
+  EXPECT_EQ(bundle["text"], "the default") << "the daemon's own word";
 }
 
 TEST(Redaction, WhatIsNoYamlIsLeftOut) {

@@ -137,9 +137,9 @@ absl::StatusOr<Answer> Sessions(const Arguments&, AdminClient& client) {
                                        {"models", session.models()},
                                        {"draining", session.draining()}});
     absl::StrAppend(&answer.text, "session ", session.session(), ": tenant ", session.tenant(), ", pid ", session.pid(),
-                    ", uid ", session.uid(), ", \"", session.client(), "\"",
-                    session.release().empty() ? "" : " " + session.release(), ", ", session.models(), " models, ",
-                    session.regions(), " regions of ", Bytes(session.region_bytes()),
+                    ", uid ", session.uid(), ", \"", Printable(session.client()), "\"",
+                    session.release().empty() ? "" : " " + Printable(session.release()), ", ", session.models(),
+                    " models, ", session.regions(), " regions of ", Bytes(session.region_bytes()),
                     session.draining() ? ", draining" : "", "\n");
   }
   if (answer.text.empty()) answer.text = "no sessions\n";

@@ -51,7 +51,6 @@ absl::StatusOr<Answer> SupportBundle(const Arguments& arguments, AdminClient& cl
                         {"config", Config, {}},
                         {"last_misses", Explain, {.options = {{"last", "200"}}}},
                         {"doctor", Doctor, {}}};
-  Redaction redaction;
   json bundle = {{"made_at", absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone())}};
   for (const Part& part : parts) {
     absl::StatusOr<Answer> answer = part.run(part.arguments, client);
@@ -59,17 +58,16 @@ absl::StatusOr<Answer> SupportBundle(const Arguments& arguments, AdminClient& cl
       bundle[part.name] = {{"error", std::string(answer.status().message())}};
       continue;
     }
-    if (answer->json.contains("yaml")) answer->json["yaml"] = redaction.Yaml(answer->json["yaml"]);
-    redaction.Apply(answer->json);
     bundle[part.name] = std::move(answer->json);
   }
-  const std::string text = bundle.dump(2) + "\n";
+  Redaction().Apply(bundle);
+  const std::string text = bundle.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
   if (arguments.files[0] == "-") return Answer{.json = std::move(bundle), .text = text};
   if (absl::Status saved = Save(arguments.files[0], text); !saved.ok()) return saved;
   return Answer{.json = {{"file", arguments.files[0]}, {"bytes", text.size()}},
                 .text = absl::StrCat(arguments.files[0], ": ", text.size(),
                                      " bytes, for its owner alone. Names of tenants, models, engines, users and nodes "
-                                     "are replaced, and nodes' addresses. Read it before you pass it on.\n")};
+                                     "are replaced, and addresses. Read it before you pass it on.\n")};
 }
 
 }  // namespace ashlar::ctl

@@ -93,6 +93,7 @@ struct DirectoryStats {
   int64_t revision_lag = 0;  // by which the last event was older than etcd's latest revision
   // When the first certificate of the file for etcd ends, Unix time, as the file was a moment ago; 0: there is none.
   int64_t certificate_expiry = 0;
+  int64_t certificate_seconds = 0;  // for how long that one is valid in all
 };
 
 // Called on the directory's own thread; they may call the directory, and must not wait. Empty ones are not called.

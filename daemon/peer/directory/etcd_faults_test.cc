@@ -288,6 +288,7 @@ TEST_F(EtcdFaultsTest, TlsIsHeldToTheAuthority) {
     const int64_t first = node.directory.Stats().certificate_expiry;
     make("ca", "client", "extendedKeyUsage=clientAuth", 9);
     EXPECT_TRUE(Until([&] { return node.directory.Stats().certificate_expiry > first + 5 * 86400; }));
+    EXPECT_EQ(node.directory.Stats().certificate_seconds, 9 * 86400);
     EXPECT_EQ(node.directory.Stats().connections, 1u);
   }
   std::filesystem::remove_all(folder);

@@ -104,7 +104,7 @@ void DirectorySession::Connect() {
   if (!tls.ok()) return Fail(tls.status());
   const absl::StatusOr<std::string> password = ReadFile(options_.password_file);
   if (!password.ok()) return Fail(password.status());
-  NoteExpiry(tls->certificate);
+  NoteTerm(tls->certificate);
   client_->Connect(options_.endpoints[endpoint_], *tls);
   if (options_.user.empty()) return Authenticated();
   etcdserverpb::AuthenticateRequest request;
@@ -117,11 +117,12 @@ void DirectorySession::Connect() {
   });
 }
 
-void DirectorySession::NoteExpiry(const std::string& certificate) {
-  const int64_t expiry = certificate.empty() ? 0 : ExpiryOf(certificate);
-  if (expiry == 0 && !certificate.empty()) return;  // half written, perhaps
+void DirectorySession::NoteTerm(const std::string& certificate) {
+  const CertificateTerm term = certificate.empty() ? CertificateTerm() : TermOf(certificate);
+  if (term.ends == 0 && !certificate.empty()) return;  // half written, perhaps
   std::lock_guard lock(shared_.mutex);
-  shared_.counted.certificate_expiry = expiry;
+  shared_.counted.certificate_expiry = term.ends;
+  shared_.counted.certificate_seconds = term.seconds;
 }
 
 // Forgettings first: a node that has registered knows of all that were there before.
@@ -263,7 +264,7 @@ void DirectorySession::KeepLease() {
   keep_alive_at_ = now + Third();
   // The connection may outlive the file that it was made with; a renewed one is what the next connection takes.
   if (const absl::StatusOr<std::string> certificate = ReadFile(options_.cert_file); certificate.ok()) {
-    NoteExpiry(*certificate);
+    NoteTerm(*certificate);
   }
   etcdserverpb::LeaseKeepAliveRequest request;
   request.set_id(lease_);

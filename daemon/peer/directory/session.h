@@ -101,7 +101,7 @@ class DirectorySession {
 
   // session.cc: joining, and what ends a connection.
   void Connect();
-  void NoteExpiry(const std::string& certificate);
+  void NoteTerm(const std::string& certificate);
   void Authenticated();
   void ReadMembers();
   void GotMembers(const etcdserverpb::RangeResponse& response);

@@ -1,0 +1,35 @@
+#include "tools/ashlarctl/format.h"
+
+#include <gtest/gtest.h>
+
+namespace ashlar::ctl {
+namespace {
+
+TEST(Printable, EscapesWhatATerminalWouldObey) {
+  EXPECT_EQ(Printable("vllm 0.9 – 模型 🙂 \xc3\xa9"), "vllm 0.9 – 模型 🙂 é");
+  EXPECT_EQ(Printable("\x1b[2J\x1b]0;root\x07"), "\\x1b[2J\\x1b]0;root\\x07");
+  EXPECT_EQ(Printable("a\nsession 9: tenant x\r\t\x7f"), "a\\x0asession 9: tenant x\\x0d\\x09\\x7f");
+  EXPECT_EQ(Printable("\xc2\x9b"
+                      "2J"),
+            "\\xc2\\x9b2J")
+      << "C1: a terminal takes it for an escape and a bracket";
+  EXPECT_EQ(Printable(absl::string_view("a\0b", 3)), "a\\x00b");
+}
+
+TEST(Printable, EscapesWhatIsNoUtf8) {
+  EXPECT_EQ(Printable("a\x9b"
+                      "b"),
+            "a\\x9bb");
+  EXPECT_EQ(Printable("\xc3"), "\\xc3") << "cut off";
+  EXPECT_EQ(Printable("\xc0\x8a"), "\\xc0\\x8a") << "a longer form of a new line";
+  EXPECT_EQ(Printable("\xe0\x82\x9b"), "\\xe0\\x82\\x9b");
+  EXPECT_EQ(Printable("\xed\xa0\x80"), "\\xed\\xa0\\x80") << "half of a surrogate pair";
+  EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");
+}
+
+TEST(Printable, KeepsTheLinesOfAnAnswer) {
+  EXPECT_EQ(PrintableLines("a\tb\n\x1b[1mc\n"), "a\tb\n\\x1b[1mc\n");
+}
+
+}  // namespace
+}  // namespace ashlar::ctl
