@@ -71,14 +71,14 @@ struct ClusterMetrics::Impl {
   prometheus::Gauge& slow =
       GaugeFamily("ashlar_transport_slow_fabric", "1 where RDMA was asked for and bytes go another way").Add({});
   Family<prometheus::Gauge>& expiries =
-  Family<prometheus::Gauge>& lifetimes = GaugeFamily("ashlar_certificate_lifetime_seconds",
-                                                     "For how long that certificate is valid in all; 0: there is none");
-  prometheus::Gauge& lifetime = lifetimes.Add({{"use", "peers"}});
-  prometheus::Gauge& etcd_lifetime = lifetimes.Add({{"use", "etcd"}});
       GaugeFamily("ashlar_certificate_expiry_timestamp_seconds",
                   "When this node's certificate for peers or for etcd ends, Unix time; 0: it has none");
   prometheus::Gauge& expiry = expiries.Add({{"use", "peers"}});
   prometheus::Gauge& etcd_expiry = expiries.Add({{"use", "etcd"}});
+  Family<prometheus::Gauge>& lifetimes = GaugeFamily("ashlar_certificate_lifetime_seconds",
+                                                     "For how long that certificate is valid in all; 0: there is none");
+  prometheus::Gauge& lifetime = lifetimes.Add({{"use", "peers"}});
+  prometheus::Gauge& etcd_lifetime = lifetimes.Add({{"use", "etcd"}});
 
   prometheus::Counter& dropped =
       CounterFamily("ashlar_directory_dropped_total", "Announcements that found no room in the queue").Add({});
