@@ -107,12 +107,16 @@ void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::Dec
     done(absl::OkStatus());
   };
   if (!request.allocate()) return add();
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, pages = *pages, &request, done, add] {
-    auto pool = pools_.Open(session->about().tenant, pages->region()->block(), request.pages());
-    if (!pool.ok()) return done(pool.status());
-    pages->Allocate(*std::move(pool));
-    add();
-  });
+  // The pool outlives the declaration where requests hold pages of it.
+  auto of_pool = Budget::Take((*session)->about().models, storage::PagePool::MemoryBytes(request.pages()));
+  if (!of_pool.ok()) return done(absl::ResourceExhaustedError(absl::StrCat("pages: ", of_pool.status().message())));
+  OnLoop(*session, Room::kRequest, done,
+         [this, session = *session, pages = *pages, of_pool = *std::move(of_pool), &request, done, add] {
+           auto pool = pools_.Open(session->about().tenant, pages->region()->block(), request.pages(), of_pool);
+           if (!pool.ok()) return done(pool.status());
+           pages->Allocate(*std::move(pool));
+           add();
+         });
 }
 
 }  // namespace ashlar::daemon

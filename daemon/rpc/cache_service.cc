@@ -15,6 +15,7 @@
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/rpc/request_gate.h"
 #include "daemon/rpc/request_reader.h"
+#include "daemon/rpc/unread_replies.h"
 #include "daemon/runtime/handed_over.h"
 #include "proto/cache_calls.h"
 
@@ -29,6 +30,14 @@ grpc::Status ToGrpc(const absl::Status& status) {
 const grpc::Status& Stopping() {
   static const grpc::Status status(grpc::StatusCode::UNAVAILABLE, "the daemon stops");
   return status;
+}
+
+constexpr char kUnread[] = "replies: the tenant's engines do not read what they were answered";
+
+// Its answer is short, too.
+constexpr bool GivesBack(CacheCall call) {
+  return call == CacheCall::kRelease || call == CacheCall::kAbandon || call == CacheCall::kQuiesce ||
+         call == CacheCall::kEndPrefill || call == CacheCall::kCloseModel;
 }
 
 // Nothing that the daemon has not looked at is parsed: not from somebody without a session, if the call is not for
@@ -186,6 +195,38 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   bool finished_ = false;
 };
 
+// One answer, counted until gRPC has handed it over. It deletes itself then.
+class UnaryCall final : public grpc::ServerUnaryReactor {
+ public:
+  explicit UnaryCall(UnreadReplies& unread) : unread_(unread) {}
+  // `answer` was given with the call; it is written only where the reply is sent.
+  template <typename Reply>
+  absl::Status Answer(absl::Status status, const Reply& reply, grpc::ByteBuffer* answer) {
+    if (status.ok()) {
+      const size_t bytes = reply.ByteSizeLong();
+      if (unread_.Add(bytes)) {
+        bytes_ = bytes;
+        WriteBytes(reply, answer);
+      } else {
+        // What was done stays done: as where a connection breaks.
+        status = absl::UnavailableError(kUnread);
+      }
+    }
+    HandOver(this);
+    Finish(ToGrpc(status));  // it may be gone now
+    return status;
+  }
+  void OnDone() override {
+    TakeOver(this);
+    unread_.Remove(bytes_);
+    delete this;
+  }
+
+ private:
+  UnreadReplies& unread_;
+  size_t bytes_ = 0;
+};
+
 class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   explicit RefusedStream(const grpc::Status& why) { Finish(why); }
@@ -256,11 +297,13 @@ class CacheService final : public RawCache {
                  void (EngineService::*handler)(const Request&, Reply*, EngineService::Done), const Bytes& bytes,
                  Bytes* answer) {
     TakeOver(this);
-    Reactor* reactor = context->DefaultReactor();
-    if (!calls_.Enter()) {
-      reactor->Finish(Stopping());
-      return reactor;
+    const bool may_begin = unread_.MayBegin() || GivesBack(call);
+    if (!may_begin || !calls_.Enter()) {
+      Reactor* const refused = context->DefaultReactor();
+      refused->Finish(may_begin ? Stopping() : ToGrpc(absl::ResourceExhaustedError(kUnread)));
+      return refused;
     }
+    auto* const reactor = new UnaryCall(unread_);
     struct Messages {  // in one piece: the metadata thread frees them
       google::protobuf::Arena arena;
       Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
@@ -268,9 +311,7 @@ class CacheService final : public RawCache {
     };
     const auto messages = std::make_shared<Messages>();
     const auto done = [reactor, messages, answer, timer = CallTimer(calls_, metrics_, call)](absl::Status status) {
-      if (status.ok()) WriteBytes(messages->reply, answer);
-      reactor->Finish(ToGrpc(status));
-      timer.Finished(status.code());
+      timer.Finished(reactor->Answer(std::move(status), messages->reply, answer).code());
     };
     Read(bytes, [this, call, handler, bytes, messages, done] {
       if (const absl::Status read = Parse(bytes, call, service_, &messages->request); !read.ok()) return done(read);
@@ -283,6 +324,7 @@ class CacheService final : public RawCache {
   EngineService& service_;
   CallMetrics& metrics_;
   CallsUnderWay& calls_;
+  UnreadReplies unread_;
   RequestReader reader_;
 };
 

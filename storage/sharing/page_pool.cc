@@ -11,7 +11,8 @@
 
 namespace ashlar::storage {
 
-PagePool::PagePool(uint32_t pages) : pages_(pages), free_(pages) {
+PagePool::PagePool(uint32_t pages, std::shared_ptr<const void> charge)
+    : charge_(std::move(charge)), pages_(pages), free_(pages) {
   std::iota(free_.rbegin(), free_.rend(), 0);
 }
 

@@ -20,7 +20,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "proto/key.h"
-#include "proto/limits.h"
 #include "proto/outcome.h"
 
 namespace ashlar::storage {
@@ -31,8 +30,8 @@ class PagePool {
  public:
   using AdmissionId = uint64_t;  // a request, from its admission to its end; ascending, never 0
 
-  // Pages 0 … pages − 1, all free; at most limits::kMaxAllocatedPages.
-  explicit PagePool(uint32_t pages);
+  // Pages 0 … pages − 1, all free; at most limits::kMaxAllocatedPages. `charge` is kept as long as the pool is.
+  explicit PagePool(uint32_t pages, std::shared_ptr<const void> charge = nullptr);
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
@@ -54,8 +53,10 @@ class PagePool {
   };
   // All of `segments` (the same one may be named more than once) and `own_pages` pages of its own, or nothing.
   Answer Admit(std::span<const Want> segments, uint64_t own_pages);
-  // Returns whether one more admission of so many segments keeps the pool's tables within limits::kMaxPageReferences.
-  bool HasRoom(size_t segments) const { return references_ + segments + 1 <= limits::kMaxPageReferences; }
+  // The entries of its tables: admissions, and the segments that they name.
+  uint64_t references() const { return references_; }
+  // Heap that the table of so many pages takes.
+  static uint64_t MemoryBytes(uint32_t pages) { return uint64_t{pages} * (sizeof(Page) + sizeof(PageId)); }
 
   // The first request that references a new segment fills it; later requests hold the same pages meanwhile. If the
   // first one ends without filling it, the duty passes to the oldest of the others, once nothing writes to the pages
@@ -142,6 +143,7 @@ class PagePool {
   void RestIfUnused(Resident& segment);
   void Drop(Resident& segment);
 
+  const std::shared_ptr<const void> charge_;
   std::vector<Page> pages_;
   std::vector<PageId> free_;  // the last one goes first
   absl::flat_hash_map<Key, std::unique_ptr<Resident>> segments_;

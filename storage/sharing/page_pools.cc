@@ -4,7 +4,8 @@
 
 namespace ashlar::storage {
 
-absl::StatusOr<std::shared_ptr<PagePool>> PagePools::Open(TenantId tenant, uint64_t region, uint32_t pages) {
+absl::StatusOr<std::shared_ptr<PagePool>> PagePools::Open(TenantId tenant, uint64_t region, uint32_t pages,
+                                                          std::shared_ptr<const void> charge) {
   std::erase_if(places_, [](const auto& entry) { return entry.second.pool.expired(); });
   if (const auto earlier = places_.find(region); earlier != places_.end()) {
     const std::shared_ptr<PagePool> pool = earlier->second.pool.lock();
@@ -13,7 +14,7 @@ absl::StatusOr<std::shared_ptr<PagePool>> PagePools::Open(TenantId tenant, uint6
     }
     if (pool != nullptr) pool->Close();
   }
-  auto pool = std::make_shared<PagePool>(pages);
+  auto pool = std::make_shared<PagePool>(pages, std::move(charge));
   places_[region] = {tenant, pool};
   return pool;
 }
@@ -23,13 +24,24 @@ bool PagePools::HasRoom(SessionId session) const {
   return found == sessions_.end() || found->second.size() < leases_per_session_;
 }
 
+uint64_t PagePools::References(TenantId tenant) const {
+  uint64_t sum = 0;
+  for (const auto& [region, place] : places_) {
+    const std::shared_ptr<PagePool> pool = place.tenant == tenant ? place.pool.lock() : nullptr;
+    if (pool != nullptr) sum += pool->references();
+  }
+  return sum;
+}
+
 absl::StatusOr<PagePool::Answer> PagePools::Admit(SessionId session, TenantId tenant, const LeaseId& lease,
                                                   const std::shared_ptr<PagePool>& pool,
                                                   std::span<const PagePool::Want> segments, uint64_t own_pages) {
   if (pool->closed()) return absl::FailedPreconditionError("pages_id: their region's pages were declared anew");
   if (leases_.contains(lease)) return absl::AlreadyExistsError("lease: held already");
   if (!HasRoom(session)) return absl::ResourceExhaustedError("the session has as many requests as it may");
-  if (!pool->HasRoom(segments.size())) return absl::ResourceExhaustedError("the pool has as many requests as it may");
+  if (References(tenant) + segments.size() + 1 > limits::kMaxPageReferences) {
+    return absl::ResourceExhaustedError("the tenant's requests share as many segments as they may");
+  }
   const PagePool::Answer answer = pool->Admit(segments, own_pages);
   if (answer.admission == 0) return answer;
   leases_[lease] = {tenant, {pool, answer.admission}, {session}};

@@ -26,8 +26,10 @@ class PagePools {
 
   // A pool for the pages of a region (its number, never used twice). RESOURCE_EXHAUSTED as long as requests hold pages
   // of an earlier pool there, or something writes to them: two pools must not give one page to two requests. An earlier
-  // one that is at rest is closed. The caller keeps the pool for as long as it is declared.
-  absl::StatusOr<std::shared_ptr<PagePool>> Open(TenantId tenant, uint64_t region, uint32_t pages);
+  // one that is at rest is closed. The caller keeps the pool for as long as it is declared, and the pool the `charge`
+  // for its memory.
+  absl::StatusOr<std::shared_ptr<PagePool>> Open(TenantId tenant, uint64_t region, uint32_t pages,
+                                                 std::shared_ptr<const void> charge = nullptr);
 
   struct Request {
     std::shared_ptr<PagePool> pool;
@@ -35,8 +37,8 @@ class PagePools {
   };
   // Admits a request and gives `lease`, a name that the engine chose, to the session. If the answer's admission is 0,
   // the request was refused, and the answer has its shortage. ALREADY_EXISTS: a lease of that name is held;
-  // FAILED_PRECONDITION: the pool is closed; RESOURCE_EXHAUSTED: the session, or the pool, has as many requests as it
-  // may.
+  // FAILED_PRECONDITION: the pool is closed; RESOURCE_EXHAUSTED: the session has as many requests as it may, or the
+  // tenant's pools have limits::kMaxPageReferences entries.
   absl::StatusOr<PagePool::Answer> Admit(SessionId session, TenantId tenant, const LeaseId& lease,
                                          const std::shared_ptr<PagePool>& pool,
                                          std::span<const PagePool::Want> segments, uint64_t own_pages);
@@ -67,6 +69,8 @@ class PagePools {
     std::weak_ptr<PagePool> pool;
   };
   bool HasRoom(SessionId session) const;
+  // Of all pools of the tenant.
+  uint64_t References(TenantId tenant) const;
 
   const size_t leases_per_session_;
   std::map<uint64_t, Place> places_;  // by region

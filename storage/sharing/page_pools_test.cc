@@ -93,16 +93,20 @@ TEST_F(PagePoolsTest, ASessionHoldsOnlySoManyRequests) {
   EXPECT_TRUE(pools_.Attach(kEngine, kTenant, Lease(4)).ok());
 }
 
-TEST_F(PagePoolsTest, APoolNamesOnlySoManySegments) {
+TEST_F(PagePoolsTest, ATenantsPoolsNameOnlySoManySegments) {
   std::vector<PagePool::Want> many(limits::kMaxPageReferences);
   EXPECT_EQ(pools_.Admit(kEngine, kTenant, Lease(1), pool_, many, 0).status().code(),
             absl::StatusCode::kResourceExhausted);
   many.pop_back();
   const auto answer = pools_.Admit(kEngine, kTenant, Lease(1), pool_, many, 0);
   ASSERT_TRUE(answer.ok()) << answer.status();
-  EXPECT_FALSE(pool_->HasRoom(0));
+  const auto second = *pools_.Open(kTenant, kRegion + 1, 10);
+  EXPECT_EQ(pools_.Admit(kEngine, kTenant, Lease(2), second, {}, 1).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  const auto others = *pools_.Open(kTenant + 1, kRegion + 2, 10);
+  EXPECT_TRUE(pools_.Admit(kWorker, kTenant + 1, Lease(3), others, {}, 1).ok());
   pools_.Release(kEngine, Lease(1));
-  EXPECT_TRUE(pool_->HasRoom(0));
+  EXPECT_TRUE(pools_.Admit(kEngine, kTenant, Lease(2), second, {}, 1).ok());
 }
 
 TEST_F(PagePoolsTest, OneRegionHasOnePoolInUse) {

@@ -3,6 +3,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -20,6 +21,7 @@
 #include <utility>
 
 #include "ashlar/v1/cache.grpc.pb.h"
+#include "ashlar/v1/session.pb.h"
 #include "proto/limits.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/raw_session.h"
@@ -112,7 +114,9 @@ class Flood : public testing::Test {
     const std::string path = daemon_.client_options().rpc_socket;
     std::memcpy(address.sun_path, path.data(), path.size());
     EXPECT_EQ(::connect(fd, reinterpret_cast<struct sockaddr*>(&address), sizeof address), 0);
-    return grpc::CreateInsecureChannelFromFd("localhost", fd);
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // it reads ahead no more than it says at first
+    return grpc::CreateCustomInsecureChannelFromFd("localhost", fd, arguments);
   }
   std::shared_ptr<grpc::Channel> MakeChannel() const {
     return grpc::CreateChannel("unix:" + daemon_.client_options().rpc_socket, grpc::InsecureChannelCredentials());
@@ -203,6 +207,134 @@ TEST_F(Flood, OfATenantsLongRequestsHoldsUpNobodyElse) {
   for (int i = 0; i < 10; ++i) ASSERT_TRUE(engine_.Lookup(prompt_).segments()[1].hit());
   EXPECT_GT(std::ranges::count_if(answers, [](const Answer& answer) { return !answer.there(); }), kRequests / 2);
   for (Answer& answer : answers) EXPECT_EQ(answer.get(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+// The other tenant's engine, with a model that has no attention: its pages need no bytes of the region.
+class PageFlood : public Flood {
+ protected:
+  void SetUp() override {
+    if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
+    AsUser(kOtherTenant, [&] {
+      session_ = std::make_unique<RawSession>(daemon_.client_options());
+      stub_ = v1::Cache::NewStub(ConnectHere());
+    });
+    secret_ = session_->Greet();
+    v1::SessionRequest host;
+    host.mutable_host_region()->set_bytes(4096);
+    const v1::SessionReply hosted = session_->Ask(host);
+    ASSERT_TRUE(hosted.has_region()) << hosted.message();
+    region_ = hosted.region().region();
+  }
+  void TearDown() override {
+    if (session_ != nullptr) Flood::TearDown();
+  }
+  template <typename Reply, typename Request>
+  grpc::Status Call(grpc::Status (v1::Cache::Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
+                    const Request& request, Reply* reply) {
+    grpc::ClientContext context;
+    return ((*stub_).*method)(&context, request, reply);
+  }
+  uint64_t OpenModel() {
+    Layout layout = engine_.model().layout();
+    std::erase_if(layout.layers, [](const Layer& layer) { return !std::holds_alternative<LinearLayer>(layer); });
+    v1::OpenModelRequest open;
+    open.set_session(secret_);
+    open.set_identity(EncodeIdentity(TestEngine::identity()));
+    open.set_layout(EncodeLayout(layout));
+    v1::OpenModelReply opened;
+    EXPECT_TRUE(Call(&v1::Cache::Stub::OpenModel, open, &opened).ok());
+    return opened.model();
+  }
+  grpc::Status Declare(uint64_t* pages_id) {
+    v1::DeclarePagesRequest declare;
+    declare.set_session(secret_);
+    declare.set_model(OpenModel());
+    declare.set_region(region_);
+    declare.set_page_tokens(1);
+    declare.set_pages(limits::kMaxAllocatedPages);
+    declare.set_allocate(true);
+    v1::DeclarePagesReply declared;
+    const grpc::Status status = Call(&v1::Cache::Stub::DeclarePages, declare, &declared);
+    *pages_id = declared.pages_id();
+    return status;
+  }
+
+  std::unique_ptr<RawSession> session_;
+  std::unique_ptr<v1::Cache::Stub> stub_;
+  std::string secret_;
+  uint64_t region_ = 0;
+};
+
+TEST_F(PageFlood, TablesOfPagesAreChargedToTheirTenant) {
+  const size_t before = PeakBytes(daemon_.pid());
+  grpc::Status status;
+  uint64_t pages_id = 0;
+  int declared = 0;
+  while ((status = Declare(&pages_id)).ok() && declared < 64) ++declared;
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), testing::StartsWith("pages: "));
+  EXPECT_GE(declared, 4);
+  // 256 MiB of models are the tenant's by default.
+  EXPECT_LT(PeakBytes(daemon_.pid()), before + 256 * kMiB + kMost);
+}
+
+TEST_F(PageFlood, AnswersThatNobodyReadsAreBounded) {
+  constexpr size_t kCalls = 400;  // 3 MiB each
+  v1::AdmitRequest admit;
+  admit.set_session(secret_);
+  uint64_t pages_id = 0;
+  ASSERT_TRUE(Declare(&pages_id).ok());
+  admit.set_pages_id(pages_id);
+  admit.set_lease(std::string(16, 'l'));
+  admit.mutable_prompt()->set_tokens(std::string(sizeof(int32_t), 1));
+  admit.set_own_pages(limits::kMaxAllocatedPages);
+  v1::AdmitReply admitted;
+  const grpc::Status status = Call(&v1::Cache::Stub::Admit, admit, &admitted);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(admitted.admission().own_pages_size(), limits::kMaxAllocatedPages);
+  v1::AttachAdmissionRequest attach;
+  attach.set_session(secret_);
+  attach.set_lease(admit.lease());
+
+  const size_t before = PeakBytes(daemon_.pid());
+  grpc::CompletionQueue queue;
+  struct Unread {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientAsyncResponseReader<v1::AdmitReply>> reader;
+    v1::AdmitReply reply;
+    grpc::Status status;
+  };
+  std::vector<std::unique_ptr<Unread>> unread;
+  for (size_t i = 0; i < kCalls; ++i) {
+    unread.push_back(std::make_unique<Unread>());
+    unread.back()->reader = stub_->PrepareAsyncAttachAdmission(&unread.back()->context, attach, &queue);
+    unread.back()->reader->StartCall();
+    unread.back()->reader->ReadInitialMetadata(nullptr);  // sends the request, and asks for no message
+  }
+  grpc::Status refused;
+  EXPECT_TRUE(Eventually([&] {
+    v1::AdmitReply reply;
+    refused = Call(&v1::Cache::Stub::AttachAdmission, attach, &reply);
+    return !refused.ok();
+  }));
+  EXPECT_THAT(refused.error_message(), testing::StartsWith("replies: "));
+  v1::ReleaseRequest release;
+  release.set_session(secret_);
+  v1::ReleaseReply released;
+  EXPECT_TRUE(Call(&v1::Cache::Stub::Release, release, &released).ok()) << "what gives back is served";
+  ASSERT_TRUE(engine_.Lookup(prompt_).segments()[1].hit()) << "and so are others";
+  EXPECT_LT(PeakBytes(daemon_.pid()), before + 512 * kMiB + kMost);
+  for (const auto& each : unread) {
+    each->context.TryCancel();
+    each->reader->Finish(&each->reply, &each->status, each.get());
+  }
+  void* tag = nullptr;
+  bool ok = false;
+  for (size_t i = 0; i < 2 * kCalls; ++i) ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_TRUE(Eventually([&] {
+    v1::AdmitReply reply;
+    return Call(&v1::Cache::Stub::AttachAdmission, attach, &reply).ok();
+  })) << "nobody waits for those any more";
 }
 
 }  // namespace
