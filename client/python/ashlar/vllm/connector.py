@@ -216,9 +216,10 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def take_events(self) -> Iterable[Any]:
         return () if self._scheduler is None else self._scheduler.take_events()
 
+    @_or(lambda: False)
     def reset_cache(self) -> bool | None:
-        """Entries that other engines may use stay; those of former weights have another identity."""
-        return True
+        """Called where weights may have changed in place. Entries stay, for other engines: this one finds them no more."""
+        return True if self._scheduler is None else self._scheduler.reset()
 
     # ---- statistics
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import uuid
 from collections import Counter
 from typing import Any
 
@@ -49,6 +50,7 @@ class _Followed:
     refused: bool = False  # nothing is looked up any more: a load has failed
     saved: int = 0  # tokens that were offered, or came from the cache
     ended: bool = False
+    mixed: bool = False  # the engine was reset within it: its keys may be of two sets of weights
     segments: list[int] = dataclasses.field(default_factory=list)  # declared: nothing of it is exact
 
 
@@ -67,6 +69,7 @@ class Scheduler:
         self._doubtful: dict[str, tuple[list[Any], int]] = {}  # blocks held, and for how many ranks
         self._loaded_blocks: dict[str, list[int]] = {}
         self._paused_until = 0.0
+        self._generation = ""  # of the engine's weights: a name that nobody else has, behind the first reset
         self._pool: Any = None
         self._happened: list[Any] = []
         self._opening = Opening(self._open, options.reopen_ms, "scheduler")
@@ -90,6 +93,22 @@ class Scheduler:
         for followed in self._followed.values():
             self._forget(followed)
         self._opening.close()
+
+    def reset(self) -> bool:
+        """Behind this nothing is found that was stored before: the engine may have other weights, whose digest nobody knows.
+
+        False: some of the engine's requests go on with keys or states of before.
+        """
+        self._generation = uuid.uuid4().hex
+        for followed in self._followed.values():
+            followed.mixed |= followed.loading > 0 or followed.request.num_computed_tokens > 0
+            if not followed.mixed:
+                self._drop(followed)
+                followed.saved, followed.missed = 0, (0, 0)
+        return not any(followed.mixed for followed in self._followed.values())
+
+    def _salt(self, followed: _Followed) -> str:
+        return self._generation + followed.salt
 
     # ---- looking up
 
@@ -153,7 +172,7 @@ class Scheduler:
             # As far as the engine could resume, and one token that is computed.
             most = (request.num_tokens - 1) // self._described.block * self._described.block + 1
             tokens = np.array(request.all_token_ids[:most], np.int32)
-            lookup = followed.lookup = _Lookup(cache.start_begin(tokens, salt=followed.salt), request.num_tokens, now)
+            lookup = followed.lookup = _Lookup(cache.start_begin(tokens, salt=self._salt(followed)), request.num_tokens, now)
         if lookup.plan is not None:
             return lookup
         deadline = lookup.since + self._options.lookup_wait_ms / 1000
@@ -186,7 +205,7 @@ class Scheduler:
             followed.loading = external
             text: npt.NDArray[np.int32] = np.array(request.all_token_ids[: external + 1], np.int32)
             ids = blocks.get_block_ids()
-            self._new_composes.append(Compose(request.request_id, text, followed.segments, ids, followed.salt))
+            self._new_composes.append(Compose(request.request_id, text, followed.segments, ids, self._salt(followed)))
             return
         if external == 0 or followed is None or followed.lookup is None or followed.lookup.plan is None:
             return
@@ -260,7 +279,7 @@ class Scheduler:
 
     def _offer(self, output: Any, name: str, computed: int, saves: list[Save]) -> None:
         followed = self._followed.get(name)
-        if followed is None or followed.segments:
+        if followed is None or followed.segments or followed.mixed:
             return
         request, block = followed.request, self._described.block
         end = min(computed + output.num_scheduled_tokens[name], request.num_tokens)
@@ -289,7 +308,7 @@ class Scheduler:
         text = kept[-1]
         self._number += 1
         tokens: npt.NDArray[np.int32] = np.array(request.all_token_ids[:text], np.int32)
-        save = Save(self._number, tokens, kept, tuple(table[: text // block] for table in ids), followed.salt)
+        save = Save(self._number, tokens, kept, tuple(table[: text // block] for table in ids), self._salt(followed))
         held = [self._pool.blocks[i] for i in needed]
         self._pool.touch(held)
         self._under_way[save.number] = (held, save, request)

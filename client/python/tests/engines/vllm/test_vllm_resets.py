@@ -1,0 +1,52 @@
+"""What operators do to a running engine: other weights in place, pauses, an end with requests under way."""
+
+from tiny_engines import Child, connector, prompt, same, saved
+
+OTHER_WEIGHTS = """
+def other(model):
+    for each in model.parameters():
+        if each.dim() > 1:
+            each.data.copy_(each.data.flip(0))
+llm.apply_model(other)
+"""
+# A request of these tokens, as far as some of its answer.
+BEGIN = """
+import vllm
+sampling = vllm.SamplingParams(max_tokens={tokens}, temperature=0, ignore_eos=True, detokenize=False)
+llm.llm_engine.add_request({name!r}, {{"prompt_token_ids": {text}}}, sampling)
+for _ in range({steps}):
+    llm.llm_engine.step()
+"""
+
+
+def test_behind_a_reset_nothing_of_former_weights_is_found(shared_daemon, engine, expected):
+    text = prompt("reset", 600)
+    with Child("qwen3", connector(shared_daemon)) as child:
+        same(child.generate([text]), expected("qwen3", [text]))
+        child.call("forget")
+        child.generate([text])
+        before = saved(child)
+        assert before == 512
+        child.call("execute", OTHER_WEIGHTS)
+        assert child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)")
+        answer = child.generate([text])
+        assert saved(child) == before and answer[0][1] != expected("qwen3", [text])[0][1]
+        child.call("forget")
+        same(child.generate([text]), [each[:2] for each in answer])
+        assert saved(child) == before + 512, "what was stored behind it is found"
+    other = engine("qwen3")
+    other.call("forget")
+    same(other.generate([text]), expected("qwen3", [text]))  # and by nobody else
+
+
+def test_a_request_that_goes_on_over_a_reset_is_not_saved(shared_daemon):
+    with Child("qwen3", connector(shared_daemon)) as child:
+        text = prompt("reset within", 100)
+        child.call("execute", BEGIN.format(name="long", text=text, tokens=200, steps=3))
+        kept = "sum(len(save[1].tokens) for save in half._under_way.values()) + half._number"
+        before = child.call("evaluate", f"(lambda half: {kept})(server.connector()._scheduler)")
+        assert not child.call("evaluate", "server.connector().reset_cache()"), "its keys are of two sets of weights"
+        child.call("execute", "while llm.llm_engine.has_unfinished_requests():\n    llm.llm_engine.step()")
+        assert child.call("evaluate", f"(lambda half: {kept})(server.connector()._scheduler)") == before
+        child.call("forget")
+        assert child.call("evaluate", "server.connector().reset_cache()")
