@@ -153,8 +153,11 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         for half in (self._worker, self._scheduler):
-            if half is not None:
-                half.close()
+            try:
+                if half is not None:
+                    half.close()
+            except Exception:  # the engine's own end goes on
+                logger.exception("Ashlar: shutdown")
         self._worker = self._scheduler = None
 
     # ---- the scheduler

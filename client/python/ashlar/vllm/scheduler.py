@@ -90,7 +90,7 @@ class Scheduler:
         self._pool = pool
 
     def close(self) -> None:
-        for followed in self._followed.values():
+        for followed in list(self._followed.values()):
             self._forget(followed)
         self._opening.close()
 

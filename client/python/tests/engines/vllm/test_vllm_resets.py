@@ -50,3 +50,15 @@ def test_a_request_that_goes_on_over_a_reset_is_not_saved(shared_daemon):
         assert child.call("evaluate", f"(lambda half: {kept})(server.connector()._scheduler)") == before
         child.call("forget")
         assert child.call("evaluate", "server.connector().reset_cache()")
+
+
+def test_an_engine_ends_with_requests_under_way(shared_daemon):
+    with Child("qwen3", connector(shared_daemon)) as child:
+        for i in range(3):
+            text = prompt(f"shutdown {i}", 300)
+            child.call("execute", BEGIN.format(name=f"under way {i}", text=text, tokens=200, steps=2))
+        assert len(child.call("evaluate", "list(server.connector()._scheduler._followed)")) == 3
+        said = "logging.getLogger('vllm.ashlar').handle = lambda record: server.said.append(record.getMessage())"
+        child.call("execute", f"import logging\nserver.said = []\n{said}\nserver.connector().shutdown()")
+        assert child.call("evaluate", "(server.said, server.connector()._scheduler)") == ([], None)
+        child.call("execute", "while llm.llm_engine.has_unfinished_requests():\n    llm.llm_engine.step()")
