@@ -67,6 +67,7 @@ class Scheduler:
         self._left: dict[int, int] = {}  # ranks that have not ended a save
         self._kept: Counter[int] = Counter()
         self._doubtful: dict[str, tuple[list[Any], int]] = {}  # blocks held, and for how many ranks
+        self._reports_until = 0.0  # workers are waited for that long, where blocks are held
         self._loaded_blocks: dict[str, list[int]] = {}
         self._paused_until = 0.0
         self._generation = ""  # of the engine's weights: a name that nobody else has, behind the first reset
@@ -312,6 +313,7 @@ class Scheduler:
         held = [self._pool.blocks[i] for i in needed]
         self._pool.touch(held)
         self._under_way[save.number] = (held, save, request)
+        self._await_reports()
         followed.saved = text
         saves.append(save)
 
@@ -338,12 +340,26 @@ class Scheduler:
 
     # ---- what workers report
 
+    def awaits_reports(self) -> bool:
+        """Whether blocks are held until workers report: an engine without requests has to step for that.
+
+        A daemon that hangs may write to blocks for as long as it likes; an idle engine then stops to ask.
+        """
+        return bool(self._under_way or self._doubtful) and time.monotonic() < self._reports_until
+
+    def _await_reports(self) -> None:
+        options = self._options
+        longest = 2 * options.call_ms + options.land_ms + options.quiet_ms
+        self._reports_until = time.monotonic() + longest / 1000
+
     def update(self, output: Any) -> None:
         report = output.kv_connector_worker_meta
         if not isinstance(report, WorkerReport):
             report = WorkerReport()
         if report.refusing:
             self._loads = self._saves = False
+        if report:
+            self._await_reports()
         for name, ranks in report.doubtful.items():
             held = [self._pool.blocks[i] for i in self._loaded_blocks.get(name, [])]
             self._pool.touch(held)

@@ -1,5 +1,7 @@
 """What operators do to a running engine: other weights in place, pauses, an end with requests under way."""
 
+import time
+
 from tiny_engines import Child, connector, prompt, same, saved
 
 OTHER_WEIGHTS = """
@@ -62,3 +64,43 @@ def test_an_engine_ends_with_requests_under_way(shared_daemon):
         child.call("execute", f"import logging\nserver.said = []\n{said}\nserver.connector().shutdown()")
         assert child.call("evaluate", "(server.said, server.connector()._scheduler)") == ([], None)
         child.call("execute", "while llm.llm_engine.has_unfinished_requests():\n    llm.llm_engine.step()")
+
+
+def slowly(child, seconds):
+    """Saves take so long, and steps do not wait for them."""
+    child.call(
+        "execute",
+        "import time\nfrom vllm.distributed.kv_transfer import get_kv_transfer_group\nhalf = get_kv_transfer_group()._worker\n"
+        f"real = half._commit\nhalf._commit = lambda *given: (time.sleep({seconds}), real(*given))[1]",
+    )
+
+
+def test_an_idle_engine_steps_on_until_its_saves_have_ended(shared_daemon):
+    with Child("qwen3", {**connector(shared_daemon), "wait_for_saves": False}) as child:
+        slowly(child, 0.3)
+        child.generate([prompt("idle", 600)])
+        assert not child.call("evaluate", "llm.reset_prefix_cache()"), "its blocks are being saved"
+        assert child.call("evaluate", "server.core().scheduler.has_requests()")
+        child.call("execute", "while server.core().scheduler.has_requests():\n    llm.llm_engine.step()")
+        child.call("execute", "server.core().pause_scheduler('abort', clear_cache=True)")  # raises where blocks are held
+        assert child.call("free_blocks") == 255
+
+
+def test_an_idle_engine_waits_for_no_daemon_that_hangs(daemon):
+    """Its blocks come back when the daemon does."""
+    options = connector(daemon, call_ms=200, land_ms=200, quiet_ms=100)
+    with Child("qwen3", options) as child:
+        text = prompt("hangs", 600)
+        child.generate([text])
+        child.call("forget")
+        child.call("execute", "import ashlar\nserver.real = ashlar.Request.poll_finish\n"
+                   "ashlar.Request.poll_finish = lambda self: ashlar.Verdict.PENDING\n"
+                   "server.quiet = ashlar.Request.poll_quiet\nashlar.Request.poll_quiet = ashlar.Request.poll_finish")
+        child.generate([text])
+        began = time.monotonic()
+        child.call("execute", "while server.core().scheduler.has_requests():\n    llm.llm_engine.step()")
+        assert time.monotonic() - began < 5 and child.call("free_blocks") < 255
+        child.call("execute", "import ashlar\nashlar.Request.poll_finish = server.real\nashlar.Request.poll_quiet = server.quiet")
+        child.generate([prompt("behind it", 20)])
+        child.call("forget")
+        assert child.call("free_blocks") == 255
