@@ -58,7 +58,6 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         transfer.kv_load_failure_policy = "recompute"
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
-        self._by_block = len(kv_cache_config.kv_cache_groups) == 1
         try:
             if role == KVConnectorRole.SCHEDULER:
                 described = describe(vllm_config, kv_cache_config, self._options, rank=0)
@@ -130,18 +129,13 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
             return KVConnectorTransferResults()
+        # By request, also where one group has all blocks: a request that keeps its blocks would be computed in those
+        # that the daemon may still write to.
         ended, failed = self._worker.poll_loads(self._step())
-        # By block where one group has all blocks; else by request, as block numbers of several groups overlap.
-        return KVConnectorTransferResults(
-            finished_recving=ended, failed_recving=set() if self._by_block else failed
-        )
+        return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return None, self.get_transfer_results(finished_req_ids).finished_recving
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        invalid: set[int] = set() if self._worker is None else self._worker.take_invalid()
-        return invalid if self._by_block else set()
 
     @_or(lambda: None)
     def build_connector_worker_meta(self) -> WorkerReport | None:

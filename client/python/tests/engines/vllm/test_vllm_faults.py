@@ -111,7 +111,7 @@ def test_sockets_of_something_else_are_no_cache(tmp_path, expected):
 
 @pytest.mark.parametrize("model", PAIR)
 def test_a_plan_of_another_version_is_computed_instead(model, engine, expected):
-    """The engine's own path for loads that fail: by block with one group of blocks, by request with several."""
+    """The engine's own path for loads that fail."""
     child = engine(model)
     text = prompt(f"version {model}", 2 * BLOCK[model] + 3)
     same(child.generate([text]), expected(model, [text]))
@@ -129,6 +129,43 @@ def test_a_plan_of_another_version_is_computed_instead(model, engine, expected):
     child.call("forget")
     same(child.generate([text]), expected(model, [text]))
     assert saved(child) - before == 2 * BLOCK[model]
+
+
+IN_DOUBT = """
+import ashlar
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+half, scheduler = get_kv_transfer_group()._worker, server.connector()._scheduler
+server.real = half._advance, ashlar.Request.poll_quiet, scheduler.step
+server.used = []
+half._advance = half._leave
+ashlar.Request.poll_quiet = lambda self: ashlar.Verdict.PENDING
+def step(output):
+    for data in output.scheduled_new_reqs:
+        server.used += data.block_ids[0][data.num_computed_tokens // {block} :]
+    return server.real[2](output)
+scheduler.step = step
+"""
+
+
+def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine, expected):
+    """Also where the engine itself has the beginning: it then keeps a request's blocks, but for failures by request."""
+    child, block = engine("qwen3"), BLOCK["qwen3"]
+    text = prompt("in doubt", 3 * block + 40)
+    same(child.generate([text]), expected("qwen3", [text]))
+    child.call("forget")
+    free = child.call("free_blocks")
+    child.generate([text[: block + 5]])
+    child.call("execute", IN_DOUBT.format(block=block))
+    same(child.generate([text]), expected("qwen3", [text]))
+    held = child.call("evaluate", "[b.block_id for held, _ in server.connector()._scheduler._doubtful.values() for b in held]")
+    used = child.call("evaluate", "server.used")
+    assert len(held) == 3 and len(used) == 3 and not set(held) & set(used)
+    child.call(
+        "execute",
+        "import ashlar\nfrom vllm.distributed.kv_transfer import get_kv_transfer_group\nhalf = get_kv_transfer_group()._worker\n"
+        "half._advance, ashlar.Request.poll_quiet, server.connector()._scheduler.step = server.real",
+    )
+    settle(child, free)
 
 
 @pytest.mark.parametrize("model", PAIR)
