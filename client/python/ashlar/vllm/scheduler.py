@@ -201,15 +201,16 @@ class Scheduler:
     # ---- loading
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
+        """The request waits for `external` tokens. Where this raises, `fail_load` ends its wait."""
         followed = self._followed.get(request.request_id)
-        if external > 0 and followed is not None and followed.segments:
+        if followed is not None and followed.segments:
             followed.loading = external
             text: npt.NDArray[np.int32] = np.array(request.all_token_ids[: external + 1], np.int32)
             ids = blocks.get_block_ids()
             self._new_composes.append(Compose(request.request_id, text, followed.segments, ids, self._salt(followed)))
             return
-        if external == 0 or followed is None or followed.lookup is None or followed.lookup.plan is None:
-            return
+        if followed is None or followed.lookup is None or followed.lookup.plan is None:
+            raise RuntimeError(f"{request.request_id}: nothing was found for it")
         plan, ids = followed.lookup.plan, blocks.get_block_ids()
         tokens = plan.prefix_tokens
         self._loaded_blocks[request.request_id] = [page for table in self._described.pages(ids, tokens) for page in table]
@@ -220,6 +221,15 @@ class Scheduler:
         self._new_loads.append(
             Load(request.request_id, followed.lookup.handle.plan_bytes(), tokens, tokens - external, ids, table, tier)
         )
+
+    def fail_load(self, request: Any) -> None:
+        name = request.request_id
+        self._new_composes = [each for each in self._new_composes if each.request != name]
+        self._new_loads = [each for each in self._new_loads if each.request != name]
+        self._new_loads.append(Load(name, b"", 0, 0, tuple([] for _ in range(self._described.groups)), 0, "dram"))
+        self._loaded_blocks.pop(name, None)
+        if name in self._followed:
+            self._followed[name].loading = 1  # ends with the load, whatever becomes of the request meanwhile
 
     def sources(self, request: Any, tokens: int) -> dict[Any, int]:
         followed = self._followed.get(request.request_id)

@@ -149,13 +149,14 @@ class Worker:
                 if landing.mark is not None and not landing.mark.query():
                     continue
                 landing.begun = True
-                cache = self._cache()
+                cache = self._cache() if load.plan else None
+                if cache is None:
+                    continue
                 tables = self._described.pages(load.blocks, load.tokens)
                 for table in tables:
                     table += [table[-1]] * (load.table - len(table))  # behind the prefix, where nothing lands
-                if cache is not None:
-                    plan, present = load.plan, load.present
-                    landing.handle = cache.land(plan, _tables(tables), present_tokens=present, wait=False)
+                plan, present = load.plan, load.present
+                landing.handle = cache.land(plan, _tables(tables), present_tokens=present, wait=False)
             except Exception as error:  # whatever it is, the request is computed instead
                 landing.begun = True
                 logger.warning("Ashlar: a load could not begin: %s", error)

@@ -181,23 +181,55 @@ def test_a_full_cache_keeps_what_it_can(model, tmp_path, expected):
         assert child.call("free_blocks") == 255
 
 
+BREAK = """
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+half = server.connector()._scheduler if {scheduler} else get_kv_transfer_group()._worker
+server.kept = half.{name}
+def broken(*args): raise RuntimeError('broken on purpose')
+half.{name} = broken
+"""
+MEND = """
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+half = server.connector()._scheduler if {scheduler} else get_kv_transfer_group()._worker
+half.{name} = server.kept
+"""
+
+
 def test_what_the_connector_raises_fails_no_request(engine, expected):
     child = engine("qwen3_5")
     text = prompt("raises", 900)
     same(child.generate([text]), expected("qwen3_5", [text]))
-    for name in ("match", "_look_up", "_offer"):
+    settle(child, 255)
+    of_scheduler = ("match", "_look_up", "_offer", "allocated", "sources", "finished", "take_events", "awaits_reports")
+    for name in of_scheduler:
         child.call("forget")
-        child.call(
-            "execute",
-            f"half = server.connector()._scheduler\nserver.kept = half.{name}\n"
-            f"def broken(*args): raise RuntimeError('broken on purpose')\nhalf.{name} = broken",
-        )
-        same(child.generate([text]), expected("qwen3_5", [text]))
-        child.call("execute", f"server.connector()._scheduler.{name} = server.kept")
+        child.call("execute", BREAK.format(name=name, scheduler=True))
+        same(child.generate([text], timeout=20), expected("qwen3_5", [text]))
+        child.call("execute", MEND.format(name=name, scheduler=True))
     child.call("forget")
+    child.call("execute", BREAK.format(name="begin_step", scheduler=False))
+    same(child.generate([text], timeout=20), expected("qwen3_5", [text]))
+    child.call("execute", MEND.format(name="begin_step", scheduler=False))
+    settle(child, 255)
     before = saved(child)
     same(child.generate([text]), expected("qwen3_5", [text]))
     assert saved(child) - before == 768
+
+
+@pytest.mark.parametrize("half", ["scheduler.Scheduler", "worker.Worker"])
+def test_a_half_that_cannot_begin_leaves_the_engine_without_the_cache(half, shared_daemon, engine, expected, monkeypatch):
+    text = prompt("a half", 600)
+    same(engine("qwen3").generate([text]), expected("qwen3", [text]))
+
+    def broken(*args, **options):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(f"ashlar.vllm.connector.{half.partition('.')[2]}", broken)  # engines are forked from here
+    with Child("qwen3", connector(shared_daemon)) as child:
+        for each in (text, prompt(f"{half} of its own", 600)):
+            same(child.generate([each], timeout=20), expected("qwen3", [each]))
+        settle(child, 255)
+        assert saved(child) == 0
 
 
 def test_an_engine_killed_leaves_nothing(shared_daemon, engine, expected):
