@@ -131,7 +131,7 @@ def _decided_by_tokens(ids: torch.Tensor, arguments: dict[str, Any], config: Any
 
     def numbers(name: str) -> set[int]:
         places = (arguments, vars(arguments.get("generation_config") or config), vars(config))
-        found = next((place[name] for place in places if place.get(name) is not None), [])
+        found: Any = next((place[name] for place in places if place.get(name) is not None), [])
         return set(torch.as_tensor(found).flatten().tolist())
 
     # Without a mask `generate` hides the padding token, where it does not end texts, too.
