@@ -64,7 +64,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
         return {load.request for load in self.loads} | {compose.request for compose in self.composes}
 
     def refusal(self) -> WorkerReport | None:
-        """What a worker says that can do nothing of it."""
+        """The report of a worker that can do nothing of it."""
         if not self.loads and not self.composes and not self.saves:
             return None
         asked, saves = Counter(self.asked()), Counter(save.number for save in self.saves)

@@ -1,4 +1,4 @@
-"""What operators do to a running engine: other weights in place, pauses, an end with requests under way."""
+"""Engines that operators change while they run: other weights in place, pauses, an end with requests under way."""
 
 import time
 
