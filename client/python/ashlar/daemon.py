@@ -9,10 +9,10 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import pathlib
+import queue
 import re
 import shutil
 import signal
@@ -20,11 +20,21 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Literal
 
-_PR_SET_PDEATHSIG = 1
+# Becomes the daemon, which gets SIGTERM when the thread ends that has forked it (PR_SET_PDEATHSIG). A program of its
+# own, as nothing but an exec is safe behind the fork of a process with threads.
+_BOUND = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def program() -> str:
@@ -36,8 +46,38 @@ def program() -> str:
     raise FileNotFoundError("ashlard: not in this package, not in PATH, and ASHLARD does not name it")
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+_Process = subprocess.Popen[bytes]
+_Calls = queue.SimpleQueue[tuple[Callable[[], _Process], Future[_Process]]]
+
+
+class _Forker:
+    """Calls from one thread that lives as long as the process, whatever becomes of the thread that asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: _Calls | None = None
+
+    def call(self, function: Callable[[], _Process]) -> _Process:
+        future: Future[_Process] = Future()
+        with self._lock:
+            if self._calls is None:
+                self._calls = queue.SimpleQueue()
+                threading.Thread(target=self._serve, args=(self._calls,), name="ashlar-fork", daemon=True).start()
+            self._calls.put((function, future))
+        return future.result()
+
+    @staticmethod
+    def _serve(calls: _Calls) -> None:
+        while True:
+            function, future = calls.get()
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+
+_forker = _Forker()
+os.register_at_fork(after_in_child=_forker.__init__)  # type: ignore[misc]  # a child has not the thread
 
 
 def _yaml(value: object) -> str:
@@ -69,7 +109,7 @@ class Daemon:
         }
         self._config = f"{folder}/ashlard.yaml"
         pathlib.Path(self._config).write_text(_yaml({"listen": listen, "log": {"level": log_level}, **config}) + "\n")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Process | None = None
 
     @property
     def pid(self) -> int | None:
@@ -77,9 +117,8 @@ class Daemon:
 
     def start(self, timeout: float = 30.0) -> None:
         with open(self.log, "ab") as log:
-            self._process = subprocess.Popen(
-                [program(), "--config", self._config], stdout=log, stderr=log, preexec_fn=_die_with_parent
-            )
+            words = [sys.executable, "-ISc", _BOUND, str(os.getpid()), program(), "--config", self._config]
+            self._process = _forker.call(lambda: subprocess.Popen(words, stdout=log, stderr=log))
         deadline = time.monotonic() + timeout
         while not self._answers():
             if self._process.poll() is not None:

@@ -45,6 +45,36 @@ PageTables::PageTables(const std::string& name, nb::handle given, size_t groups)
   }
 }
 
+namespace {
+
+std::string NameOf(const nb::dlpack::dtype& type) {
+  using Code = nb::dlpack::dtype_code;
+  const auto code = static_cast<Code>(type.code);
+  const char* const kind = code == Code::Float    ? "float"
+                           : code == Code::Bfloat ? "bfloat"
+                           : code == Code::Int    ? "int"
+                           : code == Code::UInt   ? "uint"
+                                                  : "another type of bits: ";
+  return kind + std::to_string(type.bits);
+}
+
+bool IsDense(const Strided& tensor) {
+  int64_t dense = 1;
+  for (size_t i = tensor.ndim(); i-- > 0;) {
+    if (tensor.shape(i) > 1 && tensor.stride(i) != dense) return false;
+    dense *= static_cast<int64_t>(tensor.shape(i));
+  }
+  return true;
+}
+
+}  // namespace
+
+Strided ArrayOf(const std::string& name, nb::handle given) {
+  Strided array;
+  if (nb::try_cast(given, array, /*convert=*/false)) return array;
+  throw Refused(name, "no array in the processor's memory that may be written to");
+}
+
 DType TypeOf(const std::string& name, const Strided& tensor) {
   const nb::dlpack::dtype type = tensor.dtype();
   const auto code = static_cast<nb::dlpack::dtype_code>(type.code);
@@ -54,10 +84,25 @@ DType TypeOf(const std::string& name, const Strided& tensor) {
   throw Refused(name, "neither float32, float16 nor bfloat16");
 }
 
-void* DataOf(const std::string& name, const Tensor& tensor, uint64_t elements) {
-  if (tensor.size() == elements) return tensor.data();
-  throw Refused(name, std::to_string(tensor.size()) + " elements, not " + std::to_string(elements));
+void CheckType(const std::string& name, const Strided& tensor, DType type) {
+  const char* const needed = type == DType::kF32 ? "float32" : type == DType::kF16 ? "float16" : "bfloat16";
+  if (TypeOf(name, tensor) != type) throw Refused(name, NameOf(tensor.dtype()) + ", not " + needed);
 }
+
+template <typename Scalar>
+const Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements) {
+  if (tensor.dtype() != nb::dtype<Scalar>()) {
+    throw Refused(name, NameOf(tensor.dtype()) + ", not " + NameOf(nb::dtype<Scalar>()));
+  }
+  if (tensor.size() != elements) {
+    throw Refused(name, std::to_string(tensor.size()) + " elements, not " + std::to_string(elements));
+  }
+  if (!IsDense(tensor)) throw Refused(name, "not dense");
+  return static_cast<const Scalar*>(tensor.data());
+}
+
+template const float* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
+template const int32_t* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
 
 RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint64_t rows, uint64_t width) {
   if (tensor.size() != rows * width) {

@@ -22,8 +22,7 @@ using Lengths = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::devic
 using Floats = nb::ndarray<const float, nb::device::cpu>;
 using MutableFloats = nb::ndarray<float, nb::device::cpu>;
 using Exponents = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Tensor = nb::ndarray<nb::c_contig, nb::device::cpu>;  // of any element type
-using Strided = nb::ndarray<nb::device::cpu>;               // of any element type, not dense
+using Strided = nb::ndarray<nb::device::cpu>;  // of any element type, not dense
 
 // A list of 32-bit integers, held while this lives: where it lies if it is one dense row of them, else a copy by NumPy.
 // Buffers are asked for first, which is several times as fast as DLPack. Created and destroyed with the GIL.
@@ -100,10 +99,15 @@ RowsView RowsOf(const std::string& name, const Array& array, uint64_t width) {
   return {array.data(), array.shape(0), stride};
 }
 
+// An attribute of Python's as an array, where it lies: a copy would end with this call. Throws for what is none.
+Strided ArrayOf(const std::string& name, nb::handle given);
 // The element type of a tensor. Throws for one that states do not have.
 DType TypeOf(const std::string& name, const Strided& tensor);
-// Throws unless the tensor has so many elements.
-void* DataOf(const std::string& name, const Tensor& tensor, uint64_t elements);
+// Throws unless the tensor's elements are of this type of the engine API's.
+void CheckType(const std::string& name, const Strided& tensor, DType type);
+// The elements of a dense tensor. Throws unless it has so many of Scalar.
+template <typename Scalar>
+const Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
 // `rows` runs of elements, each dense, as the first dimensions of the tensor cut them.
 struct RowsOfElements {
   void* data = nullptr;

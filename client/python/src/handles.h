@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,7 +53,7 @@ struct PyPlan {
 struct LinearTensorsView {
   LinearTensorsView(const std::string& name, nb::sequence layers, const ModelDescription& model, bool transitions);
   std::vector<engine::LinearTensors> tensors;
-  std::vector<nb::object> kept;
+  std::deque<Strided> kept;
 };
 
 // The plan, of the class that the request's class names as `plan_type`: a copy, as the request's own changes with its

@@ -37,7 +37,9 @@ LinearWidths WidthsOf(const engine::Layer& layer, uint32_t size) {
                       .betas = span.betas / sizeof(float),
                       .state = uint64_t{whole.value_heads} * whole.d_k * whole.d_v,
                       .conv_tail_bytes = ConvTailBytes(whole),
-                      .decays = uint64_t{whole.value_heads} * whole.d_k};
+                      .decays = uint64_t{whole.value_heads} * whole.d_k,
+                      .state_dtype = whole.state_dtype,
+                      .conv_dtype = whole.conv_dtype.value_or(whole.state_dtype)};
   if (widths.conv_tail_bytes > 0) {
     widths.conv_rows = layer.conv_order == TailOrder::kTokenFirst ? whole.conv_kernel - 1 : whole.conv_channels;
   }

@@ -18,6 +18,7 @@ struct LinearWidths {
   uint64_t state = 0, transition = 0;                              // elements of all heads
   uint64_t conv_tail_bytes = 0, conv_rows = 1;                     // rows: of tokens, or of channels (conv_order)
   uint64_t decays = 0;                                             // of all heads
+  DType state_dtype = DType{}, conv_dtype = DType{};
 };
 
 // Owns all that `model` points to.

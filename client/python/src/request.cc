@@ -253,41 +253,42 @@ LinearTensorsView::LinearTensorsView(const std::string& name, nb::sequence layer
     const std::string field = name + "[" + std::to_string(tensors.size()) + "]";
     engine::LinearTensors out{.layer = nb::cast<uint32_t>(item.attr("layer"))};
     const LinearWidths& widths = model.Linear(out.layer);
-    const auto take = [&](const char* part, uint64_t elements) -> const void* {
+    // Null where there is none.
+    const auto take = [&](const char* part) -> const Strided* {
       const nb::object value = item.attr(part);
-      if (value.is_none()) return nullptr;
-      const auto tensor = nb::cast<Tensor>(value);
-      kept.push_back(value);
-      return DataOf(field + "." + part, tensor, elements);
+      return value.is_none() ? nullptr : &kept.emplace_back(ArrayOf(field + "." + part, value));
     };
-    const nb::object state = item.attr("state");
-    if (state.is_none()) throw Refused(field + ".state", "needed");
-    const RowsOfElements heads =
-        ElementRows(field + ".state", nb::cast<Strided>(state), widths.heads, widths.state / widths.heads);
-    kept.push_back(state);
+    const Strided* const state = take("state");
+    if (state == nullptr) throw Refused(field + ".state", "needed");
+    CheckType(field + ".state", *state, widths.state_dtype);
+    const RowsOfElements heads = ElementRows(field + ".state", *state, widths.heads, widths.state / widths.heads);
     out.state = heads.data;
     out.state_head_stride = heads.stride;
-    const nb::object tail = item.attr("conv_tail");
-    if (!tail.is_none()) {
-      const auto tensor = nb::cast<Strided>(tail);
-      kept.push_back(tail);
-      const uint64_t bytes = tensor.itemsize() * tensor.size();
+    if (const Strided* const tail = take("conv_tail"); tail != nullptr) {
+      if (tail->itemsize() > 1) CheckType(field + ".conv_tail", *tail, widths.conv_dtype);  // else bytes
+      const uint64_t bytes = tail->itemsize() * tail->size();
       if (bytes != widths.conv_tail_bytes) {
         throw Refused(field + ".conv_tail",
                       std::to_string(bytes) + " bytes, not " + std::to_string(widths.conv_tail_bytes));
       }
       const uint64_t rows = widths.conv_rows;
-      const RowsOfElements found = ElementRows(field + ".conv_tail", tensor, rows, tensor.size() / rows);
+      const RowsOfElements found = ElementRows(field + ".conv_tail", *tail, rows, tail->size() / rows);
+      if (tail->itemsize() == 1 && found.stride != 0) throw Refused(field + ".conv_tail", "its bytes are not dense");
       out.conv_tail = found.data;
       out.conv_row_stride = found.stride;
     } else if (widths.conv_tail_bytes > 0) {
       throw Refused(field + ".conv_tail", "needed");
     }
-    out.state_exponents = static_cast<const int32_t*>(take("exponents", widths.heads));
+    if (const Strided* const exponents = take("exponents"); exponents != nullptr) {
+      out.state_exponents = DataOf<int32_t>(field + ".exponents", *exponents, widths.heads);
+    }
     if (transitions) {
-      out.transition = static_cast<const float*>(take("transition", widths.transition));
-      out.decay = static_cast<const float*>(take("decay", widths.decays));
-      if (out.transition == nullptr) throw Refused(field + ".transition", "needed");
+      const Strided* const transition = take("transition");
+      if (transition == nullptr) throw Refused(field + ".transition", "needed");
+      out.transition = DataOf<float>(field + ".transition", *transition, widths.transition);
+      if (const Strided* const decay = take("decay"); decay != nullptr) {
+        out.decay = DataOf<float>(field + ".decay", *decay, widths.decays);
+      }
     }
     tensors.push_back(out);
   }

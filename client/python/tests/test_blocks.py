@@ -123,6 +123,55 @@ def test_blocks_that_make_no_sense_are_refused(daemon):
             request.advance(0, 0, 0, wide)
 
 
+def committed(cache, **changed):
+    given = {"state": np.zeros((HEADS, DIM, DIM), np.float32), "conv_tail": np.zeros((CHANNELS, KERNEL - 1), np.float16)}
+    linear = [ashlar.LinearTensors(0, **{**given, **changed})]
+    return cache.commit(np.arange(TEXT, dtype=np.int32), [(TEXT, linear)], page_table=np.arange(PAGES))
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "why"),
+    [
+        ("state", np.zeros((HEADS, DIM, DIM), np.float64), "neither float32, float16 nor bfloat16"),
+        ("state", np.zeros((HEADS, DIM, DIM), np.float16), "float16, not float32"),
+        ("state", [[0.0]], "no array"),
+        ("conv_tail", np.zeros((CHANNELS, KERNEL - 1), np.int16), "neither float32"),
+        ("conv_tail", np.zeros((CHANNELS, 2 * KERNEL), np.uint8)[:, : 2 * (KERNEL - 1)], "its bytes are not dense"),
+        ("exponents", np.zeros(HEADS, np.int64), "int64, not int32"),
+        ("exponents", np.zeros(2 * HEADS, np.int32)[::2], "not dense"),
+    ],
+)
+def test_states_of_another_type_are_refused_by_name(daemon, part, wrong, why):
+    with open_cache(daemon, model(), capture_tokens=16) as cache:
+        with pytest.raises(ValueError, match=rf"^checkpoints\[0\].linear\[0\].{part}: {why}"):
+            committed(cache, **{part: wrong})
+        tail = np.zeros((CHANNELS, KERNEL - 1), np.float16).view(np.uint8)
+        assert committed(cache, conv_tail=tail) == ["kept"], "nothing was kept before, and a tail may be its bytes"
+
+
+def test_transitions_are_read_where_they_lie_or_refused(daemon):
+    tokens, square = np.arange(2 * TEXT + 1, dtype=np.int32), (HEADS, DIM, DIM)
+    good = {
+        "state": np.zeros(square, np.float32),
+        "conv_tail": np.zeros((CHANNELS, KERNEL - 1), np.float16),
+        "transition": np.zeros(square, np.float32),
+        "decay": np.ones((HEADS, DIM), np.float32),
+    }
+    wrong = [
+        ("transition", np.zeros(square, np.float64), "float64, not float32"),
+        ("transition", np.zeros(square, np.float32).transpose(0, 2, 1), "not dense"),  # a converted copy would be freed
+        ("decay", np.ones((HEADS, DIM), np.float64), "float64, not float32"),
+        ("decay", np.ones((DIM, HEADS), np.float32).T, "not dense"),
+    ]
+    with open_cache(daemon, model()) as cache:
+        with cache.begin(tokens, [TEXT, TEXT], np.arange(PAGES), fill=True) as request:
+            (at,) = [i for i, run in enumerate(request.missing) if run.transition]
+            for part, array, why in wrong:
+                with pytest.raises(ValueError, match=rf"^linear\[0\].{part}: {why}"):
+                    request.publish(at, [ashlar.LinearTensors(0, **{**good, part: array})], np.arange(PAGES))
+            assert request.publish(at, [ashlar.LinearTensors(0, **good)], np.arange(PAGES)) == "published"
+
+
 def test_an_epsilon_that_the_type_cannot_meet_is_doubted(daemon):
     with pytest.warns(UserWarning, match="epsilon: 1e-06 is below 0.00028"):
         open_cache(daemon, model(dtype=ashlar.DType.F16)).close()

@@ -3,9 +3,11 @@
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -106,6 +108,35 @@ def test_a_daemon_runs_from_the_command_line(tmp_path):
     assert not (tmp_path / "rpc.sock").exists(), "the daemon was stopped, too"
     done = subprocess.run([sys.executable, "-m", "ashlar.daemon", "--dram", "lots"], capture_output=True, text=True)
     assert done.returncode != 0 and "capacity_bytes" in done.stderr
+
+
+def test_a_daemon_lives_as_long_as_its_process_and_not_its_thread(tmp_path):
+    code = """
+        import sys, threading, time, ashlar.daemon
+        found = []
+        start = lambda: found.append(ashlar.daemon.start(dram="64MiB", arena="8MiB", folder=sys.argv[1]))
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+        time.sleep(0.5)
+        print(found[0]._process.poll(), flush=True)
+        time.sleep(60)
+        """
+
+    def answers():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            return probe.connect_ex(str(tmp_path / "rpc.sock")) == 0
+
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout.readline() == "None\n" and answers(), "the thread has gone, and the daemon has not"
+        finally:
+            running.kill()
+    deadline = time.monotonic() + 20
+    while answers() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not answers(), "its process was killed"
 
 
 def test_without_transformers_it_says_what_to_install():

@@ -86,6 +86,7 @@ def cache_for(
     )  # fmt: skip
 
 
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _KNOWN = {"attention_mask", "logits_to_keep", "past_key_values", "position_ids", "inputs_embeds", "return_dict", "use_cache"}
 
 
@@ -113,6 +114,29 @@ def _alone(arguments: dict[str, Any], config: Any) -> bool:
     only = all(value(name) in (None, 1) for name in ("num_beams", "num_return_sequences", "num_beam_groups"))
     helpers = ("assistant_model", "prompt_lookup_num_tokens", "guidance_scale", "cache_implementation")
     return only and all(value(name) is None for name in helpers)
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and any(map(_holds_tensors, value)))
+
+
+def _decided_by_tokens(ids: torch.Tensor, arguments: dict[str, Any], config: Any) -> bool:
+    """Whether nothing that `generate` is given decides states beside the tokens: images do, and padding that it infers."""
+    if any(_holds_tensors(value) for name, value in arguments.items() if name not in ("attention_mask", *_TOKENS)):
+        return False
+    if arguments.get("attention_mask") is not None:
+        return True
+
+    def numbers(name: str) -> set[int]:
+        places = (arguments, vars(arguments.get("generation_config") or config), vars(config))
+        found: Any = next((place[name] for place in places if place.get(name) is not None), [])
+        return set(torch.as_tensor(found).flatten().tolist())
+
+    # Without a mask `generate` hides the padding token, where it does not end texts, too.
+    pads, ends = numbers("pad_token_id"), numbers("eos_token_id")
+    return bool(pads & ends) or not pads & set(ids.flatten().tolist())
 
 
 class _Patches:
@@ -192,7 +216,8 @@ class _Patches:
             prompt: Prompt = ids
             ids = self.ids(prompt)
         config = self.model.generation_config
-        if args or not _plain(ids, kwargs) or not _alone(kwargs, config) or self.own_generate is None:
+        served = not args and _plain(ids, kwargs) and _alone(kwargs, config) and _decided_by_tokens(ids, kwargs, config)
+        if not served or self.own_generate is None:
             return self.own_generate(ids, *args, **kwargs)  # type: ignore[misc]
         if not segmented:
             prompt = Prompt([], ids[0].cpu())

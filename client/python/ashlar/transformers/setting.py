@@ -201,11 +201,18 @@ class Setter:
                     calling(request.move, table)
             raise Fault("the plan changed 16 times")
         except BaseException:
-            if request is None:
+            if request is None or self._gives_back(request):
                 self.cache.free += table.tolist()
-            else:
-                request.end()
             raise
+
+    def _gives_back(self, request: Request) -> bool:
+        """Ends a request. False: nobody knows whether its pages are written to; they come by `take_quiet_pages`."""
+        quiet = False
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            request.cancel()
+            quiet = request.poll_quiet() == Verdict.OK
+        request.end()
+        return quiet
 
     def end(self, setting: Setting) -> None:
         """Gives back the lease and the pages of a prompt that has been set."""

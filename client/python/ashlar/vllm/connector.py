@@ -58,7 +58,6 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         transfer.kv_load_failure_policy = "recompute"
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
-        self._by_block = len(kv_cache_config.kv_cache_groups) == 1
         try:
             if role == KVConnectorRole.SCHEDULER:
                 described = describe(vllm_config, kv_cache_config, self._options, rank=0)
@@ -81,6 +80,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._worker = Worker(describe(vllm_config, kv_cache_config, self._options, rank), self._options)
         except Unsupported as error:
             logger.warning("Ashlar: this engine runs without the cache: %s", error)
+        except Exception:
+            logger.exception("Ashlar: this engine runs without the cache")
 
     # ---- workers
 
@@ -106,6 +107,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         assert isinstance(metadata, StepMetadata)
         return metadata
 
+    @_or(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Called before each step. Blocks of saves are held by the scheduler, also those of preempted requests."""
         if self._worker is not None:
@@ -127,34 +129,35 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._worker is not None:
             self._worker.save(self._step())
 
+    @_or(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        if self._worker is None:
-            return KVConnectorTransferResults()
+        if self._worker is None:  # the scheduler's half may not know yet
+            asked = self._step().asked()
+            return KVConnectorTransferResults(finished_recving=asked, failed_recving=set(asked))
+        # By request, also where one group has all blocks: a request that keeps its blocks would be computed in those
+        # that the daemon may still write to.
         ended, failed = self._worker.poll_loads(self._step())
-        # By block where one group has all blocks; else by request, as block numbers of several groups overlap.
-        return KVConnectorTransferResults(
-            finished_recving=ended, failed_recving=set() if self._by_block else failed
-        )
+        return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return None, self.get_transfer_results(finished_req_ids).finished_recving
 
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        invalid: set[int] = set() if self._worker is None else self._worker.take_invalid()
-        return invalid if self._by_block else set()
-
     @_or(lambda: None)
     def build_connector_worker_meta(self) -> WorkerReport | None:
-        return None if self._worker is None else self._worker.report()
+        return self._step().refusal() if self._worker is None else self._worker.report()
 
+    @_or(lambda: None)
     def get_kv_connector_stats(self) -> AshlarStats | None:
         half = self._worker or self._scheduler
         return None if half is None else half.stats.take()
 
     def shutdown(self) -> None:
         for half in (self._worker, self._scheduler):
-            if half is not None:
-                half.close()
+            try:
+                if half is not None:
+                    half.close()
+            except Exception:  # the engine's own end goes on
+                logger.exception("Ashlar: shutdown")
         self._worker = self._scheduler = None
 
     # ---- the scheduler
@@ -177,9 +180,15 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return (0, False) if self._scheduler is None else self._scheduler.match(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if self._scheduler is not None:
+        if self._scheduler is None or num_external_tokens == 0:
+            return
+        try:
             self._scheduler.allocated(request, blocks, num_external_tokens)
+        except Exception:
+            logger.exception("Ashlar: update_state_after_alloc")
+            self._scheduler.fail_load(request)
 
+    @_or(tuple)
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """Groups whose new blocks the engine need not zero. Segments end inside a block: its rest must be numbers."""
         if self._scheduler is not None and self._scheduler.sets_segments(request):
@@ -187,6 +196,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         groups: tuple[int, ...] = super().get_loaded_kv_cache_group_ids(request)
         return groups
 
+    @_or(dict)
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         if self._scheduler is None or num_external_tokens == 0:
             return {}
@@ -203,9 +213,14 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._scheduler is not None:
             self._scheduler.update(connector_output)
 
+    @_or(lambda: False)
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.awaits_reports()
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 
+    @_or(lambda: (False, None))
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -213,12 +228,14 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler.finished(request)
         return False, None
 
+    @_or(tuple)
     def take_events(self) -> Iterable[Any]:
         return () if self._scheduler is None else self._scheduler.take_events()
 
+    @_or(lambda: False)
     def reset_cache(self) -> bool | None:
-        """Entries that other engines may use stay; those of former weights have another identity."""
-        return True
+        """Called where weights may have changed in place. Entries stay, for other engines: this one finds them no more."""
+        return True if self._scheduler is None else self._scheduler.reset()
 
     # ---- statistics
 

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 @dataclasses.dataclass
 class Load:
-    """A plan to land in a request's blocks. `blocks`: one list a group of the engine's caches."""
+    """A plan to land in a request's blocks. `blocks`: one list a group of the engine's caches. An empty plan fails."""
 
     request: str
     plan: bytes
@@ -58,6 +58,17 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     saves: list[Save]
     scheduled_tokens: int
     composes: list[Compose] = dataclasses.field(default_factory=list)
+
+    def asked(self) -> set[str]:
+        """Requests that wait for a worker's answer."""
+        return {load.request for load in self.loads} | {compose.request for compose in self.composes}
+
+    def refusal(self) -> WorkerReport | None:
+        """The report of a worker that can do nothing of it."""
+        if not self.loads and not self.composes and not self.saves:
+            return None
+        asked, saves = Counter(self.asked()), Counter(save.number for save in self.saves)
+        return WorkerReport(failed=asked, saved=saves, refusing=Counter([0]))
 
 
 @dataclasses.dataclass

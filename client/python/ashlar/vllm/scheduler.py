@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import uuid
 from collections import Counter
 from typing import Any
 
@@ -49,6 +50,7 @@ class _Followed:
     refused: bool = False  # nothing is looked up any more: a load has failed
     saved: int = 0  # tokens that were offered, or came from the cache
     ended: bool = False
+    mixed: bool = False  # the engine was reset within it: its keys may be of two sets of weights
     segments: list[int] = dataclasses.field(default_factory=list)  # declared: nothing of it is exact
 
 
@@ -65,8 +67,10 @@ class Scheduler:
         self._left: dict[int, int] = {}  # ranks that have not ended a save
         self._kept: Counter[int] = Counter()
         self._doubtful: dict[str, tuple[list[Any], int]] = {}  # blocks held, and for how many ranks
+        self._reports_until = 0.0  # workers are waited for that long, where blocks are held
         self._loaded_blocks: dict[str, list[int]] = {}
         self._paused_until = 0.0
+        self._generation = ""  # of the engine's weights: a name that nobody else has, behind the first reset
         self._pool: Any = None
         self._happened: list[Any] = []
         self._opening = Opening(self._open, options.reopen_ms, "scheduler")
@@ -87,9 +91,25 @@ class Scheduler:
         self._pool = pool
 
     def close(self) -> None:
-        for followed in self._followed.values():
+        for followed in list(self._followed.values()):
             self._forget(followed)
         self._opening.close()
+
+    def reset(self) -> bool:
+        """Behind this nothing is found that was stored before: the engine may have other weights, whose digest nobody knows.
+
+        False: some of the engine's requests go on with keys or states of before.
+        """
+        self._generation = uuid.uuid4().hex
+        for followed in self._followed.values():
+            followed.mixed |= followed.loading > 0 or followed.request.num_computed_tokens > 0
+            if not followed.mixed:
+                self._drop(followed)
+                followed.saved, followed.missed = 0, (0, 0)
+        return not any(followed.mixed for followed in self._followed.values())
+
+    def _salt(self, followed: _Followed) -> str:
+        return self._generation + followed.salt
 
     # ---- looking up
 
@@ -153,7 +173,7 @@ class Scheduler:
             # As far as the engine could resume, and one token that is computed.
             most = (request.num_tokens - 1) // self._described.block * self._described.block + 1
             tokens = np.array(request.all_token_ids[:most], np.int32)
-            lookup = followed.lookup = _Lookup(cache.start_begin(tokens, salt=followed.salt), request.num_tokens, now)
+            lookup = followed.lookup = _Lookup(cache.start_begin(tokens, salt=self._salt(followed)), request.num_tokens, now)
         if lookup.plan is not None:
             return lookup
         deadline = lookup.since + self._options.lookup_wait_ms / 1000
@@ -181,15 +201,16 @@ class Scheduler:
     # ---- loading
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
+        """The request waits for `external` tokens. Where this raises, `fail_load` ends its wait."""
         followed = self._followed.get(request.request_id)
-        if external > 0 and followed is not None and followed.segments:
+        if followed is not None and followed.segments:
             followed.loading = external
             text: npt.NDArray[np.int32] = np.array(request.all_token_ids[: external + 1], np.int32)
             ids = blocks.get_block_ids()
-            self._new_composes.append(Compose(request.request_id, text, followed.segments, ids, followed.salt))
+            self._new_composes.append(Compose(request.request_id, text, followed.segments, ids, self._salt(followed)))
             return
-        if external == 0 or followed is None or followed.lookup is None or followed.lookup.plan is None:
-            return
+        if followed is None or followed.lookup is None or followed.lookup.plan is None:
+            raise RuntimeError(f"{request.request_id}: nothing was found for it")
         plan, ids = followed.lookup.plan, blocks.get_block_ids()
         tokens = plan.prefix_tokens
         self._loaded_blocks[request.request_id] = [page for table in self._described.pages(ids, tokens) for page in table]
@@ -200,6 +221,15 @@ class Scheduler:
         self._new_loads.append(
             Load(request.request_id, followed.lookup.handle.plan_bytes(), tokens, tokens - external, ids, table, tier)
         )
+
+    def fail_load(self, request: Any) -> None:
+        name = request.request_id
+        self._new_composes = [each for each in self._new_composes if each.request != name]
+        self._new_loads = [each for each in self._new_loads if each.request != name]
+        self._new_loads.append(Load(name, b"", 0, 0, tuple([] for _ in range(self._described.groups)), 0, "dram"))
+        self._loaded_blocks.pop(name, None)
+        if name in self._followed:
+            self._followed[name].loading = 1  # ends with the load, whatever becomes of the request meanwhile
 
     def sources(self, request: Any, tokens: int) -> dict[Any, int]:
         followed = self._followed.get(request.request_id)
@@ -260,7 +290,7 @@ class Scheduler:
 
     def _offer(self, output: Any, name: str, computed: int, saves: list[Save]) -> None:
         followed = self._followed.get(name)
-        if followed is None or followed.segments:
+        if followed is None or followed.segments or followed.mixed:
             return
         request, block = followed.request, self._described.block
         end = min(computed + output.num_scheduled_tokens[name], request.num_tokens)
@@ -289,10 +319,11 @@ class Scheduler:
         text = kept[-1]
         self._number += 1
         tokens: npt.NDArray[np.int32] = np.array(request.all_token_ids[:text], np.int32)
-        save = Save(self._number, tokens, kept, tuple(table[: text // block] for table in ids), followed.salt)
+        save = Save(self._number, tokens, kept, tuple(table[: text // block] for table in ids), self._salt(followed))
         held = [self._pool.blocks[i] for i in needed]
         self._pool.touch(held)
         self._under_way[save.number] = (held, save, request)
+        self._await_reports()
         followed.saved = text
         saves.append(save)
 
@@ -319,12 +350,26 @@ class Scheduler:
 
     # ---- what workers report
 
+    def awaits_reports(self) -> bool:
+        """Whether blocks are held until workers report: an engine without requests has to step for that.
+
+        A daemon that hangs may write to blocks for as long as it likes; an idle engine then stops to ask.
+        """
+        return bool(self._under_way or self._doubtful) and time.monotonic() < self._reports_until
+
+    def _await_reports(self) -> None:
+        options = self._options
+        longest = 2 * options.call_ms + options.land_ms + options.quiet_ms
+        self._reports_until = time.monotonic() + longest / 1000
+
     def update(self, output: Any) -> None:
         report = output.kv_connector_worker_meta
         if not isinstance(report, WorkerReport):
             report = WorkerReport()
         if report.refusing:
             self._loads = self._saves = False
+        if report:
+            self._await_reports()
         for name, ranks in report.doubtful.items():
             held = [self._pool.blocks[i] for i in self._loaded_blocks.get(name, [])]
             self._pool.touch(held)

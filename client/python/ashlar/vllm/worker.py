@@ -63,7 +63,6 @@ class Worker:
         self._refused: list[Composed] = []
         self._doubtful: list[tuple[str, ashlar.Request]] = []
         self._report = WorkerReport()
-        self._invalid: set[int] = set()
         self._seconds_a_token = 0.0
         self._step_began = 0.0
         self._saves: queue.Queue[tuple[Save, Mark | None] | None] = queue.Queue()
@@ -150,13 +149,14 @@ class Worker:
                 if landing.mark is not None and not landing.mark.query():
                     continue
                 landing.begun = True
-                cache = self._cache()
+                cache = self._cache() if load.plan else None
+                if cache is None:
+                    continue
                 tables = self._described.pages(load.blocks, load.tokens)
                 for table in tables:
                     table += [table[-1]] * (load.table - len(table))  # behind the prefix, where nothing lands
-                if cache is not None:
-                    plan, present = load.plan, load.present
-                    landing.handle = cache.land(plan, _tables(tables), present_tokens=present, wait=False)
+                plan, present = load.plan, load.present
+                landing.handle = cache.land(plan, _tables(tables), present_tokens=present, wait=False)
             except Exception as error:  # whatever it is, the request is computed instead
                 landing.begun = True
                 logger.warning("Ashlar: a load could not begin: %s", error)
@@ -254,7 +254,6 @@ class Worker:
         """Gives a landing up. Blocks that the daemon may still write to are kept from use until they are quiet."""
         handle, name = landing.handle, landing.load.request
         self._report.failed[name] += 1
-        self._invalid.update(self._loaded_pages(landing.load))
         if handle is None:
             return False
         handle.cancel()
@@ -264,10 +263,6 @@ class Worker:
             self._report.doubtful[name] += 1
             self._doubtful.append((name, handle))
         return False
-
-    def _loaded_pages(self, load: Load) -> list[int]:
-        tables = self._described.pages(load.blocks, load.tokens)
-        return [page for table in tables for page in table[load.present // self._described.block :]]
 
     def _collect_quiet(self) -> None:
         for name, handle in list(self._doubtful):
@@ -290,10 +285,6 @@ class Worker:
         self.stats.add(1, "hits", load.tier, kind)
         self.stats.add(tokens, "tokens_saved", load.tier, kind)
         self.stats.add(max(0.0, tokens * self._seconds_a_token - seconds), "seconds_saved")
-
-    def take_invalid(self) -> set[int]:
-        invalid, self._invalid = self._invalid, set()
-        return invalid
 
     # ---- saving
 

