@@ -118,12 +118,7 @@ std::unique_ptr<PyCache> Open(nb::handle given) {
   const ReadOptions options(given);
   auto self = std::make_unique<PyCache>();
   self->model = options.model;
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = engine::Cache::Open(options.open, &self->cache);
-  }
-  Checked(status);
+  Checked(self->cache.Without([&](engine::Cache& cache) { return engine::Cache::Open(options.open, &cache); }));
   return self;
 }
 
@@ -136,14 +131,15 @@ nb::tuple StartOpen(nb::handle given) {
   auto job = std::make_unique<PyJob>();
   job->written = nb::cast(std::move(cache));
   job->kept = options;
-  Checked(engine::Cache::StartOpen(options->open, &self->cache, &job->job));
+  job->cache = self->cache.shared();
+  Checked(engine::Cache::StartOpen(options->open, job->cache.get(), &job->job));
   const nb::object written = job->written;
   return nb::make_tuple(written, nb::cast(std::move(job)));
 }
 
 nb::list PlacesOf(const PyCache& self) {
   uint32_t count = 0;
-  const engine::PagePlace* const places = self.cache.places(&count);
+  const engine::PagePlace* const places = self.cache->places(&count);
   nb::list all;
   for (uint32_t i = 0; i < count; ++i) {
     const engine::PagePlace& place = places[i];
@@ -189,13 +185,10 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::v
   const PageTables pages("page_table", page_table, self.model->groups);
   pages.Put(prompt);
   ReadConversation(conversation, prompt.conversation);
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status =
-        wait ? self.cache.Begin(&prompt, 1, &request->request) : self.cache.StartBegin(&prompt, 1, &request->request);
-  }
-  Checked(status);
+  engine::Request* const begun = &*request->request;  // nobody else has it yet
+  Checked(self.cache.Without([&](engine::Cache& cache) {
+    return wait ? cache.Begin(&prompt, 1, begun) : cache.StartBegin(&prompt, 1, begun);
+  }));
   if (wait && !page_table.is_none()) PlanOf({request, object});  // while the daemon lands
   return object;
 }
@@ -209,13 +202,10 @@ nb::object Land(PyCache& self, nb::handle type, const nb::bytes& plan, nb::handl
                              .plan_bytes = plan.size(),
                              .present_tokens = present_tokens};
   pages.Put(landing);
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status =
-        wait ? self.cache.Land(&landing, 1, &request->request) : self.cache.StartLand(&landing, 1, &request->request);
-  }
-  Checked(status);
+  engine::Request* const landed = &*request->request;  // nobody else has it yet
+  Checked(self.cache.Without([&](engine::Cache& cache) {
+    return wait ? cache.Land(&landing, 1, landed) : cache.StartLand(&landing, 1, landed);
+  }));
   return object;
 }
 
@@ -238,7 +228,7 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::han
   }
   std::vector<uint8_t> outcomes(offers.size());
   const std::vector<engine::Media> inputs = ReadMedia(media);
-  engine::Text text{.request = request == nullptr ? nullptr : &request->request,
+  engine::Text text{.request = request == nullptr ? nullptr : &*request->request,
                     .tokens = given.data(),
                     .token_count = given.size(),
                     .prompt_tokens = prompt_tokens.value_or(given.size()),
@@ -253,12 +243,12 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::han
   const PageTables pages("page_table", page_table, self.model->groups);
   pages.Put(text);
   ReadConversation(conversation, text.conversation);
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = self.cache.Commit(&text, 1);
-  }
-  Checked(status);
+  std::shared_ptr<engine::Request> of_request = request == nullptr ? nullptr : request->request.shared();
+  Checked(self.cache.Without([&](engine::Cache& cache) {
+    const engine::Status status = cache.Commit(&text, 1);
+    of_request.reset();
+    return status;
+  }));
   std::vector<std::string> names;
   for (const uint8_t outcome : outcomes) names.emplace_back(engine::CommitName(outcome));
   return names;
@@ -277,13 +267,11 @@ std::string HandOff(PyCache& self, nb::handle tokens, const std::string& node, c
   ReadConversation(conversation, text.conversation);
   uint8_t outcome = 0;
   engine::Job job;
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = self.cache.StartHandOff(text, node.c_str(), wait_ms, &outcome, &job);
+  Checked(self.cache.Without([&](engine::Cache& cache) {
+    const engine::Status status = cache.StartHandOff(text, node.c_str(), wait_ms, &outcome, &job);
     job.Wait();
-  }
-  Checked(status);
+    return status;
+  }));
   return engine::HandOffName(outcome);
 }
 
@@ -291,11 +279,9 @@ std::string HandOff(PyCache& self, nb::handle tokens, const std::string& node, c
 nb::object ServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
   auto [object, work] = MakeObject<PyRequest>(type);
   work->model = self.model;
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = self.cache.ServePrefill(wait_ms, &work->request);
-  }
+  engine::Request* const given = &*work->request;  // nobody else has it yet
+  const engine::Status status =
+      self.cache.Without([&](engine::Cache& cache) { return cache.ServePrefill(wait_ms, given); });
   if (status.code == engine::Code::kUnavailable || Checked(status) == engine::Code::kPending) return nb::none();
   return object;
 }
@@ -306,18 +292,16 @@ nb::tuple StartServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
   work->model = self.model;
   auto job = std::make_unique<PyJob>();
   job->written = object;
-  Checked(self.cache.StartServePrefill(wait_ms, &work->request, &job->job));
+  job->cache = self.cache.shared();
+  job->request = work->request.shared();
+  Checked(job->cache->StartServePrefill(wait_ms, job->request.get(), &job->job));
   return nb::make_tuple(object, nb::cast(std::move(job)));
 }
 
 std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeout_ms, uint32_t group) {
   std::vector<int32_t> pages(most);
-  uint64_t count = 0;
-  {
-    nb::gil_scoped_release release;
-    count = self.cache.TakeQuietPagesOf(group, pages.data(), most, timeout_ms);
-  }
-  pages.resize(count);
+  pages.resize(self.cache.Without(
+      [&](engine::Cache& cache) { return cache.TakeQuietPagesOf(group, pages.data(), most, timeout_ms); }));
   return pages;
 }
 
@@ -327,7 +311,7 @@ void ComputeAlone(PyCache& self, const PyRequest& request, uint32_t missing, uin
                   const std::optional<MutableFloats>& out, const std::optional<MutableFloats>& transition,
                   const std::optional<MutableFloats>& decay, float norm_epsilon, float q_scale) {
   uint32_t count = 0;
-  const engine::Run* const runs = request.request.missing(&count);
+  const engine::Run* const runs = request.request->missing(&count);
   if (missing >= count) throw Refused("missing", "there are " + std::to_string(count));
   const LinearWidths& widths = self.model->description.Linear(layer);
   engine::AloneLayer alone{.layer = layer, .inputs = RowsFrom(q, k, v, g, beta, widths), .run = &runs[missing]};
@@ -344,17 +328,12 @@ void ComputeAlone(PyCache& self, const PyRequest& request, uint32_t missing, uin
     if (decay->size() != widths.decays) throw Refused("decay", std::to_string(widths.decays) + " floats are needed");
     alone.decay = decay->data();
   }
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = self.cache.ComputeAlone(alone);
-  }
-  Checked(status);
+  Checked(self.cache.Without([&](engine::Cache& cache) { return cache.ComputeAlone(alone); }));
 }
 
 nb::dict Stored(const PyCache& self) {
   engine::StoredSegments stored;
-  self.cache.Stored(&stored);
+  self.cache->Stored(&stored);
   nb::dict out;
   out["segments"] = stored.segments;
   out["bytes"] = stored.bytes;
@@ -368,12 +347,12 @@ void BindCache(nb::module_& module) {
   nb::class_<PyCache>(module, "Cache")
       .def("memory",
            [](nb::pointer_and_handle<PyCache> self) {
-             const size_t shape[1] = {self.p->cache.bytes()};
-             return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(self.p->cache.data(), 1, shape, self.h);
+             const size_t shape[1] = {self.p->cache->bytes()};
+             return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(self.p->cache->data(), 1, shape, self.h);
            })
       .def("places", &PlacesOf)
-      .def("connected", [](const PyCache& self) { return self.cache.connected(); })
-      .def("warning", [](const PyCache& self) { return self.cache.warning(); })
+      .def("connected", [](const PyCache& self) { return self.cache->connected(); })
+      .def("warning", [](const PyCache& self) { return self.cache->warning(); })
       .def("begin", &Begin, nb::arg("type"), nb::arg("tokens"), nb::arg("segments"), nb::arg("page_table").none(),
            nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"), nb::arg("media"),
            nb::arg("cold_parallel"), nb::arg("store_only"), nb::arg("salt"), nb::arg("wait"))
@@ -392,10 +371,7 @@ void BindCache(nb::module_& module) {
       .def("start_serve_prefill", &StartServePrefill, nb::arg("type"), nb::arg("wait_ms"))
       .def("take_quiet_pages", &TakeQuietPages)
       .def("stored", &Stored)
-      .def("close", [](PyCache& self) {
-        nb::gil_scoped_release release;
-        self.cache = engine::Cache();
-      });
+      .def("close", [](PyCache& self) { self.cache.Close(); });
   module.def("open", &Open);
   module.def("start_open", &StartOpen);
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ashlar/engine.h"
@@ -29,13 +30,49 @@ struct OpenedModel {
   size_t groups = 0;  // of layers, in the cache's memory; 0: one page table serves all
 };
 
+// What the engine API has, and Python closes or forgets on one thread while a call of another is under way: each call
+// holds it until it has returned. Its end may wait for the daemon, so that the interpreter is let go meanwhile.
+template <typename Engine>
+class Held {
+ public:
+  Held() = default;
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
+    const nb::gil_scoped_release release;
+    engine_.reset();
+  }
+
+  // For calls that do not wait.
+  Engine* operator->() const { return engine_.get(); }
+  Engine& operator*() const { return *engine_; }
+  const std::shared_ptr<Engine>& shared() const { return engine_; }
+  // Calls it without the interpreter's lock.
+  template <typename Call>
+  auto Without(Call call) const {
+    std::shared_ptr<Engine> engine = engine_;
+    const nb::gil_scoped_release release;
+    auto result = call(*engine);
+    engine.reset();
+    return result;
+  }
+  void Close() {
+    std::shared_ptr<Engine> engine = std::exchange(engine_, std::make_shared<Engine>());
+    const nb::gil_scoped_release release;
+    engine.reset();
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_ = std::make_shared<Engine>();  // never null
+};
+
 struct PyCache {
-  engine::Cache cache;
+  Held<engine::Cache> cache;
   std::shared_ptr<OpenedModel> model;
 };
 
 struct PyRequest {
-  engine::Request request;
+  Held<engine::Request> request;
   std::shared_ptr<OpenedModel> model;
   std::vector<int32_t> tokens;
   nb::object plan;  // as Python has seen it; none where it may have changed since
@@ -66,9 +103,13 @@ struct PyJob {
   ~PyJob() {
     const nb::gil_scoped_release release;
     job = engine::Job();
+    cache.reset();
+    request.reset();
   }
-  nb::object written;          // the call's result goes into it
-  std::shared_ptr<void> kept;  // the call's arguments
+  nb::object written;                        // the call's result goes into it
+  std::shared_ptr<void> kept;                // the call's arguments
+  std::shared_ptr<engine::Cache> cache;      // that is called, or opened; null: none
+  std::shared_ptr<engine::Request> request;  // likewise
   engine::Job job;
 };
 

@@ -18,13 +18,33 @@ struct PyPageClient {
 };
 
 // Slots of a call are checked here: they are numbers that Python counts.
-struct PyPageStore {
-  std::unique_ptr<PageStore> store;
+class PyPageStore {
+ public:
+  explicit PyPageStore(std::shared_ptr<PageStore> store) : store_(std::move(store)) {}
+  ~PyPageStore() { Close(); }
 
   PageStore& open() const {
-    if (store == nullptr) throw std::runtime_error("the store is closed");
-    return *store;
+    if (store_ == nullptr) throw std::runtime_error("the store is closed");
+    return *store_;
   }
+  // Calls it without the interpreter's lock; it stays until the call has returned, also where it is closed meanwhile.
+  template <typename Call>
+  auto Without(Call call) const {
+    open();
+    std::shared_ptr<PageStore> store = store_;
+    const nb::gil_scoped_release release;
+    auto result = call(*store);
+    store.reset();
+    return result;
+  }
+  void Close() {
+    std::shared_ptr<PageStore> store = std::move(store_);
+    const nb::gil_scoped_release release;
+    store.reset();
+  }
+
+ private:
+  std::shared_ptr<PageStore> store_;
 };
 
 std::vector<PageKey> ReadKeys(const std::vector<nb::bytes>& keys) {
@@ -82,18 +102,13 @@ std::unique_ptr<PyPageStore> Open(const PyPageClient& self, const std::string& m
 
 std::vector<bool> Exists(const PyPageStore& self, const std::vector<nb::bytes>& keys) {
   const std::vector<PageKey> read = ReadKeys(keys);
-  nb::gil_scoped_release release;
-  return self.open().Exists(read);
+  return self.Without([&](PageStore& store) { return store.Exists(read); });
 }
 
 // (outcome, reservation) a key; no reservation where there is nothing to publish.
 nb::list Reserve(const PyPageStore& self, const std::vector<nb::bytes>& keys) {
   const std::vector<PageKey> read = ReadKeys(keys);
-  std::vector<Reservation> reservations;
-  {
-    nb::gil_scoped_release release;
-    reservations = self.open().Reserve(read);
-  }
+  const std::vector<Reservation> reservations = self.Without([&](PageStore& store) { return store.Reserve(read); });
   nb::list out;
   for (const Reservation& reservation : reservations) {
     const nb::object granted = reservation.granted() ? nb::cast(reservation) : nb::none();
@@ -105,11 +120,8 @@ nb::list Reserve(const PyPageStore& self, const std::vector<nb::bytes>& keys) {
 std::vector<std::string> Publish(const PyPageStore& self, const std::vector<Reservation>& reservations,
                                  const std::vector<uint32_t>& slots) {
   CheckSlots(self.open(), slots, reservations.size());
-  std::vector<PublishOutcome> outcomes;
-  {
-    nb::gil_scoped_release release;
-    outcomes = self.open().Publish(reservations, slots);
-  }
+  const std::vector<PublishOutcome> outcomes =
+      self.Without([&](PageStore& store) { return store.Publish(reservations, slots); });
   std::vector<std::string> names;
   for (const PublishOutcome outcome : outcomes) names.emplace_back(Name(outcome));
   return names;
@@ -119,11 +131,7 @@ std::vector<std::string> Publish(const PyPageStore& self, const std::vector<Rese
 nb::list Get(const PyPageStore& self, const std::vector<nb::bytes>& keys, const std::vector<uint32_t>& slots) {
   const std::vector<PageKey> read = ReadKeys(keys);
   CheckSlots(self.open(), slots, keys.size());
-  std::vector<PageStore::Landed> landed;
-  {
-    nb::gil_scoped_release release;
-    landed = self.open().Get(read, slots);
-  }
+  const std::vector<PageStore::Landed> landed = self.Without([&](PageStore& store) { return store.Get(read, slots); });
   nb::list out;
   for (const PageStore::Landed& page : landed) {
     const bool hit = page.reason == MissReason::kNone;
@@ -144,8 +152,10 @@ void BindPages(nb::module_& module) {
       .def("publish", &Publish)
       .def("abandon",
            [](const PyPageStore& self, const Reservation& reservation) {
-             nb::gil_scoped_release release;
-             self.open().Abandon(reservation);
+             self.Without([&](PageStore& store) {
+               store.Abandon(reservation);
+               return true;
+             });
            })
       .def("get", &Get)
       .def("take_quiet", [](const PyPageStore& self, uint32_t most) { return self.open().TakeQuiet(most); })
@@ -156,10 +166,7 @@ void BindPages(nb::module_& module) {
              const size_t shape[2] = {store.slots(), store.shape().slot_bytes()};
              return nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>(store.slot(0), 2, shape, self.h);
            })
-      .def("close", [](PyPageStore& self) {
-        nb::gil_scoped_release release;
-        self.store.reset();
-      });
+      .def("close", [](PyPageStore& self) { self.Close(); });
   nb::class_<PyPageClient>(module, "PageClient")
       .def("open", &Open, nb::arg("model_id"), nb::arg("weights_digest"), nb::arg("content"), nb::arg("page_bytes"),
            nb::arg("page_tokens"), nb::arg("tokens_per_second"), nb::arg("slots"), nb::arg("land_ms"));

@@ -33,17 +33,12 @@ Verdict Advance(PyRequest& self, uint32_t layer, uint64_t begin, uint64_t end, c
   }
   advance.copies = wanted.data();
   advance.copy_count = static_cast<uint32_t>(wanted.size());
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = self.request.Advance(advance);
-  }
-  return VerdictOf(status);
+  return VerdictOf(self.request.Without([&](engine::Request& request) { return request.Advance(advance); }));
 }
 
 nb::list Missing(const PyRequest& self) {
   uint32_t count = 0;
-  const engine::Run* const runs = self.request.missing(&count);
+  const engine::Run* const runs = self.request->missing(&count);
   nb::list all;
   for (uint32_t i = 0; i < count; ++i) {
     const engine::Run& run = runs[i];
@@ -100,7 +95,7 @@ struct RunOfArrays {
   }
   static const engine::Run& RunAt(const std::string& of, const PyRequest& self, uint32_t missing) {
     uint32_t count = 0;
-    const engine::Run* const runs = self.request.missing(&count);
+    const engine::Run* const runs = self.request->missing(&count);
     if (missing >= count) throw Refused(of + "missing", "there are " + std::to_string(count));
     return runs[missing];
   }
@@ -114,12 +109,8 @@ std::string Publish(PyRequest& self, uint32_t missing, nb::sequence linear, nb::
                     uint64_t first_position) {
   const RunOfArrays computed("", self, missing, linear, page_table, first_position);
   uint8_t outcome = 0;
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = self.request.Publish(missing, computed.run, &outcome);
-  }
-  Checked(status);
+  Checked(
+      self.request.Without([&](engine::Request& request) { return request.Publish(missing, computed.run, &outcome); }));
   return engine::PublishName(outcome);
 }
 
@@ -137,12 +128,9 @@ std::vector<std::string> PublishMany(PyRequest& self, nb::sequence runs) {
   }
   const auto count = static_cast<uint32_t>(missing.size());
   std::vector<uint8_t> outcomes(count);
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = self.request.Publish(missing.data(), computed.data(), count, outcomes.data());
-  }
-  Checked(status);
+  Checked(self.request.Without([&](engine::Request& request) {
+    return request.Publish(missing.data(), computed.data(), count, outcomes.data());
+  }));
   std::vector<std::string> names;
   for (const uint8_t outcome : outcomes) names.emplace_back(engine::PublishName(outcome));
   return names;
@@ -151,29 +139,23 @@ std::vector<std::string> PublishMany(PyRequest& self, nb::sequence runs) {
 // A plan stays as it was where the verdict is OK.
 template <engine::Status (engine::Request::*call)() noexcept>
 Verdict Waiting(PyRequest& self) {
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = (self.request.*call)();
-  }
+  const engine::Status status = self.request.Without([](engine::Request& request) { return (request.*call)(); });
   if (status.code != Code::kOk) self.plan.reset();
   return VerdictOf(status);
 }
 
 template <engine::Status (engine::Request::*call)(uint32_t) noexcept>
 Verdict WaitingFor(PyRequest& self, uint32_t layer) {
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = (self.request.*call)(layer);
-  }
+  const engine::Status status =
+      self.request.Without([layer](engine::Request& request) { return (request.*call)(layer); });
   if (status.code != Code::kOk) self.plan.reset();
   return VerdictOf(status);
 }
 
 std::unique_ptr<PyJob> StartWaitCold(nb::pointer_and_handle<PyRequest> self, uint32_t timeout_ms) {
   auto job = std::make_unique<PyJob>();
-  Checked(self.p->request.StartWaitCold(timeout_ms, &job->job));
+  job->request = self.p->request.shared();
+  Checked(job->request->StartWaitCold(timeout_ms, &job->job));
   self.p->plan.reset();
   return job;
 }
@@ -202,25 +184,22 @@ Verdict InPages(PyRequest& self, nb::handle page_table) {
   const PageTables tables("page_table", page_table, self.model->groups);
   engine::Prompt pages;
   tables.Put(pages);
-  engine::Status status;
-  {
-    nb::gil_scoped_release release;
-    status = pages.page_table_count > 0 ? (self.request.*call_in)(pages.page_tables, pages.page_table_count)
-                                        : (self.request.*call)(pages.page_table, pages.page_count);
-  }
+  const engine::Status status = self.request.Without([&](engine::Request& request) {
+    return pages.page_table_count > 0 ? (request.*call_in)(pages.page_tables, pages.page_table_count)
+                                      : (request.*call)(pages.page_table, pages.page_count);
+  });
   self.plan.reset();
   return VerdictOf(status);
 }
 
 void End(PyRequest& self) {
   self.plan.reset();
-  nb::gil_scoped_release release;
-  self.request = engine::Request();
+  self.request.Close();
 }
 
 nb::bytes PlanBytes(const PyRequest& self) {
-  std::vector<uint8_t> bytes(self.request.PlanBytes(nullptr, 0));
-  self.request.PlanBytes(bytes.data(), bytes.size());
+  std::vector<uint8_t> bytes(self.request->PlanBytes(nullptr, 0));
+  self.request->PlanBytes(bytes.data(), bytes.size());
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
@@ -228,7 +207,7 @@ nb::bytes PlanBytes(const PyRequest& self) {
 nb::object ConvTail(PyRequest& self, uint32_t step, uint32_t layer) {
   const LinearWidths& widths = self.model->description.Linear(layer);
   engine::Tuple tuple;
-  if (Checked(self.request.StepTuple(step, layer, &tuple)) != Code::kOk || tuple.conv_tail == nullptr) {
+  if (Checked(self.request->StepTuple(step, layer, &tuple)) != Code::kOk || tuple.conv_tail == nullptr) {
     return nb::none();
   }
   return nb::bytes(static_cast<const char*>(tuple.conv_tail), widths.conv_tail_bytes);
@@ -238,7 +217,7 @@ nb::object ConvTail(PyRequest& self, uint32_t step, uint32_t layer) {
 
 nb::object PlanOf(nb::pointer_and_handle<PyRequest> self) {
   if (self.p->plan.is_valid()) return self.p->plan;
-  const engine::Plan& plan = self.p->request.plan();
+  const engine::Plan& plan = self.p->request->plan();
   auto [object, copy] = MakeObject<PyPlan>(self.h.type().attr("plan_type"));
   copy->plan = plan;
   copy->steps.assign(plan.steps, plan.steps + plan.step_count);
@@ -321,7 +300,7 @@ void BindSegments(nb::class_<PyRequest>& request) {
            nb::arg("first_position"))
       .def("raw_publish_many", &PublishMany, nb::arg("runs"))
       .def_prop_ro(
-          "elsewhere", [](const PyRequest& self) { return self.request.elsewhere(); },
+          "elsewhere", [](const PyRequest& self) { return self.request->elsewhere(); },
           "How many segments other engines compute for this prompt, of a request begun with `cold_parallel`.")
       .def(
           "wait_cold", &WaitingFor<&Request::WaitCold>, nb::arg("timeout_ms"),
@@ -331,14 +310,14 @@ void BindSegments(nb::class_<PyRequest>& request) {
           "there.")
       .def("raw_start_wait_cold", &StartWaitCold, nb::arg("timeout_ms"))
       .def(
-          "abandon", [](PyRequest& self, uint32_t missing) { self.request.Abandon(missing); }, nb::arg("missing"))
+          "abandon", [](PyRequest& self, uint32_t missing) { self.request->Abandon(missing); }, nb::arg("missing"))
       .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgainIn>, nb::arg("page_table"),
            "Looks up and lands anew, in these pages. Segments that miss again are computed in their place.")
       .def(
           "lose",
           [](PyRequest& self, const std::vector<uint32_t>& segments) {
             self.plan.reset();
-            return VerdictOf(self.request.Lose(segments.data(), static_cast<uint32_t>(segments.size())));
+            return VerdictOf(self.request->Lose(segments.data(), static_cast<uint32_t>(segments.size())));
           },
           nb::arg("segments"), "Gives up segments that another rank has missed.");
 }
@@ -363,7 +342,7 @@ void BindSetting(nb::class_<PyRequest>& request) {
            "The verdict; no token may be emitted before it. RESTART: compute the new plan. OTHER_PAGES: `move` first.")
       .def("poll_finish", &Waiting<&Request::PollFinish>)
       .def("move", &InPages<&Request::Move, &Request::MoveTo>, nb::arg("page_table"))
-      .def_prop_ro("pages_kept", [](const PyRequest& self) { return self.request.pages_kept(); })
+      .def_prop_ro("pages_kept", [](const PyRequest& self) { return self.request->pages_kept(); })
       .def("plan_bytes", &PlanBytes, "The plan for another process (`Cache.land`); empty: no hit.");
 }
 
@@ -373,11 +352,11 @@ void BindEnd(nb::class_<PyRequest>& request) {
       .def("cancel",
            [](PyRequest& self) {
              self.plan.reset();
-             self.request.Cancel();
+             self.request->Cancel();
            })
       .def("poll_quiet", &Waiting<&Request::PollQuiet>)
       .def(
-          "release", [](PyRequest& self) { self.request.Release(); },
+          "release", [](PyRequest& self) { self.request->Release(); },
           "Gives back the lease while the request stays, for `Cache.commit`.")
       .def("end", &End,
            "Cancels what is under way and gives back the lease. Pages in doubt come by `Cache.take_quiet_pages`.");

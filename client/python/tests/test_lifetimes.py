@@ -1,0 +1,79 @@
+"""Handles that end on one thread while a call of another is under way."""
+
+import asyncio
+import gc
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+import shortest
+
+import ashlar
+
+
+def open_cache(daemon, **options):
+    return ashlar.Cache(shortest.MODEL, daemon.rpc_socket, daemon.session_socket, **{"pages": 64, **options})
+
+
+def test_a_cache_is_closed_while_it_waits_for_work(daemon):
+    for _ in range(5):
+        cache = open_cache(daemon)
+        answers = []
+        thread = threading.Thread(target=lambda cache=cache, answers=answers: answers.append(cache.serve_prefill(500)))
+        thread.start()
+        time.sleep(0.1)
+        cache.close()
+        thread.join()
+        assert answers == [None]
+
+
+def test_an_awaited_call_is_given_up_and_its_cache_closed(daemon):
+    async def run():
+        with open_cache(daemon) as cache:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(cache.serve_prefill_async(1000), 0.1)
+
+    asyncio.run(run())  # ends with the thread that waits
+
+
+def test_a_cache_is_closed_while_work_is_awaited_by_a_job(daemon):
+    cache = open_cache(daemon)
+    serving = cache.start_serve_prefill(wait_ms=300)
+    cache.close()
+    assert serving.result() is None
+
+
+def test_a_handle_that_is_forgotten_lets_others_run_while_it_ends(daemon):
+    tokens = np.arange(400, dtype=np.int32)
+    cache = open_cache(daemon, timeout_ms=300, capture_tokens=16)
+    state = np.zeros(512, np.float32)
+    assert cache.commit(tokens, [(400, [ashlar.LinearTensors(0, state)])], page_table=np.arange(32)) == ["kept"]
+    os.kill(daemon.pid, signal.SIGSTOP)
+    stat = pathlib.Path(f"/proc/{daemon.pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.001)
+    # Whether it lands is in doubt: its end waits until the daemon says that nothing is written any more.
+    request = cache.begin(np.append(tokens, 7).astype(np.int32), page_table=np.arange(32, dtype=np.int32))
+    waking = subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {daemon.pid}"])
+    ended = threading.Event()
+
+    def forget():
+        nonlocal request, cache
+        del request, cache
+        gc.collect()
+        ended.set()
+
+    thread = threading.Thread(target=forget)
+    thread.start()
+    counted = 0
+    while not ended.is_set():
+        counted += 1
+        time.sleep(0.001)
+    thread.join()
+    assert waking.wait() == 0
+    assert counted > 100
