@@ -337,7 +337,8 @@ void Calls::Offer(const Member& member, const std::string& tenant, daemon::PeerO
       [offer](const v1::PeerOfferReply& reply) { return daemon::Read(reply, offer); }, std::move(done));
 }
 
-void Calls::Close(const Member& member, std::vector<daemon::PeerLease> leases) {
+void Calls::Close(const Member& member, std::vector<daemon::PeerLease> leases,
+                  std::function<void(absl::Status)> done) {
   v1::PeerCloseRequest request;
   daemon::Write(leases, &request);
   Start<v1::PeerCloseRequest, v1::PeerCloseReply, bool>(
@@ -348,7 +349,8 @@ void Calls::Close(const Member& member, std::vector<daemon::PeerLease> leases) {
         there.served_->Close(hello, *read);
         answer(v1::PeerCloseReply());
       },
-      [](const v1::PeerCloseReply&) { return absl::StatusOr<bool>(true); }, [](const absl::StatusOr<bool>&) {});
+      [](const v1::PeerCloseReply&) { return absl::StatusOr<bool>(true); },
+      [done = std::move(done)](const absl::StatusOr<bool>& closed) { done(closed.status()); });
 }
 
 void Calls::Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,

@@ -48,13 +48,15 @@ class Calls final : public daemon::PeerAsker, public daemon::PrefillAsker {
   size_t connected() const;
   size_t under_way() const;
 
+  bool Shares(const daemon::Member&, const std::string&) const override { return true; }
   void Open(const daemon::Member& member, const std::string& tenant, daemon::PeerOpen open,
             daemon::PeerCalls::Done<std::vector<daemon::PeerOpened>> done) override;
   void Renew(const daemon::Member& member, daemon::PeerRenew renew,
              daemon::PeerCalls::Done<std::vector<uint32_t>> done) override;
   void Offer(const daemon::Member& member, const std::string& tenant, daemon::PeerOffer offer,
              daemon::PeerCalls::Done<std::vector<TakeOutcome>> done) override;
-  void Close(const daemon::Member& member, std::vector<daemon::PeerLease> leases) override;
+  void Close(const daemon::Member& member, std::vector<daemon::PeerLease> leases,
+             std::function<void(absl::Status)> done) override;
   void Workers(const daemon::Member& member, const std::string& tenant, const NamespaceId& ns,
                daemon::PeerCalls::Done<std::vector<daemon::PeerWorker>> done) override;
   void Prefill(const daemon::Member& member, const std::string& tenant, daemon::PeerPrefill prefill,
