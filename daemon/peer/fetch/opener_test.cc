@@ -1,4 +1,4 @@
-// What the errors of calls say of a node, and what becomes of leases that were not closed.
+// Errors of calls and the nodes that they count against; leases that a close did not reach.
 #include "daemon/peer/fetch/opener.h"
 
 #include <gtest/gtest.h>

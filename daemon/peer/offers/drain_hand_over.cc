@@ -160,12 +160,12 @@ void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>
   if (busy) node.not_before = clock_.Now() + options_.pause;
   if (not_shared) {
     node.not_shared.insert(some.front().offering.pool.tenant);
-  } else {
+  } else if (took || !busy) {
     node.refusals = took ? 0 : node.refusals + 1;
   }
   // A node that does not answer, or stops itself, takes nothing of the rest either.
   const bool stops = reply.ok() && std::ranges::count(*reply, TakeOutcome::kDraining) > 0;
-  node.out |= out || stops || (!busy && node.refusals >= options_.refusals);
+  node.out |= out || stops || node.refusals >= options_.refusals;
   Tick();
 }
 

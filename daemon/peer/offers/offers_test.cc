@@ -304,7 +304,7 @@ TEST_F(OffersTest, ADrainAsksANodeAgainThatHadTooManyCalls) {
   EXPECT_EQ(Unsaved(a), 0u);
 }
 
-// What waits to be offered again is the disk's, and the drain is over.
+// Objects that wait to be offered again are the disk's, and the drain is over.
 TEST_F(OffersTest, ADrainWhoseLastOtherNodeGoesWaitsForNobody) {
   PeersOptions patient = PeerNode::All(), busy = PeerNode::All();
   patient.hand_over.pause = 3'600'000'000'000;
