@@ -364,7 +364,9 @@ TEST_F(OffersTest, ANodeThatStandsStillLeavesRoomForOthersOffers) {
 }
 
 TEST_F(OffersTest, AnObjectThatIsComingCountsOnce) {
-  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  PeersOptions options = PeerNode::All();
+  options.offers.objects = 1;
+  PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options);
   const ObjectHeader plan = OfferPlan(1);
   a.Publish(plan, 1);
   const PeerOffer offer = OfferOf(a, plan, OfferKind::kDrain, 1);
