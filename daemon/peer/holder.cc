@@ -105,7 +105,7 @@ bool Holder::Open(const std::string& node, storage::TenantId tenant, const PeerO
 MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::Query& query, uint32_t lease_ms,
                            PeerOpened& opened) {
   if (node.leases.size() >= options_.leases_of_a_node) return MissReason::kBusy;
-  if (!giving_) return MissReason::kDaemonUnavailable;
+  if (options_.gives && !options_.gives()) return MissReason::kDaemonUnavailable;
   // An object that only another node has is not passed on: the node that asks knows the other one, too.
   if (cache_.Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
   std::shared_ptr<Session>& session = node.sessions[tenant];
@@ -228,6 +228,12 @@ std::map<std::string, Holder::OfNode> Holder::ByNode() const {
     of_node.bytes += state.bytes;
   }
   return figures;
+}
+
+std::vector<std::string> Holder::Readers() const {
+  std::vector<std::string> names;
+  for (const auto& [name, state] : nodes_) names.push_back(name);
+  return names;
 }
 
 void Holder::Keep(const std::set<std::string>& nodes) {

@@ -31,6 +31,8 @@ class Holder {
     size_t leases_of_a_node = 65536;
     // Is told of each object that a node was given; the node's name alone. May be empty.
     std::function<void(const std::string& node, storage::TenantId tenant, const Key& key)> gave;
+    // Returns whether other nodes are given objects at present. Empty: always.
+    std::function<bool()> gives;
   };
   struct Stats {
     uint64_t leases = 0, nodes = 0;
@@ -58,8 +60,6 @@ class Holder {
   void Close(const std::string& node, const PeerLease& lease);
   void Gone(const std::string& node);
   void CloseAll();
-  // During a drain: whether other nodes are still given objects.
-  void SetGiving(bool giving) { giving_ = giving; }
   // Ends what is past its time. Call it about once a second.
   void Tick();
   Stats stats() const;
@@ -69,6 +69,8 @@ class Holder {
   };
   // By the nodes' names.
   std::map<std::string, OfNode> ByNode() const;
+  // Name and incarnation of each node that has asked and has not gone.
+  std::vector<std::string> Readers() const;
   // Forgets how much was sent to nodes that are not among these, and hold nothing.
   void Keep(const std::set<std::string>& nodes);
 
@@ -108,7 +110,6 @@ class Holder {
   storage::Cache& cache_;
   const std::vector<const storage::Tier*> tiers_;
   const Options options_;
-  bool giving_ = true;
   std::map<std::string, Node> nodes_;                                    // by name and incarnation
   std::map<std::string, std::shared_ptr<std::atomic<uint64_t>>> given_;  // by name
   storage::SessionId next_session_ = kFirstSession;

@@ -10,17 +10,16 @@
 namespace ashlar::daemon {
 namespace {
 
-// A connection that was made anew is of the same node; a daemon that has started again is another one.
-std::string NameOf(const PeerHello& peer) {
-  return peer.node + "/" + std::string(peer.incarnation.begin(), peer.incarnation.end());
-}
-
 // A daemon that starts again is as fast as it was.
 constexpr storage::Nanos kRemembered = storage::Nanos{600} * 1'000'000'000;
 
 constexpr char kGone[] = "the node that asks has gone";
 
 }  // namespace
+
+std::string Peers::ReaderOf(const PeerHello& peer) {
+  return peer.node + "/" + std::string(peer.incarnation.begin(), peer.incarnation.end());
+}
 
 Peers::Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std::string>& names, Directory& directory,
              Transport& transport, PeerAsker& asker, PrefillAsker& prefill_asker, const PeersOptions& options)
@@ -51,6 +50,8 @@ void Peers::Start(storage::Cache& cache, std::vector<const storage::Tier*> tiers
   holder.gave = [this](const std::string& node, storage::TenantId tenant, const Key& key) {
     replicas_->Asked(node, tenant, key);
   };
+  // Those that take what is handed over open it here; nobody else's leases should hold a drain up behind that.
+  holder.gives = [this] { return !draining_ || handing_over(); };
   holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, std::move(tiers), holder);
   taker_ = std::make_unique<OfferTaker>(clock_, directory_, opener_, objects_, rates_, cache, options_.offers);
   hand_over_ = std::make_unique<DrainHandOver>(clock_, directory_, offerer_, cache, options_.hand_over);
@@ -62,7 +63,6 @@ void Peers::Start(storage::Cache& cache, std::vector<const storage::Tier*> tiers
 void Peers::SetDraining(bool draining) {
   draining_ = draining;
   draining ? hand_over_->Start() : hand_over_->End();
-  holder_->SetGiving(!draining || hand_over_->busy());
 }
 
 void Peers::Route(Router& router) {
@@ -82,8 +82,6 @@ void Peers::Flush() {
   prefill_.Tick();
   announcer_.Flush(
       [this](storage::Telling& telling, storage::Slice& slice) { return cache_->TellAll(telling, slice); });
-  // Those that take what is handed over open it here; nobody else's leases should hold the drain up behind that.
-  if (draining_) holder_->SetGiving(hand_over_->busy());
 }
 
 void Peers::EndOffers() {
@@ -187,8 +185,8 @@ std::vector<PeerFigures> Peers::PerNode(const TransportStats& transport, size_t 
 void Peers::PeerHere(const PeerHello& peer) {
   const std::lock_guard lock(mutex_);
   std::string& known = here_[peer.node];
-  if (!known.empty() && known != NameOf(peer)) PostGone(known);
-  known = NameOf(peer);
+  if (!known.empty() && known != ReaderOf(peer)) PostGone(known);
+  known = ReaderOf(peer);
 }
 
 void Peers::PeerGone(const std::string& node) {
@@ -199,7 +197,7 @@ void Peers::PeerGone(const std::string& node) {
 bool Peers::IsHere(const PeerHello& peer) {
   const std::lock_guard lock(mutex_);
   const auto known = here_.find(peer.node);
-  return known != here_.end() && known->second == NameOf(peer);
+  return known != here_.end() && known->second == ReaderOf(peer);
 }
 
 void Peers::PostGone(const std::string& name) {
@@ -221,7 +219,7 @@ void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
       done(absl::UnavailableError(kGone));
       return true;
     }
-    if (!holder_->Open(NameOf(call->peer), tenant, call->open, call->opened, slice)) return false;
+    if (!holder_->Open(ReaderOf(call->peer), tenant, call->open, call->opened, slice)) return false;
     done(std::move(call->opened));
     return true;
   });
@@ -238,7 +236,7 @@ void Peers::Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer off
 
 void Peers::Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) {
   const bool posted =
-      loop_.PostRelease(storage::kNoTenant, [this, node = NameOf(peer), renew = std::move(renew), done] {
+      loop_.PostRelease(storage::kNoTenant, [this, node = ReaderOf(peer), renew = std::move(renew), done] {
         std::vector<uint32_t> lives;
         for (const PeerLease& lease : renew.leases) lives.push_back(holder_->Renew(node, lease, renew.lease_ms));
         done(std::move(lives));
@@ -247,7 +245,7 @@ void Peers::Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint3
 }
 
 void Peers::Close(const PeerHello& peer, std::vector<PeerLease> leases) {
-  loop_.PostCompletion(storage::kNoTenant, [this, node = NameOf(peer), leases = std::move(leases)] {
+  loop_.PostCompletion(storage::kNoTenant, [this, node = ReaderOf(peer), leases = std::move(leases)] {
     for (const PeerLease& lease : leases) holder_->Close(node, lease);
   });
 }
@@ -278,7 +276,7 @@ void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill
     std::vector<PeerOpened> opened;
     storage::Slice whole;
     const PeerOpen open{.objects = {{.key = asked->key, .shard = {}}}, .lease_ms = asked->lease_ms};
-    holder_->Open(NameOf(peer), tenant, open, opened, whole);
+    holder_->Open(ReaderOf(peer), tenant, open, opened, whole);
     done(std::move(opened.front()));
   };
   const bool posted = loop_.Post(tenant, [this, peer, tenant, asked, ended] {
@@ -290,7 +288,7 @@ void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill
                            .kind = asked->kind,
                            .tokens = asked->tokens.size() / sizeof(int32_t),
                            .packed = std::shared_ptr<const std::string>(asked, &asked->tokens)};
-    router_->PrefillFor(NameOf(peer), asked->worker, work, storage::Nanos{1'000'000} * asked->patience_ms, ended);
+    router_->PrefillFor(ReaderOf(peer), asked->worker, work, storage::Nanos{1'000'000} * asked->patience_ms, ended);
   });
   if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
 }

@@ -78,8 +78,8 @@ class Peers final : public PeerCalls {
   void AnnounceAgain() { announcer_.Again(); }
   // The cache has begun to drain, or has ended that: what memory alone has is offered to other nodes.
   void SetDraining(bool draining);
-  // Objects are being handed over.
-  bool handing_over() const { return hand_over_->busy(); }
+  // Objects or prompts are being handed to other nodes: a drain waits for that.
+  bool handing_over() const { return hand_over_->busy() || hand_off_->busy(); }
   void Flush();  // what does not wait for Tick: call it many times a second
   void Tick();   // call it about once a second
   // Nothing is offered or taken any more, and offers that wait are answered.
@@ -88,6 +88,10 @@ class Peers final : public PeerCalls {
   // transport may go when it has returned true.
   bool Stop();
   PeersStats stats() const;
+  // Those that have asked and have not gone, by ReaderOf.
+  std::vector<std::string> Readers() const { return holder_->Readers(); }
+  // A connection that was made anew is of the same reader; a daemon that has started again is another one.
+  static std::string ReaderOf(const PeerHello& peer);
   // Of the other members that the directory has, the first `most` by their names. `transport`: its stats, a moment old.
   // `connected`: for calls.
   std::vector<PeerFigures> PerNode(const TransportStats& transport, size_t most,

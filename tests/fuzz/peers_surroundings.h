@@ -212,6 +212,7 @@ class HostilePeer final : public daemon::PeerAsker, public daemon::PrefillAsker 
     }
   }
 
+  bool Shares(const daemon::Member&, const std::string&) const override { return true; }
   void Open(const daemon::Member&, const std::string&, daemon::PeerOpen open,
             PeerCalls::Done<std::vector<daemon::PeerOpened>> done) override {
     Ask<v1::PeerOpenReply>([open](const auto& reply) { return daemon::Read(reply, open); }, std::move(done), 0);
@@ -224,8 +225,10 @@ class HostilePeer final : public daemon::PeerAsker, public daemon::PrefillAsker 
     Ask<v1::PeerOfferReply>([offer](const auto& reply) { return daemon::Read(reply, offer); }, std::move(done),
                             offer.patience_ms);
   }
-  void Close(const daemon::Member&, std::vector<daemon::PeerLease> leases) override {
+  void Close(const daemon::Member&, std::vector<daemon::PeerLease> leases,
+             std::function<void(absl::Status)> done) override {
     FUZZ_EXPECT(!leases.empty() && leases.size() <= limits::kMaxPeerLeasesPerCall);
+    done(absl::OkStatus());
   }
   void Workers(const daemon::Member&, const std::string&, const NamespaceId&,
                PeerCalls::Done<std::vector<daemon::PeerWorker>> done) override {

@@ -18,14 +18,15 @@ class PeerAsker {
  public:
   virtual ~PeerAsker() = default;
 
+  // Returns whether this node's configuration shares the tenant with that node, which may have another one.
+  virtual bool Shares(const Member& member, const std::string& tenant) const = 0;
   virtual void Open(const Member& member, const std::string& tenant, PeerOpen open,
                     PeerCalls::Done<std::vector<PeerOpened>> done) = 0;
   virtual void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) = 0;
   // Answered later than other calls: its patience counts.
   virtual void Offer(const Member& member, const std::string& tenant, PeerOffer offer,
                      PeerCalls::Done<std::vector<TakeOutcome>> done) = 0;
-  // Nobody waits for it.
-  virtual void Close(const Member& member, std::vector<PeerLease> leases) = 0;
+  virtual void Close(const Member& member, std::vector<PeerLease> leases, std::function<void(absl::Status)> done) = 0;
 };
 
 }  // namespace ashlar::daemon

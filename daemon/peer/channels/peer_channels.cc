@@ -56,7 +56,7 @@ void PeerChannels::Open(const Member& member, const std::string& tenant, PeerOpe
                         PeerCalls::Done<std::vector<PeerOpened>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
   if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
-  if (!policy_.Tenant(member.node, tenant).has_value()) {
+  if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
   client->Open(tenant, std::move(open), std::move(done));
@@ -66,7 +66,7 @@ void PeerChannels::Offer(const Member& member, const std::string& tenant, PeerOf
                          PeerCalls::Done<std::vector<TakeOutcome>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
   if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
-  if (!policy_.Tenant(member.node, tenant).has_value()) {
+  if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
   client->Offer(tenant, std::move(offer), std::move(done));
@@ -78,16 +78,18 @@ void PeerChannels::Renew(const Member& member, PeerRenew renew, PeerCalls::Done<
   client->Renew(std::move(renew), std::move(done));
 }
 
-void PeerChannels::Close(const Member& member, std::vector<PeerLease> leases) {
-  // Where the call does not arrive, the leases end with the connection, or with their time.
-  if (const std::shared_ptr<PeerClient> client = Find(member)) client->Close(leases, [](const absl::Status&) {});
+// Where the node has gone, the leases have ended with the connection.
+void PeerChannels::Close(const Member& member, std::vector<PeerLease> leases, std::function<void(absl::Status)> done) {
+  const std::shared_ptr<PeerClient> client = Find(member);
+  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  client->Close(leases, std::move(done));
 }
 
 void PeerChannels::Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
                            PeerCalls::Done<std::vector<PeerWorker>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
   if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
-  if (!policy_.Tenant(member.node, tenant).has_value()) {
+  if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
   client->Workers(tenant, ns, std::move(done));
@@ -97,7 +99,7 @@ void PeerChannels::Prefill(const Member& member, const std::string& tenant, Peer
                            PeerCalls::Done<PeerOpened> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
   if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
-  if (!policy_.Tenant(member.node, tenant).has_value()) {
+  if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
   client->Prefill(tenant, std::move(prefill), std::move(done));

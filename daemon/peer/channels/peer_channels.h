@@ -39,12 +39,15 @@ class PeerChannels final : public PeerAsker, public PrefillAsker {
   size_t connected() const;
   bool Connected(const Member& member) const;
 
+  bool Shares(const Member& member, const std::string& tenant) const override {
+    return policy_.Tenant(member.node, tenant).has_value();
+  }
   void Open(const Member& member, const std::string& tenant, PeerOpen open,
             PeerCalls::Done<std::vector<PeerOpened>> done) override;
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override;
   void Offer(const Member& member, const std::string& tenant, PeerOffer offer,
              PeerCalls::Done<std::vector<TakeOutcome>> done) override;
-  void Close(const Member& member, std::vector<PeerLease> leases) override;
+  void Close(const Member& member, std::vector<PeerLease> leases, std::function<void(absl::Status)> done) override;
   void Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
                PeerCalls::Done<std::vector<PeerWorker>> done) override;
   void Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,

@@ -148,13 +148,14 @@ class Reader {
 // Grants all renewals, and remembers whose.
 class Renewals final : public PeerAsker {
  public:
+  bool Shares(const Member&, const std::string&) const override { return true; }
   void Open(const Member&, const std::string&, PeerOpen, PeerCalls::Done<std::vector<PeerOpened>>) override {}
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override {
     asked.push_back(member.node);
     done(std::vector<uint32_t>(renew.leases.size(), renew.lease_ms));
   }
   void Offer(const Member&, const std::string&, PeerOffer, PeerCalls::Done<std::vector<TakeOutcome>>) override {}
-  void Close(const Member&, std::vector<PeerLease>) override {}
+  void Close(const Member&, std::vector<PeerLease>, std::function<void(absl::Status)>) override {}
 
   std::vector<std::string> asked;
 };

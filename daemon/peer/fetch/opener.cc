@@ -1,7 +1,9 @@
 #include "daemon/peer/fetch/opener.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "daemon/peer/channels/call_failure.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -43,7 +45,7 @@ void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member
     const storage::Nanos now = clock_.Now();
     if (reply.ok()) {
       rates_.Answered(member->node, now - asked_at);
-    } else {
+    } else if (WhatFailed(reply.status()) == CallFailure::kNode) {
       rates_.Failed(member->node, now);
     }
     Opened opened;
@@ -71,13 +73,30 @@ void Opener::Close(const std::shared_ptr<const Member>& member, const PeerLease&
   Closing& closing = closing_[member->incarnation];
   closing.member = member;
   closing.leases.push_back(lease);
-  if (closing.leases.size() >= limits::kMaxPeerLeasesPerCall) Flush();
+  if (closing.leases.size() % limits::kMaxPeerLeasesPerCall == 0) Flush();
 }
 
 void Opener::Flush() {
   for (auto& [incarnation, closing] : std::exchange(closing_, {})) {
-    asker_.Close(*closing.member, std::move(closing.leases));
+    for (size_t begin = 0; begin < closing.leases.size(); begin += limits::kMaxPeerLeasesPerCall) {
+      const auto first = closing.leases.begin() + static_cast<ptrdiff_t>(begin);
+      const size_t count = std::min<size_t>(closing.leases.size() - begin, limits::kMaxPeerLeasesPerCall);
+      CloseSome(closing.member, {first, first + static_cast<ptrdiff_t>(count)});
+    }
   }
+}
+
+// Too many calls at once are made again by a later Flush. After any other error the leases end with the connection, or
+// with their time.
+void Opener::CloseSome(const std::shared_ptr<const Member>& member, std::vector<PeerLease> leases) {
+  asker_.Close(*member, leases, [this, member, leases](const absl::Status& status) {
+    if (status.ok() || WhatFailed(status) != CallFailure::kBusy) return;
+    loop_.PostCompletion(storage::kNoTenant, [this, member, leases] {
+      Closing& closing = closing_[member->incarnation];
+      closing.member = member;
+      closing.leases.insert(closing.leases.end(), leases.begin(), leases.end());
+    });
+  });
 }
 
 }  // namespace ashlar::daemon

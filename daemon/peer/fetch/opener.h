@@ -55,6 +55,8 @@ class Opener {
 
   // Gives objects back at a node, soon and several in one call.
   void Close(const std::shared_ptr<const Member>& member, const PeerLease& lease);
+  // Returns whether this node's configuration shares the tenant with that node.
+  bool Shares(const Member& member, storage::TenantId tenant) const { return asker_.Shares(member, names_.at(tenant)); }
   void Flush();  // what waits to be closed; call it now and then
 
   static constexpr uint32_t kLeaseMillis = 60'000;  // what is opened is renewed at half of it
@@ -70,6 +72,8 @@ class Opener {
     std::shared_ptr<const Member> member;
     std::vector<PeerLease> leases;
   };
+  void CloseSome(const std::shared_ptr<const Member>& member, std::vector<PeerLease> leases);
+
   std::map<uint64_t, Closing> closing_;  // by the member's incarnation
 };
 

@@ -289,7 +289,9 @@ void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
   std::map<std::string, std::vector<Want>> by_node;
   const storage::Nanos now = clock_.Now();
   for (Want& want : wants) {
-    std::erase_if(want.holders, [&](const auto& member) { return !rates_.MayAsk(member->node, now); });
+    std::erase_if(want.holders, [&](const auto& member) {
+      return !rates_.MayAsk(member->node, now) || !opener_.Shares(*member, tenant);
+    });
     if (want.holders.empty()) {
       Settled(tenant, want.key);
       continue;

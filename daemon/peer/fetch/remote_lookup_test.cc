@@ -69,5 +69,19 @@ TEST(RemoteLookupTest, TheNextHolderIsAskedForWhoeverStillWaits) {
   after(0);  // what nobody took is given back
 }
 
+TEST(RemoteLookupTest, ANodeThatTheTenantIsNotSharedWithIsNotAsked) {
+  TestCluster cluster;
+  PeerNode a(cluster, "a"), b(cluster, "b"), c(cluster, "c");
+  const ObjectHeader plan = storage::TestPlan(1, 64);
+  const Query query{.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens};
+  a.Publish(plan, 1);
+  b.Share("a", false);
+  EXPECT_EQ(b.Lookup({&query, 1}).found[0].tier, TierKind::kNone);
+  EXPECT_EQ(b.made(), 0u);
+  const storage::Match match = c.Lookup({&query, 1});
+  EXPECT_EQ(match.found[0].tier, TierKind::kRemote);
+  c.Release(match.lease);
+}
+
 }  // namespace
 }  // namespace ashlar::daemon

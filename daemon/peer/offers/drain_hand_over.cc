@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/peer/channels/call_failure.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -52,6 +53,13 @@ std::optional<DrainHandOver::Handed> DrainHandOver::Next() {
   return Handed{.offering = *std::move(offering)};
 }
 
+bool DrainHandOver::MayTake(const Member& member, const Handed& handed) {
+  const Node& node = nodes_[member.incarnation];
+  const storage::TenantId tenant = handed.offering.pool.tenant;
+  return !node.out && !handed.asked.contains(member.incarnation) && !node.not_shared.contains(tenant) &&
+         offerer_.Shares(member, tenant);
+}
+
 // The one with the least under way, of those that may take it. Null: none; then `again_` or the disk has it.
 std::shared_ptr<const Member> DrainHandOver::NodeFor(const Handed& handed) {
   const storage::Nanos now = clock_.Now();
@@ -60,7 +68,7 @@ std::shared_ptr<const Member> DrainHandOver::NodeFor(const Handed& handed) {
     const Node& node = nodes_[member->incarnation];
     const uint64_t bytes = handed.offering.bytes * handed.offering.shards;
     const bool full = node.bytes > 0 && node.bytes + bytes > options_.bytes_of_a_node;
-    if (node.out || full || node.not_before > now || handed.asked.contains(member->incarnation)) continue;
+    if (full || node.not_before > now || !offerer_.MayOffer(*member) || !MayTake(*member, handed)) continue;
     if (best == nullptr || node.bytes < nodes_[best->incarnation].bytes) best = member;
   }
   return best;
@@ -69,7 +77,10 @@ std::shared_ptr<const Member> DrainHandOver::NodeFor(const Handed& handed) {
 void DrainHandOver::Tick() {
   if (!running_) return;
   if (clock_.Now() - looked_at_ >= options_.row_again) LookAround();
-  if (members_.empty()) {
+  if (members_.empty()) {  // all of it is the disk's again
+    for (const Handed& handed : std::exchange(again_, {})) {
+      cache_.offers().Handed(handed.offering.pool.tenant, handed.offering.key, false);
+    }
     row_ended_ = true;
     row_ended_at_ = clock_.Now();
     return;
@@ -77,9 +88,7 @@ void DrainHandOver::Tick() {
   for (int turns = 0; turns < kTurns; ++turns) {
     std::optional<Handed> next = Next();
     if (!next.has_value()) return;
-    const bool any = std::ranges::any_of(members_, [&](const std::shared_ptr<const Member>& member) {
-      return !nodes_[member->incarnation].out && !next->asked.contains(member->incarnation);
-    });
+    const bool any = std::ranges::any_of(members_, [&](const auto& member) { return MayTake(*member, *next); });
     if (!any) {
       cache_.offers().Handed(next->offering.pool.tenant, next->offering.key, false);
       continue;
@@ -123,7 +132,10 @@ void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>
                              const absl::StatusOr<std::vector<TakeOutcome>>& reply) {
   if (round != round_) return;
   Node& node = nodes_[from->incarnation];
-  bool took = false, busy = false;
+  const bool out = !reply.ok() && WhatFailed(reply.status()) == CallFailure::kNode;
+  const bool not_shared = !reply.ok() && WhatFailed(reply.status()) == CallFailure::kTenant;
+  const bool refused = !reply.ok() && WhatFailed(reply.status()) == CallFailure::kBusy;
+  bool took = false, busy = refused;
   for (size_t i = 0; i < some.size(); ++i) {
     const storage::Offering& offering = some[i].offering;
     node.bytes -= offering.bytes * offering.shards;
@@ -137,7 +149,7 @@ void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>
     // What is late is on its way there: the same node is asked again, and joins. So it is where a fetch failed, which a
     // busy machine may have done.
     const bool fetch_failed = reply.ok() && outcome == TakeOutcome::kFailed && ++some[i].failures < kFetches;
-    if (outcome == TakeOutcome::kBusy || outcome == TakeOutcome::kLate || fetch_failed) {
+    if (refused || outcome == TakeOutcome::kBusy || outcome == TakeOutcome::kLate || fetch_failed) {
       busy = true;
     } else {
       some[i].asked.insert(from->incarnation);
@@ -146,10 +158,14 @@ void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>
     again_.push_back(std::move(some[i]));
   }
   if (busy) node.not_before = clock_.Now() + options_.pause;
-  node.refusals = took ? 0 : node.refusals + 1;
+  if (not_shared) {
+    node.not_shared.insert(some.front().offering.pool.tenant);
+  } else if (took || !busy) {
+    node.refusals = took ? 0 : node.refusals + 1;
+  }
   // A node that does not answer, or stops itself, takes nothing of the rest either.
   const bool stops = reply.ok() && std::ranges::count(*reply, TakeOutcome::kDraining) > 0;
-  node.out |= !reply.ok() || stops || (!busy && node.refusals >= options_.refusals);
+  node.out |= out || stops || node.refusals >= options_.refusals;
   Tick();
 }
 

@@ -52,8 +52,11 @@ class DrainHandOver {
     uint64_t bytes = 0;  // offered, and not yet answered
     storage::Nanos not_before = 0;
     uint32_t refusals = 0;
+    std::set<storage::TenantId> not_shared;  // it has refused objects of these tenants
     bool out = false;
   };
+  // Returns whether the node may still take it, now or later.
+  bool MayTake(const Member& member, const Handed& handed);
   std::optional<Handed> Next();
   void LookAround();
   std::shared_ptr<const Member> NodeFor(const Handed& handed);

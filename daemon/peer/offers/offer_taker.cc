@@ -37,14 +37,13 @@ void OfferTaker::Offer(const std::string& node, storage::TenantId tenant, const 
     const storage::Offering offering = OfferingOf(tenant, offer.objects[i]);
     TakeOutcome outcome = Judge(offering, offer.why);
     if (outcome == TakeOutcome::kTaken && member == members.end()) outcome = TakeOutcome::kFailed;
-    const bool busy = stopped_ || calls_.size() >= options_.calls || !MayTake(AllBytes(offering));
+    const bool busy = stopped_ || calls_.size() >= options_.calls || !MayTake(node, offering);
     if (outcome == TakeOutcome::kTaken && busy) outcome = TakeOutcome::kBusy;
-    bytes_ += AllBytes(offering);
-    ++stats_.under_way;
     if (outcome != TakeOutcome::kTaken) {
       Settle(call, {offering, i}, outcome);
       continue;
     }
+    Begins(node, offering);
     wanted.push_back({offering, i});
     for (uint32_t rank = 0; rank < offering.shards; ++rank) {
       keys.push_back({offering.key, {.rank = rank, .size = offering.shards}});
@@ -58,6 +57,39 @@ void OfferTaker::Offer(const std::string& node, storage::TenantId tenant, const 
                  });
   }
   if (--call->open == 0) AnswerNow(*call);
+}
+
+// One that is coming already costs nothing more.
+bool OfferTaker::MayTake(const std::string& node, const storage::Offering& offering) const {
+  if (coming_.contains(PlaceOf(offering)) || coming_.empty()) return options_.objects > 0;
+  const uint64_t bytes = AllBytes(offering);
+  if (coming_.size() >= options_.objects || bytes_ + bytes > options_.bytes) return false;
+  const auto share = shares_.find(node);
+  if (share == shares_.end()) return true;
+  return share->second.objects + 1 + coming_.size() <= options_.objects &&
+         share->second.bytes + bytes + bytes_ <= options_.bytes;
+}
+
+void OfferTaker::Begins(const std::string& node, const storage::Offering& offering) {
+  const auto [at, first] = coming_.try_emplace(PlaceOf(offering), Coming{node, AllBytes(offering)});
+  ++at->second.offers;
+  if (!first) return;
+  Share& share = shares_[node];
+  share.bytes += at->second.bytes;
+  ++share.objects;
+  bytes_ += at->second.bytes;
+  stats_.under_way = coming_.size();
+}
+
+void OfferTaker::Ends(const storage::Offering& offering) {
+  const auto at = coming_.find(PlaceOf(offering));
+  if (--at->second.offers > 0) return;
+  const auto share = shares_.find(at->second.node);
+  share->second.bytes -= at->second.bytes;
+  if (--share->second.objects == 0) shares_.erase(share);
+  bytes_ -= at->second.bytes;
+  coming_.erase(at);
+  stats_.under_way = coming_.size();
 }
 
 // For an engine that waits the top makes room as it does for any look-up, if it can.
@@ -97,18 +129,19 @@ void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wa
     // Another look-up may have adopted it, or brought it up: that is joined.
     if (!cache_.AdoptRemote(offering.pool, std::move(header), copy, cost)) objects_.Release(copy);
   }
-  if (outcome != TakeOutcome::kTaken) return Settle(call, wanted, outcome);
+  if (outcome != TakeOutcome::kTaken) {
+    Ends(offering);
+    return Settle(call, wanted, outcome);
+  }
   cache_.offers().Promote(offering, [this, call, wanted](bool whole) {
+    Ends(wanted.offering);
     Settle(call, wanted, whole ? TakeOutcome::kTaken : TakeOutcome::kFailed);
   });
 }
 
 void OfferTaker::Settle(const std::shared_ptr<Call>& call, const Wanted& wanted, TakeOutcome outcome) {
-  const uint64_t bytes = AllBytes(wanted.offering);
-  bytes_ -= bytes;
-  --stats_.under_way;
   ++stats_.outcomes[outcome];
-  if (outcome == TakeOutcome::kTaken) stats_.bytes += bytes;
+  if (outcome == TakeOutcome::kTaken) stats_.bytes += AllBytes(wanted.offering);
   call->outcomes[wanted.index] = outcome;
   if (--call->open == 0) AnswerNow(*call);
 }

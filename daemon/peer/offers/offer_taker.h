@@ -29,14 +29,16 @@ using OfferCounts = std::map<TakeOutcome, uint64_t>;
 class OfferTaker {
  public:
   struct Options {
-    uint64_t bytes = uint64_t{256} << 20;  // on their way at a time; of more, an offer is declined
+    // On their way at a time; of more, an offer is declined. One node has at most as much of it as it leaves free: a
+    // node that stands still leaves half to all others.
+    uint64_t bytes = uint64_t{256} << 20;
     size_t objects = 1024;
     size_t calls = 256;  // that wait for their answer
   };
   struct Stats {
-    OfferCounts outcomes;  // kLate: answered so, whatever became of it later
-    uint64_t bytes = 0;    // of what was taken
-    uint64_t under_way = 0;
+    OfferCounts outcomes;    // kLate: answered so, whatever became of it later
+    uint64_t bytes = 0;      // of what was taken
+    uint64_t under_way = 0;  // objects, each once
   };
   using Answer = std::function<void(std::vector<TakeOutcome>)>;
 
@@ -70,9 +72,21 @@ class OfferTaker {
     storage::Offering offering;
     size_t index = 0;  // in the offer
   };
-  bool MayTake(uint64_t bytes) const {
-    return stats_.under_way < options_.objects && (bytes_ == 0 || bytes_ + bytes <= options_.bytes);
-  }
+  // An object on its way, and how many offers of it wait for that.
+  struct Coming {
+    std::string node;  // that offered it first
+    uint64_t bytes = 0;
+    size_t offers = 0;
+  };
+  struct Share {
+    uint64_t bytes = 0;
+    size_t objects = 0;
+  };
+  using Place = std::pair<storage::TenantId, Key>;
+  static Place PlaceOf(const storage::Offering& offering) { return {offering.pool.tenant, offering.key}; }
+  bool MayTake(const std::string& node, const storage::Offering& offering) const;
+  void Begins(const std::string& node, const storage::Offering& offering);
+  void Ends(const storage::Offering& offering);
   TakeOutcome Judge(const storage::Offering& offering, OfferKind why);
   void Opened(const std::shared_ptr<Call>& call, OfferKind why, const std::vector<Wanted>& wanted,
               Opener::Opened opened);
@@ -89,7 +103,9 @@ class OfferTaker {
   storage::Cache& cache_;
   const Options options_;
   std::list<std::shared_ptr<Call>> calls_;
-  uint64_t bytes_ = 0;  // on their way
+  std::map<Place, Coming> coming_;
+  std::map<std::string, Share> shares_;  // of what is on its way, by node
+  uint64_t bytes_ = 0;                   // on their way
   bool stopped_ = false;
   Stats stats_;
 };

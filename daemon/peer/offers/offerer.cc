@@ -28,8 +28,10 @@ void Offerer::Offer(const std::shared_ptr<const Member>& to, const std::vector<s
     offer.objects.push_back(WireOf(offering));
     bytes.push_back(offering.bytes * offering.shards);
   }
+  ++under_way_[to->incarnation];
   using Reply = absl::StatusOr<std::vector<TakeOutcome>>;
-  const auto count = [this, why, bytes = std::move(bytes), answered = std::move(answered)](const Reply& reply) {
+  const auto count = [this, to, why, bytes = std::move(bytes), answered = std::move(answered)](const Reply& reply) {
+    if (const auto offers = under_way_.find(to->incarnation); --offers->second == 0) under_way_.erase(offers);
     Stats& stats = stats_[why];
     for (size_t i = 0; i < bytes.size(); ++i) {
       const TakeOutcome outcome = reply.ok() ? (*reply)[i] : TakeOutcome::kFailed;

@@ -21,24 +21,30 @@ void WaitFor(const std::function<bool()>& condition) {
 
 class OffersTest : public ::testing::Test {
  protected:
-  // Offers what `from` has of a text to `to`; the answer's only outcome.
+  static PeerOffer OfferOf(PeerNode& from, const ObjectHeader& plan, OfferKind why, uint32_t patience_ms) {
+    const auto offering = from.OnLoop([&] { return from.cache.offers().Describe(0, plan.key); });
+    return {.objects = {{.key = plan.key,
+                         .ns = plan.ns,
+                         .kind = plan.kind,
+                         .bytes = offering ? offering->bytes : plan.bytes,
+                         .uses = offering ? offering->uses : 0,
+                         .saves_a_byte = offering ? offering->saves_a_byte : 1}},
+            .why = why,
+            .patience_ms = patience_ms};
+  }
+  // The answer's only outcome.
+  static std::future<TakeOutcome> Send(PeerNode& from, PeerNode& to, PeerOffer offer) {
+    const auto outcome = std::make_shared<std::promise<TakeOutcome>>();
+    from.Offer(*to.directory.member, "default", std::move(offer),
+               [outcome](absl::StatusOr<std::vector<TakeOutcome>> outcomes) {
+                 outcome->set_value(outcomes.ok() ? outcomes->at(0) : TakeOutcome::kFailed);
+               });
+    return outcome->get_future();
+  }
+  // Offers what `from` has of a text to `to`.
   static TakeOutcome Offer(PeerNode& from, PeerNode& to, const ObjectHeader& plan, OfferKind why = OfferKind::kDrain,
                            uint32_t patience_ms = 10'000) {
-    const auto offering = from.OnLoop([&] { return from.cache.offers().Describe(0, plan.key); });
-    PeerOffer offer{.objects = {{.key = plan.key,
-                                 .ns = plan.ns,
-                                 .kind = plan.kind,
-                                 .bytes = offering ? offering->bytes : plan.bytes,
-                                 .uses = offering ? offering->uses : 0,
-                                 .saves_a_byte = offering ? offering->saves_a_byte : 1}},
-                    .why = why,
-                    .patience_ms = patience_ms};
-    std::promise<TakeOutcome> outcome;
-    from.Offer(*to.directory.member, "default", std::move(offer),
-               [&](absl::StatusOr<std::vector<TakeOutcome>> outcomes) {
-                 outcome.set_value(outcomes.ok() ? outcomes->at(0) : TakeOutcome::kFailed);
-               });
-    return outcome.get_future().get();
+    return Send(from, to, OfferOf(from, plan, why, patience_ms)).get();
   }
   static std::vector<TierKind> Where(PeerNode& node, const ObjectHeader& plan) {
     return node.OnLoop([&] { return node.cache.Where(0, plan.key); });
@@ -63,7 +69,29 @@ class OffersTest : public ::testing::Test {
     return node.OnLoop([&] { return !node.peers.handing_over(); });
   }
 
+  static void Ask(PeerNode& node, const ObjectHeader& plan, storage::SessionId session = PeerNode::kEngine) {
+    const Query query{.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens};
+    const storage::Match match = node.Lookup({&query, 1}, nullptr, session);
+    ASSERT_EQ(match.found[0].reason, MissReason::kNone);
+    node.Release(match.lease, session);
+  }
+  static uint64_t Unsaved(PeerNode& node) {
+    return node.OnLoop([&] { return node.cache.stats().unsaved.objects; });
+  }
+
   TestCluster cluster_;
+};
+
+// The node's thread does nothing else until this ends.
+class StandsStill {
+ public:
+  explicit StandsStill(PeerNode& node) {
+    node.loop.PostCompletion(storage::kNoTenant, [future = go_.get_future().share()] { future.wait(); });
+  }
+  ~StandsStill() { go_.set_value(); }
+
+ private:
+  std::promise<void> go_;
 };
 
 TEST_F(OffersTest, AnOfferIsTakenAndServes) {
@@ -195,22 +223,162 @@ TEST_F(OffersTest, WhatSeveralNodesAskForIsCopiedToOneThatHasRoom) {
   const ObjectHeader plan = OfferPlan(1, 1000), cold = OfferPlan(2, 1000);
   a.Publish(plan, 1);
   a.Publish(cold, 2);
-  const auto ask = [](PeerNode& node, const ObjectHeader& what) {
-    const Query query{.kind = what.kind, .key = what.key, .ns = what.ns, .tokens = what.tokens};
-    const storage::Match match = node.Lookup({&query, 1});
-    ASSERT_EQ(match.found[0].reason, MissReason::kNone);
-    node.Release(match.lease);
-  };
-  ask(b, plan);
-  ask(b, cold);
+  Ask(b, plan);
+  Ask(b, cold);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_TRUE(Where(d, plan).empty()) << "one node is not several";
-  ask(c, plan);
+  Ask(c, plan);
   WaitFor([&] { return !Where(d, plan).empty(); });
   EXPECT_TRUE(Where(d, cold).empty());
   ExpectHere(d, plan, 1);
   const PeersStats stats = a.OnLoop([&] { return a.peers.stats(); });
   EXPECT_EQ(stats.replicated.bytes, d.OnLoop([&] { return d.peers.stats(); }).offered.bytes);
+}
+
+// A node that fetches what it was offered is no further asker.
+TEST_F(OffersTest, AReplicaBringsNoFurtherOnes) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c"), d(cluster_, "d"), e(cluster_, "e"), f(cluster_, "f");
+  const ObjectHeader plan = OfferPlan(1, 1000);
+  a.Publish(plan, 1);
+  Ask(b, plan);
+  Ask(c, plan);
+  const auto copies = [&] { return !Where(d, plan).empty() + !Where(e, plan).empty() + !Where(f, plan).empty(); };
+  WaitFor([&] { return copies() > 0; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_EQ(copies(), 1);
+  EXPECT_EQ(a.made(), 1u);
+}
+
+TEST_F(OffersTest, AReplicaThatIsRefusedForATenantPausesNoOthers) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c"), d(cluster_, "d");
+  const ObjectHeader plan = OfferPlan(1, 1000), other = OfferPlan(2, 1000);
+  a.Publish(plan, 1);
+  a.Publish(PeerNode::kOther, other, storage::TestSource(other, 2));
+  a.Refuse("d", absl::NotFoundError("tenant: not shared"), "other");
+  Ask(b, other, PeerNode::kOther);
+  Ask(c, other, PeerNode::kOther);
+  WaitFor([&] { return a.made() > 0; });
+  Ask(b, plan);
+  Ask(c, plan);
+  WaitFor([&] { return !Where(d, plan).empty(); });
+}
+
+TEST_F(OffersTest, AReplicaThatFindsNoRoomForItsCallIsOfferedAgain) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c"), d(cluster_, "d");
+  const ObjectHeader plan = OfferPlan(1, 1000);
+  a.Publish(plan, 1);
+  a.Refuse("d", absl::ResourceExhaustedError("too many calls"));
+  Ask(b, plan);
+  Ask(c, plan);
+  WaitFor([&] { return a.made() > 1; });
+  a.Refuse("d", absl::OkStatus());
+  WaitFor([&] { return !Where(d, plan).empty(); });
+}
+
+TEST_F(OffersTest, ADrainGoesOnWithOtherTenantsWhereOneIsNotShared) {
+  PeersOptions options = PeerNode::All();
+  options.hand_over.bytes_of_a_node = options.hand_over.bytes_of_an_offer = 1;  // one object after another
+  PeerNode a(cluster_, "a", 256, options), b(cluster_, "b");
+  a.Refuse("b", absl::NotFoundError("tenant: not shared"), "other");
+  for (uint64_t text = 1; text <= 8; ++text) {
+    a.Publish(PeerNode::kOther, OfferPlan(text), storage::TestSource(OfferPlan(text), text));
+    Ask(a, OfferPlan(text), PeerNode::kOther);  // the hottest go first
+    a.Publish(OfferPlan(10 + text), 10 + text);
+  }
+  Drain(a);
+  WaitFor([&] { return Drained(a); });
+  EXPECT_EQ(Unsaved(a), 8u);
+  for (uint64_t text = 1; text <= 8; ++text) EXPECT_FALSE(Where(b, OfferPlan(10 + text)).empty()) << text;
+  EXPECT_EQ(a.made(), 9u) << "the node is asked once for what is not shared";
+}
+
+TEST_F(OffersTest, ADrainAsksANodeAgainThatHadTooManyCalls) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  a.Publish(OfferPlan(1), 1);
+  a.Refuse("b", absl::ResourceExhaustedError("too many calls"));
+  Drain(a);
+  WaitFor([&] { return a.made() > 10; });
+  EXPECT_FALSE(Drained(a));
+  a.Refuse("b", absl::OkStatus());
+  WaitFor([&] { return Drained(a); });
+  EXPECT_EQ(Unsaved(a), 0u);
+}
+
+// Objects that wait to be offered again are the disk's, and the drain is over.
+TEST_F(OffersTest, ADrainWhoseLastOtherNodeGoesWaitsForNobody) {
+  PeersOptions patient = PeerNode::All(), busy = PeerNode::All();
+  patient.hand_over.pause = 3'600'000'000'000;
+  busy.offers.objects = 0;
+  PeerNode a(cluster_, "a", 256, patient), b(cluster_, "b", 256, busy);
+  a.Publish(OfferPlan(1), 1);
+  Drain(a);
+  WaitFor([&] { return a.OnLoop([&] { return a.peers.stats().handed_over.outcomes.contains(TakeOutcome::kBusy); }); });
+  EXPECT_FALSE(Drained(a));
+  b.Leave();
+  WaitFor([&] { return Drained(a); });
+  EXPECT_EQ(Unsaved(a), 1u);
+}
+
+TEST_F(OffersTest, SoManyWaitForANodesAnswerAndOthersHaveTheirs) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
+  a.Publish(OfferPlan(1), 1);
+  Offerer offerer(a.loop, a, PeerNode::Tenants());
+  const auto may = [&](PeerNode& to) { return a.OnLoop([&] { return offerer.MayOffer(*to.directory.member); }); };
+  size_t answered = 0;
+  {
+    const StandsStill still(b);
+    a.OnLoop([&] {
+      const storage::Offering offering = *a.cache.offers().Describe(0, OfferPlan(1).key);
+      for (; offerer.MayOffer(*b.directory.member) && answered < 100; ++answered) {
+        offerer.Offer(b.directory.member, {offering}, OfferKind::kHot, 10'000, [&](const auto&) { --answered; });
+      }
+    });
+    EXPECT_EQ(a.made(), Offerer::kMostOffers);
+    EXPECT_FALSE(may(b));
+    EXPECT_TRUE(may(c));
+  }
+  WaitFor([&] { return a.OnLoop([&] { return answered == 0; }); });
+  EXPECT_TRUE(may(b));
+}
+
+TEST_F(OffersTest, ANodeThatStandsStillLeavesRoomForOthersOffers) {
+  PeersOptions options = PeerNode::All();
+  options.offers.objects = 4;
+  PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options), c(cluster_, "c");
+  std::vector<PeerOffer> offers;
+  for (uint64_t text = 1; text <= 4; ++text) {
+    a.Publish(OfferPlan(text), text);
+    offers.push_back(OfferOf(a, OfferPlan(text), OfferKind::kDrain, 10'000));
+  }
+  c.Publish(OfferPlan(5), 5);
+  std::vector<std::future<TakeOutcome>> outcomes;
+  {
+    const StandsStill still(a);
+    for (const PeerOffer& offer : offers) outcomes.push_back(Send(a, b, offer));
+    EXPECT_EQ(Offer(c, b, OfferPlan(5)), TakeOutcome::kTaken);
+  }
+  std::map<TakeOutcome, int> counts;
+  for (std::future<TakeOutcome>& outcome : outcomes) ++counts[outcome.get()];
+  EXPECT_EQ(counts[TakeOutcome::kTaken], 2);
+  EXPECT_EQ(counts[TakeOutcome::kBusy], 2) << "as much as it leaves free";
+}
+
+TEST_F(OffersTest, AnObjectThatIsComingCountsOnce) {
+  PeersOptions options = PeerNode::All();
+  options.offers.objects = 1;
+  PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options);
+  const ObjectHeader plan = OfferPlan(1);
+  a.Publish(plan, 1);
+  const PeerOffer offer = OfferOf(a, plan, OfferKind::kDrain, 1);
+  const auto under_way = [&] { return b.OnLoop([&] { return b.peers.stats().offered.under_way; }); };
+  {
+    const StandsStill still(a);
+    EXPECT_EQ(Send(a, b, offer).get(), TakeOutcome::kLate);
+    EXPECT_EQ(Send(a, b, offer).get(), TakeOutcome::kLate);
+    EXPECT_EQ(under_way(), 1u);
+  }
+  WaitFor([&] { return under_way() == 0; });
+  ExpectHere(b, plan, 1);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/peer/channels/call_failure.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -18,11 +19,7 @@ uint64_t BytesOf(const storage::Offering& offering) {
 
 void PromptHandOff::Start(storage::TenantId tenant, const storage::PrefixText& text, const std::string& node,
                           uint32_t patience_ms, Done done) {
-  // Those that were answered are still listed until the next Tick.
-  const auto waits = [](const std::shared_ptr<Text>& one) { return one->done != nullptr; };
-  if (stopped_ || static_cast<size_t>(std::ranges::count_if(texts_, waits)) >= options_.most) {
-    return done({.outcome = HandOffOutcome::kBusy});
-  }
+  if (stopped_ || !MayStart(tenant)) return done({.outcome = HandOffOutcome::kBusy});
   const auto handed = std::make_shared<Text>();
   for (const storage::Query& query : cache_.AtEnd(tenant, text)) {
     std::optional<storage::Offering> offering = cache_.offers().Describe(tenant, query.key);
@@ -43,8 +40,15 @@ void PromptHandOff::Start(storage::TenantId tenant, const storage::PrefixText& t
   GoOn(handed);
 }
 
+bool PromptHandOff::MayStart(storage::TenantId tenant) const {
+  const auto all = static_cast<size_t>(std::ranges::count_if(texts_, Waits));
+  const auto own = static_cast<size_t>(std::ranges::count_if(
+      texts_, [tenant](const std::shared_ptr<Text>& text) { return Waits(text) && text->tenant == tenant; }));
+  return own + all < options_.most;
+}
+
 void PromptHandOff::GoOn(const std::shared_ptr<Text>& text) {
-  while (text->done && !text->waiting.empty() && text->offers < options_.offers) {
+  while (text->done && !text->waiting.empty() && text->offers < options_.offers && offerer_.MayOffer(*text->to)) {
     const storage::Nanos left = text->until - clock_.Now();
     if (left <= 0 || text->not_before > clock_.Now()) return;
     std::vector<storage::Offering> some;
@@ -72,12 +76,13 @@ void PromptHandOff::Answered(const std::shared_ptr<Text>& text, const std::vecto
                              const absl::StatusOr<std::vector<TakeOutcome>>& reply) {
   --text->offers;
   if (!text->done) return;
-  if (!reply.ok()) {
-    const bool away = absl::IsUnavailable(reply.status()) || absl::IsPermissionDenied(reply.status());
+  const bool busy = !reply.ok() && WhatFailed(reply.status()) == CallFailure::kBusy;
+  if (!reply.ok() && !busy) {
+    const bool away = absl::IsUnavailable(reply.status()) || WhatFailed(reply.status()) == CallFailure::kTenant;
     return End(*text, away ? HandOffOutcome::kNoNode : HandOffOutcome::kRefused);
   }
   for (size_t i = 0; i < some.size(); ++i) {
-    switch ((*reply)[i]) {
+    switch (busy ? TakeOutcome::kBusy : (*reply)[i]) {
       case TakeOutcome::kTaken:
       case TakeOutcome::kAlreadyPresent:
         text->result.bytes += BytesOf(some[i]);

@@ -1,6 +1,7 @@
 // PromptHandOff: hands the states and pages of a text to the node whose engine goes on with it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -22,8 +23,9 @@ namespace ashlar::daemon {
 class PromptHandOff {
  public:
   struct Options {
-    std::string self;   // this node's name
-    size_t most = 64;   // under way
+    std::string self;  // this node's name
+    // Under way. A tenant has at most as many of them as it leaves free: alone, half.
+    size_t most = 64;
     size_t offers = 4;  // of one text, that wait for their answer
     uint64_t bytes_of_an_offer = uint64_t{32} << 20;
     storage::Nanos pause = 20'000'000;  // before a node that is busy is asked again
@@ -44,6 +46,8 @@ class PromptHandOff {
              Done done);
   // Call it many times a second.
   void Tick();
+  // Texts are under way.
+  bool busy() const { return std::ranges::any_of(texts_, &PromptHandOff::Waits); }
   // Answers all that wait.
   void Stop();
 
@@ -57,6 +61,9 @@ class PromptHandOff {
     Result result{.outcome = HandOffOutcome::kHanded};
     Done done;  // empty: it was answered
   };
+  // Those that were answered are still listed until the next Tick.
+  static bool Waits(const std::shared_ptr<Text>& text) { return text->done != nullptr; }
+  bool MayStart(storage::TenantId tenant) const;
   void GoOn(const std::shared_ptr<Text>& text);
   void Answered(const std::shared_ptr<Text>& text, const std::vector<storage::Offering>& some,
                 const absl::StatusOr<std::vector<TakeOutcome>>& reply);

@@ -173,7 +173,8 @@ TEST_F(PromptHandOffTest, ANodeThatGoesMeanwhileIsSaid) {
   EXPECT_EQ(handed.get().outcome, HandOffOutcome::kNoNode);
 }
 
-TEST_F(PromptHandOffTest, NoMoreThanSoManyAreUnderWay) {
+// A tenant alone has half of them; another one finds the rest. Few of their offers wait for the node at a time.
+TEST_F(PromptHandOffTest, NoMoreThanSoManyOfATenantAreUnderWay) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
@@ -181,16 +182,57 @@ TEST_F(PromptHandOffTest, NoMoreThanSoManyAreUnderWay) {
   b.loop.PostCompletion(storage::kNoTenant, [future = go.get_future().share()] { future.wait(); });
   const storage::PrefixText handed = engine_.Text(text, kTalk);
   std::atomic<size_t> answered{0};
-  const size_t most = PromptHandOff::Options().most;
+  const size_t most = PromptHandOff::Options().most / 2;
   for (size_t i = 0; i < most; ++i) {
     a.loop.PostCompletion(0, [&] {
       a.peers.hand_off().Start(0, handed, "b", 20'000, [&](const PromptHandOff::Result&) { ++answered; });
     });
   }
   EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kBusy);
+  a.OnLoop([&] {
+    a.peers.hand_off().Start(1, handed, "b", 20'000, [](const PromptHandOff::Result& result) {
+      EXPECT_EQ(result.outcome, HandOffOutcome::kNothing) << "another tenant, which has nothing of it";
+    });
+  });
+  EXPECT_LE(a.made(), Offerer::kMostOffers);
   go.set_value();
   while (answered < most) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
+}
+
+TEST_F(PromptHandOffTest, ADrainWaitsForIt) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const Tokens text = storage::Numbers(0, 600);
+  ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
+  a.Share("b", false);  // so that the drain hands nothing over
+  a.OnLoop([&] {
+    a.cache.StartDrain();
+    a.peers.SetDraining(true);
+  });
+  const auto handing = [&] { return a.OnLoop([&] { return a.peers.handing_over(); }); };
+  while (handing()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  a.Share("b", true);
+  std::promise<void> go;
+  b.loop.PostCompletion(storage::kNoTenant, [future = go.get_future().share()] { future.wait(); });
+  auto handed = std::async(std::launch::async, [&] { return HandOff(a, text, kTalk, "b"); });
+  while (a.made() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(handing());
+  go.set_value();
+  EXPECT_EQ(handed.get().outcome, HandOffOutcome::kHanded);
+  EXPECT_FALSE(handing());
+  ExpectToResume(b, text, kTalk, /*own=*/true);
+}
+
+// The connection has as many calls as it carries.
+TEST_F(PromptHandOffTest, ACallThatFindsNoRoomIsMadeAgain) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  const Tokens text = storage::Numbers(0, 600);
+  ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
+  a.Refuse("b", absl::ResourceExhaustedError("too many calls"));
+  auto handed = std::async(std::launch::async, [&] { return HandOff(a, text, kTalk, "b"); });
+  while (a.made() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  a.Refuse("b", absl::OkStatus());
+  EXPECT_EQ(handed.get().outcome, HandOffOutcome::kHanded);
 }
 
 }  // namespace

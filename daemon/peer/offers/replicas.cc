@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <span>
+
+#include "daemon/peer/channels/call_failure.h"
+#include "proto/limits.h"
 
 namespace ashlar::daemon {
 
@@ -18,8 +20,12 @@ void Replicas::Asked(const std::string& node, storage::TenantId tenant, const Ke
   const bool first = !demand.askers.contains(node);
   demand.askers[node] = demand.asked_at = now;
   if (!first || demand.waits || demand.askers.size() < options_.askers || waiting_.size() >= options_.waiting) return;
-  demand.waits = true;
-  waiting_.emplace_back(tenant, key);
+  Wait({tenant, key});
+}
+
+void Replicas::Wait(const Place& place) {
+  demand_[place].waits = true;
+  waiting_.push_back(place);
 }
 
 // At most once a second: it looks at all.
@@ -30,24 +36,53 @@ void Replicas::Forget(storage::Nanos now) {
                 [&](const auto& one) { return !one.second.waits && now - one.second.asked_at > options_.window; });
 }
 
-// In turn, of those that neither have it nor asked for it, and had room lately.
-std::shared_ptr<const Member> Replicas::NodeFor(const storage::Offering& offering, const Demand& demand) {
-  std::vector<std::shared_ptr<const Member>> members = directory_.Members();
-  if (members.size() < 2) return nullptr;
-  std::set<uint64_t> holders;
-  for (const Located& located : directory_.Locate(offering.ns, std::span(&offering.key, 1))) {
-    holders.insert(located.member->incarnation);
-  }
-  const storage::Nanos now = clock_.Now();
+bool Replicas::Paused(const Member& member, storage::TenantId tenant) const {
+  const auto until = not_before_.find({member.incarnation, tenant});
+  return until != not_before_.end() && until->second > clock_.Now();
+}
+
+void Replicas::Pause(const Member& member, storage::TenantId tenant, storage::Nanos time) {
+  if (not_before_.size() > kMostPaused) not_before_.clear();
+  not_before_[{member.incarnation, tenant}] = clock_.Now() + time;
+}
+
+// It neither has the object nor asked for it, shares the tenant, and had room lately.
+bool Replicas::Wants(const Member& member, const storage::Offering& offering) const {
+  const storage::TenantId tenant = offering.pool.tenant;
+  if (Paused(member, tenant) || Paused(member, storage::kNoTenant) || !offerer_.Shares(member, tenant)) return false;
+  if (demand_.at(PlaceOf(offering)).askers.contains(member.node)) return false;
+  return std::ranges::none_of(directory_.Locate(offering.ns, std::span(&offering.key, 1)), [&](const Located& located) {
+    return located.member->incarnation == member.incarnation;
+  });
+}
+
+// In turn. Null: those that want it are busy, or have enough offers at present.
+std::optional<std::shared_ptr<const Member>> Replicas::NodeFor(const storage::Offering& offering) {
+  const std::vector<std::shared_ptr<const Member>> members = directory_.Members();
+  bool any = false;
   for (size_t i = 1; i < members.size(); ++i) {  // this node is the first
     const std::shared_ptr<const Member>& member = members[1 + (turn_ + i) % (members.size() - 1)];
-    const auto pause = not_before_.find(member->incarnation);
-    const bool paused = pause != not_before_.end() && pause->second > now;
-    if (paused || holders.contains(member->incarnation) || demand.askers.contains(member->node)) continue;
+    if (!Wants(*member, offering)) continue;
+    any = true;
+    const auto busy = busy_until_.find(member->incarnation);
+    const bool is_busy = busy != busy_until_.end() && busy->second > clock_.Now();
+    if (is_busy || !offerer_.MayOffer(*member)) continue;
     ++turn_;
     return member;
   }
-  return nullptr;
+  return any ? std::optional(std::shared_ptr<const Member>()) : std::nullopt;
+}
+
+// Takes those out that are not to be offered any more.
+std::optional<storage::Offering> Replicas::Next() {
+  while (!waiting_.empty()) {
+    const auto [tenant, key] = waiting_.front();
+    std::optional<storage::Offering> offering = cache_.offers().Describe(tenant, key);
+    if (offering.has_value() && !cache_.draining()) return offering;
+    demand_[waiting_.front()].waits = false;
+    waiting_.pop_front();
+  }
+  return std::nullopt;
 }
 
 void Replicas::Tick() {
@@ -56,22 +91,72 @@ void Replicas::Tick() {
   if (allowed_at_ > 0) allowance_ += rate * static_cast<double>(now - allowed_at_) / 1e9;
   allowance_ = std::min(allowance_, rate);  // of a second
   allowed_at_ = now;
-  while (!waiting_.empty() && allowance_ > 0) {
-    const auto [tenant, key] = waiting_.front();
-    waiting_.pop_front();
-    Demand& demand = demand_[{tenant, key}];
-    demand.waits = false;
-    const std::optional<storage::Offering> offering = cache_.offers().Describe(tenant, key);
-    if (!offering || cache_.draining()) continue;
-    const std::shared_ptr<const Member> to = NodeFor(*offering, demand);
-    if (to == nullptr) continue;
-    allowance_ -= static_cast<double>(offering->bytes * offering->shards);
-    offerer_.Offer(to, {*offering}, OfferKind::kHot, options_.patience_ms,
-                   [this, to](const absl::StatusOr<std::vector<TakeOutcome>>& reply) {
-                     if (reply.ok() && reply->front() != TakeOutcome::kNoRoom) return;
-                     if (not_before_.size() > 4096) not_before_.clear();
-                     not_before_[to->incarnation] = clock_.Now() + options_.pause;
-                   });
+  for (size_t tries = 0; tries < kTries && allowance_ > 0; ++tries) {
+    std::optional<storage::Offering> next = Next();
+    if (!next.has_value()) return;
+    const std::optional<std::shared_ptr<const Member>> to = NodeFor(*next);
+    if (!to.has_value() || *to == nullptr) {
+      demand_[waiting_.front()].waits = to.has_value();
+      if (to.has_value()) waiting_.push_back(waiting_.front());
+      waiting_.pop_front();
+      continue;
+    }
+    // More of the same tenant goes along.
+    const storage::TenantId tenant = next->pool.tenant;
+    std::vector<storage::Offering> some;
+    for (uint64_t shards = 0; next.has_value() && allowance_ > 0; next = Next()) {
+      shards += next->shards;
+      const bool fits = shards <= limits::kMaxPeerKeysPerCall && next->pool.tenant == tenant && Wants(**to, *next);
+      if (!some.empty() && !fits) break;
+      allowance_ -= static_cast<double>(next->bytes * next->shards);
+      demand_[waiting_.front()].waits = false;
+      waiting_.pop_front();
+      some.push_back(*std::move(next));
+    }
+    Offer(*to, std::move(some));
+  }
+}
+
+// The node opens what it takes as anybody does who asks: it counts as an asker before it does.
+void Replicas::Offer(const std::shared_ptr<const Member>& to, std::vector<storage::Offering> offerings) {
+  const storage::Nanos now = clock_.Now();
+  std::vector<Copy> copies;
+  for (const storage::Offering& offering : offerings) {
+    Demand& demand = demand_[PlaceOf(offering)];
+    const bool marked = demand.askers.size() < kMostAskers;
+    if (marked) demand.askers[to->node] = now;
+    copies.push_back({offering, marked ? now : 0});
+  }
+  offerer_.Offer(to, offerings, OfferKind::kHot, options_.patience_ms,
+                 [this, to, copies = std::move(copies)](const absl::StatusOr<std::vector<TakeOutcome>>& reply) {
+                   Answered(to, copies, reply);
+                 });
+}
+
+void Replicas::Answered(const std::shared_ptr<const Member>& to, const std::vector<Copy>& copies,
+                        const absl::StatusOr<std::vector<TakeOutcome>>& reply) {
+  const storage::TenantId tenant = copies.front().offering.pool.tenant;
+  if (busy_until_.size() > kMostPaused) busy_until_.clear();
+  TakeOutcome of_all = TakeOutcome::kFailed;
+  if (!reply.ok()) {
+    const CallFailure failure = WhatFailed(reply.status());
+    if (failure == CallFailure::kBusy) of_all = TakeOutcome::kBusy;
+    if (failure == CallFailure::kTenant) Pause(*to, tenant, options_.pause);
+    if (failure == CallFailure::kNode) Pause(*to, storage::kNoTenant, options_.pause);
+  }
+  for (size_t i = 0; i < copies.size(); ++i) {
+    const TakeOutcome outcome = reply.ok() ? (*reply)[i] : of_all;
+    if (outcome == TakeOutcome::kNoRoom) Pause(*to, tenant, options_.pause);
+    if (outcome == TakeOutcome::kBusy) busy_until_[to->incarnation] = clock_.Now() + options_.busy_pause;
+    const auto demand = demand_.find(PlaceOf(copies[i].offering));
+    if (demand == demand_.end()) continue;
+    // Whoever did not even open it has not asked.
+    const auto asker = demand->second.askers.find(to->node);
+    const bool opened = asker == demand->second.askers.end() || asker->second != copies[i].marked_at;
+    const bool has_it = outcome == TakeOutcome::kTaken || outcome == TakeOutcome::kAlreadyPresent;
+    if (!opened && !has_it && outcome != TakeOutcome::kLate) demand->second.askers.erase(asker);
+    const bool again = outcome == TakeOutcome::kBusy && !demand->second.waits && waiting_.size() < options_.waiting;
+    if (again) Wait(demand->first);
   }
 }
 

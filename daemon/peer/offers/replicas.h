@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,8 +17,9 @@
 namespace ashlar::daemon {
 
 // Every node that asks has a copy afterwards. Where a number of them have asked for an object within the window, others
-// will: it is offered to one node that has none, and again after each further one that asks. It is taken into free room
-// alone, and leaves as anything else does. The metadata thread only.
+// will: it is offered to one node that has none, and again after each further one that asks. A node that fetches what
+// it was offered is none of them. It is taken into free room alone, and leaves as anything else does. The metadata
+// thread only.
 class Replicas {
  public:
   struct Options {
@@ -27,7 +29,8 @@ class Replicas {
     size_t objects = 16384;  // that are counted
     size_t waiting = 1024;   // to be offered
     uint32_t patience_ms = 10'000;
-    storage::Nanos pause = 10'000'000'000;  // before a node that had no room is asked again
+    // Before a node is asked again: that had no room for a tenant, or refused it; that did not answer; that was busy.
+    storage::Nanos pause = 10'000'000'000, busy_pause = 50'000'000;
   };
 
   // All must outlive it.
@@ -48,10 +51,25 @@ class Replicas {
     storage::Nanos asked_at = 0;                   // by any
     bool waits = false;
   };
+  struct Copy {
+    storage::Offering offering;
+    storage::Nanos marked_at = 0;  // when its receiver was counted among the askers; 0: it was not
+  };
+  static Place PlaceOf(const storage::Offering& offering) { return {offering.pool.tenant, offering.key}; }
+  void Wait(const Place& place);
   void Forget(storage::Nanos now);
-  std::shared_ptr<const Member> NodeFor(const storage::Offering& offering, const Demand& demand);
+  bool Paused(const Member& member, storage::TenantId tenant) const;
+  void Pause(const Member& member, storage::TenantId tenant, storage::Nanos time);
+  bool Wants(const Member& member, const storage::Offering& offering) const;
+  std::optional<std::shared_ptr<const Member>> NodeFor(const storage::Offering& offering);
+  std::optional<storage::Offering> Next();
+  void Offer(const std::shared_ptr<const Member>& to, std::vector<storage::Offering> offerings);
+  void Answered(const std::shared_ptr<const Member>& to, const std::vector<Copy>& copies,
+                const absl::StatusOr<std::vector<TakeOutcome>>& reply);
 
   static constexpr size_t kMostAskers = 16;
+  static constexpr size_t kMostPaused = 4096;
+  static constexpr size_t kTries = 16;  // of one Tick
 
   const storage::Clock& clock_;
   const Directory& directory_;
@@ -60,7 +78,9 @@ class Replicas {
   const Options options_;
   std::map<Place, Demand> demand_;
   std::deque<Place> waiting_;
-  std::map<uint64_t, storage::Nanos> not_before_;  // by the member's incarnation
+  // By the member's incarnation, and a tenant; kNoTenant: all of them.
+  std::map<std::pair<uint64_t, storage::TenantId>, storage::Nanos> not_before_;
+  std::map<uint64_t, storage::Nanos> busy_until_;  // by the member's incarnation
   double allowance_ = 0;                           // bytes
   storage::Nanos allowed_at_ = 0, forgot_at_ = 0;
   uint64_t turn_ = 0;

@@ -156,7 +156,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
         tier(MakeTier(TierKind::kDram, extents, on_gpu.gpu)),
         lane(on_gpu.gpu == nullptr ? nullptr : *storage::GpuLane::Make(*on_gpu.gpu, 2)),
         transport(*Transport::Start(OptionsOfTransport(reads, on_gpu.gpu), on_gpu.surroundings)),
-        peers(loop, clock, {"default"}, directory, *transport, *this, *this, options),
+        peers(loop, clock, Tenants(), directory, *transport, *this, *this, options),
         mover(kernels::Reference(), threads, workers, *tier, storage::kTurnBytes, Lanes()),
         cache(Options(), TiersOfNode(), mover, workers, clock, &observer) {
     static std::atomic<uint64_t> incarnations{0};
@@ -171,6 +171,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     const std::vector<storage::Tier*> tiers = TiersOfNode().memory;
     peers.Start(cache, {tiers.begin(), tiers.end()});
     for (const storage::SessionId session : {kEngine, kOnGpu}) cache.OpenSession(session, 0);
+    cache.OpenSession(kOther, 1);
     if (hbm != nullptr) cache.SetLevel(kOnGpu, 0);
     loop.Every(5'000'000, [this] { peers.Flush(); });
     loop.Every(50'000'000, [this] {
@@ -185,7 +186,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     Leave();
     while (!OnLoop([this] { return peers.Stop(); })) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     OnLoop([this] {
-      for (const storage::SessionId session : {kEngine, kOnGpu}) cache.CloseSession(session, [] {});
+      for (const storage::SessionId session : {kEngine, kOnGpu, kOther}) cache.CloseSession(session, [] {});
     });
     while (calls_ > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     transport = nullptr;  // all that was under way ends
@@ -193,7 +194,8 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     loop.Stop();
   }
 
-  static constexpr storage::SessionId kEngine = 1, kOnGpu = 2;
+  static constexpr storage::SessionId kEngine = 1, kOnGpu = 2, kOther = 3;  // the last one: of the other tenant
+  static std::vector<std::string> Tenants() { return {"default", "other"}; }
   static constexpr storage::Nanos kLongWait = 100'000'000'000;
   static PeersOptions All() {
     PeersOptions options;
@@ -228,8 +230,9 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
                         storage::SessionId session = kEngine) {
     const RemoteQuestion question{queries, text};
     std::promise<storage::Match> match;
-    peers.lookup().Find(0, {&question, 1}, [&](RemoteLookup::Adopted adopted) {
-      loop.PostCompletion(0, [&, adopted] {
+    const storage::TenantId tenant = session == kOther ? 1 : 0;
+    peers.lookup().Find(tenant, {&question, 1}, [&](RemoteLookup::Adopted adopted) {
+      loop.PostCompletion(tenant, [&, adopted] {
         match.set_value(text == nullptr ? cache.Lookup(session, queries)
                                         : cache.Lookup(session, queries, *text, nullptr));
       });
@@ -250,47 +253,73 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     OnLoop([&] { cache.Release(session, lease); });
   }
 
+  // Calls to a node end so from now on; OK: they do not. `tenant`: those for it alone; empty: all.
+  void Refuse(const std::string& node, const absl::Status& status, const std::string& tenant = "") {
+    const std::lock_guard lock(cluster_.mutex);
+    refused_[{node, tenant}] = status;
+  }
+  // Whether this node's configuration shares its tenants with that node.
+  void Share(const std::string& node, bool shares) {
+    const std::lock_guard lock(cluster_.mutex);
+    shares ? (void)withheld_.erase(node) : (void)withheld_.insert(node);
+  }
+  // Calls that it has made, those that were refused included.
+  uint64_t made() const { return made_; }
+
   // PeerAsker: the other node's calls, straight. They only post to its loop, so the lock keeps it alive meanwhile.
-  void Open(const Member& member, const std::string&, PeerOpen open,
+  bool Shares(const Member& member, const std::string&) const override {
+    const std::lock_guard lock(cluster_.mutex);
+    return !withheld_.contains(member.node);
+  }
+  void Open(const Member& member, const std::string& tenant, PeerOpen open,
             PeerCalls::Done<std::vector<PeerOpened>> done) override {
     const std::lock_guard lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    if (const absl::Status refused = Refused(member, tenant); !refused.ok()) return done(refused);
     other->peers.PeerHere(Self());  // it greets, as often as it likes
-    other->peers.Open(Self(), 0, std::move(open), Counted(std::move(done)));
+    other->peers.Open(Self(), TenantOf(tenant), std::move(open), Counted(std::move(done)));
   }
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override {
     const std::lock_guard lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    if (const absl::Status refused = Refused(member, ""); !refused.ok()) return done(refused);
     other->peers.Renew(Self(), std::move(renew), Counted(std::move(done)));
   }
-  void Offer(const Member& member, const std::string&, PeerOffer offer,
+  void Offer(const Member& member, const std::string& tenant, PeerOffer offer,
              PeerCalls::Done<std::vector<TakeOutcome>> done) override {
     const std::lock_guard lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
-    other->peers.Offer(Self(), 0, std::move(offer), Counted(std::move(done)));
+    if (const absl::Status refused = Refused(member, tenant); !refused.ok()) return done(refused);
+    other->peers.Offer(Self(), TenantOf(tenant), std::move(offer), Counted(std::move(done)));
   }
-  void Close(const Member& member, std::vector<PeerLease> leases) override {
+  void Close(const Member& member, std::vector<PeerLease> leases, std::function<void(absl::Status)> done) override {
     const std::lock_guard lock(cluster_.mutex);
-    if (PeerNode* const other = NodeOf(member)) other->peers.Close(Self(), std::move(leases));
+    PeerNode* const other = NodeOf(member);
+    if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    if (const absl::Status refused = Refused(member, ""); !refused.ok()) return done(refused);
+    other->peers.Close(Self(), std::move(leases));
+    done(absl::OkStatus());
   }
 
-  void Workers(const Member& member, const std::string&, const NamespaceId& ns,
+  void Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
                PeerCalls::Done<std::vector<PeerWorker>> done) override {
     const std::lock_guard lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
-    other->peers.Workers(Self(), 0, ns, Counted(std::move(done)));
+    if (const absl::Status refused = Refused(member, tenant); !refused.ok()) return done(refused);
+    other->peers.Workers(Self(), TenantOf(tenant), ns, Counted(std::move(done)));
   }
-  void Prefill(const Member& member, const std::string&, PeerPrefill prefill,
+  void Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
                PeerCalls::Done<PeerOpened> done) override {
     const std::lock_guard lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    if (const absl::Status refused = Refused(member, tenant); !refused.ok()) return done(refused);
     other->peers.PeerHere(Self());
-    other->peers.Prefill(Self(), 0, std::move(prefill), Counted(std::move(done)));
+    other->peers.Prefill(Self(), TenantOf(tenant), std::move(prefill), Counted(std::move(done)));
   }
 
  private:
@@ -300,6 +329,15 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     const bool there =
         found != cluster_.nodes.end() && found->second->directory.member->incarnation == member.incarnation;
     return there ? found->second : nullptr;
+  }
+  static storage::TenantId TenantOf(const std::string& name) { return name == Tenants()[0] ? 0 : 1; }
+  absl::Status Refused(const Member& member, const std::string& tenant) {  // the cluster's mutex is held
+    ++made_;
+    for (const std::string& of : {std::string(), tenant}) {
+      const auto found = refused_.find({member.node, of});
+      if (found != refused_.end() && !found->second.ok()) return found->second;
+    }
+    return absl::OkStatus();
   }
   // The same answer. This node lives until it has come, or the other node has dropped it.
   template <typename Reply>
@@ -312,12 +350,14 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     const bool on_gpu = kind == TierKind::kHbm;
     if (on_gpu && gpu == nullptr) return nullptr;
     auto made = *storage::MemoryTier::Make({.kind = kind,
-                                            .capacity_bytes = extents * limits::kExtentBytes,
+                                            .capacity_bytes = (on_gpu ? 1 : 2) * extents * limits::kExtentBytes,
                                             .arena_bytes = 8 * limits::kExtentBytes,
                                             .arena = {.gpu = gpu},
                                             .on_gpu = on_gpu,
                                             .first_arena = on_gpu || gpu == nullptr ? 0 : storage::kArenasApart});
-    if (!made->AddTenant(0, extents * limits::kExtentBytes).ok()) std::abort();
+    for (storage::TenantId tenant = 0; tenant < (on_gpu ? 1 : 2); ++tenant) {
+      if (!made->AddTenant(tenant, extents * limits::kExtentBytes).ok()) std::abort();
+    }
     return made;
   }
   storage::Tiers TiersOfNode() {
@@ -347,10 +387,14 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   const std::string name_;
   storage::LandingId landings_ = 0;
   std::atomic<int> calls_{0};  // to other nodes, under way
+  std::atomic<uint64_t> made_{0};
+  std::map<std::pair<std::string, std::string>, absl::Status>
+      refused_;  // by node and tenant; guarded by the cluster's mutex, as below
+  std::set<std::string> withheld_;
 
  public:
   MonotonicClock clock;
-  EventLoop loop{1024, clock};
+  EventLoop loop{1024, clock, 2};
   TestDirectory directory;
   std::unique_ptr<storage::MemoryTier> hbm, tier;  // the first one's null where it has no GPU
   std::unique_ptr<storage::GpuLane> lane;

@@ -42,6 +42,12 @@ void Calls::At(CallSwitch& all, size_t machine, const std::weak_ptr<Life>& life,
   });
 }
 
+size_t Calls::MachineOf(const Member& member) {
+  size_t machine = 0;
+  if (!absl::SimpleAtoi(member.node.substr(4), &machine)) std::abort();
+  return machine;
+}
+
 void Calls::Update(const std::vector<std::shared_ptr<const Member>>& members) {
   std::map<uint64_t, Client> before = std::exchange(clients_, {});
   std::vector<uint64_t> fresh;
@@ -53,7 +59,7 @@ void Calls::Update(const std::vector<std::shared_ptr<const Member>>& members) {
     }
     Client& client = clients_[member->incarnation];
     client.member = member;
-    if (!absl::SimpleAtoi(member->node.substr(4), &client.machine)) std::abort();
+    client.machine = MachineOf(*member);
     fresh.push_back(member->incarnation);
   }
   for (auto& [incarnation, client] : before) {
@@ -115,8 +121,10 @@ void Calls::Connect(uint64_t incarnation) {
   });
 }
 
-void Calls::Greeted(const daemon::PeerHello& hello, size_t from, const std::weak_ptr<Life>& life, uint64_t number) {
+void Calls::Greeted(const daemon::PeerHello& greeting, size_t from, const std::weak_ptr<Life>& life, uint64_t number) {
   if (served_ == nullptr) return;
+  const daemon::PeerHello& first = first_.try_emplace(from, greeting).first->second;
+  const daemon::PeerHello& hello = all_.bug == Bug::kServesFormerNodes ? first : greeting;
   const auto former = servers_.find(from);
   if (former != servers_.end()) {
     if (former->second.hello.incarnation != hello.incarnation) served_->PeerGone(hello.node);
@@ -223,6 +231,12 @@ void Calls::Start(const Member& member, Nanos patience, Request request, Handle 
     return done(absl::UnavailableError(absl::StrCat("peer ", member.node, " is not connected")));
   }
   Client& client = found->second;
+  if constexpr (requires { request.tenant(); }) {
+    if (!Shares(member, request.tenant())) {
+      ++all_.refused_tenant;
+      return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
+    }
+  }
   if (client.calls.size() >= kMostCalls) return done(absl::ResourceExhaustedError("too many calls under way"));
   const uint64_t number = ++drawn_;
   // Ends the call, once.
@@ -269,6 +283,16 @@ void Calls::Start(const Member& member, Nanos patience, Request request, Handle 
            once(std::move(result));
          });
        };
+       if (all.network.schedule().Chance(all.busy_percent)) {
+         ++all.refused_busy;
+         return answer(absl::ResourceExhaustedError("the metadata queue is full"));
+       }
+       if constexpr (requires { request.tenant(); }) {
+         if (!all.Shares(there.machine_, from, request.tenant())) {
+           ++all.refused_tenant;
+           return answer(absl::NotFoundError("tenant: not shared"));
+         }
+       }
        handle(there, server->hello, request, answer);
      });
 }
@@ -330,6 +354,9 @@ void Calls::Offer(const Member& member, const std::string& tenant, daemon::PeerO
         ServeCall<v1::PeerOfferReply, std::vector<TakeOutcome>>(
             daemon::Read(asked),
             [&](const daemon::PeerOffer& it, auto served) {
+              if (there.all_.bug == Bug::kNeverTakesOffers) {
+                return served(std::vector<TakeOutcome>(it.objects.size(), TakeOutcome::kBusy));
+              }
               there.served_->Offer(hello, there.TenantOf(asked.tenant()), it, std::move(served));
             },
             answer);
@@ -337,7 +364,7 @@ void Calls::Offer(const Member& member, const std::string& tenant, daemon::PeerO
       [offer](const v1::PeerOfferReply& reply) { return daemon::Read(reply, offer); }, std::move(done));
 }
 
-void Calls::Close(const Member& member, std::vector<daemon::PeerLease> leases) {
+void Calls::Close(const Member& member, std::vector<daemon::PeerLease> leases, std::function<void(absl::Status)> done) {
   v1::PeerCloseRequest request;
   daemon::Write(leases, &request);
   Start<v1::PeerCloseRequest, v1::PeerCloseReply, bool>(
@@ -348,7 +375,8 @@ void Calls::Close(const Member& member, std::vector<daemon::PeerLease> leases) {
         there.served_->Close(hello, *read);
         answer(v1::PeerCloseReply());
       },
-      [](const v1::PeerCloseReply&) { return absl::StatusOr<bool>(true); }, [](const absl::StatusOr<bool>&) {});
+      [](const v1::PeerCloseReply&) { return absl::StatusOr<bool>(true); },
+      [done = std::move(done)](const absl::StatusOr<bool>& closed) { done(closed.status()); });
 }
 
 void Calls::Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,

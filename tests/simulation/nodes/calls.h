@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,17 @@ struct CallSwitch {
   Network& network;
   const Bug bug;
   std::map<size_t, Calls*> at;
+  // A tenant that one machine's configuration does not share with another machine.
+  struct NotShared {
+    size_t of = 0, with = 0;
+    std::string tenant;
+  };
+  std::optional<NotShared> not_shared;
+  uint64_t busy_percent = 0;  // of calls that find no room where they arrive
+  bool Shares(size_t of, size_t with, const std::string& tenant) const {
+    return !not_shared || not_shared->of != of || not_shared->with != with || not_shared->tenant != tenant;
+  }
+  uint64_t refused_tenant = 0, refused_busy = 0;      // calls
   uint64_t answered = 0, failed = 0, unanswered = 0;  // calls; the last ones: are served and have no answer yet
   std::string wrong;                                  // a call that was answered twice, or too late
 };
@@ -40,6 +52,8 @@ class Calls final : public daemon::PeerAsker, public daemon::PrefillAsker {
         std::vector<std::string> tenants, std::function<void(const daemon::Member&)> gone);
   ~Calls() override;
   static std::string NameOf(size_t machine) { return "node" + std::to_string(machine); }
+  static size_t MachineOf(const daemon::Member& member);
+  const daemon::PeerHello& hello() const { return self_; }
 
   void Serve(daemon::PeerCalls& served) { served_ = &served; }
   void Update(const std::vector<std::shared_ptr<const daemon::Member>>& members);
@@ -48,13 +62,17 @@ class Calls final : public daemon::PeerAsker, public daemon::PrefillAsker {
   size_t connected() const;
   size_t under_way() const;
 
+  bool Shares(const daemon::Member& member, const std::string& tenant) const override {
+    return all_.Shares(machine_, MachineOf(member), tenant);
+  }
   void Open(const daemon::Member& member, const std::string& tenant, daemon::PeerOpen open,
             daemon::PeerCalls::Done<std::vector<daemon::PeerOpened>> done) override;
   void Renew(const daemon::Member& member, daemon::PeerRenew renew,
              daemon::PeerCalls::Done<std::vector<uint32_t>> done) override;
   void Offer(const daemon::Member& member, const std::string& tenant, daemon::PeerOffer offer,
              daemon::PeerCalls::Done<std::vector<TakeOutcome>> done) override;
-  void Close(const daemon::Member& member, std::vector<daemon::PeerLease> leases) override;
+  void Close(const daemon::Member& member, std::vector<daemon::PeerLease> leases,
+             std::function<void(absl::Status)> done) override;
   void Workers(const daemon::Member& member, const std::string& tenant, const NamespaceId& ns,
                daemon::PeerCalls::Done<std::vector<daemon::PeerWorker>> done) override;
   void Prefill(const daemon::Member& member, const std::string& tenant, daemon::PeerPrefill prefill,
@@ -108,8 +126,9 @@ class Calls final : public daemon::PeerAsker, public daemon::PrefillAsker {
   daemon::PeerHello self_;
   daemon::PeerCalls* served_ = nullptr;
   uint64_t drawn_ = 0;
-  std::map<uint64_t, Client> clients_;  // by incarnation
-  std::map<size_t, Server> servers_;    // by machine
+  std::map<uint64_t, Client> clients_;         // by incarnation
+  std::map<size_t, Server> servers_;           // by machine
+  std::map<size_t, daemon::PeerHello> first_;  // kServesFormerNodes: of each machine that has greeted
 };
 
 }  // namespace ashlar::simulation::nodes

@@ -38,6 +38,8 @@ Driver::Habits Driver::DrawHabits(uint64_t seed, size_t nodes) {
   habits.drains = draw(2) == 0;
   habits.reorders = draw(2) == 0;
   habits.announces_all = draw(4) > 0;
+  habits.withholds = draw(3) == 0;
+  habits.refuses = draw(3) == 0;
   return habits;
 }
 
@@ -54,6 +56,12 @@ Driver::Driver(uint64_t seed, Bug bug, size_t nodes)
   around_.lease_seconds = habits_.lease_seconds;
   around_.order = habits_.reorders ? Wire::Order::kAny : Wire::Order::kKept;
   around_.announce = habits_.announces_all ? daemon::AnnounceMode::kAll : daemon::AnnounceMode::kUsedTwice;
+  calls_.busy_percent = habits_.refuses ? 1 + Draw(10) : 0;
+  if (habits_.withholds) {
+    const size_t of = Draw(habits_.nodes);
+    const size_t with = (of + 1 + Draw(habits_.nodes - 1)) % habits_.nodes;
+    calls_.not_shared = {.of = of, .with = with, .tenant = Node::Tenants()[1 + Draw(kTenants)]};
+  }
   for (size_t machine = 0; machine < habits_.nodes; ++machine) {
     const double rate = 0.99 + 0.02 * static_cast<double>(Draw(1000)) / 1000;
     const auto years = static_cast<Nanos>(Draw(5)) * 365 * 86400 * kSecond;
@@ -134,6 +142,8 @@ Report Driver::Run() {
   for (const size_t machine : Running()) Harvest(*At(machine));
   Reach(Event::kLeaseExpired, etcd_.counts().expired);
   Reach(Event::kFlippedBits, fabric_.flipped);
+  Reach(Event::kCallNotShared, calls_.refused_tenant);
+  Reach(Event::kCallRefusedBusy, calls_.refused_busy);
   report_.trace = schedule_.trace() ^ schedule_.events();
   report_.events = schedule_.events();
   return report_;

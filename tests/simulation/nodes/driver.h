@@ -38,6 +38,7 @@ class Driver {
     uint64_t extents = 16;  // of a tenant on a node
     Nanos faults_for = 30 * kSecond, op_every = kSecond, fault_every = kSecond;
     bool prefills = false, flips = false, drains = false, reorders = false, announces_all = true;
+    bool withholds = false, refuses = false;
   };
   // A prompt of segments on its way: found elsewhere, found here, landed, let go.
   struct Prompt {
@@ -100,7 +101,8 @@ class Driver {
   void HarmNetwork();
   void HarmEtcd();
   void StopWell(size_t machine);
-  void AwaitDrained(size_t machine, Nanos until);
+  void AwaitDrained(size_t machine, Nanos began, Nanos until);
+  bool Disturbed() const;
   void Harvest(Node& node);
   void Heal();
 
@@ -125,6 +127,7 @@ class Driver {
   std::vector<Machine> machines_;
   Report report_;
   bool faults_ = true, engines_ = true;
+  Nanos disturbed_at_ = 0;  // when a fault was seen last
   uint64_t drawn_ = 0, publishes_ = 0;
   std::map<uint64_t, Prompt> prompts_;
   std::map<uint64_t, Prefill> plans_;

@@ -14,6 +14,7 @@ void Driver::Start(size_t machine) {
   at.node = std::make_unique<Node>(around_, machine, at.clock, *memories_[machine], habits_.extents, same);
   at.incarnation = at.node->incarnation();
   at.stops = false;
+  disturbed_at_ = schedule_.now();
   if (!habits_.prefills) return;
   for (const storage::SessionId session : {3, 4}) {
     at.node->Post(Node::TenantOf(session), [this, machine, session] { OfferPrefill(machine, session, 0, false); });
@@ -23,6 +24,7 @@ void Driver::Start(size_t machine) {
 void Driver::End(size_t machine, bool leaves) {
   Machine& at = machines_[machine];
   Say(absl::StrCat("node ", machine, leaves ? " leaves" : " is killed"));
+  disturbed_at_ = schedule_.now();
   Harvest(*at.node);
   std::erase_if(prompts_, [&](const auto& prompt) { return prompt.second.machine == machine; });
   std::erase_if(plans_, [&](const auto& plan) { return plan.second.machine == machine; });
@@ -101,17 +103,33 @@ void Driver::HarmNode() {
   }
 }
 
+// Some are ended before they are ready, as by drain_seconds.
 void Driver::StopWell(size_t machine) {
   machines_[machine].stops = true;
+  const Nanos now = schedule_.now();
+  const Nanos until = schedule_.Chance(50) ? now + 5 * kSecond : INT64_MAX;
   Say(absl::StrCat("node ", machine, " drains"));
   At(machine)->Drain();
-  AwaitDrained(machine, schedule_.now() + 5 * kSecond);
+  AwaitDrained(machine, now, until);
 }
 
-void Driver::AwaitDrained(size_t machine, Nanos until) {
-  schedule_.For(At(machine)->life(), 100 * kMillisecond, [this, machine, until] {
-    if (!At(machine)->drained() && schedule_.now() < until) return AwaitDrained(machine, until);
-    Reach(Event::kStoppedWell);
+bool Driver::Disturbed() const {
+  const bool still = std::ranges::any_of(machines_, [this](const Machine& at) {
+    return at.node != nullptr && at.node->life()->frozen_until > schedule_.now();
+  });
+  return still || !network_.calm() || fabric_.flips_percent > 0 || !etcd_.up() || etcd_.slow > 0;
+}
+
+void Driver::AwaitDrained(size_t machine, Nanos began, Nanos until) {
+  // A call that a fault met ends by a connection's time-out or the offer's patience; the objects then go elsewhere.
+  constexpr Nanos kWithin = Calls::kTimeout + 10 * kSecond + Calls::kCallTimeout + 5 * kSecond;
+  schedule_.For(At(machine)->life(), 100 * kMillisecond, [this, machine, began, until] {
+    const bool drained = At(machine)->drained();
+    if (!drained && schedule_.now() - std::max(began, disturbed_at_) > kWithin) {
+      return Fail(absl::StrCat("node ", machine, " drains without end, and nothing is in its way"));
+    }
+    if (!drained && schedule_.now() < until) return AwaitDrained(machine, began, until);
+    Reach(Event::kStoppedWell, drained ? 1 : 0);
     // Not from within one of its own events.
     schedule_.After(0, [this, machine, incarnation = machines_[machine].incarnation] {
       if (At(machine) == nullptr || machines_[machine].incarnation != incarnation) return;
@@ -203,6 +221,9 @@ void Driver::Heal() {
   fabric_.flips_percent = 0;
   etcd_.slow = 0;
   if (!etcd_.up()) etcd_.Start();
+  const auto drains = [](const Machine& at) { return at.node != nullptr && at.stops; };
+  while (report_.failure.empty() && std::ranges::any_of(machines_, drains)) RunUntil(schedule_.now() + kSecond);
+  calls_.busy_percent = 0;
   Nanos stands_still_until = schedule_.now();
   for (size_t machine = 0; machine < habits_.nodes; ++machine) {
     if (At(machine) == nullptr && !machines_[machine].for_good) Start(machine);

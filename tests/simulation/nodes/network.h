@@ -2,6 +2,7 @@
 // cut and are sent again where they were lost, as TCP does it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -35,6 +36,13 @@ class Network {
   }
   void Heal(size_t from, size_t to) { link(from, to) = Link(); }
   void HealAll() { links_.assign(links_.size(), Link()); }
+  // No link is cut, slow or lossy.
+  bool calm() const {
+    const Link whole;
+    return std::ranges::all_of(links_, [&](const Link& one) {
+      return !one.cut && one.lost_percent == 0 && one.delay <= whole.delay && one.jitter <= whole.jitter;
+    });
+  }
   // Both directions have been cut, or either of them, without a break since so long.
   bool Silent(size_t a, size_t b, Nanos since_long) {
     const auto silent = [&](const Link& one) { return one.cut && schedule_.now() - one.cut_at >= since_long; };

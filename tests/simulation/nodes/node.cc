@@ -255,6 +255,7 @@ void Node::Drain() {
   Post(storage::kNoTenant, [this] {
     cache->StartDrain();
     peers.SetDraining(true);
+    drains_ = true;
   });
 }
 

@@ -118,7 +118,7 @@ class Node {
   void Pump();
   // It drains, as before its end, and hands over what it has.
   void Drain();
-  bool drained() const { return !peers.handing_over(); }
+  bool drained() const { return drains_ && !peers.handing_over(); }
   uint64_t incarnation() { return directory->Members().front()->incarnation; }
 
   Surroundings& around;
@@ -128,7 +128,7 @@ class Node {
  private:
   const size_t machine_;
   const std::shared_ptr<Life> life_ = std::make_shared<Life>();
-  bool loop_pumps_ = false, transport_pumps_ = false;
+  bool drains_ = false, loop_pumps_ = false, transport_pumps_ = false;
   uint64_t loop_due_ = 0, transport_due_ = 0;  // counts: an earlier wait is void
 
   void PumpLoop();

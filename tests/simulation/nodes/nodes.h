@@ -9,12 +9,13 @@
 // Engines of two tenants publish, look up, land, evict, plan prefills and serve them, on every node. At any moment a
 // node is killed, stops as it should, stands still, or is started again; links are cut in one direction or both, slow,
 // and lose or reorder messages; bits change on their way; etcd is down, slow, compacted, or loses everything; machines'
-// clocks are years apart, and go at different rates.
+// clocks are years apart, and go at different rates. A node may not share a tenant with another one, and calls may find
+// no room.
 //
 // The oracle: bytes that land are those that the tenant published under the key; nothing but a miss comes of a failure;
-// every wait ends by its deadline; two lease periods after the last fault every node knows all members and what they
-// hold, and nothing else; and in the end nobody leases, fetches, or is granted anything, and etcd has no keys of nodes
-// that are gone.
+// every wait ends by its deadline, and a drain where nothing is in its way; two lease periods after the last fault
+// every node knows all members and what they hold, and nothing else; and in the end nobody leases, fetches, or is
+// granted anything, and etcd has no keys of nodes that are gone.
 //
 //   ASHLAR_NODES_SEEDS=2000 ASHLAR_NODES_PROGRESS=seeds.txt ASHLAR_NODES_PART=200
 //   nodes_simulation_test --gtest_filter='*EverySeed*'
@@ -45,8 +46,10 @@ enum class Bug : uint8_t {
   kForgetsSends,        // a send of the data plane is never completed
   kForgetsDeadlines,    // nobody looks at the deadlines of look-ups, leases and offers
   kStopsClocks,         // a machine's clock stands still
+  kNeverTakesOffers,    // nodes say of every offer, for ever, that they are busy
+  kServesFormerNodes,   // a node that was started again is served as the one that it was first
 };
-inline constexpr size_t kBugs = 15;
+inline constexpr size_t kBugs = 17;
 
 // Events that must have happened somewhere in many seeds, so that the promises about them were tested at all.
 enum class Event : uint8_t {
@@ -83,8 +86,10 @@ enum class Event : uint8_t {
   kPrefilledHere,
   kPrefilledElsewhere,
   kPrefillGivenBack,
+  kCallNotShared,
+  kCallRefusedBusy,
 };
-inline constexpr size_t kEvents = 33;
+inline constexpr size_t kEvents = 35;
 
 struct Reached {
   std::array<uint64_t, kEvents> counts{};

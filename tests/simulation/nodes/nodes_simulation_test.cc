@@ -165,7 +165,9 @@ constexpr const char* kBugNames[kBugs] = {"None",
                                           "ForgetsPeersGone",
                                           "ForgetsSends",
                                           "ForgetsDeadlines",
-                                          "StopsClocks"};
+                                          "StopsClocks",
+                                          "NeverTakesOffers",
+                                          "ServesFormerNodes"};
 
 std::vector<Bug> AllBugs() {
   std::vector<Bug> bugs;

@@ -10,6 +10,7 @@ namespace ashlar::simulation::nodes {
 // Every wait ends by its deadline.
 void Driver::Watch() {
   schedule_.After(100 * kMillisecond, [this] { Watch(); });
+  if (Disturbed()) disturbed_at_ = schedule_.now();
   const auto late = [&](const auto& one) {
     const Node* const node = At(one.machine);
     return node != nullptr && node->life()->frozen_until <= schedule_.now() && one.ends_by < schedule_.now();
@@ -127,7 +128,10 @@ void Driver::CheckEverythingLands() {
       if (node.cache->Knows(text.first, plan.key)) continue;
       std::map<uint64_t, uint32_t> shards;  // by holder
       for (const daemon::Located& one : node.directory->Locate(plan.ns, {&plan.key, 1})) {
-        ++shards[one.member->incarnation];
+        const size_t holder = Calls::MachineOf(*one.member);
+        const std::string& tenant = Node::Tenants()[text.first];
+        const bool shared = calls_.Shares(machine, holder, tenant) && calls_.Shares(holder, machine, tenant);
+        shards[one.member->incarnation] += shared ? 1 : 0;
       }
       const bool whole = std::ranges::any_of(shards, [&](const auto& one) { return one.second == plan.shard.size; });
       if (whole) there.push_back(text);
@@ -163,8 +167,13 @@ void Driver::CheckNothingIsLeft() {
     expect_none(cache.landings, "landings");
     expect_none(cache.copies_under_way, "copies between tiers");
     expect_none(peers.holder.leases, "leases of peers");
-    const uint64_t others = Running().size() - 1;
-    expect_none(peers.holder.nodes - std::min(peers.holder.nodes, others), "readers that have gone");
+    std::set<std::string> others;
+    for (const size_t other : Running()) {
+      if (other != machine) others.insert(daemon::Peers::ReaderOf(At(other)->calls.hello()));
+    }
+    const std::vector<std::string> readers = node.peers.Readers();
+    const auto gone = std::ranges::count_if(readers, [&](const auto& reader) { return !others.contains(reader); });
+    expect_none(static_cast<uint64_t>(gone), "readers that have gone");
     expect_none(peers.objects.copies, "objects that other nodes keep for it");
     expect_none(peers.objects.reading, "pieces that it fetches");
     expect_none(peers.offered.under_way, "objects that it takes");

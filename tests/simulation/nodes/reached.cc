@@ -36,7 +36,9 @@ constexpr const char* kEventNames[kEvents] = {"nodes killed",
                                               "peers' leases expired",
                                               "segments prefilled here",
                                               "segments prefilled elsewhere",
-                                              "segments given back to their asker"};
+                                              "segments given back to their asker",
+                                              "calls for a tenant that is not shared",
+                                              "calls that found no room"};
 
 }  // namespace
 
