@@ -80,7 +80,10 @@ void EngineService::CloseModel(const v1::CloseModelRequest& request, v1::CloseMo
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   (*session)->RemoveModel(request.model());
-  done(absl::OkStatus());
+  OnLoop(*session, Room::kRelease, done, [this, session = *session, model = request.model(), done] {
+    router_.workers().ModelClosed(session->about().id, model);
+    done(absl::OkStatus());
+  });
 }
 
 void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done) {

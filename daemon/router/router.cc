@@ -28,7 +28,8 @@ Router::Options Router::Options::From(const v1::Config& config) {
   return {.patience = static_cast<double>(prefill.patience()),
           .least_patience = storage::Nanos{1'000'000} * prefill.least_patience_milliseconds(),
           .tries = prefill.tries(),
-          .given_to_a_node = prefill.segments_of_a_node()};
+          .given_to_a_node = prefill.segments_of_a_node(),
+          .tenants = static_cast<size_t>(config.tenants_size())};
 }
 
 storage::SessionId Router::SessionOf(storage::TenantId tenant) {
