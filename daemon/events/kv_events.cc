@@ -25,12 +25,12 @@ const char* MediumOf(TierKind tier) {
 }
 
 Json Stored(const CacheEvent& event, const BlockTexts& texts) {
-  const std::optional<BlockText> text = texts.Find(event.key);
+  const std::optional<BlockText> text = texts.Find(event.pool.tenant, event.key);
   Json stored = {{"type", "BlockStored"},          {"block_hashes", Json::array({HashOf(event.key)})},
                  {"parent_block_hash", nullptr},   {"token_ids", Json::array()},
                  {"block_size", event.tokens},     {"lora_id", nullptr},
                  {"medium", MediumOf(event.tier)}, {"lora_name", nullptr}};
-  if (text.has_value()) stored["token_ids"] = text->tokens;
+  if (text.has_value() && text->tokens.size() <= kMostEventTokens) stored["token_ids"] = text->tokens;
   if (text.has_value() && text->before.has_value()) stored["parent_block_hash"] = HashOf(*text->before);
   return stored;
 }

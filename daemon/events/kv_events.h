@@ -1,6 +1,7 @@
 // Batches of events in the form of vLLM's KV events (docs/formats.md), as msgpack.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -10,6 +11,11 @@
 #include "daemon/events/event_hub.h"
 
 namespace ashlar::daemon {
+
+// Tokens of a block that is published with them: a longer one is published as if they were not known.
+constexpr size_t kMostEventTokens = 8192;
+// Events of one batch; and its bytes, where the tokens of its events are at most kMostEventTokens together.
+constexpr size_t kMostBatchEvents = 64, kMostBatchBytes = 64 << 10;
 
 // Encodes what of the events is about blocks of shared prefixes; empty: nothing is. A gap is AllBlocksCleared: whoever
 // follows forgets what it knew. `seconds`: since 1970.
