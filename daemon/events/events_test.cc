@@ -277,6 +277,34 @@ TEST_F(KvEventsTest, ForgottenTextsAreThoseOfOneTenantOrNamespace) {
   EXPECT_EQ(texts_.forgettings(), 2u);
 }
 
+TEST_F(KvEventsTest, ABatchHasAtMostItsBound) {
+  std::vector<CacheEvent> events;
+  std::vector<int32_t> tokens(4096);
+  std::iota(tokens.begin(), tokens.end(), 1 << 24);  // 5 bytes each
+  const PrefixKeys keys(kTextNs, 64, tokens);
+  texts_.Note(0, kTextNs, keys);
+  for (const Key& key : keys.blocks()) {
+    for (const Kind kind : {Kind::kTier, Kind::kStored, Kind::kRemoved}) {
+      events.push_back({.kind = kind,
+                        .key = key,
+                        .object = ObjectKind::kPrefixBlock,
+                        .tier = TierKind::kSsd,
+                        .was = TierKind::kSsd,
+                        .tokens = 64});
+    }
+  }
+  ASSERT_LT(CountForABatch(events), events.size());
+  for (std::span<const CacheEvent> rest = events; !rest.empty();) {
+    const size_t count = CountForABatch(rest);
+    ASSERT_GT(count, 0u);
+    EXPECT_LE(EncodeKvEvents(rest.first(count), texts_, 1).size(), kMostBatchBytes);
+    rest = rest.subspan(count);
+  }
+  std::vector<CacheEvent> removed(500, events[2]);
+  EXPECT_GT(CountForABatch(removed), 400u);
+  for (CacheEvent& event : removed) EXPECT_LE(EncodeKvEvents({&event, 1}, texts_, 1).size(), 128u);
+}
+
 // A publisher with batches that are as large as any, and sockets to it.
 class LargeKvEventsTest : public KvEventsTest {
  protected:

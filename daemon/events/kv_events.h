@@ -14,8 +14,11 @@ namespace ashlar::daemon {
 
 // Tokens of a block that is published with them: a longer one is published as if they were not known.
 constexpr size_t kMostEventTokens = 8192;
-// Events of one batch; and its bytes, where the tokens of its events are at most kMostEventTokens together.
-constexpr size_t kMostBatchEvents = 64, kMostBatchBytes = 64 << 10;
+constexpr size_t kMostBatchBytes = 64 << 10;
+
+// Returns how many of the first events fit a batch of kMostBatchBytes, whatever tokens they are encoded with: at least
+// one, where there is any.
+size_t CountForABatch(std::span<const CacheEvent> events);
 
 // Encodes what of the events is about blocks of shared prefixes; empty: nothing is. A gap is AllBlocksCleared: whoever
 // follows forgets what it knew. `seconds`: since 1970.

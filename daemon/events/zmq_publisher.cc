@@ -103,11 +103,7 @@ struct ZmqPublisher::Impl {
 
   void Publish(std::span<const CacheEvent> events) {
     while (!events.empty()) {
-      size_t count = 0;
-      for (uint64_t tokens = 0; count < std::min(events.size(), kMostBatchEvents); ++count) {
-        tokens += events[count].tokens;
-        if (count > 0 && tokens > kMostEventTokens) break;
-      }
+      const size_t count = CountForABatch(events);
       PublishBatch(events.first(count));
       events = events.subspan(count);
     }
