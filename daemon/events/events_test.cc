@@ -410,7 +410,7 @@ TEST_F(LargeKvEventsTest, AReplayHasNothingFromBeforeAForgetting) {
   const std::vector<std::string> first = asking.Message();
   ASSERT_EQ(first.size(), 4u);
   EXPECT_EQ(first[2], Big(3)) << "numbers go on";
-  EXPECT_EQ(Json::from_msgpack(first[3])[1][0]["token_ids"], Json::array());
+  EXPECT_TRUE(Json::from_msgpack(first[3])[1][0]["token_ids"].empty());
 }
 
 TEST_F(KvEventsTest, AnAddressThatIsTakenIsRefused) {
