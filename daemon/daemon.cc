@@ -131,12 +131,12 @@ struct Daemon::Impl {
                        [this] { return static_cast<double>(reloader.drain_seconds()); }, router,
                        [this] { return reloader.config() + (cluster == nullptr ? "" : cluster->DescribeTransport()); },
                        config.cluster().node(), events.hub(),
-                       [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); },
+                       [this](auto tenant, const auto& ns) { engine_service.ForgetBeside(tenant, ns); },
                        [this](bool dry_run) { return reloader.Reload(dry_run); }, cluster.get()}),
         reloader(config, file, loop, *tiers, cache, services, engine_service.call_rates(), metrics, *audit) {
     if (cluster != nullptr) {
       cluster->Attach(cache, tiers->memory(), router,
-                      [this](storage::TenantId tenant) { engine_service.ForgetPages(tenant); });
+                      [this](auto tenant, const auto& ns) { engine_service.ForgetBeside(tenant, ns); });
     }
     tiers->Configure(config, cache);
     SetCallRates(config, &engine_service.call_rates());

@@ -50,8 +50,9 @@ struct AdminParts {
   std::function<std::string()> config;  // in effect, as YAML
   std::string node;                     // this node's name among its peers; empty: it has none
   EventHub& events;
-  // Shared pages of a tenant's that nobody uses go, and others are found no more. On the metadata thread.
-  std::function<void(storage::TenantId)> forget_pages;
+  // Drops a tenant's texts, of one namespace where it is given, and its shared pages that nobody uses; others are found
+  // no more. On the metadata thread.
+  std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside;
   // Any thread but the metadata thread. `dry_run`: says what it would change.
   std::function<absl::StatusOr<std::vector<ConfigChange>>(bool dry_run)> reload;
   Cluster* cluster = nullptr;  // null: this node is alone

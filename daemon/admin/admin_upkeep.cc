@@ -266,7 +266,7 @@ absl::StatusOr<std::shared_ptr<storage::Forgetting>> AdminService::ForgettingOf(
   absl::StatusOr<std::shared_ptr<storage::Forgetting>> forgetting =
       parts_.cache.upkeep().Forget(wish.first, wish.second);
   if (!forgetting.ok()) return forgetting;
-  parts_.forget_pages(wish.first);
+  parts_.forget_beside(wish.first, wish.second);
   forgettings_[wish] = *forgetting;
   return forgetting;
 }

@@ -195,9 +195,9 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
     return done(absl::OkStatus());
   }
   const Done refused = BusyAsData(done, [answer_all] { answer_all(CommitOutcome::kBusy); });
-  OnLoop(*session, Room::kRequest, refused, [this, session = *session, commit, reply, done] {
+  OnLoop(*session, Room::kRequest, refused, [this, session = *session, ns = model->ns, commit, reply, done] {
     // Routers that are told of tokens would send prompts with other salts here, for nothing.
-    if (texts_ != nullptr && !commit->text.salted()) texts_->Note(commit->text.shared());
+    if (texts_ != nullptr && !commit->text.salted()) texts_->Note(session->about().tenant, ns, commit->text.shared());
     cache_.Commit(session->about().id, std::move(*commit), [reply, done](const std::vector<CommitOutcome>& outcomes) {
       for (const CommitOutcome outcome : outcomes) reply->add_outcomes(static_cast<uint32_t>(outcome));
       done(absl::OkStatus());

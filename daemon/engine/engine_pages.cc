@@ -1,5 +1,6 @@
 // In-place sharing: Admit, ExtendAdmission, MarkFilled, AttachAdmission.
 #include <algorithm>
+#include <cassert>
 #include <span>
 #include <utility>
 #include <vector>
@@ -20,13 +21,35 @@ void AddPages(std::span<const storage::PageId> pages, google::protobuf::Repeated
   out->Add(pages.begin(), pages.end());
 }
 
-void Write(const PagePools::Request& held, v1::Admission* out) {
-  for (const PagePool::Segment& segment : held.pool->Segments(held.admission)) {
-    v1::SharedPages* shared = out->add_segments();
-    shared->set_content(static_cast<uint32_t>(segment.content));
-    AddPages(segment.pages, shared->mutable_pages());
+constexpr uint64_t kPagesOfAStep = 256;
+
+// Takes what the request still has to take of `own_pages`, of which there are all, and writes which pages it has. False
+// where the slice is over: call it again, before any other request of the pool. `out` has how far it came.
+bool TakeAndWrite(const PagePools::Request& held, uint64_t own_pages, storage::Slice& slice, v1::Admission* out) {
+  if (out->own_pages().empty()) {
+    const std::vector<PagePool::Segment> segments = held.pool->Segments(held.admission);
+    for (size_t i = static_cast<size_t>(out->segments_size()); i < segments.size(); ++i) {
+      if (!slice.Take()) return false;
+      v1::SharedPages* shared = out->add_segments();
+      shared->set_content(static_cast<uint32_t>(segments[i].content));
+      AddPages(segments[i].pages, shared->mutable_pages());
+    }
   }
-  AddPages(held.pool->OwnPages(held.admission), out->mutable_own_pages());
+  out->mutable_own_pages()->Reserve(
+      static_cast<int>(std::max<uint64_t>(own_pages, held.pool->OwnPages(held.admission).size())));
+  while (true) {
+    const std::span<const storage::PageId> own = held.pool->OwnPages(held.admission);
+    const auto written = static_cast<uint64_t>(out->own_pages_size());
+    if (written == own.size() && own.size() >= own_pages) return true;
+    if (!slice.Take()) return false;
+    if (written < own.size()) {
+      AddPages(own.subspan(written, std::min(kPagesOfAStep, own.size() - written)), out->mutable_own_pages());
+      continue;
+    }
+    PagePool::Shortage none;
+    [[maybe_unused]] const bool taken = held.pool->Extend(held.admission, own_pages, none, kPagesOfAStep);
+    assert(taken);
+  }
 }
 
 void Write(const PagePool::Shortage& shortage, v1::PageShortage* out) {
@@ -69,25 +92,31 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
   const auto segments = ReadSegments("prompt", request.prompt(), pages->model());
   if (!segments.ok()) return done(segments.status());
   std::vector<PagePool::Want> wants = WantsOf(*segments, *pages);
+  const auto admit = [this, session = *session, pages = std::move(pages), lease = *lease, wants = std::move(wants),
+                      &request, reply]() -> absl::Status {
+    // The client has released the lease by then, and would never release it again.
+    if (request.deadline_ns() != 0 && MonotonicClock().Now() >= request.deadline_ns()) {
+      return absl::DeadlineExceededError("deadline_ns: passed");
+    }
+    if (cache_.draining()) return absl::UnavailableError("the daemon drains");
+    EndRequestsWith(session);
+    const auto answer = pools_.Admit(session->about().id, session->about().tenant, lease, pages->pool(), wants,
+                                     request.own_pages(), /*own_now=*/0);
+    if (!answer.ok()) return answer.status();
+    if (answer->admission == 0) Write(answer->shortage, reply->mutable_lacks());
+    return absl::OkStatus();
+  };
   OnLoop(*session, Room::kRequest, done,
-         [this, session = *session, pages = std::move(pages), lease = *lease, wants = std::move(wants), &request, reply,
-          done] {
-           // The client has released the lease by then, and would never release it again.
-           if (request.deadline_ns() != 0 && MonotonicClock().Now() >= request.deadline_ns()) {
-             return done(absl::DeadlineExceededError("deadline_ns: passed"));
+         [this, session = *session, lease = *lease, admit, begun = false, &request, reply,
+          done](storage::Slice& slice) mutable {
+           if (!std::exchange(begun, true)) {
+             const absl::Status admitted = admit();
+             if (!admitted.ok() || reply->has_lacks()) return done(admitted), true;
            }
-           if (cache_.draining()) return done(absl::UnavailableError("the daemon drains"));
-           EndRequestsWith(session);
-           const storage::SessionId id = session->about().id;
-           const auto answer =
-               pools_.Admit(id, session->about().tenant, lease, pages->pool(), wants, request.own_pages());
-           if (!answer.ok()) return done(answer.status());
-           if (answer->admission == 0) {
-             Write(answer->shortage, reply->mutable_lacks());
-           } else {
-             Write(*pools_.Find(id, lease), reply->mutable_admission());
-           }
+           const PagePools::Request& held = *pools_.Find(session->about().id, lease);
+           if (!TakeAndWrite(held, request.own_pages(), slice, reply->mutable_admission())) return false;
            done(absl::OkStatus());
+           return true;
          });
 }
 
@@ -96,17 +125,21 @@ void EngineService::ExtendAdmission(const v1::ExtendAdmissionRequest& request, v
   if (!session.ok()) return done(session.status());
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, &request, reply, done] {
-    const PagePools::Request* held = pools_.Find(session->about().id, lease);
-    if (held == nullptr) return done(absl::NotFoundError("lease: not held"));
-    PagePool::Shortage shortage;
-    if (held->pool->Extend(held->admission, request.own_pages(), shortage)) {
-      Write(*held, reply->mutable_admission());
-    } else {
-      Write(shortage, reply->mutable_lacks());
-    }
-    done(absl::OkStatus());
-  });
+  OnLoop(
+      *session, Room::kRequest, done,
+      [this, session = *session, lease = *lease, begun = false, &request, reply, done](storage::Slice& slice) mutable {
+        const PagePools::Request* held = pools_.Find(session->about().id, lease);
+        if (held == nullptr) return done(absl::NotFoundError("lease: not held")), true;
+        PagePool::Shortage shortage;
+        const bool first = !std::exchange(begun, true);
+        if (first && !held->pool->Extend(held->admission, request.own_pages(), shortage, /*most=*/0)) {
+          Write(shortage, reply->mutable_lacks());
+        } else if (!TakeAndWrite(*held, request.own_pages(), slice, reply->mutable_admission())) {
+          return false;
+        }
+        done(absl::OkStatus());
+        return true;
+      });
 }
 
 void EngineService::MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply*, Done done) {
@@ -136,13 +169,15 @@ void EngineService::AttachAdmission(const v1::AttachAdmissionRequest& request, v
   if (!session.ok()) return done(session.status());
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, reply, done] {
-    EndRequestsWith(session);
-    const auto held = pools_.Attach(session->about().id, session->about().tenant, lease);
-    if (!held.ok()) return done(held.status());
-    Write(**held, reply->mutable_admission());
-    done(absl::OkStatus());
-  });
+  OnLoop(*session, Room::kRequest, done,
+         [this, session = *session, lease = *lease, reply, done](storage::Slice& slice) {
+           EndRequestsWith(session);
+           const auto held = pools_.Attach(session->about().id, session->about().tenant, lease);
+           if (!held.ok()) return done(held.status()), true;
+           if (!TakeAndWrite(**held, 0, slice, reply->mutable_admission())) return false;
+           done(absl::OkStatus());
+           return true;
+         });
 }
 
 }  // namespace ashlar::daemon

@@ -84,6 +84,19 @@ TEST_F(EnginePrefillTest, OneEngineComputesForAnother) {
   EXPECT_TRUE(absl::IsNotFound(asker_.Call(AwaitOf(planned.plan(), 0), &states)));
 }
 
+// For a second after its request it would be taken for busy.
+TEST_F(EnginePrefillTest, AClosedModelOffersNoPrefill) {
+  v1::ServePrefillReply none;
+  ASSERT_TRUE(worker_.Call(ServeOf(0), &none).ok());
+  auto close = worker_.Make<v1::CloseModelRequest>();
+  close.set_model(worker_.model());
+  v1::CloseModelReply closed;
+  ASSERT_TRUE(worker_.Call(close, &closed).ok());
+  v1::PlanPrefillReply planned;
+  ASSERT_TRUE(asker_.Call(PlanOf({Ascending(24, 7), Ascending(24, 1007)}), &planned).ok());
+  EXPECT_EQ(planned.plan(), 0u);
+}
+
 TEST_F(EnginePrefillTest, WithoutAWorkerAllIsTheAskers) {
   v1::PlanPrefillReply planned;
   ASSERT_TRUE(asker_.Call(PlanOf({Ascending(24, 7), Ascending(24, 1007)}), &planned).ok());

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine/request_fields.h"
+#include "daemon/events/block_texts.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -80,7 +81,15 @@ void EngineService::CloseModel(const v1::CloseModelRequest& request, v1::CloseMo
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   (*session)->RemoveModel(request.model());
-  done(absl::OkStatus());
+  OnLoop(*session, Room::kRelease, done, [this, session = *session, model = request.model(), done] {
+    router_.workers().ModelClosed(session->about().id, model);
+    done(absl::OkStatus());
+  });
+}
+
+void EngineService::ForgetBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns) {
+  pools_.Forget(tenant);
+  if (texts_ != nullptr) texts_->Forget(tenant, ns);
 }
 
 void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -95,9 +96,7 @@ class EngineService {
   storage::PagePool::Levels PageLevels(storage::TenantId tenant) const {
     return pools_.levels(tenant);
   }
-  void ForgetPages(storage::TenantId tenant) {
-    pools_.Forget(tenant);
-  }
+  void ForgetBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns);  // as in AdminParts
 
  private:
   class PromptLookup;  // one prompt's, with its answer

@@ -1,11 +1,15 @@
 // Tenants in turn at the service: whoever asks for much keeps nobody else waiting.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +19,7 @@
 #include "daemon/runtime/worker_pool.h"
 #include "daemon/session/model_registry.h"
 #include "daemon/testing/engine.h"
+#include "daemon/testing/node.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
 #include "proto/limits.h"
@@ -83,6 +88,23 @@ class EngineTurnsTest : public ::testing::Test {
       std::lock_guard lock(mutex_);
       answered_ += name;
     });
+  }
+  // Pages of the heavy tenant's model, of 4 tokens.
+  std::shared_ptr<Pages> DeclaredPages() {
+    v1::DeclarePagesRequest request;
+    request.set_page_tokens(4);
+    request.set_pages(16);
+    v1::PagedLayer* const layer = request.add_layers();
+    layer->set_layer(1);
+    layer->set_value_offset(64);
+    layer->set_page_stride(4 * 112);
+    layer->set_token_stride(112);
+    layer->set_key_head_stride(32);
+    layer->set_value_head_stride(24);
+    auto pages = Pages::Declare(sessions_[kHeavy]->FindModel(kModel),
+                                *Region::Register(MakeMemfd(1 << 20, F_SEAL_SHRINK), 1 << 20), request);
+    EXPECT_TRUE(pages.ok()) << pages.status();
+    return *std::move(pages);
   }
   std::string Answered(size_t count) {
     while (true) {
@@ -160,6 +182,48 @@ TEST_F(EngineTurnsTest, ATenantThatAsksTooOftenIsRefusedByNameAndAnotherIsNot) {
   EXPECT_EQ(Answered(21).size(), 21u);
   EXPECT_EQ(rates.refused(kHeavy), 1u);
   EXPECT_EQ(rates.refused(kLight), 0u);
+}
+
+// It takes milliseconds, a quantum 200 µs.
+TEST_F(EngineTurnsTest, AnAdmissionOfAllPagesIsCutAndSoIsItsAnswer) {
+  Session& session = *sessions_[kHeavy];
+  const auto pages = DeclaredPages();
+  pages->Allocate(std::make_shared<storage::PagePool>(limits::kMaxAllocatedPages));
+  const std::string lease(16, 'l');
+  const auto turns_of = [&](const char* name, auto&& call) {
+    loop_.TakeTurnTimes();
+    std::promise<absl::Status> done;
+    call([&](absl::Status status) { done.set_value(std::move(status)); });
+    EXPECT_EQ(done.get_future().get(), absl::OkStatus()) << name;
+    const EventLoop::TurnTimes times = loop_.TakeTurnTimes();
+    RecordProperty(std::string(name) + "_longest_ns", std::to_string(times.longest));
+    return std::accumulate(times.turns.begin(), times.turns.end(), uint64_t{0});
+  };
+  v1::AdmitRequest admit;
+  admit.set_session(session.about().secret);
+  admit.set_pages_id(*session.AddPages(kModel, pages));
+  admit.set_lease(lease);
+  admit.set_own_pages(limits::kMaxAllocatedPages / 2);
+  v1::AdmitReply admitted, extended, attached;
+  EXPECT_GT(turns_of("admit", [&](auto done) { service_->Admit(admit, &admitted, done); }), 2u);
+  v1::ExtendAdmissionRequest extend;
+  extend.set_session(session.about().secret);
+  extend.set_lease(lease);
+  extend.set_own_pages(limits::kMaxAllocatedPages);
+  EXPECT_GT(turns_of("extend", [&](auto done) { service_->ExtendAdmission(extend, &extended, done); }), 2u);
+  v1::AttachAdmissionRequest attach;
+  attach.set_session(session.about().secret);
+  attach.set_lease(lease);
+  EXPECT_GT(turns_of("attach", [&](auto done) { service_->AttachAdmission(attach, &attached, done); }), 1u);
+  EXPECT_EQ(admitted.admission().own_pages_size(), static_cast<int>(limits::kMaxAllocatedPages / 2));
+  const auto& all = extended.admission().own_pages();
+  EXPECT_TRUE(std::ranges::equal(all, attached.admission().own_pages()));
+  EXPECT_EQ(std::set<int32_t>(all.begin(), all.end()).size(), limits::kMaxAllocatedPages);
+  extend.set_own_pages(limits::kMaxAllocatedPages + 1);
+  v1::AdmitReply refused;
+  turns_of("refuse", [&](auto done) { service_->ExtendAdmission(extend, &refused, done); });
+  EXPECT_EQ(refused.lacks().needed(), 1u);
+  EXPECT_FALSE(refused.has_admission());
 }
 
 // Between two slices nothing else of the tenant runs: its session ends behind the look-up that is under way.

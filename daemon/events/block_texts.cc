@@ -5,31 +5,45 @@
 
 namespace ashlar::daemon {
 
-void BlockTexts::Note(const PrefixKeys& keys) {
+void BlockTexts::Note(storage::TenantId tenant, const NamespaceId& ns, const PrefixKeys& keys) {
   const std::lock_guard lock(mutex_);
   const std::span<const Key> blocks = keys.blocks();
   for (size_t i = 0; i < blocks.size(); ++i) {
-    if (const auto known = known_.find(blocks[i]); known != known_.end()) {
+    if (const auto known = known_.find({tenant, blocks[i]}); known != known_.end()) {
       order_.splice(order_.end(), order_, known->second);
       continue;
     }
     const std::span<const int32_t> tokens = keys.tokens().subspan(i * keys.block_tokens(), keys.block_tokens());
     BlockText text{.before = i == 0 ? std::nullopt : std::optional(blocks[i - 1]),
                    .tokens = {tokens.begin(), tokens.end()}};
-    known_[blocks[i]] = order_.insert(order_.end(), {blocks[i], std::move(text)});
+    known_[{tenant, blocks[i]}] = order_.insert(order_.end(), {tenant, ns, blocks[i], std::move(text)});
     tokens_ += tokens.size();
   }
   for (; tokens_ > most_tokens_; order_.pop_front()) {
     tokens_ -= order_.front().text.tokens.size();
-    known_.erase(order_.front().key);
+    known_.erase({order_.front().tenant, order_.front().key});
   }
 }
 
-std::optional<BlockText> BlockTexts::Find(const Key& block) const {
+std::optional<BlockText> BlockTexts::Find(storage::TenantId tenant, const Key& block) const {
   const std::lock_guard lock(mutex_);
-  const auto known = known_.find(block);
+  const auto known = known_.find({tenant, block});
   if (known == known_.end()) return std::nullopt;
   return known->second->text;
+}
+
+void BlockTexts::Forget(storage::TenantId tenant, const std::optional<NamespaceId>& ns) {
+  const std::lock_guard lock(mutex_);
+  for (auto known = order_.begin(); known != order_.end();) {
+    if (known->tenant != tenant || (ns.has_value() && known->ns != *ns)) {
+      ++known;
+      continue;
+    }
+    tokens_ -= known->text.tokens.size();
+    known_.erase({tenant, known->key});
+    known = order_.erase(known);
+  }
+  ++forgettings_;
 }
 
 }  // namespace ashlar::daemon

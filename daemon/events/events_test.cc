@@ -1,6 +1,7 @@
 // Events of the cache: bounded for each subscriber, and over ZeroMQ in the form that routers follow.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #include <chrono>
@@ -25,6 +26,7 @@ using Kind = CacheEvent::Kind;
 using Json = nlohmann::json;
 constexpr storage::Nanos kNow = 1'000'000, kPatience = 10'000'000'000;
 constexpr uint32_t kBlock = 16;
+constexpr NamespaceId kTextNs{};
 
 ObjectHeader HeaderOf(uint8_t key, ObjectKind kind = ObjectKind::kPrefixBlock) {
   ObjectHeader header;
@@ -97,7 +99,9 @@ TEST(EventHub, SubscribersAreBoundedAndEndWithTheirHolders) {
 
 class KvEventsTest : public ::testing::Test {
  protected:
-  KvEventsTest() : tokens_(3 * kBlock + 5), keys_(NamespaceId{}, kBlock, Fill(tokens_)) { texts_.Note(keys_); }
+  KvEventsTest() : tokens_(3 * kBlock + 5), keys_(NamespaceId{}, kBlock, Fill(tokens_)) {
+    texts_.Note(0, kTextNs, keys_);
+  }
   static std::span<const int32_t> Fill(std::vector<int32_t>& tokens) {
     std::iota(tokens.begin(), tokens.end(), 100);
     return tokens;
@@ -162,17 +166,19 @@ TEST_F(KvEventsTest, AGapClearsWhatWasKnown) {
 
 TEST_F(KvEventsTest, TheLatestTextsAreRemembered) {
   BlockTexts few(2 * kBlock);
-  few.Note(keys_);
-  EXPECT_FALSE(few.Find(keys_.blocks()[0]).has_value());
-  ASSERT_TRUE(few.Find(keys_.blocks()[2]).has_value());
-  EXPECT_EQ(few.Find(keys_.blocks()[2])->before, keys_.blocks()[1]);
-  EXPECT_EQ(texts_.Find(keys_.blocks()[0])->before, std::nullopt);
+  few.Note(0, kTextNs, keys_);
+  EXPECT_FALSE(few.Find(0, keys_.blocks()[0]).has_value());
+  ASSERT_TRUE(few.Find(0, keys_.blocks()[2]).has_value());
+  EXPECT_EQ(few.Find(0, keys_.blocks()[2])->before, keys_.blocks()[1]);
+  EXPECT_EQ(texts_.Find(0, keys_.blocks()[0])->before, std::nullopt);
 }
 
 // A ZeroMQ socket that waits for so long, and no longer.
 class Reader {
  public:
-  Reader(void* context, int type, const std::string& address) : socket_(zmq_socket(context, type)) {
+  // `most`: messages that it takes in before they are read; 0: any number.
+  Reader(void* context, int type, const std::string& address, int most = 1000) : socket_(zmq_socket(context, type)) {
+    zmq_setsockopt(socket_, ZMQ_RCVHWM, &most, sizeof most);
     const int patience = 10'000, now = 0;
     zmq_setsockopt(socket_, ZMQ_RCVTIMEO, &patience, sizeof patience);
     zmq_setsockopt(socket_, ZMQ_LINGER, &now, sizeof now);
@@ -181,10 +187,15 @@ class Reader {
   }
   ~Reader() { zmq_close(socket_); }
   void Send(const std::string& frame) { zmq_send(socket_, frame.data(), frame.size(), 0); }
+  void Ask(const std::string& number) {  // as a DEALER socket does
+    zmq_send(socket_, "", 0, ZMQ_SNDMORE);
+    Send(number);
+  }
+  void SetPatience(int milliseconds) { zmq_setsockopt(socket_, ZMQ_RCVTIMEO, &milliseconds, sizeof milliseconds); }
   std::vector<std::string> Message() {
     std::vector<std::string> frames;
     for (int more = 1; more != 0;) {
-      std::string frame(65536, '\0');
+      std::string frame(1 << 20, '\0');
       const int size = zmq_recv(socket_, frame.data(), frame.size(), 0);
       if (size < 0) return {};
       frame.resize(static_cast<size_t>(size));
@@ -240,6 +251,166 @@ TEST_F(KvEventsTest, SubscribersHearOfBlocksAndAskForWhatTheyMissed) {
     EXPECT_EQ(two[1], Big(number + 1)) << "numbers follow one another";
   }
   zmq_ctx_term(context);
+}
+
+uint64_t NumberOf(const std::string& big) {
+  uint64_t number = 0;
+  for (const char byte : big) number = number << 8 | static_cast<uint8_t>(byte);
+  return number;
+}
+
+TEST_F(KvEventsTest, ForgottenTextsAreThoseOfOneTenantOrNamespace) {
+  NamespaceId other;
+  other.bytes[0] = 1;
+  std::vector<int32_t> tokens(kBlock, 5);
+  const PrefixKeys others(other, kBlock, tokens);
+  texts_.Note(0, other, others);
+  texts_.Note(1, kTextNs, keys_);
+  const Key &block = keys_.blocks()[0], &others_block = others.blocks()[0];
+  texts_.Forget(0, kTextNs);
+  EXPECT_FALSE(texts_.Find(0, block).has_value());
+  EXPECT_TRUE(texts_.Find(0, others_block).has_value());
+  EXPECT_TRUE(texts_.Find(1, block).has_value());
+  texts_.Forget(0, std::nullopt);
+  EXPECT_FALSE(texts_.Find(0, others_block).has_value());
+  EXPECT_TRUE(texts_.Find(1, block).has_value());
+  EXPECT_EQ(texts_.forgettings(), 2u);
+}
+
+TEST_F(KvEventsTest, ABatchHasAtMostItsBound) {
+  std::vector<CacheEvent> events;
+  std::vector<int32_t> tokens(4096);
+  std::iota(tokens.begin(), tokens.end(), 1 << 24);  // 5 bytes each
+  const PrefixKeys keys(kTextNs, 64, tokens);
+  texts_.Note(0, kTextNs, keys);
+  for (const Key& key : keys.blocks()) {
+    for (const Kind kind : {Kind::kTier, Kind::kStored, Kind::kRemoved}) {
+      events.push_back({.kind = kind,
+                        .key = key,
+                        .object = ObjectKind::kPrefixBlock,
+                        .tier = TierKind::kSsd,
+                        .was = TierKind::kSsd,
+                        .tokens = 64});
+    }
+  }
+  ASSERT_LT(CountForABatch(events), events.size());
+  for (std::span<const CacheEvent> rest = events; !rest.empty();) {
+    const size_t count = CountForABatch(rest);
+    ASSERT_GT(count, 0u);
+    EXPECT_LE(EncodeKvEvents(rest.first(count), texts_, 1).size(), kMostBatchBytes);
+    rest = rest.subspan(count);
+  }
+  std::vector<CacheEvent> removed(500, events[2]);
+  EXPECT_GT(CountForABatch(removed), 400u);
+  for (CacheEvent& event : removed) EXPECT_LE(EncodeKvEvents({&event, 1}, texts_, 1).size(), 128u);
+}
+
+// A publisher with batches that are as large as any, and sockets to it.
+class LargeKvEventsTest : public KvEventsTest {
+ protected:
+  static constexpr size_t kMostBytes = size_t{4} << 20, kBatches = 400;  // 16 MiB
+
+  void SetUp() override {
+    std::vector<int32_t> tokens(kMostEventTokens);
+    std::iota(tokens.begin(), tokens.end(), 1 << 24);  // 5 bytes each
+    const PrefixKeys keys(kTextNs, kMostEventTokens, tokens);
+    texts_.Note(0, kTextNs, keys);
+    large_ = Block(0);
+    large_.key = keys.blocks()[0];
+    large_.tokens = kMostEventTokens;
+    const std::string place = "ipc://" + testing::TempDir() + "/events-" + std::to_string(getpid());
+    auto publisher = ZmqPublisher::Start(
+        {.address = place, .replay_address = place + "-replay", .topic = "kv", .most_bytes = kMostBytes}, hub_, texts_);
+    ASSERT_TRUE(publisher.ok()) << publisher.status();
+    publisher_ = *std::move(publisher);
+  }
+  void TellLarge(size_t batches) {
+    for (size_t i = 0; i < batches; ++i) Tell(hub_, large_, TierKind::kNone, TierKind::kDram);
+    told_ += batches;
+    while (publisher_->batches() < told_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  // Until the subscription has arrived there.
+  std::vector<std::string> TellUntilHeard(Reader& subscriber) {
+    subscriber.SetPatience(20);
+    std::vector<std::string> message;
+    while (message.empty()) {
+      TellLarge(1);
+      message = subscriber.Message();
+    }
+    subscriber.SetPatience(10'000);
+    return message;
+  }
+
+  ObjectHeader large_;
+  uint64_t told_ = 0;
+  std::unique_ptr<ZmqPublisher> publisher_;
+  const std::unique_ptr<void, int (*)(void*)> context_{zmq_ctx_new(), zmq_ctx_term};
+};
+
+TEST_F(LargeKvEventsTest, WhatIsKeptAndWhatWaitsForASubscriberIsBoundedInBytes) {
+  Reader subscriber(context_.get(), ZMQ_SUB, publisher_->address(), 1);
+  EXPECT_LE(TellUntilHeard(subscriber).back().size(), kMostBatchBytes);
+  TellLarge(kBatches);
+  // It reads only now: what waited for it comes, and nothing else.
+  subscriber.SetPatience(500);
+  size_t waited = 0;
+  for (auto message = subscriber.Message(); !message.empty(); message = subscriber.Message()) {
+    waited += message.back().size();
+  }
+  EXPECT_GT(waited, 0u);
+  EXPECT_LE(waited, kMostBytes + (size_t{1} << 20)) << "and what the kernel has of it";
+  Reader asking(context_.get(), ZMQ_DEALER, publisher_->replay_address());
+  asking.Ask(Big(0));
+  size_t kept = 0;
+  uint64_t last = 0;
+  for (auto message = asking.Message(); message.size() == 4; message = asking.Message()) {
+    if (message[2] == Big(UINT64_MAX)) break;
+    kept += message.back().size();
+    last = NumberOf(message[2]);
+  }
+  EXPECT_EQ(last + 1, publisher_->batches());
+  EXPECT_LE(kept, kMostBytes);
+  EXPECT_GT(kept, kMostBytes - 2 * kMostBatchBytes);
+}
+
+TEST_F(LargeKvEventsTest, AReplayThatNobodyReadsEndsAndCostsOthersNothing) {
+  Reader subscriber(context_.get(), ZMQ_SUB, publisher_->address());
+  TellLarge(100);
+  Reader lazy(context_.get(), ZMQ_DEALER, publisher_->replay_address(), 1);
+  for (int i = 0; i < 64; ++i) lazy.Ask(Big(0));
+  uint64_t next = NumberOf(TellUntilHeard(subscriber)[1]) + 1;
+  for (int i = 0; i < 20; ++i) {
+    TellLarge(1);
+    const std::vector<std::string> message = subscriber.Message();
+    ASSERT_EQ(message.size(), 3u);
+    EXPECT_EQ(NumberOf(message[1]), next++) << "nothing is lost meanwhile";
+    EXPECT_EQ(Json::from_msgpack(message[2])[1][0]["type"], "BlockStored");
+  }
+  Reader diligent(context_.get(), ZMQ_DEALER, publisher_->replay_address());
+  diligent.Ask(Big(0));
+  std::vector<std::string> message;
+  do message = diligent.Message();
+  while (message.size() == 4 && message[2] != Big(UINT64_MAX));
+  EXPECT_EQ(message.size(), 4u) << "another one gets all of its own";
+  std::this_thread::sleep_for(std::chrono::nanoseconds(2 * ZmqPublisher::kReplayPatience));
+  lazy.SetPatience(500);
+  size_t waited = 0;
+  for (message = lazy.Message(); !message.empty(); message = lazy.Message()) waited += message.back().size();
+  EXPECT_LE(waited, 2 * kMostBytes + (size_t{1} << 20)) << "not 64 times what is kept";
+}
+
+TEST_F(LargeKvEventsTest, AReplayHasNothingFromBeforeAForgetting) {
+  TellLarge(3);
+  texts_.Forget(0, std::nullopt);
+  Reader asking(context_.get(), ZMQ_DEALER, publisher_->replay_address());
+  asking.Ask(Big(0));
+  EXPECT_EQ(asking.Message().at(2), Big(UINT64_MAX));
+  TellLarge(1);  // from then on it is published without its tokens
+  asking.Ask(Big(0));
+  const std::vector<std::string> first = asking.Message();
+  ASSERT_EQ(first.size(), 4u);
+  EXPECT_EQ(first[2], Big(3)) << "numbers go on";
+  EXPECT_TRUE(Json::from_msgpack(first[3])[1][0]["token_ids"].empty());
 }
 
 TEST_F(KvEventsTest, AnAddressThatIsTakenIsRefused) {

@@ -1,5 +1,6 @@
 #include "daemon/events/kv_events.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -25,12 +26,12 @@ const char* MediumOf(TierKind tier) {
 }
 
 Json Stored(const CacheEvent& event, const BlockTexts& texts) {
-  const std::optional<BlockText> text = texts.Find(event.key);
+  const std::optional<BlockText> text = texts.Find(event.pool.tenant, event.key);
   Json stored = {{"type", "BlockStored"},          {"block_hashes", Json::array({HashOf(event.key)})},
                  {"parent_block_hash", nullptr},   {"token_ids", Json::array()},
                  {"block_size", event.tokens},     {"lora_id", nullptr},
                  {"medium", MediumOf(event.tier)}, {"lora_name", nullptr}};
-  if (text.has_value()) stored["token_ids"] = text->tokens;
+  if (text.has_value() && text->tokens.size() <= kMostEventTokens) stored["token_ids"] = text->tokens;
   if (text.has_value() && text->before.has_value()) stored["parent_block_hash"] = HashOf(*text->before);
   return stored;
 }
@@ -40,7 +41,32 @@ Json Removed(const CacheEvent& event) {
       {"type", "BlockRemoved"}, {"block_hashes", Json::array({HashOf(event.key)})}, {"medium", MediumOf(event.tier)}};
 }
 
+bool IsPublished(const CacheEvent& event) {
+  const bool shared = event.pool.kind == storage::PoolKind::kPublic;
+  return event.object == ObjectKind::kPrefixBlock && shared && event.shard.rank == 0;
+}
+
+// Bytes that an event takes at most; and the array around all of them, or AllBlocksCleared.
+constexpr size_t kRemovedBytes = 128, kStoredBytes = 256, kTokenBytes = 5, kRestBytes = 64;
+
+size_t MostBytes(const CacheEvent& event) {
+  if (event.kind == CacheEvent::Kind::kGap || !IsPublished(event)) return 0;
+  if (event.kind == CacheEvent::Kind::kRemoved) return kRemovedBytes;
+  return kRemovedBytes + kStoredBytes + kTokenBytes * std::min<uint64_t>(event.tokens, kMostEventTokens);
+}
+static_assert(kRestBytes + kRemovedBytes + kStoredBytes + kTokenBytes * kMostEventTokens <= kMostBatchBytes);
+
 }  // namespace
+
+size_t CountForABatch(std::span<const CacheEvent> events) {
+  size_t bytes = kRestBytes, count = 0;
+  for (const CacheEvent& event : events) {
+    bytes += MostBytes(event);
+    if (bytes > kMostBatchBytes) break;
+    ++count;
+  }
+  return count;
+}
 
 std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts& texts, double seconds) {
   Json all = Json::array();
@@ -49,8 +75,7 @@ std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts&
       all = Json::array({{{"type", "AllBlocksCleared"}}});  // what came before it is forgotten with the rest
       continue;
     }
-    const bool shared = event.pool.kind == storage::PoolKind::kPublic;
-    if (event.object != ObjectKind::kPrefixBlock || !shared || event.shard.rank != 0) continue;
+    if (!IsPublished(event)) continue;
     if (event.kind == CacheEvent::Kind::kRemoved) {
       all.push_back(Removed(event));
       continue;

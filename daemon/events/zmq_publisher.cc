@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <deque>
 #include <initializer_list>
+#include <span>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -17,8 +19,9 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kMostInABatch = 256;
+constexpr size_t kMostATurn = 256, kReplayPortion = 32;
 constexpr storage::Nanos kReplayEvery = 50'000'000;  // how long a request for a replay waits at most
+constexpr storage::Nanos kReplayBlocked = 2'000'000;
 
 struct EndSocket {
   void operator()(void* socket) const { zmq_close(socket); }
@@ -34,7 +37,7 @@ std::string Number(uint64_t number) {
   return bytes;
 }
 
-// False: the peer takes nothing more.
+// False: the peer takes nothing more (EAGAIN), or has gone.
 bool Send(void* socket, std::initializer_list<std::string_view> frames) {
   size_t left = frames.size();
   for (const std::string_view frame : frames) {
@@ -68,7 +71,16 @@ struct ZmqPublisher::Impl {
     Socket socket(zmq_socket(context.get(), type));
     const int now = 0;
     zmq_setsockopt(socket.get(), ZMQ_LINGER, &now, sizeof now);
-    zmq_setsockopt(socket.get(), ZMQ_SNDHWM, &options.most_waiting, sizeof options.most_waiting);
+    // ZeroMQ counts messages; one of ours has at most kMostBatchBytes.
+    const size_t waiting = std::max<size_t>(1, options.most_bytes / kMostBatchBytes);
+    const bool replays = type == ZMQ_ROUTER;
+    const int most = static_cast<int>(replays ? std::min(waiting, kMostReplayWaiting) : waiting);
+    zmq_setsockopt(socket.get(), ZMQ_SNDHWM, &most, sizeof most);
+    if (replays) {
+      const int tell = 1, requests = kMostReplays;
+      zmq_setsockopt(socket.get(), ZMQ_ROUTER_MANDATORY, &tell, sizeof tell);  // who takes nothing, instead of dropping
+      zmq_setsockopt(socket.get(), ZMQ_RCVHWM, &requests, sizeof requests);
+    }
     const int64_t longest = 1024;  // of a request
     zmq_setsockopt(socket.get(), ZMQ_MAXMSGSIZE, &longest, sizeof longest);
     if (zmq_bind(socket.get(), address.c_str()) != 0) {
@@ -78,21 +90,48 @@ struct ZmqPublisher::Impl {
   }
 
   void Run() {
+    bool blocked = false;
     while (!stopping) {
-      Publish(subscription->Take(kMostInABatch, kReplayEvery));
-      if (replay != nullptr) ServeReplays();
+      const storage::Nanos patience = blocked ? kReplayBlocked : replays.empty() ? kReplayEvery : 0;
+      Publish(subscription->Take(kMostATurn, patience));
+      DropForgotten();
+      if (replay == nullptr) continue;
+      TakeRequests();
+      blocked = !SendReplay();
     }
   }
-  void Publish(const std::vector<CacheEvent>& events) {
-    std::string batch = EncodeKvEvents(events, texts, SecondsSince1970());
+
+  void Publish(std::span<const CacheEvent> events) {
+    while (!events.empty()) {
+      const size_t count = CountForABatch(events);
+      PublishBatch(events.first(count));
+      events = events.subspan(count);
+    }
+  }
+  void PublishBatch(std::span<const CacheEvent> events) {
+    std::string batch;
+    do {  // again without the tokens that were forgotten meanwhile
+      DropForgotten();
+      batch = EncodeKvEvents(events, texts, SecondsSince1970());
+    } while (forgettings != texts.forgettings());
     if (batch.empty()) return;
     const uint64_t number = batches++;
     Send(publish.get(), {options.topic, Number(number), batch});
+    kept_bytes += batch.size();
     kept.emplace_back(number, std::move(batch));
-    if (kept.size() > options.kept) kept.pop_front();
+    for (; kept.size() > options.kept || kept_bytes > options.most_bytes; kept.pop_front()) {
+      kept_bytes -= kept.front().second.size();
+    }
   }
-  void ServeReplays() {
-    for (int i = 0; i < 16; ++i) {
+  void DropForgotten() {
+    if (const uint64_t now = texts.forgettings(); std::exchange(forgettings, now) == now) return;
+    kept.clear();
+    kept_bytes = 0;
+  }
+
+  // A subscriber's later request takes the place of its earlier one.
+  void TakeRequests() {
+    while (replays.size() < kMostReplays) {
       std::vector<std::string> frames;
       while (true) {
         std::array<char, 1024> frame{};
@@ -106,17 +145,51 @@ struct ZmqPublisher::Impl {
       }
       // Who asks, an empty frame, and from which number on.
       if (frames.size() != 3 || frames[2].size() != 8) continue;
-      uint64_t from = 0;
-      for (const char byte : frames[2]) from = from << 8 | static_cast<uint8_t>(byte);
-      Replay(frames[0], from);
+      Replay asked{.to = frames[0], .next = 0, .end = batches, .moved = Clock::now()};
+      for (const char byte : frames[2]) asked.next = asked.next << 8 | static_cast<uint8_t>(byte);
+      const auto earlier = std::ranges::find(replays, asked.to, &Replay::to);
+      if (earlier == replays.end()) {
+        replays.push_back(std::move(asked));
+      } else {
+        asked.moved = earlier->moved;
+        *earlier = std::move(asked);
+      }
     }
   }
-  void Replay(const std::string& to, uint64_t from) {
-    for (const auto& [number, batch] : kept) {
-      if (number >= from && !Send(replay.get(), {to, "", options.topic, Number(number), batch})) return;
+  // Sends a portion of one of them. False: its reader takes nothing.
+  bool SendReplay() {
+    if (replays.empty()) return true;
+    Replay one = std::move(replays.front());
+    replays.pop_front();
+    const Clock::time_point now = Clock::now();
+    bool moved = false;
+    for (size_t i = 0; i < kReplayPortion; ++i) {
+      DropForgotten();
+      if (!kept.empty()) one.next = std::max(one.next, kept.front().first);
+      const bool over = kept.empty() || one.next >= one.end;
+      const bool sent = over ? Send(replay.get(), {one.to, "", "", Number(UINT64_MAX), ""})
+                             : Send(replay.get(), {one.to, "", options.topic, Number(one.next),
+                                                   kept[one.next - kept.front().first].second});
+      if (sent && over) return true;
+      if (!sent) {
+        const bool waits = zmq_errno() == EAGAIN && now - one.moved < std::chrono::nanoseconds(kReplayPatience);
+        if (waits) replays.push_back(std::move(one));
+        return moved || !waits;
+      }
+      moved = true;
+      one.moved = now;
+      ++one.next;
     }
-    Send(replay.get(), {to, "", "", Number(UINT64_MAX), ""});
+    replays.push_back(std::move(one));
+    return true;
   }
+
+  using Clock = std::chrono::steady_clock;
+  struct Replay {
+    std::string to;
+    uint64_t next = 0, end = 0;  // batches still to be sent
+    Clock::time_point moved;     // when its reader last took one
+  };
 
   const Options options;
   const BlockTexts& texts;
@@ -124,7 +197,10 @@ struct ZmqPublisher::Impl {
   Socket publish, replay;
   std::string address, replay_address;
   std::shared_ptr<EventHub::Subscription> subscription;
-  std::deque<std::pair<uint64_t, std::string>> kept;
+  std::deque<std::pair<uint64_t, std::string>> kept;  // their numbers follow one another
+  size_t kept_bytes = 0;
+  uint64_t forgettings = 0;  // of the texts, that `kept` has seen
+  std::deque<Replay> replays;
   std::atomic<uint64_t> batches{0};
   std::atomic<bool> stopping{false};
   std::thread thread;

@@ -239,10 +239,10 @@ PromptHandOff& Cluster::hand_off() {
 }
 
 void Cluster::Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
-                     std::function<void(storage::TenantId)> forget_pages) {
+                     std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside) {
   for (storage::MemoryTier* tier : tiers) Holder::RegisterArenas(*impl_->transport, *tier);
   impl_->peers.Start(cache, {tiers.begin(), tiers.end()});
-  impl_->forgetter.Start(cache, std::move(forget_pages));
+  impl_->forgetter.Start(cache, std::move(forget_beside));
   impl_->peers.Route(router);
   impl_->loop.Every(kFlushEvery, [this] {
     impl_->peers.Flush();

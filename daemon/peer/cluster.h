@@ -39,9 +39,9 @@ class Cluster {
   // Comments for the configuration in effect: what carries the bytes between nodes.
   std::string DescribeTransport() const;
   // Once, when there is a cache, before any of the loops runs. `tiers`: those of memory, by the numbers of their
-  // arenas; their arenas must outlive this. `forget_pages` as in AdminParts.
+  // arenas; their arenas must outlive this. `forget_beside` as in AdminParts.
   void Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
-              std::function<void(storage::TenantId)> forget_pages);
+              std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside);
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();

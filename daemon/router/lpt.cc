@@ -6,8 +6,8 @@
 namespace ashlar::daemon {
 namespace {
 
-storage::Nanos TimeOf(uint64_t tokens, const LptWorker& worker) {
-  return static_cast<storage::Nanos>(static_cast<double>(tokens) / worker.tokens_per_second * 1e9);
+storage::Nanos ReadyAfter(const LptWorker& worker, uint64_t tokens) {
+  return std::min(kLongestCompute, worker.ready_in + ComputeTime(tokens, worker.tokens_per_second));
 }
 
 // Gives every segment to one of the workers, in this order.
@@ -25,13 +25,13 @@ LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, s
     storage::Nanos best_end = 0;
     for (size_t i = 0; i < now.size(); ++i) {
       if (now[i].tokens_per_second <= 0 || full(now[i])) continue;
-      const storage::Nanos end = now[i].ready_in + TimeOf(tokens[segment], now[i]) + now[i].delay;
+      const storage::Nanos end = ReadyAfter(now[i], tokens[segment]) + now[i].delay;
       if (best != LptPlan::kNobody && end >= best_end) continue;
       best = i;
       best_end = end;
     }
     if (best == LptPlan::kNobody) continue;
-    now[best].ready_in += TimeOf(tokens[segment], now[best]);
+    now[best].ready_in = ReadyAfter(now[best], tokens[segment]);
     --now[best].room;
     if (now[best].node != LptWorker::kNoNode) --room_at[now[best].node];
     plan.worker[segment] = best;
@@ -42,6 +42,11 @@ LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, s
 }
 
 }  // namespace
+
+storage::Nanos ComputeTime(uint64_t tokens, double tokens_per_second) {
+  const double nanos = static_cast<double>(tokens) / tokens_per_second * 1e9;
+  return static_cast<storage::Nanos>(std::min(nanos, static_cast<double>(kLongestCompute)));
+}
 
 LptPlan PlanLpt(std::span<const uint64_t> tokens, std::span<const LptWorker> workers, std::span<const size_t> rooms) {
   std::vector<size_t> order(tokens.size());

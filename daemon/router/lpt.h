@@ -10,6 +10,13 @@
 
 namespace ashlar::daemon {
 
+// No time that the router computes is longer: whoever takes that long takes nothing in practice, and sums of such times
+// stay far from the end of the numbers.
+constexpr storage::Nanos kLongestCompute = 1'000'000'000'000'000;  // eleven days
+
+// How long so many tokens take. A rate is declared by an engine and may be absurd, but is above 0.
+storage::Nanos ComputeTime(uint64_t tokens, double tokens_per_second);
+
 // One worker as it is now. The first one of a plan is the engine that asks, whose results need no journey.
 struct LptWorker {
   double tokens_per_second = 0;  // 0: it takes nothing

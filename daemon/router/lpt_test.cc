@@ -73,6 +73,20 @@ TEST(PlanLpt, TheRoomOfANodeIsThatOfAllItsWorkers) {
   EXPECT_EQ(std::ranges::count(plan.worker, LptPlan::kNobody), 4);
 }
 
+TEST(PlanLpt, AWorkerOfAnAbsurdRateGetsNothing) {
+  const std::vector<uint64_t> tokens(8, 1000);
+  const std::vector<LptWorker> workers = {{.tokens_per_second = 1000},
+                                          {.tokens_per_second = 1e-300},
+                                          {.tokens_per_second = 1e-300, .ready_in = kLongestCompute}};
+  EXPECT_THAT(PlanLpt(tokens, workers).worker, testing::Each(0u));
+  EXPECT_EQ(ComputeTime(1000, 1e-300), kLongestCompute);
+  EXPECT_EQ(ComputeTime(UINT64_MAX, 1e300), 0);
+  EXPECT_EQ(ComputeTime(500, 1000), kLptSecond / 2);
+  // Whom nobody helps has all, and it ends some day.
+  const LptPlan slow = PlanLpt(tokens, std::vector<LptWorker>(1, {.tokens_per_second = 1e-300}));
+  EXPECT_THAT(slow.ends, testing::Each(kLongestCompute));
+}
+
 TEST(PlanLpt, NobodyTakesAnythingFromAWarmUpWithoutWorkers) {
   const std::vector<uint64_t> tokens = {1000, 2000};
   const std::vector<LptWorker> none = {{.tokens_per_second = 0}};

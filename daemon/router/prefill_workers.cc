@@ -17,7 +17,7 @@ void PrefillWorkers::Serve(const Engine& engine, std::span<const Result> results
     return entry.second.engine.session == engine.session && entry.second.engine.model == engine.model;
   });
   if (found == workers_.end()) {
-    if (workers_.size() >= kMostWorkers) return answer(absl::ResourceExhaustedError("too many engines offer prefill"));
+    if (!MakeRoom(engine.tenant)) return answer(absl::ResourceExhaustedError("too many engines offer prefill"));
     found = workers_.emplace(next_worker_++, Worker{.engine = engine}).first;
   }
   const uint64_t number = found->first;
@@ -35,6 +35,22 @@ void PrefillWorkers::Serve(const Engine& engine, std::span<const Result> results
   // Those who are told may give more at once.
   for (auto& [done, status] : ended) done(status);
   if (const auto still = workers_.find(number); still != workers_.end()) Give(still->second);
+}
+
+bool PrefillWorkers::MakeRoom(storage::TenantId tenant) {
+  size_t count = 0;
+  auto oldest = workers_.end();
+  for (auto entry = workers_.begin(); entry != workers_.end(); ++entry) {
+    const Worker& worker = entry->second;
+    if (worker.engine.tenant != tenant) continue;
+    ++count;
+    if (!worker.idle() || (oldest != workers_.end() && worker.asked_at >= oldest->second.asked_at)) continue;
+    oldest = entry;
+  }
+  if (count < most_of_a_tenant_) return true;
+  if (oldest == workers_.end()) return false;
+  workers_.erase(oldest);
+  return true;
 }
 
 void PrefillWorkers::TakeResults(Worker& worker, std::span<const Result> results, Ended& ended) {
@@ -143,12 +159,20 @@ void PrefillWorkers::Fail(Worker& worker, const absl::Status& why, Ended& ended)
   }
 }
 
+void PrefillWorkers::ModelClosed(storage::SessionId session, uint64_t model) {
+  Remove([&](const Engine& engine) { return engine.session == session && engine.model == model; });
+}
+
 void PrefillWorkers::SessionEnded(storage::SessionId session) {
+  Remove([&](const Engine& engine) { return engine.session == session; });
+}
+
+void PrefillWorkers::Remove(const std::function<bool(const Engine&)>& gone) {
   Ended ended;
   std::vector<Answer> waiting;
   for (auto entry = workers_.begin(); entry != workers_.end();) {
     Worker& worker = entry->second;
-    if (worker.engine.session != session) {
+    if (!gone(worker.engine)) {
       ++entry;
       continue;
     }
@@ -181,8 +205,7 @@ void PrefillWorkers::Tick() {
       queued = worker.queue.erase(queued);
     }
     if (worker.waiting && worker.waits_until <= now) waiting.push_back(std::exchange(worker.waiting, nullptr));
-    const bool idle = !worker.waiting && !worker.running.has_value() && worker.queue.empty();
-    entry = idle && now - worker.asked_at > kForgetAfter ? workers_.erase(entry) : std::next(entry);
+    entry = worker.idle() && now - worker.asked_at > kForgetAfter ? workers_.erase(entry) : std::next(entry);
   }
   for (const Answer& answer : waiting) answer(Given());
   for (auto& [done, status] : ended) done(status);

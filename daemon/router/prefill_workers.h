@@ -1,6 +1,7 @@
 // PrefillWorkers: the engines of this node that offer prefill, what each has been given, and how fast each is.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -36,7 +37,8 @@ struct PrefillWork {
 class PrefillWorkers {
  public:
   static constexpr size_t kMostGiven = 64;                 // to one worker, and not done
-  static constexpr size_t kMostWorkers = 1024;             // of this node
+  static constexpr size_t kMostWorkers = 1024;             // of this node, shared out among its tenants
+  static constexpr size_t kLeastWorkers = 16;              // but so many of each tenant
   static constexpr storage::Nanos kPause = 1'000'000'000;  // between two requests of one that is not gone
   static constexpr storage::Nanos kForgetAfter = 60'000'000'000;
 
@@ -74,10 +76,12 @@ class PrefillWorkers {
   using Done = std::function<void(absl::Status)>;
   using Answer = std::function<void(absl::StatusOr<Given>)>;
 
-  explicit PrefillWorkers(const storage::Clock& clock) : clock_(clock) {}
+  explicit PrefillWorkers(const storage::Clock& clock, size_t tenants = 1)
+      : clock_(clock), most_of_a_tenant_(std::max(kLeastWorkers, kMostWorkers / std::max<size_t>(1, tenants))) {}
 
   // Takes an engine's results, and answers with work, now or within `wait`. An earlier request of it that waits still
-  // is answered without work.
+  // is answered without work. RESOURCE_EXHAUSTED: the tenant has as many workers as it may, and all are busy or wait;
+  // otherwise one more takes the place of the one that has not asked for longest.
   void Serve(const Engine& engine, std::span<const Result> results, storage::Nanos wait, Answer answer);
 
   // Those that would take work of this namespace.
@@ -90,6 +94,7 @@ class PrefillWorkers {
   // The same, but `done` is called with `why`.
   void Cancel(uint64_t assignment, const absl::Status& why);
 
+  void ModelClosed(storage::SessionId session, uint64_t model);
   void SessionEnded(storage::SessionId session);
   // Ends what is past its time. Call it many times a second.
   void Tick();
@@ -114,10 +119,13 @@ class PrefillWorkers {
     storage::Nanos waits_until = 0, asked_at = 0;
     bool stalled = false;  // it has let a deadline pass, and has not asked since
 
+    bool idle() const { return !waiting && !running.has_value() && queue.empty(); }
     double rate() const { return measured > 0 ? measured : engine.tokens_per_second; }
   };
   using Ended = std::vector<std::pair<Done, absl::Status>>;  // called when nothing here is being changed
 
+  bool MakeRoom(storage::TenantId tenant);  // for one worker more; false: there is none
+  void Remove(const std::function<bool(const Engine&)>& gone);
   void TakeResults(Worker& worker, std::span<const Result> results, Ended& ended);
   void Give(Worker& worker);
   Done TakeOut(uint64_t assignment);  // null: there is none
@@ -125,6 +133,7 @@ class PrefillWorkers {
   void Fail(Worker& worker, const absl::Status& why, Ended& ended);
 
   const storage::Clock& clock_;
+  const size_t most_of_a_tenant_;
   std::map<uint64_t, Worker> workers_;
   uint64_t next_worker_ = 1, next_assignment_ = 1;
   bool stopped_ = false;

@@ -164,6 +164,54 @@ TEST_F(PrefillWorkersTest, OneThatDoesNotComeBackIsNotOfferedAndThenForgotten) {
   EXPECT_EQ(workers_.stats().workers, 0u);
 }
 
+TEST_F(PrefillWorkersTest, OneTenantsWorkersLeaveRoomForOthers) {
+  PrefillWorkers workers(clock_, /*tenants=*/2);
+  const auto serve = [&](storage::TenantId tenant, uint64_t model, storage::Nanos wait) {
+    absl::Status status;
+    workers.Serve({.session = 1 + tenant, .model = model, .tenant = tenant, .ns = kNs}, {}, wait,
+                  [&status](const absl::StatusOr<PrefillWorkers::Given>& given) { status = given.status(); });
+    if (wait == 0) workers.Tick();  // which answers it
+    return status;
+  };
+  const size_t share = PrefillWorkers::kMostWorkers / 2;
+  for (uint64_t model = 1; model <= 2 * share; ++model) {
+    ASSERT_EQ(serve(0, model, 0), absl::OkStatus());
+    clock_.Advance(1000);
+  }
+  EXPECT_EQ(workers.stats().workers, share) << "its latest ones took the places of its oldest ones";
+  EXPECT_EQ(workers.Offers(0, kNs).front().worker, share + 1);
+  EXPECT_EQ(serve(1, 1, 0), absl::OkStatus());
+  EXPECT_THAT(workers.Offers(1, kNs), SizeIs(1));
+}
+
+TEST_F(PrefillWorkersTest, WorkersThatWaitKeepTheirPlaces) {
+  PrefillWorkers workers(clock_, /*tenants=*/1000);
+  const auto answers = std::make_shared<std::vector<absl::Status>>();
+  const auto serve = [&](uint64_t model) {
+    workers.Serve(
+        {.session = 1, .model = model, .tenant = 0, .ns = kNs}, {}, kWorkerSecond,
+        [answers](const absl::StatusOr<PrefillWorkers::Given>& given) { answers->push_back(given.status()); });
+  };
+  for (uint64_t model = 1; model <= PrefillWorkers::kLeastWorkers; ++model) serve(model);
+  EXPECT_THAT(*answers, IsEmpty());
+  serve(PrefillWorkers::kLeastWorkers + 1);
+  ASSERT_THAT(*answers, SizeIs(1));
+  EXPECT_TRUE(absl::IsResourceExhausted(answers->front()));
+  workers.Stop();
+}
+
+TEST_F(PrefillWorkersTest, AClosedModelOffersNothing) {
+  const Answered waits = Serve(1);
+  const uint64_t worker = OnlyWorker();
+  workers_.ModelClosed(1, 2);
+  workers_.ModelClosed(2, 1);
+  EXPECT_EQ(OnlyWorker(), worker);
+  const auto [assignment, told] = Assign(worker, Work());
+  workers_.ModelClosed(1, 1);
+  EXPECT_THAT(workers_.Offers(0, kNs), IsEmpty());
+  EXPECT_TRUE(absl::IsUnavailable(**told)) << "its segment goes to another one at once";
+}
+
 TEST_F(PrefillWorkersTest, AfterTheStopNobodyWaits) {
   const Answered waits = Serve(1);
   const auto [one, told] = Assign(OnlyWorker(), Work());

@@ -21,10 +21,6 @@ storage::Query QueryOf(const Router::Cold& cold) {
           .tokens = cold.work.tokens};
 }
 
-storage::Nanos TimeOf(uint64_t tokens, double rate) {
-  return static_cast<storage::Nanos>(static_cast<double>(tokens) / rate * 1e9);
-}
-
 }  // namespace
 
 Router::Options Router::Options::From(const v1::Config& config) {
@@ -32,7 +28,8 @@ Router::Options Router::Options::From(const v1::Config& config) {
   return {.patience = static_cast<double>(prefill.patience()),
           .least_patience = storage::Nanos{1'000'000} * prefill.least_patience_milliseconds(),
           .tries = prefill.tries(),
-          .given_to_a_node = prefill.segments_of_a_node()};
+          .given_to_a_node = prefill.segments_of_a_node(),
+          .tenants = static_cast<size_t>(config.tenants_size())};
 }
 
 storage::SessionId Router::SessionOf(storage::TenantId tenant) {
@@ -122,7 +119,7 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
     if (known <= 0) known = kUnknownRate;
     for (size_t i = 1; i < workers.size(); ++i) {
       if (workers[i].tokens_per_second <= 0) workers[i].tokens_per_second = known;
-      workers[i].ready_in = TimeOf(static_cast<uint64_t>(workers[i].ready_in), workers[i].tokens_per_second);
+      workers[i].ready_in = ComputeTime(static_cast<uint64_t>(workers[i].ready_in), workers[i].tokens_per_second);
     }
     if (asker.computes) workers[0].tokens_per_second = asker.tokens_per_second > 0 ? asker.tokens_per_second : known;
     done(PlanLpt(tokens, workers, rooms), places);
@@ -184,7 +181,8 @@ void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen,
 }
 
 void Router::Assign(const std::shared_ptr<Task>& task, const Place& place, storage::Nanos ends_in) {
-  const auto expected = static_cast<storage::Nanos>(options_.patience * static_cast<double>(ends_in));
+  const double expected_nanos = options_.patience * static_cast<double>(ends_in);
+  const auto expected = static_cast<storage::Nanos>(std::min(expected_nanos, static_cast<double>(kLongestCompute)));
   const storage::Nanos patience = options_.least_patience + expected;
   const uint64_t attempt = next_attempt_++;
   task->attempt = attempt;

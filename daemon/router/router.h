@@ -46,6 +46,7 @@ class Router {
     size_t plans_of_a_session = 64;
     size_t given_to_a_node = 24;                    // at a time; a node's connection carries other calls, too
     storage::Nanos forget_after = 120'000'000'000;  // a plan that nobody asks about
+    size_t tenants = 1;                             // of this node, which share its table of workers
 
     static Options From(const v1::Config& config);  // as ParseConfig accepted it
   };
@@ -69,7 +70,7 @@ class Router {
 
   // All must outlive it.
   Router(const storage::Clock& clock, storage::Cache& cache, const Options& options)
-      : clock_(clock), cache_(cache), options_(options), workers_(clock) {}
+      : clock_(clock), cache_(cache), options_(options), workers_(clock, options.tenants) {}
   // Once, before anybody asks; null: this node is alone.
   void Attach(PrefillElsewhere* elsewhere) { elsewhere_ = elsewhere; }
 

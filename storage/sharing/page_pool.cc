@@ -32,7 +32,7 @@ PagePool::Shortage PagePool::Lacking(std::span<const Want> segments, uint64_t ow
   return lacking;
 }
 
-PagePool::Answer PagePool::Admit(std::span<const Want> segments, uint64_t own_pages) {
+PagePool::Answer PagePool::Admit(std::span<const Want> segments, uint64_t own_pages, uint64_t own_now) {
   const Shortage lacking = Lacking(segments, own_pages);
   if (lacking.needed > lacking.free + lacking.reclaimable) return {.shortage = lacking};
   const AdmissionId id = next_++;
@@ -43,11 +43,13 @@ PagePool::Answer PagePool::Admit(std::span<const Want> segments, uint64_t own_pa
     const bool resident = want.pages > 0 && segments_.contains(want.key);
     admission.segments.push_back(resident ? &Reference(want, id) : nullptr);
   }
-  Reclaim(lacking.needed);
+  const uint64_t now = std::min(own_pages, own_now);
+  Reclaim(lacking.needed - (own_pages - now));
   for (size_t i = 0; i < segments.size(); ++i) {
     if (segments[i].pages > 0 && admission.segments[i] == nullptr) admission.segments[i] = &Reference(segments[i], id);
   }
-  TakeOwn(own_pages, admission.own);
+  admission.own.reserve(own_pages);
+  TakeOwn(now, admission.own);
   return {.admission = id};
 }
 
@@ -170,7 +172,7 @@ std::span<const PageId> PagePool::OwnPages(AdmissionId admission) const {
   return admissions_.at(admission).own;
 }
 
-bool PagePool::Extend(AdmissionId admission, uint64_t own_pages, Shortage& shortage) {
+bool PagePool::Extend(AdmissionId admission, uint64_t own_pages, Shortage& shortage, uint64_t most) {
   std::vector<PageId>& own = admissions_.at(admission).own;
   if (own_pages <= own.size()) return true;
   const Shortage lacking = Lacking({}, own_pages - own.size());
@@ -178,8 +180,9 @@ bool PagePool::Extend(AdmissionId admission, uint64_t own_pages, Shortage& short
     shortage = lacking;
     return false;
   }
-  Reclaim(lacking.needed);
-  TakeOwn(own_pages, own);
+  const uint64_t taken = std::min(most, lacking.needed);
+  Reclaim(taken);
+  TakeOwn(own.size() + taken, own);
   return true;
 }
 

@@ -51,8 +51,9 @@ class PagePool {
     AdmissionId admission = 0;  // 0: refused, nothing has changed
     Shortage shortage;          // where it was refused
   };
-  // All of `segments` (the same one may be named more than once) and `own_pages` pages of its own, or nothing.
-  Answer Admit(std::span<const Want> segments, uint64_t own_pages);
+  // All of `segments` (the same one may be named more than once) and `own_pages` pages of its own, or nothing. Takes at
+  // most `own_now` of its own at once: the rest by Extend, which finds them if no other request comes between.
+  Answer Admit(std::span<const Want> segments, uint64_t own_pages, uint64_t own_now = UINT64_MAX);
   // The entries of its tables: admissions, and the segments that they name.
   uint64_t references() const { return references_; }
   // Heap that the table of so many pages takes.
@@ -71,8 +72,9 @@ class PagePool {
   std::span<const PageId> OwnPages(AdmissionId admission) const;
 
   // Brings the request's own pages to `own_pages` in all: those that it has stay, in their places. Fewer than it has
-  // changes nothing. False: what it lacks is in `shortage`, and nothing has changed.
-  bool Extend(AdmissionId admission, uint64_t own_pages, Shortage& shortage);
+  // changes nothing. False: what it lacks is in `shortage`, and nothing has changed. Takes at most `most` at once,
+  // where there are all: call it again for the rest.
+  bool Extend(AdmissionId admission, uint64_t own_pages, Shortage& shortage, uint64_t most = UINT64_MAX);
 
   // The request has filled its segment number `segment`. False, and nothing changes: it was not its to fill. Saying so
   // again, of one that is filled, is harmless.

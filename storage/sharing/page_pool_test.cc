@@ -48,6 +48,30 @@ TEST(PagePool, OneCopyServesAllRequests) {
   EXPECT_EQ(pool.levels(), (PagePool::Levels{.pages = 20, .free = 13, .idle = 7, .segments = 2}));
 }
 
+TEST(PagePool, OwnPagesMayBeTakenInPortions) {
+  PagePool whole(20), pool(20);
+  for (PagePool* const each : {&whole, &pool}) {
+    const auto idle = each->Admit(std::vector{Text(1, 4), Text(2, 4)}, 0).admission;
+    EXPECT_TRUE(each->Filled(idle, 0) && each->Filled(idle, 1));
+    each->End(idle);
+  }
+  EXPECT_EQ(pool.Admit(std::vector{Text(3, 2)}, 19, 0).admission, 0u) << "all of them, or nothing";
+  ASSERT_NE(whole.Admit(std::vector{Text(3, 2)}, 17).admission, 0u);
+  const auto admission = pool.Admit(std::vector{Text(3, 2)}, 17, 3).admission;
+  ASSERT_NE(admission, 0u);
+  EXPECT_EQ(pool.levels().own, 3u);
+  EXPECT_EQ(pool.levels().reclaimed_segments, 0u) << "not before it is needed";
+  PagePool::Shortage shortage;
+  EXPECT_TRUE(pool.Extend(admission, 17, shortage, 0));
+  for (uint64_t own = 8; own <= 18; own += 5) {
+    EXPECT_TRUE(pool.Extend(admission, 17, shortage, 5));
+    EXPECT_EQ(pool.levels().own, std::min<uint64_t>(own, 17));
+  }
+  EXPECT_EQ(pool.levels(), whole.levels());
+  EXPECT_FALSE(pool.Extend(admission, 19, shortage, 0));
+  EXPECT_EQ(shortage.needed, 2u);
+}
+
 TEST(PagePool, WhoAsksMeanwhileHoldsTheSamePagesAndInheritsTheDuty) {
   PagePool pool(10);
   const auto filler = pool.Admit(std::vector{Text(1, 4)}, 0).admission;

@@ -35,14 +35,15 @@ uint64_t PagePools::References(TenantId tenant) const {
 
 absl::StatusOr<PagePool::Answer> PagePools::Admit(SessionId session, TenantId tenant, const LeaseId& lease,
                                                   const std::shared_ptr<PagePool>& pool,
-                                                  std::span<const PagePool::Want> segments, uint64_t own_pages) {
+                                                  std::span<const PagePool::Want> segments, uint64_t own_pages,
+                                                  uint64_t own_now) {
   if (pool->closed()) return absl::FailedPreconditionError("pages_id: their region's pages were declared anew");
   if (leases_.contains(lease)) return absl::AlreadyExistsError("lease: held already");
   if (!HasRoom(session)) return absl::ResourceExhaustedError("the session has as many requests as it may");
   if (References(tenant) + segments.size() + 1 > limits::kMaxPageReferences) {
     return absl::ResourceExhaustedError("the tenant's requests share as many segments as they may");
   }
-  const PagePool::Answer answer = pool->Admit(segments, own_pages);
+  const PagePool::Answer answer = pool->Admit(segments, own_pages, own_now);
   if (answer.admission == 0) return answer;
   leases_[lease] = {tenant, {pool, answer.admission}, {session}};
   sessions_[session].insert(lease);

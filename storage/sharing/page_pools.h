@@ -41,7 +41,8 @@ class PagePools {
   // tenant's pools have limits::kMaxPageReferences entries.
   absl::StatusOr<PagePool::Answer> Admit(SessionId session, TenantId tenant, const LeaseId& lease,
                                          const std::shared_ptr<PagePool>& pool,
-                                         std::span<const PagePool::Want> segments, uint64_t own_pages);
+                                         std::span<const PagePool::Want> segments, uint64_t own_pages,
+                                         uint64_t own_now = UINT64_MAX);
 
   // Null unless the session holds the lease. Valid until it ends.
   const Request* Find(SessionId session, const LeaseId& lease) const;

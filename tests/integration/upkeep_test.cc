@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zmq.h>
 
 #include <algorithm>
 #include <fstream>
@@ -16,6 +17,7 @@
 #include "tests/integration/ashlarctl_run.h"
 #include "tests/integration/corrupt.h"
 #include "tests/integration/daemon_process.h"
+#include "tests/integration/prefix_engine.h"
 #include "tests/integration/test_engine.h"
 
 namespace ashlar::integration {
@@ -129,6 +131,71 @@ TEST_F(Upkeep, TheBytesOfForgottenObjectsAreNotOnTheDiskAnyMore) {
   ASSERT_TRUE(is_there());
   EXPECT_TRUE(Ask("forget --tenant default")["done"].get<bool>());
   EXPECT_FALSE(is_there());
+}
+
+// Asks a router's questions of a daemon: all tokens of what is replayed from a batch on, and the next batch's number.
+class ReplayAsker {
+ public:
+  explicit ReplayAsker(const std::string& address)
+      : context_(zmq_ctx_new()), socket_(zmq_socket(context_, ZMQ_DEALER)) {
+    const int patience = static_cast<int>(kPatience.count()), now = 0;
+    zmq_setsockopt(socket_, ZMQ_RCVTIMEO, &patience, sizeof patience);
+    zmq_setsockopt(socket_, ZMQ_LINGER, &now, sizeof now);
+    zmq_connect(socket_, address.c_str());
+  }
+  ~ReplayAsker() {
+    zmq_close(socket_);
+    zmq_ctx_term(context_);
+  }
+  struct Replayed {
+    size_t batches = 0;
+    Tokens tokens;
+  };
+  Replayed All() {
+    zmq_send(socket_, "", 0, ZMQ_SNDMORE);
+    zmq_send(socket_, std::string(8, '\0').data(), 8, 0);
+    Replayed replayed;
+    while (true) {
+      std::vector<std::string> frames(4, std::string(1 << 20, '\0'));
+      for (std::string& frame : frames) {
+        const int size = zmq_recv(socket_, frame.data(), frame.size(), 0);
+        EXPECT_GE(size, 0);
+        frame.resize(static_cast<size_t>(std::max(0, size)));
+      }
+      if (frames[3].empty()) return replayed;  // the end
+      ++replayed.batches;
+      const json batch = json::from_msgpack(frames[3]);
+      for (const json& event : batch[1]) {
+        if (event["type"] != "BlockStored") continue;
+        const Tokens tokens = event["token_ids"];
+        replayed.tokens.insert(replayed.tokens.end(), tokens.begin(), tokens.end());
+      }
+    }
+  }
+
+ private:
+  void* const context_;
+  void* const socket_;
+};
+
+TEST(UpkeepOfEvents, TokensOfForgottenTextsAreReplayedToNobody) {
+  const std::string place = testing::TempDir() + "/upkeep-" + std::to_string(getpid());
+  DaemonOptions options = kWithDisk;
+  options.more = "events: {zmq_address: \"ipc://" + place + "\", zmq_replay_address: \"ipc://" + place + "-replay\"}";
+  DaemonProcess daemon(options);
+  ReplayAsker router("ipc://" + place + "-replay");
+  PrefixEngine engine(daemon.client_options());
+  const Tokens tokens = MakePrompt(1, 1, 300)[0];
+  engine.Commit({.tokens = tokens, .depths = {tokens.size()}});
+  ASSERT_TRUE(Eventually([&] { return !router.All().tokens.empty(); }));
+  const std::string ns =
+      json::parse(RunAshlarctl(ASHLARCTL, "ls --json", daemon.admin_socket()).output)["objects"][0]["namespace"];
+  EXPECT_EQ(RunAshlarctl(ASHLARCTL, "forget --namespace " + ns, daemon.admin_socket()).code, 0);
+  EXPECT_EQ(router.All().tokens, Tokens());
+  engine.Commit({.tokens = tokens, .depths = {tokens.size()}});
+  ASSERT_TRUE(Eventually([&] { return !router.All().tokens.empty(); })) << "the tenant goes on";
+  EXPECT_EQ(RunAshlarctl(ASHLARCTL, "forget --tenant default", daemon.admin_socket()).code, 0);
+  EXPECT_EQ(router.All().tokens, Tokens());
 }
 
 TEST_F(Upkeep, VerifyFindsADamagedCopyAndDropsIt) {

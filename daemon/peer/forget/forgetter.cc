@@ -78,9 +78,10 @@ Forgetter::Forgetter(EventLoop& loop, EventLoop& slow, const storage::Clock& clo
       folder_(std::move(folder)),
       recorded_(ReadForgotten(folder_)) {}
 
-void Forgetter::Start(storage::Cache& cache, std::function<void(storage::TenantId)> forget_pages) {
+void Forgetter::Start(storage::Cache& cache,
+                      std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside) {
   cache_ = &cache;
-  forget_pages_ = std::move(forget_pages);
+  forget_beside_ = std::move(forget_beside);
 }
 
 void Forgetter::Changed() {
@@ -124,7 +125,7 @@ void Forgetter::Begin() {
   const auto number = static_cast<storage::TenantId>(tenant - names_.begin());
   absl::StatusOr<std::shared_ptr<storage::Forgetting>> begun = cache_->upkeep().Forget(number, wish.ns);
   if (!begun.ok()) return TryLater("what the cluster forgets cannot be forgotten yet", begun.status());
-  forget_pages_(number);
+  forget_beside_(number, wish.ns);
   running_ = *std::move(begun);
 }
 

@@ -24,8 +24,9 @@ class Forgetter {
   // are written on `slow`.
   Forgetter(EventLoop& loop, EventLoop& slow, const storage::Clock& clock, Directory& directory,
             std::vector<std::string> names, std::string folder);
-  // Once, before anything else. `forget_pages` as in AdminParts.
-  void Start(storage::Cache& cache, std::function<void(storage::TenantId)> forget_pages);
+  // Once, before anything else. `forget_beside` as in AdminParts.
+  void Start(storage::Cache& cache,
+             std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside);
 
   void Changed();  // the directory's forgettings, or this node's registration
   void Tick();     // goes on; call it many times a second
@@ -44,7 +45,7 @@ class Forgetter {
   const std::vector<std::string> names_;
   const std::string folder_;
   storage::Cache* cache_ = nullptr;
-  std::function<void(storage::TenantId)> forget_pages_;
+  std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside_;
   std::vector<ClusterForgetting> known_;          // rising
   std::deque<ClusterForgetting> todo_;            // of these, rising; the first is under way
   std::shared_ptr<storage::Forgetting> running_;  // null: it has not begun

@@ -34,7 +34,7 @@ class ForgetterTest : public ::testing::Test {
   std::unique_ptr<Forgetter> Make(PeerNode& node, const std::string& folder) {
     auto made = std::make_unique<Forgetter>(node.loop, slow_, node.clock, node.directory,
                                             std::vector<std::string>{"default"}, folder);
-    made->Start(node.cache, [this](storage::TenantId) { ++pages_forgotten_; });
+    made->Start(node.cache, [this](storage::TenantId, const std::optional<NamespaceId>&) { ++pages_forgotten_; });
     return made;
   }
   // Until it has done all that is known, and has said so.
