@@ -143,7 +143,7 @@ struct ZmqPublisher::Impl {
         zmq_getsockopt(replay.get(), ZMQ_RCVMORE, &more, &length);
         if (more == 0) break;
       }
-      // Who asks, an empty frame, and from which number on.
+      // The asker, an empty frame, and the number to begin with.
       if (frames.size() != 3 || frames[2].size() != 8) continue;
       Replay asked{.to = frames[0], .next = 0, .end = batches, .moved = Clock::now()};
       for (const char byte : frames[2]) asked.next = asked.next << 8 | static_cast<uint8_t>(byte);

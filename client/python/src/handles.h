@@ -30,8 +30,8 @@ struct OpenedModel {
   size_t groups = 0;  // of layers, in the cache's memory; 0: one page table serves all
 };
 
-// What the engine API has, and Python closes or forgets on one thread while a call of another is under way: each call
-// holds it until it has returned. Its end may wait for the daemon, so that the interpreter is let go meanwhile.
+// A handle of the engine API. Python may close or forget it on one thread while a call of another is under way: each
+// call holds it until it has returned. Its end may wait for the daemon, so that the interpreter is let go meanwhile.
 template <typename Engine>
 class Held {
  public:
