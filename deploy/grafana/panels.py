@@ -143,7 +143,7 @@ NODE_ROWS = {
         Panel("Bytes between nodes", "Bps", [(rate("ashlar_transport_bytes_total", "direction"), "{{direction}}"),
                                              (rate("ashlar_transport_read_bytes_total", "instance"), "by network card, {{instance}}")]),
         Panel("Copies from each node, as measured", "Bps", [(f"avg by (node) (ashlar_peer_rate_bytes_per_second{{{NODE}}} > 0)", "{{node}}")]),
-        Panel("Failures of calls, connections and copies, by node", "suffix: failures/s", [(rate("ashlar_peer_failures_total", "node, what"), "{{node}}: {{what}}")],
+        Panel("Failed calls and copies, by node", "suffix: failures/s", [(rate("ashlar_peer_failures_total", "node, what"), "{{node}}: {{what}}")],
               orange_from=0.01),
         Panel("Objects asked of other nodes", OBJECTS, [(rate("ashlar_remote_objects_total", "outcome"), "{{outcome}}")]),
         Panel("Look-ups that did not wait for all nodes", "suffix: look-ups/s", [(rate("ashlar_remote_late_lookups_total", "instance"), "{{instance}}")],
