@@ -63,7 +63,8 @@ TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
   }
   EXPECT_THAT(Run(question).output, HasSubstr("segment of 60 tokens: in dram, "));
   // Under a salt they are other texts, of which nothing is known.
-  for (const json& text : Ask(question + " --salt somebody")["texts"]) {
+  const json salted = Ask(question + " --salt somebody");
+  for (const json& text : salted["texts"]) {
     EXPECT_EQ(text["reason"], "never_seen");
     EXPECT_NE(text["key"], here["texts"][0]["key"]);
   }
