@@ -114,7 +114,7 @@ TEST_F(PrefillKillsTest, AnEngineThatComputesForOthersLosesNothing) {
       EngineProcess worker(cluster_->daemon(1).client_options(), {"prefill", "0", "0", "0"});
       ASSERT_EQ(worker.ReadLine(), "serving");
       WaitForWorkers(1);
-      PrefillPlan plan = engine.model().PlanPrefill(Runs(prompt));
+      PrefillPlan plan = PlanWithOthers(engine, Runs(prompt));
       ASSERT_GT(std::ranges::count(plan.states, PrefillState::kPending), 0);
       ASSERT_EQ(worker.ReadLine(), "taken");
       Sleep(2 * kComputing);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -117,6 +118,16 @@ class PrefillTest : public testing::Test {
     std::vector<ObjectRun> runs;
     for (size_t i = 0; i < prompt.size(); ++i) runs.push_back({.kind = KindOf(i), .tokens = prompt[i], .media = {}});
     return runs;
+  }
+  // A plan that other nodes have a part of: on a busy machine they may answer too late to be given one.
+  static PrefillPlan PlanWithOthers(TestEngine& engine, const std::vector<ObjectRun>& runs, bool warm = false) {
+    PrefillPlan plan = engine.model().PlanPrefill(runs, warm);
+    for (int tries = 0; tries < 50 && std::ranges::count(plan.states, PrefillState::kPending) == 0; ++tries) {
+      engine.model().EndPrefill(plan);
+      std::this_thread::sleep_for(milliseconds(100));
+      plan = engine.model().PlanPrefill(runs, warm);
+    }
+    return plan;
   }
   // Computes what the plan leaves to this engine, and waits for the rest.
   static void Fill(TestEngine& engine, const std::vector<Tokens>& prompt, PrefillPlan& plan) {

@@ -31,7 +31,7 @@ TEST_F(PrefillTest, AWorkerThatDiesLosesNothing) {
     WaitForWorkers(1);
     const std::vector<Tokens> prompt = NewPrompt(4);
     TestEngine engine(cluster_->daemon(0).client_options());
-    PrefillPlan plan = engine.model().PlanPrefill(Runs(prompt));
+    PrefillPlan plan = PlanWithOthers(engine, Runs(prompt));
     EXPECT_EQ(std::ranges::count(plan.states, PrefillState::kPending), 2);
     Fill(engine, prompt, plan);
     EXPECT_EQ(dies.taken(), 1);
@@ -50,7 +50,7 @@ TEST_F(PrefillTest, AWorkersDaemonThatIsKilledLosesNothing) {
     WaitForWorkers(2);
     const std::vector<Tokens> prompt = NewPrompt(6);
     TestEngine engine(cluster_->daemon(0).client_options());
-    PrefillPlan plan = engine.model().PlanPrefill(Runs(prompt));
+    PrefillPlan plan = PlanWithOthers(engine, Runs(prompt));
     EXPECT_TRUE(Eventually([&] { return stalls.taken() == 1; }));
     cluster_->daemon(1).Kill();
     Fill(engine, prompt, plan);
@@ -69,7 +69,7 @@ TEST_F(PrefillTest, AStalledWorkersSegmentsGoToOthersAndItsLateResultIsFenced) {
     WaitForWorkers(1);
     const std::vector<Tokens> prompt = NewPrompt(4);
     TestEngine engine(cluster_->daemon(0).client_options());
-    PrefillPlan plan = engine.model().PlanPrefill(Runs(prompt));
+    PrefillPlan plan = PlanWithOthers(engine, Runs(prompt));
     Fill(engine, prompt, plan);
     EXPECT_EQ(stalls.taken(), 1);
     EXPECT_EQ(std::ranges::count(plan.states, PrefillState::kOwn), 4);
@@ -90,7 +90,7 @@ TEST_F(PrefillTest, ACombiningNodeThatIsKilledLeavesNothingBehind) {
   WaitForWorkers(1);
   {
     TestEngine engine(cluster_->daemon(0).client_options());
-    PrefillPlan plan = engine.model().PlanPrefill(Runs(prompt));
+    PrefillPlan plan = PlanWithOthers(engine, Runs(prompt));
     EXPECT_TRUE(Eventually([&] { return Sample(1, "ashlar_prefill_given_segments") == 3; }));
     cluster_->daemon(0).Kill();
     EXPECT_FALSE(engine.model().AwaitPrefill(plan, milliseconds(10000)));
@@ -115,7 +115,7 @@ TEST_F(PrefillTest, AWarmedSegmentIsWhatLaterPromptsFind) {
     // All but the first, each by itself: HYPIC's SEP x SEP.
     std::vector<ObjectRun> runs = Runs(prompt);
     runs.erase(runs.begin());
-    PrefillPlan plan = engine.model().PlanPrefill(runs, /*warm=*/true);
+    PrefillPlan plan = PlanWithOthers(engine, runs, /*warm=*/true);
     EXPECT_THAT(plan.states, testing::Each(PrefillState::kPending));
     while (engine.model().AwaitPrefill(plan, milliseconds(1000))) {
     }
