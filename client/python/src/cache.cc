@@ -118,7 +118,7 @@ std::unique_ptr<PyCache> Open(nb::handle given) {
   const ReadOptions options(given);
   auto self = std::make_unique<PyCache>();
   self->model = options.model;
-  Checked(self->cache.Without([&](engine::Cache& cache) { return engine::Cache::Open(options.open, &cache); }));
+  Checked(self->cache.WithoutGil([&](engine::Cache& cache) { return engine::Cache::Open(options.open, &cache); }));
   return self;
 }
 
@@ -186,7 +186,7 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::v
   pages.Put(prompt);
   ReadConversation(conversation, prompt.conversation);
   engine::Request* const begun = &*request->request;  // nobody else has it yet
-  Checked(self.cache.Without([&](engine::Cache& cache) {
+  Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
     return wait ? cache.Begin(&prompt, 1, begun) : cache.StartBegin(&prompt, 1, begun);
   }));
   if (wait && !page_table.is_none()) PlanOf({request, object});  // while the daemon lands
@@ -203,7 +203,7 @@ nb::object Land(PyCache& self, nb::handle type, const nb::bytes& plan, nb::handl
                              .present_tokens = present_tokens};
   pages.Put(landing);
   engine::Request* const landed = &*request->request;  // nobody else has it yet
-  Checked(self.cache.Without([&](engine::Cache& cache) {
+  Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
     return wait ? cache.Land(&landing, 1, landed) : cache.StartLand(&landing, 1, landed);
   }));
   return object;
@@ -244,7 +244,7 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::han
   pages.Put(text);
   ReadConversation(conversation, text.conversation);
   std::shared_ptr<engine::Request> of_request = request == nullptr ? nullptr : request->request.shared();
-  Checked(self.cache.Without([&](engine::Cache& cache) {
+  Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
     const engine::Status status = cache.Commit(&text, 1);
     of_request.reset();
     return status;
@@ -267,7 +267,7 @@ std::string HandOff(PyCache& self, nb::handle tokens, const std::string& node, c
   ReadConversation(conversation, text.conversation);
   uint8_t outcome = 0;
   engine::Job job;
-  Checked(self.cache.Without([&](engine::Cache& cache) {
+  Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
     const engine::Status status = cache.StartHandOff(text, node.c_str(), wait_ms, &outcome, &job);
     job.Wait();
     return status;
@@ -281,7 +281,7 @@ nb::object ServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
   work->model = self.model;
   engine::Request* const given = &*work->request;  // nobody else has it yet
   const engine::Status status =
-      self.cache.Without([&](engine::Cache& cache) { return cache.ServePrefill(wait_ms, given); });
+      self.cache.WithoutGil([&](engine::Cache& cache) { return cache.ServePrefill(wait_ms, given); });
   if (status.code == engine::Code::kUnavailable || Checked(status) == engine::Code::kPending) return nb::none();
   return object;
 }
@@ -300,7 +300,7 @@ nb::tuple StartServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
 
 std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeout_ms, uint32_t group) {
   std::vector<int32_t> pages(most);
-  pages.resize(self.cache.Without(
+  pages.resize(self.cache.WithoutGil(
       [&](engine::Cache& cache) { return cache.TakeQuietPagesOf(group, pages.data(), most, timeout_ms); }));
   return pages;
 }
@@ -328,7 +328,7 @@ void ComputeAlone(PyCache& self, const PyRequest& request, uint32_t missing, uin
     if (decay->size() != widths.decays) throw Refused("decay", std::to_string(widths.decays) + " floats are needed");
     alone.decay = decay->data();
   }
-  Checked(self.cache.Without([&](engine::Cache& cache) { return cache.ComputeAlone(alone); }));
+  Checked(self.cache.WithoutGil([&](engine::Cache& cache) { return cache.ComputeAlone(alone); }));
 }
 
 nb::dict Stored(const PyCache& self) {
@@ -371,7 +371,7 @@ void BindCache(nb::module_& module) {
       .def("start_serve_prefill", &StartServePrefill, nb::arg("type"), nb::arg("wait_ms"))
       .def("take_quiet_pages", &TakeQuietPages)
       .def("stored", &Stored)
-      .def("close", [](PyCache& self) { self.cache.Close(); });
+      .def("close", [](PyCache& self) { self.cache.Close(std::make_shared<engine::Cache>()); });
   module.def("open", &Open);
   module.def("start_open", &StartOpen);
 }

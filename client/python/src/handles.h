@@ -30,12 +30,12 @@ struct OpenedModel {
   size_t groups = 0;  // of layers, in the cache's memory; 0: one page table serves all
 };
 
-// A handle of the engine API. Python may close or forget it on one thread while a call of another is under way: each
-// call holds it until it has returned. Its end may wait for the daemon, so that the interpreter is let go meanwhile.
+// A handle of the client's. Python may close or forget it on one thread while a call of another is under way: each call
+// holds it until it has returned. Its end may wait for the daemon, so that the interpreter is let go meanwhile.
 template <typename Engine>
 class Held {
  public:
-  Held() = default;
+  explicit Held(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
   ~Held() {
@@ -47,32 +47,33 @@ class Held {
   Engine* operator->() const { return engine_.get(); }
   Engine& operator*() const { return *engine_; }
   const std::shared_ptr<Engine>& shared() const { return engine_; }
-  // Calls it without the interpreter's lock.
+  // Calls it without Python's global lock.
   template <typename Call>
-  auto Without(Call call) const {
+  auto WithoutGil(Call call) const {
     std::shared_ptr<Engine> engine = engine_;
     const nb::gil_scoped_release release;
     auto result = call(*engine);
     engine.reset();
     return result;
   }
-  void Close() {
-    std::shared_ptr<Engine> engine = std::exchange(engine_, std::make_shared<Engine>());
+  // `next` takes its place.
+  void Close(std::shared_ptr<Engine> next) {
+    std::shared_ptr<Engine> engine = std::exchange(engine_, std::move(next));
     const nb::gil_scoped_release release;
     engine.reset();
   }
 
  private:
-  std::shared_ptr<Engine> engine_ = std::make_shared<Engine>();  // never null
+  std::shared_ptr<Engine> engine_;
 };
 
 struct PyCache {
-  Held<engine::Cache> cache;
+  Held<engine::Cache> cache{std::make_shared<engine::Cache>()};  // never null
   std::shared_ptr<OpenedModel> model;
 };
 
 struct PyRequest {
-  Held<engine::Request> request;
+  Held<engine::Request> request{std::make_shared<engine::Request>()};  // never null
   std::shared_ptr<OpenedModel> model;
   std::vector<int32_t> tokens;
   nb::object plan;  // as Python has seen it; none where it may have changed since

@@ -18,33 +18,13 @@ struct PyPageClient {
 };
 
 // Slots of a call are checked here: they are numbers that Python counts.
-class PyPageStore {
- public:
-  explicit PyPageStore(std::shared_ptr<PageStore> store) : store_(std::move(store)) {}
-  ~PyPageStore() { Close(); }
+struct PyPageStore {
+  Held<PageStore> store;  // null: closed
 
-  PageStore& open() const {
-    if (store_ == nullptr) throw std::runtime_error("the store is closed");
-    return *store_;
+  const Held<PageStore>& open() const {
+    if (store.shared() == nullptr) throw std::runtime_error("the store is closed");
+    return store;
   }
-  // Calls it without the interpreter's lock; it stays until the call has returned, also where it is closed meanwhile.
-  template <typename Call>
-  auto Without(Call call) const {
-    open();
-    std::shared_ptr<PageStore> store = store_;
-    const nb::gil_scoped_release release;
-    auto result = call(*store);
-    store.reset();
-    return result;
-  }
-  void Close() {
-    std::shared_ptr<PageStore> store = std::move(store_);
-    const nb::gil_scoped_release release;
-    store.reset();
-  }
-
- private:
-  std::shared_ptr<PageStore> store_;
 };
 
 std::vector<PageKey> ReadKeys(const std::vector<nb::bytes>& keys) {
@@ -97,18 +77,19 @@ std::unique_ptr<PyPageStore> Open(const PyPageClient& self, const std::string& m
                                           .land = std::chrono::milliseconds(land_ms)});
   }
   Checked(engine::ToStatus(store.status()));
-  return std::make_unique<PyPageStore>(*std::move(store));
+  return std::unique_ptr<PyPageStore>(new PyPageStore{Held<PageStore>(*std::move(store))});
 }
 
 std::vector<bool> Exists(const PyPageStore& self, const std::vector<nb::bytes>& keys) {
   const std::vector<PageKey> read = ReadKeys(keys);
-  return self.Without([&](PageStore& store) { return store.Exists(read); });
+  return self.open().WithoutGil([&](PageStore& store) { return store.Exists(read); });
 }
 
 // (outcome, reservation) a key; no reservation where there is nothing to publish.
 nb::list Reserve(const PyPageStore& self, const std::vector<nb::bytes>& keys) {
   const std::vector<PageKey> read = ReadKeys(keys);
-  const std::vector<Reservation> reservations = self.Without([&](PageStore& store) { return store.Reserve(read); });
+  const std::vector<Reservation> reservations =
+      self.open().WithoutGil([&](PageStore& store) { return store.Reserve(read); });
   nb::list out;
   for (const Reservation& reservation : reservations) {
     const nb::object granted = reservation.granted() ? nb::cast(reservation) : nb::none();
@@ -119,9 +100,9 @@ nb::list Reserve(const PyPageStore& self, const std::vector<nb::bytes>& keys) {
 
 std::vector<std::string> Publish(const PyPageStore& self, const std::vector<Reservation>& reservations,
                                  const std::vector<uint32_t>& slots) {
-  CheckSlots(self.open(), slots, reservations.size());
+  CheckSlots(*self.open(), slots, reservations.size());
   const std::vector<PublishOutcome> outcomes =
-      self.Without([&](PageStore& store) { return store.Publish(reservations, slots); });
+      self.open().WithoutGil([&](PageStore& store) { return store.Publish(reservations, slots); });
   std::vector<std::string> names;
   for (const PublishOutcome outcome : outcomes) names.emplace_back(Name(outcome));
   return names;
@@ -130,8 +111,9 @@ std::vector<std::string> Publish(const PyPageStore& self, const std::vector<Rese
 // (why it was missed or None, whether the slot is the caller's, the tier of a hit) a key.
 nb::list Get(const PyPageStore& self, const std::vector<nb::bytes>& keys, const std::vector<uint32_t>& slots) {
   const std::vector<PageKey> read = ReadKeys(keys);
-  CheckSlots(self.open(), slots, keys.size());
-  const std::vector<PageStore::Landed> landed = self.Without([&](PageStore& store) { return store.Get(read, slots); });
+  CheckSlots(*self.open(), slots, keys.size());
+  const std::vector<PageStore::Landed> landed =
+      self.open().WithoutGil([&](PageStore& store) { return store.Get(read, slots); });
   nb::list out;
   for (const PageStore::Landed& page : landed) {
     const bool hit = page.reason == MissReason::kNone;
@@ -152,21 +134,21 @@ void BindPages(nb::module_& module) {
       .def("publish", &Publish)
       .def("abandon",
            [](const PyPageStore& self, const Reservation& reservation) {
-             self.Without([&](PageStore& store) {
+             self.open().WithoutGil([&](PageStore& store) {
                store.Abandon(reservation);
                return true;
              });
            })
       .def("get", &Get)
-      .def("take_quiet", [](const PyPageStore& self, uint32_t most) { return self.open().TakeQuiet(most); })
-      .def("connected", [](const PyPageStore& self) { return self.open().connected(); })
+      .def("take_quiet", [](const PyPageStore& self, uint32_t most) { return self.open()->TakeQuiet(most); })
+      .def("connected", [](const PyPageStore& self) { return self.open()->connected(); })
       .def("memory",
            [](nb::pointer_and_handle<PyPageStore> self) {
-             const PageStore& store = self.p->open();
+             const PageStore& store = *self.p->open();
              const size_t shape[2] = {store.slots(), store.shape().slot_bytes()};
              return nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>(store.slot(0), 2, shape, self.h);
            })
-      .def("close", [](PyPageStore& self) { self.Close(); });
+      .def("close", [](PyPageStore& self) { self.store.Close(nullptr); });
   nb::class_<PyPageClient>(module, "PageClient")
       .def("open", &Open, nb::arg("model_id"), nb::arg("weights_digest"), nb::arg("content"), nb::arg("page_bytes"),
            nb::arg("page_tokens"), nb::arg("tokens_per_second"), nb::arg("slots"), nb::arg("land_ms"));

@@ -33,7 +33,7 @@ Verdict Advance(PyRequest& self, uint32_t layer, uint64_t begin, uint64_t end, c
   }
   advance.copies = wanted.data();
   advance.copy_count = static_cast<uint32_t>(wanted.size());
-  return VerdictOf(self.request.Without([&](engine::Request& request) { return request.Advance(advance); }));
+  return VerdictOf(self.request.WithoutGil([&](engine::Request& request) { return request.Advance(advance); }));
 }
 
 nb::list Missing(const PyRequest& self) {
@@ -109,8 +109,8 @@ std::string Publish(PyRequest& self, uint32_t missing, nb::sequence linear, nb::
                     uint64_t first_position) {
   const RunOfArrays computed("", self, missing, linear, page_table, first_position);
   uint8_t outcome = 0;
-  Checked(
-      self.request.Without([&](engine::Request& request) { return request.Publish(missing, computed.run, &outcome); }));
+  Checked(self.request.WithoutGil(
+      [&](engine::Request& request) { return request.Publish(missing, computed.run, &outcome); }));
   return engine::PublishName(outcome);
 }
 
@@ -128,7 +128,7 @@ std::vector<std::string> PublishMany(PyRequest& self, nb::sequence runs) {
   }
   const auto count = static_cast<uint32_t>(missing.size());
   std::vector<uint8_t> outcomes(count);
-  Checked(self.request.Without([&](engine::Request& request) {
+  Checked(self.request.WithoutGil([&](engine::Request& request) {
     return request.Publish(missing.data(), computed.data(), count, outcomes.data());
   }));
   std::vector<std::string> names;
@@ -139,7 +139,7 @@ std::vector<std::string> PublishMany(PyRequest& self, nb::sequence runs) {
 // A plan stays as it was where the verdict is OK.
 template <engine::Status (engine::Request::*call)() noexcept>
 Verdict Waiting(PyRequest& self) {
-  const engine::Status status = self.request.Without([](engine::Request& request) { return (request.*call)(); });
+  const engine::Status status = self.request.WithoutGil([](engine::Request& request) { return (request.*call)(); });
   if (status.code != Code::kOk) self.plan.reset();
   return VerdictOf(status);
 }
@@ -147,7 +147,7 @@ Verdict Waiting(PyRequest& self) {
 template <engine::Status (engine::Request::*call)(uint32_t) noexcept>
 Verdict WaitingFor(PyRequest& self, uint32_t layer) {
   const engine::Status status =
-      self.request.Without([layer](engine::Request& request) { return (request.*call)(layer); });
+      self.request.WithoutGil([layer](engine::Request& request) { return (request.*call)(layer); });
   if (status.code != Code::kOk) self.plan.reset();
   return VerdictOf(status);
 }
@@ -184,7 +184,7 @@ Verdict InPages(PyRequest& self, nb::handle page_table) {
   const PageTables tables("page_table", page_table, self.model->groups);
   engine::Prompt pages;
   tables.Put(pages);
-  const engine::Status status = self.request.Without([&](engine::Request& request) {
+  const engine::Status status = self.request.WithoutGil([&](engine::Request& request) {
     return pages.page_table_count > 0 ? (request.*call_in)(pages.page_tables, pages.page_table_count)
                                       : (request.*call)(pages.page_table, pages.page_count);
   });
@@ -194,7 +194,7 @@ Verdict InPages(PyRequest& self, nb::handle page_table) {
 
 void End(PyRequest& self) {
   self.plan.reset();
-  self.request.Close();
+  self.request.Close(std::make_shared<engine::Request>());
 }
 
 nb::bytes PlanBytes(const PyRequest& self) {
