@@ -110,6 +110,27 @@ class Logs(unittest.TestCase):
         self.assertEqual(len(requests[0]["outs"]), 1)
         self.assertIn("the engine counted", said)
 
+    def test_an_answer_is_the_prefix_of_the_next_turn(self):
+        """With text, with calls of tools and with parts, as clients send an answer back."""
+        call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        answers = [{"role": "assistant", "content": "The tenant pays. " * 30}, {"role": "assistant", "content": None, "tool_calls": [call]},
+                   {"content": [{"type": "text", "text": "The owner does. " * 30}]}, {"role": "assistant", "content": "So. " * 40}]
+        messages, lines, before, hits = [{"role": "system", "content": "Answer from the contract. " * 20}], [], [], 0
+        for turn, answer in enumerate(answers):
+            messages.append({"role": "user", "content": f"Question {turn}: who pays?"})
+            lines.append({"timestamp": 60 * turn, "request": {"messages": list(messages)}, "response": {"choices": [{"message": answer}]}})
+            messages.append({"role": "assistant", **answer})
+        _, segments, requests = self.convert("openai-turns", "".join(json.dumps(line) + "\n" for line in lines))
+        for request in requests:
+            prompt = sum((segments[number]["tok"] for number in request["ins"]), [])
+            self.assertEqual(prompt[:len(before)], before)
+            hits += len(before)
+            before = prompt + sum((segments[number]["tok"] for number in request["outs"]), [])
+        run = self.replay("openai-turns", "run", "--capacity", "100GB", "--policy", "ashlar")[0]["runs"][0]
+        rate = hits / sum(request["n_in"] for request in requests)
+        self.assertGreater(rate, 0.7)
+        self.assertAlmostEqual(run["token_hit_rate"], rate, delta=0.02, msg="all but parts of pages")
+
     def test_the_replayer_finds_what_a_plain_count_finds(self):
         self.convert("openai", openai_log(), "--split-at", END)
         figures, _ = self.replay("openai", "run", "--capacity", "100GB", "--policy", "none,ashlar")
