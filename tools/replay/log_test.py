@@ -99,6 +99,27 @@ class Logs(unittest.TestCase):
         self.assertEqual(traces["vllm"], traces["sglang"])
         self.assertEqual(traces["vllm"][0], [[1, 2, 3]])
 
+    def test_what_stands_before_level_and_time_is_passed_over(self):
+        plain = self.convert("vllm", vllm_log(), "--split-at", END)[1:]
+        for prefix in ("2026-11-24T10:00:05.123456789Z ", "Nov 24 10:00:05 gpu-1 vllm[712]: ", "vllm-1  | ", "[pod/vllm-7d9/vllm] ", "\x1b[0;36m"):
+            with self.subTest(prefix):
+                text = "".join(f"{prefix}{line}\n" for line in vllm_log().splitlines())
+                self.assertEqual(self.convert("vllm-prefix", text, "--split-at", END)[1:], plain)
+        quoting = vllm_log().replace("'line\\none'", "\"it's DEBUG 11-24 10:00:05 [l.py:1] Request b details: prompt: 'x', prompt_token_ids: [1]\"")
+        quoting += "DEBUG 11-24 11:00:05 [l.py:1] Request c JSON body: {\"prompt\": \"Request b details: prompt: 'x', prompt_token_ids: [1]\"}\n"
+        self.assertNotEqual(quoting, vllm_log())
+        self.assertEqual(self.convert("vllm-quoting", quoting, "--split-at", END)[1:], plain)
+
+    def test_a_request_that_would_be_lost_is_refused(self):
+        one = "DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: 'x', prompt_token_ids: [1, 2], prompt_embeds shape: None."
+        for name, text, wrong in (
+                ("vllm-glued", f"{one}{one}\n", "1: details: prompt: of a second request"),
+                ("vllm-unknown", f"{one}\n{one.replace('DEBUG 11-24', '11-24')}\n", "1: details: prompt: of a second request"),
+                ("vllm-behind", f"INFO 11-24 10:00:00 [l.py:1] up\n{one.replace('DEBUG', 'FINE')}\n", "without level and time before it"),
+                ("vllm-part", f"{one[:80]}\n", "1: prompt: is cut")):
+            with self.subTest(name):
+                self.assertIn(wrong, self.convert(name, text, code=1)[0])
+
     def test_messages_are_segments_and_texts_become_tokens(self):
         chat = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": [{"type": "text", "text": "Why?"}]}]
         lines = [{"created": 5, "body": {"messages": chat}, "response": {"body": {"choices": [{"message": {"content": "So."}}],
