@@ -43,6 +43,21 @@ def sglang_log():
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
+def sglang_output():
+    """The whole output of a server: a logger that writes the time before each line, and requests that are no single texts."""
+    lines = [f"[2026-11-24 10:00:05] {line}\n" for line in sglang_log().splitlines()]
+    other = [{"rid": ["a", "b"], "obj": {"rid": ["a", "b"], "text": ["x", "y"], "input_ids": None}, "out": {"text": "z"}},
+             {"rid": "c", "obj": {"rid": "c", "input_ids": [[1, 2], [3]]}, "out": {"text": "z"}},
+             {"rid": "d", "obj": {"rid": "d", "text": "x", "input_ids": [1]}, "out": {"embedding": [0.5]}},
+             {"rid": "e", "obj": {"rid": "e", "text": None, "input_embeds": [[0.5]]}, "out": {"text": "z"}}]
+    lines[20:20] = ["[2026-11-24 10:03:00] " + json.dumps({"timestamp": "2026-11-24T10:03:00", "event": event, **each}) + "\n"
+                    for each in other for event in ("request.received", "request.finished")]
+    lines.append('[2026-11-24 11:00:00] {"timestamp": "2026-11-24T11:00:00", "event": "request.received", "rid": "f", "obj": {}}\n')
+    noise = ["[2026-11-24 10:00:01] server_args=ServerArgs(model_path='m', extra={'a': 1})\n", "INFO:     127.0.0.1 - \"POST /generate\" 200 OK\n",
+             "\n", "[2026-11-24 10:00:06] Prefill batch. #new-seq: 1, #new-token: 321\n"]
+    return "".join([*noise, *lines[:3], *noise, *lines[3:]])
+
+
 def openai_log(prompts=PROMPTS):
     return "".join(json.dumps({"timestamp": 1000.0 + 60 * i, "request": {"prompt": prompt},
                                "response": {"choices": [{"text": ""}], "usage": {"prompt_tokens": len(prompt)}}}) + "\n"
@@ -119,6 +134,16 @@ class Logs(unittest.TestCase):
                 ("vllm-part", f"{one[:80]}\n", "1: prompt: is cut")):
             with self.subTest(name):
                 self.assertIn(wrong, self.convert(name, text, code=1)[0])
+
+    def test_a_servers_output_has_lines_of_other_kinds(self):
+        plain = self.convert("sglang", sglang_log(), "--split-at", END)[1:]
+        said, *trace = self.convert("sglang-output", sglang_output(), "--split-at", END)
+        self.assertEqual(trace, list(plain))
+        self.assertIn("sglang-output.log: left out: 6 lines of another kind, 1 requests for embeddings, 2 requests of several prompts, "
+                      "1 requests that did not finish, 1 requests with neither text nor input_ids", said)
+        self.assertNotIn("left out", self.convert("sglang", sglang_log())[0])
+        said = self.convert("sglang-none", "[2026-11-24 10:00:01] started\n", code=1)[0]
+        self.assertRegex(said, "(?s)left out: 1 lines of another kind.*no request of this format")
 
     def test_messages_are_segments_and_texts_become_tokens(self):
         chat = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": [{"type": "text", "text": "Why?"}]}]
