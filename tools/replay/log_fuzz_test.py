@@ -115,6 +115,7 @@ class Damaged(unittest.TestCase):
         for line in pathlib.Path(f"{out}.reqs.jsonl").read_text().splitlines():
             request = json.loads(line, parse_constant=lambda name: self.fail(f"{name} is no JSON"))
             self.assertGreaterEqual(request["ts"], 0)
+            self.assertGreater(request["n_in"], 0, "the replayer divides by tokens")
             self.assertTrue(all(number < len(segments) for number in request["ins"] + request["outs"]))
         return code
 

@@ -229,6 +229,11 @@ class Logs(unittest.TestCase):
                 ("sglang-cut", '{"event": "request.finished", "timestamp": "2026-01-01", "rid": "a", "obj": {"input_ids": [1, "..."]}}\n', "obj.input_ids"),
                 ("openai", '{"a": 1}\n', "1: messages: missing"),
                 ("openai-role", '{"messages": [{"content": "x"}]}\n', "messages[0].role: missing"),
+                ("openai-empty", '{"prompt": "x"}\n{"messages": []}\n', "2: messages: without a token"),
+                ("openai-none", '{"prompt": ""}\n', "1: prompt: without a token"),
+                ("sglang-empty", '{"event": "request.finished", "timestamp": 5, "rid": "a", "obj": {"input_ids": []}}\n', "1: obj.input_ids: without"),
+                ("vllm-empty", "DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: '', prompt_token_ids: [], prompt_embeds shape: None.\n",
+                 "1: prompt_token_ids: without a token"),
                 ("openai-time", '{"ts": "noon", "prompt": "x"}\n', "ts: 'noon' is no time")):
             with self.subTest(name):
                 self.assertIn(wrong, self.convert(name, text, code=1)[0])
