@@ -245,6 +245,58 @@ class Logs(unittest.TestCase):
         self.assertIn("--ssd-gb-month", self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices, "--dram-share", "0.5", code=1))
         self.assertIn("is not above 0", self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices[:-1], "0", code=2))
 
+    PRICES = ("--requests-per-day", "1", "--prefill-rate", "1", "--gpu-hour", "1", "--dram-gb-month", "1", "--tokens-per-request", "5")
+
+    def test_wrong_figures_are_named(self):
+        run = {"policy": "ashlar", "trace": "t", "capacity_bytes": 1, "flops_saved": 1, "flops_all": 2, "token_hit_rate": 0.5,
+               "misses": {"lost": 1, "never_seen": 1}, "requests": 1}
+        row = {"eviction": "price", "transitions": "dense", "head": 8, "only_what_pays": True, **run}
+        figures, out = self.folder / "figures.json", self.folder / "sizes.json"
+
+        def cost(value, *more, code=1):
+            figures.write_text(value if isinstance(value, str) else json.dumps(value))
+            said = self.run_tool(ROOT / "tools/sizing", "cost", figures, *self.PRICES, "--json", out, *more, code=code)
+            self.assertEqual(out.exists(), code == 0, said)
+            self.assertNotIn("Traceback", said)
+            return said
+
+        for value, wrong in (("{", "not JSON"), ("[]", "not a JSON object"), ("[" * 100000, "not JSON"), ("\xff", "not JSON"),
+                             ({"runs": 3}, "runs: not a list"), ({"runs": [run, 3]}, "runs[1]: not an object"),
+                             ({"runs": [{**run, "misses": []}]}, "runs[0].misses: not an object"),
+                             ({"runs": [{**run, "trace": 1}]}, "runs[0].trace: missing or not a text"),
+                             ({"runs": [{**run, "flops_saved": 3}]}, "runs[0].flops_saved: more than flops_all"),
+                             ({"runs": [{**run, "token_hit_rate": 1.5}]}, "runs[0].token_hit_rate: more than 1"),
+                             ({"segments": [{**row, "capacity_bytes": "x"}]}, "segments[0].capacity_bytes: missing or not")):
+            with self.subTest(value=str(value)[:60]):
+                self.assertIn(wrong, cost(value))
+        for name in ("capacity_bytes", "flops_saved", "flops_all", "token_hit_rate", "requests"):
+            for wrong in (None, True, "1", -1, float("nan"), float("inf"), 10**400, [1]):
+                self.assertIn(f"runs[0].{name}: missing or not a number", cost({"runs": [{**run, name: wrong}]}))
+        sglang = {**run, "policy": "sglang"}
+        self.assertIn("runs[1].flops_saved: missing", cost({"runs": [run, {**sglang, "flops_saved": "1"}]}, "--against", "sglang"))
+        self.assertIn('no "sglang" of t at 1 bytes', cost({"runs": [run, {**sglang, "capacity_bytes": 2}]}, "--against", "sglang"))
+        cost({"runs": [run, sglang]}, "--against", "sglang", code=0)
+
+    def test_wrong_layouts_and_numbers_are_named(self):
+        layout, model = self.folder / "layout.json", self.folder / "model.json"
+        good = {"token_bytes": 1000, "state_bytes": 50000, "attention_layers": 4, "segment_tokens": 100, "segment_bytes": 250000}
+
+        def refused(value, *more, code=1):
+            layout.write_text(json.dumps(value))
+            said = self.run_tool(ROOT / "tools/sizing", "model", layout, "--active-parameters", "3e9", "--out", model, *more, code=code)
+            self.assertFalse(model.exists(), said)
+            self.assertNotIn("Traceback", said)
+            return said
+
+        for pages in ("0", "-5", "1.5", "nan", "9" * 30):
+            self.assertIn("argument --page-tokens: ", refused(good, "--page-tokens", pages, code=2))
+        for rate in ("0", "-1", "nan", "inf", "1e31", "1e-320", "x"):
+            self.assertIn("argument --flops-per-second: ", refused(good, "--flops-per-second", rate, code=2))
+        self.assertIn("not a JSON object", refused([good]))
+        for name in good:
+            for wrong in (None, "1", -1, float("nan"), 10**400):
+                self.assertIn(f"{name}: missing or not a number", refused({**good, name: wrong}))
+
 
 if __name__ == "__main__":
     unittest.main()
