@@ -52,6 +52,21 @@ class Unit(unittest.TestCase):
             file = re.search(r"audit_file: (/\S+)", (ROOT / "deploy" / config).read_text())[1]
             self.assertEqual(file.split("/")[:4], ["", "var", "log", lines["LogsDirectory"]], "the rest is read-only")
 
+    def test_folders_elsewhere_are_written_with_the_drop_in_of_the_page(self):
+        page = (ROOT / "docs/tiers.md").read_text().split("\n## The disk\n")[1].split("\n## ")[0]
+        drop_in = re.search(r"```text\n(.*?)```", page, re.S)[1]
+        with tempfile.TemporaryDirectory() as folder:
+            unit = pathlib.Path(folder, UNIT.name)
+            unit.write_text(UNIT.read_text().replace("/usr/sbin/ashlard", "/bin/true").replace("=ashlar\n", "=root\n") + drop_in)
+            done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+            self.assertEqual([line for line in (done.stdout + done.stderr).splitlines() if UNIT.name in line], [])
+        names = re.findall(r"^(\w+=)/", drop_in, re.M)
+        self.assertEqual(sorted(names), ["ReadWritePaths=", "RequiresMountsFor="])
+        self.assertEqual(dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.M))["ProtectSystem"], "strict", "the page says so")
+        for file in ("systemd/ashlard.service", "debian/ashlard.yaml"):
+            for name in names:
+                self.assertIn(name, (ROOT / "deploy" / file).read_text(), f"{file}: where a folder is set, what else it needs")
+
     def test_it_sees_whose_login_an_operator_has(self):
         """Of `sudo ashlarctl`, a process of root's, which the daemon's user sees with this setting alone."""
         lines = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.M))
