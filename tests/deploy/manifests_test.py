@@ -246,10 +246,12 @@ class Manifests(unittest.TestCase):
     def test_the_first_days_commands_make_what_pods_wait_for(self):
         page = (ROOT / "deploy/kustomize/README.md").read_text().split("\n## The first day\n")[1].split("\n## ")[0]
         made = {name: set(re.findall(r"--from-file=(\S+)|--(cert|key)=", files)) for name, files in
-                re.findall(r"^kubectl -n ashlar create secret (?:tls|generic) (\S+) (.*)$", page, re.M)}
+                re.findall(r"^kubectl -n ashlar create (?:secret tls|secret generic|configmap) (\S+) (.*)$", page, re.M)}
         rendered = self.rendered["overlays/tcp"]
         pod = next(pod for name, pod in self.pods() if name.startswith("overlays/tcp "))
         waits = {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+        waits |= {source["configMap"]["name"] for volume in pod["volumes"] for source in volume.get("projected", {}).get("sources", [])
+                  if "configMap" in source}
         waits |= {each["spec"]["ca"]["secretName"] for each in rendered if each["kind"] == "Issuer"}
         self.assertEqual(set(made), waits)
         etcd = yaml.safe_load(self.config_of("overlays/tcp"))["cluster"]["etcd"]
@@ -257,6 +259,17 @@ class Manifests(unittest.TestCase):
                          {pathlib.PurePath(etcd[field]).name for field in ("ca_file", "cert_file", "key_file")})
         self.assertEqual(next(each["metadata"]["name"] for each in rendered if each["kind"] == "Namespace"), "ashlar")
         self.assertIn("\nkubectl apply -f deploy/kustomize/base/namespace.yaml\n", page, "secrets need it")
+
+    def test_the_pages_command_writes_the_list_of_authorities(self):
+        page = (ROOT / "deploy/kustomize/README.md").read_text().split("\n## Changing the authority\n")[1].split("\n## ")[0]
+        command = re.search(r"^(kubectl .*) \| kubectl apply -f -$", page, re.M)[1]
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "ca.crt").write_text("old\nnew\n")
+            made = yaml.safe_load(subprocess.run(command.split(), cwd=folder, capture_output=True, text=True, check=True).stdout)
+        self.assertEqual((made["kind"], made["data"]), ("ConfigMap", {"ca.crt": "old\nnew\n"}))
+        pod = next(pod for name, pod in self.pods() if name.startswith("overlays/tcp "))
+        sources = [source for volume in pod["volumes"] for source in volume.get("projected", {}).get("sources", [])]
+        self.assertIn({"configMap": {"name": made["metadata"]["name"], "items": [{"key": "ca.crt", "path": "ca.crt"}]}}, sources)
 
     def test_alerts_send_people_to_one_address(self):
         """The one of runbooks.yaml, which is not deployed itself."""
@@ -310,9 +323,30 @@ class Manifests(unittest.TestCase):
         for name, pod in self.pods():
             for volume in pod["volumes"]:
                 for source in volume.get("projected", {}).get("sources", []):
-                    self.assertIs(source["secret"].get("optional"), True, name)
-                    found += 1
+                    if "secret" in source:
+                        self.assertIs(source["secret"].get("optional"), True, name)
+                        found += 1
         self.assertGreater(found, 0)
+
+    def test_authorities_are_of_no_nodes_secret(self):
+        """A node's secret may go, and is renewed by another authority before other nodes accept that one; the issuer's has its key."""
+        found = 0
+        for name, each in self.objects("DaemonSet"):
+            config = yaml.safe_load(self.config_of(name)).get("cluster")
+            if config is None:
+                continue
+            folder, file = pathlib.PurePath(config["tls"]["ca_file"]).parent, pathlib.PurePath(config["tls"]["ca_file"]).name
+            pod = each["spec"]["template"]["spec"]
+            volume = next(mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == str(folder))
+            sources = next(each["projected"]["sources"] for each in pod["volumes"] if each["name"] == volume)
+            bringing = [(kind, value) for source in sources for kind, value in source.items()
+                        if file in [item["path"] for item in value["items"]]]
+            self.assertEqual([(kind, value["name"]) for kind, value in bringing], [("configMap", "ashlar-authorities")], name)
+            self.assertFalse(bringing[0][1].get("optional", False), f"{name}: a pod without it would end, and not wait")
+            issuers = {other["spec"]["ca"]["secretName"] for other in self.rendered[name.rsplit(" DaemonSet/")[0]] if other["kind"] == "Issuer"}
+            self.assertFalse(issuers & {source.get("secret", {}).get("name") for source in sources}, name)
+            found += 1
+        self.assertEqual(found, 4)
 
     def test_the_sandbox_is_on_where_it_was_tried(self):
         for overlay in OVERLAYS:
