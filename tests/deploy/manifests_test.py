@@ -177,6 +177,20 @@ class Manifests(unittest.TestCase):
             self.assertIn("emptyDir", next(volume for volume in pod["volumes"] if volume["name"] == place), name)
             self.assertIn({"name": "ASHLAR_ADMIN_SOCKET", "value": listen["admin_socket"]}, pod["containers"][0]["env"], name)
 
+    def test_an_engine_starts_where_no_daemon_was(self):
+        """The kubelet makes the folder, root's, for whoever comes first; the daemon's init container takes that same folder over."""
+        engine = next(pod for name, pod in self.pods() if name.startswith("engine-pod "))
+        wanted = [volume["hostPath"] for volume in engine["volumes"]]
+        self.assertEqual(wanted, [{"path": "/run/ashlar", "type": "DirectoryOrCreate"}])
+        for name, each in self.objects("DaemonSet"):
+            pod = each["spec"]["template"]["spec"]
+            self.assertIn(wanted[0], [volume.get("hostPath") for volume in pod["volumes"]], name)
+            context = pod["securityContext"]
+            done = pod["initContainers"][0]["args"][0]
+            self.assertRegex(done, rf"^chown {context['runAsUser']}:{context['runAsGroup']} /run/ashlar .*&& chmod 0750 /run/ashlar ", name)
+            self.assertIn(context["runAsGroup"], engine["securityContext"]["supplementalGroups"], name)
+            self.assertNotRegex(done, r"\brm\b", "a folder that is made anew is not the one that engines have mounted")
+
     def test_metrics_name_tenants_and_only_prometheus_reads_them(self):
         for name, each in self.objects("DaemonSet"):
             self.assertEqual(yaml.safe_load(self.config_of(name))["metrics"]["tenants"], "named", name)
