@@ -242,6 +242,18 @@ class Manifests(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, f"{overlay}: {done.stderr}")
                 self.assertEqual(yaml.safe_load(done.stdout)["listen"]["metrics_address"], "0.0.0.0:9464")
 
+    def test_the_pages_rules_for_other_dns_are_accepted(self):
+        page = (ROOT / "deploy/kustomize/README.md").read_text().split("\n## What your platform may need\n")[1].split("\n## ")[0]
+        rules = [yaml.safe_load(text)[0] for text in re.findall(r"`(- \{to: .*?)`", page)]
+        ports = [{port["port"] for port in rule["ports"]} for rule in rules]
+        self.assertEqual(ports, [{53}, {5353}])
+        policy = next(each for each in self.rendered["overlays/tcp"] if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "ashlard-peers")
+        changed = json.loads(json.dumps(policy))
+        changed["spec"]["egress"] += rules
+        for version in latest_versions():
+            kubernetes_validate.validate(changed, version, strict=True)
+        self.assertEqual({port["protocol"] for rule in rules for port in rule["ports"]}, {"UDP", "TCP"})
+
     def test_the_pages_variant_for_ipv6_is_accepted(self):
         command = re.search(r"`sed -i '([^']*POD_IP[^']*)' ashlard.yaml`", (ROOT / "deploy/kustomize/README.md").read_text())[1]
         for overlay in OVERLAYS:
