@@ -199,6 +199,9 @@ class Manifests(unittest.TestCase):
             self.assertEqual(guard["spec"]["podSelector"]["matchLabels"], each["spec"]["template"]["metadata"]["labels"])
             self.assertEqual([rule["from"] for rule in guard["spec"]["ingress"]],
                              [[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]])
+        row = re.search(r"^\| local user of no tenant \|.*$", (ROOT / "SECURITY.md").read_text(), re.M)[0]
+        for setting in ("`metrics.tenants: summed`", "`named`"):
+            self.assertIn(setting, row, "who can read tenants' names depends on it")
 
     def test_the_daemons_group_may_read_secrets(self):
         """Kubernetes makes a secret's files root's, of the group fsGroup: without it another user cannot read them."""
