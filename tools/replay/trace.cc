@@ -90,6 +90,13 @@ class TraceReader {
     }
     if (!status.ok()) return status;
     if (trace_.requests_.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": has no requests"));
+    const auto has_tokens = [](const Trace::Request& request) {
+      return std::any_of(request.prompt.begin(), request.prompt.end(),
+                         [](const auto& each) { return each.tokens > 0; });
+    };
+    if (std::none_of(trace_.requests_.begin(), trace_.requests_.end(), has_tokens)) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": no prompt has a token"));
+    }
     std::stable_sort(trace_.requests_.begin(), trace_.requests_.end(),
                      [](const Trace::Request& a, const Trace::Request& b) { return a.seconds < b.seconds; });
     return std::move(trace_);
