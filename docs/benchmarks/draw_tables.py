@@ -108,6 +108,13 @@ def vllm():
     return Bars("Time to first token of two engines, median, ms", names, bars, logarithmic=True)
 
 
+def vllm_lengths():
+    kinds = ["without", "cold", "dram", "ssd"]
+    rows = table("vllm.md", ["model", "tokens", "blocks", "prompts", *kinds])
+    bars = [(f"{row[0]}, {row[1]} tokens", [number(cell) for cell in row[4:8]]) for row in rows]
+    return Bars("Time to first token of one engine, median, ms", kinds, bars, logarithmic=True)
+
+
 def attention():
     kinds = ["fp32", "fp16", "bf16", "e4m3"]
     rows = table("attention.md", ["queries and heads", "keys", *kinds])
@@ -215,7 +222,8 @@ PICTURES = {"attention": attention, "build": build, "conversations": conversatio
             "directory": directory, "disk": disk, "entries": entries, "kernels": kernels,
             "land-and-store": land_and_store, "neighbours": neighbours, "overhead": overhead,
             "prefix-tree": prefix_tree, "quality": quality, "remote": remote, "robustness": robustness,
-            "router": router, "segments-replay": segments_replay, "transfer": transfer, "vllm": vllm}
+            "router": router, "segments-replay": segments_replay, "transfer": transfer, "vllm": vllm,
+            "vllm-lengths": vllm_lengths}
 
 
 def lacking(name, text):

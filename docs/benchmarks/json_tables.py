@@ -64,8 +64,32 @@ def mirror():
              "mirror, ms", look_ups]]
 
 
+MODELS = {"qwen3_5": "Qwen3.5", "qwen3": "Qwen3"}
+VARIANTS = {"vllm": "vLLM's own prefix cache", "ashlar": "with Ashlar", "lmcache": "with LMCache"}
+
+
+def vllm_lengths():
+    kinds = ["without", "cold", "dram", "ssd"]
+    rows = [["model", "tokens", "blocks", "prompts", *kinds, "without ÷ dram", "added, ms", "added, 95 %"]]
+    for one in read("vllm")["lengths"]:
+        rows.append([MODELS[one["model"]], str(one["tokens"]), f"{one['blocks']:g}", str(one["repeats"]),
+                     *(f"{one[f'{kind}_ms']:.0f}" for kind in kinds), f"{one['without_ms'] / one['dram_ms']:.1f}",
+                     f"{one['added_ms']:.1f}", f"{one['added_low_ms']:.1f} to {one['added_high_ms']:.1f}"])
+    return rows
+
+
+def vllm_rates():
+    rows = [["model", "variant", "requests a second", "requests", "median", "90 %", "tokens from outside"]]
+    for one in read("vllm")["rates"]:
+        if one["variant"] in VARIANTS and "did_not_run" not in one:
+            rows.append([MODELS[one["model"]], VARIANTS[one["variant"]], f"{one['qps']:g}", str(one["requests"]),
+                         f"{one['ttft_p50_ms']:,.0f}", f"{one['ttft_p90_ms']:,.0f}", f"{one['external_hit_tokens']:,}"])
+    return rows
+
+
 # The page, and what its table holds. A table is known by its first line.
-TABLES = [("transfer.md", transfer), ("router.md", router), ("router.md", router_mixed), ("directory.md", mirror)]
+TABLES = [("transfer.md", transfer), ("router.md", router), ("router.md", router_mixed), ("directory.md", mirror),
+          ("vllm.md", vllm_lengths), ("vllm.md", vllm_rates)]
 
 
 def line(cells):

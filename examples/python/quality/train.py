@@ -19,26 +19,27 @@ import transformers
 import task
 
 HERE = pathlib.Path(__file__).parent
+RATE = 1e-3
 
 
 def build() -> transformers.PreTrainedModel:
-    """Qwen3-Next: gated delta net, attention, gated delta net; without experts."""
+    """Qwen3-Next: gated delta net, attention, and two gated delta nets behind it; without experts."""
     config = transformers.Qwen3NextConfig(
         vocab_size=task.VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
-        mlp_only_layers=[0, 1, 2],
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        mlp_only_layers=[0, 1, 2, 3],
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=64,
         partial_rotary_factor=0.25,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=32,
-        linear_value_head_dim=32,
+        linear_num_key_heads=4,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
         linear_conv_kernel_dim=4,
         max_position_embeddings=65536,
         num_experts=4,
@@ -55,12 +56,12 @@ def build() -> transformers.PreTrainedModel:
 
 
 def remember(model: transformers.PreTrainedModel) -> None:
-    """Lets heads start with memories of 20 to 5,000 tokens: the usual start forgets within a few."""
+    """Lets heads start with memories of 20 to 20,000 tokens: the usual start forgets within a few."""
     for layer in model.model.layers:
         if hasattr(layer, "linear_attn"):
             mixer = layer.linear_attn
             with torch.no_grad():
-                memories = torch.logspace(1.3, 3.7, mixer.num_v_heads)
+                memories = torch.logspace(1.3, 4.3, mixer.num_v_heads)
                 mixer.A_log.zero_()
                 mixer.dt_bias.copy_(torch.log(torch.expm1(1 / memories)))
 
@@ -102,7 +103,7 @@ def accuracy(logits: torch.Tensor, targets: torch.Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default=str(HERE / "hybrid.safetensors"))
-    parser.add_argument("--steps", type=int, default=1100)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2048, help="tokens a step")
     arguments = parser.parse_args()
@@ -111,11 +112,11 @@ def main() -> None:
     model = build()
     remember(model)
     print(sum(weight.numel() for weight in model.parameters()), "weights", flush=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     begun, step, level, mean, copied, seen = time.monotonic(), 0, 0.0, 0.0, 0.0, 0
     while step < arguments.steps:
         for group in optimizer.param_groups:
-            group["lr"] = 4e-3 * min(1.0, (step + 1) / 50)
+            group["lr"] = RATE * min(1.0, (step + 1) / 50)
         is_repeat = chance.random() < 0.6 - 0.5 * level
         rows, targets = repeated(chance, arguments.tokens) if is_repeat else batch(chance, level, arguments.tokens)
         logits = model(rows, use_cache=False).logits

@@ -431,7 +431,7 @@ def test_a_trained_hybrid_keeps_its_answers_composed_and_loses_them_by_naive_add
         naive = accuracy(asked)
         assert count(child, "hits", "dram", "composed") > hits > 0 and count(child, "load_failures") == 0
     print(f"{len(right)} answers: full {full:.1f} %, composed {composed}, naive {naive:.1f} %")
-    assert full >= 90, "the kept weights solve the task, in bf16 and padded"
+    assert full >= 90, "the kept weights solve the task in bf16"
     assert all(each >= full - 3 for each in composed.values())
     assert naive < min(composed.values()) - 2
 

@@ -1,44 +1,30 @@
-"""The trained hybrid of docs/benchmarks/quality.md for vLLM, whose gated delta net has heads of 64 or 128 numbers: its
-heads of 32 are padded with zeros, and its weights named as Qwen3.5's.
-
-Padding changes nothing but rounding: rows of zeros stay zeros through convolution, SiLU, normalisation and recurrence.
-The norm behind the recurrence averages over twice the numbers, half of them zero, so its weights are divided by √2; the
-query's scale, too, is another one, and the norm takes that out again.
-"""
+"""The trained hybrid of docs/benchmarks/quality.md for vLLM: its gated delta nets' weights, named and ordered as Qwen3.5's."""
 
 import json
 
 import safetensors.torch
 import torch
 
-HEADS, WAS, IS, HIDDEN = 2, 32, 64, 64
-
-
-def _padded(rows):
-    """[heads · 32, …] to [heads · 64, …]."""
-    rows = rows.view(HEADS, WAS, *rows.shape[1:])
-    return torch.cat([rows, torch.zeros_like(rows)], 1).flatten(0, 1).contiguous()
+HEADS, WIDTH, HIDDEN = 4, 64, 256
+LAYERS = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
 
 
 def _linear(prefix, weights):
-    def take(name):
-        return weights.pop(prefix + name).float()
+    """Transformers keeps q, k, v, z of each head together, vLLM all heads of each."""
 
-    projected = take("in_proj_qkvz.weight").view(HEADS, 4, WAS, HIDDEN).unbind(1)
-    q, k, v, z = (each.reshape(HEADS * WAS, HIDDEN) for each in projected)
-    b, a = (each.contiguous() for each in take("in_proj_ba.weight").view(HEADS, 2, HIDDEN).unbind(1))
-    conv = take("conv1d.weight").view(3, HEADS * WAS, 1, 4)
-    norm = take("norm.weight") / 2**0.5
+    def take(name):
+        return weights.pop(prefix + name)
+
+    projected = take("in_proj_qkvz.weight").view(HEADS, 4, WIDTH, HIDDEN).unbind(1)
+    q, k, v, z = (each.reshape(HEADS * WIDTH, HIDDEN) for each in projected)
+    b, a = take("in_proj_ba.weight").view(HEADS, 2, HIDDEN).unbind(1)
+    kept = ("conv1d.weight", "A_log", "dt_bias", "norm.weight", "out_proj.weight")
     return {
-        "in_proj_qkv.weight": torch.cat([_padded(each) for each in (q, k, v)]),
-        "in_proj_z.weight": _padded(z),
+        "in_proj_qkv.weight": torch.cat([q, k, v]),
+        "in_proj_z.weight": z,
         "in_proj_b.weight": b,
         "in_proj_a.weight": a,
-        "conv1d.weight": torch.cat([_padded(each) for each in conv]),
-        "A_log": take("A_log"),
-        "dt_bias": take("dt_bias"),
-        "norm.weight": torch.cat([norm, torch.zeros_like(norm)]),
-        "out_proj.weight": _padded(take("out_proj.weight").T).T.contiguous(),
+        **{name: take(name) for name in kept},
     }
 
 
@@ -46,7 +32,7 @@ def convert(source, folder):
     """Writes config and weights that vLLM loads."""
     weights = safetensors.torch.load_file(source)
     vocabulary = len(weights["model.embed_tokens.weight"])
-    for layer in (0, 2):
+    for layer in (number for number, kind in enumerate(LAYERS) if kind == "linear_attention"):
         prefix = f"model.layers.{layer}.linear_attn."
         weights |= {prefix + name: each for name, each in _linear(prefix, weights).items()}
     kept = ("A_log",)
@@ -59,16 +45,16 @@ def convert(source, folder):
         model_type="qwen3_5_text",
         vocab_size=vocabulary,
         hidden_size=HIDDEN,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
+        intermediate_size=512,
+        num_hidden_layers=len(LAYERS),
+        layer_types=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        head_dim=WIDTH,
         linear_num_key_heads=HEADS,
         linear_num_value_heads=HEADS,
-        linear_key_head_dim=IS,
-        linear_value_head_dim=IS,
+        linear_key_head_dim=WIDTH,
+        linear_value_head_dim=WIDTH,
         linear_conv_kernel_dim=4,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
         max_position_embeddings=65536,
