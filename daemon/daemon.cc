@@ -395,8 +395,9 @@ Daemon::~Daemon() {
 
 void Daemon::Reload(const Operator& by) {
   const auto changes = impl_->reloader.Reload(false);
-  const std::string outcome =
-      changes.ok() ? absl::StrCat("ok changes=", changes->size()) : std::string(changes.status().message());
+  std::string outcome(changes.status().message());
+  if (changes.ok()) outcome = absl::StrCat("ok changes=", changes->size());
+  if (changes.ok() && !changes->empty()) absl::StrAppend(&outcome, " fields=", FieldsOf(*changes));
   impl_->audit->Write({.by = by, .action = "Reload", .request = "signal=SIGHUP", .outcome = outcome});
 }
 

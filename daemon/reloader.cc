@@ -80,7 +80,11 @@ absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
   SetCallRates(next, &call_rates_);
   drain_seconds_ = next.drain_seconds();
   SetLogLevel(next.log().level());
-  audit_.Use(*std::move(audit_file));  // also under the same name: the file may have been moved away
+  if (next.log().audit_file() == now_->log().audit_file()) {
+    audit_.Use(*std::move(audit_file));
+  } else {
+    audit_.MoveTo(*std::move(audit_file));
+  }
   *now_ = next;
   for (const ConfigChange& change : *changes) {
     Log(LogLevel::kInfo, "the configuration has changed",

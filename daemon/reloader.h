@@ -30,7 +30,7 @@ class Reloader {
 
   // Reads the file and returns what has changed. FAILED_PRECONDITION names fields that a running daemon cannot change,
   // or not to this value now; INVALID_ARGUMENT a field that makes no sense; then nothing has changed. The metrics are
-  // told how it ended, but of a dry run.
+  // told how it ended, but of a dry run. The thread that calls leaves the audit log's line of it.
   absl::StatusOr<std::vector<ConfigChange>> Reload(bool dry_run);
 
   std::string config() const;  // in effect, as YAML

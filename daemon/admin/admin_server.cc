@@ -59,6 +59,17 @@ bool ChangesSomething(absl::string_view call) {
   return std::ranges::count(kCalls, call) > 0;
 }
 
+std::string WhatCame(const google::protobuf::Message& answer) {
+  return Describe(answer);
+}
+
+// Which fields, too: their values could be nobody's business.
+std::string WhatCame(const v1::ReloadReply& answer) {
+  std::vector<ConfigChange> changes;
+  for (const v1::ConfigChange& change : answer.changes()) changes.push_back({change.field(), "", ""});
+  return changes.empty() ? "" : absl::StrCat(Describe(answer), " fields=", FieldsOf(changes));
+}
+
 class Calls final : public v1::Admin::Service {
  public:
   Calls(const AdminService& service, const Operators& operators, AuditLog& audit)
@@ -73,7 +84,7 @@ class Calls final : public v1::Admin::Service {
     const auto begin = std::chrono::steady_clock::now();
     const absl::Status status = (service_.*call)(asked, answer);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    const std::string came = Describe(*answer);
+    const std::string came = WhatCame(*answer);
     const std::string done = came.empty() ? "ok" : absl::StrCat("ok ", came);
     audit_.Write({.by = by,
                   .action = name,

@@ -130,6 +130,17 @@ void AuditLog::Use(File file) {
   failed_ = false;
 }
 
+void AuditLog::MoveTo(File file) {
+  std::lock_guard lock(mutex_);
+  left_by_[std::this_thread::get_id()] = std::exchange(file_, std::move(file));
+  failed_ = false;
+}
+
+bool AuditLog::Append(const File& file, const std::string& line) const {
+  if (!file.valid()) return true;  // none was asked for
+  return write(file.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
+}
+
 void AuditLog::Write(const Entry& entry) {
   const std::string user = UserName(entry.by.uid);
   LogAudit(entry.action, {{"user", user},
@@ -151,8 +162,11 @@ void AuditLog::Write(const Entry& entry) {
   if (entry.by.login_uid >= 0) json["login_uid"] = entry.by.login_uid;
   const std::string line = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   std::lock_guard lock(mutex_);
-  if (!file_.valid()) return;
-  const bool written = write(file_.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  bool written = true;
+  if (const auto left = left_by_.extract(std::this_thread::get_id()); !left.empty()) {
+    written = Append(left.mapped(), line);
+  }
+  written &= Append(file_, line);
   if (!written && !failed_) {
     Log(LogLevel::kError, "the audit file cannot be written: the log alone has operators' actions",
         {{"error", std::string(absl::ErrnoToStatus(errno, "write").message())}});

@@ -4,9 +4,11 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
 #include "daemon/runtime/unique_fd.h"
@@ -42,14 +44,20 @@ class AuditLog {
     double seconds = 0;
   };
   void Write(const Entry& entry);
-  // Takes another file from now on.
+  // Takes the file anew, which has been moved away under its name.
   void Use(File file);
+  // Takes a file of another name. The next line of this thread, which says who had it so, goes to both: whoever reads
+  // the old file learns why it ends.
+  void MoveTo(File file);
 
  private:
   explicit AuditLog(File file) : file_(std::move(file)) {}
+  bool Append(const File& file, const std::string& line) const;
 
   std::mutex mutex_;
-  File file_;            // guarded by mutex_, as the next one
+  File file_;  // guarded by mutex_, as the next two
+  std::map<std::thread::id, File>
+      left_by_;          // the file before, until the thread that left it has written its line there
   bool failed_ = false;  // the last line could not be written
 };
 

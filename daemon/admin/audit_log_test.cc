@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <thread>
 
 #include "ashlar/v1/admin.pb.h"
 
@@ -77,6 +78,22 @@ TEST_F(AuditLogTest, AppendsAndTakesAnotherFile) {
   EXPECT_THAT(Text(moved), HasSubstr("\"Unpin\""));
   EXPECT_THAT(Text(moved), Not(HasSubstr("Evict")));
   EXPECT_THAT(Text(path), HasSubstr("Evict"));
+}
+
+TEST_F(AuditLogTest, TheLineOfTheCallThatNamesAnotherFileIsInBoth) {
+  const std::string before = folder_ + "/before", after = folder_ + "/after";
+  auto log = AuditLog::Open(before);
+  (*log)->MoveTo(*AuditLog::OpenFile(after));
+  std::thread([&] { (*log)->Write({.action = "Pin"}); }).join();  // of another operator meanwhile
+  (*log)->Write({.action = "Reload"});
+  (*log)->Write({.action = "Evict"});
+  EXPECT_THAT(Text(before), HasSubstr("Reload"));
+  EXPECT_THAT(Text(before), Not(HasSubstr("Pin")));
+  EXPECT_THAT(Text(before), Not(HasSubstr("Evict")));
+  for (const char* action : {"Pin", "Reload", "Evict"}) EXPECT_THAT(Text(after), HasSubstr(action));
+  (*log)->MoveTo(*AuditLog::OpenFile(""));
+  (*log)->Write({.action = "Drain"});
+  EXPECT_THAT(Text(after), HasSubstr("Drain")) << "no file from then on";
 }
 
 TEST_F(AuditLogTest, RefusesWhatIsNoFileOfItsOwn) {

@@ -16,7 +16,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-constexpr size_t kMostNamed = 8;  // of the fields that are refused
+constexpr size_t kMostNamed = 8;  // of the fields in one line
 
 std::string Scalar(const Message& message, const FieldDescriptor& field, int index) {
   const auto& reflection = *message.GetReflection();
@@ -122,17 +122,21 @@ const std::vector<std::string>& ReloadableFields() {
 absl::StatusOr<std::vector<ConfigChange>> ChangesFor(const v1::Config& now, const v1::Config& next) {
   std::vector<ConfigChange> changes;
   Compare("", now, next, changes);
-  std::vector<std::string> refused;
+  std::vector<ConfigChange> refused;
   for (const ConfigChange& change : changes) {
     const std::vector<std::string>& able = ReloadableFields();
-    if (std::ranges::count(able, Plain(change.field)) == 0) refused.push_back(change.field);
+    if (std::ranges::count(able, Plain(change.field)) == 0) refused.push_back(change);
   }
   if (refused.empty()) return changes;
-  const size_t more = refused.size() - std::min(refused.size(), kMostNamed);
-  refused.resize(refused.size() - more);
-  return absl::FailedPreconditionError(absl::StrCat(absl::StrJoin(refused, ", "),
-                                                    more > 0 ? absl::StrCat(" and ", more, " more") : "",
-                                                    ": needs a restart of the daemon; nothing was changed"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(FieldsOf(refused), ": needs a restart of the daemon; nothing was changed"));
+}
+
+std::string FieldsOf(const std::vector<ConfigChange>& changes) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(changes.size(), kMostNamed); ++i) names.push_back(changes[i].field);
+  const size_t more = changes.size() - names.size();
+  return absl::StrCat(absl::StrJoin(names, ", "), more > 0 ? absl::StrCat(" and ", more, " more") : "");
 }
 
 }  // namespace ashlar::daemon

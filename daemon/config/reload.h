@@ -20,6 +20,9 @@ struct ConfigChange {
 // What `next` changes, field by field. FAILED_PRECONDITION names the fields that a running daemon cannot change.
 absl::StatusOr<std::vector<ConfigChange>> ChangesFor(const v1::Config& now, const v1::Config& next);
 
+// Their fields in one line, at most eight: "drain_seconds, log.level and 3 more". Without values.
+std::string FieldsOf(const std::vector<ConfigChange>& changes);
+
 // The fields that can change, indices of lists left out: "tenants[].ttl_seconds".
 const std::vector<std::string>& ReloadableFields();
 

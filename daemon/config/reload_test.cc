@@ -83,5 +83,15 @@ TEST(ChangesFor, WhatNeedsARestartIsNamedAndNothingElseHappens) {
   }
 }
 
+TEST(FieldsOf, NamesEightAndNoValue) {
+  std::vector<ConfigChange> changes = {{"log.level", "SECRET", "OTHER"}, {"drain_seconds", "1", "2"}};
+  EXPECT_EQ(FieldsOf(changes), "log.level, drain_seconds");
+  EXPECT_EQ(FieldsOf({}), "");
+  changes.resize(8, {"c", "", ""});
+  EXPECT_EQ(FieldsOf(changes), "log.level, drain_seconds, c, c, c, c, c, c");
+  changes.resize(11, {"d", "", ""});
+  EXPECT_EQ(FieldsOf(changes), "log.level, drain_seconds, c, c, c, c, c, c and 3 more");
+}
+
 }  // namespace
 }  // namespace ashlar::daemon

@@ -77,6 +77,15 @@ bool IsUtf8(absl::string_view text) {
   return true;
 }
 
+// Of these 0 says none, or off. Any other number that is left out has a default, which may be large, and whoever writes
+// 0 means anything but that.
+bool MayBeZero(const FieldDescriptor& field) {
+  static const auto* const names =
+      new std::set<std::string>{"bytes_per_second", "calls_per_second", "capacity_bytes", "device",
+                                "dram_bytes",       "hbm_bytes",        "ssd_bytes",      "ttl_seconds"};
+  return field.is_repeated() || names->contains(field.name());
+}
+
 absl::Status ReadMessage(const YAML::Node& node, const std::string& path, Message* message);
 
 // Reads one value into a singular field, or appends it to a repeated one.
@@ -111,6 +120,7 @@ absl::Status ReadValue(const YAML::Node& node, const std::string& path, const Fi
       const bool in_bytes = absl::EndsWith(field->name(), "_bytes") || absl::StartsWith(field->name(), "bytes_");
       const absl::string_view wrong = ParseUnsigned(text, in_bytes, max, &value);
       if (!wrong.empty()) return Bad(path, wrong);
+      if (value == 0 && !MayBeZero(*field)) return Bad(path, "0 is refused: leave the field out for its default");
       if (wide) {
         repeated ? reflection->AddUInt64(message, field, value) : reflection->SetUInt64(message, field, value);
       } else {

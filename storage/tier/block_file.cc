@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +15,8 @@
 
 namespace ashlar::storage {
 namespace {
+
+constexpr uint64_t kLeftFree = uint64_t{16} << 20;  // for the file's own map, the records beside it, and other programs
 
 absl::Status Error(const std::string& path, absl::string_view what) {
   return DiskError(errno, absl::StrCat(path, ": ", what));
@@ -80,11 +83,28 @@ absl::Status SyncFileAndFolder(const std::string& path, int descriptor) {
   return status;
 }
 
-absl::Status Resize(const std::string& path, int descriptor, uint64_t old_bytes, uint64_t bytes) {
+// Asked before the file is allocated: a file system that is asked for more than it has may take every free block before
+// it refuses, and the daemon asks again every few seconds. Blocks that are kept for root count as taken, also for root:
+// they are there so that a full disk can be mended.
+absl::Status CheckRoom(const std::string& path, int descriptor, const struct stat& info, uint64_t bytes) {
+  const uint64_t has = static_cast<uint64_t>(info.st_blocks) * 512;
+  if (has >= bytes) return absl::OkStatus();
+  struct statvfs about {};
+  if (fstatvfs(descriptor, &about) != 0) return Error(path, "ask for the room of its file system");
+  if (about.f_blocks == 0) return absl::OkStatus();  // it does not say
+  const uint64_t needed = bytes - has, free = uint64_t{about.f_bavail} * about.f_frsize;
+  if (free >= kLeftFree && needed <= free - kLeftFree) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(path, ": allocate ", bytes, " bytes: ", needed,
+                                                   " more are needed, and ", kLeftFree,
+                                                   " are left for others; its file system has ", free, " free"));
+}
+
+absl::Status Resize(const std::string& path, int descriptor, const struct stat& info, uint64_t bytes) {
+  if (absl::Status room = CheckRoom(path, descriptor, info, bytes); !room.ok()) return room;
   if (fallocate(descriptor, 0, 0, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
     // Blocks allocated before the room ran out are given back.
-    if (ftruncate(descriptor, static_cast<off_t>(old_bytes)) != 0) return Error(path, "truncate");
+    if (ftruncate(descriptor, info.st_size) != 0) return Error(path, "truncate");
     errno = error;
     const absl::Status status = Error(path, absl::StrCat("allocate ", bytes, " bytes"));
     if (error == EOPNOTSUPP) return absl::FailedPreconditionError(status.message());
@@ -127,7 +147,7 @@ absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path
   if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, ": is not a regular file"));
   if ((info.st_mode & 0777) != 0600 && fchmod(descriptor, 0600) != 0) return Error(path, "set the mode");
   // Also of a file that has this size: whoever copied it may have left holes.
-  if (absl::Status status = Resize(path, descriptor, static_cast<uint64_t>(info.st_size), bytes); !status.ok()) {
+  if (absl::Status status = Resize(path, descriptor, info, bytes); !status.ok()) {
     return status;
   }
   std::move(close_and_remove).Cancel();

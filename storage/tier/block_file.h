@@ -32,7 +32,8 @@ class BlockFile {
 // is none, with mode 0600, and all of its blocks are allocated, so that writing never runs out of room; a file of
 // another size becomes `bytes` long. `bytes` must be a multiple of kBlockBytes. One process at a time:
 // FAILED_PRECONDITION while another has it, and where the file system cannot bypass its cache; RESOURCE_EXHAUSTED where
-// it has no room, UNAVAILABLE where it is read-only or fails. Errors name the path.
+// it has no room, which is asked for first: nothing is allocated then; UNAVAILABLE where it is read-only or fails.
+// Errors name the path.
 absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, uint64_t bytes);
 
 }  // namespace ashlar::storage

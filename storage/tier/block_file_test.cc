@@ -5,18 +5,21 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstring>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "storage/testing/disk_objects.h"
 #include "storage/testing/temporary_folder.h"
 
 namespace ashlar::storage {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 using limits::kExtentBytes;
@@ -97,6 +100,33 @@ TEST_F(BlockFileTest, ErrorsNameThePath) {
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(missing.message(), HasSubstr("no/slab"));
   EXPECT_FALSE(OpenBlockFile(folder_.path(), kExtentBytes).ok());
+}
+
+// The limit on a file's size shows that the system was not asked: it would have answered EFBIG. It also keeps this test
+// from filling the disk.
+TEST_F(BlockFileTest, AFileSystemWithoutTheRoomIsNotAskedForIt) {
+  ASSERT_TRUE(OpenBlockFile(path_, kExtentBytes).ok());
+  const auto blocks = Stat(path_).st_blocks;
+  struct statvfs about {};
+  ASSERT_EQ(statvfs(folder_.path().c_str(), &about), 0);
+  const uint64_t free = uint64_t{about.f_bavail} * about.f_frsize;
+  const uint64_t too_much = (free / kExtentBytes << 1) * kExtentBytes + (uint64_t{1} << 40);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit tight{2 * kExtentBytes, before.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &tight), 0);
+  const absl::Status made = OpenBlockFile(folder_ / "large", too_much).status();
+  const absl::Status grown = OpenBlockFile(path_, too_much).status();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(made.code(), absl::StatusCode::kResourceExhausted) << made;
+  EXPECT_NE(access((folder_ / "large").c_str(), F_OK), 0);
+  EXPECT_EQ(grown.code(), absl::StatusCode::kResourceExhausted) << grown;
+  EXPECT_THAT(grown.message(), HasSubstr(absl::StrCat(too_much - blocks * 512, " more are needed")));
+  EXPECT_THAT(std::string(grown.message()), ContainsRegex("has [0-9]+ free"));
+  EXPECT_EQ(Stat(path_).st_blocks, blocks);
+  EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtentBytes);
 }
 
 // A limit on a file's size stands for a disk that is full: the system answers in the same place.

@@ -259,6 +259,13 @@ TEST_F(Reloaded, TakesOverWhatMayChange) {
   EXPECT_EQ(daemon_.Metric("ashlar_regions_limit{tenant=\"default\"}"), 1);
   ASSERT_EQ(Audited().size(), 2u) << "the reload that named the file, and the next one";
   EXPECT_EQ(Audited()[0]["action"], "Reload");
+  EXPECT_THAT(Audited()[0]["outcome"].get<std::string>(), HasSubstr("changes=7 fields="));
+  EXPECT_THAT(Audited()[0]["outcome"].get<std::string>(), HasSubstr("log.audit_file"));
+  EXPECT_THAT(Audited()[0]["outcome"].get<std::string>(), Not(HasSubstr(AuditFile()))) << "no values";
+  daemon_.Configure(Options(Tenant("16MiB"), 7));
+  Ask("reload");
+  ASSERT_EQ(Audited().size(), 3u) << "the reload that ends the file is in it";
+  EXPECT_THAT(Audited()[2]["outcome"].get<std::string>(), HasSubstr("log.audit_file"));
   EXPECT_EQ(Audited()[0]["user"], getuid() == 0 ? json("root") : Audited()[0]["user"]);
 }
 
@@ -305,6 +312,7 @@ TEST_F(Reloaded, ASignalDoesTheSame) {
   EXPECT_TRUE(Eventually([&] { return Ask("stats")["tenants"][0]["tiers"][0]["capacity_bytes"] == 12 << 20; }));
   EXPECT_TRUE(Eventually([&] { return daemon_.log().find("audit Reload") != std::string::npos; }));
   EXPECT_THAT(daemon_.log(), HasSubstr("signal=SIGHUP"));
+  EXPECT_THAT(daemon_.log(), HasSubstr("fields=tenants[0].dram_bytes"));
   EXPECT_THAT(daemon_.log(), HasSubstr("pid=" + std::to_string(getpid()) + " "));
 }
 

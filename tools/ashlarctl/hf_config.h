@@ -14,10 +14,11 @@ struct LayoutWishes {
   DType state_dtype = DType::kF32;
 };
 
-// Families: attention with keys and values per head (Llama, Qwen, Mistral, ...), multi-head latent attention
-// (DeepSeek, Kimi), Gated DeltaNet (Qwen3-Next, Qwen3.5), KDA (Kimi-Linear), lightning attention (MiniMax), Mamba2
-// beside attention (Bamba, Granite 4, Nemotron-H). INVALID_ARGUMENT names the field of the file that is missing or
-// makes no sense; UNIMPLEMENTED names a family that is none of these.
+// Families: attention with keys and values per head (Llama, Qwen, Mistral, Falcon, ...), multi-head latent attention
+// (DeepSeek, Kimi), Gated DeltaNet (Qwen3-Next, Qwen3.5), KDA (Kimi-Linear), lightning attention (MiniMax, Ring),
+// Mamba2 beside attention (Bamba, Granite 4, Nemotron-H). INVALID_ARGUMENT names the field of the file that is missing,
+// makes no sense, or says of a layer what is not known (a window, a recurrence): no layer is guessed to be attention.
+// UNIMPLEMENTED names a family that is none of these.
 //
 // Sizes are the engine's; the numbers inside (decays, rotary frequencies) are placeholders, so the layout names no
 // namespace.

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
 #include <variant>
 
 #include "nlohmann/json.hpp"
@@ -117,22 +119,119 @@ TEST(HfConfig, NamesTheFieldThatMakesNoSense) {
   EXPECT_FALSE(LayoutFromHfConfig("[1", {}).ok());
 }
 
-// Falcon-H1 has both kinds in each layer, Jamba layers of Mamba-1, gpt-oss and Gemma-3 windows.
-TEST(HfConfig, TakesNothingForPlainAttentionThatIsNot) {
-  json plain = Qwen3Next();
-  for (const char* name : {"full_attention_interval", "linear_num_value_heads"}) plain.erase(name);
-  EXPECT_EQ(AttentionLayers(Read(plain).value()), 48u);
-  const auto refused = [&](const char* name, const json& value) {
-    json config = plain;
-    config[name] = value;
-    EXPECT_THAT(std::string(Read(config).status().message()), HasSubstr(name));
+json Attention(uint32_t layers) {
+  return {{"num_hidden_layers", layers}, {"hidden_size", 2048}, {"num_attention_heads", 16},
+          {"num_key_value_heads", 4},    {"head_dim", 128},     {"model_type", "llama"}};
+}
+
+std::string Refusal(const json& config) {
+  return std::string(Read(config).status().message());
+}
+
+// Its groups of five layers end with attention, as the replayer's preset ring-mini has it.
+TEST(HfConfig, ReadsTheGroupsOfRing) {
+  json ring = Attention(20);
+  ring.update({{"model_type", "bailing_moe_linear"}, {"layer_group_size", 5}, {"group_norm_size", 4}});
+  const absl::StatusOr<Layout> layout = Read(ring);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(AttentionLayers(*layout), 4u);
+  for (const size_t last : {4, 9, 14, 19}) EXPECT_EQ(layout->layers[last].index(), 0u) << last;
+  const auto& linear = std::get<LinearLayer>(layout->layers[0]);
+  EXPECT_EQ(linear.family, Family::kLightning);
+  EXPECT_EQ(linear.value_heads, 16u);
+  EXPECT_EQ(linear.d_k, 128u);
+  EXPECT_EQ(linear.conv_channels, 0u);
+  ring["num_hidden_layers"] = 22;
+  EXPECT_EQ(AttentionLayers(Read(ring).value()), 6u) << "the rest behind the last whole group is attention";
+  ring["model_type"] = "bailing_hybrid";
+  EXPECT_THAT(Refusal(ring), HasSubstr("layer_group_size"));
+}
+
+TEST(HfConfig, CountsTheHeadsOfKeysAndValues) {
+  const auto heads = [](const json& more) {
+    json config = Attention(2);
+    config.erase("num_key_value_heads");
+    config.update(more);
+    const absl::StatusOr<Layout> layout = Read(config);
+    EXPECT_TRUE(layout.ok()) << layout.status();
+    return layout.ok() ? std::get<AttentionLayer>(layout->layers[0]).kv_heads : 0;
   };
-  refused("mamba_n_heads", 24);
-  refused("attn_layer_period", 8);
-  refused("sliding_window_pattern", 6);
-  json types = json::array();
-  for (int i = 0; i < 48; ++i) types.push_back(i % 2 == 0 ? "sliding_attention" : "full_attention");
-  refused("layer_types", types);
+  EXPECT_EQ(heads(json::object()), 16u);
+  EXPECT_EQ(heads({{"num_key_value_heads", nullptr}}), 16u);
+  EXPECT_EQ(heads({{"num_key_value_heads", 2}}), 2u);
+  EXPECT_EQ(heads({{"multi_query", true}, {"num_kv_heads", 16}}), 1u) << "Falcon-7B";
+  EXPECT_EQ(heads({{"multi_query", true}, {"new_decoder_architecture", true}, {"num_kv_heads", 8}}), 8u) << "40B";
+  EXPECT_EQ(heads({{"multi_query", false}, {"num_kv_heads", 16}}), 16u);
+  EXPECT_EQ(heads({{"multi_query_attention", true}, {"multi_query_group_num", 2}}), 2u) << "GLM-4";
+}
+
+TEST(HfConfig, TakesNothingForPlainAttentionThatIsNot) {
+  ASSERT_EQ(AttentionLayers(Read(Attention(4)).value()), 4u);
+  const std::pair<const char*, json> ills[] = {
+      {"mamba_n_heads", 24},
+      {"mamba_d_state", 16},  // Mamba-1
+      {"ssm_state_size", 128},
+      {"linear_num_key_heads", 16},
+      {"attn_layer_period", 8},                                               // Jamba
+      {"conv_L_cache", 3},                                                    // LFM2
+      {"layer_types", {"conv", "full_attention", "conv", "full_attention"}},  // LFM2
+      {"layer_types", {"attention", "attention", "attention", 2}},
+      {"layer_types", {"sliding_attention", "full_attention", "full_attention", "full_attention"}},  // gpt-oss
+      {"layers_block_type", {"mamba", "hybrid", "mamba", "hybrid"}},                                 // Zamba2
+      {"attn_type_list", {0, 1, 2, 1}},
+      {"hybrid_override_pattern", "M*X-"},
+      {"block_types", {"recurrent", "recurrent", "attention"}},  // RecurrentGemma
+      {"lru_width", 2560},
+      {"mb_per_layer", 2},  // Phi-4-flash
+      {"layer_group_size", 5},
+      {"linear_attn_config", {{"num_heads", 32}}},
+      {"sliding_window", 4096},  // Gemma-2, Mistral v0.1
+      {"sliding_window_pattern", 6},
+      {"attention_chunk_size", 8192},
+      {"block_configs", json::array({json::object()})},
+      {"num_kv_shared_layers", 2},
+      {"use_cla", true},
+      {"index_head_dim", 128},
+  };
+  for (const auto& [name, value] : ills) {
+    json config = Attention(4);
+    config[name] = value;
+    EXPECT_THAT(Refusal(config), HasSubstr(name)) << value;
+  }
+}
+
+TEST(HfConfig, AFieldThatIsOffOrAccountedForIsNoReasonToRefuse) {
+  const json more[] = {
+      {{"sliding_window", nullptr}, {"num_kv_shared_layers", 0}, {"mamba_n_heads", nullptr}},
+      {{"sliding_window", 32768}, {"use_sliding_window", false}},  // Qwen2.5
+      {{"sliding_window", 4096}, {"layer_types", {"full_attention", "full_attention"}}},
+      {{"mamba_n_heads", 48}, {"layer_types", {"attention", "attention"}}},  // Granite 4 without Mamba
+  };
+  for (const json& each : more) {
+    json config = Attention(2);
+    config.update(each);
+    const absl::StatusOr<Layout> layout = Read(config);
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    EXPECT_EQ(AttentionLayers(*layout), 2u);
+  }
+  json qwen = Qwen3Next();
+  qwen["mamba_ssm_dtype"] = "float32";  // Qwen3.5
+  EXPECT_TRUE(Read(qwen).ok()) << Refusal(qwen);
+  qwen["conv_L_cache"] = 3;
+  EXPECT_THAT(Refusal(qwen), HasSubstr("conv_L_cache"));
+}
+
+TEST(HfConfig, NamesTheFamiliesThatAreNotKnown) {
+  for (const char* family : {"mamba2", "falcon_mamba", "rwkv6", "falcon_h1"}) {
+    json config = Attention(4);
+    config["model_type"] = family;
+    EXPECT_TRUE(absl::IsUnimplemented(Read(config).status())) << family;
+    EXPECT_THAT(Refusal(config), HasSubstr(family));
+  }
+  EXPECT_TRUE(absl::IsUnimplemented(Read({{"model_type", "mamba2"}, {"state_size", 128}}).status()));
+  json falcon = Attention(4);
+  falcon.update({{"model_type", "falcon_h1"}, {"mamba_n_heads", 24}});
+  EXPECT_THAT(Refusal(falcon), HasSubstr("attention and Mamba2 at once"));
 }
 
 }  // namespace

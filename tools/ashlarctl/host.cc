@@ -116,7 +116,10 @@ void LookAtMemory(const fs::path& process, HostFacts& facts) {
   for (fs::path at = group.size() == 3 ? fs::path("/sys/fs/cgroup" + group[2]) : fs::path("/sys/fs/cgroup");
        at.string().rfind("/sys/fs/cgroup", 0) == 0 && at != "/"; at = at.parent_path()) {
     const std::optional<uint64_t> most = NumberIn(at / "memory.max");
-    if (most) facts.memory_bytes = std::min(facts.memory_bytes.value_or(*most), *most);
+    if (most && *most < facts.memory_bytes.value_or(UINT64_MAX)) {
+      facts.memory_bytes = most;
+      facts.memory_limited = true;
+    }
     if (at == "/sys/fs/cgroup") break;
   }
   facts.locked_memory_limit = Limit(process, "Max locked memory");

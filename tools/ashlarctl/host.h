@@ -16,6 +16,7 @@ namespace ashlar::ctl {
 // Facts about this machine and one process. Empty: not known here.
 struct HostFacts {
   std::optional<uint64_t> memory_bytes;         // of the machine, or of the process's control group where that is less
+  bool memory_limited = false;                  // by its control group
   std::optional<uint64_t> locked_memory_limit;  // RLIMIT_MEMLOCK of the process, UINT64_MAX: none
   bool may_lock = false;                        // CAP_IPC_LOCK
   std::optional<uint64_t> open_files_limit;     // the hard one

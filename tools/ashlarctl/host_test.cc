@@ -59,6 +59,11 @@ struct Ill {
 TEST(Host, EachIllnessIsFoundWithItsRemedyAndNoOther) {
   const Ill ills[] = {
       {"memory", Verdict::kBad, [](HostFacts& facts) { facts.memory_bytes = 66 * kGiB; }},
+      {"memory", Verdict::kNote,
+       [](HostFacts& facts) {
+         facts.memory_bytes = 75 * kGiB;
+         facts.memory_limited = true;
+       }},
       {"locked memory", Verdict::kBad, [](HostFacts& facts) { facts.locked_memory_limit = 8 << 20; }},
       {"huge pages", Verdict::kNote, [](HostFacts& facts) { facts.shared_huge_pages = "never"; }},
       {"open files", Verdict::kNote, [](HostFacts& facts) { facts.open_files_limit = 1024; }},
@@ -86,6 +91,27 @@ TEST(Host, EachIllnessIsFoundWithItsRemedyAndNoOther) {
       EXPECT_EQ(finding.remedy.empty(), !its) << finding.check << " of ill " << ill.check;
     }
   }
+}
+
+// 12 GiB beside dram are asked for where a control group has the process killed, and only there.
+TEST(Host, AControlGroupsLimitLeavesRoomBesideDram) {
+  const auto of_memory = [](uint64_t bytes, bool limited, uint64_t dram) {
+    HostFacts facts = GoodHost();
+    facts.memory_bytes = bytes;
+    facts.memory_limited = limited;
+    HostNeeds needs = kNeeds;
+    needs.dram_bytes = dram;
+    return Judge(facts, needs).front();
+  };
+  EXPECT_EQ(of_memory(76 * kGiB, true, 64 * kGiB).verdict, Verdict::kFine);
+  EXPECT_EQ(of_memory(75 * kGiB, false, 64 * kGiB).verdict, Verdict::kFine) << "the machine's own";
+  EXPECT_EQ(of_memory(2 * kGiB, true, 0).verdict, Verdict::kFine) << "dram is not said";
+  EXPECT_EQ(of_memory(66 * kGiB, true, 64 * kGiB).verdict, Verdict::kBad);
+  const Finding tight = of_memory(75 * kGiB, true, 64 * kGiB);
+  EXPECT_EQ(tight.check, "memory");
+  EXPECT_EQ(tight.verdict, Verdict::kNote);
+  EXPECT_NE(tight.found.find("11.0 GiB of them beside dram"), std::string::npos) << tight.found;
+  EXPECT_NE(tight.remedy.find("12.0 GiB for the daemon"), std::string::npos) << tight.remedy;
 }
 
 TEST(Host, ACapabilityIsAsGoodAsALimitForLocking) {

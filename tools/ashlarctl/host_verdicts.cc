@@ -12,6 +12,8 @@ namespace {
 constexpr uint64_t kOpenFiles = 65'536;  // enough for 64 sessions of many tenants (daemon/open_files.h)
 constexpr uint64_t kMappings = 262'144;  // enough for arenas of 64 MiB of a large machine (daemon/mappings.h)
 constexpr double kMostOfMemory = 0.9;    // what is left is for engines, the page cache and the daemon's own
+// A control group's limit must leave so much beside dram (deploy/kustomize/README.md); hosted memory comes on top.
+constexpr uint64_t kBesideDram = uint64_t{12} << 30;
 
 Finding Fine(std::string check, std::string found) {
   return {Verdict::kFine, std::move(check), std::move(found), ""};
@@ -21,7 +23,17 @@ Finding OfMemory(const HostFacts& facts, const HostNeeds& needs) {
   if (!facts.memory_bytes) return {Verdict::kNote, "memory", "not known", ""};
   const std::string found = absl::StrCat(Bytes(*facts.memory_bytes), " may be used");
   const double most = kMostOfMemory * static_cast<double>(*facts.memory_bytes);
-  if (static_cast<double>(needs.dram_bytes) <= most) return Fine("memory", found);
+  if (static_cast<double>(needs.dram_bytes) <= most) {
+    if (!facts.memory_limited || needs.dram_bytes == 0 || *facts.memory_bytes - needs.dram_bytes >= kBesideDram) {
+      return Fine("memory", found);
+    }
+    return {Verdict::kNote, "memory",
+            absl::StrCat(found, " by its control group, ", Bytes(*facts.memory_bytes - needs.dram_bytes),
+                         " of them beside dram"),
+            absl::StrCat("raise the limit to dram.capacity_bytes, ", Bytes(kBesideDram),
+                         " for the daemon, and what tenants' models take and engines have hosted, or lower "
+                         "dram.capacity_bytes: the daemon is killed at the limit")};
+  }
   return {Verdict::kBad, "memory", absl::StrCat(found, ", ", Bytes(needs.dram_bytes), " are asked for"),
           "lower dram.capacity_bytes, or raise the container's memory limit: pages beyond it are taken by a kill"};
 }
