@@ -111,12 +111,12 @@ class Composed:
     tier: str = "dram"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Work:
     compose: Compose
     since: float
-    deadline: float
-    jobs: queue.Queue[Callable[[], None]]
+    jobs: queue.Queue[Callable[[], None]] = dataclasses.field(default_factory=queue.Queue)
+    deadline: float = 0.0  # of its next progress, from when the thread begins it
     result: Composed | None = None
     left: bool = False
 
@@ -143,6 +143,7 @@ class Composer:
         self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._paused_until = 0.0
         self._under_way: list[_Work] = []
+        self._serving: _Work | None = None  # by the thread; the others wait for their turn
         self._asked: queue.Queue[_Work | None] = queue.Queue()
         self._opening = Opening(self._open, options.reopen_ms, "segments")
         self._thread = threading.Thread(target=self._serve, name="ashlar-compose", daemon=True)
@@ -167,32 +168,39 @@ class Composer:
     # ---- the engine's thread
 
     def start(self, compose: Compose) -> None:
-        now = time.monotonic()
-        work = _Work(compose, now, now + self._options.compose_ms / 1000, queue.Queue())
+        work = _Work(compose, time.monotonic())
         self._under_way.append(work)
         self._asked.put(work)
 
     def poll(self) -> list[Composed]:
         """Makes one run of the model, where one is waited for. Returns the loads that have ended."""
-        for work in self._under_way:
-            try:
-                job = work.jobs.get_nowait()
-            except queue.Empty:
-                continue
-            job()
-            work.deadline = time.monotonic() + self._options.compose_ms / 1000
-            break
+        serving = self._serving
+        if serving is not None:
+            self._advance(serving)
         now, ended = time.monotonic(), []
         for work in list(self._under_way):
-            if work.result is None and now > work.deadline:
-                logger.warning("Ashlar: segments made no progress for %d ms", self._options.compose_ms)
-                work.left = True
+            if work.left and work.result is None:
                 work.result = Composed(work.compose.request, now - work.since, False)
-                self._paused_until = now + self._options.call_ms / 1000
             if work.result is not None:
                 self._under_way.remove(work)
                 ended.append(work.result)
         return ended
+
+    def _advance(self, serving: _Work) -> None:
+        if not serving.left and not serving.jobs.empty():
+            serving.jobs.get_nowait()()
+            serving.deadline = self._next_deadline()
+        elif (now := time.monotonic()) > serving.deadline:
+            logger.warning("Ashlar: segments made no progress for %d ms", self._options.compose_ms)
+            if not serving.left:
+                serving.left, serving.deadline = True, self._next_deadline()
+                self._paused_until = now + self._options.call_ms / 1000
+                return
+            for work in self._under_way:  # the thread hangs in what was left: nobody's turn comes
+                work.left = True
+
+    def _next_deadline(self) -> float:
+        return time.monotonic() + self._options.compose_ms / 1000
 
     @property
     def busy(self) -> bool:
@@ -202,17 +210,23 @@ class Composer:
 
     def _serve(self) -> None:
         while (work := self._asked.get()) is not None:
+            if work.left:
+                continue
+            work.deadline = self._next_deadline()
+            self._serving = work
             result = Composed(work.compose.request, 0.0, False)
             try:
                 self._set(work, result)
                 result.done = True
             except Left as reason:
-                logger.warning("Ashlar: segments are computed in the prompt: %s", reason)
+                if not work.left:
+                    logger.warning("Ashlar: segments are computed in the prompt: %s", reason)
             except Exception as error:  # whatever it is, the request is computed instead
                 logger.warning("Ashlar: segments are computed in the prompt: %s: %s", type(error).__name__, error)
             result.seconds = time.monotonic() - work.since
             if work.result is None:
                 work.result = result
+            self._serving = None
 
     def _between_steps(self, work: _Work, call: Callable[[], _Result]) -> _Result:
         """The call's result, made by the engine's thread."""
@@ -230,7 +244,7 @@ class Composer:
         work.jobs.put(job)
         while not ended.wait(0.05):
             if work.left:
-                raise Left("it took too long")
+                raise Left("it is given up")
         if failed:
             raise failed[0]
         return found[0]

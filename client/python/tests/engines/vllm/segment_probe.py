@@ -310,15 +310,17 @@ def fail_the_next(server, what, after=0):
     setattr(composer, what, once)
 
 
-def stall_the_next(server, seconds):
-    """Its segments are looked up, and then nothing happens for so long."""
+def stall_the_next(server, seconds, compose_ms=200, prompts=1):
+    """Their segments are looked up, and then nothing happens for so long, each time."""
     composer = worker()._composer
-    options, own = composer._options, composer._fill
-    composer._options = dataclasses.replace(options, compose_ms=200, call_ms=100)
+    options, own, left = composer._options, composer._fill, [prompts]
+    composer._options = dataclasses.replace(options, compose_ms=compose_ms, call_ms=100)
 
     def late(*args):
         time.sleep(seconds)
-        composer._fill, composer._options = own, options
+        left[0] -= 1
+        if left[0] == 0:
+            composer._fill, composer._options = own, options
         return own(*args)
 
     composer._fill = late

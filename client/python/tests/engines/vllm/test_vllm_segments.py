@@ -269,6 +269,36 @@ def test_what_goes_wrong_in_a_composer_is_computed(segmented, expected):
     same([child.ask([long], query)], expected(MODEL, [long + query], 4))
 
 
+def settles(child, state):
+    """Sets a prompt of its own until nothing is held any more."""
+    deadline = time.monotonic() + 30
+    while child.probe("state_of") != state and time.monotonic() < deadline:
+        child.call("forget")
+        child.ask(texts("settles", 2), prompt("settles", 20))
+    assert child.probe("state_of") == state
+
+
+def test_a_prompt_that_waits_for_others_is_not_late(segmented):
+    child, query = segmented(MODEL), prompt("turns", 20)
+    prompts = [(sum(texts(f"turns {i}", 2), []) + query, [100] * 2) for i in range(3)]
+    failures = count(child, "load_failures")
+    child.probe("stall_the_next", 1.2, compose_ms=2000, prompts=3)  # the last one's turn comes behind 2.4 s
+    assert [cached for *_, cached in child.probe("ask_together", prompts)] == [200] * 3
+    assert count(child, "load_failures") == failures
+
+
+def test_prompts_behind_one_that_hangs_are_computed(segmented, expected):
+    child, query = segmented(MODEL), prompt("hangs", 20)
+    child.call("forget")
+    state, failures = child.probe("state_of"), count(child, "load_failures")
+    prompts = [(sum(texts(f"hangs {i}", 2), []) + query, [100] * 2) for i in range(3)]
+    child.probe("stall_the_next", 5)
+    answers = child.probe("ask_together", prompts)
+    assert [cached for *_, cached in answers] == [0] * 3 and count(child, "load_failures") == failures + 3
+    same(answers, expected(MODEL, [tokens for tokens, _ in prompts], 4), 2e-2)
+    settles(child, state)
+
+
 def test_an_engine_that_loads_alone_publishes_nothing(segmented, expected):
     child, query = segmented(MODEL), prompt("alone", 20)
     known, new = texts("known", 3), texts("new", 3)
