@@ -30,16 +30,14 @@ from ashlar.request import StepKind
 from ashlar.vllm.forward import Core, EngineModel
 from ashlar.vllm.memory import States
 from ashlar.vllm.messages import Compose
-from ashlar.vllm.model import Described, LinearPlace, Unsupported
+from ashlar.vllm.model import Described, LinearPlace
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
+from ashlar.vllm.segments import KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segments_model
 
 logger = init_logger("vllm.ashlar")
 
-_PAGE = 16  # tokens
 _TRIES = 4  # plans; each takes less from the cache
-NORM_EPSILON = 1e-5  # that vLLM's kernels of processors add to the squares of q and k; those of GPUs add 1e-6
-_TORCH = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
 _Result = TypeVar("_Result")
 
 
@@ -47,46 +45,21 @@ class Left(Exception):
     """The load cannot be made, or has been given up: the engine computes the prompt."""
 
 
-def segments_model(described: Described, rope: ashlar.Rope, options: Options) -> ashlar.Model:
-    """The layout of segments: keys that turn, states as the processor's kernels have them. Raises Unsupported."""
-    if not described.composes or described.model.tensor_parallel_size > 1:
-        raise Unsupported("segments: hybrid models with gated delta nets, on one worker alone")
-    if described.windows or len(described.attention_groups) > 1:
-        raise Unsupported("segments: one group of attention layers alone")
-    layers: list[ashlar.Attention | ashlar.Linear] = []
-    head = options.seam_head
-    for layer in described.model.layers:
-        if isinstance(layer, ashlar.Attention):
-            if layer.dtype not in _TORCH:
-                raise Unsupported(f"segments: keys of {layer.dtype.name}")
-            layers.append(dataclasses.replace(layer, rope=rope, stored=ashlar.StoredKeys.ZERO_BASED))
-        else:
-            if layer.state_dtype is not ashlar.DType.F32:
-                raise Unsupported(f"segments: states of {layer.state_dtype.name} (mamba_ssm_cache_dtype: float32)")
-            # Declared as [V, K]; the kernels of processors keep [K, V] there.
-            layers.append(dataclasses.replace(layer, order=ashlar.StateOrder.KEY_FIRST))
-            head = max(head, layer.conv_kernel - 1)
-    return dataclasses.replace(
-        described.model, layers=layers, page_tokens=_PAGE, head=head, tail=options.seam_tail,
-        dtype=f"{described.model.dtype}, norm {NORM_EPSILON}",  # tuples made with another one are other tuples
-    )  # fmt: skip
-
-
 class Pages:
     """Memory of this process in which segments land, and from which they are published."""
 
     def __init__(self, model: ashlar.Model, tokens: int) -> None:
-        self.count = -(-tokens // _PAGE)
+        self.count = -(-tokens // PAGE_TOKENS)
         self.places: list[ashlar.PagePlace] = []
         size = 0
         for index, layer in enumerate(model.layers):
             if isinstance(layer, ashlar.Attention):
-                width = _TORCH[layer.dtype].itemsize
+                width = KEY_TYPES[layer.dtype].itemsize
                 keys, values = layer.key_dim * width, layer.value_dim * width
                 token = layer.kv_heads * (keys + values)
-                place = ashlar.PagePlace(index, size, size + layer.kv_heads * keys, token * _PAGE, token, keys, values)
+                place = ashlar.PagePlace(index, size, size + layer.kv_heads * keys, token * PAGE_TOKENS, token, keys, values)
                 self.places.append(place)
-                size += -(-token * _PAGE * self.count // mmap.PAGESIZE) * mmap.PAGESIZE
+                size += -(-token * PAGE_TOKENS * self.count // mmap.PAGESIZE) * mmap.PAGESIZE
         self.size = size
         self.descriptor = os.memfd_create("vllm-segments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, size)
@@ -280,11 +253,11 @@ class Composer:
 
     def _take(self, cache: ashlar.Cache, tokens: int) -> npt.NDArray[np.int32]:
         """Pages of ours for so many tokens."""
-        pages, count = self._pages, -(-tokens // _PAGE)
+        pages, count = self._pages, -(-tokens // PAGE_TOKENS)
         if len(pages.free) < pages.count:
             pages.free += cache.take_quiet_pages(pages.count)
         if count > len(pages.free):
-            raise Left(f"{tokens} tokens, and segment_tokens leaves room for {len(pages.free) * _PAGE}")
+            raise Left(f"{tokens} tokens, and segment_tokens leaves room for {len(pages.free) * PAGE_TOKENS}")
         taken, pages.free = pages.free[:count], pages.free[count:]
         return np.array(taken, np.int32)
 
@@ -292,7 +265,7 @@ class Composer:
         if name not in self._rows:
             attention = self.model.layers[layer]
             assert isinstance(attention, ashlar.Attention)
-            keys, values = (torch.from_numpy(each).view(_TORCH[attention.dtype]) for each in cache.page_rows(layer))
+            keys, values = (torch.from_numpy(each).view(KEY_TYPES[attention.dtype]) for each in cache.page_rows(layer))
             self._rows[name] = keys, values
         return self._rows[name]
 
@@ -351,7 +324,7 @@ class Composer:
         self, rows: tuple[torch.Tensor, torch.Tensor], given: tuple[torch.Tensor, torch.Tensor], table: npt.NDArray[np.int32]
     ) -> None:
         where = np.arange(len(given[0]))
-        pages, slots = torch.from_numpy(table[where // _PAGE].astype(np.int64)), torch.from_numpy(where % _PAGE)
+        pages, slots = torch.from_numpy(table[where // PAGE_TOKENS].astype(np.int64)), torch.from_numpy(where % PAGE_TOKENS)
         for there, values in zip(rows, given, strict=True):
             there[pages, slots] = values.view(len(values), *there.shape[2:])
 
@@ -384,7 +357,7 @@ class Composer:
         return request.finish() == ashlar.Verdict.OK or self._moved(request)
 
     def _moved(self, request: ashlar.Request) -> bool:
-        if request.finish() == ashlar.Verdict.OTHER_PAGES:
+        if request.finish() == ashlar.Verdict.OTHERPAGE_TOKENSS:
             raise Left("pages are in doubt")
         return False
 
@@ -402,7 +375,7 @@ class Composer:
         for _, step in steps:
             if step.kind is not StepKind.COMPUTE:
                 where = np.arange(step.begin, step.end)
-                at, slots = torch.from_numpy(table[where // _PAGE].astype(np.int64)), torch.from_numpy(where % _PAGE)
+                at, slots = torch.from_numpy(table[where // PAGE_TOKENS].astype(np.int64)), torch.from_numpy(where % PAGE_TOKENS)
                 for name, (keys, values) in landed.items():
                     self._engine.put_keys(
                         name, keys[at, slots], values[at, slots], self._engine.slots(pages, step.begin, step.end)

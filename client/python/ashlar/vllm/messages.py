@@ -81,6 +81,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     saved: Counter[int] = dataclasses.field(default_factory=Counter)
     kept: Counter[int] = dataclasses.field(default_factory=Counter)  # saves that the cache has
     refusing: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can neither load nor save
+    without_segments: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can set no prompt from any
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, WorkerReport)

@@ -21,6 +21,7 @@ from ashlar.vllm.model import Described, Unsupported
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.order import Mark, Order, ProcessorOrder
+from ashlar.vllm.segments import unsupported
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
@@ -109,7 +110,9 @@ class Worker:
         self._report.refusing[self._described.model.tensor_parallel_rank] += 1
 
     def serve_segments(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        """Behind `register`. Where it cannot, prompts that declare segments are computed."""
+        """Behind `register`. Where it cannot, prompts that declare segments are like any others."""
+        if unsupported(self._described):  # as the scheduler has seen and said
+            return
         try:
             engine = EngineModel(vllm_config, kv_cache_config, self._described)
             most = vllm_config.scheduler_config.max_num_batched_tokens
@@ -119,6 +122,8 @@ class Worker:
             logger.warning("Ashlar: this worker serves prefixes alone: %s", error)
         except Exception:
             logger.exception("Ashlar: this worker serves prefixes alone")
+        if self._composer is None:
+            self._report.without_segments[self._described.model.tensor_parallel_rank] += 1
 
     def _cache(self) -> ashlar.Cache | None:
         return None if self._opening is None else self._opening.cache

@@ -14,9 +14,10 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from ashlar.request import StepKind
 from ashlar.vllm import scheduler as scheduler_module
-from ashlar.vllm.composing import NORM_EPSILON, Composer
+from ashlar.vllm.composing import Composer
 from ashlar.vllm.forward import Core
 from ashlar.vllm.messages import Compose
+from ashlar.vllm.segments import NORM_EPSILON
 
 
 def worker():

@@ -13,7 +13,7 @@ import pytest
 from tiny_engines import Child, connector, count, prompt, same
 
 import ashlar.daemon
-from ashlar.vllm.composing import NORM_EPSILON
+from ashlar.vllm.segments import NORM_EPSILON
 
 MODEL = "qwen3_5"
 PATIENT = dict(call_ms=10000, land_ms=20000, compose_ms=60000)  # of a busy machine; waits end sooner in a test of faults
