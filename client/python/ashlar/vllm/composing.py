@@ -17,7 +17,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import numpy as np
@@ -117,6 +117,7 @@ class Composer:
         self._paused_until = 0.0
         self._under_way: list[_Work] = []
         self._serving: _Work | None = None  # by the thread; the others wait for their turn
+        self._generation = ""
         self._asked: queue.Queue[_Work | None] = queue.Queue()
         self._opening = Opening(self._open, options.reopen_ms, "segments")
         self._thread = threading.Thread(target=self._serve, name="ashlar-compose", daemon=True)
@@ -144,6 +145,21 @@ class Composer:
         work = _Work(compose, time.monotonic())
         self._under_way.append(work)
         self._asked.put(work)
+
+    def begin_generation(self, generation: str) -> None:
+        """Work of another one is given up: the model's next run may be by other weights, which its salt does not name."""
+        if generation != self._generation:
+            self._generation = generation
+            for work in self._under_way:
+                work.left = True
+
+    def leave(self, requests: Collection[str]) -> set[str]:
+        """Gives up loads of requests that have ended, and returns these."""
+        left = [work for work in self._under_way if work.compose.request in requests]
+        for work in left:
+            work.left = True
+            self._under_way.remove(work)
+        return {work.compose.request for work in left}
 
     def poll(self) -> list[Composed]:
         """Makes one run of the model, where one is waited for. Returns the loads that have ended."""

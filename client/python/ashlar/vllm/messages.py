@@ -58,6 +58,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     saves: list[Save]
     scheduled_tokens: int
     composes: list[Compose] = dataclasses.field(default_factory=list)
+    generation: str = ""  # of the engine's weights
 
     def asked(self) -> set[str]:
         """Requests that wait for a worker's answer."""

@@ -264,7 +264,7 @@ class Scheduler:
             self._offer_all(output, saves)
         except Exception:  # the loads must go out: their requests wait for them
             logger.exception("Ashlar: nothing more is saved of this step")
-        return StepMetadata(loads, saves, output.total_num_scheduled_tokens, composes)
+        return StepMetadata(loads, saves, output.total_num_scheduled_tokens, composes, self._generation)
 
     def _offer_all(self, output: Any, saves: list[Save]) -> None:
         if not self._saves or self._opening.cache is None:

@@ -6,7 +6,7 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -134,6 +134,8 @@ class Worker:
         self._step_began = time.monotonic()
 
     def start_loads(self, step: StepMetadata) -> None:
+        if self._composer is not None:
+            self._composer.begin_generation(step.generation)
         if step.loads:
             mark = self._order.mark()
             self._landings += [_Landing(load, time.monotonic(), mark) for load in step.loads]
@@ -166,11 +168,11 @@ class Worker:
                 landing.begun = True
                 logger.warning("Ashlar: a load could not begin: %s", error)
 
-    def poll_loads(self, step: StepMetadata) -> tuple[set[str], set[str]]:
-        """Requests whose loads have ended, and those among them that failed."""
+    def poll_loads(self, step: StepMetadata, over: Collection[str]) -> tuple[set[str], set[str]]:
+        """Requests whose loads have ended, and those among them that failed. `over`: requests that have ended themselves."""
         self._collect_quiet()
         deadline = time.monotonic() + (_IDLE_WAIT if step.scheduled_tokens == 0 else 0)
-        ended: set[str] = set()
+        ended = set() if self._composer is None else self._composer.leave(over)
         failed: set[str] = set()
         while self._landings or self._refused or (self._composer is not None and self._composer.busy):
             self._poll_composer(ended, failed)
