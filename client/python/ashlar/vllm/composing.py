@@ -373,7 +373,7 @@ class Composer:
         return request.finish() == ashlar.Verdict.OK or self._moved(request)
 
     def _moved(self, request: ashlar.Request) -> bool:
-        if request.finish() == ashlar.Verdict.OTHERPAGE_TOKENSS:
+        if request.finish() == ashlar.Verdict.OTHER_PAGES:
             raise Left("pages are in doubt")
         return False
 
@@ -391,7 +391,8 @@ class Composer:
         for _, step in steps:
             if step.kind is not StepKind.COMPUTE:
                 where = np.arange(step.begin, step.end)
-                at, slots = torch.from_numpy(table[where // PAGE_TOKENS].astype(np.int64)), torch.from_numpy(where % PAGE_TOKENS)
+                at = torch.from_numpy(table[where // PAGE_TOKENS].astype(np.int64))
+                slots = torch.from_numpy(where % PAGE_TOKENS)
                 for name, (keys, values) in landed.items():
                     self._engine.put_keys(
                         name, keys[at, slots], values[at, slots], self._engine.slots(pages, step.begin, step.end)
