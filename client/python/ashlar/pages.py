@@ -28,6 +28,19 @@ Slot = npt.NDArray[np.uint8]
 PageCall = Callable[[int, Slot], None]
 
 
+_KEY_BYTES = 32
+
+
+def _checked(keys: Sequence[bytes]) -> list[bytes]:
+    """All of a call's keys, before the first of them takes a slot."""
+    for i, key in enumerate(keys):
+        if not isinstance(key, bytes):
+            raise TypeError(f"keys[{i}]: {type(key).__name__}, not bytes")
+        if len(key) != _KEY_BYTES:
+            raise ValueError(f"keys[{i}]: {len(key)} bytes, not {_KEY_BYTES}")
+    return list(keys)
+
+
 class Fetched(NamedTuple):
     miss: str | None  # why it was missed; None: it was found
     tier: str | None  # that it was found in
@@ -120,7 +133,7 @@ class PageStore:
             self._changed.notify_all()
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        return list(self._handle.exists(list(keys)))
+        return list(self._handle.exists(_checked(keys)))
 
     def put(self, keys: Sequence[bytes], fill: PageCall) -> list[str]:
         """Stores pages. `fill` is called for those that the cache wants, and writes the page's bytes.
@@ -128,8 +141,9 @@ class PageStore:
         Returns an outcome a key: "published", "already_present", "being_published", or why the cache does not take it.
         """
         outcomes: list[str] = []
-        for begin in range(0, len(keys), self.slots):
-            outcomes += self._put(list(keys[begin : begin + self.slots]), begin, fill)
+        wanted = _checked(keys)
+        for begin in range(0, len(wanted), self.slots):
+            outcomes += self._put(wanted[begin : begin + self.slots], begin, fill)
         return outcomes
 
     def _put(self, keys: list[bytes], first: int, fill: PageCall) -> list[str]:
@@ -166,14 +180,15 @@ class PageStore:
     def fetch(self, keys: Sequence[bytes], take: PageCall) -> list[Fetched]:
         """As `get`. Says the tiers, too."""
         fetched: list[Fetched] = []
-        while len(fetched) < len(keys):
-            slots = self._take(min(self.slots, len(keys) - len(fetched)))
+        wanted = _checked(keys)
+        while len(fetched) < len(wanted):
+            slots = self._take(min(self.slots, len(wanted) - len(fetched)))
             if not slots:
-                return fetched + [Fetched("busy", None)] * (len(keys) - len(fetched))
+                return fetched + [Fetched("busy", None)] * (len(wanted) - len(fetched))
             ours: list[int] = []
             try:
                 first = len(fetched)
-                landed = self._handle.get(list(keys[first : first + len(slots)]), slots)
+                landed = self._handle.get(wanted[first : first + len(slots)], slots)
                 ours = [slot for slot, (_, quiet, _) in zip(slots, landed) if quiet]
                 for i, (slot, (miss, _, tier)) in enumerate(zip(slots, landed)):
                     if miss is None:

@@ -107,6 +107,18 @@ def test_a_page_whose_source_fails_is_given_up(client):
         assert get(store, ["a"] * 9) == [None] * 9, "no slot is left behind"
 
 
+def test_a_call_that_is_refused_changes_nothing_and_leaves_no_slot_behind(client):
+    with open_store(client, slots=2, land_ms=200) as store:
+        assert put(store, ["a"]) == ["published"]
+        seen = []
+        for wrong, error in ((b"short", ValueError), ("text", TypeError)):
+            for call in (store.get, store.put):
+                with pytest.raises(error, match=r"keys\[3\]"):
+                    call([*map(key, "abc"), wrong], lambda i, slot: seen.append(i))
+        assert seen == []
+        assert get(store, ["a"]) == [None] and put(store, ["b"]) == ["published"]
+
+
 def test_wrong_arguments_name_the_field(client):
     for field, value in (("page_bytes", 0), ("page_tokens", 7), ("slots", 0), ("weights_digest", "")):
         with pytest.raises(ValueError, match=field):

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,7 @@ class AshlarStorage(HiCacheStorage):
                 "Ashlar stores nothing for %s: neither a folder nor a commit names its weights; give weights_digest",
                 self._model,
             )
+        self._generation = ""  # of the engine's weights: a name that nobody else has, behind the first `clear`
         self._client: PageClient | None = None
         self._next_attempt = 0.0
         self._pools: dict[str, _Pool] = {}
@@ -192,9 +194,10 @@ class AshlarStorage(HiCacheStorage):
         except Exception as error:
             logger.warning("Ashlar's cache for HiCache's pool %s is not there: %s", name, error)
 
-    @staticmethod
-    def _key(key: str) -> bytes:
-        return hashlib.sha256(key.encode()).digest()
+    def _names(self, keys: list[str]) -> list[bytes]:
+        """Of the pages in the cache; all of a call are of one generation."""
+        generation = self._generation
+        return [hashlib.sha256((generation + key).encode()).digest() for key in keys]
 
     # ---- pages of one pool; every failure is a miss
 
@@ -209,9 +212,7 @@ class AshlarStorage(HiCacheStorage):
         store = self._store(name)
         if store is None or not keys:
             return [False] * len(keys)
-        return self._guarded(
-            "look up", [False] * len(keys), lambda: store.exists([self._key(key) for key in keys])
-        )
+        return self._guarded("look up", [False] * len(keys), lambda: store.exists(self._names(keys)))
 
     def _set(self, name: str, keys: list[str], page_of: Callable[[int], torch.Tensor]) -> list[bool]:
         store = self._store(name)
@@ -225,7 +226,7 @@ class AshlarStorage(HiCacheStorage):
             np.copyto(slot, page)
 
         begun = time.monotonic()
-        outcomes = self._guarded("store", [], lambda: store.put([self._key(key) for key in keys], fill))
+        outcomes = self._guarded("store", [], lambda: store.put(self._names(keys), fill))
         self._count("backup", outcomes.count("published"), store, begun)
         if self._config.enable_storage_metrics:
             for outcome in outcomes:
@@ -242,7 +243,7 @@ class AshlarStorage(HiCacheStorage):
             take(index, torch.from_numpy(slot).view(dtype))
 
         begun = time.monotonic()
-        pages = self._guarded("fetch", None, lambda: store.fetch([self._key(key) for key in keys], read))
+        pages = self._guarded("fetch", None, lambda: store.fetch(self._names(keys), read))
         if pages is None:
             return [False] * len(keys)
         found = [page.miss is None for page in pages]
@@ -395,9 +396,13 @@ class AshlarStorage(HiCacheStorage):
     # ---- the rest
 
     def clear(self) -> bool:
-        """Refused: the cache is not this engine's alone. Pages leave it by price; operators make it forget."""
-        logger.warning("Ashlar's cache is shared, and keeps its pages")
-        return False
+        """Called where weights may have changed in place: nobody knows their digest.
+
+        Behind this the engine finds nothing that was stored before, and it alone finds what it stores. The cache is not
+        this engine's alone: pages of before stay, for others.
+        """
+        self._generation = uuid.uuid4().hex
+        return True
 
     def get_stats(self) -> Any:
         """Returns the bytes moved since the last call, as SGLang's Prometheus metrics take it."""

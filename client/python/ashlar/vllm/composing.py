@@ -17,7 +17,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,16 +30,14 @@ from ashlar.request import StepKind
 from ashlar.vllm.forward import Core, EngineModel
 from ashlar.vllm.memory import States
 from ashlar.vllm.messages import Compose
-from ashlar.vllm.model import Described, LinearPlace, Unsupported
+from ashlar.vllm.model import Described, LinearPlace
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
+from ashlar.vllm.segments import KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segments_model
 
 logger = init_logger("vllm.ashlar")
 
-_PAGE = 16  # tokens
 _TRIES = 4  # plans; each takes less from the cache
-NORM_EPSILON = 1e-5  # that vLLM's kernels of processors add to the squares of q and k; those of GPUs add 1e-6
-_TORCH = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
 _Result = TypeVar("_Result")
 
 
@@ -47,46 +45,21 @@ class Left(Exception):
     """The load cannot be made, or has been given up: the engine computes the prompt."""
 
 
-def segments_model(described: Described, rope: ashlar.Rope, options: Options) -> ashlar.Model:
-    """The layout of segments: keys that turn, states as the processor's kernels have them. Raises Unsupported."""
-    if not described.composes or described.model.tensor_parallel_size > 1:
-        raise Unsupported("segments: hybrid models with gated delta nets, on one worker alone")
-    if described.windows or len(described.attention_groups) > 1:
-        raise Unsupported("segments: one group of attention layers alone")
-    layers: list[ashlar.Attention | ashlar.Linear] = []
-    head = options.seam_head
-    for layer in described.model.layers:
-        if isinstance(layer, ashlar.Attention):
-            if layer.dtype not in _TORCH:
-                raise Unsupported(f"segments: keys of {layer.dtype.name}")
-            layers.append(dataclasses.replace(layer, rope=rope, stored=ashlar.StoredKeys.ZERO_BASED))
-        else:
-            if layer.state_dtype is not ashlar.DType.F32:
-                raise Unsupported(f"segments: states of {layer.state_dtype.name} (mamba_ssm_cache_dtype: float32)")
-            # Declared as [V, K]; the kernels of processors keep [K, V] there.
-            layers.append(dataclasses.replace(layer, order=ashlar.StateOrder.KEY_FIRST))
-            head = max(head, layer.conv_kernel - 1)
-    return dataclasses.replace(
-        described.model, layers=layers, page_tokens=_PAGE, head=head, tail=options.seam_tail,
-        dtype=f"{described.model.dtype}, norm {NORM_EPSILON}",  # tuples made with another one are other tuples
-    )  # fmt: skip
-
-
 class Pages:
     """Memory of this process in which segments land, and from which they are published."""
 
     def __init__(self, model: ashlar.Model, tokens: int) -> None:
-        self.count = -(-tokens // _PAGE)
+        self.count = -(-tokens // PAGE_TOKENS)
         self.places: list[ashlar.PagePlace] = []
         size = 0
         for index, layer in enumerate(model.layers):
             if isinstance(layer, ashlar.Attention):
-                width = _TORCH[layer.dtype].itemsize
+                width = KEY_TYPES[layer.dtype].itemsize
                 keys, values = layer.key_dim * width, layer.value_dim * width
                 token = layer.kv_heads * (keys + values)
-                place = ashlar.PagePlace(index, size, size + layer.kv_heads * keys, token * _PAGE, token, keys, values)
+                place = ashlar.PagePlace(index, size, size + layer.kv_heads * keys, token * PAGE_TOKENS, token, keys, values)
                 self.places.append(place)
-                size += -(-token * _PAGE * self.count // mmap.PAGESIZE) * mmap.PAGESIZE
+                size += -(-token * PAGE_TOKENS * self.count // mmap.PAGESIZE) * mmap.PAGESIZE
         self.size = size
         self.descriptor = os.memfd_create("vllm-segments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, size)
@@ -111,12 +84,12 @@ class Composed:
     tier: str = "dram"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Work:
     compose: Compose
     since: float
-    deadline: float
-    jobs: queue.Queue[Callable[[], None]]
+    jobs: queue.Queue[Callable[[], None]] = dataclasses.field(default_factory=queue.Queue)
+    deadline: float = 0.0  # of its next progress, from when the thread begins it
     result: Composed | None = None
     left: bool = False
 
@@ -143,6 +116,8 @@ class Composer:
         self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._paused_until = 0.0
         self._under_way: list[_Work] = []
+        self._serving: _Work | None = None  # by the thread; the others wait for their turn
+        self._generation = ""
         self._asked: queue.Queue[_Work | None] = queue.Queue()
         self._opening = Opening(self._open, options.reopen_ms, "segments")
         self._thread = threading.Thread(target=self._serve, name="ashlar-compose", daemon=True)
@@ -167,32 +142,54 @@ class Composer:
     # ---- the engine's thread
 
     def start(self, compose: Compose) -> None:
-        now = time.monotonic()
-        work = _Work(compose, now, now + self._options.compose_ms / 1000, queue.Queue())
+        work = _Work(compose, time.monotonic())
         self._under_way.append(work)
         self._asked.put(work)
 
+    def begin_generation(self, generation: str) -> None:
+        """Work of another one is given up: the model's next run may be by other weights, which its salt does not name."""
+        if generation != self._generation:
+            self._generation = generation
+            for work in self._under_way:
+                work.left = True
+
+    def leave(self, requests: Collection[str]) -> set[str]:
+        """Gives up loads of requests that have ended, and returns these."""
+        left = [work for work in self._under_way if work.compose.request in requests]
+        for work in left:
+            work.left = True
+            self._under_way.remove(work)
+        return {work.compose.request for work in left}
+
     def poll(self) -> list[Composed]:
         """Makes one run of the model, where one is waited for. Returns the loads that have ended."""
-        for work in self._under_way:
-            try:
-                job = work.jobs.get_nowait()
-            except queue.Empty:
-                continue
-            job()
-            work.deadline = time.monotonic() + self._options.compose_ms / 1000
-            break
+        serving = self._serving
+        if serving is not None:
+            self._advance(serving)
         now, ended = time.monotonic(), []
         for work in list(self._under_way):
-            if work.result is None and now > work.deadline:
-                logger.warning("Ashlar: segments made no progress for %d ms", self._options.compose_ms)
-                work.left = True
+            if work.left and work.result is None:
                 work.result = Composed(work.compose.request, now - work.since, False)
-                self._paused_until = now + self._options.call_ms / 1000
             if work.result is not None:
                 self._under_way.remove(work)
                 ended.append(work.result)
         return ended
+
+    def _advance(self, serving: _Work) -> None:
+        if not serving.left and not serving.jobs.empty():
+            serving.jobs.get_nowait()()
+            serving.deadline = self._next_deadline()
+        elif (now := time.monotonic()) > serving.deadline:
+            logger.warning("Ashlar: segments made no progress for %d ms", self._options.compose_ms)
+            if not serving.left:
+                serving.left, serving.deadline = True, self._next_deadline()
+                self._paused_until = now + self._options.call_ms / 1000
+                return
+            for work in self._under_way:  # the thread hangs in what was left: nobody's turn comes
+                work.left = True
+
+    def _next_deadline(self) -> float:
+        return time.monotonic() + self._options.compose_ms / 1000
 
     @property
     def busy(self) -> bool:
@@ -202,17 +199,23 @@ class Composer:
 
     def _serve(self) -> None:
         while (work := self._asked.get()) is not None:
+            if work.left:
+                continue
+            work.deadline = self._next_deadline()
+            self._serving = work
             result = Composed(work.compose.request, 0.0, False)
             try:
                 self._set(work, result)
                 result.done = True
             except Left as reason:
-                logger.warning("Ashlar: segments are computed in the prompt: %s", reason)
+                if not work.left:
+                    logger.warning("Ashlar: segments are computed in the prompt: %s", reason)
             except Exception as error:  # whatever it is, the request is computed instead
                 logger.warning("Ashlar: segments are computed in the prompt: %s: %s", type(error).__name__, error)
             result.seconds = time.monotonic() - work.since
             if work.result is None:
                 work.result = result
+            self._serving = None
 
     def _between_steps(self, work: _Work, call: Callable[[], _Result]) -> _Result:
         """The call's result, made by the engine's thread."""
@@ -230,7 +233,7 @@ class Composer:
         work.jobs.put(job)
         while not ended.wait(0.05):
             if work.left:
-                raise Left("it took too long")
+                raise Left("it is given up")
         if failed:
             raise failed[0]
         return found[0]
@@ -266,11 +269,11 @@ class Composer:
 
     def _take(self, cache: ashlar.Cache, tokens: int) -> npt.NDArray[np.int32]:
         """Pages of ours for so many tokens."""
-        pages, count = self._pages, -(-tokens // _PAGE)
+        pages, count = self._pages, -(-tokens // PAGE_TOKENS)
         if len(pages.free) < pages.count:
             pages.free += cache.take_quiet_pages(pages.count)
         if count > len(pages.free):
-            raise Left(f"{tokens} tokens, and segment_tokens leaves room for {len(pages.free) * _PAGE}")
+            raise Left(f"{tokens} tokens, and segment_tokens leaves room for {len(pages.free) * PAGE_TOKENS}")
         taken, pages.free = pages.free[:count], pages.free[count:]
         return np.array(taken, np.int32)
 
@@ -278,7 +281,7 @@ class Composer:
         if name not in self._rows:
             attention = self.model.layers[layer]
             assert isinstance(attention, ashlar.Attention)
-            keys, values = (torch.from_numpy(each).view(_TORCH[attention.dtype]) for each in cache.page_rows(layer))
+            keys, values = (torch.from_numpy(each).view(KEY_TYPES[attention.dtype]) for each in cache.page_rows(layer))
             self._rows[name] = keys, values
         return self._rows[name]
 
@@ -337,7 +340,7 @@ class Composer:
         self, rows: tuple[torch.Tensor, torch.Tensor], given: tuple[torch.Tensor, torch.Tensor], table: npt.NDArray[np.int32]
     ) -> None:
         where = np.arange(len(given[0]))
-        pages, slots = torch.from_numpy(table[where // _PAGE].astype(np.int64)), torch.from_numpy(where % _PAGE)
+        pages, slots = torch.from_numpy(table[where // PAGE_TOKENS].astype(np.int64)), torch.from_numpy(where % PAGE_TOKENS)
         for there, values in zip(rows, given, strict=True):
             there[pages, slots] = values.view(len(values), *there.shape[2:])
 
@@ -388,7 +391,8 @@ class Composer:
         for _, step in steps:
             if step.kind is not StepKind.COMPUTE:
                 where = np.arange(step.begin, step.end)
-                at, slots = torch.from_numpy(table[where // _PAGE].astype(np.int64)), torch.from_numpy(where % _PAGE)
+                at = torch.from_numpy(table[where // PAGE_TOKENS].astype(np.int64))
+                slots = torch.from_numpy(where % PAGE_TOKENS)
                 for name, (keys, values) in landed.items():
                     self._engine.put_keys(
                         name, keys[at, slots], values[at, slots], self._engine.slots(pages, step.begin, step.end)

@@ -136,7 +136,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return KVConnectorTransferResults(finished_recving=asked, failed_recving=set(asked))
         # By request, also where one group has all blocks: a request that keeps its blocks would be computed in those
         # that the daemon may still write to.
-        ended, failed = self._worker.poll_loads(self._step())
+        ended, failed = self._worker.poll_loads(self._step(), finished_req_ids)
         return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:

@@ -58,6 +58,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     saves: list[Save]
     scheduled_tokens: int
     composes: list[Compose] = dataclasses.field(default_factory=list)
+    generation: str = ""  # of the engine's weights
 
     def asked(self) -> set[str]:
         """Requests that wait for a worker's answer."""
@@ -81,6 +82,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     saved: Counter[int] = dataclasses.field(default_factory=Counter)
     kept: Counter[int] = dataclasses.field(default_factory=Counter)  # saves that the cache has
     refusing: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can neither load nor save
+    without_segments: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can set no prompt from any
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, WorkerReport)

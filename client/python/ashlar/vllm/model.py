@@ -81,12 +81,6 @@ class Described:
         return next(iter(self.attention_groups))
 
     @property
-    def composes(self) -> bool:
-        """Whether states of segments can be put together: the layout says how they go on from token to token."""
-        found = [self.model.layers[place.layer] for place in self.linear]
-        return bool(found) and all(isinstance(each, ashlar.Linear) and each.family is ashlar.Family.GDN for each in found)
-
-    @property
     def layer_groups(self) -> list[ashlar.LayerGroup]:
         """As the cache is to know them: none where one page table serves all layers."""
         if len(self.attention_groups) == 1:

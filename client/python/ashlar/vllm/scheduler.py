@@ -19,7 +19,7 @@ from ashlar.vllm.messages import Compose, Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
-from ashlar.vllm.segments import declared, name_apart, named_apart, salt_of
+from ashlar.vllm.segments import declared, name_apart, named_apart, salt_of, unsupported
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
@@ -59,6 +59,10 @@ class Scheduler:
         self.stats = AshlarStats()
         self._described, self._options, self._ranks = described, options, ranks
         self._loads, self._saves, self._event_tokens = loads, saves, event_tokens
+        self._segments = options.segments
+        if self._segments and (reason := unsupported(described)):
+            logger.warning("Ashlar: segments: %s; prompts that declare them are like any others", reason)
+            self._segments = False
         self._followed: dict[str, _Followed] = {}
         self._new_loads: list[Load] = []
         self._new_composes: list[Compose] = []
@@ -260,7 +264,7 @@ class Scheduler:
             self._offer_all(output, saves)
         except Exception:  # the loads must go out: their requests wait for them
             logger.exception("Ashlar: nothing more is saved of this step")
-        return StepMetadata(loads, saves, output.total_num_scheduled_tokens, composes)
+        return StepMetadata(loads, saves, output.total_num_scheduled_tokens, composes, self._generation)
 
     def _offer_all(self, output: Any, saves: list[Save]) -> None:
         if not self._saves or self._opening.cache is None:
@@ -280,7 +284,7 @@ class Scheduler:
         self._followed.setdefault(request.request_id, _Followed(request, salt, segments=segments))
 
     def _declared(self, request: Any) -> list[int]:
-        if not self._options.segments or not self._loads or not self._described.composes:
+        if not self._segments or not self._loads:
             return []
         try:
             return declared(request)
@@ -368,6 +372,8 @@ class Scheduler:
             report = WorkerReport()
         if report.refusing:
             self._loads = self._saves = False
+        if report.without_segments:
+            self._segments = False
         if report:
             self._await_reports()
         for name, ranks in report.doubtful.items():

@@ -1,4 +1,5 @@
-"""Prompts that say where their segments end, and what is decided of them without the cache.
+"""Prompts that say where their segments end, and what is decided of them without the cache: whether they can be set at
+all, the layout of what is kept for them, and the names of what is composed.
 
 A request declares segments in its `kv_transfer_params`: {"ashlar_segments": [lengths, from position 0 on]}. Its states
 and keys are composed, so nothing of it may be taken for exact: neither by the engine's own prefix cache, whose blocks of
@@ -7,14 +8,60 @@ such a request get names of their own, nor by Ashlar's, which is not offered any
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+import ashlar
+from ashlar.vllm.model import Described
+from ashlar.vllm.options import Options
+
+PAGE_TOKENS = 16
+NORM_EPSILON = 1e-5  # that vLLM's kernels of processors add to the squares of q and k; those of GPUs add 1e-6
+KEY_TYPES = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
 PARAMETER = "ashlar_segments"
 _OURS = "ashlar-segments-"
+
+
+def unsupported(described: Described) -> str:
+    """Why no prompt of this layout can be set from segments; empty: nothing of the layout is against it.
+
+    Whether the engine's model can be run for it, and turns keys by fixed frequencies, is seen by the worker alone.
+    """
+    model, linear = described.model, [described.model.layers[place.layer] for place in described.linear]
+    if not linear or any(not isinstance(each, ashlar.Linear) or each.family is not ashlar.Family.GDN for each in linear):
+        return "hybrid models with gated delta nets alone"
+    if model.tensor_parallel_size > 1:
+        return "on one worker alone"
+    if described.windows or len(described.attention_groups) > 1:
+        return "one group of attention layers alone"
+    for layer in model.layers:
+        if isinstance(layer, ashlar.Attention) and layer.dtype not in KEY_TYPES:
+            return f"keys of {layer.dtype.name}"
+        if isinstance(layer, ashlar.Linear) and layer.state_dtype is not ashlar.DType.F32:
+            return f"states of {layer.state_dtype.name} (mamba_ssm_cache_dtype: float32)"
+    return ""
+
+
+def segments_model(described: Described, rope: ashlar.Rope, options: Options) -> ashlar.Model:
+    """The layout of segments: keys that turn, states as the processor's kernels have them."""
+    layers: list[ashlar.Attention | ashlar.Linear] = []
+    head = options.seam_head
+    for layer in described.model.layers:
+        if isinstance(layer, ashlar.Attention):
+            layers.append(dataclasses.replace(layer, rope=rope, stored=ashlar.StoredKeys.ZERO_BASED))
+        else:
+            # Declared as [V, K]; the kernels of processors keep [K, V] there.
+            layers.append(dataclasses.replace(layer, order=ashlar.StateOrder.KEY_FIRST))
+            head = max(head, layer.conv_kernel - 1)
+    return dataclasses.replace(
+        described.model, layers=layers, page_tokens=PAGE_TOKENS, head=head, tail=options.seam_tail,
+        dtype=f"{described.model.dtype}, norm {NORM_EPSILON}",  # tuples made with another one are other tuples
+    )  # fmt: skip
 
 
 def declared(request: Any) -> list[int]:

@@ -6,7 +6,7 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ashlar.vllm.model import Described, Unsupported
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.order import Mark, Order, ProcessorOrder
+from ashlar.vllm.segments import unsupported
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
@@ -109,7 +110,9 @@ class Worker:
         self._report.refusing[self._described.model.tensor_parallel_rank] += 1
 
     def serve_segments(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        """Behind `register`. Where it cannot, prompts that declare segments are computed."""
+        """Behind `register`. Where it cannot, prompts that declare segments are like any others."""
+        if unsupported(self._described):  # as the scheduler has seen and said
+            return
         try:
             engine = EngineModel(vllm_config, kv_cache_config, self._described)
             most = vllm_config.scheduler_config.max_num_batched_tokens
@@ -119,6 +122,8 @@ class Worker:
             logger.warning("Ashlar: this worker serves prefixes alone: %s", error)
         except Exception:
             logger.exception("Ashlar: this worker serves prefixes alone")
+        if self._composer is None:
+            self._report.without_segments[self._described.model.tensor_parallel_rank] += 1
 
     def _cache(self) -> ashlar.Cache | None:
         return None if self._opening is None else self._opening.cache
@@ -129,6 +134,8 @@ class Worker:
         self._step_began = time.monotonic()
 
     def start_loads(self, step: StepMetadata) -> None:
+        if self._composer is not None:
+            self._composer.begin_generation(step.generation)
         if step.loads:
             mark = self._order.mark()
             self._landings += [_Landing(load, time.monotonic(), mark) for load in step.loads]
@@ -161,11 +168,11 @@ class Worker:
                 landing.begun = True
                 logger.warning("Ashlar: a load could not begin: %s", error)
 
-    def poll_loads(self, step: StepMetadata) -> tuple[set[str], set[str]]:
-        """Requests whose loads have ended, and those among them that failed."""
+    def poll_loads(self, step: StepMetadata, over: Collection[str]) -> tuple[set[str], set[str]]:
+        """Requests whose loads have ended, and those among them that failed. `over`: requests that have ended themselves."""
         self._collect_quiet()
         deadline = time.monotonic() + (_IDLE_WAIT if step.scheduled_tokens == 0 else 0)
-        ended: set[str] = set()
+        ended = set() if self._composer is None else self._composer.leave(over)
         failed: set[str] = set()
         while self._landings or self._refused or (self._composer is not None and self._composer.busy):
             self._poll_composer(ended, failed)

@@ -197,6 +197,30 @@ def test_ranks_models_and_layouts_share_nothing_but_latents(daemon, pools):
     assert other.batch_exists_v2(hashes, [trailing()]).kv_hit_pages == 0, "but states of their own"
 
 
+def test_behind_a_clear_nothing_of_former_weights_is_found(daemon, pools):
+    """As at a change of weights: SGLang's controller hands the operator's request to the backend."""
+    hashes = chain(range(PAGE * 3))
+    backend, other = make(daemon, pools), make(daemon, pools)
+    before = store(backend, pools, hashes, states=[2])
+    controller = SimpleNamespace(enable_storage=True, storage_backend=backend)
+    assert HybridCacheController.clear_storage_backend(controller) and backend.clear() is True
+    assert backend.batch_exists_v2(hashes, [trailing()]).kv_hit_pages == 0
+    assert backend.batch_get_v1(hashes, pages_of(range(3))) == [False] * 3
+    behind = store(backend, pools, hashes, seed=50, states=[2])
+    for each, kept in ((backend, behind), (other, before)):
+        assert each.batch_exists_v2(hashes, [trailing()]).restorable_prefix_pages == [3]
+        transfers = [PoolTransfer(name=PoolName.KV, host_indices=pages_of(range(10, 13)), keys=hashes),
+                     PoolTransfer(name=PoolName.MAMBA, host_indices=torch.tensor([7]), keys=[hashes[2]])]
+        assert each.batch_get_v2(transfers) == {PoolName.KV: [True] * 3, PoolName.MAMBA: [True]}
+        for i, h in enumerate(hashes):
+            assert torch.equal(held(pools[0][1], (10 + i) * PAGE), kept["kv", h])
+        assert torch.equal(held(pools[1][1], 7), kept["mamba", hashes[2]])
+    assert make(daemon, pools).batch_get_v1(hashes, pages_of(range(10, 13))) == [True] * 3
+    assert torch.equal(held(pools[0][1], 10 * PAGE), before["kv", hashes[0]]), "an engine of the checkpoint's own weights"
+    backend.clear()
+    assert backend.batch_exists(hashes) == 0, "each clear begins anew"
+
+
 def test_without_a_daemon_all_is_a_miss_until_there_is_one(tmp_path, pools):
     absent = SimpleNamespace(rpc_socket=f"{tmp_path}/rpc.sock", session_socket=f"{tmp_path}/session.sock")
     backend = make(absent, pools)
@@ -227,6 +251,5 @@ def test_wrong_settings_name_the_key(daemon):
         with pytest.raises(ValueError, match=key):
             make(daemon, extra={key: value})
     backend = make(daemon, extra={"a_key_of_sglang": json})
-    assert backend.clear() is False
     backend.close()
     assert backend.exists("a") is False

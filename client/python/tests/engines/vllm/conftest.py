@@ -13,6 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 pytest.importorskip("vllm", reason="vLLM is not installed")
 engines = pytest.importorskip("tiny_engines")
 engines.import_once()
+segments = pytest.importorskip("segmented_engines")
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,21 @@ def engine(shared_daemon):
     def get(model):
         if model not in children:
             children[model] = engines.Child(model, engines.connector(shared_daemon))
+        return children[model]
+
+    yield get
+    for child in children.values():
+        child.close()
+
+
+@pytest.fixture(scope="module")
+def segmented(shared_daemon):
+    children = {}
+
+    def get(model):
+        if model not in children:
+            options = engines.connector(shared_daemon, segments=True, **segments.PATIENT)
+            children[model] = segments.Segmented(model, options, max_logprobs=512)
         return children[model]
 
     yield get

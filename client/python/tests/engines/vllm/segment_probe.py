@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import threading
 import time
 from unittest import mock
 
@@ -14,9 +15,10 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from ashlar.request import StepKind
 from ashlar.vllm import scheduler as scheduler_module
-from ashlar.vllm.composing import NORM_EPSILON, Composer
+from ashlar.vllm.composing import Composer
 from ashlar.vllm.forward import Core
 from ashlar.vllm.messages import Compose
+from ashlar.vllm.segments import NORM_EPSILON
 
 
 def worker():
@@ -310,42 +312,62 @@ def fail_the_next(server, what, after=0):
     setattr(composer, what, once)
 
 
-def stall_the_next(server, seconds):
-    """Its segments are looked up, and then nothing happens for so long."""
+def stall_the_next(server, seconds, compose_ms=200, prompts=1):
+    """Their segments are looked up, and then nothing happens for so long, each time."""
     composer = worker()._composer
-    options, own = composer._options, composer._fill
-    composer._options = dataclasses.replace(options, compose_ms=200, call_ms=100)
+    options, own, left = composer._options, composer._fill, [prompts]
+    composer._options = dataclasses.replace(options, compose_ms=compose_ms, call_ms=100)
 
     def late(*args):
         time.sleep(seconds)
-        composer._fill, composer._options = own, options
+        left[0] -= 1
+        if left[0] == 0:
+            composer._fill, composer._options = own, options
         return own(*args)
 
     composer._fill = late
 
 
-def leave_while_it_is_set(server, tokens, lengths):
-    """A request that is given up while its segments are set. Returns how many were under way then."""
+def begin_to_set(server, name, tokens, lengths):
+    """A request whose segments are being set: none of them is computed before `go_on`."""
     composer, engine = worker()._composer, server.llm.llm_engine
-    own = composer._fill
+    own, server.go = composer._fill, threading.Event()
 
     def late(*args):
         composer._fill = own
-        time.sleep(0.5)
+        server.go.wait(60)
         return own(*args)
 
     composer._fill = late
     extra = {"kv_transfer_params": {"ashlar_segments": lengths}}
     sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=2, extra_args=extra)
-    engine.add_request("1000000", {"prompt_token_ids": tokens}, sampling)
+    engine.add_request(name, {"prompt_token_ids": tokens}, sampling)
     deadline = time.monotonic() + 60
-    while not composer._under_way and time.monotonic() < deadline:
+    while composer._serving is None and time.monotonic() < deadline:
         engine.step()
-    found = len(composer._under_way)
-    engine.abort_request(["1000000"])
+    assert len(composer._under_way) == 1
+
+
+def go_on(server):
+    """Until no request is left, and the composer's thread has nothing more to do."""
+    server.go.set()
+    while server.llm.llm_engine.has_unfinished_requests():
+        server.llm.llm_engine.step()
+    deadline = time.monotonic() + 60
+    while worker()._composer._serving is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def abort(server, name):
+    """Steps as an engine without other requests does. Returns why the request has ended, as far as it is said."""
+    engine, scheduler = server.llm.llm_engine, server.core().scheduler
+    engine.abort_request([name])
     ended = [output.outputs[0].finish_reason for output in engine.step()]
-    assert not engine.has_unfinished_requests()
-    return found, ended
+    deadline = time.monotonic() + 10
+    while scheduler.requests and time.monotonic() < deadline:
+        engine.step()
+    assert not scheduler.requests, "its blocks are free while the composer's thread still waits"
+    return ended
 
 
 def publish(server, publishes):

@@ -1,9 +1,10 @@
-"""A worker that cannot reach the engine's caches, beside a scheduler that could: nothing is held, and nothing is awaited."""
+"""Halves of the connector that cannot serve all: nothing is held, nothing is awaited, and what is left is served."""
 
 import pytest
 from tiny_engines import BLOCK, PAIR, Child, connector, count, prompt, same
 
 import ashlar.vllm.worker
+from ashlar.vllm.forward import EngineModel
 from ashlar.vllm.model import Unsupported
 
 
@@ -27,3 +28,31 @@ def test_a_worker_that_cannot_be_served_holds_no_blocks(model, error, shared_dae
         before = child.call("metrics")
         child.generate([prompt(f"refused {model} later", 2 * BLOCK[model] + 20)])
         assert child.call("metrics") == before, "the scheduler has stopped asking"
+
+
+@pytest.mark.parametrize(
+    "settings, failures", [(dict(tensor_parallel_size=2), 0), ({}, 1)], ids=["by their layout", "by the engine's model"]
+)
+def test_where_no_prompt_can_be_set_declared_segments_are_a_prompt_like_any_other(
+    settings, failures, shared_daemon, monkeypatch, model="qwen3_5"
+):
+    def rope(self):
+        raise Unsupported("segments: the model has no rotary positions")
+
+    if not settings:
+        monkeypatch.setattr(EngineModel, "rope", rope)
+
+    def ask(name):
+        whole = prompt(f"unset {model} {name}", 2 * BLOCK[model] + 20)
+        child.call("forget")
+        return child.call("evaluate", f"__import__('segment_probe').ask_and_hear(server, {whole!r}, [300] * 2)")
+
+    with Child(model, connector(shared_daemon, segments=True), **settings) as child:
+        if failures:
+            (*_, cached), _ = ask("the first")  # ends with the worker's word
+            assert cached == 0
+        first, heard = ask(str(settings))
+        again, heard_again = ask(str(settings))
+        assert first[2] == 0 and again[2] == 2 * BLOCK[model], "kept as exact, and found"
+        same([again], [first[:2]])
+        assert count(child, "load_failures") == failures and heard == heard_again == [], "said once, at the start"

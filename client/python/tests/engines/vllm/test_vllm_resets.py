@@ -2,7 +2,7 @@
 
 import time
 
-from tiny_engines import Child, connector, prompt, same, saved
+from tiny_engines import Child, connector, count, prompt, same, saved
 
 OTHER_WEIGHTS = """
 def other(model):
@@ -52,6 +52,27 @@ def test_a_request_that_goes_on_over_a_reset_is_not_saved(shared_daemon):
         assert child.call("evaluate", f"(lambda half: {kept})(server.connector()._scheduler)") == before
         child.call("forget")
         assert child.call("evaluate", "server.connector().reset_cache()")
+
+
+def test_segments_that_are_set_over_a_reset_are_left(shared_daemon):
+    parts, query = [prompt(f"reset segments {i}", 100) for i in range(3)], prompt("reset query", 20)
+    options = connector(shared_daemon, segments=True, call_ms=10000, land_ms=20000, compose_ms=60000)
+
+    def probe(child, name, *args):
+        return child.call("evaluate", f"__import__('segment_probe').{name}(server, *{args!r})")
+
+    with Child("qwen3_5", options) as child:
+        probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
+        assert not child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)"), "its blocks are being written"
+        child.call("execute", OTHER_WEIGHTS)
+        probe(child, "go_on")
+        assert count(child, "segments_published") == 0 and count(child, "load_failures") == 1
+        child.call("forget")
+        probe(child, "ask", sum(parts, []) + query, [100] * 3)
+        assert count(child, "segments_published") == 3, "later ones are of the new weights, by their own name"
+    with Child("qwen3_5", options) as child:
+        probe(child, "ask", sum(parts, []) + query, [100] * 3)
+        assert count(child, "segments_published") == 3, "nothing was kept by the name of the former weights"
 
 
 def test_an_engine_ends_with_requests_under_way(shared_daemon):

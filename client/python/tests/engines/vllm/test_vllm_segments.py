@@ -10,42 +10,11 @@ import threading
 import time
 
 import pytest
-from tiny_engines import Child, connector, count, prompt, same
+from segmented_engines import MODEL, PATIENT, Segmented, texts
+from tiny_engines import connector, count, prompt, same
 
 import ashlar.daemon
-from ashlar.vllm.composing import NORM_EPSILON
-
-MODEL = "qwen3_5"
-PATIENT = dict(call_ms=10000, land_ms=20000, compose_ms=60000)  # of a busy machine; waits end sooner in a test of faults
-
-
-class Segmented(Child):
-    def probe(self, name, *args, **kwargs):
-        given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
-        return self.call("evaluate", f"__import__('segment_probe').{name}(server, {given})")
-
-    def ask(self, texts, query, tokens=4, **options):
-        """(tokens, log-probabilities, cached tokens) of a prompt of these segments."""
-        return self.probe("ask", sum(texts, []) + query, [len(text) for text in texts], tokens, **options)
-
-
-@pytest.fixture(scope="module")
-def segmented(shared_daemon):
-    children = {}
-
-    def get(model):
-        if model not in children:
-            options = connector(shared_daemon, segments=True, **PATIENT)
-            children[model] = Segmented(model, options, max_logprobs=512)
-        return children[model]
-
-    yield get
-    for child in children.values():
-        child.close()
-
-
-def texts(name, number, tokens=100):
-    return [prompt(f"{name} {i}", tokens) for i in range(number)]
+from ashlar.vllm.segments import NORM_EPSILON
 
 
 @pytest.mark.parametrize("model", ["qwen3_5", "qwen3_next"])
@@ -239,36 +208,6 @@ def test_segments_of_few_tokens_and_prompts_without_a_query(segmented, expected)
         assert abs(logs[0] - expected(MODEL, [whole], 4)[0][1][0]) < 0.2
 
 
-def test_what_goes_wrong_in_a_composer_is_computed(segmented, expected):
-    child, query = segmented(MODEL), prompt("breaks", 20)
-    parts = texts("breaks", 4)
-    child.ask(parts, query)
-    wanted = expected(MODEL, [sum(parts, []) + query], 4)
-    pages, _ = child.probe("state_of")
-    for what in ("_into_blocks", "_take_step", "_compose", "_fill", "_take"):
-        child.call("forget")
-        child.probe("fail_the_next", what)
-        failures = count(child, "load_failures")
-        answer = child.ask(parts, query)
-        same([answer], wanted)
-        assert count(child, "load_failures") == failures + 1
-        assert child.probe("state_of")[1] == 0
-    child.call("forget")
-    assert child.ask(parts, query)[2] == 400
-    assert child.probe("state_of") == (pages, 0), "pages in doubt came back"
-    child.call("forget")
-    child.probe("stall_the_next", 1.5)
-    same([child.ask(parts, query)], wanted)
-    deadline = time.monotonic() + 30
-    while child.ask(parts, query)[1] == wanted[0][1] and time.monotonic() < deadline:
-        child.call("forget")
-    child.call("forget")
-    assert child.ask(parts, query)[2] == 400, "behind the one that was given up"
-    assert child.probe("state_of") == (pages, 0)
-    long = prompt("long", 2100)  # more than one step of the engine
-    same([child.ask([long], query)], expected(MODEL, [long + query], 4))
-
-
 def test_an_engine_that_loads_alone_publishes_nothing(segmented, expected):
     child, query = segmented(MODEL), prompt("alone", 20)
     known, new = texts("known", 3), texts("new", 3)
@@ -286,22 +225,6 @@ def test_an_engine_that_loads_alone_publishes_nothing(segmented, expected):
     finally:
         child.probe("publish", True)
     assert count(child, "segments_published") == published
-
-
-def test_a_request_that_is_given_up_leaves_nothing(segmented):
-    child, query = segmented(MODEL), prompt("left", 20)
-    parts = texts("left", 4)
-    child.ask(parts, query)
-    child.call("forget")
-    free, (pages, _) = child.call("free_blocks"), child.probe("state_of")
-    under_way, ended = child.probe("leave_while_it_is_set", sum(parts[::-1], []) + query, [100] * 4)
-    print(under_way, ended)
-    assert under_way == 1 and ended in ([], ["abort"])
-    deadline = time.monotonic() + 30
-    while (child.call("free_blocks"), *child.probe("state_of")) != (free, pages, 0) and time.monotonic() < deadline:
-        child.ask(parts, query)
-        child.call("forget")
-    assert (child.call("free_blocks"), *child.probe("state_of")) == (free, pages, 0)
 
 
 def preemptions(child):

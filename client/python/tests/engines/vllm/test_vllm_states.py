@@ -116,15 +116,8 @@ def test_a_longer_prefix_than_the_engines_own_is_loaded_behind_it(engine, expect
 
 @pytest.mark.parametrize("model", ["falcon_h1", "lfm2"])
 def test_segments_are_refused(model, engine):
-    text = (
-        "import ashlar\nfrom ashlar.vllm.composing import segments_model\nfrom ashlar.vllm.model import Unsupported\n"
-        "half = server.connector()._scheduler\n"
-        "try:\n    segments_model(half._described, ashlar.Rope([1.0]), half._options)\n    server.said = ''\n"
-        "except Unsupported as error:\n    server.said = str(error)"
-    )
-    child = engine(model)
-    child.call("execute", text)
-    assert child.call("evaluate", "server.said") == "segments: hybrid models with gated delta nets, on one worker alone"
+    text = "__import__('ashlar.vllm.segments').vllm.segments.unsupported(server.connector()._scheduler._described)"
+    assert engine(model).call("evaluate", text) == "hybrid models with gated delta nets alone"
 
 
 def test_several_requests_in_flight_and_a_daemon_that_is_killed(tmp_path, expected, model="granite"):
