@@ -52,58 +52,6 @@ def test_generate_and_forward_are_restored(model, daemon):
         pass
 
 
-def test_what_is_no_single_prompt_is_left_to_the_model(model, daemon):
-    two = torch.cat([PROMPT, PROMPT.flip(1)])
-    mask = torch.ones_like(PROMPT)
-    mask[0, :5] = 0
-    cases = [
-        ({"inputs": two}, GREEDY),
-        ({"input_ids": PROMPT, "attention_mask": mask}, GREEDY),
-        ({"inputs": PROMPT}, {**GREEDY, "num_beams": 2}),
-        ({"inputs": PROMPT}, {**GREEDY, "use_cache": False}),
-    ]
-    expected = [model.generate(**inputs, **options) for inputs, options in cases]
-    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
-        for (inputs, options), answer in zip(cases, expected, strict=True):
-            assert torch.equal(model.generate(**inputs, **options), answer)
-        whole = model(PROMPT).logits
-        assert whole.shape[1] == PROMPT.shape[1], "all logits were asked for"
-        model(PROMPT, labels=PROMPT).loss.backward()
-        with torch.no_grad():
-            hidden = model(PROMPT, logits_to_keep=1, output_hidden_states=True).hidden_states
-            assert len(hidden) == 5 and hidden[0].shape[1] == PROMPT.shape[1]
-        assert reuse.last is None
-    model.zero_grad()
-
-
-def test_what_decides_states_beside_the_tokens_is_left_to_the_model(daemon):
-    model = tiny.build("qwen3_next")
-
-    class Seeing(type(model)):
-        __module__ = type(model).__module__  # whose rules are recorded
-
-        def forward(self, input_ids=None, attention_mask=None, pixel_values=None, **more):  # all looked for by name
-            if pixel_values is not None and input_ids.shape[1] > 1:
-                input_ids = (input_ids + int(pixel_values.sum())) % 256
-            return super().forward(input_ids, attention_mask=attention_mask, **more)
-
-    model.__class__ = Seeing
-    ids = PROMPT.clone()
-    ids[0, :200] = 7
-    padded = {"pad_token_id": 7, "eos_token_id": 300}
-    cases = [{"pixel_values": torch.tensor([3])}, padded, {"generation_config": transformers.GenerationConfig(**padded)}]
-    expected = [model.generate(ids, **GREEDY, **more) for more in cases]
-    usual = model.generate(ids, **GREEDY)
-    assert all(not torch.equal(answer, usual) for answer in expected), "each decides states"
-    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
-        for more, answer in zip(cases, expected, strict=True):
-            assert torch.equal(model.generate(ids, **GREEDY, **more), answer)
-        assert reuse.last is None
-        for more in ({**padded, "attention_mask": torch.ones_like(ids)}, {"pad_token_id": 299}, {"eos_token_id": [299, 300]}):
-            assert torch.equal(model.generate(ids, **GREEDY, **more), usual)
-        assert reuse.last.cached_tokens == 299
-
-
 def test_generate_takes_all_that_it_takes_without(model, daemon):
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
         for _ in range(2):
