@@ -162,9 +162,7 @@ class _Patches:
             return self.own_forward(ids, *args, **kwargs)
         prompt, keep = prompt or Prompt([], ids[0].cpu()), kwargs["logits_to_keep"]
         with self.reuse.lock:
-            # Logits are there of what is computed: of the tokens behind the last segment.
-            always = max(1, len(prompt.tokens) - sum(prompt.lengths)) if prompt.lengths else 1
-            setting = None if keep > always else self.set(prompt, len(prompt.tokens), keep, 0)
+            setting = self.set(prompt, len(prompt.tokens), keep, 0)
             if setting is None:
                 return self.own_forward(ids, **kwargs)
             try:

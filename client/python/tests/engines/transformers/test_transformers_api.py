@@ -73,8 +73,57 @@ def test_forward_gives_the_logits_behind_the_last_segment(model, daemon):
         assert output.logits.shape == (1, len(QUERY), 256) and reuse.last.cached_tokens > 0
         assert output.past_key_values.get_seq_length() == len(prompt.tokens)
         assert model(prompt, logits_to_keep=1).logits.shape == (1, 1, 256)
+        more = model(prompt, logits_to_keep=100).logits
+        assert more.shape == (1, 100, 256) and reuse.last.cached_tokens == 60, "the tokens of a segment that is kept are run"
+        assert model(ashlar.Prompt([], prompt.tokens)).logits.shape == (1, 192, 256) and reuse.last.left == "logits_to_keep"
+        assert reuse.faults == 0
+
+
+@pytest.mark.parametrize("query", [12, 100, 200])
+def test_captures_and_prefixes_within_a_query_take_none_of_its_logits(model, daemon, query):
+    prompt = ashlar.Prompt(SEGMENTS[:1], tiny.tokens(query, 31))
+    ids = torch.tensor([prompt.tokens.tolist()])
+    with torch.no_grad():
+        wanted = model(ids).logits
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        for before in (0, 60, 60):
+            torch.testing.assert_close(model(prompt).logits, wanted[:, -query:], atol=1e-4, rtol=0)
+            assert reuse.last.fault is None and reuse.last.cached_tokens >= before
+        longer = ashlar.Prompt(SEGMENTS[:1], tiny.tokens(query, 31) + [7, 8])
+        model.generate(longer, **GREEDY)
+        assert reuse.last.cached_tokens == 60 + query, "forward offered the states behind its prompt"
+        model.generate(prompt, **GREEDY)
+        model.generate(prompt, **GREEDY)
+        assert reuse.last.cached_tokens == 59 + query
+        torch.testing.assert_close(model(prompt).logits, wanted[:, -query:], atol=1e-4, rtol=0)
+        ids = torch.cat([ids, torch.tensor([tiny.tokens(30, 8)])], 1)
+        last = model(ids, logits_to_keep=30).logits
+        assert reuse.last.cached_tokens == 60 + query and reuse.faults == 0
+        torch.testing.assert_close(last, model(ids).logits[:, -30:], atol=1e-4, rtol=0)
+
+
+def test_a_conversation_within_a_query_takes_none_of_its_logits(model, daemon):
+    segments, conversation = [*SEGMENTS, tiny.tokens(120, 5)], bytes(range(16))
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        said = model.generate(ashlar.Prompt(segments, QUERY, conversation), **GREEDY)
+        turn = [*said[0, 300:].tolist(), *tiny.tokens(20, 6)]
+        wanted = model(ashlar.Prompt(segments, turn)).logits
+        assert not reuse.last.exact
+        logits = model(ashlar.Prompt(segments, turn, conversation)).logits
+        torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
+        model.generate(ashlar.Prompt(segments, turn, conversation), **GREEDY)
+        assert reuse.last.cached_tokens == 319 and reuse.faults == 0, "its composed states reach behind the last segment"
+
+
+def test_the_last_segment_of_a_prompt_without_a_query_is_computed(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        model.generate(ashlar.Prompt(SEGMENTS), **GREEDY)
+        assert reuse.last.fault is None and reuse.last.published == 2
         assert model(ashlar.Prompt(SEGMENTS)).logits.shape == (1, 1, 256)
-        assert model(prompt, logits_to_keep=100).logits.shape == (1, 100, 256), "more than is computed: not from the cache"
+        assert reuse.last.fault is None and reuse.last.cached_tokens == 60 + 44 and reuse.last.published == 0
+        alone = model.generate(ashlar.Prompt(SEGMENTS[:1]), **GREEDY)
+        assert reuse.last.fault is None and reuse.faults == 0
+    assert torch.equal(alone, model.generate(torch.tensor(SEGMENTS[:1]), **GREEDY))
 
 
 def test_a_conversation_goes_on_behind_its_own_composed_states(model, daemon):
