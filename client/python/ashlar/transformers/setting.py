@@ -345,7 +345,14 @@ class Setter:
     def commit(
         self, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]], conversation: bytes, salt: str | bytes = b""
     ) -> list[str]:
-        """Offers the states behind `text`, which the setting's cache has run through, and those captured inside."""
+        """Offers the states behind `text`, which the setting's cache has run through, and those captured inside.
+
+        Raises Fault where the cache holds another number of tokens, or `text` does not begin with the prompt.
+        """
+        count = min(len(setting.tokens), len(text))
+        held = {setting.cache.layers[place.layer].keys.shape[-2] for place in self.cache.shape.attention}
+        if held - {len(text)} or not np.array_equal(setting.tokens[:count], text[:count]):
+            raise Fault(f"the model ran other tokens than the text's: {sorted(held)} are held")
         if len(text) > len(setting.table) * self.cache.model.page_tokens:
             return []  # more was decoded than there is room for
         if not setting.plan.exact and not conversation:
@@ -357,8 +364,8 @@ class Setter:
         offers = [one for one in setting.captured if one[0] < len(text)]
         offers.append((len(text), self.states(setting.cache)))
         return calling(
-            self.cache.commit, text, offers, request=setting.request, prompt_tokens=min(len(setting.tokens), len(text)),
-            page_table=setting.table, conversation=conversation, salt=salt,
+            self.cache.commit, text, offers, request=setting.request, prompt_tokens=count, page_table=setting.table,
+            conversation=conversation, salt=salt,
         )  # fmt: skip
 
 
