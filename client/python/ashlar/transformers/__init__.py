@@ -27,7 +27,7 @@ from transformers import DynamicCache
 from ashlar.daemon import Daemon
 from ashlar.prompt import Prompt
 from ashlar.transformers import calls
-from ashlar.transformers.model import describe
+from ashlar.transformers.model import check_type, describe
 from ashlar.transformers.setting import Fault, ModelCache, Setter, Setting
 
 _log = logging.getLogger("ashlar.transformers")
@@ -134,6 +134,10 @@ class _Patches:
             return None, given
         return given, torch.from_numpy(given.tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)
 
+    def why_left(self, ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
+        why = calls.of_prompt(ids, args, arguments)
+        return why if why is not None else calls.of_model(self.model, self.reuse.setter.cache.shape.adapters)
+
     def leave(self, ids: Any, why: str) -> None:
         count = ids.numel() if isinstance(ids, torch.Tensor) else 0
         self.reuse.last = Served(count, 0, 0, True, {}, [], None, left=why)
@@ -155,7 +159,7 @@ class _Patches:
             kwargs["logits_to_keep"] = max(1, len(prompt.tokens) - sum(prompt.lengths))
         if getattr(self.within, "generate", False):
             return self.own_forward(ids, *args, **kwargs)
-        why = calls.of_prompt(ids, args, kwargs) or calls.of_forward(self.model, ids, kwargs)
+        why = self.why_left(ids, args, kwargs) or calls.of_forward(self.model, ids, kwargs)
         if why is not None:
             if kwargs.get("past_key_values") is None or ids is None or ids.shape[1] > 1:  # a token more is no prompt
                 self.leave(ids, why)
@@ -173,7 +177,7 @@ class _Patches:
 
     def generate(self, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         prompt, ids = self.tokens(kwargs.pop("input_ids", None) if inputs is None else inputs)
-        why, options = calls.of_prompt(ids, args, kwargs), None
+        why, options = self.why_left(ids, args, kwargs), None
         if why is None:
             why, options = calls.of_generate(self.model, ids, kwargs)
         if why is not None:
@@ -219,6 +223,7 @@ def attach(model: Any, cache: ModelCache, *, way: str = "kernels", setter: type[
 
     `way`: of computing a segment's tuple: "kernels", or "identity" by the model's own rule.
     """
+    check_type(model)
     if not isinstance(cache, ModelCache):
         raise ValueError("cache: of ashlar.cache_for(model, daemon)")
     reuse = Reuse(setter(model, cache, model.forward, way))

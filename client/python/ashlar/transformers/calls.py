@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ashlar.transformers.model import adapters
+
 # Arguments of `generate` that choose or tell tokens, and decide no state.
 _CHOOSING = frozenset(
     ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "streamer", "tokenizer", "trust_remote_code")
@@ -15,6 +17,15 @@ _KNOWN = frozenset(
     ("attention_mask", "logits_to_keep", "past_key_values", "position_ids", "inputs_embeds", "return_dict", "use_cache")
 )
 _OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")  # of every token that was run
+
+
+def of_model(model: Any, described: str) -> str | None:
+    """Whether the model computes as it did when its adapters were `described`: an open cache names these states alone."""
+    if any(module.training for module in model.modules()):
+        return "training"
+    if torch.is_autocast_enabled(model.device.type):
+        return "autocast"
+    return None if adapters(model) == described else "adapters"
 
 
 def of_prompt(ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
