@@ -26,7 +26,8 @@ from transformers import DynamicCache
 
 from ashlar.daemon import Daemon
 from ashlar.prompt import Prompt
-from ashlar.transformers.model import describe
+from ashlar.transformers import calls
+from ashlar.transformers.model import check_type, describe
 from ashlar.transformers.setting import Fault, ModelCache, Setter, Setting
 
 _log = logging.getLogger("ashlar.transformers")
@@ -34,7 +35,7 @@ _log = logging.getLogger("ashlar.transformers")
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """How the last prompt was set."""
+    """How the last prompt was set, or why it was left to the model."""
 
     tokens: int
     cached_tokens: int  # of them taken from the cache
@@ -45,6 +46,7 @@ class Served:
     fault: str | None  # the prompt was computed without the cache, because of this
     tiers: dict[str, int] = dataclasses.field(default_factory=dict)  # the cached tokens, by the tier that they lay in
     seconds_saved: float = 0.0  # prefill time of these tokens at the recent rate, less what the cache took
+    left: str | None = None  # the model's alone, and no fault, because of this: an argument, an option or a mode
 
 
 class Reuse:
@@ -86,63 +88,12 @@ def cache_for(
     )  # fmt: skip
 
 
-_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_KNOWN = {"attention_mask", "logits_to_keep", "past_key_values", "position_ids", "inputs_embeds", "return_dict", "use_cache"}
-
-
-def _plain(ids: Any, arguments: dict[str, Any]) -> bool:
-    """Whether these are arguments of one whole prompt, and nothing else that decides its states."""
-    mask = arguments.get("attention_mask")
-    return (
-        isinstance(ids, torch.Tensor)
-        and ids.ndim == 2
-        and ids.shape[0] == 1
-        and ids.shape[1] > 1
-        and (mask is None or (mask.ndim == 2 and bool((mask == 1).all())))
-        and all(arguments.get(name) is None for name in ("past_key_values", "inputs_embeds", "position_ids"))
-        and arguments.get("use_cache") is not False
-    )
-
-
-def _alone(arguments: dict[str, Any], config: Any) -> bool:
-    """Whether `generate` decodes one sequence, token by token."""
-    def value(name: str) -> Any:
-        return arguments.get(name, getattr(arguments.get("generation_config") or config, name, None))
-
-    if value("use_cache") is False:
-        return False
-    only = all(value(name) in (None, 1) for name in ("num_beams", "num_return_sequences", "num_beam_groups"))
-    helpers = ("assistant_model", "prompt_lookup_num_tokens", "guidance_scale", "cache_implementation")
-    return only and all(value(name) is None for name in helpers)
-
-
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = list(value.values())
-    return isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and any(map(_holds_tensors, value)))
-
-
-def _decided_by_tokens(ids: torch.Tensor, arguments: dict[str, Any], config: Any) -> bool:
-    """Whether nothing that `generate` is given decides states beside the tokens: images do, and padding that it infers."""
-    if any(_holds_tensors(value) for name, value in arguments.items() if name not in ("attention_mask", *_TOKENS)):
-        return False
-    if arguments.get("attention_mask") is not None:
-        return True
-
-    def numbers(name: str) -> set[int]:
-        places = (arguments, vars(arguments.get("generation_config") or config), vars(config))
-        found: Any = next((place[name] for place in places if place.get(name) is not None), [])
-        return set(torch.as_tensor(found).flatten().tolist())
-
-    # Without a mask `generate` hides the padding token, where it does not end texts, too.
-    pads, ends = numbers("pad_token_id"), numbers("eos_token_id")
-    return bool(pads & ends) or not pads & set(ids.flatten().tolist())
-
-
 class _Patches:
     def __init__(self, model: Any, reuse: Reuse) -> None:
         self.model, self.reuse = model, reuse
-        self.own_forward, self.own_generate = model.forward, getattr(model, "generate", None)
+        self.own_forward: Any = model.forward
+        self.own_generate: Any = getattr(model, "generate", None)
+        self.within = threading.local()
 
     def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting | None:
         """None: compute it without the cache."""
@@ -177,32 +128,47 @@ class _Patches:
             setting.seconds_saved,
         )  # fmt: skip
 
-    def ids(self, prompt: Prompt) -> torch.Tensor:
-        return torch.from_numpy(prompt.tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)
+    def tokens(self, given: Any) -> tuple[Prompt | None, Any]:
+        """A prompt that was given, and its tokens as the model takes them."""
+        if not isinstance(given, Prompt):
+            return None, given
+        return given, torch.from_numpy(given.tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)
+
+    def why_left(self, ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
+        why = calls.of_prompt(ids, args, arguments)
+        return why if why is not None else calls.of_model(self.model, self.reuse.setter.cache.shape.adapters)
+
+    def leave(self, ids: Any, why: str) -> None:
+        count = ids.numel() if isinstance(ids, torch.Tensor) else 0
+        self.reuse.last = Served(count, 0, 0, True, {}, [], None, left=why)
+        _log.debug("%d tokens were left to the model: %s", count, why)
+
+    @contextlib.contextmanager
+    def generating(self) -> Iterator[None]:
+        """Within it, `forward` is the model's own in this thread: `generate` calls it for parts of its prompt."""
+        before, self.within.generate = getattr(self.within, "generate", False), True
+        try:
+            yield
+        finally:
+            self.within.generate = before
 
     def forward(self, input_ids: Any = None, *args: Any, **kwargs: Any) -> Any:
-        segmented = isinstance(input_ids, Prompt)
+        prompt, ids = self.tokens(input_ids)
         keep = kwargs.get("logits_to_keep", 0)
-        if segmented:
-            prompt: Prompt = input_ids
-            input_ids = self.ids(prompt)
-            if keep == 0:
-                keep = max(1, len(prompt.tokens) - sum(prompt.lengths))
-            kwargs["logits_to_keep"] = keep
-        served = not args and isinstance(keep, int) and keep > 0 and _plain(input_ids, kwargs)
-        # Other arguments (labels, hidden states, …) ask for what only the whole run gives.
-        others = any(kwargs[name] is not None and kwargs[name] is not False for name in set(kwargs) - _KNOWN)
-        served = served and not others and kwargs.get("return_dict") is not False and not torch.is_grad_enabled()
-        if not served:
-            return self.own_forward(input_ids, *args, **kwargs)
-        if not segmented:
-            prompt = Prompt([], input_ids[0].cpu())
+        if prompt is not None and isinstance(keep, int) and keep == 0:
+            kwargs["logits_to_keep"] = max(1, len(prompt.tokens) - sum(prompt.lengths))
+        if getattr(self.within, "generate", False):
+            return self.own_forward(ids, *args, **kwargs)
+        why = self.why_left(ids, args, kwargs) or calls.of_forward(self.model, ids, kwargs)
+        if why is not None:
+            if kwargs.get("past_key_values") is None or ids is None or ids.shape[1] > 1:  # a token more is no prompt
+                self.leave(ids, why)
+            return self.own_forward(ids, *args, **kwargs)
+        prompt, keep = prompt or Prompt([], ids[0].cpu()), kwargs["logits_to_keep"]
         with self.reuse.lock:
-            # Logits are there of what is computed: of the tokens behind the last segment.
-            always = max(1, len(prompt.tokens) - sum(prompt.lengths)) if segmented else 1
-            setting = None if keep > always else self.set(prompt, len(prompt.tokens), keep, 0)
+            setting = self.set(prompt, len(prompt.tokens), keep, 0)
             if setting is None:
-                return self.own_forward(input_ids, **kwargs)
+                return self.own_forward(ids, **kwargs)
             try:
                 self.commit(prompt, setting, prompt.tokens)
             finally:
@@ -210,20 +176,18 @@ class _Patches:
             return setting.output
 
     def generate(self, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        ids = kwargs.pop("input_ids", None) if inputs is None else inputs
-        segmented = isinstance(ids, Prompt)
-        if segmented:
-            prompt: Prompt = ids
-            ids = self.ids(prompt)
-        config = self.model.generation_config
-        served = not args and _plain(ids, kwargs) and _alone(kwargs, config) and _decided_by_tokens(ids, kwargs, config)
-        if not served or self.own_generate is None:
-            return self.own_generate(ids, *args, **kwargs)  # type: ignore[misc]
-        if not segmented:
-            prompt = Prompt([], ids[0].cpu())
+        prompt, ids = self.tokens(kwargs.pop("input_ids", None) if inputs is None else inputs)
+        why, options = self.why_left(ids, args, kwargs), None
+        if why is None:
+            why, options = calls.of_generate(self.model, ids, kwargs)
+        if why is not None:
+            self.leave(ids, why)
+            with self.generating():
+                return self.own_generate(ids, *args, **kwargs)
+        prompt = prompt or Prompt([], ids[0].cpu())
         count = len(prompt.tokens)
-        with self.reuse.lock:
-            setting = self.set(prompt, count - 1, 0, self._room(count, kwargs))
+        with self.reuse.lock, self.generating():
+            setting = self.set(prompt, count - 1, 0, self._room(count, calls.room(self.model, options, count, kwargs)))
             cache = DynamicCache(config=self.reuse.setter.config) if setting is None else setting.cache
             try:
                 # Without hits as without Ashlar: the model's own prefill, on the same kind of cache.
@@ -237,14 +201,10 @@ class _Patches:
                     self.reuse.setter.end(setting)
             return output
 
-    def _room(self, count: int, arguments: dict[str, Any]) -> int:
-        config = arguments.get("generation_config") or self.model.generation_config
-        most = arguments.get("max_new_tokens", getattr(config, "max_new_tokens", None))
-        if most is None:
-            length = arguments.get("max_length", getattr(config, "max_length", None))
-            most = 20 if length is None else max(0, length - count)
-        pages = len(self.reuse.setter.cache.free) * self.reuse.setter.cache.model.page_tokens
-        return max(0, min(int(most), pages - count - self.reuse.setter.cache.model.page_tokens))
+    def _room(self, count: int, most: int) -> int:
+        cache = self.reuse.setter.cache
+        page = cache.model.page_tokens
+        return max(0, min(most, len(cache.free) * page - count - page))
 
 
 def _in_place_of(own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,6 +223,7 @@ def attach(model: Any, cache: ModelCache, *, way: str = "kernels", setter: type[
 
     `way`: of computing a segment's tuple: "kernels", or "identity" by the model's own rule.
     """
+    check_type(model)
     if not isinstance(cache, ModelCache):
         raise ValueError("cache: of ashlar.cache_for(model, daemon)")
     reuse = Reuse(setter(model, cache, model.forward, way))

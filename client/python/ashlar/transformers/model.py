@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from ashlar.checkpoint import config_text
 from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrder, TailOrder
@@ -46,6 +46,7 @@ class AttentionPlace:
 class Shape:
     linear: tuple[LinearPlace, ...]
     attention: tuple[AttentionPlace, ...]
+    adapters: str  # as they were set when the model was described
 
 
 def check_version() -> None:
@@ -63,6 +64,30 @@ def weights_digest(model: Any) -> str:
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def adapters(model: Any) -> str:
+    """The adapters that the model computes with: in each layer the active or merged ones, and their scales. "": none.
+
+    PEFT's layers are known by what they say of themselves.
+    """
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(getattr(type(module), "active_adapters", None), property):
+            active = [] if module.disable_adapters else list(module.active_adapters)
+            scales = getattr(module, "scaling", None) or {}
+            merged = list(getattr(module, "merged_adapters", ()))
+            found.append((name, merged, [(adapter, scales.get(adapter)) for adapter in active]))
+    return repr(found) if found else ""
+
+
+def check_type(model: Any) -> None:
+    """ValueError: the model is wrapped or compiled, so that what is set on it does not decide how it runs."""
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"model: {kind} is no PreTrainedModel of Transformers; of a wrapper, pass the model within")
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        raise ValueError(f"model: {kind}.compile() was called; pass the model before it is compiled")
 
 
 def _refuse(layer: int, reason: str) -> ValueError:
@@ -141,18 +166,20 @@ def _linear(index: int, layer: int, whole: Tape, second: Tape) -> tuple[Linear, 
 def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: int) -> tuple[Model, Shape]:
     """Returns what a cache has to know of the model, and where its layers are. ValueError: the model cannot be served."""
     check_version()
+    check_type(model)
     if model.dtype not in DTYPES:
         raise ValueError(f"model.dtype: {model.dtype} is neither float32, float16 nor bfloat16")
     config = model.config.get_text_config(decoder=True)
     chance = torch.Generator().manual_seed(20)
     tokens = torch.randint(0, config.vocab_size, (1, 24), generator=chance).to(model.device)
     whole, second, turned = Tape(config), Tape(config), DynamicCache(config=config)
-    with whole.recording(model):
-        _run(model, whole, tokens, 0)
-    _run(model, second, tokens[:, :12], 0)
-    with second.recording(model):
-        _run(model, second, tokens[:, 12:], 12)
-    _run(model, turned, tokens, _SHIFT)
+    with torch.autocast(model.device.type, enabled=False):
+        with whole.recording(model):
+            _run(model, whole, tokens, 0)
+        _run(model, second, tokens[:, :12], 0)
+        with second.recording(model):
+            _run(model, second, tokens[:, 12:], 12)
+        _run(model, turned, tokens, _SHIFT)
 
     layers: list[Attention | Linear] = []
     linear_places, attention_places = [], []
@@ -174,11 +201,14 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
             layers.append(Attention(keys.shape[1], keys.shape[-1], values.shape[-1], kind, rope))
             attention_places.append(AttentionPlace(len(layers) - 1, number))
     _check_gate(whole, second)
+    digest, switched = digest or weights_digest(model), adapters(model)
+    if switched:
+        digest = hashlib.sha256(f"{digest} {switched}".encode()).hexdigest()
     described = Model(
-        model_id=config.model_type, weights_digest=digest or weights_digest(model), layers=layers, page_tokens=page_tokens,
+        model_id=config.model_type, weights_digest=digest, layers=layers, page_tokens=page_tokens,
         head=head, tail=tail, dtype=_NAMES[model.dtype],
     )  # fmt: skip
-    return described, Shape(tuple(linear_places), tuple(attention_places))
+    return described, Shape(tuple(linear_places), tuple(attention_places), switched)
 
 
 def _check_gate(whole: Tape, second: Tape) -> None:

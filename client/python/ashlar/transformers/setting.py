@@ -172,15 +172,24 @@ class Setter:
         return output
 
     def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting:
-        """Runs the prompt's first `upto` tokens. Raises Fault: nothing has been kept, compute it without the cache."""
+        """Runs the prompt's first `upto` tokens; `keep`: so many last ones through the model's head, in one run.
+
+        Raises Fault: nothing has been kept, compute it without the cache.
+        """
         tokens, began, self._running = prompt.tokens, time.perf_counter(), 0.0
+        # A plan's last token is always computed. Ending at the first one whose logits are wanted, it takes none of them
+        # from the cache, and its last run goes on to the prompt's end.
+        planned = tokens[: len(tokens) - max(keep, 1) + 1]
+        lengths = prompt.lengths
+        while sum(lengths) >= len(planned):
+            lengths.pop()
         table = self.cache.take(len(tokens) + room)
         if table is None:
             raise Fault(f"pages: not enough for {len(tokens)} tokens")
         request = None
         try:
             request = calling(
-                self.cache.begin, tokens, prompt.lengths, table, fill=True, conversation=prompt.conversation,
+                self.cache.begin, planned, lengths, table, fill=True, conversation=prompt.conversation,
                 salt=prompt.salt,
             )
             published = self._fill(request, table)
@@ -274,11 +283,12 @@ class Setter:
             if step.kind is not StepKind.COMPUTE:
                 self._take(request, number, step, table, cache)
                 continue
-            end = min(step.end, upto)
+            last = number == len(plan.steps) - 1
+            end = upto if last else step.end
             if step.begin < end:
-                output = self.run(cache, tokens[step.begin : end], step.begin, keep if end == len(tokens) else 0)
-            if step.capture and step.end <= upto:
-                captured.append((step.end, self.states(cache)))
+                output = self.run(cache, tokens[step.begin : end], step.begin, keep if last else 0)
+            if step.capture and step.end == end:
+                captured.append((end, self.states(cache)))
         if upto < len(tokens) and 0 < upto:
             captured.append((upto, self.states(cache)))  # the same prompt again goes on from there
         return cache, output, captured
@@ -335,20 +345,27 @@ class Setter:
     def commit(
         self, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]], conversation: bytes, salt: str | bytes = b""
     ) -> list[str]:
-        """Offers the states behind `text`, which the setting's cache has run through, and those captured inside."""
+        """Offers the states behind `text`, which the setting's cache has run through, and those captured inside.
+
+        Raises Fault where the cache holds another number of tokens, or `text` does not begin with the prompt.
+        """
+        count = min(len(setting.tokens), len(text))
+        held = {setting.cache.layers[place.layer].keys.shape[-2] for place in self.cache.shape.attention}
+        if held - {len(text)} or not np.array_equal(setting.tokens[:count], text[:count]):
+            raise Fault(f"the model ran other tokens than the text's: {sorted(held)} are held")
         if len(text) > len(setting.table) * self.cache.model.page_tokens:
             return []  # more was decoded than there is room for
         if not setting.plan.exact and not conversation:
             return []  # composed states are their conversation's alone
-        computed = [*setting.plan.computed(), (len(setting.tokens), len(text))]
+        computed = [*setting.plan.computed(), (setting.plan.steps[-1].end, len(text))]
         for begin, end in computed:
             if begin < min(end, len(text)):
                 self._write(setting.cache, setting.table, 0, begin, min(end, len(text)))
         offers = [one for one in setting.captured if one[0] < len(text)]
         offers.append((len(text), self.states(setting.cache)))
         return calling(
-            self.cache.commit, text, offers, request=setting.request, prompt_tokens=min(len(setting.tokens), len(text)),
-            page_table=setting.table, conversation=conversation, salt=salt,
+            self.cache.commit, text, offers, request=setting.request, prompt_tokens=count, page_table=setting.table,
+            conversation=conversation, salt=salt,
         )  # fmt: skip
 
 

@@ -52,58 +52,6 @@ def test_generate_and_forward_are_restored(model, daemon):
         pass
 
 
-def test_what_is_no_single_prompt_is_left_to_the_model(model, daemon):
-    two = torch.cat([PROMPT, PROMPT.flip(1)])
-    mask = torch.ones_like(PROMPT)
-    mask[0, :5] = 0
-    cases = [
-        ({"inputs": two}, GREEDY),
-        ({"input_ids": PROMPT, "attention_mask": mask}, GREEDY),
-        ({"inputs": PROMPT}, {**GREEDY, "num_beams": 2}),
-        ({"inputs": PROMPT}, {**GREEDY, "use_cache": False}),
-    ]
-    expected = [model.generate(**inputs, **options) for inputs, options in cases]
-    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
-        for (inputs, options), answer in zip(cases, expected, strict=True):
-            assert torch.equal(model.generate(**inputs, **options), answer)
-        whole = model(PROMPT).logits
-        assert whole.shape[1] == PROMPT.shape[1], "all logits were asked for"
-        model(PROMPT, labels=PROMPT).loss.backward()
-        with torch.no_grad():
-            hidden = model(PROMPT, logits_to_keep=1, output_hidden_states=True).hidden_states
-            assert len(hidden) == 5 and hidden[0].shape[1] == PROMPT.shape[1]
-        assert reuse.last is None
-    model.zero_grad()
-
-
-def test_what_decides_states_beside_the_tokens_is_left_to_the_model(daemon):
-    model = tiny.build("qwen3_next")
-
-    class Seeing(type(model)):
-        __module__ = type(model).__module__  # whose rules are recorded
-
-        def forward(self, input_ids=None, attention_mask=None, pixel_values=None, **more):  # all looked for by name
-            if pixel_values is not None and input_ids.shape[1] > 1:
-                input_ids = (input_ids + int(pixel_values.sum())) % 256
-            return super().forward(input_ids, attention_mask=attention_mask, **more)
-
-    model.__class__ = Seeing
-    ids = PROMPT.clone()
-    ids[0, :200] = 7
-    padded = {"pad_token_id": 7, "eos_token_id": 300}
-    cases = [{"pixel_values": torch.tensor([3])}, padded, {"generation_config": transformers.GenerationConfig(**padded)}]
-    expected = [model.generate(ids, **GREEDY, **more) for more in cases]
-    usual = model.generate(ids, **GREEDY)
-    assert all(not torch.equal(answer, usual) for answer in expected), "each decides states"
-    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
-        for more, answer in zip(cases, expected, strict=True):
-            assert torch.equal(model.generate(ids, **GREEDY, **more), answer)
-        assert reuse.last is None
-        for more in ({**padded, "attention_mask": torch.ones_like(ids)}, {"pad_token_id": 299}, {"eos_token_id": [299, 300]}):
-            assert torch.equal(model.generate(ids, **GREEDY, **more), usual)
-        assert reuse.last.cached_tokens == 299
-
-
 def test_generate_takes_all_that_it_takes_without(model, daemon):
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
         for _ in range(2):
@@ -125,8 +73,57 @@ def test_forward_gives_the_logits_behind_the_last_segment(model, daemon):
         assert output.logits.shape == (1, len(QUERY), 256) and reuse.last.cached_tokens > 0
         assert output.past_key_values.get_seq_length() == len(prompt.tokens)
         assert model(prompt, logits_to_keep=1).logits.shape == (1, 1, 256)
+        more = model(prompt, logits_to_keep=100).logits
+        assert more.shape == (1, 100, 256) and reuse.last.cached_tokens == 60, "the tokens of a segment that is kept are run"
+        assert model(ashlar.Prompt([], prompt.tokens)).logits.shape == (1, 192, 256) and reuse.last.left == "logits_to_keep"
+        assert reuse.faults == 0
+
+
+@pytest.mark.parametrize("query", [12, 100, 200])
+def test_captures_and_prefixes_within_a_query_take_none_of_its_logits(model, daemon, query):
+    prompt = ashlar.Prompt(SEGMENTS[:1], tiny.tokens(query, 31))
+    ids = torch.tensor([prompt.tokens.tolist()])
+    with torch.no_grad():
+        wanted = model(ids).logits
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        for before in (0, 60, 60):
+            torch.testing.assert_close(model(prompt).logits, wanted[:, -query:], atol=1e-4, rtol=0)
+            assert reuse.last.fault is None and reuse.last.cached_tokens >= before
+        longer = ashlar.Prompt(SEGMENTS[:1], tiny.tokens(query, 31) + [7, 8])
+        model.generate(longer, **GREEDY)
+        assert reuse.last.cached_tokens == 60 + query, "forward offered the states behind its prompt"
+        model.generate(prompt, **GREEDY)
+        model.generate(prompt, **GREEDY)
+        assert reuse.last.cached_tokens == 59 + query
+        torch.testing.assert_close(model(prompt).logits, wanted[:, -query:], atol=1e-4, rtol=0)
+        ids = torch.cat([ids, torch.tensor([tiny.tokens(30, 8)])], 1)
+        last = model(ids, logits_to_keep=30).logits
+        assert reuse.last.cached_tokens == 60 + query and reuse.faults == 0
+        torch.testing.assert_close(last, model(ids).logits[:, -30:], atol=1e-4, rtol=0)
+
+
+def test_a_conversation_within_a_query_takes_none_of_its_logits(model, daemon):
+    segments, conversation = [*SEGMENTS, tiny.tokens(120, 5)], bytes(range(16))
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        said = model.generate(ashlar.Prompt(segments, QUERY, conversation), **GREEDY)
+        turn = [*said[0, 300:].tolist(), *tiny.tokens(20, 6)]
+        wanted = model(ashlar.Prompt(segments, turn)).logits
+        assert not reuse.last.exact
+        logits = model(ashlar.Prompt(segments, turn, conversation)).logits
+        torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
+        model.generate(ashlar.Prompt(segments, turn, conversation), **GREEDY)
+        assert reuse.last.cached_tokens == 319 and reuse.faults == 0, "its composed states reach behind the last segment"
+
+
+def test_the_last_segment_of_a_prompt_without_a_query_is_computed(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        model.generate(ashlar.Prompt(SEGMENTS), **GREEDY)
+        assert reuse.last.fault is None and reuse.last.published == 2
         assert model(ashlar.Prompt(SEGMENTS)).logits.shape == (1, 1, 256)
-        assert model(prompt, logits_to_keep=100).logits.shape == (1, 100, 256), "more than is computed: not from the cache"
+        assert reuse.last.fault is None and reuse.last.cached_tokens == 60 + 44 and reuse.last.published == 0
+        alone = model.generate(ashlar.Prompt(SEGMENTS[:1]), **GREEDY)
+        assert reuse.last.fault is None and reuse.faults == 0
+    assert torch.equal(alone, model.generate(torch.tensor(SEGMENTS[:1]), **GREEDY))
 
 
 def test_a_conversation_goes_on_behind_its_own_composed_states(model, daemon):

@@ -90,6 +90,26 @@ def test_a_failure_behind_a_restart_loses_no_pages(model, daemon, plain):
         assert reuse.last.fault is None and sorted(cache.free) == list(range(cache.pages))
 
 
+@pytest.mark.parametrize("moment", ["twice", "another text"])
+def test_states_of_other_tokens_than_the_texts_are_not_offered(model, daemon, plain, moment):
+    class Wrong(Setter):
+        def commit(self, setting, text, *given):
+            if moment == "twice":  # as a prefill did that fed a prompt into the cache that holds it
+                self.run(setting.cache, text, len(text))
+            else:
+                text = text.copy()
+                text[3] += 1
+            return super().commit(setting, text, *given)
+
+    with ashlar.cache_for(model, daemon, tokens=512) as cache:
+        with ashlar.attach(model, cache, setter=Wrong) as reuse:
+            assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
+            assert reuse.last.commits == [] and reuse.faults == 1
+        with ashlar.attach(model, cache) as reuse:
+            assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
+            assert reuse.last.cached_tokens == 0 and sorted(cache.free) == list(range(cache.pages))
+
+
 def test_a_full_cache_keeps_what_it_can(model, tmp_path):
     prompts = [torch.tensor([tiny.tokens(300, 100 + i)]) for i in range(20)]
     wanted = [model.generate(each, **GREEDY) for each in prompts]

@@ -1,4 +1,4 @@
-"""How a model is named: by what it is, and not by the place that it was loaded from."""
+"""How a model is named: by what it is and how it is set, and not by the place that it was loaded from."""
 
 import pytest
 import tiny_transformers as tiny
@@ -6,7 +6,7 @@ import torch
 import transformers
 
 import ashlar
-from ashlar.transformers.model import weights_digest
+from ashlar.transformers.model import describe, weights_digest
 
 QUERY = tiny.tokens(12, 99)
 SEGMENTS = [tiny.tokens(60, seed) for seed in range(2)]
@@ -43,3 +43,111 @@ def test_a_configuration_that_differs_names_another_model(folders):
     assert before == weights_digest(load(folders[1]))
     model.config.rms_norm_eps *= 2
     assert weights_digest(model) != before
+
+
+class Adapted(torch.nn.Module):
+    """A linear layer with adapters, which says of itself what PEFT's layers say."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.scaling, self.merged_adapters = base, {"one": 1.0, "two": 1.0}, []
+        self.active, self.disabled = ["one"], False
+        self.adapters = torch.nn.ParameterDict({name: torch.randn_like(base.weight) * 0.3 for name in self.scaling})
+
+    @property
+    def active_adapters(self):
+        return self.active
+
+    @property
+    def disable_adapters(self):
+        return self.disabled
+
+    def forward(self, x):
+        added = [] if self.disabled else [self.scaling[name] * (x @ self.adapters[name].T) for name in self.active]
+        return sum(added, self.base(x))
+
+
+GREEDY = {"max_new_tokens": 4, "do_sample": False}
+PROMPT = torch.tensor([tiny.tokens(300, 7)])
+
+
+@pytest.fixture
+def adapted():
+    model = tiny.build("qwen3_next")
+    layer = model.model.layers[2].mlp
+    layer.down_proj = Adapted(layer.down_proj).requires_grad_(False).eval()
+    return model, layer.down_proj
+
+
+@pytest.mark.parametrize("digest", [None, "mine"])
+def test_each_setting_of_adapters_names_another_model(adapted, daemon, digest):
+    model, layer = adapted
+    published = []
+    for active, disabled, scale in [(["one"], False, 1.0), (["two"], False, 1.0), (["one"], False, 0.5), (["one"], True, 1.0),
+                                    (["one"], False, 1.0)]:  # fmt: skip
+        layer.active, layer.disabled, layer.scaling["one"] = active, disabled, scale
+        with ashlar.cache_for(model, daemon, tokens=512, weights_digest=digest) as cache:
+            with ashlar.attach(model, cache) as reuse:
+                model.generate(ashlar.Prompt(SEGMENTS, QUERY), **GREEDY)
+                published.append(reuse.last.published)
+    assert published == [2, 2, 2, 2, 0]
+
+
+def test_prompts_are_left_to_a_model_whose_adapters_were_switched(adapted, daemon):
+    model, layer = adapted
+    answers = []
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        for values in ({}, {"active": ["two"]}, {"disabled": True}, {"scaling": {"one": 2.0}}, {"active": ["two", "one"]}):
+            before = {name: getattr(layer, name) for name in values}
+            for name, value in values.items():
+                setattr(layer, name, value)
+            answers.append(model(ashlar.Prompt([], PROMPT), logits_to_keep=1).logits)
+            assert reuse.last.left == ("adapters" if values else None)
+            model.generate(PROMPT, **GREEDY)
+            assert reuse.last.left == ("adapters" if values else None)
+            for name, value in before.items():
+                setattr(layer, name, value)
+        again = model(PROMPT, logits_to_keep=1).logits
+        assert reuse.last.cached_tokens == 299 and reuse.last.exact
+    assert all((answer - answers[0]).abs().max() > 0.01 for answer in answers[1:]), "each decides states"
+    torch.testing.assert_close(again, answers[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("why", ["autocast", "training"])
+def test_prompts_are_left_to_a_model_that_computes_in_another_way(daemon, why):
+    model = tiny.build("qwen3_next")
+    wanted = model.generate(PROMPT, **GREEDY)
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        # A part of the model alone may be in training mode: adapters that were added are.
+        model.model.layers[1].train(why == "training")
+        with torch.autocast("cpu", torch.bfloat16, enabled=why == "autocast"):
+            model.generate(PROMPT, **GREEDY)
+            assert reuse.last.left == why
+            assert model(ashlar.Prompt(SEGMENTS, QUERY)).logits.shape == (1, len(QUERY), 256) and reuse.last.left == why
+        model.eval()
+        for cached in (0, 299):
+            assert torch.equal(model.generate(PROMPT, **GREEDY), wanted)
+            assert reuse.last.left is None and reuse.last.cached_tokens == cached
+
+
+def test_a_model_is_described_without_autocast(daemon):
+    model = tiny.build("qwen3_next")
+    with torch.autocast("cpu", torch.bfloat16):
+        described, _ = describe(model, "digest", 8, 8, 16)
+    assert described == describe(model, "digest", 8, 8, 16)[0]
+
+
+@pytest.mark.parametrize("way", ["wrapped", "compiled"])
+def test_wrapped_and_compiled_models_are_refused_by_name(daemon, way):
+    model = tiny.build("llama")
+    with ashlar.cache_for(model, daemon, tokens=512) as cache:
+        if way == "wrapped":
+            other, message = torch.compile(model, backend="eager"), "OptimizedModule is no PreTrainedModel"
+        else:
+            model.compile(backend="eager")
+            other, message = model, r"LlamaForCausalLM.compile\(\) was called"
+        with pytest.raises(ValueError, match=message):
+            ashlar.cache_for(other, daemon)
+        with pytest.raises(ValueError, match=message), ashlar.attach(other, cache):
+            pass
+    assert not {"forward", "generate"} & set(model.__dict__)

@@ -1,0 +1,187 @@
+"""Calls of `generate` and `forward` that the cache leaves to the model, each for the reason that `Reuse.last` then gives."""
+
+import contextlib
+
+import pytest
+import tiny_transformers as tiny
+import torch
+import transformers
+
+import ashlar
+
+SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
+QUERY = tiny.tokens(12, 99)
+PROMPT = torch.tensor([tiny.tokens(300, 7)])
+GREEDY = {"max_new_tokens": 8, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.build("qwen3_next")
+
+
+def test_what_is_no_single_prompt_is_left_to_the_model(model, daemon):
+    two = torch.cat([PROMPT, PROMPT.flip(1)])
+    mask = torch.ones_like(PROMPT)
+    mask[0, :5] = 0
+    cases = [
+        ({"inputs": two}, GREEDY),
+        ({"input_ids": PROMPT, "attention_mask": mask}, GREEDY),
+        ({"inputs": PROMPT}, {**GREEDY, "num_beams": 2}),
+        ({"inputs": PROMPT}, {**GREEDY, "use_cache": False}),
+    ]
+    reasons = ["2 sequences", "attention_mask", "beam_search", "use_cache"]
+    expected = [model.generate(**inputs, **options) for inputs, options in cases]
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+        for (inputs, options), answer, why in zip(cases, expected, reasons, strict=True):
+            assert torch.equal(model.generate(**inputs, **options), answer)
+            assert reuse.last.left == why and reuse.last.fault is None
+        whole = model(PROMPT).logits
+        assert whole.shape[1] == PROMPT.shape[1] and reuse.last.left == "logits_to_keep", "all logits were asked for"
+        model(PROMPT, labels=PROMPT).loss.backward()
+        model(PROMPT, logits_to_keep=1).logits.sum().backward()
+        assert reuse.last.left == "gradients"
+        with torch.no_grad():
+            hidden = model(PROMPT, logits_to_keep=1, output_hidden_states=True).hidden_states
+            assert len(hidden) == 5 and hidden[0].shape[1] == PROMPT.shape[1]
+            assert reuse.last.left == "output_hidden_states"
+    model.zero_grad()
+
+
+def test_what_decides_states_beside_the_tokens_is_left_to_the_model(daemon):
+    model = tiny.build("qwen3_next")
+
+    class Seeing(type(model)):
+        __module__ = type(model).__module__  # whose rules are recorded
+
+        def forward(self, input_ids=None, attention_mask=None, pixel_values=None, **more):  # all looked for by name
+            if pixel_values is not None and input_ids.shape[1] > 1:
+                input_ids = (input_ids + int(pixel_values.sum())) % 256
+            return super().forward(input_ids, attention_mask=attention_mask, **more)
+
+    model.__class__ = Seeing
+    ids = PROMPT.clone()
+    ids[0, :200] = 7
+    padded = {"pad_token_id": 7, "eos_token_id": 300}
+    cases = [{"pixel_values": torch.tensor([3])}, padded, {"generation_config": transformers.GenerationConfig(**padded)}]
+    expected = [model.generate(ids, **GREEDY, **more) for more in cases]
+    usual = model.generate(ids, **GREEDY)
+    assert all(not torch.equal(answer, usual) for answer in expected), "each decides states"
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+        for more, answer in zip(cases, expected, strict=True):
+            assert torch.equal(model.generate(ids, **GREEDY, **more), answer)
+            assert reuse.last.left == ("pixel_values" if "pixel_values" in more else "pad_token_id")
+        for more in ({**padded, "attention_mask": torch.ones_like(ids)}, {"pad_token_id": 299}, {"eos_token_id": [299, 300]}):
+            assert torch.equal(model.generate(ids, **GREEDY, **more), usual)
+        assert reuse.last.cached_tokens == 299
+
+
+@contextlib.contextmanager
+def set_on(config, **values):
+    before = {name: getattr(config, name, None) for name in values}
+    for name, value in values.items():
+        setattr(config, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+DECODING = [
+    ("beam_search", {"num_beams": 3}),
+    ("num_return_sequences", {"num_return_sequences": 2, "do_sample": True}),
+    ("use_cache", {"use_cache": False}),
+    ("guidance_scale", {"guidance_scale": 1.5}),
+    ("cache_implementation", {"cache_implementation": "dynamic"}),
+    ("prefill_chunk_size", {"prefill_chunk_size": 64}),
+    ("output_hidden_states", {"output_hidden_states": True, "return_dict_in_generate": True}),
+    ("output_attentions", {"output_attentions": True, "return_dict_in_generate": True}),
+]
+
+
+@pytest.mark.parametrize(("why", "options"), DECODING, ids=[why for why, _ in DECODING])
+def test_other_ways_of_decoding_are_left_to_the_model_wherever_they_are_set(model, daemon, why, options):
+    given = {"max_new_tokens": 4, **options}
+    of_model = {name: value for name, value in given.items() if name != "max_new_tokens"}
+    config = transformers.GenerationConfig(**given)
+
+    def calls():
+        for arguments in (given, {"generation_config": config}):
+            torch.manual_seed(1)
+            yield model.generate(PROMPT, **arguments)
+        # Transformers fills what the passed config leaves open from the model's.
+        with set_on(model.generation_config, **of_model):
+            torch.manual_seed(1)
+            yield model.generate(PROMPT, generation_config=transformers.GenerationConfig(max_new_tokens=4))
+
+    expected = list(calls())
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+        for warm in (False, True):
+            for answer, wanted in zip(calls(), expected, strict=True):
+                assert reuse.last.left == why and reuse.last.fault is None
+                one, other = (each if torch.is_tensor(each) else each.sequences for each in (answer, wanted))
+                assert torch.equal(one, other)
+                for name in ("hidden_states", "attentions"):
+                    if getattr(wanted, name, None) is not None:
+                        shapes = [[layer.shape for layer in token] for token in getattr(wanted, name)]
+                        assert [[layer.shape for layer in token] for token in getattr(answer, name)] == shapes
+            plain = model.generate(PROMPT, **GREEDY)  # a prefix is there, and right
+            assert reuse.last.cached_tokens == (299 if warm else 0)
+        assert torch.equal(plain[:, :300], PROMPT)
+    assert torch.equal(plain, model.generate(PROMPT, **GREEDY))
+
+
+# These need what is not here: a tokenizer, layers for more tokens, another model, code of the Hub.
+MODES = [
+    ("token_healing", {"token_healing": True}),
+    ("assisted_generation", {"prompt_lookup_num_tokens": 3}),
+    ("assisted_generation", {"use_mtp": True}),
+    ("assisted_generation", {"assistant_early_exit": 1}),
+    ("contrastive_search", {"penalty_alpha": 0.6, "top_k": 4}),
+    ("dola_generation", {"dola_layers": "high"}),
+    ("is_assistant", {"is_assistant": True}),
+    ("custom_generate", {"custom_generate": "some/repository"}),
+    ("adapter_names", {"adapter_names": ["one"]}),
+    ("synced_gpus", {"synced_gpus": True}),
+]
+
+
+@pytest.mark.parametrize(("why", "options"), MODES, ids=["-".join(options) for _, options in MODES])
+def test_ways_of_decoding_that_change_what_is_run_are_left_to_the_model(model, daemon, monkeypatch, why, options):
+    class Left(Exception):
+        pass
+
+    def own(*args, **kwargs):
+        assert "past_key_values" not in kwargs, "the cache's"
+        raise Left
+
+    monkeypatch.setattr(model, "generate", own)
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+        with pytest.raises(Left):
+            model.generate(PROMPT, **GREEDY, **options)
+        assert reuse.last.left == why
+
+
+def test_the_models_own_config_may_ask_for_what_only_the_whole_run_gives(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        for _ in range(2):
+            with set_on(model.config, output_router_logits=True):
+                logits = model(PROMPT, logits_to_keep=1).router_logits
+            assert logits[0].shape[0] == PROMPT.shape[1] and reuse.last.left == "config.output_router_logits"
+            assert model(PROMPT, logits_to_keep=1).logits.shape == (1, 1, 256) and reuse.last.left is None
+
+
+def test_the_last_record_is_that_of_the_last_prompt(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        output = model(ashlar.Prompt(SEGMENTS, QUERY))
+        served = reuse.last
+        assert served.cached_tokens > 0 and served.left is None
+        model(torch.tensor([[5]]), past_key_values=output.past_key_values)
+        assert reuse.last is served, "a token more is no prompt"
+        model.generate(PROMPT, **GREEDY, num_beams=2)
+        assert (reuse.last.tokens, reuse.last.cached_tokens, reuse.last.left) == (300, 0, "beam_search")
+        model(PROMPT)
+        assert reuse.last.left == "logits_to_keep"
+        model.generate(PROMPT, **GREEDY)
+        assert reuse.last.left is None and reuse.last.tokens == 300
