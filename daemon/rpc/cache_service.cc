@@ -90,8 +90,8 @@ class CallTimer {
 // after Finish, which is after the service's last callback.
 class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  LandStream(EngineService& service, CallTimer timer, bool awaits_match)
-      : service_(service), timer_(timer), awaits_match_(awaits_match) {}
+  LandStream(EngineService& service, UnreadReplies& unread, CallTimer timer, bool awaits_match)
+      : service_(service), unread_(unread), timer_(timer), awaits_match_(awaits_match) {}
 
   // Call Begin once, or Refuse; the stream may be gone when it returns. A cancellation at that moment may be too early
   // for the service to know the landing: the landing continues, in doubt until its Quiesce, as after any lost stream.
@@ -116,6 +116,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     std::lock_guard lock(mutex_);
     writing_ = false;
     broken_ |= !ok;
+    if (!match_.has_value()) unread_.Remove(std::exchange(match_bytes_, 0));
     Advance();
   }
   void OnCancel() override {
@@ -128,6 +129,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
   void OnDone() override {
     { std::lock_guard lock(mutex_); }  // a thread in Finish may still hold it
+    unread_.Remove(match_bytes_ + verdict_bytes_);
     delete this;
   }
 
@@ -135,7 +137,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void Matched(v1::PromptMatch match) {
     timer_.LookedUp();
     std::lock_guard lock(mutex_);
-    match_ = std::move(match);
+    if (Count(match.ByteSizeLong(), match_bytes_)) match_ = std::move(match);
     awaits_match_ = false;
     Advance();
   }
@@ -146,12 +148,24 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
   void End(absl::StatusOr<std::vector<MissReason>> verdict) {
     std::lock_guard lock(mutex_);
+    if (verdict.ok()) Count(verdict->size() * sizeof(MissReason), verdict_bytes_);
     end_ = std::move(verdict);
     Advance();
+  }
+  // False: so much is unread that this is not to be kept, nor anything else written. mutex_ is held.
+  bool Count(size_t bytes, size_t& counted) {
+    if (unread_.Add(bytes)) {
+      counted = bytes;
+      return true;
+    }
+    unread_full_ = broken_ = true;
+    return false;
   }
 
   // Writes what is newest: a slow reader sees fewer events, never a queue of them. mutex_ is held.
   void Advance() {
+    // What landed stays landed: as where a connection breaks.
+    if (unread_full_ && end_.has_value()) end_ = absl::UnavailableError(kUnread);
     const bool refused = end_.has_value() && !end_->ok();
     if (writing_ || finished_ || (awaits_match_ && !refused)) return;
     const bool verdict_to_write = end_.has_value() && end_->ok() && !broken_;
@@ -178,6 +192,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
 
   EngineService& service_;
+  UnreadReplies& unread_;
   const CallTimer timer_;
 
   std::mutex mutex_;
@@ -185,13 +200,15 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   storage::LandingId landing_ = 0;
   bool begun_ = false;  // guarded by mutex_, as all below; event_ also belongs to gRPC while writing_
   bool awaits_match_;
-  std::optional<v1::PromptMatch> match_;  // not written yet
+  std::optional<v1::PromptMatch> match_;        // not written yet
+  size_t match_bytes_ = 0, verdict_bytes_ = 0;  // counted as unread
   uint32_t layers_ = 0;
   uint32_t layers_written_ = 0;
   std::optional<absl::StatusOr<std::vector<MissReason>>> end_;
   grpc::ByteBuffer event_;
   bool writing_ = false;
-  bool broken_ = false;  // nobody reads any more
+  bool broken_ = false;       // nobody reads any more
+  bool unread_full_ = false;  // the tenant's engines leave too much unread
   bool finished_ = false;
 };
 
@@ -281,9 +298,10 @@ class CacheService final : public RawCache {
                                           void (EngineService::*handler)(const Request&, EngineService::LandEvents),
                                           const Bytes& bytes) {
     TakeOver(this);  // gRPC's thread may be older than the service
+    if (!unread_.MayBegin()) return new RefusedStream(ToGrpc(absl::ResourceExhaustedError(kUnread)));
     if (!calls_.Enter()) return new RefusedStream(Stopping());
     constexpr bool kAwaitsMatch = std::is_same_v<Request, v1::LookupAndLandRequest>;
-    auto* const stream = new LandStream(service_, CallTimer(calls_, metrics_, call), kAwaitsMatch);
+    auto* const stream = new LandStream(service_, unread_, CallTimer(calls_, metrics_, call), kAwaitsMatch);
     Read(bytes, [this, stream, call, handler, bytes] {
       Request request;
       const absl::Status read = Parse(bytes, call, service_, &request);

@@ -164,7 +164,7 @@ TEST_F(Flood, OfStrangersCostsEnginesNothing) {
   const size_t before = PeakBytes(daemon_.pid());
   const grpc::ByteBuffer request = Bytes(std::string(8 * kMiB, '\0'));
   std::vector<Answer> answers;
-  for (int round = 0; round < 32; ++round) {
+  for (int round = 0; round < 22; ++round) {
     for (const auto& channel : channels) answers.push_back(Send(channel, "Land", request));
   }
   for (Answer& answer : answers) {
@@ -245,10 +245,10 @@ class PageFlood : public Flood {
     EXPECT_TRUE(Call(&v1::Cache::Stub::OpenModel, open, &opened).ok());
     return opened.model();
   }
-  grpc::Status Declare(uint64_t* pages_id) {
+  grpc::Status Declare(uint64_t model, uint64_t* pages_id) {
     v1::DeclarePagesRequest declare;
     declare.set_session(secret_);
-    declare.set_model(OpenModel());
+    declare.set_model(model);
     declare.set_region(region_);
     declare.set_page_tokens(1);
     declare.set_pages(limits::kMaxAllocatedPages);
@@ -259,10 +259,65 @@ class PageFlood : public Flood {
     return status;
   }
 
+  // A request that is answered with a million pages: 3 MiB.
+  v1::AttachAdmissionRequest AdmitMany() {
+    v1::AdmitRequest admit;
+    admit.set_session(secret_);
+    uint64_t pages_id = 0;
+    EXPECT_TRUE(Declare(OpenModel(), &pages_id).ok());
+    admit.set_pages_id(pages_id);
+    admit.set_lease(std::string(16, 'a'));
+    admit.mutable_prompt()->set_tokens(std::string(sizeof(int32_t), 1));
+    admit.set_own_pages(limits::kMaxAllocatedPages);
+    v1::AdmitReply admitted;
+    const grpc::Status status = Call(&v1::Cache::Stub::Admit, admit, &admitted);
+    EXPECT_EQ(admitted.admission().own_pages_size(), limits::kMaxAllocatedPages) << status.error_message();
+    answer_bytes_ = admitted.ByteSizeLong();
+    v1::AttachAdmissionRequest attach;
+    attach.set_session(secret_);
+    attach.set_lease(admit.lease());
+    return attach;
+  }
+  grpc::Status Attach(const v1::AttachAdmissionRequest& attach) {
+    v1::AdmitReply reply;
+    return Call(&v1::Cache::Stub::AttachAdmission, attach, &reply);
+  }
+  struct Unread {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientAsyncResponseReader<v1::AdmitReply>> reader;
+    v1::AdmitReply reply;
+    grpc::Status status;
+  };
+  // Calls, and asks for no message.
+  std::vector<std::unique_ptr<Unread>> LeaveUnread(const v1::AttachAdmissionRequest& attach, size_t calls) {
+    std::vector<std::unique_ptr<Unread>> unread;
+    for (size_t i = 0; i < calls; ++i) {
+      Unread& call = *unread.emplace_back(std::make_unique<Unread>());
+      call.reader = stub_->PrepareAsyncAttachAdmission(&call.context, attach, &queue_);
+      call.reader->StartCall();
+      call.reader->ReadInitialMetadata(nullptr);  // sends the request
+    }
+    return unread;
+  }
+  void GiveUp(const std::vector<std::unique_ptr<Unread>>& unread) {
+    for (const auto& each : unread) {
+      each->context.TryCancel();
+      each->reader->Finish(&each->reply, &each->status, each.get());
+    }
+    void* tag = nullptr;
+    bool ok = false;
+    for (size_t i = 0; i < unread.size();) {
+      ASSERT_TRUE(queue_.Next(&tag, &ok));
+      i += tag != nullptr;
+    }
+  }
+
   std::unique_ptr<RawSession> session_;
   std::unique_ptr<v1::Cache::Stub> stub_;
   std::string secret_;
   uint64_t region_ = 0;
+  size_t answer_bytes_ = 0;
+  grpc::CompletionQueue queue_;
 };
 
 TEST_F(PageFlood, TablesOfPagesAreChargedToTheirTenant) {
@@ -270,7 +325,7 @@ TEST_F(PageFlood, TablesOfPagesAreChargedToTheirTenant) {
   grpc::Status status;
   uint64_t pages_id = 0;
   int declared = 0;
-  while ((status = Declare(&pages_id)).ok() && declared < 64) ++declared;
+  while ((status = Declare(OpenModel(), &pages_id)).ok() && declared < 64) ++declared;
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), testing::StartsWith("pages: "));
   EXPECT_GE(declared, 4);
@@ -279,44 +334,12 @@ TEST_F(PageFlood, TablesOfPagesAreChargedToTheirTenant) {
 }
 
 TEST_F(PageFlood, AnswersThatNobodyReadsAreBounded) {
-  constexpr size_t kCalls = 400;  // 3 MiB each
-  v1::AdmitRequest admit;
-  admit.set_session(secret_);
-  uint64_t pages_id = 0;
-  ASSERT_TRUE(Declare(&pages_id).ok());
-  admit.set_pages_id(pages_id);
-  admit.set_lease(std::string(16, 'l'));
-  admit.mutable_prompt()->set_tokens(std::string(sizeof(int32_t), 1));
-  admit.set_own_pages(limits::kMaxAllocatedPages);
-  v1::AdmitReply admitted;
-  const grpc::Status status = Call(&v1::Cache::Stub::Admit, admit, &admitted);
-  ASSERT_TRUE(status.ok()) << status.error_message();
-  ASSERT_EQ(admitted.admission().own_pages_size(), limits::kMaxAllocatedPages);
-  v1::AttachAdmissionRequest attach;
-  attach.set_session(secret_);
-  attach.set_lease(admit.lease());
-
+  constexpr size_t kCalls = 400;
+  const v1::AttachAdmissionRequest attach = AdmitMany();
   const size_t before = PeakBytes(daemon_.pid());
-  grpc::CompletionQueue queue;
-  struct Unread {
-    grpc::ClientContext context;
-    std::unique_ptr<grpc::ClientAsyncResponseReader<v1::AdmitReply>> reader;
-    v1::AdmitReply reply;
-    grpc::Status status;
-  };
-  std::vector<std::unique_ptr<Unread>> unread;
-  for (size_t i = 0; i < kCalls; ++i) {
-    unread.push_back(std::make_unique<Unread>());
-    unread.back()->reader = stub_->PrepareAsyncAttachAdmission(&unread.back()->context, attach, &queue);
-    unread.back()->reader->StartCall();
-    unread.back()->reader->ReadInitialMetadata(nullptr);  // sends the request, and asks for no message
-  }
+  const auto unread = LeaveUnread(attach, kCalls);
   grpc::Status refused;
-  EXPECT_TRUE(Eventually([&] {
-    v1::AdmitReply reply;
-    refused = Call(&v1::Cache::Stub::AttachAdmission, attach, &reply);
-    return !refused.ok();
-  }));
+  EXPECT_TRUE(Eventually([&] { return !(refused = Attach(attach)).ok(); }));
   EXPECT_THAT(refused.error_message(), testing::StartsWith("replies: "));
   v1::ReleaseRequest release;
   release.set_session(secret_);
@@ -324,17 +347,103 @@ TEST_F(PageFlood, AnswersThatNobodyReadsAreBounded) {
   EXPECT_TRUE(Call(&v1::Cache::Stub::Release, release, &released).ok()) << "what gives back is served";
   ASSERT_TRUE(engine_.Lookup(prompt_).segments()[1].hit()) << "and so are others";
   EXPECT_LT(PeakBytes(daemon_.pid()), before + 512 * kMiB + kMost);
-  for (const auto& each : unread) {
-    each->context.TryCancel();
-    each->reader->Finish(&each->reply, &each->status, each.get());
+  GiveUp(unread);
+  EXPECT_TRUE(Eventually([&] { return Attach(attach).ok(); })) << "nobody waits for those any more";
+}
+
+// Landings of a longest prompt that has never been seen.
+class LandingFlood : public PageFlood {
+ protected:
+  struct Landing {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientAsyncReader<v1::LandEvent>> reader;
+    v1::LandEvent event;
+    grpc::Status status;
+    int matches = 0;
+    bool ended = false, over = false;
+  };
+
+  void SetUp() override {
+    PageFlood::SetUp();
+    if (session_ == nullptr) return;
+    const uint64_t model = OpenModel();
+    uint64_t pages_id = 0;
+    ASSERT_TRUE(Declare(model, &pages_id).ok());
+    land_.set_session(secret_);
+    land_.set_model(model);
+    land_.set_pages_id(pages_id);
+    land_.set_lease(std::string(16, 'l'));
+    for (uint64_t i = 0; i < limits::kMaxSegments; ++i) {
+      land_.add_page_table(static_cast<int32_t>(i));
+      land_.mutable_prompt()->add_segment_lengths(1);
+    }
+    land_.mutable_prompt()->set_tokens(std::string(limits::kMaxSegments * sizeof(int32_t), 1));
   }
-  void* tag = nullptr;
-  bool ok = false;
-  for (size_t i = 0; i < 2 * kCalls; ++i) ASSERT_TRUE(queue.Next(&tag, &ok));
-  EXPECT_TRUE(Eventually([&] {
-    v1::AdmitReply reply;
-    return Call(&v1::Cache::Stub::AttachAdmission, attach, &reply).ok();
-  })) << "nobody waits for those any more";
+  std::unique_ptr<Landing> Start() {
+    land_.set_landing(++landings_);
+    auto landing = std::make_unique<Landing>();
+    landing->reader = stub_->PrepareAsyncLookupAndLand(&landing->context, land_, &queue_);
+    landing->reader->StartCall(landing.get());
+    return landing;
+  }
+  // Until these are over.
+  void ReadAll(const std::vector<std::unique_ptr<Landing>>& landings) {
+    void* tag = nullptr;
+    bool ok = false;
+    while (!std::ranges::all_of(landings, [](const auto& landing) { return landing->over; })) {
+      ASSERT_TRUE(queue_.Next(&tag, &ok));
+      if (tag == nullptr) continue;  // of another call
+      auto* const landing = static_cast<Landing*>(tag);
+      landing->matches += ok && !landing->ended && landing->event.has_match();
+      if (landing->ended) {
+        landing->over = true;
+      } else if (ok) {
+        landing->event.Clear();
+        landing->reader->Read(&landing->event, tag);
+      } else {
+        landing->ended = true;
+        landing->reader->Finish(&landing->status, tag);
+      }
+    }
+  }
+  grpc::Status ReadOne() {
+    land_.set_landing(++landings_);
+    grpc::ClientContext context;
+    const auto reader = stub_->LookupAndLand(&context, land_);
+    v1::LandEvent event;
+    while (reader->Read(&event)) event.Clear();
+    return reader->Finish();
+  }
+
+  v1::LookupAndLandRequest land_;
+  uint64_t landings_ = 0;
+};
+
+TEST_F(LandingFlood, ThatNobodyReadsIsBounded) {
+  constexpr size_t kMostUnread = 128 * kMiB, kLeastAnswer = limits::kMaxSegments * 6;
+  const v1::AttachAdmissionRequest attach = AdmitMany();
+  const auto answers = LeaveUnread(attach, kMostUnread / answer_bytes_);  // there is room for less than one more
+  EXPECT_TRUE(ReadOne().ok());
+  std::vector<std::unique_ptr<Landing>> landings;
+  for (size_t i = 0; i < answer_bytes_ / kLeastAnswer + 1; ++i) landings.push_back(Start());
+  grpc::Status refused;
+  EXPECT_TRUE(Eventually([&] { return !(refused = Attach(attach)).ok(); }));
+  refused = ReadOne();
+  EXPECT_THAT(refused.error_message(), testing::StartsWith("replies: "));
+  ASSERT_TRUE(engine_.Lookup(prompt_).segments()[1].hit()) << "others are served";
+  ReadAll(landings);
+  GiveUp(answers);
+}
+
+// As many at once as a client begins.
+TEST_F(LandingFlood, ThatIsReadIsServed) {
+  std::vector<std::unique_ptr<Landing>> landings;
+  for (int i = 0; i < 256; ++i) landings.push_back(Start());
+  ReadAll(landings);
+  for (const auto& landing : landings) {
+    ASSERT_TRUE(landing->status.ok()) << landing->status.error_message();
+    ASSERT_EQ(landing->matches, 1);
+  }
 }
 
 }  // namespace
