@@ -250,6 +250,7 @@ Status Request::StartWaitCold(uint32_t timeout_ms, Job* job) noexcept {
     CacheState& cache = setting.cache();
     const std::chrono::milliseconds timeout(timeout_ms);
     auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
+    setting.OwnTokens();
     const auto wait = [setting = impl_->setting, until = std::chrono::steady_clock::now() + timeout] {
       return setting->WaitColdUntil(until);
     };
@@ -271,6 +272,7 @@ Status LookAgainNow(Request& request, RequestState* state, const GivenPages& giv
 Status LookAgainLater(RequestState* state, const GivenPages& given) {
   return OnReady(state, [&](Setting& setting) -> Status {
     if (Status status = setting.TakeOtherPages(given); !status.ok()) return status;
+    setting.OwnTokens();
     const auto miss = [setting = state->setting] { setting->Miss(MissReason::kBusy); };
     state->starting =
         setting.cache().look_ups.Start([setting = state->setting, miss] { RunOr([&] { setting->LookAgain(); }, miss); },

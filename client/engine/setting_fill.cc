@@ -124,6 +124,7 @@ Status Setting::WaitCold(std::chrono::milliseconds timeout) {
   if (!filling_ || elsewhere_ == 0) return {};
   const std::vector<PrefillState> before = prefill_.states;
   const bool pending = cache_.model.AwaitPrefill(prefill_, timeout);
+  if (cancelled_) return {.code = Code::kPending};  // nobody would compute what is reserved
   std::vector<Run> runs;
   std::vector<ObjectRun> objects;
   for (size_t i = 0; i < before.size(); ++i) {

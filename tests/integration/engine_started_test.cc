@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <vector>
@@ -202,6 +203,55 @@ TEST_F(EngineStarted, AWaitForOtherEnginesEndsWithItsTimeAndWithItsRequest) {
   request = Request();
   ASSERT_GOOD(waits.Wait());
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+}
+
+// A request may end while a call that it has started goes on, and its prompt's tokens with it.
+TEST_F(EngineStarted, ACallThatWasStartedKeepsTheTokens) {
+  GroupedEngine asking(daemon_, Grouping::kOne), serving(daemon_, Grouping::kOne);
+  Request work, request;
+  engine::Job serves, waits;
+  ASSERT_GOOD(serving.cache.StartServePrefill(60'000, &work, &serves));
+  ASSERT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_prefill_workers") == 1; }));
+  Asked asked({}, {}, 0);
+  ASSERT_NO_FATAL_FAILURE(BeginBesideOthers(asking, asked, request));
+  const Tokens tokens = asked.tokens;
+  uint32_t own = 0, all = 0;
+  request.missing(&own);
+  ASSERT_GOOD(serves.Wait());
+  ASSERT_GOOD(request.StartWaitCold(30'000, &waits));
+  std::ranges::fill(asked.tokens, 77'777);
+  work = Request();  // it is not computed there
+  while (!waits.Poll().ok()) {
+    serving.cache.ServePrefill(20, &work);  // says so, and may be given more
+    work = Request();
+  }
+  EXPECT_EQ(waits.Result().code, Code::kRestart);
+  const engine::Run* const runs = request.missing(&all);
+  ASSERT_GT(all, own);
+  for (uint32_t i = 0; i < all; ++i) {
+    EXPECT_EQ(Tokens(runs[i].tokens, runs[i].tokens + runs[i].token_count),
+              Tokens(tokens.begin() + 40 * runs[i].segment, tokens.begin() + 40 * (runs[i].segment + 1)));
+  }
+}
+
+TEST_F(EngineStarted, ALookUpThatWasStartedAgainKeepsTheTokens) {
+  GroupedEngine with(daemon_, Grouping::kOne);
+  Asked asked({Tokens(40, 5), Tokens(50, 6)}, {}, 5);
+  asked.prompt.fill = true;
+  Request request;
+  ASSERT_GOOD(with.cache.Begin(&asked.prompt, 1, &request));
+  with.PublishMissing(request);
+  daemon_.Freeze();
+  // Nothing of them is read before a thread is free.
+  std::vector<Asked> others;
+  for (int32_t i = 0; i < 4; ++i) others.emplace_back(std::vector<Tokens>{{i, 1, 2, 3}});
+  std::vector<Request> busy(others.size());
+  for (size_t i = 0; i < others.size(); ++i) ASSERT_GOOD(with.cache.StartBegin(&others[i].prompt, 1, &busy[i]));
+  ASSERT_GOOD(request.StartLookAgain(nullptr, 0));
+  std::ranges::fill(asked.tokens, 77'777);
+  daemon_.Thaw();
+  ASSERT_GOOD(request.WaitPlan());
+  EXPECT_EQ(request.plan().cached_tokens, 40u + 50 - 2 * GroupedEngine::kSeam);
 }
 
 TEST_F(EngineStarted, ACacheIsOpenedWithoutWaiting) {

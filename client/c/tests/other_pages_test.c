@@ -1,4 +1,4 @@
-/* A prompt whose pages the daemon still writes to when it has begun: the request is handed out, and goes on in others. */
+/* A prompt whose pages the daemon still writes to when it has begun: the request comes, and goes on in others. */
 #include "client/c/testing/engine.h"
 
 enum {
