@@ -107,7 +107,7 @@ DType TypeOf(const std::string& name, const Strided& tensor);
 void CheckType(const std::string& name, const Strided& tensor, DType type);
 // The elements of a dense tensor. Throws unless it has so many of Scalar.
 template <typename Scalar>
-const Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
+Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
 // `rows` runs of elements, each dense, as the first dimensions of the tensor cut them.
 struct RowsOfElements {
   void* data = nullptr;

@@ -151,7 +151,8 @@ def test_tokens_and_pages_are_any_integers_and_refused_by_name_where_they_are_no
         frozen = first.copy()
         frozen.flags.writeable = False
         every_other = np.repeat(first, 2)[::2]
-        shapes = [first, frozen, every_other, first.tolist(), tuple(first.tolist()), first.astype(np.int64), memoryview(first)]
+        others = [first.astype(kind) for kind in (np.int64, np.uint64, np.uint32, np.uint8)]
+        shapes = [first, frozen, every_other, first.tolist(), tuple(first.tolist()), memoryview(first), *others]
         plans = []
         for given in shapes:
             with cache.begin(given, [len(first) - 1], np.arange(64)[::-1]) as request:
@@ -164,6 +165,11 @@ def test_tokens_and_pages_are_any_integers_and_refused_by_name_where_they_are_no
         for name, call in {
             "tokens: not a list": lambda: cache.begin(first.reshape(-1, 1)),
             "page_table: not a list": lambda: cache.begin(first, page_table=np.zeros((4, 4), np.int32)),
+            "tokens: not a list of integers": lambda: cache.begin(first + 0.5),
+            "tokens: 4294967296 has more than 32 bits": lambda: cache.begin([1, 2**32]),
+            "tokens: -2147483649 has more": lambda: cache.begin([-(2**31) - 1, 1]),
+            "tokens: 18446744073709551615 has more": lambda: cache.begin(np.full(3, 2**64 - 1, np.uint64)),
+            "page_table: 4294967296 has more": lambda: cache.begin(first, page_table=np.arange(64) + 2**32),
         }.items():
             with pytest.raises(ValueError, match=name):
                 call()
