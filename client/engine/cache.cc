@@ -101,7 +101,7 @@ std::shared_ptr<Setting> SettingOf(const Text& text) {
   return text.request == nullptr ? nullptr : Access::Shared(*text.request);
 }
 
-Status CheckTexts(const CacheState& cache, const Text* texts, uint32_t count) {
+Status CheckTexts(CacheState& cache, const Text* texts, uint32_t count) {
   if (texts == nullptr && count > 0) return Invalid("texts: null");
   for (uint32_t i = 0; i < count; ++i) {
     const std::string field = absl::StrCat("texts[", i, "]");
