@@ -161,6 +161,8 @@ void resume(char** sockets);
 void groups(char** sockets);
 /* other_pages_test.c */
 void other_pages(char** sockets);
+/* numbers_test.c */
+void numbers(char** sockets);
 /* salt_test.c */
 void salts(char** sockets);
 
