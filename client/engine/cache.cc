@@ -128,6 +128,7 @@ Status ComputeLayerAlone(const CacheState& cache, const AloneLayer& alone) {
   const ReadyRows ready(shape, alone.inputs);
   AloneLayer computed = alone;
   computed.inputs = ready.rows();
+  SetOutStride(shape, computed);
   ComputeAlone(shape, computed, *queue);
   return {};
 }

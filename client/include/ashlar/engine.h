@@ -115,7 +115,8 @@ struct StateCopy {
 };
 
 // The inputs of the recurrence, fp32: after convolution, activation, normalisation, rotation and the query's scale; the
-// last two fields have the library normalise and scale. Strides are in floats, from one token to the next.
+// last two fields have the library normalise and scale. Strides are in floats, from one token to the next; 0: as wide as
+// the row.
 struct TokenRows {
   uint64_t tokens = 0;
   const float* q = nullptr;  // [tokens][key_heads, d_k]; may be null without outputs
@@ -140,8 +141,8 @@ struct LayerAdvance {
   uint64_t begin = 0, end = 0;
   TokenRows inputs;      // of the computed tokens among the positions, in order
   State state;           // in: behind `begin`; out: behind `end`
-  float* out = nullptr;  // [tokens][value_heads, d_v]; may be null
-  int64_t out_stride = 0;
+  float* out = nullptr;    // [tokens][value_heads, d_v]; may be null
+  int64_t out_stride = 0;  // in floats; 0: value_heads · d_v
   const StateCopy* copies = nullptr;  // out: states behind these positions, ascending, none inside of a cached step
   uint32_t copy_count = 0;
 };
@@ -150,8 +151,8 @@ struct LayerAdvance {
 struct AloneLayer {
   uint32_t layer = 0;
   TokenRows inputs;      // of all its tokens
-  float* out = nullptr;  // [tokens][value_heads, d_v]; may be null
-  int64_t out_stride = 0;
+  float* out = nullptr;    // [tokens][value_heads, d_v]; may be null
+  int64_t out_stride = 0;  // in floats; 0: value_heads · d_v
   const Run* run = nullptr;  // the run whose tuple is wanted
   // Out: the run's tuple, as in LinearTensors. For a run without a transition none is written.
   State state;

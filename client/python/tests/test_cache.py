@@ -307,6 +307,7 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
     with open_cache(daemon) as cache:
         state = np.zeros(shortest.HEADS * shortest.DIM**2, np.float32)
         rows = np.zeros((4, shortest.HEADS * shortest.DIM), np.float32)
+        one = np.lib.stride_tricks.as_strided(rows, rows.shape, (0, 4))  # the first, four times
         with pytest.raises(ValueError, match="segment_lengths"):
             cache.begin(prompt(RULES), [10_000])
         with pytest.raises(ValueError, match="conversation: 16 bytes"):
@@ -320,6 +321,9 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
                 "k: 8 floats a token, not 32": lambda: advance(0, 0, 4, state, k=rows[:, :8], v=rows),
                 "v: as many tokens": lambda: advance(0, 0, 4, state, k=rows, v=rows[:2]),
                 "q: needed with out": lambda: advance(0, 0, 4, state, k=rows, v=rows, out=rows),
+                "k: the tokens' rows overlap": lambda: advance(0, 0, 4, state, k=one, v=rows),
+                "v: the tokens' rows overlap": lambda: advance(0, 0, 4, state, k=rows, v=one),
+                "out: the tokens' rows overlap": lambda: advance(0, 0, 4, state, q=rows, k=rows, v=rows, out=one),
                 "missing: there are 0": lambda: request.publish(0, []),
             }.items():
                 with pytest.raises(ValueError, match=message):
