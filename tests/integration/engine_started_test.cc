@@ -254,6 +254,35 @@ TEST_F(EngineStarted, ALookUpThatWasStartedAgainKeepsTheTokens) {
   EXPECT_EQ(request.plan().cached_tokens, 40u + 50 - 2 * GroupedEngine::kSeam);
 }
 
+// Whatever is in doubt: an engine polls between two steps.
+TEST_F(EngineStarted, PollingForManyPagesInDoubtDoesNotWait) {
+  constexpr int32_t kDoubts = 50;
+  GroupedEngine with(daemon_, Grouping::kOne);
+  const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
+  engine::OpenOptions options = with.Options(rpc, session);
+  options.timeout_ms = options.land_ms = options.quiet_ms = 50;
+  Cache cache;
+  ASSERT_TRUE(Eventually([&] { return Cache::Open(options, &cache).code == engine::Code::kOk; }));
+  daemon_.Freeze();
+  for (int32_t i = 0; i < kDoubts; ++i) {
+    const std::vector<int32_t> pages = {i};
+    const Asked asked({{i, 1, 2, 3}}, pages);
+    Request request;
+    ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  }
+  std::vector<int32_t> back(kDoubts);
+  auto fastest = std::chrono::nanoseconds::max();
+  for (int i = 0; i < 10; ++i) {
+    const auto began = std::chrono::steady_clock::now();
+    EXPECT_EQ(cache.PollQuietPages(back.data(), back.size()), 0u);
+    fastest = std::min<std::chrono::nanoseconds>(fastest, std::chrono::steady_clock::now() - began);
+  }
+  EXPECT_LT(fastest, std::chrono::milliseconds(kDoubts / 2)) << "a millisecond for each is a wait";
+  daemon_.Thaw();
+  size_t taken = 0;
+  EXPECT_TRUE(Eventually([&] { return (taken += cache.PollQuietPages(back.data(), back.size())) == back.size(); }));
+}
+
 TEST_F(EngineStarted, ACacheIsOpenedWithoutWaiting) {
   GroupedEngine described(daemon_, Grouping::kApart);
   const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;

@@ -140,7 +140,10 @@ void BindPages(nb::module_& module) {
              });
            })
       .def("get", &Get)
-      .def("take_quiet", [](const PyPageStore& self, uint32_t most) { return self.open()->TakeQuiet(most); })
+      .def("take_quiet",
+           [](const PyPageStore& self, uint32_t most) {
+             return self.open().WithoutGil([most](PageStore& store) { return store.TakeQuiet(most); });
+           })
       .def("connected", [](const PyPageStore& self) { return self.open()->connected(); })
       .def("memory",
            [](nb::pointer_and_handle<PyPageStore> self) {
