@@ -77,10 +77,8 @@ struct Publishing {
     }
   }
   void GiveUp() {
-    for (size_t i = 0; i < taken.size(); ++i) {
-      cache.model.Abandon(taken[i].reservation);
-      if (outcomes != nullptr) outcomes[i] = static_cast<uint8_t>(PublishOutcome::kBusy);
-    }
+    AbandonRuns(cache, taken);
+    if (outcomes != nullptr) std::fill_n(outcomes, taken.size(), static_cast<uint8_t>(PublishOutcome::kBusy));
   }
 };
 

@@ -109,6 +109,24 @@ TEST_F(EngineStarted, AnEngineThatOnlyStoresAsksForNoLookUp) {
   EXPECT_EQ(Say(writer.cache.Begin(&other.prompt, 1, &request)), "3 prompts[0].store_only: without fill");
 }
 
+// One behind the other they would each take their time behind a daemon that hangs.
+TEST_F(EngineStarted, RunsAreGivenUpTogether) {
+  constexpr int32_t kRuns = 70;  // a call takes 64
+  std::vector<Tokens> segments;
+  for (int32_t i = 0; i < kRuns; ++i) segments.emplace_back(16, 100 + i);
+  {
+    GroupedEngine with(daemon_, Grouping::kOne);
+    Asked asked(segments, {}, 1);
+    asked.prompt.fill = asked.prompt.store_only = true;
+    Request request;
+    ASSERT_GOOD(with.cache.Begin(&asked.prompt, 1, &request));
+    uint32_t missing = 0;
+    request.missing(&missing);
+    ASSERT_EQ(missing, 70u);
+  }  // the cache's end waits for it
+  EXPECT_EQ(Calls("Abandon"), 2);
+}
+
 TEST_F(EngineStarted, HandOffsWithoutAClusterSaySo) {
   GroupedEngine writer(daemon_, Grouping::kOne);
   const Tokens tokens = {1, 2, 3};

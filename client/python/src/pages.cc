@@ -133,9 +133,9 @@ void BindPages(nb::module_& module) {
       .def("reserve", &Reserve)
       .def("publish", &Publish)
       .def("abandon",
-           [](const PyPageStore& self, const Reservation& reservation) {
+           [](const PyPageStore& self, const std::vector<Reservation>& reservations) {
              self.open().WithoutGil([&](PageStore& store) {
-               store.Abandon(reservation);
+               store.Abandon(reservations);
                return true;
              });
            })
