@@ -39,7 +39,9 @@
 // scheduler keeps its request until the workers have landed; ending it cancels landings that have not begun.
 //
 // Threads. A Cache is thread-safe. A Request belongs to one thread at a time. Handles may end in any order:
-// session and memory stay until the last request and the last job of the cache have ended, too.
+// session and memory stay until the last request and the last job of the cache have ended, too. The last of them waits
+// until nothing can write into the memory any more: where pages are in doubt, for as long as the daemon stands still
+// (a dead one writes nothing).
 //
 // Fork. Handles belong to the process that made them. In a child every call on them is refused (kFailedPrecondition),
 // and destroying them there releases nothing and waits for nothing.
