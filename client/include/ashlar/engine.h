@@ -117,8 +117,8 @@ struct StateCopy {
 };
 
 // The inputs of the recurrence, fp32: after convolution, activation, normalisation, rotation and the query's scale; the
-// last two fields have the library normalise and scale. Strides are in floats, from one token to the next; 0: as wide as
-// the row.
+// last two fields have the library normalise and scale. Strides are in floats, from one token to the next; 0: the rows
+// lie one behind the other.
 struct TokenRows {
   uint64_t tokens = 0;
   const float* q = nullptr;  // [tokens][key_heads, d_k]; may be null without outputs
