@@ -141,10 +141,10 @@ struct TokenRows {
 struct LayerAdvance {
   uint32_t layer = 0;
   uint64_t begin = 0, end = 0;
-  TokenRows inputs;      // of the computed tokens among the positions, in order
-  State state;           // in: behind `begin`; out: behind `end`
-  float* out = nullptr;    // [tokens][value_heads, d_v]; may be null
-  int64_t out_stride = 0;  // in floats; 0: value_heads · d_v
+  TokenRows inputs;                   // of the computed tokens among the positions, in order
+  State state;                        // in: behind `begin`; out: behind `end`
+  float* out = nullptr;               // [tokens][value_heads, d_v]; may be null
+  int64_t out_stride = 0;             // in floats; 0: value_heads · d_v
   const StateCopy* copies = nullptr;  // out: states behind these positions, ascending, none inside of a cached step
   uint32_t copy_count = 0;
 };
@@ -152,9 +152,9 @@ struct LayerAdvance {
 // One linear layer of a text that stands alone (Run), from a zero state, by kernels in this process.
 struct AloneLayer {
   uint32_t layer = 0;
-  TokenRows inputs;      // of all its tokens
-  float* out = nullptr;    // [tokens][value_heads, d_v]; may be null
-  int64_t out_stride = 0;  // in floats; 0: value_heads · d_v
+  TokenRows inputs;          // of all its tokens
+  float* out = nullptr;      // [tokens][value_heads, d_v]; may be null
+  int64_t out_stride = 0;    // in floats; 0: value_heads · d_v
   const Run* run = nullptr;  // the run whose tuple is wanted
   // Out: the run's tuple, as in LinearTensors. For a run without a transition none is written.
   State state;
