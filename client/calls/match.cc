@@ -30,7 +30,9 @@ absl::StatusOr<std::unique_ptr<MappedObject>> Map(const v1::SegmentMatch& found,
 // Returns the reason for the miss that a hit becomes when it cannot be mapped.
 MissReason MappingFailed(const absl::Status& status) {
   if (absl::IsDataLoss(status)) return MissReason::kChecksumFailed;
-  if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) return internal::ToMissReason(status);
+  if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status)) {
+    return internal::ToMissReason(status);
+  }
   return MissReason::kTierError;
 }
 

@@ -154,16 +154,25 @@ std::vector<Reservation> Model::Reserve(std::span<const ObjectRun> runs) {
       [](const ObjectRun&, const absl::Status&) { return Reservation(); });
 }
 
-void Model::Abandon(const Reservation& reservation) {
-  if (!reservation.granted()) return;
+// Should it fail, the daemon reclaims the reservations by its own deadline.
+void Model::Abandon(std::span<const Reservation> reservations) {
+  const Deadline deadline = impl_->reconnector->CallDeadline();  // of all calls together
   const absl::StatusOr<ModelBinding> binding = impl_->Bind();
-  if (!binding.ok() || binding->connection->generation() != reservation.generation) return;
+  if (!binding.ok()) return;
   v1::AbandonRequest request;
   request.set_session(binding->connection->session());
-  request.add_reservations(reservation.id);
-  v1::AbandonReply reply;
-  // Should it fail, the daemon reclaims the reservation by its own deadline.
-  binding->connection->rpc().Abandon(request, reply, impl_->reconnector->CallDeadline()).IgnoreError();
+  const auto send = [&] {
+    if (request.reservations().empty()) return;
+    v1::AbandonReply reply;
+    binding->connection->rpc().Abandon(request, reply, deadline).IgnoreError();
+    request.clear_reservations();
+  };
+  for (const Reservation& reservation : reservations) {
+    if (!reservation.granted() || reservation.generation != binding->connection->generation()) continue;
+    request.add_reservations(reservation.id);
+    if (static_cast<uint64_t>(request.reservations_size()) == limits::kMaxObjectsPerCall) send();
+  }
+  send();
 }
 
 }  // namespace ashlar

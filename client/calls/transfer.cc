@@ -106,9 +106,11 @@ std::vector<PublishOutcome> Model::Publish(std::span<const Publication> objects)
   for (size_t i = 0; i < answers.size(); ++i) outcomes[places[i]] = answers[i];
   // Bad sources end their reservation, whoever noticed them: the daemon may not have been asked, or have refused to
   // read.
+  std::vector<Reservation> bad;
   for (size_t i = 0; i < objects.size(); ++i) {
-    if (outcomes[i] == PublishOutcome::kBadSource) Abandon(objects[i].reservation);
+    if (outcomes[i] == PublishOutcome::kBadSource) bad.push_back(objects[i].reservation);
   }
+  if (!bad.empty()) Abandon(bad);
   return outcomes;
 }
 

@@ -101,7 +101,7 @@ std::shared_ptr<Setting> SettingOf(const Text& text) {
   return text.request == nullptr ? nullptr : Access::Shared(*text.request);
 }
 
-Status CheckTexts(const CacheState& cache, const Text* texts, uint32_t count) {
+Status CheckTexts(CacheState& cache, const Text* texts, uint32_t count) {
   if (texts == nullptr && count > 0) return Invalid("texts: null");
   for (uint32_t i = 0; i < count; ++i) {
     const std::string field = absl::StrCat("texts[", i, "]");
@@ -128,6 +128,7 @@ Status ComputeLayerAlone(const CacheState& cache, const AloneLayer& alone) {
   const ReadyRows ready(shape, alone.inputs);
   AloneLayer computed = alone;
   computed.inputs = ready.rows();
+  SetOutStride(shape, computed);
   ComputeAlone(shape, computed, *queue);
   return {};
 }

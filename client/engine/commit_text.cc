@@ -148,7 +148,7 @@ HandOffOutcome HandTextOff(CacheState& cache, const HandedText& text, std::chron
   return cache.model.HandOff(parts, text.node, wait);
 }
 
-Status CheckText(const CacheState& cache, const Text& text, const std::string& field) {
+Status CheckText(CacheState& cache, const Text& text, const std::string& field) {
   if (cache.prefixes.capture_tokens == 0) {
     return MakeStatus(Code::kFailedPrecondition, "the cache was opened without capture_tokens");
   }
@@ -164,6 +164,7 @@ Status CheckText(const CacheState& cache, const Text& text, const std::string& f
     return Invalid(field, ".checkpoint_count: more than ", limits::kMaxCheckpointsPerCommit);
   }
   if (Status status = CheckTables(cache.groups, PagesOf(text), field); !status.ok()) return status;
+  if (Status status = CheckNotKept(cache.groups, PagesOf(text), cache.quarantine, field); !status.ok()) return status;
   if (cache.has_pages()) {
     Status status = CheckReach(cache.groups, PagesOf(text), 0, text.token_count, field);
     if (!status.ok()) return status;

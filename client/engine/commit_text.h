@@ -14,7 +14,7 @@ namespace ashlar::engine {
 
 // kInvalidArgument names the field behind `field`; kFailedPrecondition for a cache that was opened without
 // capture_tokens.
-Status CheckText(const CacheState& cache, const Text& text, const std::string& field);
+Status CheckText(CacheState& cache, const Text& text, const std::string& field);
 
 // A text as it was when it was committed: what names its tensors is copied, tokens, tensors and outcomes are the
 // caller's. Its request's lease stays meanwhile, and what the request becomes later does not matter.

@@ -5,28 +5,16 @@
 #include <utility>
 
 #include "client/engine/layer_run.h"
+#include "client/engine/token_rows.h"
 #include "proto/limits.h"
 
 namespace ashlar::engine {
-namespace {
-
-struct Widths {
-  explicit Widths(const kernels::LinearShape& shape)
-      : keys(int64_t{shape.key_heads} * shape.d_k),
-        values(int64_t{shape.heads} * shape.d_v),
-        gates(int64_t{shape.heads} * kernels::GateWidth(shape)),
-        betas(int64_t{shape.heads} * kernels::BetaWidth(shape)) {}
-  int64_t keys, values, gates, betas;
-};
-
-}  // namespace
-
 uint64_t DaemonAdvance::StateBytes(const State& state) const {
   return uint64_t{layer_.value_heads} * layer_.d_k * layer_.d_v * ElementBytes(state.dtype);
 }
 
 uint64_t DaemonAdvance::Room(std::span<const ChainPiece> pieces, uint64_t tokens) const {
-  const Widths widths(shape_);
+  const RowWidths widths(shape_);
   const auto floats = [](int64_t count) { return Staging::Align(static_cast<uint64_t>(count) * sizeof(float)); };
   const auto n = static_cast<int64_t>(tokens);
   const auto of = [&](const State& state) { return Staging::Align(StateBytes(state)) + floats(shape_.heads); };
@@ -70,7 +58,7 @@ void DaemonAdvance::CopyOut(const RunningState& from, const State& to) const {
 }
 
 kernels::TokenInputs DaemonAdvance::StageInputs(uint64_t first, uint64_t tokens, Staging::Held& held) const {
-  const Widths widths(shape_);
+  const RowWidths widths(shape_);
   const TokenRows& rows = advance_.inputs;
   return {.tokens = static_cast<int64_t>(tokens),
           .q = Stage(rows.q, rows.q_stride, first, tokens, widths.keys, held),
@@ -90,7 +78,7 @@ bool DaemonAdvance::RunPart(std::span<const ChainPiece> pieces, uint64_t first_t
   absl::StatusOr<Staging::Held> room = cache_.staging.Hold(Room(pieces, tokens));
   if (!room.ok()) return false;
   Staging::Held held = *std::move(room);
-  const int64_t values = Widths(shape_).values;
+  const int64_t values = RowWidths(shape_).values;
   ashlar::LayerAdvance asked{.layer = advance_.layer, .steps = {}, .region = held.region()};
   asked.state = Stage(advance_.state, held, true);
   asked.inputs = StageInputs(first_token, tokens, held);

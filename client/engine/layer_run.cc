@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "client/engine/status.h"
+#include "client/engine/tensors.h"
+#include "client/engine/token_rows.h"
 #include "kernels/adaptive.h"
 
 namespace ashlar::engine {
@@ -77,7 +79,22 @@ Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool 
   if ((rows.beta == nullptr) != (kernels::BetaWidth(shape) == 0)) {
     return Invalid(field, ".beta: not as the family has them");
   }
-  return {};
+  const RowWidths widths(shape);
+  const auto check = [&](const float* given, int64_t stride, int64_t width, const char* name) {
+    return given == nullptr ? Status() : CheckRowStride(rows.tokens, stride, width, field + name);
+  };
+  if (Status status = check(rows.q, rows.q_stride, widths.keys, ".q_stride"); !status.ok()) return status;
+  if (Status status = check(rows.k, rows.k_stride, widths.keys, ".k_stride"); !status.ok()) return status;
+  if (Status status = check(rows.v, rows.v_stride, widths.values, ".v_stride"); !status.ok()) return status;
+  if (Status status = check(rows.g, rows.g_stride, widths.gates, ".g_stride"); !status.ok()) return status;
+  return check(rows.beta, rows.beta_stride, widths.betas, ".beta_stride");
+}
+
+Status CheckRowStride(uint64_t tokens, int64_t stride, int64_t width, const std::string& field) {
+  if (stride == 0 || tokens < 2) return {};
+  if (stride < -kMostStride || stride > kMostStride) return Invalid(field, ": ", stride, " floats are no distance");
+  if (stride <= -width || stride >= width) return {};
+  return Invalid(field, ": ", stride, " floats, and a token's row has ", width);
 }
 
 Status CheckState(const State& state, const std::string& field) {
@@ -100,6 +117,7 @@ Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone) {
   const kernels::LinearShape shape = kernels::ShapeOf(layer);
   if (Status status = CheckHeadStride(alone.state, shape, "alone.state"); !status.ok()) return status;
   if (Status status = CheckRows(shape, alone.inputs, alone.out != nullptr, "alone.inputs"); !status.ok()) return status;
+  if (Status status = CheckOutStride(shape, alone, "alone"); !status.ok()) return status;
   if (alone.run == nullptr) return Invalid("alone.run: null");
   const Run& run = *alone.run;
   if (run.token_count != alone.inputs.tokens) {
@@ -134,6 +152,7 @@ uint64_t HeadStride(const State& state, const kernels::LinearShape& shape) {
 }
 
 Status CheckHeadStride(const State& state, const kernels::LinearShape& shape, const std::string& field) {
+  if (state.head_stride > kMostStride) return Invalid(field, ".head_stride: ", state.head_stride, " is no distance");
   if (HeadStride(state, shape) >= uint64_t(shape.d_k) * shape.d_v) return {};
   return Invalid(field, ".head_stride: ", state.head_stride, " elements, and a head has ", shape.d_k * shape.d_v);
 }

@@ -10,6 +10,7 @@
 #include "ashlar/engine.h"
 #include "client/engine/cache_state.h"
 #include "client/engine/staging.h"
+#include "client/engine/token_rows.h"
 #include "kernels/kernels.h"
 #include "kernels/layer_shape.h"
 
@@ -27,9 +28,22 @@ struct ChainPiece {
 Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const LayerAdvance& advance,
                 std::vector<ChainPiece>& pieces);
 
-// Checks that there is at least one row a token, for `tokens` tokens, of each input of the family. kInvalidArgument
-// names the field behind `field`.
+// Checks that there is at least one row a token, for `tokens` tokens, of each input of the family, and that these do
+// not overlap. kInvalidArgument names the field behind `field`.
 Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool outputs, const std::string& field);
+// Likewise of one stride, in floats; 0 stands for the row's width.
+Status CheckRowStride(uint64_t tokens, int64_t stride, int64_t width, const std::string& field);
+// Of outputs: of a LayerAdvance or an AloneLayer.
+template <typename Layer>
+Status CheckOutStride(const kernels::LinearShape& shape, const Layer& layer, const std::string& field) {
+  if (layer.out == nullptr) return {};
+  return CheckRowStride(layer.inputs.tokens, layer.out_stride, RowWidths(shape).values, field + ".out_stride");
+}
+// The layer's outputs lie one token's row behind the other where it does not say otherwise.
+template <typename Layer>
+void SetOutStride(const kernels::LinearShape& shape, Layer& layer) {
+  if (layer.out_stride == 0) layer.out_stride = RowWidths(shape).values;
+}
 Status CheckState(const State& state, const std::string& field);
 // Checks the arguments of ComputeAlone. kInvalidArgument names the field.
 Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone);

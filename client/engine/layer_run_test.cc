@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
 
 namespace ashlar::engine {
 namespace {
@@ -63,6 +67,44 @@ TEST_F(CheckingAlone, RefusesACaptureBeyondTheRows) {
   EXPECT_EQ(Say(), "alone.run.capture_end: [4, 11) of 10 tokens");
   run_.capture_end = 3;
   EXPECT_EQ(Say(), "alone.run.capture_end: [4, 3) of 10 tokens");
+}
+
+TEST_F(CheckingAlone, RefusesRowsThatOverlap) {
+  float out[1];
+  alone_.out = out;
+  alone_.inputs.q = rows_;
+  TokenRows& in = alone_.inputs;
+  const std::pair<int64_t*, const char*> strides[] = {{&in.q_stride, "inputs.q_stride"},
+                                                      {&in.k_stride, "inputs.k_stride"},
+                                                      {&in.v_stride, "inputs.v_stride"},
+                                                      {&alone_.out_stride, "out_stride"}};
+  for (const auto& [stride, name] : strides) {
+    for (const int64_t wrong : {3, -3, 1}) {
+      *stride = wrong;
+      EXPECT_EQ(Say(), absl::StrCat("alone.", name, ": ", wrong, " floats, and a token's row has 4"));
+    }
+    for (const int64_t wrong : {int64_t{1} << 62, INT64_MIN}) {
+      *stride = wrong;
+      EXPECT_EQ(Say(), absl::StrCat("alone.", name, ": ", wrong, " floats are no distance"));
+    }
+    for (const int64_t right : {4, -4, 9, 0}) {  // rows may stand in another order, or be parts of wider ones
+      *stride = right;
+      EXPECT_EQ(Say(), "");
+    }
+  }
+  in.beta_stride = 1;
+  EXPECT_EQ(Say(), "");
+  run_ = {.token_count = 1, .capture_end = 1, .transition = true};
+  in.tokens = 1;
+  in.k_stride = 1;
+  EXPECT_EQ(Say(), "") << "one row overlaps nothing";
+}
+
+TEST_F(CheckingAlone, RefusesHeadsThatOverlapWhereTheirDistanceWraps) {
+  for (const int64_t stride : {int64_t{1} << 62, INT64_MAX}) {
+    alone_.state.head_stride = stride;
+    EXPECT_EQ(Say(), absl::StrCat("alone.state.head_stride: ", stride, " is no distance"));
+  }
 }
 
 TEST_F(CheckingAlone, NamesEachFieldThatIsWrong) {

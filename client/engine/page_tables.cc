@@ -24,6 +24,16 @@ Status OfEach(const LayerGroups& groups, const GivenPages& given, const std::str
   return {};
 }
 
+// Of entries [begin, end): others may be padding. `existing`: how many pages there are; 0 without memory.
+Status CheckExist(const PageTable& table, uint64_t begin, uint64_t end, uint32_t existing, const std::string& pages) {
+  for (uint64_t i = begin; existing > 0 && i < end; ++i) {
+    if (table.pages[i] < 0 || static_cast<uint32_t>(table.pages[i]) >= existing) {
+      return Invalid(pages, "[", i, "]: page ", table.pages[i], " of ", existing);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 GroupedPages GroupedPages::From(const GivenPages& given) {
@@ -78,9 +88,12 @@ Status CheckReach(const LayerGroups& groups, const GivenPages& given, uint64_t f
                   const std::string& field) {
   if (groups.named && given.none() && tokens > 0) return Invalid(field, ".page_tables: null");
   return OfEach(groups, given, field,
-                [&](const PageTable& table, const std::string&, const std::string& count, size_t g) {
+                [&](const PageTable& table, const std::string& pages, const std::string& count, size_t g) {
                   const uint64_t page_tokens = groups.all[g].page_tokens, room = table.count * page_tokens;
-                  if (first <= room && tokens <= room - first) return Status();
+                  if (first <= room && tokens <= room - first) {
+                    return CheckExist(table, first / page_tokens, (first + tokens + page_tokens - 1) / page_tokens,
+                                      groups.all[g].pages, pages);
+                  }
                   return Invalid(count, ": ", table.count, " pages of ", page_tokens, " tokens, for ", tokens,
                                  first > 0 ? absl::StrCat(" behind ", first) : "");
                 });

@@ -56,7 +56,7 @@ struct GroupedPages {
 
 // kInvalidArgument naming the field behind `field` unless there is one table a group, of not too many pages.
 Status CheckTables(const LayerGroups& groups, const GivenPages& given, const std::string& field);
-// Of such tables: likewise unless each reaches over positions [first, first + tokens).
+// Of such tables: likewise unless each reaches over positions [first, first + tokens), by pages that exist.
 Status CheckReach(const LayerGroups& groups, const GivenPages& given, uint64_t first, uint64_t tokens,
                   const std::string& field);
 // Of such tables: likewise where a page is in quarantine.

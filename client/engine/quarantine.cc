@@ -1,6 +1,7 @@
 #include "client/engine/quarantine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <utility>
 
@@ -9,23 +10,26 @@ namespace {
 
 // Of several landings any may be quiet first.
 constexpr std::chrono::milliseconds kAskEach{2};
-// A landing whose question was not answered is asked about again only by those who wait.
-constexpr std::chrono::milliseconds kAskAgain{1};
+// All that a poll takes. One question that finds nothing takes about a millisecond in gRPC, whatever its deadline.
+constexpr std::chrono::milliseconds kPoll{2};
 
 }  // namespace
 
-// Guarded by the quarantine's mutex, but for what waits for the landing.
+// Guarded by the quarantine's mutex, but for the landing, which nobody waits for with that one.
 class Quarantine::Doubt {
  public:
-  bool quiet(std::chrono::milliseconds patience) {
-    const std::lock_guard lock(mutex_);
-    return !landing_.has_value() || landing_->WaitQuiet(patience);
+  // Taking a landing's events in is what makes it quiet. One thread at a time does; what it finds counts for all.
+  void Ask(std::chrono::milliseconds patience) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock() && !quiet_) quiet_ = !landing_.has_value() || landing_->WaitQuiet(patience);
   }
+  bool quiet() const { return quiet_; }
 
  private:
   friend class Quarantine;
   std::vector<Page> pages_;
   bool kept_ = true;  // not yet the engine's again
+  std::atomic<bool> quiet_ = false;
   std::mutex mutex_;
   std::optional<Landing> landing_;  // guarded by mutex_; goes first, and waits
 };
@@ -50,10 +54,10 @@ void Quarantine::Keep(Composition composition, Staging::Held memory) {
 }
 
 Quarantine::Claimed Quarantine::Claim(Doubt& doubt) {
-  const bool quiet = doubt.quiet(kAskAgain);
+  doubt.Ask(std::chrono::milliseconds(0));
   const std::lock_guard lock(mutex_);
   if (!doubt.kept_) return Claimed::kTaken;
-  if (!quiet) return Claimed::kDoubtful;
+  if (!doubt.quiet()) return Claimed::kDoubtful;
   doubt.kept_ = false;
   std::erase_if(doubts_, [&doubt](const std::shared_ptr<Doubt>& other) { return other.get() == &doubt; });
   return Claimed::kQuiet;
@@ -61,7 +65,7 @@ Quarantine::Claimed Quarantine::Claim(Doubt& doubt) {
 
 void Quarantine::Sort() {
   std::erase_if(doubts_, [this](const std::shared_ptr<Doubt>& doubt) {
-    if (!doubt->quiet(kAskAgain)) return false;
+    if (!doubt->quiet()) return false;
     doubt->kept_ = false;
     for (const auto& [set, page] : doubt->pages_) quiet_[set].push_back(page);
     return true;
@@ -69,23 +73,30 @@ void Quarantine::Sort() {
 }
 
 uint64_t Quarantine::Take(uint32_t set, std::span<int32_t> pages, std::chrono::milliseconds timeout) {
-  const auto give_up = std::chrono::steady_clock::now() + timeout;
+  using Clock = std::chrono::steady_clock;
+  const auto give_up = Clock::now() + timeout;
   for (;;) {
     std::vector<std::shared_ptr<Doubt>> doubtful;
     {
       const std::lock_guard lock(mutex_);
-      Sort();
-      std::vector<int32_t>& quiet = quiet_[set];
-      if (!quiet.empty() || doubts_.empty() || std::chrono::steady_clock::now() >= give_up) {
-        const size_t count = std::min(pages.size(), quiet.size());
-        std::copy(quiet.end() - static_cast<ptrdiff_t>(count), quiet.end(), pages.begin());
-        quiet.resize(quiet.size() - count);
-        return count;
-      }
       doubtful = doubts_;
+      if (!doubtful.empty()) std::ranges::rotate(doubtful, doubtful.begin() + next_ % doubtful.size());
     }
-    // Taking a landing's events in is what makes it quiet.
-    for (const auto& doubt : doubtful) doubt->quiet(kAskEach);
+    const auto until = std::max(give_up, Clock::now() + kPoll);
+    size_t asked = 0;
+    for (; asked < doubtful.size() && Clock::now() < until; ++asked) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(give_up - Clock::now());
+      doubtful[asked]->Ask(std::clamp(left, std::chrono::milliseconds(0), kAskEach));
+    }
+    const std::lock_guard lock(mutex_);
+    next_ += asked;
+    Sort();
+    std::vector<int32_t>& quiet = quiet_[set];
+    if (quiet.empty() && !doubts_.empty() && Clock::now() < give_up) continue;
+    const size_t count = std::min(pages.size(), quiet.size());
+    std::copy(quiet.end() - static_cast<ptrdiff_t>(count), quiet.end(), pages.begin());
+    quiet.resize(quiet.size() - count);
+    return count;
   }
 }
 

@@ -45,10 +45,11 @@ class Quarantine {
     Composition composition;  // goes first, and waits
   };
 
-  void Sort();  // needs mutex_
+  void Sort();  // takes out what was found quiet; needs mutex_
 
   std::mutex mutex_;
   std::vector<std::shared_ptr<Doubt>> doubts_;  // guarded by mutex_, as all below
+  size_t next_ = 0;                             // of doubts_, that the next Take asks first
   std::vector<ComposedDoubt> compositions_;
   std::map<uint32_t, std::vector<int32_t>> quiet_;  // by set
 };

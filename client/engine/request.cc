@@ -77,10 +77,8 @@ struct Publishing {
     }
   }
   void GiveUp() {
-    for (size_t i = 0; i < taken.size(); ++i) {
-      cache.model.Abandon(taken[i].reservation);
-      if (outcomes != nullptr) outcomes[i] = static_cast<uint8_t>(PublishOutcome::kBusy);
-    }
+    AbandonRuns(cache, taken);
+    if (outcomes != nullptr) std::fill_n(outcomes, taken.size(), static_cast<uint8_t>(PublishOutcome::kBusy));
   }
 };
 
@@ -250,6 +248,7 @@ Status Request::StartWaitCold(uint32_t timeout_ms, Job* job) noexcept {
     CacheState& cache = setting.cache();
     const std::chrono::milliseconds timeout(timeout_ms);
     auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
+    setting.OwnTokens();
     const auto wait = [setting = impl_->setting, until = std::chrono::steady_clock::now() + timeout] {
       return setting->WaitColdUntil(until);
     };
@@ -271,6 +270,7 @@ Status LookAgainNow(Request& request, RequestState* state, const GivenPages& giv
 Status LookAgainLater(RequestState* state, const GivenPages& given) {
   return OnReady(state, [&](Setting& setting) -> Status {
     if (Status status = setting.TakeOtherPages(given); !status.ok()) return status;
+    setting.OwnTokens();
     const auto miss = [setting = state->setting] { setting->Miss(MissReason::kBusy); };
     state->starting =
         setting.cache().look_ups.Start([setting = state->setting, miss] { RunOr([&] { setting->LookAgain(); }, miss); },

@@ -108,7 +108,11 @@ void Setting::Take(PrefillWork work, const Reservation& reservation) {
 }
 
 void Setting::OwnTokens() {
+  if (tokens_.data() == own_tokens_.data()) return;
   own_tokens_.assign(tokens_.begin(), tokens_.end());
+  for (std::vector<Run>* const runs : {&runs_, &cold_}) {
+    for (Run& run : *runs) run.tokens = own_tokens_.data() + (run.tokens - tokens_.data());
+  }
   tokens_ = own_tokens_;
 }
 

@@ -210,6 +210,9 @@ struct RequestState {
 std::vector<PublishOutcome> PublishRuns(CacheState& cache, std::span<const Setting::Taken> taken,
                                         std::span<const ComputedRun> computed);
 
+// Gives up what was taken out. Any thread.
+void AbandonRuns(CacheState& cache, std::span<const Setting::Taken> taken);
+
 // Gives this library's own parts, and engines in C++ (expert.h), access behind handles.
 struct Access {
   static CacheState* Of(const Cache& cache) { return cache.impl_; }

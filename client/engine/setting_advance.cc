@@ -86,11 +86,13 @@ Status Setting::Advance(const LayerAdvance& given) {
   if (Status status = CheckHeadStride(given.state, shape, "advance.state"); !status.ok()) return status;
   const TokenRows& rows = given.inputs;
   if (Status status = CheckRows(shape, rows, given.out != nullptr, "advance.inputs"); !status.ok()) return status;
+  if (Status status = CheckOutStride(shape, given, "advance"); !status.ok()) return status;
   if (given.copies == nullptr && given.copy_count > 0) return Invalid("advance.copies: null");
   if (Status near = CheckNear(cache_.region, given, "advance"); !near.ok()) return near;
   const ReadyRows ready(shape, rows);
   LayerAdvance advance = given;
   advance.inputs = ready.rows();
+  SetOutStride(shape, advance);
   for (uint32_t i = 0; i < advance.copy_count; ++i) {
     const std::string field = absl::StrCat("advance.copies[", i, "].state");
     if (Status status = CheckState(advance.copies[i].state, field); !status.ok()) return status;

@@ -124,6 +124,7 @@ Status Setting::WaitCold(std::chrono::milliseconds timeout) {
   if (!filling_ || elsewhere_ == 0) return {};
   const std::vector<PrefillState> before = prefill_.states;
   const bool pending = cache_.model.AwaitPrefill(prefill_, timeout);
+  if (cancelled_) return {.code = Code::kPending};  // nobody would compute what is reserved
   std::vector<Run> runs;
   std::vector<ObjectRun> objects;
   for (size_t i = 0; i < before.size(); ++i) {
@@ -244,8 +245,7 @@ void PublishTogether(CacheState& cache, std::span<const Setting::Taken> taken, s
     if (!room.ok()) {
       const bool full = absl::IsResourceExhausted(room.status());
       std::ranges::fill(outcomes, full ? PublishOutcome::kBusy : PublishOutcome::kUnavailable);
-      for (const Setting::Taken& one : taken) cache.model.Abandon(one.reservation);
-      return;
+      return AbandonRuns(cache, taken);
     }
     held.emplace(*std::move(room));
   }
@@ -258,14 +258,16 @@ void PublishTogether(CacheState& cache, std::span<const Setting::Taken> taken, s
         {taken[i].reservation, PartsOf(cache, taken[i].run, computed[i], pages[i], staged ? &*held : nullptr)});
   }
   std::ranges::copy(cache.model.Publish(publications), outcomes.begin());
+  std::vector<Reservation> kept;
   for (size_t i = 0; i < taken.size(); ++i) {
     if (outcomes[i] == PublishOutcome::kPublished && taken[i].run.transition) {
       const std::lock_guard lock(cache.stored_mutex);
       Count(cache.layout(), taken[i].run.token_count, publications[i].parts.runs, cache.stored);
     }
     // A busy daemon keeps it for us.
-    if (outcomes[i] == PublishOutcome::kBusy) cache.model.Abandon(taken[i].reservation);
+    if (outcomes[i] == PublishOutcome::kBusy) kept.push_back(taken[i].reservation);
   }
+  if (!kept.empty()) cache.model.Abandon(kept);
 }
 
 }  // namespace
@@ -291,6 +293,12 @@ std::vector<PublishOutcome> PublishRuns(CacheState& cache, std::span<const Setti
   return outcomes;
 }
 
+void AbandonRuns(CacheState& cache, std::span<const Setting::Taken> taken) {
+  std::vector<Reservation> reservations;
+  for (const Setting::Taken& one : taken) reservations.push_back(one.reservation);
+  cache.model.Abandon(reservations);
+}
+
 void Setting::Abandon(uint32_t missing) {
   if (missing >= reservations_.size()) return;
   cache_.model.Abandon(reservations_[missing]);
@@ -302,13 +310,11 @@ void Setting::AbandonAll() {
   if (work_.has_value()) cache_.Served(*std::exchange(work_, std::nullopt), false);
   std::erase_if(reservations_, [](const Reservation& reservation) { return !reservation.granted(); });
   if (!reservations_.empty()) {
-    // If the queue is full, the daemon reclaims them by its own deadline.
-    cache_.background.Start([model = cache_.model, reservations = std::move(reservations_)]() mutable {
-      const auto abandon = [&] {
-        for (const Reservation& reservation : reservations) model.Abandon(reservation);
-      };
-      RunOr(abandon, [] {});
-    });
+    // If the queue is full, or stands behind a daemon that hangs, the daemon reclaims them by its own deadline.
+    const auto abandon = [model = cache_.model, reservations = std::move(reservations_)]() mutable {
+      RunOr([&] { model.Abandon(reservations); }, [] {});
+    };
+    cache_.background.Start(abandon, Background::Late{.patience = cache_.patience, .otherwise = [] {}});
   }
   reservations_.clear();
   runs_.clear();

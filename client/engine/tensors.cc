@@ -68,6 +68,8 @@ Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::spa
     const TensorBytes bytes(LinearAt(layout, layer));
     if (tensors.layer != layer) return Invalid(at, ".layer: ", tensors.layer, " in place of ", layer);
     if (tensors.state == nullptr) return Invalid(at, ".state: null");
+    if (tensors.state_head_stride > kMostStride) return Invalid(at, ".state_head_stride: no distance");
+    if (tensors.conv_row_stride > kMostStride) return Invalid(at, ".conv_row_stride: no distance");
     const RowGrid state = StateGrid(LinearAt(layout, layer), tensors),
                   tail = TailGrid(LinearAt(layout, layer), tensors);
     if (tensors.state_head_stride < 0 || state.apart < state.row)

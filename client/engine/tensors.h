@@ -12,6 +12,9 @@
 
 namespace ashlar::engine {
 
+// In elements: nothing in a process's memory is further apart, and no number of bytes wraps below it.
+inline constexpr int64_t kMostStride = int64_t{1} << 40;
+
 // Bytes of one linear layer's tensors; 0: it has none.
 struct TensorBytes {
   explicit TensorBytes(const LinearLayer& layer);

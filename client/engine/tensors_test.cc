@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -32,12 +33,16 @@ TEST(CheckTensors, RefusesStridesThatOverlap) {
     tensors.state_head_stride = stride;
     EXPECT_EQ(say(), "linear[0].state_head_stride: heads overlap");
   }
+  tensors.state_head_stride = int64_t{1} << 62;  // in bytes, 0
+  EXPECT_EQ(say(), "linear[0].state_head_stride: no distance");
   tensors.state_head_stride = 12;
   EXPECT_EQ(say(), "");
   for (const int64_t stride : {-1, 1, 5}) {
     tensors.conv_row_stride = stride;
     EXPECT_EQ(say(), "linear[0].conv_row_stride: rows overlap");
   }
+  tensors.conv_row_stride = INT64_MAX;
+  EXPECT_EQ(say(), "linear[0].conv_row_stride: no distance");
   tensors.conv_row_stride = 6;
   EXPECT_EQ(say(), "");
 }

@@ -36,7 +36,20 @@ void Copy(const kernels::LinearShape& shape, const TokenRows& given, const float
 
 }  // namespace
 
+RowWidths::RowWidths(const kernels::LinearShape& shape)
+    : keys(int64_t{shape.key_heads} * shape.d_k),
+      values(int64_t{shape.heads} * shape.d_v),
+      gates(int64_t{shape.heads} * kernels::GateWidth(shape)),
+      betas(int64_t{shape.heads} * kernels::BetaWidth(shape)) {}
+
 ReadyRows::ReadyRows(const kernels::LinearShape& shape, const TokenRows& given) : rows_(given) {
+  const RowWidths widths(shape);
+  const auto set = [](int64_t& stride, int64_t width) { stride = stride == 0 ? width : stride; };
+  set(rows_.q_stride, widths.keys);
+  set(rows_.k_stride, widths.keys);
+  set(rows_.v_stride, widths.values);
+  set(rows_.g_stride, widths.gates);
+  set(rows_.beta_stride, widths.betas);
   const float q_scale = given.q_scale == 0 ? 1 : given.q_scale;
   if (given.norm_epsilon > 0 || q_scale != 1) Copy(shape, given, rows_.q, rows_.q_stride, q_scale, q_);
   if (given.norm_epsilon > 0) Copy(shape, given, rows_.k, rows_.k_stride, 1, k_);

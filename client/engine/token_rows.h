@@ -1,12 +1,20 @@
-// ReadyRows: a layer's inputs as the recurrence takes them. Those that are to be normalised or scaled are copied.
+// ReadyRows: a layer's inputs as the recurrence takes them, with all strides set. Those that are to be normalised or
+// scaled are copied.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "ashlar/engine.h"
 #include "kernels/linear.h"
 
 namespace ashlar::engine {
+
+// Floats of one token.
+struct RowWidths {
+  explicit RowWidths(const kernels::LinearShape& shape);
+  int64_t keys, values, gates, betas;
+};
 
 // Points into the engine's rows, and into itself.
 class ReadyRows {

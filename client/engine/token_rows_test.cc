@@ -51,5 +51,17 @@ TEST(ReadyRows, AreNormalisedAndScaledAsFp64Says) {
   EXPECT_EQ(none.rows().k, nullptr);
 }
 
+TEST(ReadyRows, LieOneBehindTheOtherWhereNoStrideIsGiven) {
+  const kernels::LinearShape shape{.family = Family::kGdn, .heads = 6, .key_heads = 3, .d_k = 5, .d_v = 4};
+  const float rows[1] = {};
+  const TokenRows given{.tokens = 9, .q = rows, .k = rows, .v = rows, .g = rows, .beta = rows, .v_stride = -50};
+  const ReadyRows ready(shape, given);
+  EXPECT_EQ(ready.rows().q_stride, 15);
+  EXPECT_EQ(ready.rows().k_stride, 15);
+  EXPECT_EQ(ready.rows().v_stride, -50);
+  EXPECT_EQ(ready.rows().g_stride, 6);
+  EXPECT_EQ(ready.rows().beta_stride, 6);
+}
+
 }  // namespace
 }  // namespace ashlar::engine

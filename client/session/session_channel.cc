@@ -66,6 +66,7 @@ std::vector<Descriptor> TakeDescriptors(struct msghdr& message) {
 struct SessionChannel::Answer {
   v1::SessionReply reply;
   std::vector<Descriptor> descriptors;
+  bool incomplete = false;  // this process has no room for all of them
 };
 
 absl::StatusOr<std::unique_ptr<SessionChannel>> SessionChannel::Open(const std::string& path, const std::string& client,
@@ -204,7 +205,9 @@ absl::StatusOr<SessionChannel::Answer> SessionChannel::Ask(const v1::SessionRequ
   if (const auto code = static_cast<absl::StatusCode>(answer->reply.code()); code != absl::StatusCode::kOk) {
     return absl::Status(code, answer->reply.message());
   }
-  return answer;
+  if (!answer->incomplete) return answer;
+  if (answer->reply.has_region()) DropRegion(answer->reply.region().region());
+  return absl::ResourceExhaustedError("this process can open no more descriptors");
 }
 
 void SessionChannel::EndTurn() {
@@ -300,7 +303,8 @@ absl::StatusOr<SessionChannel::Answer> SessionChannel::Receive(Deadline deadline
     if (size <= 0) return Ended();
     Answer answer;
     answer.descriptors = TakeDescriptors(message);
-    if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || !answer.reply.ParseFromArray(bytes.data(), size)) {
+    answer.incomplete = (message.msg_flags & MSG_CTRUNC) != 0;
+    if ((message.msg_flags & MSG_TRUNC) != 0 || !answer.reply.ParseFromArray(bytes.data(), size)) {
       Shutdown();  // nothing that follows could be understood
       return Ended();
     }

@@ -50,6 +50,7 @@ class SessionChannel {
   bool Alive() const;
   int fd() const { return socket_.get(); }  // to watch for its end (POLLRDHUP); read by this class only
 
+  // RESOURCE_EXHAUSTED of these: also where this process can open no more descriptors. The session goes on.
   // A memfd, or an allocation on a GPU: on `gpu`, or (all zero) on the daemon's only one.
   absl::StatusOr<uint64_t> RegisterRegion(int descriptor, uint64_t bytes, kernels::MemoryKind memory,
                                           const kernels::GpuId& gpu, Deadline deadline);

@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -297,6 +299,52 @@ TEST(SessionChannel, OpeningStopsWhenToldTo) {
   EXPECT_EQ(SessionChannel::Open(daemon.path(), "test", After(std::chrono::hours(1)), stop.get_token()).status().code(),
             absl::StatusCode::kUnavailable);
   done.set_value();
+}
+
+// While it lives, this process can open nothing.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    struct rlimit limit {};
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const int next = ::dup(STDIN_FILENO);
+    ::close(next);
+    limit = {.rlim_cur = static_cast<rlim_t>(next), .rlim_max = before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  struct rlimit before_ {};
+};
+
+TEST(SessionChannel, OutlivesACallWhoseDescriptorFindsNoRoom) {
+  const Descriptor memory = MakeMemfd(4096, F_SEAL_SHRINK);
+  ScriptedDaemon daemon([&](ScriptedDaemon& self) {
+    self.Welcome();
+    v1::SessionReply arena;
+    arena.mutable_arena()->set_arena(7);
+    arena.mutable_arena()->set_bytes(4096);
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(self.Read().get_arena().arena(), 7u);
+      self.Write(arena, memory.get());
+      if (i > 0) break;
+      EXPECT_TRUE(self.Read().has_host_region());
+      self.Write(RegionGrant(5), memory.get());
+      EXPECT_EQ(self.Read().drop_region().region(), 5u) << "nobody has it";
+      self.Write(RegionGrant(5));
+    }
+  });
+  auto channel = Open(daemon);
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  {
+    const NoDescriptors none;
+    EXPECT_EQ((*channel)->GetArena(7, After(kPatience)).status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ((*channel)->HostRegion(4096, nullptr, After(kPatience)).status().code(),
+              absl::StatusCode::kResourceExhausted);
+  }
+  EXPECT_TRUE((*channel)->Alive());
+  EXPECT_TRUE((*channel)->GetArena(7, After(kPatience)).ok());
 }
 
 TEST(SessionChannel, NonsenseEndsTheSession) {

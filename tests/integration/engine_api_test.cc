@@ -359,7 +359,21 @@ TEST_F(EngineApi, WhatMakesNoSenseIsRefusedByName) {
   EXPECT_EQ(begin([](engine::Prompt& p) { p.tokens = nullptr; }), "3 prompts[0].tokens: null");
   EXPECT_THAT(begin([](engine::Prompt& p) { p.token_count = 100; }), StartsWith("3 prompts[0].segment_lengths[1]: "));
   EXPECT_THAT(begin([](engine::Prompt& p) { p.page_count = 2; }), StartsWith("3 prompts[0].page_count: "));
+  std::vector<int32_t> pages(asked.prompt.page_table, asked.prompt.page_table + asked.prompt.page_count);
+  const size_t used = (asked.tokens.size() + test_.pages().page_tokens - 1) / test_.pages().page_tokens;
+  const auto existing = static_cast<int32_t>(test_.pages().pages);
+  for (const int32_t page : {-1, existing}) {
+    const std::vector<int32_t> good = pages;
+    pages[used - 1] = page;
+    EXPECT_EQ(begin([&](engine::Prompt& p) { p.page_table = pages.data(); }),
+              "3 prompts[0].page_table[" + std::to_string(used - 1) + "]: page " + std::to_string(page) + " of " +
+                  std::to_string(existing));
+    pages = good;
+  }
   EXPECT_EQ(Say(request.Finish()), "9 the request was not begun");
+  pages.push_back(-1);  // behind the prompt a table may be padded
+  asked.prompt.page_table = pages.data();
+  asked.prompt.page_count = pages.size();
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
   EXPECT_THAT(Say(request.WaitLayer(4)), StartsWith("3 layer: 4"));
   std::vector<float> numbers(187 * 4 * 32);

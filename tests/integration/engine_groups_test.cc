@@ -204,6 +204,12 @@ TEST_F(EngineGroups, TablesThatMakeNoSenseAreRefusedByName) {
   EXPECT_EQ(in_tables([](auto& t) { t[1].count = 8; }),
             "3 prompts[0].page_tables[1].count: 8 pages of 8 tokens, for 69");
   EXPECT_EQ(in_tables([](auto& t) { t[0].count = uint64_t{1} << 40; }), "3 prompts[0].page_tables[0].count: too many");
+  std::vector<int32_t> narrow = pages.pages[1];
+  for (const int32_t page : {-1, 500, INT32_MAX, INT32_MIN}) {
+    narrow[8] = page;
+    EXPECT_EQ(in_tables([&](auto& t) { t[1].pages = narrow.data(); }),
+              "3 prompts[0].page_tables[1].pages[8]: page " + std::to_string(page) + " of 500");
+  }
   asked.prompt.fill = true;
   engine::Prompt prompt = asked.prompt;
   grouped.Put(pages, prompt);

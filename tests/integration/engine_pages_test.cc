@@ -269,6 +269,21 @@ TEST_F(EngineCommits, ReadWhatTheyWereGivenAtOnce) {
                       tokens, tokens.size());
 }
 
+TEST_F(EngineCommits, AreNotReadFromPagesThatAreTheCaches) {
+  const Tokens tokens = MakeRun(1, 603);
+  Committed committed(test_, {tokens, {tokens.size()}});
+  const Asked asked({MakeRun(2, 50)}, committed.pages);
+  {
+    Request unfinished;
+    ASSERT_GOOD(cache_.Begin(&asked.prompt, 1, &unfinished));
+  }
+  EXPECT_THAT(Say(cache_.Commit(&committed.given, 1)), StartsWith("3 texts[0].page_table[0]: page "));
+  std::vector<int32_t> back(committed.pages.size());
+  EXPECT_EQ(cache_.TakeQuietPages(back.data(), back.size(), 20'000), back.size());
+  ASSERT_GOOD(cache_.Commit(&committed.given, 1));
+  EXPECT_STREQ(engine::CommitName(committed.outcomes[0]), "kept");
+}
+
 // Behind an interior a text is its conversation's alone, whatever became of the request that it was.
 TEST_F(EngineCommits, KeepWhatTheirRequestWasWhenItWasFinished) {
   const Tokens begin = MakeRun(1, 300), section = MakeRun(2, 80);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <vector>
@@ -108,6 +109,24 @@ TEST_F(EngineStarted, AnEngineThatOnlyStoresAsksForNoLookUp) {
   EXPECT_EQ(Say(writer.cache.Begin(&other.prompt, 1, &request)), "3 prompts[0].store_only: without fill");
 }
 
+// One behind the other they would each take their time behind a daemon that hangs.
+TEST_F(EngineStarted, RunsAreGivenUpTogether) {
+  constexpr int32_t kRuns = 70;  // a call takes 64
+  std::vector<Tokens> segments;
+  for (int32_t i = 0; i < kRuns; ++i) segments.emplace_back(16, 100 + i);
+  {
+    GroupedEngine with(daemon_, Grouping::kOne);
+    Asked asked(segments, {}, 1);
+    asked.prompt.fill = asked.prompt.store_only = true;
+    Request request;
+    ASSERT_GOOD(with.cache.Begin(&asked.prompt, 1, &request));
+    uint32_t missing = 0;
+    request.missing(&missing);
+    ASSERT_EQ(missing, 70u);
+  }  // the cache's end waits for it
+  EXPECT_EQ(Calls("Abandon"), 2);
+}
+
 TEST_F(EngineStarted, HandOffsWithoutAClusterSaySo) {
   GroupedEngine writer(daemon_, Grouping::kOne);
   const Tokens tokens = {1, 2, 3};
@@ -202,6 +221,84 @@ TEST_F(EngineStarted, AWaitForOtherEnginesEndsWithItsTimeAndWithItsRequest) {
   request = Request();
   ASSERT_GOOD(waits.Wait());
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+}
+
+// A request may end while a call that it has started goes on, and its prompt's tokens with it.
+TEST_F(EngineStarted, ACallThatWasStartedKeepsTheTokens) {
+  GroupedEngine asking(daemon_, Grouping::kOne), serving(daemon_, Grouping::kOne);
+  Request work, request;
+  engine::Job serves, waits;
+  ASSERT_GOOD(serving.cache.StartServePrefill(60'000, &work, &serves));
+  ASSERT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_prefill_workers") == 1; }));
+  Asked asked({}, {}, 0);
+  ASSERT_NO_FATAL_FAILURE(BeginBesideOthers(asking, asked, request));
+  const Tokens tokens = asked.tokens;
+  uint32_t own = 0, all = 0;
+  request.missing(&own);
+  ASSERT_GOOD(serves.Wait());
+  ASSERT_GOOD(request.StartWaitCold(30'000, &waits));
+  std::ranges::fill(asked.tokens, 77'777);
+  work = Request();  // it is not computed there
+  while (!waits.Poll().ok()) {
+    serving.cache.ServePrefill(20, &work);  // says so, and may be given more
+    work = Request();
+  }
+  EXPECT_EQ(waits.Result().code, Code::kRestart);
+  const engine::Run* const runs = request.missing(&all);
+  ASSERT_GT(all, own);
+  for (uint32_t i = 0; i < all; ++i) {
+    EXPECT_EQ(Tokens(runs[i].tokens, runs[i].tokens + runs[i].token_count),
+              Tokens(tokens.begin() + 40 * runs[i].segment, tokens.begin() + 40 * (runs[i].segment + 1)));
+  }
+}
+
+TEST_F(EngineStarted, ALookUpThatWasStartedAgainKeepsTheTokens) {
+  GroupedEngine with(daemon_, Grouping::kOne);
+  Asked asked({Tokens(40, 5), Tokens(50, 6)}, {}, 5);
+  asked.prompt.fill = true;
+  Request request;
+  ASSERT_GOOD(with.cache.Begin(&asked.prompt, 1, &request));
+  with.PublishMissing(request);
+  daemon_.Freeze();
+  // Nothing of them is read before a thread is free.
+  std::vector<Asked> others;
+  for (int32_t i = 0; i < 4; ++i) others.emplace_back(std::vector<Tokens>{{i, 1, 2, 3}});
+  std::vector<Request> busy(others.size());
+  for (size_t i = 0; i < others.size(); ++i) ASSERT_GOOD(with.cache.StartBegin(&others[i].prompt, 1, &busy[i]));
+  ASSERT_GOOD(request.StartLookAgain(nullptr, 0));
+  std::ranges::fill(asked.tokens, 77'777);
+  daemon_.Thaw();
+  ASSERT_GOOD(request.WaitPlan());
+  EXPECT_EQ(request.plan().cached_tokens, 40u + 50 - 2 * GroupedEngine::kSeam);
+}
+
+// Whatever is in doubt: an engine polls between two steps.
+TEST_F(EngineStarted, PollingForManyPagesInDoubtDoesNotWait) {
+  constexpr int32_t kDoubts = 50;
+  GroupedEngine with(daemon_, Grouping::kOne);
+  const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
+  engine::OpenOptions options = with.Options(rpc, session);
+  options.timeout_ms = options.land_ms = options.quiet_ms = 50;
+  Cache cache;
+  ASSERT_TRUE(Eventually([&] { return Cache::Open(options, &cache).code == engine::Code::kOk; }));
+  daemon_.Freeze();
+  for (int32_t i = 0; i < kDoubts; ++i) {
+    const std::vector<int32_t> pages = {i};
+    const Asked asked({{i, 1, 2, 3}}, pages);
+    Request request;
+    ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  }
+  std::vector<int32_t> back(kDoubts);
+  auto fastest = std::chrono::nanoseconds::max();
+  for (int i = 0; i < 10; ++i) {
+    const auto began = std::chrono::steady_clock::now();
+    EXPECT_EQ(cache.PollQuietPages(back.data(), back.size()), 0u);
+    fastest = std::min<std::chrono::nanoseconds>(fastest, std::chrono::steady_clock::now() - began);
+  }
+  EXPECT_LT(fastest, std::chrono::milliseconds(kDoubts / 2)) << "a millisecond for each is a wait";
+  daemon_.Thaw();
+  size_t taken = 0;
+  EXPECT_TRUE(Eventually([&] { return (taken += cache.PollQuietPages(back.data(), back.size())) == back.size(); }));
 }
 
 TEST_F(EngineStarted, ACacheIsOpenedWithoutWaiting) {

@@ -41,7 +41,8 @@ ASHLAR_API int32_t ashlar_open(const ashlar_open_options* options, ashlar_cache*
 /* Does not wait. Options and all that they name stay until the job is over. *out is open then if ashlar_job_result says
  * ASHLAR_OK. Until then no call takes it; close it behind the job, in any case. */
 ASHLAR_API int32_t ashlar_start_open(const ashlar_open_options* options, ashlar_cache** out, ashlar_job** job);
-/* Ends the session once its last request and job have ended, too. */
+/* Ends the session once its last request and job have ended, too. The last of them waits until nothing can write into
+ * the memory any more: where pages are in doubt, for as long as the daemon stands still (a dead one writes nothing). */
 ASHLAR_API void ashlar_close(ashlar_cache* cache);
 ASHLAR_API uint8_t* ashlar_data(const ashlar_cache* cache); /* of the memory, maybe on a GPU; null without one */
 ASHLAR_API uint64_t ashlar_bytes(const ashlar_cache* cache);

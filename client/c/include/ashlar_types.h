@@ -281,7 +281,7 @@ typedef struct ashlar_state_copy {
   const ashlar_state* state;
 } ashlar_state_copy;
 
-/* fp32; strides in floats from one token to the next. */
+/* fp32; strides in floats from one token to the next; 0: as wide as the row. */
 typedef struct ashlar_token_rows {
   size_t size;
   uint64_t tokens;

@@ -68,7 +68,7 @@ engine::TokenRows RowsOf(const std::string& name, const ashlar_token_rows* given
 
 engine::State StateOf(const std::string& name, const ashlar_state* given) {
   const ashlar_state state = Read(name, given);
-  return {state.data, EnumOf(state.dtype, DType::kF32), state.exponents, state.head_stride};
+  return {state.data, EnumOf(name + ".dtype", state.dtype, DType::kF32), state.exponents, state.head_stride};
 }
 
 }  // namespace ashlar::c

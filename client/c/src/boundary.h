@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "ashlar/engine.h"
@@ -77,9 +79,18 @@ int32_t Write(const T& own, T* out) {
   return ASHLAR_OK;
 }
 
+// An enumeration, which has fewer bits here than in C.
 template <typename Enum>
-Enum EnumOf(uint32_t number, Enum otherwise) {
-  return number == 0 ? otherwise : static_cast<Enum>(number);
+Enum EnumOf(const std::string& name, uint32_t number) {
+  if (number > std::numeric_limits<std::underlying_type_t<Enum>>::max()) {
+    throw Refused(name + ": " + std::to_string(number) + " is unknown");
+  }
+  return static_cast<Enum>(number);
+}
+// The same where 0 stands for `otherwise`.
+template <typename Enum>
+Enum EnumOf(const std::string& name, uint32_t number, Enum otherwise) {
+  return number == 0 ? otherwise : EnumOf<Enum>(name, number);
 }
 
 // Hands out the job of a call that was started. `kept`: what the call reads until it is over.

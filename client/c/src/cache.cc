@@ -8,16 +8,17 @@ namespace {
 
 using Requests = std::vector<engine::Request>;
 
-// Hands requests out once all have begun: all, or none.
+// Hands requests out once all have begun: all, or none. Those that need other pages have begun.
 int32_t HandOut(const engine::Status& status, Requests requests, ashlar_request** out) {
-  if (const int32_t code = Report(status); code != ASHLAR_OK) return code;
+  const int32_t code = Report(status);
+  if (code != ASHLAR_OK && code != ASHLAR_OTHER_PAGES) return code;
   std::vector<std::unique_ptr<ashlar_request>> handles;
   for (engine::Request& request : requests) {
     handles.push_back(std::make_unique<ashlar_request>());
     handles.back()->request = std::move(request);
   }
   for (size_t i = 0; i < handles.size(); ++i) out[i] = handles[i].release();
-  return ASHLAR_OK;
+  return code;
 }
 
 using BeginCall = engine::Status (engine::Cache::*)(const engine::Prompt*, uint32_t, engine::Request*) noexcept;

@@ -9,30 +9,30 @@ namespace {
 
 engine::Layer LayerOf(const std::string& name, const ashlar_layer& layer) {
   engine::Layer out;
-  out.kind = static_cast<engine::LayerKind>(layer.kind);
+  out.kind = EnumOf<engine::LayerKind>(name + ".kind", layer.kind);
   if (layer.rope != nullptr) {
     const ashlar_rope rope = Read(name + ".rope", layer.rope);
-    out.rope = {static_cast<RopeStyle>(rope.style), rope.rotary_dim, rope.scale == 0 ? 1.0 : rope.scale,
-                rope.frequencies};
+    out.rope = {EnumOf<RopeStyle>(name + ".rope.style", rope.style), rope.rotary_dim,
+                rope.scale == 0 ? 1.0 : rope.scale, rope.frequencies};
   }
   out.kv_heads = layer.kv_heads;
   out.key_dim = layer.key_dim;
   out.value_dim = layer.value_dim;
-  out.dtype = EnumOf(layer.dtype, out.dtype);
+  out.dtype = EnumOf(name + ".dtype", layer.dtype, out.dtype);
   out.scales = layer.scales != 0;
-  out.stored = EnumOf(layer.stored, out.stored);
-  out.family = EnumOf(layer.family, out.family);
+  out.stored = EnumOf(name + ".stored", layer.stored, out.stored);
+  out.family = EnumOf(name + ".family", layer.family, out.family);
   out.key_heads = layer.key_heads;
   out.value_heads = layer.value_heads;
   out.d_k = layer.d_k;
   out.d_v = layer.d_v;
-  out.state_dtype = EnumOf(layer.state_dtype, out.state_dtype);
-  out.order = EnumOf(layer.order, out.order);
+  out.state_dtype = EnumOf(name + ".state_dtype", layer.state_dtype, out.state_dtype);
+  out.order = EnumOf(name + ".order", layer.order, out.order);
   out.conv_channels = layer.conv_channels;
   out.conv_kernel = layer.conv_kernel;
   out.decay_table = layer.decay_table;
-  out.conv_dtype = static_cast<DType>(layer.conv_dtype);
-  out.conv_order = EnumOf(layer.conv_order, out.conv_order);
+  out.conv_dtype = EnumOf<DType>(name + ".conv_dtype", layer.conv_dtype);
+  out.conv_order = EnumOf(name + ".conv_order", layer.conv_order, out.conv_order);
   return out;
 }
 
@@ -76,7 +76,7 @@ engine::Memory MemoryOf(const ashlar_memory* given, OwnMemory& own) {
   for (const ashlar_layer_group& group : ReadAll("memory.groups", memory.groups, memory.group_count)) {
     own.groups.push_back({group.layers, group.layer_count, group.page_tokens, group.pages});
   }
-  engine::Memory out = {.kind = static_cast<engine::MemoryKind>(memory.kind),
+  engine::Memory out = {.kind = EnumOf<engine::MemoryKind>("memory.kind", memory.kind),
                         .pages = memory.pages,
                         .places = own.places.empty() ? nullptr : own.places.data(),
                         .place_count = static_cast<uint32_t>(own.places.size()),
@@ -104,9 +104,9 @@ struct OwnOptions {
     open.memory = MemoryOf(options.memory, memory);
     open.capture_tokens = options.capture_tokens;
     open.span_tokens = options.span_tokens;
-    open.span_dtype = EnumOf(options.span_dtype, open.span_dtype);
+    open.span_dtype = EnumOf("span_dtype", options.span_dtype, open.span_dtype);
     if (options.epsilon != 0) open.epsilon = std::max(options.epsilon, 0.0);
-    open.compose = EnumOf(options.compose, open.compose);
+    open.compose = EnumOf("compose", options.compose, open.compose);
     if (options.land_ms > 0) open.land_ms = options.land_ms;
     if (options.quiet_ms > 0) open.quiet_ms = options.quiet_ms;
     if (options.workers == nullptr) return;

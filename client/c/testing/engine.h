@@ -159,6 +159,10 @@ void hand_off(char** sockets, const char* node, const char* expected);
 void resume(char** sockets);
 /* groups_test.c */
 void groups(char** sockets);
+/* other_pages_test.c */
+void other_pages(char** sockets);
+/* numbers_test.c */
+void numbers(char** sockets);
 /* salt_test.c */
 void salts(char** sockets);
 

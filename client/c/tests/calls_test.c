@@ -1,5 +1,5 @@
 /* Calls of the C ABI that the example does not make, against a real daemon.
- * usage: calls_c many|present|gpu|cold|started|groups|salts|resume RPC-SOCKET SESSION-SOCKET
+ * usage: calls_c many|present|gpu|cold|started|groups|numbers|other_pages|salts|resume RPC-SOCKET SESSION-SOCKET
  *        calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME */
 #include <pthread.h>
 
@@ -304,6 +304,10 @@ int main(int argc, char** argv) {
     share_a_cold_prompt_by_jobs(argv + 2);
   } else if (argc == 4 && strcmp(argv[1], "groups") == 0) {
     groups(argv + 2);
+  } else if (argc == 4 && strcmp(argv[1], "other_pages") == 0) {
+    other_pages(argv + 2);
+  } else if (argc == 4 && strcmp(argv[1], "numbers") == 0) {
+    numbers(argv + 2);
   } else if (argc == 4 && strcmp(argv[1], "salts") == 0) {
     salts(argv + 2);
   } else if (argc == 6 && strcmp(argv[1], "hand_off") == 0) {
@@ -312,7 +316,8 @@ int main(int argc, char** argv) {
     resume(argv + 2);
   } else {
     fprintf(stderr,
-            "usage: calls_c many|present|gpu|cold|started|groups|salts|resume RPC-SOCKET SESSION-SOCKET\n"
+            "usage: calls_c many|present|gpu|cold|started|groups|numbers|other_pages|salts|resume RPC-SOCKET "
+            "SESSION-SOCKET\n"
             "       calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME\n");
     return 2;
   }

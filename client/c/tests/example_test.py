@@ -76,7 +76,7 @@ class Example(unittest.TestCase):
         self.assertLessEqual({cached for _, cached, _ in answers[4:]}, {0, 83})
 
     def test_calls_that_the_example_does_not_make(self):
-        for name, *more in (("many",), ("present",), ("cold",), ("started",), ("groups",), ("salts",), ("hand_off", "node1", "unavailable")):
+        for name, *more in (("many",), ("present",), ("cold",), ("started",), ("groups",), ("numbers",), ("other_pages",), ("salts",), ("hand_off", "node1", "unavailable")):
             with self.subTest(name):
                 done = subprocess.run([CALLS, name, *self.sockets(), *more], capture_output=True, text=True, timeout=60)
                 self.assertEqual((done.returncode, done.stderr), (0, ""))

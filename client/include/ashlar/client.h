@@ -271,7 +271,9 @@ class Model {
   // again, or abandon it.
   std::vector<PublishOutcome> Publish(std::span<const Publication> objects);
   PublishOutcome Publish(const Reservation& reservation, const PublishParts& parts);
-  void Abandon(const Reservation& reservation);
+  // Those that are not granted are left out.
+  void Abandon(std::span<const Reservation> reservations);
+  void Abandon(const Reservation& reservation) { Abandon(std::span(&reservation, 1)); }
 
   // Offers a text's states, and the keys and values that they need, for later texts to resume from; the daemon keeps
   // what is worth it. One outcome a checkpoint; kKeptAsSpan for the last one where the span is kept instead. `match`:

@@ -39,7 +39,9 @@
 // scheduler keeps its request until the workers have landed; ending it cancels landings that have not begun.
 //
 // Threads. A Cache is thread-safe. A Request belongs to one thread at a time. Handles may end in any order:
-// session and memory stay until the last request and the last job of the cache have ended, too.
+// session and memory stay until the last request and the last job of the cache have ended, too. The last of them waits
+// until nothing can write into the memory any more: where pages are in doubt, for as long as the daemon stands still
+// (a dead one writes nothing).
 //
 // Fork. Handles belong to the process that made them. In a child every call on them is refused (kFailedPrecondition),
 // and destroying them there releases nothing and waits for nothing.
@@ -115,7 +117,8 @@ struct StateCopy {
 };
 
 // The inputs of the recurrence, fp32: after convolution, activation, normalisation, rotation and the query's scale; the
-// last two fields have the library normalise and scale. Strides are in floats, from one token to the next.
+// last two fields have the library normalise and scale. Strides are in floats, from one token to the next; 0: the rows
+// lie one behind the other.
 struct TokenRows {
   uint64_t tokens = 0;
   const float* q = nullptr;  // [tokens][key_heads, d_k]; may be null without outputs
@@ -138,10 +141,10 @@ struct TokenRows {
 struct LayerAdvance {
   uint32_t layer = 0;
   uint64_t begin = 0, end = 0;
-  TokenRows inputs;      // of the computed tokens among the positions, in order
-  State state;           // in: behind `begin`; out: behind `end`
-  float* out = nullptr;  // [tokens][value_heads, d_v]; may be null
-  int64_t out_stride = 0;
+  TokenRows inputs;                   // of the computed tokens among the positions, in order
+  State state;                        // in: behind `begin`; out: behind `end`
+  float* out = nullptr;               // [tokens][value_heads, d_v]; may be null
+  int64_t out_stride = 0;             // in floats; 0: value_heads · d_v
   const StateCopy* copies = nullptr;  // out: states behind these positions, ascending, none inside of a cached step
   uint32_t copy_count = 0;
 };
@@ -149,9 +152,9 @@ struct LayerAdvance {
 // One linear layer of a text that stands alone (Run), from a zero state, by kernels in this process.
 struct AloneLayer {
   uint32_t layer = 0;
-  TokenRows inputs;      // of all its tokens
-  float* out = nullptr;  // [tokens][value_heads, d_v]; may be null
-  int64_t out_stride = 0;
+  TokenRows inputs;          // of all its tokens
+  float* out = nullptr;      // [tokens][value_heads, d_v]; may be null
+  int64_t out_stride = 0;    // in floats; 0: value_heads · d_v
   const Run* run = nullptr;  // the run whose tuple is wanted
   // Out: the run's tuple, as in LinearTensors. For a run without a transition none is written.
   State state;

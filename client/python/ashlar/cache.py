@@ -201,7 +201,11 @@ class Cache:
         return False
 
     def close(self) -> None:
-        """Ends the session once the last request has ended, too. Arrays of the memory must not be used any more."""
+        """Ends the session once the last request has ended, too. Arrays of the memory must not be used any more.
+
+        The last end waits until nothing can write into the memory any more: where pages are in doubt, for as long as the
+        daemon stands still (a dead one writes nothing).
+        """
         self._handle.close()
 
     @property

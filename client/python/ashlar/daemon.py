@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -47,7 +48,7 @@ def program() -> str:
 
 
 _Process = subprocess.Popen[bytes]
-_Calls = queue.SimpleQueue[tuple[Callable[[], _Process], Future[_Process]]]
+_Calls = queue.SimpleQueue[tuple[Callable[[], None], Future[None]]]
 
 
 class _Forker:
@@ -57,21 +58,31 @@ class _Forker:
         self._lock = threading.Lock()
         self._calls: _Calls | None = None
 
-    def call(self, function: Callable[[], _Process]) -> _Process:
-        future: Future[_Process] = Future()
-        with self._lock:
-            if self._calls is None:
-                self._calls = queue.SimpleQueue()
-                threading.Thread(target=self._serve, args=(self._calls,), name="ashlar-fork", daemon=True).start()
-            self._calls.put((function, future))
-        return future.result()
+    def call(self, function: Callable[[], None]) -> None:
+        """Returns or raises once the function is over, or will not be called, also where the caller is interrupted."""
+        future: Future[None] = Future()
+        try:
+            with self._lock:
+                if self._calls is None:
+                    calls: _Calls = queue.SimpleQueue()
+                    threading.Thread(target=self._serve, args=(calls,), name="ashlar-fork", daemon=True).start()
+                    self._calls = calls
+                self._calls.put((function, future))
+            future.result()
+        except BaseException:
+            if not future.cancel():
+                concurrent.futures.wait([future])
+            raise
 
     @staticmethod
     def _serve(calls: _Calls) -> None:
         while True:
             function, future = calls.get()
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
-                future.set_result(function())
+                function()
+                future.set_result(None)
             except BaseException as error:
                 future.set_exception(error)
 
@@ -116,15 +127,26 @@ class Daemon:
         return None if self._process is None else self._process.pid
 
     def start(self, timeout: float = 30.0) -> None:
-        with open(self.log, "ab") as log:
-            words = [sys.executable, "-ISc", _BOUND, str(os.getpid()), program(), "--config", self._config]
-            self._process = _forker.call(lambda: subprocess.Popen(words, stdout=log, stderr=log))
+        """Returns when it answers. Where it raises, or is interrupted, no daemon is left."""
+        try:
+            with open(self.log, "ab") as log:
+                words = [sys.executable, "-ISc", _BOUND, str(os.getpid()), program(), "--config", self._config]
+
+                def fork() -> None:
+                    self._process = subprocess.Popen(words, stdout=log, stderr=log)
+
+                _forker.call(fork)
+            self._wait_for_answers(timeout)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _wait_for_answers(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while not self._answers():
-            if self._process.poll() is not None:
+            if self._process is None or self._process.poll() is not None:
                 raise RuntimeError(f"ashlard ended at its start:\n{self.last_lines()}")
             if time.monotonic() > deadline:
-                self.kill()
                 raise TimeoutError(f"ashlard did not start within {timeout} s:\n{self.last_lines()}")
             time.sleep(0.02)
 
@@ -193,6 +215,7 @@ def start(
     try:
         daemon.start()
     except BaseException:
+        daemon.kill()
         if own:
             shutil.rmtree(where, ignore_errors=True)
         raise

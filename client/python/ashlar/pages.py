@@ -169,8 +169,8 @@ class PageStore:
                 finally:
                     self._give(slots)
         finally:
-            for _, reservation in granted:
-                self._handle.abandon(reservation)
+            if granted:
+                self._handle.abandon([reservation for _, reservation in granted])
         return outcomes
 
     def get(self, keys: Sequence[bytes], take: PageCall) -> list[str | None]:

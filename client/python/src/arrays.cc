@@ -1,14 +1,37 @@
 #include "client/python/src/arrays.h"
 
 #include <cstring>
+#include <optional>
 
 namespace ashlar::python {
+namespace {
+
+// Throws unless NumPy's array can become one of 32-bit integers without changing a number.
+void CheckNumbers(const char* name, const nb::object& array) {
+  if (nb::cast<int64_t>(array.attr("size")) == 0) return;  // of an empty list it makes floats
+  const nb::object type = array.attr("dtype");
+  const auto kind = nb::cast<char>(type.attr("kind"));
+  const auto bytes = nb::cast<size_t>(type.attr("itemsize"));
+  if (kind != 'i' && kind != 'u') throw Refused(name, "not a list of integers");
+  if (bytes < sizeof(int32_t) || (kind == 'i' && bytes == sizeof(int32_t))) return;
+  for (const char* const end : {"min", "max"}) {
+    const nb::int_ number(array.attr(end)());
+    int overflow = 0;
+    const int64_t value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+    if (overflow != 0 || value < INT32_MIN || value > INT32_MAX) {
+      throw Refused(name, std::string(nb::str(number).c_str()) + " has more than 32 bits");
+    }
+  }
+}
+
+}  // namespace
 
 Integers::Integers(const char* name, nb::handle given) {
   if (Take(given)) return;
   // NumPy converts what is no such row; its array outlives this reference by the buffer.
-  const nb::object made = nb::module_::import_("numpy").attr("ascontiguousarray")(given, "int32");
-  if (!Take(made)) throw Refused(name, "not a list of integers");
+  const nb::object dense = nb::module_::import_("numpy").attr("ascontiguousarray")(given);
+  CheckNumbers(name, dense);
+  if (!Take(dense.attr("astype")("int32"))) throw Refused(name, "not a list of integers");
 }
 
 Integers::~Integers() {
@@ -90,7 +113,7 @@ void CheckType(const std::string& name, const Strided& tensor, DType type) {
 }
 
 template <typename Scalar>
-const Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements) {
+Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements) {
   if (tensor.dtype() != nb::dtype<Scalar>()) {
     throw Refused(name, NameOf(tensor.dtype()) + ", not " + NameOf(nb::dtype<Scalar>()));
   }
@@ -98,11 +121,11 @@ const Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t el
     throw Refused(name, std::to_string(tensor.size()) + " elements, not " + std::to_string(elements));
   }
   if (!IsDense(tensor)) throw Refused(name, "not dense");
-  return static_cast<const Scalar*>(tensor.data());
+  return static_cast<Scalar*>(tensor.data());
 }
 
-template const float* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
-template const int32_t* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
+template float* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
+template int32_t* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
 
 RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint64_t rows, uint64_t width) {
   if (tensor.size() != rows * width) {
@@ -117,14 +140,16 @@ RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint6
   }
   if (dense == static_cast<int64_t>(rows * width)) return {tensor.data(), 0};
   if (dense != static_cast<int64_t>(width)) throw Refused(name, "its dimensions do not part its rows");
-  int64_t stride = 0, next = 0;
+  std::optional<int64_t> stride;
+  int64_t next = 0;
   for (; i > 0; --i) {
     if (tensor.shape(i - 1) == 1) continue;
-    if (stride == 0) stride = next = tensor.stride(i - 1);
+    if (!stride.has_value()) stride = next = tensor.stride(i - 1);
     if (tensor.stride(i - 1) != next) throw Refused(name, "its rows are not equally far apart");
     next *= static_cast<int64_t>(tensor.shape(i - 1));
   }
-  return {tensor.data(), stride == static_cast<int64_t>(width) ? 0 : stride};
+  if (stride.value_or(0) < static_cast<int64_t>(width)) throw Refused(name, "its rows overlap");
+  return {tensor.data(), *stride == static_cast<int64_t>(width) ? 0 : *stride};
 }
 
 engine::Code Checked(const engine::Status& status) {

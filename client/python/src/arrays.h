@@ -83,7 +83,7 @@ std::pair<nb::object, T*> MakeObject(nb::handle type) {
   return {std::move(object), value};
 }
 
-// Checks that an array is [tokens, ...] with `width` floats a token, and dense within the token.
+// Checks that an array is [tokens, ...] with `width` floats a token, dense within the token, and tokens apart.
 template <typename Array>
 RowsView RowsOf(const std::string& name, const Array& array, uint64_t width) {
   if (array.ndim() < 1) throw Refused(name, "has no dimensions");
@@ -96,6 +96,7 @@ RowsView RowsOf(const std::string& name, const Array& array, uint64_t width) {
     throw Refused(name, std::to_string(dense) + " floats a token, not " + std::to_string(width));
   }
   const int64_t stride = array.shape(0) > 1 ? array.stride(0) : dense;
+  if (stride > -dense && stride < dense) throw Refused(name, "the tokens' rows overlap");
   return {array.data(), array.shape(0), stride};
 }
 
@@ -107,7 +108,7 @@ DType TypeOf(const std::string& name, const Strided& tensor);
 void CheckType(const std::string& name, const Strided& tensor, DType type);
 // The elements of a dense tensor. Throws unless it has so many of Scalar.
 template <typename Scalar>
-const Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
+Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
 // `rows` runs of elements, each dense, as the first dimensions of the tensor cut them.
 struct RowsOfElements {
   void* data = nullptr;

@@ -308,8 +308,8 @@ std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeo
 void ComputeAlone(PyCache& self, const PyRequest& request, uint32_t missing, uint32_t layer, const Strided& state,
                   const std::optional<Floats>& q, const std::optional<Floats>& k, const std::optional<Floats>& v,
                   const std::optional<Floats>& g, const std::optional<Floats>& beta,
-                  const std::optional<MutableFloats>& out, const std::optional<MutableFloats>& transition,
-                  const std::optional<MutableFloats>& decay, float norm_epsilon, float q_scale) {
+                  const std::optional<MutableFloats>& out, const std::optional<Strided>& transition,
+                  const std::optional<Strided>& decay, float norm_epsilon, float q_scale) {
   uint32_t count = 0;
   const engine::Run* const runs = request.request->missing(&count);
   if (missing >= count) throw Refused("missing", "there are " + std::to_string(count));
@@ -319,15 +319,9 @@ void ComputeAlone(PyCache& self, const PyRequest& request, uint32_t missing, uin
   alone.inputs.q_scale = q_scale;
   alone.state = StateOf("state", state, std::nullopt, widths);
   TakeOutput(out, alone.inputs, widths, &alone.out, &alone.out_stride);
-  if (transition.has_value() && transition->size() != widths.transition) {
-    throw Refused("transition", std::to_string(widths.transition) + " floats are needed");
-  }
   if (runs[missing].transition && !transition.has_value()) throw Refused("transition", "needed for this run");
-  if (transition.has_value()) alone.transition = transition->data();
-  if (decay.has_value()) {
-    if (decay->size() != widths.decays) throw Refused("decay", std::to_string(widths.decays) + " floats are needed");
-    alone.decay = decay->data();
-  }
+  if (transition.has_value()) alone.transition = DataOf<float>("transition", *transition, widths.transition);
+  if (decay.has_value()) alone.decay = DataOf<float>("decay", *decay, widths.decays);
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) { return cache.ComputeAlone(alone); }));
 }
 

@@ -123,10 +123,12 @@ std::vector<PublishOutcome> PageStore::Publish(std::span<const Reservation> rese
         {.reservation = reservations[i], .parts = {.region = region_, .page_table = std::span(tables).subspan(i, 1)}});
   }
   std::vector<PublishOutcome> outcomes = model_.Publish(pages);
+  // A daemon that is busy keeps the page for us, and would tell everybody for a minute that it is being published.
+  std::vector<Reservation> kept;
   for (size_t i = 0; i < outcomes.size(); ++i) {
-    // A daemon that is busy keeps the page for us, and would tell everybody for a minute that it is being published.
-    if (outcomes[i] == PublishOutcome::kBusy) model_.Abandon(reservations[i]);
+    if (outcomes[i] == PublishOutcome::kBusy) kept.push_back(reservations[i]);
   }
+  if (!kept.empty()) model_.Abandon(kept);
   return outcomes;
 }
 

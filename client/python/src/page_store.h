@@ -54,7 +54,7 @@ class PageStore {
   // At most one engine stores a page: only granted ones may be published, and must be published or abandoned.
   std::vector<Reservation> Reserve(std::span<const PageKey> keys);
   std::vector<PublishOutcome> Publish(std::span<const Reservation> reservations, std::span<const uint32_t> slots);
-  void Abandon(const Reservation& reservation) { model_.Abandon(reservation); }
+  void Abandon(std::span<const Reservation> reservations) { model_.Abandon(reservations); }
 
   // kNone: the page is in its slot. A slot whose `quiet` is false stays the store's until TakeQuiet returns it.
   struct Landed {

@@ -133,14 +133,17 @@ void BindPages(nb::module_& module) {
       .def("reserve", &Reserve)
       .def("publish", &Publish)
       .def("abandon",
-           [](const PyPageStore& self, const Reservation& reservation) {
+           [](const PyPageStore& self, const std::vector<Reservation>& reservations) {
              self.open().WithoutGil([&](PageStore& store) {
-               store.Abandon(reservation);
+               store.Abandon(reservations);
                return true;
              });
            })
       .def("get", &Get)
-      .def("take_quiet", [](const PyPageStore& self, uint32_t most) { return self.open()->TakeQuiet(most); })
+      .def("take_quiet",
+           [](const PyPageStore& self, uint32_t most) {
+             return self.open().WithoutGil([most](PageStore& store) { return store.TakeQuiet(most); });
+           })
       .def("connected", [](const PyPageStore& self) { return self.open()->connected(); })
       .def("memory",
            [](nb::pointer_and_handle<PyPageStore> self) {

@@ -89,6 +89,10 @@ def test_decays_of_a_run_come_with_its_tuple_and_blocks_compose_in_either_place(
         (at, run), = [(i, run) for i, run in enumerate(request.missing) if run.transition]
         state, transition = np.zeros((HEADS, DIM, DIM), np.float32), np.zeros((HEADS, DIM, DIM), np.float32)
         decay = np.zeros((HEADS, DIM), np.float32)
+        for wrong in ({"transition": transition.transpose(0, 2, 1)}, {"transition": transition, "decay": decay[:, ::-1]}):
+            with pytest.raises(ValueError, match=f"^{list(wrong)[-1]}: not dense"):
+                cache.compute_alone(request, at, 0, state, **wrong, **given, **flags)
+        assert not transition.any() and not decay.any()
         cache.compute_alone(request, at, 0, state, transition=transition, decay=decay, **given, **flags)
         exact = np.exp(given["g"][run.capture_begin : run.capture_end].astype(np.float64).sum(0))
         np.testing.assert_allclose(decay, np.repeat(exact[:, None], DIM, 1), rtol=1e-6)
@@ -121,6 +125,10 @@ def test_blocks_that_make_no_sense_are_refused(daemon):
             request.advance(0, 0, 0, wide[:, :, :DIM])
         with pytest.raises(ValueError, match="state: 1024 elements, not 512"):
             request.advance(0, 0, 0, wide)
+        for heads in (0, DIM * DIM - 4):  # one head's memory for all, and heads that overlap
+            state = np.lib.stride_tricks.as_strided(wide, (HEADS, DIM * DIM), (4 * heads, 4))
+            with pytest.raises(ValueError, match="state: its rows overlap"):
+                request.advance(0, 0, 0, state)
 
 
 def committed(cache, **changed):

@@ -151,7 +151,8 @@ def test_tokens_and_pages_are_any_integers_and_refused_by_name_where_they_are_no
         frozen = first.copy()
         frozen.flags.writeable = False
         every_other = np.repeat(first, 2)[::2]
-        shapes = [first, frozen, every_other, first.tolist(), tuple(first.tolist()), first.astype(np.int64), memoryview(first)]
+        others = [first.astype(kind) for kind in (np.int64, np.uint64, np.uint32, np.uint8)]
+        shapes = [first, frozen, every_other, first.tolist(), tuple(first.tolist()), memoryview(first), *others]
         plans = []
         for given in shapes:
             with cache.begin(given, [len(first) - 1], np.arange(64)[::-1]) as request:
@@ -164,6 +165,11 @@ def test_tokens_and_pages_are_any_integers_and_refused_by_name_where_they_are_no
         for name, call in {
             "tokens: not a list": lambda: cache.begin(first.reshape(-1, 1)),
             "page_table: not a list": lambda: cache.begin(first, page_table=np.zeros((4, 4), np.int32)),
+            "tokens: not a list of integers": lambda: cache.begin(first + 0.5),
+            "tokens: 4294967296 has more than 32 bits": lambda: cache.begin([1, 2**32]),
+            "tokens: -2147483649 has more": lambda: cache.begin([-(2**31) - 1, 1]),
+            "tokens: 18446744073709551615 has more": lambda: cache.begin(np.full(3, 2**64 - 1, np.uint64)),
+            "page_table: 4294967296 has more": lambda: cache.begin(first, page_table=np.arange(64) + 2**32),
         }.items():
             with pytest.raises(ValueError, match=name):
                 call()
@@ -301,6 +307,7 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
     with open_cache(daemon) as cache:
         state = np.zeros(shortest.HEADS * shortest.DIM**2, np.float32)
         rows = np.zeros((4, shortest.HEADS * shortest.DIM), np.float32)
+        one = np.lib.stride_tricks.as_strided(rows, rows.shape, (0, 4))  # the first, four times
         with pytest.raises(ValueError, match="segment_lengths"):
             cache.begin(prompt(RULES), [10_000])
         with pytest.raises(ValueError, match="conversation: 16 bytes"):
@@ -314,6 +321,9 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
                 "k: 8 floats a token, not 32": lambda: advance(0, 0, 4, state, k=rows[:, :8], v=rows),
                 "v: as many tokens": lambda: advance(0, 0, 4, state, k=rows, v=rows[:2]),
                 "q: needed with out": lambda: advance(0, 0, 4, state, k=rows, v=rows, out=rows),
+                "k: the tokens' rows overlap": lambda: advance(0, 0, 4, state, k=one, v=rows),
+                "v: the tokens' rows overlap": lambda: advance(0, 0, 4, state, k=rows, v=one),
+                "out: the tokens' rows overlap": lambda: advance(0, 0, 4, state, q=rows, k=rows, v=rows, out=one),
                 "missing: there are 0": lambda: request.publish(0, []),
             }.items():
                 with pytest.raises(ValueError, match=message):

@@ -181,10 +181,7 @@ def test_a_frozen_daemon_costs_the_timeout_and_its_slots_come_back(daemon):
     with open_store(client, land_ms=1000) as store:
         texts = ["a", "b", "c"]
         until(lambda: put(store, texts) == ["already_present"] * 3)  # a second may be too little on a busy machine
-        os.kill(daemon.pid, signal.SIGSTOP)
-        stat = pathlib.Path(f"/proc/{daemon.pid}/stat")
-        while stat.read_text().rpartition(")")[2].split()[0] != "T":  # its threads answer until then
-            time.sleep(0.001)
+        freeze(daemon)
         try:
             begun = time.monotonic()
             assert None not in get(store, texts)
@@ -192,6 +189,32 @@ def test_a_frozen_daemon_costs_the_timeout_and_its_slots_come_back(daemon):
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
         until(lambda: get(store, texts) == [None] * 3)
+
+
+def freeze(daemon):
+    os.kill(daemon.pid, signal.SIGSTOP)
+    stat = pathlib.Path(f"/proc/{daemon.pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "T":  # its threads answer until then
+        time.sleep(0.001)
+
+
+def test_pages_that_were_not_filled_are_given_up_together(daemon):
+    client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket, timeout_ms=1000)
+    begun = []
+
+    def fill(_, slot):
+        freeze(daemon)
+        begun.append(time.monotonic())
+        raise ArithmeticError
+
+    try:
+        with open_store(client, slots=16) as store:
+            with pytest.raises(ArithmeticError):
+                store.put([key(i) for i in range(16)], fill)
+            assert time.monotonic() - begun[0] < 8, "not a second for each"
+            os.kill(daemon.pid, signal.SIGCONT)
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
 
 
 def test_pages_survive_a_restart_on_the_disk(tmp_path):

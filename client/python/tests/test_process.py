@@ -139,6 +139,57 @@ def test_a_daemon_lives_as_long_as_its_process_and_not_its_thread(tmp_path):
     assert not answers(), "its process was killed"
 
 
+def test_a_start_that_is_interrupted_leaves_no_daemon(tmp_path):
+    code = """
+        import pathlib, signal, subprocess, sys, threading, time, ashlar.daemon
+
+        class Interrupt(BaseException):
+            pass
+
+        def interrupt(*_):
+            raise Interrupt
+
+        def children():
+            stats = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/children")]
+            return "".join(stats).split()
+
+        def start(case):
+            folder = pathlib.Path(sys.argv[1], case)
+            folder.mkdir()
+            return ashlar.daemon.start(dram="64MiB", arena="8MiB", folder=str(folder))
+
+        def interrupted(case):
+            try:
+                start(case)
+            except Interrupt:
+                assert children() == [], (case, children())
+            else:
+                raise AssertionError(case)
+
+        def slow(*arguments, **options):
+            process = popen(*arguments, **options)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)  # while the caller waits for it
+            time.sleep(0.5)
+            return process
+
+        signal.signal(signal.SIGALRM, interrupt)
+        begin, threading.Thread.start = threading.Thread.start, interrupt
+        interrupted("before the thread that forks")
+        threading.Thread.start = begin
+        popen, subprocess.Popen = subprocess.Popen, slow
+        interrupted("while it forks")
+        subprocess.Popen = popen
+        answers = ashlar.daemon.Daemon._answers
+        ashlar.daemon.Daemon._answers = lambda self: interrupt() if answers(self) else False
+        interrupted("when it answers")
+        ashlar.daemon.Daemon._answers = answers
+        with start("at last"):
+            assert len(children()) == 1
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_transformers_it_says_what_to_install():
     code = "import sys; sys.modules['torch'] = None; import ashlar; ashlar.cache_for(None, None)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
