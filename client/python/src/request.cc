@@ -169,8 +169,8 @@ Verdict WaitForJob(PyJob& self) {
   return VerdictOf(status);
 }
 
-// What the call, made without starting it, would have returned or raised; a daemon's loss, where the call has no error
-// for it, is None.
+// Returns or raises as the call would have without being started; a daemon's loss, where the call has no error for it,
+// is None.
 nb::object ResultOfJob(const PyJob& self, bool none_if_unavailable) {
   const engine::Status status = self.job.Result();
   if (none_if_unavailable && status.code == Code::kUnavailable) return nb::none();
