@@ -87,9 +87,45 @@ def vllm_rates():
     return rows
 
 
+# Ways by their names in quality.json, and by those of the table of sizes.
+WAYS = {"full recompute": "recompute", "seams of 0, and 3 for the convolution": "seams 0 (head 3)", "seams of 4": "4",
+        "seams of 8": "8", "seams of 16": "16", "seams of 32": "32", "head of one page": "head 16, tail 0",
+        "naive addition, seams of 8": "naive, 8", "stale keys alone, seams of 8": "keys alone, 8"}
+
+
+def quality_sizes():
+    rows = [["segments × tokens", "answers", *WAYS.values()]]
+    for cell in read("quality")["cells"]:
+        found = [cell["accuracy"].get(way) for way in WAYS]
+        rows.append([f"{cell['segments']} × {cell['segment_tokens']:,}", str(cell["answers"]),
+                     *("–" if each is None else f"{each['all']:.1f}" for each in found)])
+    return rows
+
+
+def quality_ways():
+    rows = [["way", "answers", "all", "recall", "copy", "points lost"]]
+    pooled = read("quality")["pooled"]
+    for way, found in ((way, pooled[way]) for way in WAYS):
+        rows.append([way, f"{found['answers']:,}", *(f"{found[kind]:.1f}" for kind in ("all", "recall", "copy")),
+                     f"{round(found['points_lost'], 1) + 0.0:.1f}"])  # + 0.0: no "-0.0"
+    return rows
+
+
+def quality_drift():
+    """Of the last cell: the most segments of the most tokens."""
+    drift = read("quality")["cells"][-1]["drift"]
+    layers = list(next(iter(drift.values())))
+    rows = [["way", *layers]]
+    for way, found in ((way, drift[way]) for way in WAYS if way in drift):
+        rows.append([way, *("below 1e-5" if found[layer]["l2"] < 1e-5 else
+                            f"{found[layer]['l2']:.2f}, {found[layer]['angle_degrees']:.0f}°" for layer in layers)])
+    return rows
+
+
 # The page, and what its table holds. A table is known by its first line.
 TABLES = [("transfer.md", transfer), ("router.md", router), ("router.md", router_mixed), ("directory.md", mirror),
-          ("vllm.md", vllm_lengths), ("vllm.md", vllm_rates)]
+          ("vllm.md", vllm_lengths), ("vllm.md", vllm_rates),
+          ("quality.md", quality_sizes), ("quality.md", quality_ways), ("quality.md", quality_drift)]
 
 
 def line(cells):
