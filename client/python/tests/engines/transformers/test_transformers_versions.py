@@ -19,16 +19,19 @@ def test_they_are_the_ends_of_the_range():
     assert [version.rsplit(".", 1)[0] for version in VERSIONS] == [f"{OLDEST[0]}.{OLDEST[1]}", f"{BELOW[0]}.{BELOW[1] - 1}"]
 
 
-# A family of each recurrence, and one of attention alone.
+# A family of each recurrence, and one of attention alone; and how `generate` prepares its options.
+CHOSEN = "qwen3_next or kimi_linear or bamba or llama or left_to_the_model"
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_models_are_cached_and_composed(version):
     folders = [str(KEPT / version), *filter(None, [os.environ.get("PYTHONPATH")])]
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "qwen3_next or kimi_linear or bamba or llama",
-             str(HERE / "test_transformers_families.py")]  # fmt: skip
+    files = [str(HERE / f"test_transformers_{name}.py") for name in ("families", "calls")]
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, *files]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     code = "import transformers; print(transformers.__version__)"
     used = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120)
     assert used.stdout.split()[-1] == version
-    done = subprocess.run(tests, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(tests, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "passed" in done.stdout and "skipped" not in done.stdout
