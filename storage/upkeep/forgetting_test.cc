@@ -235,6 +235,17 @@ TEST_F(ForgettingTest, WhatWentBeforeDoesNotComeBackEither) {
   }
 }
 
+// A node of a cluster must not acknowledge what it cannot forget.
+TEST_F(ForgettingTest, ObjectsOfATenantThatIsNoLongerConfiguredAreKnown) {
+  Make({.hbm = 0, .dram = 8, .ssd = 64});
+  PublishAndSettle(1);
+  EXPECT_TRUE(rig_->cache->upkeep().CheckUnknown("tenant1").ok());
+  rig_->names[0] = "renamed";
+  Restart();
+  EXPECT_TRUE(absl::IsFailedPrecondition(rig_->cache->upkeep().CheckUnknown("tenant1")));
+  EXPECT_TRUE(rig_->cache->upkeep().CheckUnknown("nobody").ok());
+}
+
 class ForgettingPrefixesTest : public PrefixesTest {
  protected:
   ForgettingPrefixesTest() : PrefixesTest({.hbm = 0, .dram = 256, .ssd = 512}) {}

@@ -122,7 +122,10 @@ void Forgetter::TryLater(const char* what, const absl::Status& why) {
 void Forgetter::Begin() {
   const ClusterForgetting& wish = todo_.front();
   const auto tenant = std::ranges::find(names_, wish.tenant);
-  if (tenant == names_.end()) return Save();  // it has nothing here
+  if (tenant == names_.end()) {
+    const absl::Status nothing_here = cache_->upkeep().CheckUnknown(wish.tenant);
+    return nothing_here.ok() ? Save() : TryLater(kCannotYet, nothing_here);
+  }
   const auto number = static_cast<storage::TenantId>(tenant - names_.begin());
   absl::StatusOr<std::shared_ptr<storage::Forgetting>> begun = cache_->upkeep().Forget(number, wish.ns);
   if (!begun.ok()) return TryLater(kCannotYet, begun.status());
