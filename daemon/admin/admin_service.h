@@ -102,7 +102,7 @@ class AdminService {
                           v1::ForgetReply* reply) const;
   absl::Status ForgetEverywhere(const v1::ForgetRequest& request, const storage::Selection& selection, double wait,
                                 v1::ForgetReply* reply) const;
-  // What the calls of one command go on with.
+  // A forgetting that the calls of one command go on with.
   struct Pending {
     std::string token;
     storage::TenantId tenant = 0;
