@@ -4,8 +4,8 @@
 // calling thread.
 #pragma once
 
+#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -98,12 +98,20 @@ class AdminService {
                         const std::function<bool(storage::TenantId, const Key&)>& act) const;
 
   // Forget of this node alone, and of all nodes; they wait for so many seconds at most.
-  absl::Status ForgetHere(const storage::Selection& selection, double wait, v1::ForgetReply* reply) const;
+  absl::Status ForgetHere(const v1::ForgetRequest& request, const storage::Selection& selection, double wait,
+                          v1::ForgetReply* reply) const;
   absl::Status ForgetEverywhere(const v1::ForgetRequest& request, const storage::Selection& selection, double wait,
                                 v1::ForgetReply* reply) const;
-  // A forgetting that is to go on, of the same tenant and namespace, or a new one. On the metadata thread.
-  using Wish = std::pair<storage::TenantId, std::optional<NamespaceId>>;
-  absl::StatusOr<std::shared_ptr<storage::Forgetting>> ForgettingOf(const Wish& wish) const;
+  // A forgetting that the calls of one command go on with.
+  struct Pending {
+    std::string token;
+    storage::TenantId tenant = 0;
+    std::optional<NamespaceId> ns;
+    std::shared_ptr<storage::Forgetting> forgetting;
+  };
+  // That of the token, or without one a new one: what was published since another one began is its, too. On the
+  // metadata thread.
+  absl::StatusOr<Pending> ForgettingOf(const std::string& token, const storage::Selection& selection) const;
 
   class Differences;
   void WriteText(storage::TenantId tenant, const storage::Query& query, const storage::Explanation& why,
@@ -112,8 +120,9 @@ class AdminService {
 
   const AdminParts parts_;
   const storage::Nanos started_;
-  // Those that the disk has not acknowledged. The metadata thread's.
-  mutable std::map<Wish, std::shared_ptr<storage::Forgetting>> forgettings_;
+  // Those that the disk has not acknowledged, oldest first. The metadata thread's, as the number of all so far.
+  mutable std::deque<Pending> forgettings_;
+  mutable uint64_t forgettings_begun_ = 0;
 };
 
 }  // namespace ashlar::daemon

@@ -251,7 +251,7 @@ TEST_F(AdminTest, TheSocketIsForRootAndTheDaemonsOwnUser) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   // Even where the mode would let it in.
   ASSERT_EQ(chmod(node_.admin_socket().c_str(), 0666), 0);
-  AsUser(65534, [&] {
+  AsUser(65531, [&] {
     grpc::ClientContext context;
     v1::StatsReply reply;
     EXPECT_EQ(Connect(node_)->Stats(&context, v1::StatsRequest(), &reply).error_code(), grpc::StatusCode::UNAVAILABLE);
@@ -279,7 +279,7 @@ TEST(Admin, NothingOfOneTenantShowsInAnothersAnswers) {
   TestNode node(
       "tenants:\n"
       "  - {name: alpha, uids: [0], dram_bytes: 8MiB}\n"
-      "  - {name: beta, uids: [65534], dram_bytes: 8MiB}\n");
+      "  - {name: beta, uids: [65531], dram_bytes: 8MiB}\n");
   TestEngine alpha(node);
   ASSERT_EQ(alpha.PublishRun(ObjectKind::kCheckpoint, Tokens(24)), PublishOutcome::kPublished);
   const auto admin = Connect(node);

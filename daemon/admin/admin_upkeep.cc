@@ -29,7 +29,7 @@ constexpr std::chrono::milliseconds kUpkeepPoll{10};
 constexpr std::chrono::seconds kDirectoryPatience{20};
 constexpr uint64_t kVerifyRate = uint64_t{256} << 20;
 constexpr size_t kLeastNsBytes = 2;
-constexpr size_t kMostWaitingForgettings = 64;  // for the disk
+constexpr size_t kMostPendingForgettings = 64;  // for the disk
 
 double InSeconds(Nanos nanos) {
   return static_cast<double>(nanos) * 1e-9;
@@ -190,21 +190,20 @@ absl::Status AdminService::Forget(const v1::ForgetRequest& request, v1::ForgetRe
     return counted;
   }
   const bool everywhere = parts_.cluster != nullptr && !request.this_node();
-  if (!everywhere && !request.forgetting().empty()) return Invalid("forgetting: this node alone has none that goes on");
-  return everywhere ? ForgetEverywhere(request, *selection, wait, reply) : ForgetHere(*selection, wait, reply);
+  return everywhere ? ForgetEverywhere(request, *selection, wait, reply) : ForgetHere(request, *selection, wait, reply);
 }
 
-absl::Status AdminService::ForgetHere(const storage::Selection& selection, double wait, v1::ForgetReply* reply) const {
-  const Wish wish(*selection.tenant, selection.ns);
-  absl::StatusOr<std::shared_ptr<storage::Forgetting>> forgetting = absl::InternalError("not begun");
-  absl::Status ran = OnLoop([&] { forgetting = ForgettingOf(wish); });
+absl::Status AdminService::ForgetHere(const v1::ForgetRequest& request, const storage::Selection& selection,
+                                      double wait, v1::ForgetReply* reply) const {
+  absl::StatusOr<Pending> pending = absl::InternalError("not begun");
+  absl::Status ran = OnLoop([&] { pending = ForgettingOf(request.forgetting(), selection); });
   if (!ran.ok()) return ran;
-  if (!forgetting.ok()) return forgetting.status();
+  if (!pending.ok()) return pending.status();
   storage::Forgetting::Progress progress;
   const auto go_on = [&](Slice& slice) {
-    (*forgetting)->Run(slice);
-    progress = (*forgetting)->progress();
-    if (progress.done) forgettings_.erase(wish);
+    pending->forgetting->Run(slice);
+    progress = pending->forgetting->progress();
+    if (progress.done) std::erase_if(forgettings_, [&](const Pending& each) { return each.token == pending->token; });
     return progress.found_gone;
   };
   ran = InSlices(go_on);
@@ -218,6 +217,7 @@ absl::Status AdminService::ForgetHere(const storage::Selection& selection, doubl
   }
   if (!ran.ok()) return ran;
   Write(progress, reply);
+  if (!progress.done) reply->set_forgetting(pending->token);
   return absl::OkStatus();
 }
 
@@ -258,17 +258,23 @@ absl::Status AdminService::ForgetEverywhere(const v1::ForgetRequest& request, co
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<storage::Forgetting>> AdminService::ForgettingOf(const Wish& wish) const {
-  if (const auto found = forgettings_.find(wish); found != forgettings_.end()) return found->second;
-  if (forgettings_.size() == kMostWaitingForgettings) {
-    return absl::ResourceExhaustedError("the disk has not acknowledged what was to be forgotten before");
+absl::StatusOr<AdminService::Pending> AdminService::ForgettingOf(const std::string& token,
+                                                                 const storage::Selection& selection) const {
+  if (!token.empty()) {
+    const auto found = std::ranges::find(forgettings_, token, &Pending::token);
+    if (found != forgettings_.end() && found->tenant == *selection.tenant && found->ns == selection.ns) return *found;
+    return absl::NotFoundError("forgetting: this daemon remembers none of this number for it: begin anew");
   }
-  absl::StatusOr<std::shared_ptr<storage::Forgetting>> forgetting =
-      parts_.cache.upkeep().Forget(wish.first, wish.second);
-  if (!forgetting.ok()) return forgetting;
-  parts_.forget_beside(wish.first, wish.second);
-  forgettings_[wish] = *forgetting;
-  return forgetting;
+  auto forgetting = parts_.cache.upkeep().Forget(*selection.tenant, selection.ns);
+  if (!forgetting.ok()) return forgetting.status();
+  parts_.forget_beside(*selection.tenant, selection.ns);
+  // The oldest one's command was given up, or will begin anew. The disk goes on with it.
+  if (forgettings_.size() == kMostPendingForgettings) forgettings_.pop_front();
+  forgettings_.push_back({.token = absl::StrCat(absl::Hex(started_, absl::kZeroPad16), "-", ++forgettings_begun_),
+                          .tenant = *selection.tenant,
+                          .ns = selection.ns,
+                          .forgetting = *std::move(forgetting)});
+  return forgettings_.back();
 }
 
 absl::Status AdminService::Verify(const v1::VerifyRequest& request, v1::VerifyReply* reply) const {

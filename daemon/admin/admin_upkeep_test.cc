@@ -154,6 +154,51 @@ TEST_F(AdminUpkeepTest, ForgetsATenantAfterSayingHowMuch) {
   EXPECT_EQ(Reason(0), MissReason::kNone);
 }
 
+class AdminUpkeepDiskTest : public AdminUpkeepTest {
+ protected:
+  AdminUpkeepDiskTest() : AdminUpkeepTest(absl::StrCat("ssd: {folder: ", Folder(), ", capacity_bytes: 16MiB}\n")) {}
+  ~AdminUpkeepDiskTest() override { std::filesystem::remove_all(Folder()); }
+  static std::string Folder() {
+    return absl::StrCat(std::filesystem::temp_directory_path().string(), "/admin-upkeep-", ::getpid());
+  }
+  v1::ForgetReply Begin() {
+    v1::ForgetRequest request;
+    request.set_tenant("default");
+    request.set_wait_seconds(1e-9);  // the disk takes longer
+    v1::ForgetReply reply;
+    EXPECT_TRUE(Call(&v1::Admin::Stub::Forget, request, &reply).ok());
+    EXPECT_FALSE(reply.done());
+    return reply;
+  }
+};
+
+// One whose command was given up takes nothing that was published since, so that no other command may go on with it.
+TEST_F(AdminUpkeepDiskTest, EachCommandForgetsWhatIsThereWhenItBegins) {
+  Publish(1);
+  const v1::ForgetReply begun = Begin();
+  EXPECT_EQ(begun.objects(), 1u);
+  Publish(2);
+  const v1::ForgetReply done = Forget("default");
+  EXPECT_TRUE(done.done());
+  EXPECT_EQ(done.objects(), 2u);
+  EXPECT_EQ(List().objects_size(), 0);
+  Publish(1);
+  v1::ForgetRequest again;
+  again.set_tenant("default");
+  again.set_forgetting(begun.forgetting());
+  v1::ForgetReply reply;
+  EXPECT_TRUE(Call(&v1::Admin::Stub::Forget, again, &reply).ok());
+  EXPECT_TRUE(reply.done());
+  EXPECT_EQ(reply.objects(), 1u) << "the calls of one command go on with its own";
+  EXPECT_EQ(List().objects_size(), 1);
+  EXPECT_EQ(Call(&v1::Admin::Stub::Forget, again, &reply).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(AdminUpkeepDiskTest, CommandsThatWereGivenUpRefuseNoOther) {
+  for (int i = 0; i < 100; ++i) Begin();
+  EXPECT_TRUE(Forget("default").done());
+}
+
 TEST_F(AdminUpkeepTest, NamesTheFieldOfABadForget) {
   v1::ForgetRequest request;
   v1::ForgetReply reply;

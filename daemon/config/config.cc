@@ -266,6 +266,14 @@ absl::Status CheckBudgets(const v1::Config& config, const TierBudgets& tier) {
   return absl::OkStatus();
 }
 
+// The kernel gives every process of a user namespace that maps its user nowhere this one.
+absl::Status CheckUser(const std::string& field, uint32_t uid) {
+  uint32_t overflow = 65534;
+  std::ifstream("/proc/sys/kernel/overflowuid") >> overflow;
+  if (uid != overflow) return absl::OkStatus();
+  return Invalid(field, ": ", uid, " is the overflow user, whom processes of any user namespace may look like");
+}
+
 absl::Status CheckTenants(const v1::Config& config) {
   if (config.tenants_size() > kMaxTenants) return Invalid("tenants: more than ", kMaxTenants);
   std::set<std::string> names;
@@ -277,6 +285,8 @@ absl::Status CheckTenants(const v1::Config& config) {
     if (!names.insert(tenant.name()).second) return Invalid(field, ".name: \"", tenant.name(), "\" is given twice");
     if (tenant.uids().empty()) return Invalid(field, ".uids: required");
     for (int j = 0; j < tenant.uids_size(); ++j) {
+      const absl::Status user = CheckUser(absl::StrCat(field, ".uids[", j, "]"), tenant.uids(j));
+      if (!user.ok()) return user;
       const auto [other, fresh] = tenant_of_uid.emplace(tenant.uids(j), tenant.name());
       if (!fresh)
         return Invalid(field, ".uids[", j, "]: ", tenant.uids(j), " already belongs to \"", other->second, "\"");

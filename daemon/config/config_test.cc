@@ -257,6 +257,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "tenants[0].uids[0]: expected a whole number"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [4294967296], dram_bytes: 1GiB}]",
                  "tenants[0].uids[0]: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1, 65534], dram_bytes: 1GiB}]",
+                 "tenants[0].uids[1]: 65534 is the overflow user"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1]}]", "tenants[0].dram_bytes: required"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1MiB}]",
                  "tenants[0].dram_bytes: less than one arena"},

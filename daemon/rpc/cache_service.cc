@@ -164,7 +164,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
   // Writes what is newest: a slow reader sees fewer events, never a queue of them. mutex_ is held.
   void Advance() {
-    // What landed stays landed: as where a connection breaks.
+    // Landed bytes stay landed: as where a connection breaks.
     if (unread_full_ && end_.has_value()) end_ = absl::UnavailableError(kUnread);
     const bool refused = end_.has_value() && !end_->ok();
     if (writing_ || finished_ || (awaits_match_ && !refused)) return;

@@ -67,7 +67,7 @@ TEST(RegionLimits, EachIsAMappingAndTheyAreCountedBySessionAndTenant) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be several users";
   const TestNode node(
       "sessions: {max_regions: 3}\n"
-      "tenants: [{name: a, uids: [0], dram_bytes: 4MiB, max_regions: 5}, {name: b, uids: [65534], dram_bytes: 4MiB}]");
+      "tenants: [{name: a, uids: [0], dram_bytes: 4MiB, max_regions: 5}, {name: b, uids: [65531], dram_bytes: 4MiB}]");
   const UniqueFd memfd = MakeMemfd(kPage, F_SEAL_SHRINK);
   RawSession first(node), second(node);
   ASSERT_TRUE(StatusOf(first.Hello()).ok());
@@ -86,7 +86,7 @@ TEST(RegionLimits, EachIsAMappingAndTheyAreCountedBySessionAndTenant) {
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(StatusOf(second.Ask(RegionRequest(kPage))).ok());
   EXPECT_EQ(StatusOf(Register(second, memfd, kPage)).message(),
             "register_region.descriptor: a tenant has at most 5 regions");
-  AsUser(65534, [&] {
+  AsUser(65531, [&] {
     RawSession other(node);
     EXPECT_TRUE(StatusOf(other.Hello()).ok());
     EXPECT_TRUE(StatusOf(other.Ask(RegionRequest(kPage))).ok());
@@ -226,7 +226,7 @@ TEST(UnreadReplies, OfEndedSessionsTakeOnlyTheirTenantsShare) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be several users";
   const TestNode node(
       "sessions: {max_sessions: 4}\n"
-      "tenants: [{name: a, uids: [0], dram_bytes: 4MiB, max_sessions: 1}, {name: b, uids: [65534], dram_bytes: 4MiB}]");
+      "tenants: [{name: a, uids: [0], dram_bytes: 4MiB, max_sessions: 1}, {name: b, uids: [65531], dram_bytes: 4MiB}]");
   std::vector<UniqueFd> kept;  // as another process could keep them
   for (int i = 0; i < 2; ++i) {
     RawSession session(node);
@@ -247,7 +247,7 @@ TEST(UnreadReplies, OfEndedSessionsTakeOnlyTheirTenantsShare) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("try again"));
   EXPECT_TRUE(third.Closed());
-  AsUser(65534, [&] {
+  AsUser(65531, [&] {
     RawSession other(node);
     EXPECT_TRUE(StatusOf(other.Hello()).ok());
   });

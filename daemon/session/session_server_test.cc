@@ -300,14 +300,14 @@ TEST(SessionLimits, OneTenantDoesNotTakeAllPlaces) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be several users";
   const TestNode node(
       "sessions: {max_sessions: 3}\n"
-      "tenants: [{name: a, uids: [0], dram_bytes: 4MiB, max_sessions: 2}, {name: b, uids: [65534], dram_bytes: 4MiB}]");
+      "tenants: [{name: a, uids: [0], dram_bytes: 4MiB, max_sessions: 2}, {name: b, uids: [65531], dram_bytes: 4MiB}]");
   RawSession first(node), second(node), third(node);
   ASSERT_TRUE(StatusOf(first.Hello()).ok());
   ASSERT_TRUE(StatusOf(second.Hello()).ok());
   const absl::Status status = StatusOf(third.Hello());
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(), "tenant a has at most 2 sessions");
-  AsUser(65534, [&] {
+  AsUser(65531, [&] {
     RawSession other(node), one_more(node);
     EXPECT_TRUE(StatusOf(other.Hello()).ok());
     EXPECT_EQ(StatusOf(one_more.Hello()).message(), "this daemon serves at most 3 sessions");

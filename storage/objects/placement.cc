@@ -218,7 +218,7 @@ void Placement::Remove(Entry& entry, size_t level) {
   copy.loaded = 0;
   Refresh(entry);
   Slot slot = std::exchange(copy.slot, {});
-  if (entry.erased && IsDisk(level)) disk_->Shred(slot);
+  if ((entry.erased || entry.damaged) && IsDisk(level)) disk_->Shred(slot);
   if (!committed) return levels_[level]->Free(entry.pool, std::move(slot));
   levels_[level]->Freed(entry.pool, slot.Extents());
   disk_->Erase(entry.pool.tenant, entry.header.key, std::move(slot), [this] { Pump(); });

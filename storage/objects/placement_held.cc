@@ -25,6 +25,7 @@ void Placement::Damaged(Entry& entry, size_t level, MissReason why) {
   const bool others = std::count_if(entry.copies.begin(), entry.copies.begin() + levels(), is_whole) > 1;
   const bool used = entry.copies[level].readers > 0 || entry.copies[level].users > 0;
   if (!entry.copies[level].whole()) return;  // it went meanwhile
+  entry.damaged |= why == MissReason::kChecksumFailed;
   if (!others || used) return events_.lost(entry, why, PolicyKind::kNone, kind(level));
   GiveUp(entry, level);
 }

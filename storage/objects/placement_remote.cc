@@ -32,6 +32,7 @@ void Placement::LeaveRemote(Entry& entry) {
 }
 
 void Placement::Distrust(Entry& entry) {
+  entry.damaged = true;
   if (entry.came_by != 0) remote_->Damaged(std::exchange(entry.came_by, 0));
 }
 

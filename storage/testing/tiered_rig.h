@@ -2,6 +2,7 @@
 // disk.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -90,7 +91,7 @@ class TieredRig {
     if (options_.ssd > 0) ssd = *SsdTier::Open({}, disk.file(), disk.records(), io);
     for (const TenantId tenant : {1, 2}) {
       const uint64_t budget = options_.ssd * limits::kExtentBytes;
-      if (ssd != nullptr && !ssd->AddTenant(tenant, "tenant" + std::to_string(tenant), budget).ok()) abort();
+      if (ssd != nullptr && !ssd->AddTenant(tenant, names[tenant - 1], budget).ok()) abort();
     }
     Tiers tiers{.ssd = ssd.get(), .remote = options_.remote};
     if (hbm != nullptr) tiers.memory.push_back(hbm.get());
@@ -114,6 +115,7 @@ class TieredRig {
   CountingObserver observer;
   std::unique_ptr<MemoryTier> hbm, dram;
   std::unique_ptr<SsdTier> ssd;
+  std::array<std::string, 2> names = {"tenant1", "tenant2"};  // of the next start
   std::optional<Mover> mover;
   std::optional<Cache> cache;
 };

@@ -93,8 +93,9 @@ void CommitQueue::StartBatch() {
 void CommitQueue::Written(Batch& batch) {
   writing_ = false;
   if (!batch.status.ok()) {
-    Append(batch.deletes, std::exchange(deletes_, {}));
-    deletes_ = std::exchange(batch.deletes, {});
+    deletes_.insert(deletes_.begin(), std::make_move_iterator(batch.deletes.begin()),
+                    std::make_move_iterator(batch.deletes.end()));
+    batch.deletes.clear();
     failed_(batch.status);
   }
   if (wanted_ && (!held_ || !synced_.empty())) StartBatch();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -89,7 +90,7 @@ class CommitQueue {
   bool held_ = false;
   bool wanted_ = false;  // something came while a batch was being written
   std::vector<PendingPut> unsynced_, synced_;
-  std::vector<PendingDelete> deletes_;
+  std::deque<PendingDelete> deletes_;
 };
 
 }  // namespace ashlar::storage

@@ -32,66 +32,82 @@ void SsdTier::Erase(TenantId tenant, const Key& key, Slot slot, std::function<vo
     std::fprintf(stderr, "ssd tier: an erasure of a slot that is not committed\n");
     std::abort();
   }
-  const uint64_t sequence = found->second;
+  std::string record = RecordName(key, found->second);
   committed_.erase(found);
-  commits_.Delete(RecordName(key, sequence), [this, slot = std::move(slot), done = std::move(done)] {
-    Release(slot);
-    if (done) done();
-  });
+  Leave({std::move(slot), std::move(record), std::move(done)});
 }
 
-void SsdTier::Release(const Slot& slot) {
-  if (to_shred_.erase(slot.runs.front().first) == 0) return GiveBack(slot);
-  shredding_.push_back(slot);
-  ShredNext();
+// Bytes that are to be overwritten have their record until they are: after a crash it says where they lie. What a
+// restart finds by it fails its checksums, or is whole, and the next forgetting has it.
+void SsdTier::Leave(Leaving leaving) {
+  if (to_shred_.erase(leaving.slot.runs.front().first) > 0) {
+    shredding_.push_back(std::move(leaving));
+    return ShredNext();
+  }
+  if (leaving.record.empty()) return Left(leaving);
+  std::string record = leaving.record;
+  commits_.Delete(std::move(record), [this, leaving = std::move(leaving)] { Left(leaving); });
 }
 
-void SsdTier::GiveBack(const Slot& slot) {
-  for (const ExtentRun& run : slot.runs) extents_.Give(run);
-  tenants_.at(slot.tenant).used_bytes -= slot.Extents() * limits::kExtentBytes;
+void SsdTier::Left(const Leaving& leaving) {
+  for (const ExtentRun& run : leaving.slot.runs) extents_.Give(run);
+  tenants_.at(leaving.slot.tenant).used_bytes -= leaving.slot.Extents() * limits::kExtentBytes;
+  if (leaving.done) leaving.done();
 }
 
-// One slot at a time. Behind the last one the file is synced for those who wait.
+// Overwrites one slot at a time, and tells those who wait once none is left.
 void SsdTier::ShredNext() {
   if (shreds_) return;
   if (shredding_.empty()) {
-    if (!when_shredded_.empty()) SyncShredded();
+    if (shreds_ending_ > 0) return;
+    const absl::Status told = unshredded_.empty() ? absl::OkStatus() : shred_error_;
+    for (const auto& done : std::exchange(when_shredded_, {})) done(told);
     return;
   }
   shreds_ = true;
-  if (!shredded_since_) shredded_since_ = commits_.failed_syncs();
-  disk_.RunNext([this, slot = shredding_.front()](size_t) { return Overwrite(*file_, slot); },
-                [this](const absl::Status& status) {
+  disk_.RunNext([this, slot = shredding_.front().slot](size_t) { return Overwrite(*file_, slot); },
+                [this, failed_syncs = commits_.failed_syncs()](const absl::Status& status) {
                   shreds_ = false;
-                  shred_error_.Update(status);
-                  if (!status.ok()) Failed(status);
-                  GiveBack(shredding_.front());
+                  Leaving leaving = std::move(shredding_.front());
                   shredding_.pop_front();
+                  if (status.ok()) {
+                    EndShred(std::move(leaving), failed_syncs);
+                  } else {
+                    Failed(status);
+                    NotShredded(std::move(leaving), status);
+                  }
                   ShredNext();
                 });
 }
 
 // All syncs of the file are the commits': one that fails leaves what was written before it in doubt, and commits must
 // know.
-void SsdTier::SyncShredded() {
-  shreds_ = true;
-  const uint64_t since = shredded_since_.value_or(commits_.failed_syncs());
-  commits_.Put(std::string(kNoRecord), std::nullopt, since, [this](CommitQueue::Outcome outcome) {
-    shreds_ = false;
-    shred_error_.Update(outcome.status);
-    if (shredding_.empty()) {
-      shredded_since_.reset();
-      const absl::Status told = std::exchange(shred_error_, absl::OkStatus());
-      for (const auto& done : std::exchange(when_shredded_, {})) done(told);
-    }
-    ShredNext();
-  });
+void SsdTier::EndShred(Leaving leaving, uint64_t failed_syncs) {
+  ++shreds_ending_;
+  std::string record = leaving.record.empty() ? std::string(kNoRecord) : leaving.record;
+  commits_.Put(std::move(record), std::nullopt, failed_syncs,
+               [this, leaving = std::move(leaving)](const CommitQueue::Outcome& outcome) {
+                 --shreds_ending_;
+                 if (outcome.status.ok()) {
+                   Left(leaving);
+                 } else {
+                   NotShredded(leaving, outcome.status);
+                 }
+                 ShredNext();
+               });
+}
+
+// It stays where it is, and the tenant's.
+void SsdTier::NotShredded(Leaving leaving, const absl::Status& why) {
+  unshredded_.push_back(std::move(leaving));
+  shred_error_ = why;
 }
 
 void SsdTier::WhenErased(std::function<void(absl::Status)> done) {
   if (!has_disk()) return done(absl::UnavailableError("ssd: the disk cannot be opened"));
   commits_.Delete(std::string(kNoRecord), [this, done = std::move(done)] {
     when_shredded_.push_back(done);
+    for (Leaving& leaving : std::exchange(unshredded_, {})) shredding_.push_back(std::move(leaving));
     ShredNext();
   });
 }

@@ -345,11 +345,7 @@ void SsdTier::Free(Slot slot) {
   Require(found->second.writes_in_flight == 0 && !found->second.committing, "a slot freed while it is written");
   std::string doubtful = std::move(found->second.doubtful);
   uncommitted_.erase(found);
-  if (doubtful.empty()) {
-    Release(slot);
-  } else {
-    commits_.Delete(std::move(doubtful), [this, slot = std::move(slot)] { Release(slot); });
-  }
+  Leave({std::move(slot), std::move(doubtful), nullptr});
 }
 
 TierUsage SsdTier::Usage(TenantId tenant) const {

@@ -129,15 +129,17 @@ class SsdTier final : public Tier {
   bool probing() const { return probing_; }
 
   // Forgets a committed object, of which nothing is under way. Its extents can be allocated again, and `done` is
-  // called, once the deletion of its record is durable; until then it may come back after a crash, whole. A deletion
+  // called, once the deletion of its record is durable; until then it may come back after a crash: whole, or with
+  // checksums that fail where its bytes were to be overwritten. A deletion
   // that fails is tried again with the next commit, erasure, or allocation that finds no room.
   void Erase(TenantId tenant, const Key& key, Slot slot, std::function<void()> done = nullptr);
 
-  // The bytes of this slot are overwritten with zeros when it is given back or erased, before its extents can be
-  // allocated again.
+  // The bytes of this slot are overwritten with zeros when it is given back or erased, durably, before its record is
+  // deleted. Where that fails, the slot stays the tenant's until the next WhenErased tries it again.
   void Shred(const Slot& slot) { to_shred_.insert(slot.runs.front().first); }
-  // `done` once all deletions and overwriting that were asked for before are durable; an error: of the bytes, some may
-  // not be overwritten. While the tier is degraded it comes late, and without a disk at once, UNAVAILABLE.
+  // `done` once all deletions and overwriting that were asked for before are durable; an error: some
+  // bytes are not overwritten, and their records not deleted. While the tier is degraded it comes late, and without a
+  // disk at once, UNAVAILABLE.
   void WhenErased(std::function<void(absl::Status)> done);
 
  private:
@@ -156,6 +158,12 @@ class SsdTier final : public Tier {
     bool failed = false;   // a write of it
     std::string doubtful;  // the name of a record of it that may be durable
   };
+  // A slot that is given back, and the name of its record; empty: it has none.
+  struct Leaving {
+    Slot slot;
+    std::string record;
+    std::function<void()> done;
+  };
   enum class Claim { kGranted, kDamaged, kSuperseded, kOverBudget };
 
   SsdTier(const SsdTierOptions& options, uint64_t extents, Executor& io);
@@ -165,10 +173,11 @@ class SsdTier final : public Tier {
   absl::Status LoadRecords();
   Claim ClaimExtents(const SsdRecord& record, Tenant* tenant);
   absl::Status CheckCommit(const ObjectHeader& header, const Slot& slot) const;
-  void Release(const Slot& slot);
-  void GiveBack(const Slot& slot);
+  void Leave(Leaving leaving);
+  void Left(const Leaving& leaving);
   void ShredNext();
-  void SyncShredded();
+  void EndShred(Leaving leaving, uint64_t failed_syncs);
+  void NotShredded(Leaving leaving, const absl::Status& why);
 
   const uint64_t slab_extents_;
   BlockFile* file_ = nullptr;  // null: the tier has no disk
@@ -183,11 +192,12 @@ class SsdTier final : public Tier {
   absl::flat_hash_map<uint32_t, uint64_t> committed_;  // → the record's sequence
   uint64_t next_sequence_ = 1;
   absl::flat_hash_set<uint32_t> to_shred_;  // slots, by their first extent
-  std::deque<Slot> shredding_;
-  bool shreds_ = false;                     // the first of these, or syncs
-  std::optional<uint64_t> shredded_since_;  // failed syncs when the first was overwritten that no sync covers yet
+  std::deque<Leaving> shredding_;
+  bool shreds_ = false;              // the first of these
+  size_t shreds_ending_ = 0;         // overwritten; sync and deletion are under way
+  std::vector<Leaving> unshredded_;  // that failed
+  absl::Status shred_error_;         // of the latest of these
   std::vector<std::function<void(absl::Status)>> when_shredded_;
-  absl::Status shred_error_;  // the first since somebody waits
   absl::Status health_;
   bool probing_ = false;
   Nanos now_ = 0, next_probe_ = 0, well_since_ = 0, patience_;

@@ -78,13 +78,18 @@ bool Forgetting::Run(Slice& slice) {
   looked_at_ = 0;
   progress_.on_disk = leaving_.size();
   if (!leaving_.empty()) return false;
-  if (disk_ != nullptr && !std::exchange(asked_, true)) {
+  progress_.done = disk_ == nullptr || Overwritten();
+  return progress_.done;
+}
+
+bool Forgetting::Overwritten() {
+  if (!std::exchange(asked_, true)) {
     disk_->WhenErased([erased = erased_](const absl::Status& status) { *erased = status; });
   }
-  if (disk_ != nullptr && !erased_->has_value()) return false;
-  if (disk_ != nullptr) progress_.overwritten = **erased_;
-  progress_.done = true;
-  return true;
+  if (!erased_->has_value()) return false;
+  progress_.overwritten = *std::exchange(*erased_, std::nullopt);
+  asked_ = progress_.overwritten.ok();  // else again, once the disk is well
+  return asked_;
 }
 
 }  // namespace ashlar::storage

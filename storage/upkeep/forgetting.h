@@ -39,13 +39,14 @@ class Forgetting {
     uint64_t on_disk = 0;      // objects of which something is still there
     bool found_gone = false;   // look-ups find nothing of it any more
     bool done = false;         // for good
-    absl::Status overwritten;  // an error: the records are gone, and some bytes were not overwritten
+    absl::Status overwritten;  // an error: some bytes could not be overwritten, and have their records; tried again
   };
   const Progress& progress() const { return progress_; }
 
  private:
   void Tell(const Entry& entry);
   bool EndObjects(Slice& slice);
+  bool Overwritten();
 
   ObjectTable& table_;
   Prefixes& prefixes_;

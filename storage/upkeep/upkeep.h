@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "proto/key.h"
@@ -33,6 +34,13 @@ class Upkeep {
   const Inventory& inventory() const { return inventory_; }
   Scrubber& scrubber() { return scrubber_; }
   const Scrubber& scrubber() const { return scrubber_; }
+  // Whether the disk has nothing of a tenant that is not configured. UNAVAILABLE: it cannot be opened.
+  absl::Status CheckUnknown(const std::string& tenant) const {
+    if (disk_ == nullptr) return absl::OkStatus();
+    if (!disk_->has_disk()) return absl::UnavailableError("the ssd tier's disk cannot be opened");
+    if (!disk_->recovery().unknown_tenants.contains(tenant)) return absl::OkStatus();
+    return absl::FailedPreconditionError("the disk has objects of this tenant, which is not configured here");
+  }
   // UNAVAILABLE where the disk cannot be opened: its objects would come back with it.
   absl::StatusOr<std::shared_ptr<Forgetting>> Forget(TenantId tenant, std::optional<NamespaceId> ns) {
     if (disk_ != nullptr && !disk_->has_disk()) {

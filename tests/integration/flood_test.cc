@@ -122,7 +122,7 @@ class Flood : public testing::Test {
     return grpc::CreateChannel("unix:" + daemon_.client_options().rpc_socket, grpc::InsecureChannelCredentials());
   }
 
-  static constexpr uid_t kOtherTenant = 65534;
+  static constexpr uid_t kOtherTenant = 65531;
 
   DaemonProcess daemon_{DaemonOptions{.tenants = "tenants:\n  - {name: alpha, uids: [" + std::to_string(::getuid()) +
                                                  "], dram_bytes: 32MiB}\n  - {name: beta, uids: [" +

@@ -30,7 +30,7 @@ using testing::HasSubstr;
 using testing::StartsWith;
 
 constexpr uint64_t kMiB = 1 << 20;
-constexpr uint32_t kVictim = 65534, kDaemon = 65532;
+constexpr uint32_t kVictim = 65531, kDaemon = 65532;
 constexpr auto kExhausted = static_cast<uint32_t>(absl::StatusCode::kResourceExhausted);
 
 int MakeMemfd(uint64_t bytes) {
@@ -65,7 +65,7 @@ class TenantLimits : public testing::Test {
     options.sessions = "sessions: {max_sessions: " + std::to_string(attackers + 8) + "}\n";
     options.tenants =
         "tenants:\n  - {name: attacker, uids: [0], dram_bytes: 16MiB, max_sessions: " + std::to_string(attackers) +
-        "}\n  - {name: victim, uids: [65534], dram_bytes: 48MiB, max_sessions: 8, max_regions: 64}\n";
+        "}\n  - {name: victim, uids: [65531], dram_bytes: 48MiB, max_sessions: 8, max_regions: 64}\n";
     daemon_ = std::make_unique<DaemonProcess>(options);
   }
   // A session from its hello on, another 4 MiB arena, and what it maps.

@@ -13,7 +13,7 @@ namespace {
 
 using testing::EndsWith;
 
-constexpr uint32_t kOtherUser = 65534, kStranger = 65533;
+constexpr uint32_t kOtherUser = 65531, kStranger = 65533;
 
 class Tenants : public testing::Test {
  protected:
@@ -24,7 +24,7 @@ class Tenants : public testing::Test {
                       .arena = "4MiB",
                       .tenants = "tenants:\n"
                                  "  - {name: alpha, uids: [0], dram_bytes: 32MiB}\n"
-                                 "  - {name: beta, uids: [65534], dram_bytes: 16MiB}\n"});
+                                 "  - {name: beta, uids: [65531], dram_bytes: 16MiB}\n"});
     engine_ = std::make_unique<TestEngine>(daemon_->client_options());
     engine_->PublishPrompt(prompt_);
   }

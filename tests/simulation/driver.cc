@@ -339,7 +339,7 @@ void Driver::Crash() {
   for (auto& [text, used] : used_) used = surely_used_[text] = world_.clock.Now();
   draining_ = 0;
   drains_ = false;
-  forgetting_ = nullptr;
+  if (std::exchange(forgetting_, nullptr) != nullptr) half_forgotten_.insert(forgets_);
   world_.CrashAndRestart();
   for (int i = 0; i < kSessions; ++i) Open();
   if (!std::ranges::all_of(names, on_disk)) Fail("what the disk acknowledged is not there after a crash");

@@ -265,7 +265,9 @@ class Driver {
   void CheckWrittenAgain();
   void Conclude();
 
-  bool Corrupted() const { return world_.disk.counts().bit_flips > 0; }
+  bool Corrupted(TenantId tenant) const {
+    return world_.disk.counts().bit_flips > 0 || half_forgotten_.contains(tenant);
+  }
   bool TierFailed() const { return !world_.observer.tier_errors.empty(); }
   bool SomethingIsOverdue();
 
@@ -309,6 +311,7 @@ class Driver {
   std::shared_ptr<storage::Forgetting> forgetting_;  // null: none
   TenantId forgets_ = 0;                             // whom
   bool forgotten_is_gone_ = false;
+  std::set<TenantId> half_forgotten_;   // a crash came first, and objects may be overwritten in part
   std::set<Text> republished_;          // since it began
   std::map<Text, uint64_t> forgotten_;  // for good, and not published since: at which step
 

@@ -54,7 +54,7 @@ void Driver::LandedPrefix(const Landing& landing, const std::vector<MissReason>&
         if (!evicted_prefixes_) Fail("a leased prefix was evicted");
         break;
       case MissReason::kChecksumFailed:
-        if (!Corrupted()) Fail("a prefix is corrupt, and nothing corrupted it");
+        if (!Corrupted(tenant)) Fail("a prefix is corrupt, and nothing corrupted it");
         break;
       case MissReason::kTierError:
         if (!TierFailed()) Fail("a prefix met a tier error that no tier had");

@@ -76,7 +76,8 @@ uint64_t Driver::Damaged() {
 void Driver::CheckDamage() {
   for (const storage::Scrubber::Damage& damage : cache().upkeep().scrubber().report().findings) {
     const bool unread = damage.reason == MissReason::kTierError;
-    if (unread ? !TierFailed() : !Corrupted()) Fail("a copy is called damaged, and nothing damaged it");
+    if (unread ? !TierFailed() : !Corrupted(damage.pool.tenant))
+      Fail("a copy is called damaged, and nothing damaged it");
   }
 }
 

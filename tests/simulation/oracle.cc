@@ -129,7 +129,7 @@ void Driver::CheckMiss(const Text& text, MissReason reason, Nanos recompute) {
       break;
     }
     case MissReason::kChecksumFailed:
-      if (!Corrupted()) Fail("a copy is corrupt, and nothing corrupted it");
+      if (!Corrupted(text.first)) Fail("a copy is corrupt, and nothing corrupted it");
       break;
     case MissReason::kSlowerThanRecompute:
       if (recompute == 0) Fail("a hit was slower than recompute, and nobody said what computing takes");
@@ -260,7 +260,7 @@ void Driver::CheckLeases() {
       // A read that fails leaves rubbish in a copy that is on its way up.
       const std::vector<TierKind> whole =
           cache().Where(TenantOf(lease.session), found.header->key, found.header->shard);
-      if (whole.empty() || whole.front() != world_.top().kind() || Corrupted()) continue;
+      if (whole.empty() || whole.front() != world_.top().kind() || Corrupted(TenantOf(lease.session))) continue;
       const ExtentRun& first = found.slot->runs.front();
       const std::string encoded = EncodeHeader(header);
       const std::byte* there = world_.top().Address(first.arena, first.first);

@@ -116,7 +116,7 @@ std::map<std::string, FieldList> Table() {
         {"nodes[].node", "of the cluster, as far as they are present; none: this node alone was asked"},
         {"nodes[].done", "its disk has acknowledged it"},
         {"on_disk", "objects of which the disk still has something"},
-        {"not_overwritten", "why some bytes on the disk could not be overwritten; empty: all were"}}},
+        {"not_overwritten", "why some bytes on the disk could not be overwritten yet; empty: nothing failed"}}},
       {"verify",
        {{"running", ""},
         {"asked", "by an operator; else in the background"},

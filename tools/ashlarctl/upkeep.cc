@@ -154,11 +154,8 @@ Answer Described(const v1::ForgetReply& reply, bool dry_run) {
                     "no look-up finds any of it, but the disk has not acknowledged that: after a crash it may come "
                     "back. Call again.\n");
   }
-  if (reply.done() && !reply.not_overwritten().empty()) {
-    answer.failed = true;
-    absl::StrAppend(&answer.text,
-                    "their records are gone for good; some bytes could not be overwritten: ", reply.not_overwritten(),
-                    "\n");
+  if (!reply.not_overwritten().empty()) {
+    absl::StrAppend(&answer.text, "some bytes could not be overwritten: ", reply.not_overwritten(), "\n");
   }
   return answer;
 }

@@ -19,6 +19,7 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr storage::Nanos kForgetAgain = 1'000'000'000;
+constexpr char kCannotYet[] = "what the cluster forgets cannot be forgotten yet";
 constexpr size_t kIdDigits = 2 * std::tuple_size_v<ClusterForgetting::Id>;
 
 std::string ForgottenFile(const std::string& folder) {
@@ -121,10 +122,13 @@ void Forgetter::TryLater(const char* what, const absl::Status& why) {
 void Forgetter::Begin() {
   const ClusterForgetting& wish = todo_.front();
   const auto tenant = std::ranges::find(names_, wish.tenant);
-  if (tenant == names_.end()) return Save();  // it has nothing here
+  if (tenant == names_.end()) {
+    const absl::Status nothing_here = cache_->upkeep().CheckUnknown(wish.tenant);
+    return nothing_here.ok() ? Save() : TryLater(kCannotYet, nothing_here);
+  }
   const auto number = static_cast<storage::TenantId>(tenant - names_.begin());
   absl::StatusOr<std::shared_ptr<storage::Forgetting>> begun = cache_->upkeep().Forget(number, wish.ns);
-  if (!begun.ok()) return TryLater("what the cluster forgets cannot be forgotten yet", begun.status());
+  if (!begun.ok()) return TryLater(kCannotYet, begun.status());
   forget_beside_(number, wish.ns);
   running_ = *std::move(begun);
 }
@@ -136,7 +140,10 @@ void Forgetter::Tick() {
   storage::Slice slice(clock_, clock_.Now() + EventLoop::kQuantum);
   const bool done = running_->Run(slice);
   progress_[todo_.front().id] = running_->progress();
-  if (done) Save();
+  if (done) return Save();
+  if (const absl::Status& overwritten = running_->progress().overwritten; !overwritten.ok()) {
+    TryLater(kCannotYet, overwritten);
+  }
 }
 
 void Forgetter::Save() {
@@ -162,13 +169,12 @@ void Forgetter::Record(const ClusterForgetting::Id& id) {
   if (done != known_.end()) {
     const storage::Forgetting::Progress progress =
         running_ == nullptr ? storage::Forgetting::Progress() : running_->progress();
-    Log(progress.overwritten.ok() ? LogLevel::kInfo : LogLevel::kWarning, "forgotten, as the cluster was asked to",
+    Log(LogLevel::kInfo, "forgotten, as the cluster was asked to",
         {{"tenant", done->tenant},
          {"namespace", done->ns.has_value() ? done->ns->Hex() : ""},
          {"by", done->node},
          {"objects", progress.forgotten.objects},
-         {"bytes", progress.forgotten.bytes},
-         {"not_overwritten", std::string(progress.overwritten.message())}});
+         {"bytes", progress.forgotten.bytes}});
   }
   running_ = nullptr;
   Changed();
