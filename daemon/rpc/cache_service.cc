@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "ashlar/v1/cache.grpc.pb.h"
+#include "daemon/rpc/held_requests.h"
 #include "daemon/rpc/request_gate.h"
 #include "daemon/rpc/request_reader.h"
 #include "daemon/rpc/unread_replies.h"
@@ -33,6 +34,7 @@ const grpc::Status& Stopping() {
 }
 
 constexpr char kUnread[] = "replies: the tenant's engines do not read what they were answered";
+constexpr char kHeld[] = "requests: too many of the tenant's are under way for their size";
 
 // Its answer is short, too.
 constexpr bool GivesBack(CacheCall call) {
@@ -90,8 +92,16 @@ class CallTimer {
 // after Finish, which is after the service's last callback.
 class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  LandStream(EngineService& service, UnreadReplies& unread, CallTimer timer, bool awaits_match)
-      : service_(service), unread_(unread), timer_(timer), awaits_match_(awaits_match) {}
+  LandStream(EngineService& service, HeldRequests& held, UnreadReplies& unread, CallTimer timer, bool awaits_match)
+      : service_(service), held_(held), unread_(unread), timer_(timer), awaits_match_(awaits_match) {}
+
+  // Before Begin: the request takes so many bytes, until it has been looked up.
+  absl::Status Hold(size_t bytes) {
+    if (!held_.Add(bytes)) return absl::ResourceExhaustedError(kHeld);
+    std::lock_guard lock(mutex_);
+    request_bytes_ = bytes;
+    return absl::OkStatus();
+  }
 
   // Call Begin once, or Refuse; the stream may be gone when it returns. A cancellation at that moment may be too early
   // for the service to know the landing: the landing continues, in doubt until its Quiesce, as after any lost stream.
@@ -129,6 +139,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
   void OnDone() override {
     { std::lock_guard lock(mutex_); }  // a thread in Finish may still hold it
+    held_.Remove(request_bytes_);
     unread_.Remove(match_bytes_ + verdict_bytes_);
     delete this;
   }
@@ -137,6 +148,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void Matched(v1::PromptMatch match) {
     timer_.LookedUp();
     std::lock_guard lock(mutex_);
+    held_.Remove(std::exchange(request_bytes_, 0));
     if (Count(match.ByteSizeLong(), match_bytes_)) match_ = std::move(match);
     awaits_match_ = false;
     Advance();
@@ -192,6 +204,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
 
   EngineService& service_;
+  HeldRequests& held_;
   UnreadReplies& unread_;
   const CallTimer timer_;
 
@@ -201,6 +214,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   bool begun_ = false;  // guarded by mutex_, as all below; event_ also belongs to gRPC while writing_
   bool awaits_match_;
   std::optional<v1::PromptMatch> match_;        // not written yet
+  size_t request_bytes_ = 0;                    // counted as held
   size_t match_bytes_ = 0, verdict_bytes_ = 0;  // counted as unread
   uint32_t layers_ = 0;
   uint32_t layers_written_ = 0;
@@ -215,7 +229,13 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 // One answer, counted until gRPC has handed it over. It deletes itself then.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  explicit UnaryCall(UnreadReplies& unread) : unread_(unread) {}
+  UnaryCall(HeldRequests& held, UnreadReplies& unread) : held_(held), unread_(unread) {}
+  // Before Answer: the request takes so many bytes.
+  absl::Status Hold(size_t bytes) {
+    if (!held_.Add(bytes)) return absl::ResourceExhaustedError(kHeld);
+    request_bytes_ = bytes;
+    return absl::OkStatus();
+  }
   // `answer` was given with the call; it is written only where the reply is sent.
   template <typename Reply>
   absl::Status Answer(absl::Status status, const Reply& reply, grpc::ByteBuffer* answer) {
@@ -229,6 +249,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         status = absl::UnavailableError(kUnread);
       }
     }
+    held_.Remove(request_bytes_);
     HandOver(this);
     Finish(ToGrpc(status));  // it may be gone now
     return status;
@@ -240,8 +261,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   }
 
  private:
+  HeldRequests& held_;
   UnreadReplies& unread_;
-  size_t bytes_ = 0;
+  size_t request_bytes_ = 0;  // counted as held
+  size_t bytes_ = 0;          // counted as unread
 };
 
 class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
@@ -301,10 +324,12 @@ class CacheService final : public RawCache {
     if (!unread_.MayBegin()) return new RefusedStream(ToGrpc(absl::ResourceExhaustedError(kUnread)));
     if (!calls_.Enter()) return new RefusedStream(Stopping());
     constexpr bool kAwaitsMatch = std::is_same_v<Request, v1::LookupAndLandRequest>;
-    auto* const stream = new LandStream(service_, unread_, CallTimer(calls_, metrics_, call), kAwaitsMatch);
+    auto* const stream = new LandStream(service_, held_, unread_, CallTimer(calls_, metrics_, call), kAwaitsMatch);
     Read(bytes, [this, stream, call, handler, bytes] {
-      Request request;
-      const absl::Status read = Parse(bytes, call, service_, &request);
+      google::protobuf::Arena arena;
+      Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
+      absl::Status read = Parse(bytes, call, service_, &request);
+      if (read.ok()) read = stream->Hold(arena.SpaceUsed());
       read.ok() ? stream->Begin(handler, request) : stream->Refuse(read);
     });
     return stream;
@@ -321,7 +346,7 @@ class CacheService final : public RawCache {
       refused->Finish(may_begin ? Stopping() : ToGrpc(absl::ResourceExhaustedError(kUnread)));
       return refused;
     }
-    auto* const reactor = new UnaryCall(unread_);
+    auto* const reactor = new UnaryCall(held_, unread_);
     struct Messages {  // in one piece: the metadata thread frees them
       google::protobuf::Arena arena;
       Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
@@ -331,8 +356,10 @@ class CacheService final : public RawCache {
     const auto done = [reactor, messages, answer, timer = CallTimer(calls_, metrics_, call)](absl::Status status) {
       timer.Finished(reactor->Answer(std::move(status), messages->reply, answer).code());
     };
-    Read(bytes, [this, call, handler, bytes, messages, done] {
-      if (const absl::Status read = Parse(bytes, call, service_, &messages->request); !read.ok()) return done(read);
+    Read(bytes, [this, call, handler, bytes, reactor, messages, done] {
+      absl::Status read = Parse(bytes, call, service_, &messages->request);
+      if (read.ok() && !GivesBack(call)) read = reactor->Hold(messages->arena.SpaceUsed());
+      if (!read.ok()) return done(read);
       // Not `service_.*handler`: sanitized, GCC 12 reads `this` there before it is set.
       std::invoke(handler, service_, messages->request, &messages->reply, done);
     });
@@ -342,6 +369,7 @@ class CacheService final : public RawCache {
   EngineService& service_;
   CallMetrics& metrics_;
   CallsUnderWay& calls_;
+  HeldRequests held_;
   UnreadReplies unread_;
   RequestReader reader_;
 };

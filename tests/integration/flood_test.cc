@@ -436,14 +436,14 @@ TEST_F(LandingFlood, ThatNobodyReadsIsBounded) {
 }
 
 // As many at once as a client begins.
-TEST_F(LandingFlood, ThatIsReadIsServed) {
+TEST_F(LandingFlood, ThatIsReadIsServedAsFarAsThereIsMemory) {
+  const size_t before = PeakBytes(daemon_.pid());
   std::vector<std::unique_ptr<Landing>> landings;
-  for (int i = 0; i < 256; ++i) landings.push_back(Start());
+  for (int i = 0; i < 1000; ++i) landings.push_back(Start());
   ReadAll(landings);
-  for (const auto& landing : landings) {
-    ASSERT_TRUE(landing->status.ok()) << landing->status.error_message();
-    ASSERT_EQ(landing->matches, 1);
-  }
+  const auto served = [](const auto& each) { return each->status.ok() && each->matches == 1; };
+  EXPECT_GE(std::ranges::count_if(landings, served), 60);
+  EXPECT_LT(PeakBytes(daemon_.pid()) - before, kMost + 512 * kMiB);
 }
 
 }  // namespace
