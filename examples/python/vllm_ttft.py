@@ -8,7 +8,6 @@ cases. All times are in the file.
 Part 2, two engines at increasing rates of requests over shared documents: vLLM's own prefix cache alone, with Ashlar,
 with LMCache (where `lmcache` is installed: a server of its own, to which both engines are connected), with vLLM's
 OffloadingConnector and SimpleCPUOffloadConnector. What does not run here is named with its reason.
-
 Needs the packages `ashlar` and `vllm`, and no network. docs/benchmarks/vllm.md has results.
 """
 
@@ -97,7 +96,6 @@ def prompt(seed, tokens):
 
 class Server:
     """In the child: one engine."""
-
     def __init__(self, settings):
         self.llm = vllm.LLM(**settings)
         self.sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=1)
@@ -432,8 +430,8 @@ def main():
     parser.add_argument("--document-tokens", type=int, default=2320)
     options = parser.parse_args()
     import_once()
-    results = {"vllm": vllm.__version__, "cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
-    results |= {"options": vars(options), "lengths": [], "rates": []}
+    results = {"vllm": vllm.__version__, "cores": os.cpu_count(), "load_average": os.getloadavg()[0], "options": vars(options)}
+    results |= {"lengths": [], "rates": []}
     blocks = [float(each) if "." in each else int(each) for each in options.blocks.split(",") if each]
     rates = [float(each) for each in options.rates.split(",") if each]
     with tempfile.TemporaryDirectory(prefix="ashlar-ttft-") as folder:
