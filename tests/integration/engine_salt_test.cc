@@ -60,7 +60,8 @@ TEST_F(EngineSalt, ATextIsCommittedUnderItsPromptsSalt) {
   GroupedEngine engine(daemon_, Grouping::kOne);
   const Tokens text(40, 5);
   Asked asked({text});
-  Put("one", asked.prompt);
+  const std::string one = "one";  // the prompt points to it
+  Put(one, asked.prompt);
   const GroupedEngine::Tables pages = engine.Take(asked.tokens.size());
   engine.Put(pages, asked.prompt);
   Request request;
