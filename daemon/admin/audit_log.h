@@ -56,8 +56,8 @@ class AuditLog {
 
   std::mutex mutex_;
   File file_;  // guarded by mutex_, as the next two
-  std::map<std::thread::id, File>
-      left_by_;          // the file before, until the thread that left it has written its line there
+  // Files that were left, until the thread that left one has written its line there.
+  std::map<std::thread::id, File> left_by_;
   bool failed_ = false;  // the last line could not be written
 };
 

@@ -130,16 +130,16 @@ class SsdTier final : public Tier {
 
   // Forgets a committed object, of which nothing is under way. Its extents can be allocated again, and `done` is
   // called, once the deletion of its record is durable; until then it may come back after a crash: whole, or with
-  // checksums that fail where its bytes were to be overwritten. A deletion
-  // that fails is tried again with the next commit, erasure, or allocation that finds no room.
+  // checksums that fail where its bytes were to be overwritten. A deletion that fails is tried again with the next
+  // commit, erasure, or allocation that finds no room.
   void Erase(TenantId tenant, const Key& key, Slot slot, std::function<void()> done = nullptr);
 
   // The bytes of this slot are overwritten with zeros when it is given back or erased, durably, before its record is
   // deleted. Where that fails, the slot stays the tenant's until the next WhenErased tries it again.
   void Shred(const Slot& slot) { to_shred_.insert(slot.runs.front().first); }
-  // `done` once all deletions and overwriting that were asked for before are durable; an error: some
-  // bytes are not overwritten, and their records not deleted. While the tier is degraded it comes late, and without a
-  // disk at once, UNAVAILABLE.
+  // `done` once all deletions and overwriting that were asked for before are durable; an error: some bytes
+  // are not overwritten, and their records not deleted. While the tier is degraded it comes late, and without a disk at
+  // once, UNAVAILABLE.
   void WhenErased(std::function<void(absl::Status)> done);
 
  private:

@@ -2,7 +2,7 @@
 
 usage: train.py [--out FILE] [--steps N] [--seed N]
 
-The kept weights, `hybrid.safetensors`, are those of the defaults: a quarter of an hour on one core of a busy machine.
+The kept weights, `hybrid.safetensors`, are those of the defaults: 25 minutes of one core of a busy machine.
 """
 
 from __future__ import annotations
