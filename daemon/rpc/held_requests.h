@@ -1,6 +1,6 @@
 // HeldRequests: bounds what a tenant's requests take from their parsing until they have been served. gRPC's memory for
-// requests counts their bytes, and only until they are parsed; one of many small parts is then many times as large. What
-// a look-up works with beside its request is not counted.
+// requests counts their bytes, and only until they are parsed; one of many small parts is then many times as large.
+// What a look-up works with beside its request is not counted.
 #pragma once
 
 #include <atomic>
