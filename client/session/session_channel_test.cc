@@ -15,6 +15,8 @@
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "ashlar/v1/session.pb.h"
 #include "client/testing/fixtures.h"
@@ -301,20 +303,25 @@ TEST(SessionChannel, OpeningStopsWhenToldTo) {
   done.set_value();
 }
 
-// While it lives, this process can open nothing.
+// While it lives, this process can open nothing: every number below the limit is taken. The numbers are those of the
+// standard streams, which no other thread of the test opens or closes.
 class NoDescriptors {
  public:
   NoDescriptors() {
-    struct rlimit limit {};
+    for (;;) {
+      Descriptor next(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      if (next.get() < 0 || next.get() >= kNumbers) break;
+      fillers_.push_back(std::move(next));
+    }
     EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
-    const int next = ::dup(STDIN_FILENO);
-    ::close(next);
-    limit = {.rlim_cur = static_cast<rlim_t>(next), .rlim_max = before_.rlim_max};
+    const struct rlimit limit = {.rlim_cur = kNumbers, .rlim_max = before_.rlim_max};
     EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   }
   ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
 
  private:
+  static constexpr int kNumbers = 3;
+  std::vector<Descriptor> fillers_;
   struct rlimit before_ {};
 };
 
