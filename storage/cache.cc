@@ -159,7 +159,8 @@ void Cache::SetPrefixCapacity(TenantId tenant, uint64_t bytes) {
   impl_->prefixes.SetCapacity(tenant, bytes);
 }
 
-void Cache::Adopt(std::vector<SsdTier::Recovered> objects) {
+void Cache::Adopt(std::vector<SsdTier::Recovered> objects, bool more) {
+  impl_->upkeep.set_adopting(more);
   for (SsdTier::Recovered& object : objects) {
     impl_->prefixes.Adopt(object.tenant, object.header);
     impl_->table.Adopt({object.tenant, object.pool}, std::move(object.header), std::move(object.slot));

@@ -91,9 +91,9 @@ class Cache {
   // are those of CacheOptions.
   void SetLeaseBounds(TenantId tenant, size_t leases, size_t segments);
   // Takes in the objects that SsdTier::Recover returned: look-ups find them from now on, except those that have been
-  // published meanwhile. The objects may come in several calls; before any session, or once a disk that could not be
-  // opened is attached.
-  void Adopt(std::vector<SsdTier::Recovered> objects);
+  // published meanwhile. Before any session, or once a disk that could not be opened is attached. `more`: others follow
+  // in another call, and until the last have come nothing can be forgotten.
+  void Adopt(std::vector<SsdTier::Recovered> objects, bool more = false);
 
   // Takes in an object that another node has, so that look-ups find it there and bring it up from Tiers::remote; `cost`
   // estimates how long that takes (0: not known). The copy is released once this node has one of its own, or nobody

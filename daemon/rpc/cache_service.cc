@@ -13,10 +13,9 @@
 #include <utility>
 
 #include "ashlar/v1/cache.grpc.pb.h"
-#include "daemon/rpc/held_requests.h"
+#include "daemon/rpc/call_memory.h"
 #include "daemon/rpc/request_gate.h"
 #include "daemon/rpc/request_reader.h"
-#include "daemon/rpc/unread_replies.h"
 #include "daemon/runtime/handed_over.h"
 #include "proto/cache_calls.h"
 
@@ -92,12 +91,12 @@ class CallTimer {
 // after Finish, which is after the service's last callback.
 class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  LandStream(EngineService& service, HeldRequests& held, UnreadReplies& unread, CallTimer timer, bool awaits_match)
-      : service_(service), held_(held), unread_(unread), timer_(timer), awaits_match_(awaits_match) {}
+  LandStream(EngineService& service, CallMemory& memory, CallTimer timer, bool awaits_match)
+      : service_(service), memory_(memory), timer_(timer), awaits_match_(awaits_match) {}
 
   // Before Begin: the request takes so many bytes, until it has been looked up.
   absl::Status Hold(size_t bytes) {
-    if (!held_.Add(bytes)) return absl::ResourceExhaustedError(kHeld);
+    if (!memory_.HoldRequest(bytes)) return absl::ResourceExhaustedError(kHeld);
     std::lock_guard lock(mutex_);
     request_bytes_ = bytes;
     return absl::OkStatus();
@@ -126,7 +125,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     std::lock_guard lock(mutex_);
     writing_ = false;
     broken_ |= !ok;
-    if (!match_.has_value()) unread_.Remove(std::exchange(match_bytes_, 0));
+    if (!match_.has_value()) memory_.EndAnswer(std::exchange(match_bytes_, 0));
     Advance();
   }
   void OnCancel() override {
@@ -139,8 +138,8 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
   void OnDone() override {
     { std::lock_guard lock(mutex_); }  // a thread in Finish may still hold it
-    held_.Remove(request_bytes_);
-    unread_.Remove(match_bytes_ + verdict_bytes_);
+    memory_.EndRequest(request_bytes_);
+    memory_.EndAnswer(match_bytes_ + verdict_bytes_);
     delete this;
   }
 
@@ -148,7 +147,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void Matched(v1::PromptMatch match) {
     timer_.LookedUp();
     std::lock_guard lock(mutex_);
-    held_.Remove(std::exchange(request_bytes_, 0));
+    memory_.EndRequest(std::exchange(request_bytes_, 0));
     if (Count(match.ByteSizeLong(), match_bytes_)) match_ = std::move(match);
     awaits_match_ = false;
     Advance();
@@ -166,7 +165,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
   // False: so much is unread that this is not to be kept, nor anything else written. mutex_ is held.
   bool Count(size_t bytes, size_t& counted) {
-    if (unread_.Add(bytes)) {
+    if (memory_.HoldAnswer(bytes)) {
       counted = bytes;
       return true;
     }
@@ -204,8 +203,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
 
   EngineService& service_;
-  HeldRequests& held_;
-  UnreadReplies& unread_;
+  CallMemory& memory_;
   const CallTimer timer_;
 
   std::mutex mutex_;
@@ -229,10 +227,10 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 // One answer, counted until gRPC has handed it over. It deletes itself then.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  UnaryCall(HeldRequests& held, UnreadReplies& unread) : held_(held), unread_(unread) {}
+  explicit UnaryCall(CallMemory& memory) : memory_(memory) {}
   // Before Answer: the request takes so many bytes.
   absl::Status Hold(size_t bytes) {
-    if (!held_.Add(bytes)) return absl::ResourceExhaustedError(kHeld);
+    if (!memory_.HoldRequest(bytes)) return absl::ResourceExhaustedError(kHeld);
     request_bytes_ = bytes;
     return absl::OkStatus();
   }
@@ -241,7 +239,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   absl::Status Answer(absl::Status status, const Reply& reply, grpc::ByteBuffer* answer) {
     if (status.ok()) {
       const size_t bytes = reply.ByteSizeLong();
-      if (unread_.Add(bytes)) {
+      if (memory_.HoldAnswer(bytes)) {
         bytes_ = bytes;
         WriteBytes(reply, answer);
       } else {
@@ -249,20 +247,19 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         status = absl::UnavailableError(kUnread);
       }
     }
-    held_.Remove(request_bytes_);
+    memory_.EndRequest(request_bytes_);
     HandOver(this);
     Finish(ToGrpc(status));  // it may be gone now
     return status;
   }
   void OnDone() override {
     TakeOver(this);
-    unread_.Remove(bytes_);
+    memory_.EndAnswer(bytes_);
     delete this;
   }
 
  private:
-  HeldRequests& held_;
-  UnreadReplies& unread_;
+  CallMemory& memory_;
   size_t request_bytes_ = 0;  // counted as held
   size_t bytes_ = 0;          // counted as unread
 };
@@ -321,10 +318,10 @@ class CacheService final : public RawCache {
                                           void (EngineService::*handler)(const Request&, EngineService::LandEvents),
                                           const Bytes& bytes) {
     TakeOver(this);  // gRPC's thread may be older than the service
-    if (!unread_.MayBegin()) return new RefusedStream(ToGrpc(absl::ResourceExhaustedError(kUnread)));
+    if (!memory_.MayBegin()) return new RefusedStream(ToGrpc(absl::ResourceExhaustedError(kUnread)));
     if (!calls_.Enter()) return new RefusedStream(Stopping());
     constexpr bool kAwaitsMatch = std::is_same_v<Request, v1::LookupAndLandRequest>;
-    auto* const stream = new LandStream(service_, held_, unread_, CallTimer(calls_, metrics_, call), kAwaitsMatch);
+    auto* const stream = new LandStream(service_, memory_, CallTimer(calls_, metrics_, call), kAwaitsMatch);
     Read(bytes, [this, stream, call, handler, bytes] {
       google::protobuf::Arena arena;
       Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
@@ -340,13 +337,13 @@ class CacheService final : public RawCache {
                  void (EngineService::*handler)(const Request&, Reply*, EngineService::Done), const Bytes& bytes,
                  Bytes* answer) {
     TakeOver(this);
-    const bool may_begin = unread_.MayBegin() || GivesBack(call);
+    const bool may_begin = memory_.MayBegin() || GivesBack(call);
     if (!may_begin || !calls_.Enter()) {
       Reactor* const refused = context->DefaultReactor();
       refused->Finish(may_begin ? Stopping() : ToGrpc(absl::ResourceExhaustedError(kUnread)));
       return refused;
     }
-    auto* const reactor = new UnaryCall(held_, unread_);
+    auto* const reactor = new UnaryCall(memory_);
     struct Messages {  // in one piece: the metadata thread frees them
       google::protobuf::Arena arena;
       Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
@@ -369,8 +366,7 @@ class CacheService final : public RawCache {
   EngineService& service_;
   CallMetrics& metrics_;
   CallsUnderWay& calls_;
-  HeldRequests held_;
-  UnreadReplies unread_;
+  CallMemory memory_;
   RequestReader reader_;
 };
 

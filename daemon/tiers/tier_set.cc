@@ -125,11 +125,13 @@ void TierSet::Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache) {
   ssd_->Attach(std::move(opened->tier));
   // A million objects would hold engines up for a second.
   auto recovered = std::make_shared<std::vector<storage::SsdTier::Recovered>>(std::move(opened->recovered));
+  cache.Adopt({}, !recovered->empty());
   for (size_t first = 0; first < recovered->size(); first += kAdoptedAtOnce) {
     loop_->PostCompletion(storage::kNoTenant, [recovered, first, &cache] {
       const auto begin = recovered->begin() + static_cast<ptrdiff_t>(first);
       const size_t count = std::min(kAdoptedAtOnce, recovered->size() - first);
-      cache.Adopt({std::make_move_iterator(begin), std::make_move_iterator(begin + static_cast<ptrdiff_t>(count))});
+      cache.Adopt({std::make_move_iterator(begin), std::make_move_iterator(begin + static_cast<ptrdiff_t>(count))},
+                  first + count < recovered->size());
     });
   }
 }

@@ -246,6 +246,17 @@ TEST_F(ForgettingTest, ObjectsOfATenantThatIsNoLongerConfiguredAreKnown) {
   EXPECT_TRUE(rig_->cache->upkeep().CheckUnknown("nobody").ok());
 }
 
+// A disk that is attached late gives its objects in several parts, between which operators' calls run.
+TEST_F(ForgettingTest, NothingIsForgottenUntilTheDisksObjectsAreAdopted) {
+  Make({.hbm = 0, .dram = 8, .ssd = 64});
+  rig_->cache->Adopt({}, /*more=*/true);
+  EXPECT_TRUE(absl::IsUnavailable(rig_->cache->upkeep().Forget(1, std::nullopt).status()));
+  EXPECT_TRUE(absl::IsUnavailable(rig_->cache->upkeep().CheckUnknown("nobody")));
+  rig_->cache->Adopt({});
+  EXPECT_TRUE(rig_->cache->upkeep().Forget(1, std::nullopt).ok());
+  EXPECT_TRUE(rig_->cache->upkeep().CheckUnknown("nobody").ok());
+}
+
 class ForgettingPrefixesTest : public PrefixesTest {
  protected:
   ForgettingPrefixesTest() : PrefixesTest({.hbm = 0, .dram = 256, .ssd = 512}) {}

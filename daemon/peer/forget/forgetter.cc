@@ -97,8 +97,10 @@ void Forgetter::Changed() {
   for (const ClusterForgetting& one : known_) {
     if (!recorded_.contains(one.id)) todo_.push_back(one);
   }
-  // One that was told late, of a lower revision, goes first; the other one begins again.
-  if (running_ != nullptr && (todo_.empty() || todo_.front().id != under_way)) running_ = nullptr;
+  if (running_ != nullptr) {
+    const auto same = std::ranges::find(todo_, under_way, &ClusterForgetting::id);
+    same == todo_.end() ? running_.reset() : void(std::rotate(todo_.begin(), same, same + 1));
+  }
   int64_t done = 0;
   for (const ClusterForgetting& one : known_) {
     if (!recorded_.contains(one.id)) break;
@@ -124,7 +126,11 @@ void Forgetter::Begin() {
   const auto tenant = std::ranges::find(names_, wish.tenant);
   if (tenant == names_.end()) {
     const absl::Status nothing_here = cache_->upkeep().CheckUnknown(wish.tenant);
-    return nothing_here.ok() ? Save() : TryLater(kCannotYet, nothing_here);
+    if (nothing_here.ok()) return Save();
+    TryLater(kCannotYet, nothing_here);
+    // It may wait until somebody configures the tenant: the others go on meanwhile.
+    std::rotate(todo_.begin(), todo_.begin() + 1, todo_.end());
+    return;
   }
   const auto number = static_cast<storage::TenantId>(tenant - names_.begin());
   absl::StatusOr<std::shared_ptr<storage::Forgetting>> begun = cache_->upkeep().Forget(number, wish.ns);

@@ -1,5 +1,6 @@
-// Forgetter: ends on this node what the cluster is to forget, each forgetting once and in their order, and says so in
-// the directory. What was done is remembered beside the disk's objects, which a restart brings back.
+// Forgetter: ends on this node what the cluster is to forget, each forgetting once, and says so in the directory. They
+// are begun in their order; one of a tenant that is not configured here, while the disk has its objects, waits and
+// holds up no other. What was done is remembered beside the disk's objects, which a restart brings back.
 #pragma once
 
 #include <deque>
@@ -47,7 +48,7 @@ class Forgetter {
   storage::Cache* cache_ = nullptr;
   std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside_;
   std::vector<ClusterForgetting> known_;          // rising
-  std::deque<ClusterForgetting> todo_;            // of these, rising; the first is under way
+  std::deque<ClusterForgetting> todo_;            // of these; the first is under way
   std::shared_ptr<storage::Forgetting> running_;  // null: it has not begun
   bool saving_ = false;
   bool told_failure_ = false;

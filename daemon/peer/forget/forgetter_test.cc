@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/testing/peer_node.h"
+#include "storage/testing/tiered_rig.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -152,6 +153,50 @@ TEST_F(ForgetterTest, ARecordThatCannotBeWrittenIsTriedAgain) {
   Finish(a_, *forgetter);
   EXPECT_TRUE(std::filesystem::exists(later / "forgotten"));
   slow_.Stop();
+}
+
+TEST(ForgetterWithADisk, WaitsForATenantThatIsNotConfiguredAndHoldsUpNoOther) {
+  storage::TieredRig rig({.hbm = 0});
+  const auto publish = [&](storage::TenantId tenant) {
+    rig.cache->OpenSession(tenant, tenant);
+    ASSERT_TRUE(rig.Publish(tenant, TestPlan(tenant, 64, ObjectKind::kSegment, tenant), tenant));
+    rig.Settle();
+  };
+  publish(1);
+  rig.names[0] = "renamed";
+  rig.Restart();
+  publish(2);
+
+  TestCluster cluster;
+  TestDirectory directory(cluster, "a");
+  EventLoop loop(16, rig.clock), slow(16, rig.clock);  // without a folder nothing runs there
+  for (const uint8_t tenant : {1, 2}) {
+    ClusterForgetting forgetting{.tenant = absl::StrCat("tenant", tenant), .node = "operator"};
+    forgetting.id.fill(tenant);
+    directory.Forget(forgetting, [](const absl::Status& told) { ASSERT_TRUE(told.ok()); });
+  }
+  const auto forget = [&](const std::string& first) {
+    Forgetter forgetter(loop, slow, rig.clock, directory, {"nobody", first, "tenant2"}, "");
+    forgetter.Start(*rig.cache, [](storage::TenantId, const std::optional<NamespaceId>&) {});
+    forgetter.Changed();
+    for (int i = 0; i < 20; ++i) {
+      forgetter.Tick();
+      rig.Settle();
+      rig.clock.Advance(1'000'000'000);
+      if (i == 3) forgetter.Changed();
+    }
+  };
+  EXPECT_EQ(rig.cache->stats().objects, 1u);
+  forget("renamed");
+  EXPECT_EQ(rig.cache->stats().objects, 0u) << "the second is done";
+  EXPECT_EQ(directory.forgotten, 0) << "the first is not, and the node says so";
+
+  rig.names[0] = "tenant1";
+  rig.Restart();
+  EXPECT_EQ(rig.cache->stats().objects, 1u);
+  forget("tenant1");
+  EXPECT_EQ(rig.cache->stats().objects, 0u);
+  EXPECT_EQ(directory.forgotten, 2);
 }
 
 }  // namespace
