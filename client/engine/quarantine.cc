@@ -80,7 +80,10 @@ uint64_t Quarantine::Take(uint32_t set, std::span<int32_t> pages, std::chrono::m
     {
       const std::lock_guard lock(mutex_);
       doubtful = doubts_;
-      if (!doubtful.empty()) std::ranges::rotate(doubtful, doubtful.begin() + next_ % doubtful.size());
+      if (!doubtful.empty()) {
+        std::rotate(doubtful.begin(), doubtful.begin() + static_cast<ptrdiff_t>(next_ % doubtful.size()),
+                    doubtful.end());
+      }
     }
     const auto until = std::max(give_up, Clock::now() + kPoll);
     size_t asked = 0;

@@ -178,7 +178,7 @@ void Setting::TakeMatch(ashlar::Match match) {
   // A span begins before the prompt's last token: the same prompt can be resumed there, for another answer.
   if (cache_.prefixes.span_tokens == 0 || token_count_ < 2) return;
   captures_.insert(std::ranges::lower_bound(captures_, token_count_ - 1), token_count_ - 1);
-  captures_.erase(std::ranges::unique(captures_).begin(), captures_.end());
+  captures_.erase(std::unique(captures_.begin(), captures_.end()), captures_.end());
 }
 
 std::vector<LandSegment> Setting::WhatIsThere() const {

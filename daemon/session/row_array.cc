@@ -129,8 +129,8 @@ class OverlapSearch {
     std::vector<Piece> planes;
     for (const Piece& piece : pieces) planes.push_back(planes_[piece.plane]);
     std::ranges::sort(planes, {}, [](const Piece& plane) { return std::pair(plane.begin(), plane.plane); });
-    const auto twice = std::ranges::unique(planes, {}, &Piece::plane);
-    planes.erase(twice.begin(), twice.end());
+    const auto same = [](const Piece& a, const Piece& b) { return a.plane == b.plane; };
+    planes.erase(std::unique(planes.begin(), planes.end(), same), planes.end());
     for (size_t i = 0; i < planes.size(); ++i) {
       const int64_t end = planes[i].nest.end();
       for (size_t j = i + 1; j < planes.size() && planes[j].begin() < end; ++j) {
