@@ -41,7 +41,7 @@ class CallMemory {
   void EndAnswer(size_t bytes) { answers_ -= bytes; }  // read, or nobody waits for it any more
 
  private:
-  const Bounds bounds_;
+  const Bounds bounds_ = {};
   std::atomic<uint64_t> requests_{0}, answers_{0};
 };
 
