@@ -7,6 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -91,7 +92,10 @@ bool Send(int connection, const std::string& bytes, int descriptor) {
 // False: the session is over. A daemon that neither answers nor hangs up fails the run.
 bool Receive(int connection, v1::SessionReply& reply) {
   pollfd wait{.fd = connection, .events = POLLIN};
-  FUZZ_EXPECT(poll(&wait, 1, kReplyMilliseconds) == 1);
+  int ready;
+  do ready = poll(&wait, 1, kReplyMilliseconds);
+  while (ready < 0 && errno == EINTR);  // the fuzzer's own alarm
+  FUZZ_EXPECT(ready == 1);
   std::string bytes(limits::kMaxSessionMessageBytes, '\0');
   iovec data{bytes.data(), bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * limits::kMaxDescriptorsPerMessage)];
