@@ -265,7 +265,7 @@ absl::StatusOr<AdminService::Pending> AdminService::ForgettingOf(const std::stri
     if (found != forgettings_.end() && found->tenant == *selection.tenant && found->ns == selection.ns) return *found;
     return absl::NotFoundError("forgetting: this daemon remembers none of this number for it: begin anew");
   }
-  auto forgetting = parts_.cache.upkeep().Forget(*selection.tenant, selection.ns);
+  auto forgetting = parts_.cache.upkeep().Forget(*selection.tenant, parts_.tenants.at(*selection.tenant), selection.ns);
   if (!forgetting.ok()) return forgetting.status();
   parts_.forget_beside(*selection.tenant, selection.ns);
   // The oldest one's command was given up, or will begin anew. The disk goes on with it.

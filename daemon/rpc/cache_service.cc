@@ -159,6 +159,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
   void End(absl::StatusOr<std::vector<MissReason>> verdict) {
     std::lock_guard lock(mutex_);
+    memory_.EndRequest(std::exchange(request_bytes_, 0));
     if (verdict.ok()) Count(verdict->size() * sizeof(MissReason), verdict_bytes_);
     end_ = std::move(verdict);
     Advance();

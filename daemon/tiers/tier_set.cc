@@ -179,7 +179,7 @@ void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {
     cache.SetLeaseBounds(id, tenant.max_leases(), tenant.max_leased_segments());
     cache.SetTimeToLive(id, static_cast<storage::Nanos>(tenant.ttl_seconds()) * kSecond);
   }
-  cache.Adopt(std::move(recovered_));
+  if (!recovered_.empty()) cache.Adopt(std::exchange(recovered_, {}));
 }
 
 absl::Status TierSet::CheckBudgets(const v1::Config& now, const v1::Config& next) const {

@@ -189,7 +189,9 @@ absl::Status SimulatedDisk::File::Write(uint64_t offset, std::span<const std::by
     ++disk_.counts_.refused_full;
     return absl::ResourceExhaustedError("simulated disk: full");
   }
-  const bool broken = disk_.Chance(disk_.faults_.write_error);
+  const std::optional<uint64_t>& bad = disk_.faults_.bad_at;
+  const bool broken =
+      disk_.Chance(disk_.faults_.write_error) || (bad.has_value() && *bad >= offset && *bad - offset < source.size());
   disk_.counts_.write_errors += broken;
   const bool no_space = disk_.Chance(disk_.faults_.no_space) && !broken;
   disk_.counts_.short_writes += no_space;

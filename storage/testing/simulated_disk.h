@@ -44,6 +44,7 @@ class SimulatedDisk {
     double bit_flip = 0;  // in one block of what a read returns
     double lost_flush = 0;
     bool full = false;
+    std::optional<uint64_t> bad_at;  // offset: each write of this place fails
   };
   // Counts of the events so far.
   struct Counts {

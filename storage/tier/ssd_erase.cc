@@ -1,4 +1,5 @@
 // Erasing objects: their records, their extents, and where it is asked for their bytes.
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -51,7 +52,8 @@ void SsdTier::Leave(Leaving leaving) {
 
 void SsdTier::Left(const Leaving& leaving) {
   for (const ExtentRun& run : leaving.slot.runs) extents_.Give(run);
-  tenants_.at(leaving.slot.tenant).used_bytes -= leaving.slot.Extents() * limits::kExtentBytes;
+  const auto tenant = tenants_.find(leaving.slot.tenant);  // none: it was an unknown one's
+  if (tenant != tenants_.end()) tenant->second.used_bytes -= leaving.slot.Extents() * limits::kExtentBytes;
   if (leaving.done) leaving.done();
 }
 
@@ -60,8 +62,7 @@ void SsdTier::ShredNext() {
   if (shreds_) return;
   if (shredding_.empty()) {
     if (shreds_ending_ > 0) return;
-    const absl::Status told = unshredded_.empty() ? absl::OkStatus() : shred_error_;
-    for (const auto& done : std::exchange(when_shredded_, {})) done(told);
+    for (const WhenShredded& one : std::exchange(when_shredded_, {})) one.done(Unshredded(one.tenant));
     return;
   }
   shreds_ = true;
@@ -73,7 +74,7 @@ void SsdTier::ShredNext() {
                   if (status.ok()) {
                     EndShred(std::move(leaving), failed_syncs);
                   } else {
-                    Failed(status);
+                    if (leaving.refused.ok()) Failed(status);
                     NotShredded(std::move(leaving), status);
                   }
                   ShredNext();
@@ -99,16 +100,53 @@ void SsdTier::EndShred(Leaving leaving, uint64_t failed_syncs) {
 
 // It stays where it is, and the tenant's.
 void SsdTier::NotShredded(Leaving leaving, const absl::Status& why) {
+  leaving.refused = why;
   unshredded_.push_back(std::move(leaving));
-  shred_error_ = why;
 }
 
-void SsdTier::WhenErased(std::function<void(absl::Status)> done) {
+absl::Status SsdTier::Unshredded(TenantId tenant) const {
+  const auto is_its = [tenant](const Leaving& leaving) { return leaving.slot.tenant == tenant; };
+  const auto found = std::ranges::find_if(unshredded_, is_its);
+  return found == unshredded_.end() ? absl::OkStatus() : found->refused;
+}
+
+// Of this tenant; of none: of all.
+void SsdTier::ShredAgain(std::optional<TenantId> tenant) {
+  for (Leaving& leaving : std::exchange(unshredded_, {})) {
+    if (!tenant || leaving.slot.tenant == *tenant) {
+      shredding_.push_back(std::move(leaving));
+    } else {
+      unshredded_.push_back(std::move(leaving));
+    }
+  }
+  ShredNext();
+}
+
+SsdTier::Erased SsdTier::EraseUnknown(const std::string& name, const std::optional<NamespaceId>& ns, TenantId as) {
+  Erased erased;
+  const auto found = unknown_.find(name);
+  if (found == unknown_.end()) return erased;
+  std::erase_if(found->second, [&](Unknown& one) {
+    if (ns && one.ns != *ns) return false;
+    ++erased.objects;
+    erased.bytes += one.bytes;
+    shredding_.push_back({.slot = {as, std::move(one.runs)}, .record = std::move(one.record)});
+    return true;
+  });
+  report_.unknown_tenants.at(name) -= erased.bytes;
+  if (found->second.empty()) {
+    unknown_.erase(found);
+    report_.unknown_tenants.erase(name);
+  }
+  ShredNext();
+  return erased;
+}
+
+void SsdTier::WhenErased(TenantId tenant, std::function<void(absl::Status)> done) {
   if (!has_disk()) return done(absl::UnavailableError("ssd: the disk cannot be opened"));
-  commits_.Delete(std::string(kNoRecord), [this, done = std::move(done)] {
-    when_shredded_.push_back(done);
-    for (Leaving& leaving : std::exchange(unshredded_, {})) shredding_.push_back(std::move(leaving));
-    ShredNext();
+  commits_.Delete(std::string(kNoRecord), [this, tenant, done = std::move(done)] {
+    when_shredded_.push_back({tenant, done});
+    ShredAgain(tenant);
   });
 }
 

@@ -133,6 +133,7 @@ void SsdTier::Attach(std::unique_ptr<SsdTier> opened) {
   committed_ = std::move(opened->committed_);
   next_sequence_ = opened->next_sequence_;
   report_ = std::move(opened->report_);
+  unknown_ = std::move(opened->unknown_);
   health_ = absl::OkStatus();
   well_since_ = now_;
 }
@@ -180,6 +181,7 @@ void SsdTier::Probed(const absl::Status& status) {
   if (degraded()) return;
   well_since_ = now_;
   commits_.HoldDeletions(false);
+  ShredAgain(std::nullopt);
 }
 
 // Decodes every record; of what does not decode, the name is noted for Recover to delete.
@@ -302,6 +304,10 @@ absl::StatusOr<std::vector<SsdTier::Recovered>> SsdTier::Recover() {
       deletions_.push_back({RecordName(record.header.key, record.sequence), std::nullopt});
     } else if (tenant == nullptr) {
       report_.unknown_tenants[record.tenant] += bytes;
+      unknown_[record.tenant].push_back({.ns = record.header.ns,
+                                         .runs = std::move(record.runs),
+                                         .record = RecordName(record.header.key, record.sequence),
+                                         .bytes = bytes});
     } else {
       tenant->used_bytes += bytes;
       report_.bytes += bytes;

@@ -135,12 +135,20 @@ class SsdTier final : public Tier {
   void Erase(TenantId tenant, const Key& key, Slot slot, std::function<void()> done = nullptr);
 
   // The bytes of this slot are overwritten with zeros when it is given back or erased, durably, before its record is
-  // deleted. Where that fails, the slot stays the tenant's until the next WhenErased tries it again.
+  // deleted. Where that fails, the slot stays the tenant's, and is tried again by the tenant's next WhenErased, and
+  // once a degraded tier is well. The first failure of a slot makes the tier degraded, later ones do not: it may be one
+  // bad place of a disk that is well.
   void Shred(const Slot& slot) { to_shred_.insert(slot.runs.front().first); }
-  // `done` once all deletions and overwriting that were asked for before are durable; an error: some bytes
-  // are not overwritten, and their records not deleted. While the tier is degraded it comes late, and without a disk at
-  // once, UNAVAILABLE.
-  void WhenErased(std::function<void(absl::Status)> done);
+  struct Erased {
+    uint64_t objects = 0, bytes = 0;
+  };
+  // Erases and overwrites what the disk has of the tenant of this name, if it was not added (RecoveryReport), or of one
+  // of its namespaces. From now on that is of tenant `as`, which has no budget.
+  Erased EraseUnknown(const std::string& name, const std::optional<NamespaceId>& ns, TenantId as);
+  // `done` once all deletions and overwriting of the tenant's that were asked for before are durable; an error: some
+  // bytes are not overwritten, and their records not deleted. While the tier is degraded it comes late, and without a
+  // disk at once, UNAVAILABLE.
+  void WhenErased(TenantId tenant, std::function<void(absl::Status)> done);
 
  private:
   struct Tenant {
@@ -163,6 +171,18 @@ class SsdTier final : public Tier {
     Slot slot;
     std::string record;
     std::function<void()> done;
+    absl::Status refused;  // the latest failure to overwrite it
+  };
+  // Of a tenant that was not added.
+  struct Unknown {
+    NamespaceId ns;
+    std::vector<ExtentRun> runs;
+    std::string record;
+    uint64_t bytes = 0;
+  };
+  struct WhenShredded {
+    TenantId tenant;
+    std::function<void(absl::Status)> done;
   };
   enum class Claim { kGranted, kDamaged, kSuperseded, kOverBudget };
 
@@ -178,6 +198,8 @@ class SsdTier final : public Tier {
   void ShredNext();
   void EndShred(Leaving leaving, uint64_t failed_syncs);
   void NotShredded(Leaving leaving, const absl::Status& why);
+  void ShredAgain(std::optional<TenantId> tenant);
+  absl::Status Unshredded(TenantId tenant) const;
 
   const uint64_t slab_extents_;
   BlockFile* file_ = nullptr;  // null: the tier has no disk
@@ -196,8 +218,8 @@ class SsdTier final : public Tier {
   bool shreds_ = false;              // the first of these
   size_t shreds_ending_ = 0;         // overwritten; sync and deletion are under way
   std::vector<Leaving> unshredded_;  // that failed
-  absl::Status shred_error_;         // of the latest of these
-  std::vector<std::function<void(absl::Status)>> when_shredded_;
+  std::vector<WhenShredded> when_shredded_;
+  std::map<std::string, std::vector<Unknown>> unknown_;  // by tenant
   absl::Status health_;
   bool probing_ = false;
   Nanos now_ = 0, next_probe_ = 0, well_since_ = 0, patience_;

@@ -224,7 +224,7 @@ TEST_F(SsdTierTest, NoLaterSyncVouchesForWhatAFailedOneOfAnErasureCovered) {
   tier_->Erase(kBolt, NumberedKey(1), erased);
   disk_.set_faults({.sync_error = 1});
   std::optional<absl::Status> told;
-  tier_->WhenErased([&](const absl::Status& status) { told = status; });
+  tier_->WhenErased(kBolt, [&](const absl::Status& status) { told = status; });
   io_->CompleteAll();
   disk_.set_faults({});
   ASSERT_TRUE(told.has_value());

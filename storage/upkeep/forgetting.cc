@@ -5,11 +5,12 @@
 namespace ashlar::storage {
 
 Forgetting::Forgetting(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, SsdTier* disk, TenantId tenant,
-                       std::optional<NamespaceId> ns)
+                       std::string name, std::optional<NamespaceId> ns)
     : table_(table),
       prefixes_(prefixes),
       explainer_(explainer),
       disk_(disk),
+      name_(std::move(name)),
       selection_{.tenant = tenant, .ns = ns},
       last_(table.newest()),
       erased_(std::make_shared<std::optional<absl::Status>>()) {}
@@ -58,6 +59,12 @@ bool Forgetting::Run(Slice& slice) {
     // them again, for what engines have asked meanwhile.
     prefixes_.Forget(*selection_.tenant, selection_.ns ? &*selection_.ns : nullptr);
     known_ = false;
+    if (disk_ != nullptr) {
+      const SsdTier::Erased unknown = disk_->EraseUnknown(name_, selection_.ns, *selection_.tenant);
+      progress_.forgotten.objects += unknown.objects;
+      progress_.forgotten.bytes += unknown.bytes;
+      progress_.forgotten.tier_bytes[static_cast<size_t>(TierKind::kSsd)] += unknown.bytes;
+    }
   }
   if (!progress_.found_gone) {
     if (!EndObjects(slice)) return false;
@@ -84,7 +91,7 @@ bool Forgetting::Run(Slice& slice) {
 
 bool Forgetting::Overwritten() {
   if (!std::exchange(asked_, true)) {
-    disk_->WhenErased([erased = erased_](const absl::Status& status) { *erased = status; });
+    disk_->WhenErased(*selection_.tenant, [erased = erased_](const absl::Status& status) { *erased = status; });
   }
   if (!erased_->has_value()) return false;
   progress_.overwritten = *std::exchange(*erased_, std::nullopt);

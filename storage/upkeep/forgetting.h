@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,9 +27,10 @@ namespace ashlar::storage {
 // be told from these.
 class Forgetting {
  public:
-  // The references must outlive it, and it the calls of SsdTier that it has begun. `ns` none: all of the tenant's.
+  // The references must outlive it, and it the calls of SsdTier that it has begun. By its name `disk` may know a tenant
+  // that has no budget there, or that nobody configures (kNoTenant). `ns` none: all of the tenant's.
   Forgetting(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, SsdTier* disk, TenantId tenant,
-             std::optional<NamespaceId> ns);
+             std::string name, std::optional<NamespaceId> ns);
 
   // Goes on; true once all is done: the objects have ended, and of those that had something on the disk nothing is
   // there that a restart would find. Of leased objects that is so, too. Call it again until then.
@@ -52,6 +54,7 @@ class Forgetting {
   Prefixes& prefixes_;
   Explainer& explainer_;
   SsdTier* const disk_;
+  const std::string name_;
   const Selection selection_;
   const ObjectId last_;
   ObjectId after_ = 0;

@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 class ForgettingTest : public TiersTest {
  protected:
   std::shared_ptr<Forgetting> Start(std::optional<NamespaceId> ns = std::nullopt) {
-    auto forgetting = rig_->cache->upkeep().Forget(1, ns);
+    auto forgetting = rig_->cache->upkeep().Forget(1, "tenant1", ns);
     EXPECT_TRUE(forgetting.ok()) << forgetting.status();
     return *forgetting;
   }
@@ -235,33 +235,50 @@ TEST_F(ForgettingTest, WhatWentBeforeDoesNotComeBackEither) {
   }
 }
 
-// A node of a cluster must not acknowledge what it cannot forget.
-TEST_F(ForgettingTest, ObjectsOfATenantThatIsNoLongerConfiguredAreKnown) {
+// Nobody configures it any more, or its budget on the disk is gone.
+TEST_F(ForgettingTest, ObjectsOfATenantWithoutABudgetOnTheDiskGo) {
   Make({.hbm = 0, .dram = 8, .ssd = 64});
   PublishAndSettle(1);
-  EXPECT_TRUE(rig_->cache->upkeep().CheckUnknown("tenant1").ok());
+  PublishAndSettle(2);
   rig_->names[0] = "renamed";
   Restart();
-  EXPECT_TRUE(absl::IsFailedPrecondition(rig_->cache->upkeep().CheckUnknown("tenant1")));
-  EXPECT_TRUE(rig_->cache->upkeep().CheckUnknown("nobody").ok());
+  ASSERT_EQ(Written(), 6u);
+  const auto forget = [&](std::optional<NamespaceId> ns) {
+    const auto forgetting = *rig_->cache->upkeep().Forget(kNoTenant, "tenant1", ns);
+    for (int rounds = 0; rounds < 100; ++rounds) {
+      Slice whole;
+      if (forgetting->Run(whole)) break;
+      rig_->Settle();
+    }
+    EXPECT_TRUE(forgetting->progress().done);
+    return forgetting->progress().forgotten.objects;
+  };
+  NamespaceId other = Plan(1).ns;
+  other.bytes[0] ^= 1;
+  EXPECT_EQ(forget(other), 0u);
+  EXPECT_EQ(Written(), 6u);
+  EXPECT_EQ(forget(std::nullopt), 2u);
+  EXPECT_EQ(Written(), 0u);
+  EXPECT_EQ(rig_->ssd->Usage().used_bytes, 0u);
+  rig_->names[0] = "tenant1";
+  Restart();
+  EXPECT_EQ(Ask(1).reason, MissReason::kNeverSeen);
 }
 
 // A disk that is attached late gives its objects in several parts, between which operators' calls run.
 TEST_F(ForgettingTest, NothingIsForgottenUntilTheDisksObjectsAreAdopted) {
   Make({.hbm = 0, .dram = 8, .ssd = 64});
   rig_->cache->Adopt({}, /*more=*/true);
-  EXPECT_TRUE(absl::IsUnavailable(rig_->cache->upkeep().Forget(1, std::nullopt).status()));
-  EXPECT_TRUE(absl::IsUnavailable(rig_->cache->upkeep().CheckUnknown("nobody")));
+  EXPECT_TRUE(absl::IsUnavailable(rig_->cache->upkeep().Forget(1, "tenant1", std::nullopt).status()));
   rig_->cache->Adopt({});
-  EXPECT_TRUE(rig_->cache->upkeep().Forget(1, std::nullopt).ok());
-  EXPECT_TRUE(rig_->cache->upkeep().CheckUnknown("nobody").ok());
+  EXPECT_TRUE(rig_->cache->upkeep().Forget(1, "tenant1", std::nullopt).ok());
 }
 
 class ForgettingPrefixesTest : public PrefixesTest {
  protected:
   ForgettingPrefixesTest() : PrefixesTest({.hbm = 0, .dram = 256, .ssd = 512}) {}
   void Forget() {
-    const auto forgetting = rig_.cache->upkeep().Forget(1, std::nullopt);
+    const auto forgetting = rig_.cache->upkeep().Forget(1, "tenant1", std::nullopt);
     Slice whole;
     for (int rounds = 0; rounds < 100 && !(*forgetting)->Run(whole); ++rounds) rig_.Settle();
     EXPECT_TRUE((*forgetting)->progress().done);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "proto/key.h"
@@ -36,29 +37,17 @@ class Upkeep {
   const Scrubber& scrubber() const { return scrubber_; }
   // Whether more of the disk's objects are to be adopted.
   void set_adopting(bool adopting) { adopting_ = adopting; }
-  // Whether the disk has nothing of a tenant that is not configured. UNAVAILABLE as Forget.
-  absl::Status CheckUnknown(const std::string& tenant) const {
-    if (disk_ == nullptr) return absl::OkStatus();
-    if (absl::Status status = CheckDisk(); !status.ok()) return status;
-    if (!disk_->recovery().unknown_tenants.contains(tenant)) return absl::OkStatus();
-    return absl::FailedPreconditionError("the disk has objects of this tenant, which is not configured here");
-  }
-  // UNAVAILABLE where the disk cannot be opened, or its objects are still being adopted: they would come back.
-  absl::StatusOr<std::shared_ptr<Forgetting>> Forget(TenantId tenant, std::optional<NamespaceId> ns) {
-    if (disk_ != nullptr) {
-      if (absl::Status status = CheckDisk(); !status.ok()) return status;
+  // As Forgetting. UNAVAILABLE where the disk cannot be opened, or its objects are still being adopted: they would come
+  // back.
+  absl::StatusOr<std::shared_ptr<Forgetting>> Forget(TenantId tenant, std::string name, std::optional<NamespaceId> ns) {
+    if (disk_ != nullptr && !disk_->has_disk()) {
+      return absl::UnavailableError("the ssd tier's disk cannot be opened: its objects are to come");
     }
-    return std::make_shared<Forgetting>(table_, prefixes_, explainer_, disk_, tenant, ns);
+    if (adopting_) return absl::UnavailableError("the ssd tier's objects are being taken in");
+    return std::make_shared<Forgetting>(table_, prefixes_, explainer_, disk_, tenant, std::move(name), ns);
   }
 
  private:
-  absl::Status CheckDisk() const {
-    if (!disk_->has_disk())
-      return absl::UnavailableError("the ssd tier's disk cannot be opened: its objects are to come");
-    if (adopting_) return absl::UnavailableError("the ssd tier's objects are being taken in");
-    return absl::OkStatus();
-  }
-
   ObjectTable& table_;
   Prefixes& prefixes_;
   Explainer& explainer_;

@@ -242,7 +242,7 @@ void Node::End() {
   FUZZ_EXPECT(answered == asked);
   const daemon::PeersStats stats = peers.stats();
   FUZZ_EXPECT(stats.holder.leases == 0 && stats.holder.nodes == 0 && stats.objects.reading == 0);
-  const auto forgetting = cache->upkeep().Forget(kTenant, std::nullopt);
+  const auto forgetting = cache->upkeep().Forget(kTenant, "tenant", std::nullopt);
   FUZZ_EXPECT(forgetting.ok());
   storage::Slice whole;
   FUZZ_EXPECT((*forgetting)->Run(whole));

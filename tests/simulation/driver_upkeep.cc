@@ -17,7 +17,7 @@ void Driver::Forget() {
   if (forgetting_ != nullptr) return GoOnForgetting();
   if (Draw(4) != 0) return;
   forgets_ = 1 + Draw(kTenants);
-  const auto begun = cache().upkeep().Forget(forgets_, std::nullopt);
+  const auto begun = cache().upkeep().Forget(forgets_, "tenant" + std::to_string(forgets_), std::nullopt);
   if (!begun.ok()) return Fail("a tenant is not forgotten, and the disk is there");
   forgetting_ = *begun;
   forgotten_is_gone_ = false;

@@ -123,19 +123,12 @@ void Forgetter::TryLater(const char* what, const absl::Status& why) {
 
 void Forgetter::Begin() {
   const ClusterForgetting& wish = todo_.front();
-  const auto tenant = std::ranges::find(names_, wish.tenant);
-  if (tenant == names_.end()) {
-    const absl::Status nothing_here = cache_->upkeep().CheckUnknown(wish.tenant);
-    if (nothing_here.ok()) return Save();
-    TryLater(kCannotYet, nothing_here);
-    // It may wait until somebody configures the tenant: the others go on meanwhile.
-    std::rotate(todo_.begin(), todo_.begin() + 1, todo_.end());
-    return;
-  }
-  const auto number = static_cast<storage::TenantId>(tenant - names_.begin());
-  absl::StatusOr<std::shared_ptr<storage::Forgetting>> begun = cache_->upkeep().Forget(number, wish.ns);
+  const auto found = std::ranges::find(names_, wish.tenant);
+  const bool known = found != names_.end();  // else the disk may have something of it
+  const auto tenant = known ? static_cast<storage::TenantId>(found - names_.begin()) : storage::kNoTenant;
+  absl::StatusOr<std::shared_ptr<storage::Forgetting>> begun = cache_->upkeep().Forget(tenant, wish.tenant, wish.ns);
   if (!begun.ok()) return TryLater(kCannotYet, begun.status());
-  forget_beside_(number, wish.ns);
+  if (known) forget_beside_(tenant, wish.ns);
   running_ = *std::move(begun);
 }
 
@@ -149,6 +142,9 @@ void Forgetter::Tick() {
   if (done) return Save();
   if (const absl::Status& overwritten = running_->progress().overwritten; !overwritten.ok()) {
     TryLater(kCannotYet, overwritten);
+    // It begins anew once it is its turn again: a bad place on the disk holds up no other.
+    running_ = nullptr;
+    std::rotate(todo_.begin(), todo_.begin() + 1, todo_.end());
   }
 }
 

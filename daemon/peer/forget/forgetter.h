@@ -1,6 +1,6 @@
 // Forgetter: ends on this node what the cluster is to forget, each forgetting once, and says so in the directory. They
-// are begun in their order; one of a tenant that is not configured here, while the disk has its objects, waits and
-// holds up no other. What was done is remembered beside the disk's objects, which a restart brings back.
+// are begun in their order, those of tenants that are not configured here as well: the disk may have objects of theirs.
+// What was done is remembered beside the disk's objects, which a restart brings back.
 #pragma once
 
 #include <deque>

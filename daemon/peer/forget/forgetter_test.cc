@@ -155,48 +155,90 @@ TEST_F(ForgetterTest, ARecordThatCannotBeWrittenIsTriedAgain) {
   slow_.Stop();
 }
 
-TEST(ForgetterWithADisk, WaitsForATenantThatIsNotConfiguredAndHoldsUpNoOther) {
-  storage::TieredRig rig({.hbm = 0});
-  const auto publish = [&](storage::TenantId tenant) {
-    rig.cache->OpenSession(tenant, tenant);
-    ASSERT_TRUE(rig.Publish(tenant, TestPlan(tenant, 64, ObjectKind::kSegment, tenant), tenant));
-    rig.Settle();
-  };
-  publish(1);
-  rig.names[0] = "renamed";
-  rig.Restart();
-  publish(2);
-
-  TestCluster cluster;
-  TestDirectory directory(cluster, "a");
-  EventLoop loop(16, rig.clock), slow(16, rig.clock);  // without a folder nothing runs there
-  for (const uint8_t tenant : {1, 2}) {
+class ForgetterWithADisk : public ::testing::Test {
+ protected:
+  void Publish(storage::TenantId tenant) {
+    rig_.cache->OpenSession(tenant, tenant);
+    ASSERT_TRUE(rig_.Publish(tenant, TestPlan(tenant, 64, ObjectKind::kSegment, tenant), tenant));
+    rig_.Settle();
+  }
+  void Ask(uint8_t tenant) {
     ClusterForgetting forgetting{.tenant = absl::StrCat("tenant", tenant), .node = "operator"};
     forgetting.id.fill(tenant);
-    directory.Forget(forgetting, [](const absl::Status& told) { ASSERT_TRUE(told.ok()); });
+    directory_.Forget(forgetting, [](const absl::Status& told) { ASSERT_TRUE(told.ok()); });
   }
-  const auto forget = [&](const std::string& first) {
-    Forgetter forgetter(loop, slow, rig.clock, directory, {"nobody", first, "tenant2"}, "");
-    forgetter.Start(*rig.cache, [](storage::TenantId, const std::optional<NamespaceId>&) {});
+  void Forget(Forgetter& forgetter, int seconds) {
     forgetter.Changed();
-    for (int i = 0; i < 20; ++i) {
-      forgetter.Tick();
-      rig.Settle();
-      rig.clock.Advance(1'000'000'000);
-      if (i == 3) forgetter.Changed();
+    for (int i = 0; i < seconds; ++i) {
+      for (int round = 0; round < 4; ++round) {
+        forgetter.Tick();
+        rig_.Settle();
+      }
+      rig_.clock.Advance(1'000'000'000);
+      rig_.cache->Tick();
     }
-  };
-  EXPECT_EQ(rig.cache->stats().objects, 1u);
-  forget("renamed");
-  EXPECT_EQ(rig.cache->stats().objects, 0u) << "the second is done";
-  EXPECT_EQ(directory.forgotten, 0) << "the first is not, and the node says so";
+  }
+  Forgetter Make() {
+    Forgetter made(loop_, loop_, rig_.clock, directory_, {"nobody", rig_.names[0], "tenant2"}, "");
+    made.Start(*rig_.cache, [](storage::TenantId, const std::optional<NamespaceId>&) {});
+    return made;
+  }
+  uint64_t OnDisk() { return rig_.ssd->Usage().used_bytes; }
 
-  rig.names[0] = "tenant1";
-  rig.Restart();
-  EXPECT_EQ(rig.cache->stats().objects, 1u);
-  forget("tenant1");
-  EXPECT_EQ(rig.cache->stats().objects, 0u);
-  EXPECT_EQ(directory.forgotten, 2);
+  storage::TieredRig rig_{{.hbm = 0}};
+  TestCluster cluster_;
+  TestDirectory directory_{cluster_, "a"};
+  EventLoop loop_{16, rig_.clock};  // without a folder nothing runs there
+};
+
+TEST_F(ForgetterWithADisk, ForgetsATenantThatIsNotConfigured) {
+  Publish(1);
+  const uint64_t of_one = OnDisk();
+  rig_.names[0] = "renamed";
+  rig_.Restart();
+  Publish(2);
+  EXPECT_EQ(OnDisk(), 2 * of_one);
+  Ask(1);
+  Forgetter forgetter = Make();
+  Forget(forgetter, 2);
+  EXPECT_EQ(OnDisk(), of_one);
+  EXPECT_EQ(directory_.forgotten, 1);
+  rig_.names[0] = "tenant1";
+  rig_.Restart();
+  EXPECT_EQ(rig_.cache->stats().objects, 1u) << "the other tenant's alone";
+}
+
+TEST_F(ForgetterWithADisk, WaitsUntilTheDisksObjectsAreAdopted) {
+  Publish(1);
+  rig_.cache->Adopt({}, /*more=*/true);
+  Ask(1);
+  Forgetter forgetter = Make();
+  Forget(forgetter, 3);
+  EXPECT_EQ(rig_.cache->stats().objects, 1u);
+  EXPECT_EQ(directory_.forgotten, 0);
+  rig_.cache->Adopt({});
+  Forget(forgetter, 2);
+  EXPECT_EQ(OnDisk(), 0u);
+  EXPECT_EQ(directory_.forgotten, 1);
+}
+
+TEST_F(ForgetterWithADisk, ABadPlaceOfTheDiskHoldsUpNoOther) {
+  Publish(1);
+  Publish(2);
+  const uint64_t of_one = OnDisk() / 2;
+  rig_.disk.set_faults({.bad_at = storage::SsdTier::SlabBytes(0)});  // in the first object
+  Ask(1);
+  Ask(2);
+  Forgetter forgetter = Make();
+  Forget(forgetter, 60);
+  EXPECT_EQ(OnDisk(), of_one) << "of the first, whose bytes are still there";
+  EXPECT_EQ(rig_.cache->stats().objects, 0u);
+  EXPECT_EQ(directory_.forgotten, 0);
+  EXPECT_FALSE(rig_.ssd->degraded()) << "all but this place is well";
+  rig_.disk.set_faults({});
+  Forget(forgetter, 5);
+  EXPECT_EQ(OnDisk(), 0u);
+  EXPECT_EQ(directory_.forgotten, 2);
 }
 
 }  // namespace
