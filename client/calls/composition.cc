@@ -31,9 +31,10 @@ struct Composition::Impl {
     return impl;
   }
 
-  // A daemon without room says so in its reply. gRPC says the same when it ends a call for want of memory, however far
-  // the daemon has come.
+  // A daemon without room says so in its reply, or by ABORTED. gRPC says RESOURCE_EXHAUSTED when it ends a call for
+  // want of memory, however far the daemon has come.
   static MissReason ReasonOf(const absl::Status& status) {
+    if (absl::IsAborted(status)) return MissReason::kBusy;
     return absl::IsResourceExhausted(status) ? MissReason::kDaemonUnavailable : internal::ToMissReason(status);
   }
 

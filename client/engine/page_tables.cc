@@ -1,5 +1,7 @@
 #include "client/engine/page_tables.h"
 
+#include <set>
+
 #include "client/engine/status.h"
 #include "proto/limits.h"
 
@@ -53,9 +55,13 @@ std::vector<Quarantine::Page> GroupedPages::InSets(const LayerGroups& groups) co
   std::vector<Quarantine::Page> pages;
   pages.reserve(entries.size());
   size_t group = 0, end = group_pages.empty() ? entries.size() : group_pages[0];
+  std::set<Quarantine::Page> found;
   for (size_t i = 0; i < entries.size(); ++i) {
     while (i == end) end += group_pages[++group];
-    pages.emplace_back(groups.SetOf(group), entries[i]);
+    const uint32_t existing = groups.all[group].pages;
+    const bool exists = entries[i] >= 0 && (existing == 0 || static_cast<uint32_t>(entries[i]) < existing);
+    const Quarantine::Page page{groups.SetOf(group), entries[i]};
+    if (exists && found.insert(page).second) pages.push_back(page);
   }
   return pages;
 }

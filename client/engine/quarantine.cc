@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <set>
+#include <thread>
 #include <utility>
 
 namespace ashlar::engine {
@@ -18,10 +19,12 @@ constexpr std::chrono::milliseconds kPoll{2};
 // Guarded by the quarantine's mutex, but for the landing, which nobody waits for with that one.
 class Quarantine::Doubt {
  public:
-  // Taking a landing's events in is what makes it quiet. One thread at a time does; what it finds counts for all.
+  // Taking a landing's events in is what makes it quiet. One thread at a time does; what it finds counts for all, and
+  // the others wait as long.
   void Ask(std::chrono::milliseconds patience) {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock() && !quiet_) quiet_ = !landing_.has_value() || landing_->WaitQuiet(patience);
+    if (!lock.owns_lock()) return std::this_thread::sleep_for(patience);
+    if (!quiet_) quiet_ = !landing_.has_value() || landing_->WaitQuiet(patience);
   }
   bool quiet() const { return quiet_; }
 

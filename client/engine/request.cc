@@ -78,6 +78,9 @@ struct Publishing {
   }
   void GiveUp() {
     AbandonRuns(cache, taken);
+    SayBusy();
+  }
+  void SayBusy() {
     if (outcomes != nullptr) std::fill_n(outcomes, taken.size(), static_cast<uint8_t>(PublishOutcome::kBusy));
   }
 };
@@ -116,7 +119,8 @@ Status PublishLater(Setting& setting, std::span<const uint32_t> missing, std::sp
   publishing->Take(setting, missing);
   made->task = publishing->cache.background.Start(
       [publishing] { RunOr([&] { publishing->Publish(); }, [&] { publishing->GiveUp(); }); });
-  if (made->task == nullptr) publishing->GiveUp();
+  // Nothing here waits for the daemon: what was reserved ends there, at its deadline.
+  if (made->task == nullptr) publishing->SayBusy();
   Access::Put(std::move(made), *job);
   return {};
 }

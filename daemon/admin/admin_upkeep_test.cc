@@ -18,6 +18,7 @@
 #include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
 #include "proto/tokens.h"
+#include "storage/testing/temporary_folder.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -154,13 +155,15 @@ TEST_F(AdminUpkeepTest, ForgetsATenantAfterSayingHowMuch) {
   EXPECT_EQ(Reason(0), MissReason::kNone);
 }
 
-class AdminUpkeepDiskTest : public AdminUpkeepTest {
+struct SsdFolder {
+  storage::TemporaryFolder folder;
+};
+
+// The folder is the first base: it outlives the node.
+class AdminUpkeepDiskTest : private SsdFolder, public AdminUpkeepTest {
  protected:
-  AdminUpkeepDiskTest() : AdminUpkeepTest(absl::StrCat("ssd: {folder: ", Folder(), ", capacity_bytes: 16MiB}\n")) {}
-  ~AdminUpkeepDiskTest() override { std::filesystem::remove_all(Folder()); }
-  static std::string Folder() {
-    return absl::StrCat(std::filesystem::temp_directory_path().string(), "/admin-upkeep-", ::getpid());
-  }
+  AdminUpkeepDiskTest()
+      : AdminUpkeepTest(absl::StrCat("ssd: {folder: ", folder.path(), "/ssd, capacity_bytes: 16MiB}\n")) {}
   v1::ForgetReply Begin() {
     v1::ForgetRequest request;
     request.set_tenant("default");

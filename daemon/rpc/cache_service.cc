@@ -35,6 +35,13 @@ const grpc::Status& Stopping() {
 constexpr char kUnread[] = "replies: the tenant's engines do not read what they were answered";
 constexpr char kHeld[] = "requests: too many of the tenant's are under way for their size";
 
+// Not served for want of room, so that nothing of the engine's is read. Where it lends memory, it must be able to tell
+// this from RESOURCE_EXHAUSTED as gRPC says it, however far the call has come.
+absl::Status NoRoom(CacheCall call, absl::string_view why) {
+  const bool lends = call == CacheCall::kPublish || call == CacheCall::kCommit || call == CacheCall::kCompose;
+  return lends ? absl::AbortedError(why) : absl::ResourceExhaustedError(why);
+}
+
 // Its answer is short, too.
 constexpr bool GivesBack(CacheCall call) {
   return call == CacheCall::kRelease || call == CacheCall::kAbandon || call == CacheCall::kQuiesce ||
@@ -230,8 +237,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   explicit UnaryCall(CallMemory& memory) : memory_(memory) {}
   // Before Answer: the request takes so many bytes.
-  absl::Status Hold(size_t bytes) {
-    if (!memory_.HoldRequest(bytes)) return absl::ResourceExhaustedError(kHeld);
+  absl::Status Hold(CacheCall call, size_t bytes) {
+    if (!memory_.HoldRequest(bytes)) return NoRoom(call, kHeld);
     request_bytes_ = bytes;
     return absl::OkStatus();
   }
@@ -341,7 +348,7 @@ class CacheService final : public RawCache {
     const bool may_begin = memory_.MayBegin() || GivesBack(call);
     if (!may_begin || !calls_.Enter()) {
       Reactor* const refused = context->DefaultReactor();
-      refused->Finish(may_begin ? Stopping() : ToGrpc(absl::ResourceExhaustedError(kUnread)));
+      refused->Finish(may_begin ? Stopping() : ToGrpc(NoRoom(call, kUnread)));
       return refused;
     }
     auto* const reactor = new UnaryCall(memory_);
@@ -356,7 +363,7 @@ class CacheService final : public RawCache {
     };
     Read(bytes, [this, call, handler, bytes, reactor, messages, done] {
       absl::Status read = Parse(bytes, call, service_, &messages->request);
-      if (read.ok() && !GivesBack(call)) read = reactor->Hold(messages->arena.SpaceUsed());
+      if (read.ok() && !GivesBack(call)) read = reactor->Hold(call, messages->arena.SpaceUsed());
       if (!read.ok()) return done(read);
       // Not `service_.*handler`: sanitized, GCC 12 reads `this` there before it is set.
       std::invoke(handler, service_, messages->request, &messages->reply, done);

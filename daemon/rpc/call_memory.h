@@ -1,6 +1,7 @@
-// CallMemory: bounds what a tenant's calls take beside gRPC's own bound on requests. gRPC counts a request's bytes only
-// until they are parsed, and one of many small parts is then many times as large; answers it keeps until they are read,
-// and does not count. What a look-up works with beside its request is not counted.
+// CallMemory: bounds what a tenant's calls take beside gRPC's own bound on the bytes of requests. One of many small
+// parts is many times as large once it is parsed; texts are as large again as their bytes, and not counted. Answers
+// gRPC keeps until they are read, and does not count. What a look-up works with beside its request is not counted
+// either.
 #pragma once
 
 #include <atomic>

@@ -276,4 +276,14 @@ double DaemonProcess::Metric(const std::string& sample) const {
   return at == std::string::npos ? 0 : std::strtod(text.c_str() + at + sample.size() + 2, nullptr);
 }
 
+size_t DaemonProcess::peak_bytes() const {
+  std::ifstream status("/proc/" + std::to_string(pid()) + "/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.starts_with("VmHWM:")) return std::stoul(line.substr(6)) * 1024;
+  }
+  ADD_FAILURE() << "no VmHWM";
+  return 0;
+}
+
 }  // namespace ashlar::integration

@@ -66,6 +66,7 @@ class DaemonProcess {
   void Thaw();      // SIGCONT
 
   pid_t pid() const { return pid_; }
+  size_t peak_bytes() const;                                   // the most memory that it ever had
   const std::string& directory() const { return directory_; }  // a test's files may lie here, too
   std::string ssd_folder() const { return ssd_folder_.empty() ? directory_ + "/ssd" : ssd_folder_; }
   std::string log() const;  // of all its lives

@@ -119,6 +119,27 @@ TEST_F(EnginePages, OfARequestThatEndsUnfinishedAreTheCachesUntilItGivesThemBack
   EXPECT_TRUE(cache.PollQuietPages(Targets().data(), Targets().size()) == 0);
 }
 
+TEST_F(EnginePages, PaddingBehindThePromptDoesNotComeBackAsPages) {
+  test_.PublishPrompt(segments_);
+  Cache cache = OpenBeside(test_);
+  const Asked asked(segments_, test_.target_table());
+  const auto existing = static_cast<int32_t>(test_.pages().pages);
+  for (const int32_t padding : {-1, existing, Targets().back()}) {
+    std::vector<int32_t> padded = Targets();
+    padded.insert(padded.end(), 3, padding);
+    engine::Prompt prompt = asked.prompt;
+    prompt.page_table = padded.data();
+    prompt.page_count = padded.size();
+    {
+      Request request;
+      ASSERT_GOOD(cache.Begin(&prompt, 1, &request));
+    }
+    std::vector<int32_t> back(padded.size());
+    back.resize(cache.TakeQuietPages(back.data(), back.size(), 20'000));
+    EXPECT_THAT(back, UnorderedElementsAreArray(Targets())) << "padded with " << padding;
+  }
+}
+
 TEST_F(EnginePages, OfARequestThatEndsWhileItIsStartedComeBack) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);

@@ -206,7 +206,7 @@ class Request(_ashlar.Request):
         return await asyncio.to_thread(self.publish_many, runs)
 
     def start_wait_cold(self, timeout_ms: int) -> Started[Verdict]:
-        """`wait_cold` without waiting. Other calls on the request say PENDING until it is over."""
+        """`wait_cold` without waiting. Other calls on the request say PENDING until it is over; `end` ends it."""
         job = self.raw_start_wait_cold(timeout_ms)
         return Started(job, lambda: cast(Verdict, job.result(False)))
 

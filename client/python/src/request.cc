@@ -152,11 +152,11 @@ Verdict WaitingFor(PyRequest& self, uint32_t layer) {
   return VerdictOf(status);
 }
 
-std::unique_ptr<PyJob> StartWaitCold(nb::pointer_and_handle<PyRequest> self, uint32_t timeout_ms) {
+// The job does not keep the request, whose end ends the wait.
+std::unique_ptr<PyJob> StartWaitCold(PyRequest& self, uint32_t timeout_ms) {
   auto job = std::make_unique<PyJob>();
-  job->request = self.p->request.shared();
-  Checked(job->request->StartWaitCold(timeout_ms, &job->job));
-  self.p->plan.reset();
+  Checked(self.request->StartWaitCold(timeout_ms, &job->job));
+  self.plan.reset();
   return job;
 }
 
@@ -310,7 +310,11 @@ void BindSegments(nb::class_<PyRequest>& request) {
           "there.")
       .def("raw_start_wait_cold", &StartWaitCold, nb::arg("timeout_ms"))
       .def(
-          "abandon", [](PyRequest& self, uint32_t missing) { self.request->Abandon(missing); }, nb::arg("missing"))
+          "abandon",
+          [](PyRequest& self, uint32_t missing) {
+            self.request.WithoutGil([missing](engine::Request& request) { return request.Abandon(missing), true; });
+          },
+          nb::arg("missing"))
       .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgainIn>, nb::arg("page_table"),
            "Looks up and lands anew, in these pages. Segments that miss again are computed in their place.")
       .def(

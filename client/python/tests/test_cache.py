@@ -303,6 +303,22 @@ def test_calls_that_wait_can_be_started_and_polled(daemon):
         expect_all_lands(engine, request, tokens, segments)
 
 
+def test_the_end_of_a_request_ends_the_wait_that_it_has_started(daemon):
+    engine, other = (shortest.Engine(daemon.rpc_socket, daemon.session_socket) for _ in range(2))
+    serving = other.cache.start_serve_prefill(wait_ms=30_000)  # an engine that takes work and never computes it
+    for first in range(6001, 8000, 13):
+        tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
+        request = engine.cache.begin(tokens, [24] * 12, engine.table[:32], fill=True, cold_parallel=True)
+        if request.elsewhere > 0:
+            break
+    request.publish_many(compute_all(engine, request))
+    assert request.elsewhere > 0 and serving.result() is not None
+    waiting = request.start_wait_cold(60_000)
+    request.end()
+    ended = time.monotonic()
+    assert waiting.result() != ashlar.Verdict.OK and time.monotonic() - ended < 30
+
+
 def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
     with open_cache(daemon) as cache:
         state = np.zeros(shortest.HEADS * shortest.DIM**2, np.float32)
