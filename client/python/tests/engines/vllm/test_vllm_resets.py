@@ -90,6 +90,18 @@ def test_segments_that_were_set_when_the_reset_came_are_left(shared_daemon):
         assert count(child, "load_failures") == 1 and count(child, "hits", "dram", "composed") == 0
 
 
+def test_a_step_that_goes_wrong_is_no_reset(shared_daemon):
+    parts, query = [prompt(f"no reset {i}", 100) for i in range(3)], prompt("reset query", 20)
+    with Child("qwen3_5", of_segments(shared_daemon)) as child:
+        assert child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)")
+        probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
+        child.call("execute", "from unittest import mock\nhalf = server.connector()._scheduler\n"
+                   "with mock.patch.object(half, 'step', side_effect=RuntimeError('as a test wants it')) as step:\n"
+                   "    llm.llm_engine.step()\nassert step.called")
+        probe(child, "go_on")
+        assert count(child, "load_failures") == 0 and count(child, "hits", "dram", "composed") == 1
+
+
 def test_an_engine_ends_with_requests_under_way(shared_daemon):
     with Child("qwen3", connector(shared_daemon)) as child:
         for i in range(3):
