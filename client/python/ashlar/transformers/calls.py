@@ -42,7 +42,8 @@ def of_prompt(ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str
         if arguments.get(name) is not None:
             return name
     mask = arguments.get("attention_mask")
-    if mask is not None and not (mask.ndim == 2 and bool((mask == 1).all())):
+    # One that hides nothing; Transformers also takes prepared ones, in a dict.
+    if mask is not None and not (isinstance(mask, torch.Tensor) and mask.ndim == 2 and bool((mask == 1).all())):
         return "attention_mask"
     return None
 
