@@ -359,7 +359,7 @@ def go_on(server):
 
 
 def end_unseen(server):
-    """What is being set is set, and no step has seen that yet."""
+    """Sets the prompt under way to its end, without a step that sees it."""
     composer = worker()._composer
     (work,) = composer._under_way
     server.go.set()

@@ -5,7 +5,7 @@ import json
 import safetensors.torch
 import torch
 
-# What both configs call alike.
+# Fields of the same name in both configs.
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "layer_types", "num_attention_heads",
     "num_key_value_heads", "head_dim", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
