@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import gc
 import os
-import pathlib
 import signal
 import threading
 import time
@@ -13,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import shortest
+from frozen import freeze
 
 import ashlar
 
@@ -406,10 +406,7 @@ def test_waiting_leaves_other_threads_running(daemon):
 
         thread = threading.Thread(target=count)
         thread.start()
-        os.kill(daemon.pid, signal.SIGSTOP)
-        stat = pathlib.Path(f"/proc/{daemon.pid}/stat")
-        while stat.read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.001)
+        freeze(daemon)
         before = counted[0]
         with cache.begin(prompt(RULES)) as request:  # waits for an answer that does not come
             during = counted[0] - before

@@ -2,9 +2,6 @@
 
 import asyncio
 import gc
-import os
-import pathlib
-import signal
 import subprocess
 import threading
 import time
@@ -12,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import shortest
+from frozen import freeze
 
 import ashlar
 
@@ -53,10 +51,7 @@ def test_a_handle_that_is_forgotten_lets_others_run_while_it_ends(daemon):
     cache = open_cache(daemon, timeout_ms=300, capture_tokens=16)
     state = np.zeros(512, np.float32)
     assert cache.commit(tokens, [(400, [ashlar.LinearTensors(0, state)])], page_table=np.arange(32)) == ["kept"]
-    os.kill(daemon.pid, signal.SIGSTOP)
-    stat = pathlib.Path(f"/proc/{daemon.pid}/stat")
-    while stat.read_text().rpartition(")")[2].split()[0] != "T":
-        time.sleep(0.001)
+    freeze(daemon)
     # Whether it lands is in doubt: its end waits until the daemon says that nothing is written any more.
     request = cache.begin(np.append(tokens, 7).astype(np.int32), page_table=np.arange(32, dtype=np.int32))
     waking = subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {daemon.pid}"])

@@ -2,13 +2,13 @@
 
 import hashlib
 import os
-import pathlib
 import signal
 import threading
 import time
 
 import numpy as np
 import pytest
+from frozen import freeze
 
 import ashlar
 import ashlar.daemon
@@ -189,13 +189,6 @@ def test_a_frozen_daemon_costs_the_timeout_and_its_slots_come_back(daemon):
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
         until(lambda: get(store, texts) == [None] * 3)
-
-
-def freeze(daemon):
-    os.kill(daemon.pid, signal.SIGSTOP)
-    stat = pathlib.Path(f"/proc/{daemon.pid}/stat")
-    while stat.read_text().rpartition(")")[2].split()[0] != "T":  # its threads answer until then
-        time.sleep(0.001)
 
 
 def test_pages_that_were_not_filled_are_given_up_together(daemon):

@@ -22,9 +22,9 @@ HERE = pathlib.Path(__file__).parent
 RATE = 1e-3
 
 
-def build() -> transformers.PreTrainedModel:
+def config() -> transformers.Qwen3NextConfig:
     """Qwen3-Next: gated delta net, attention, and two gated delta nets behind it; without experts."""
-    config = transformers.Qwen3NextConfig(
+    return transformers.Qwen3NextConfig(
         vocab_size=task.VOCABULARY,
         hidden_size=256,
         intermediate_size=512,
@@ -52,7 +52,10 @@ def build() -> transformers.PreTrainedModel:
         eos_token_id=None,
         pad_token_id=None,
     )
-    return transformers.Qwen3NextForCausalLM(config)
+
+
+def build() -> transformers.PreTrainedModel:
+    return transformers.Qwen3NextForCausalLM(config())
 
 
 def remember(model: transformers.PreTrainedModel) -> None:

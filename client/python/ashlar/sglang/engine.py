@@ -1,4 +1,4 @@
-"""The model as the engine of this process describes it, and the names of its pages."""
+"""The model as the engine of this process describes it, the names of its pages, and what its ranks agree on."""
 
 from __future__ import annotations
 
@@ -56,3 +56,14 @@ class Engine:
             commit = checkpoint.commit(self.revision)
             named = None if commit is None else f"{place} {commit}"
         return named
+
+
+def agreed(name: str) -> str:
+    """Rank 0's name, of the ranks that share latents. All of them call this, in the threads of their schedulers."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+
+        group: Any = get_parallel().attn_tp_group
+    except Exception:  # as in a program that uses HiCache's classes alone
+        return name
+    return str(group.broadcast_object(name, src=0))

@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from ashlar.pages import Fetched, PageClient, PageStore, Slot
-from ashlar.sglang.engine import Engine
+from ashlar.sglang.engine import Engine, agreed
 from ashlar.sglang.metrics import AshlarMetrics, Counts
 
 logger = logging.getLogger(__name__)
@@ -401,7 +401,10 @@ class AshlarStorage(HiCacheStorage):
         Behind this the engine finds nothing that was stored before, and it alone finds what it stores. The cache is not
         this engine's alone: pages of before stay, for others.
         """
-        self._generation = uuid.uuid4().hex
+        name = uuid.uuid4().hex
+        if self._config.is_mla_model and self._config.tp_size > 1:  # rank 0 alone stores what all of them look for
+            name = self._guarded("agree on a generation of", name, lambda: agreed(name))
+        self._generation = name
         return True
 
     def get_stats(self) -> Any:

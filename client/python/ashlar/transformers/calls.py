@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ashlar.transformers.model import adapters
+from ashlar.transformers.model import standing
 
 # Arguments of `generate` that choose or tell tokens, and decide no state.
 _CHOOSING = frozenset(
@@ -21,11 +21,12 @@ _OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
 
 def of_model(model: Any, described: str) -> str | None:
     """Whether the model computes as it did when its adapters were `described`: an open cache names these states alone."""
-    if any(module.training for module in model.modules()):
-        return "training"
     if torch.is_autocast_enabled(model.device.type):
         return "autocast"
-    return None if adapters(model) == described else "adapters"
+    training, active = (True, "") if model.training else standing(model)
+    if training:
+        return "training"
+    return None if active == described else "adapters"
 
 
 def of_prompt(ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
@@ -42,7 +43,8 @@ def of_prompt(ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str
         if arguments.get(name) is not None:
             return name
     mask = arguments.get("attention_mask")
-    if mask is not None and not (mask.ndim == 2 and bool((mask == 1).all())):
+    # One that hides nothing; Transformers also takes prepared ones, in a dict.
+    if mask is not None and not (isinstance(mask, torch.Tensor) and mask.ndim == 2 and bool((mask == 1).all())):
         return "attention_mask"
     return None
 

@@ -66,19 +66,21 @@ def weights_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def adapters(model: Any) -> str:
-    """The adapters that the model computes with: in each layer the active or merged ones, and their scales. "": none.
+def standing(model: Any) -> tuple[bool, str]:
+    """Whether any part of the model is in training mode; and the adapters that it computes with: in each layer the active
+    or merged ones, and their scales. "": none.
 
     PEFT's layers are known by what they say of themselves.
     """
-    found = []
+    training, found = False, []
     for name, module in model.named_modules():
+        training |= module.training
         if isinstance(getattr(type(module), "active_adapters", None), property):
             active = [] if module.disable_adapters else list(module.active_adapters)
             scales = getattr(module, "scaling", None) or {}
             merged = list(getattr(module, "merged_adapters", ()))
             found.append((name, merged, [(adapter, scales.get(adapter)) for adapter in active]))
-    return repr(found) if found else ""
+    return training, repr(found) if found else ""
 
 
 def check_type(model: Any) -> None:
@@ -201,7 +203,7 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
             layers.append(Attention(keys.shape[1], keys.shape[-1], values.shape[-1], kind, rope))
             attention_places.append(AttentionPlace(len(layers) - 1, number))
     _check_gate(whole, second)
-    digest, switched = digest or weights_digest(model), adapters(model)
+    digest, (_, switched) = digest or weights_digest(model), standing(model)
     if switched:
         digest = hashlib.sha256(f"{digest} {switched}".encode()).hexdigest()
     described = Model(

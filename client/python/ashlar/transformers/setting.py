@@ -289,7 +289,7 @@ class Setter:
                 output = self.run(cache, tokens[step.begin : end], step.begin, keep if last else 0)
             if step.capture and step.end == end:
                 captured.append((end, self.states(cache)))
-        if upto < len(tokens) and 0 < upto:
+        if 0 < upto < len(tokens) and upto not in (at for at, _ in captured):
             captured.append((upto, self.states(cache)))  # the same prompt again goes on from there
         return cache, output, captured
 

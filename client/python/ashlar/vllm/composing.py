@@ -90,7 +90,7 @@ class _Work:
     since: float
     jobs: queue.Queue[Callable[[], None]] = dataclasses.field(default_factory=queue.Queue)
     deadline: float = 0.0  # of its next progress, from when the thread begins it
-    result: Composed | None = None
+    result: Composed | None = None  # set by the thread alone, once
     left: bool = False
 
 
@@ -168,11 +168,12 @@ class Composer:
             self._advance(serving)
         now, ended = time.monotonic(), []
         for work in list(self._under_way):
-            if work.left and work.result is None:
-                work.result = Composed(work.compose.request, now - work.since, False)
-            if work.result is not None:
+            result = work.result
+            if work.left and (result is None or result.done):  # also one that had ended when it was given up
+                result = Composed(work.compose.request, now - work.since, False)
+            if result is not None:
                 self._under_way.remove(work)
-                ended.append(work.result)
+                ended.append(result)
         return ended
 
     def _advance(self, serving: _Work) -> None:
@@ -213,8 +214,7 @@ class Composer:
             except Exception as error:  # whatever it is, the request is computed instead
                 logger.warning("Ashlar: segments are computed in the prompt: %s: %s", type(error).__name__, error)
             result.seconds = time.monotonic() - work.since
-            if work.result is None:
-                work.result = result
+            work.result = result
             self._serving = None
 
     def _between_steps(self, work: _Work, call: Callable[[], _Result]) -> _Result:

@@ -58,7 +58,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     saves: list[Save]
     scheduled_tokens: int
     composes: list[Compose] = dataclasses.field(default_factory=list)
-    generation: str = ""  # of the engine's weights
+    generation: str | None = None  # of the engine's weights; None: a step of which the scheduler's half says nothing
 
     def asked(self) -> set[str]:
         """Requests that wait for a worker's answer."""

@@ -134,7 +134,7 @@ class Worker:
         self._step_began = time.monotonic()
 
     def start_loads(self, step: StepMetadata) -> None:
-        if self._composer is not None:
+        if self._composer is not None and step.generation is not None:
             self._composer.begin_generation(step.generation)
         if step.loads:
             mark = self._order.mark()

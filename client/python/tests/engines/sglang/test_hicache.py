@@ -25,6 +25,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E40
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
 from sglang.srt.mem_cache.utils import get_hash_str  # noqa: E402
+from sglang.srt.runtime_context import get_parallel  # noqa: E402
 
 PAGE = 16  # tokens
 GUIDE = (pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "docs/sglang.md").read_text()
@@ -219,6 +220,39 @@ def test_behind_a_clear_nothing_of_former_weights_is_found(daemon, pools):
     assert torch.equal(held(pools[0][1], 10 * PAGE), before["kv", hashes[0]]), "an engine of the checkpoint's own weights"
     backend.clear()
     assert backend.batch_exists(hashes) == 0, "each clear begins anew"
+
+
+class Ranks:
+    """Their group, where one process is all of them: rank 0 calls first."""
+
+    name = None
+
+    def broadcast_object(self, obj=None, src=0):
+        assert src == 0
+        self.name = self.name or obj
+        return self.name
+
+
+class Parted:
+    def broadcast_object(self, obj=None, src=0):
+        raise ConnectionError("as a test wants it")
+
+
+def test_ranks_that_share_latents_find_behind_a_clear_what_rank_0_stores(daemon, pools):
+    hashes = chain(range(PAGE * 2))
+    make_rank = lambda rank: make(daemon, pools, tp_size=2, tp_rank=rank, is_mla_model=True)  # noqa: E731
+    ranks, other = [make_rank(0), make_rank(1)], make_rank(1)
+    with get_parallel().override(attn_tp_group=Ranks()):
+        assert all(rank.clear() for rank in ranks)
+    store(ranks[0], pools, hashes, states=[1])
+    assert ranks[1].batch_exists(hashes) == 2 and other.batch_exists(hashes) == 0
+    assert ranks[1].batch_exists_v2(hashes, [trailing()]).kv_hit_pages == 0, "states are each rank's own"
+    with get_parallel().override(attn_tp_group=Parted()):
+        assert ranks[1].clear() and ranks[1].batch_exists(hashes) == 0, "ranks that do not agree find nothing"
+        heads = make(daemon, pools, tp_size=2)
+        store(heads, pools, hashes)
+        assert heads.clear() and heads.batch_exists(hashes) == 0
+    assert ranks[0].batch_exists(hashes) == 2
 
 
 def test_without_a_daemon_all_is_a_miss_until_there_is_one(tmp_path, pools):

@@ -102,6 +102,18 @@ def test_captures_and_prefixes_within_a_query_take_none_of_its_logits(model, dae
         torch.testing.assert_close(last, model(ids).logits[:, -30:], atol=1e-4, rtol=0)
 
 
+def test_states_that_the_daemon_asks_for_behind_the_last_token_but_one_are_offered_once(model, daemon):
+    text = torch.tensor([tiny.tokens(200, 5)])
+    start = text[:, :65]
+    plain = model.generate(start, **GREEDY)
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+        model.generate(text, **GREEDY)
+        assert torch.equal(model.generate(start, **GREEDY), plain)
+        assert reuse.last.fault is None and reuse.faults == 0 and "kept" in reuse.last.commits
+        assert torch.equal(model.generate(start, **GREEDY), plain)
+        assert reuse.last.cached_tokens == 64
+
+
 def test_a_conversation_within_a_query_takes_none_of_its_logits(model, daemon):
     segments, conversation = [*SEGMENTS, tiny.tokens(120, 5)], bytes(range(16))
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():

@@ -76,6 +76,16 @@ def test_what_decides_states_beside_the_tokens_is_left_to_the_model(daemon):
         assert reuse.last.cached_tokens == 299
 
 
+def test_prepared_masks_are_left_to_the_model(daemon):
+    model = tiny.build("qwen3")
+    masks = {"full_attention": torch.ones(1, 1, 300, 300, dtype=torch.bool).tril()}
+    with torch.no_grad():
+        expected = model(PROMPT, attention_mask=masks, logits_to_keep=1).logits
+        with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+            assert torch.equal(model(PROMPT, attention_mask=masks, logits_to_keep=1).logits, expected)
+            assert reuse.last.left == "attention_mask" and reuse.last.fault is None
+
+
 @contextlib.contextmanager
 def set_on(config, **values):
     before = {name: getattr(config, name, None) for name in values}

@@ -6,6 +6,7 @@ import torch
 import transformers
 
 import ashlar
+from ashlar.transformers import calls
 from ashlar.transformers.model import describe, weights_digest
 
 QUERY = tiny.tokens(12, 99)
@@ -128,6 +129,22 @@ def test_prompts_are_left_to_a_model_that_computes_in_another_way(daemon, why):
         for cached in (0, 299):
             assert torch.equal(model.generate(PROMPT, **GREEDY), wanted)
             assert reuse.last.left is None and reuse.last.cached_tokens == cached
+
+
+def test_a_prompt_costs_at_most_one_walk_over_the_model(monkeypatch):
+    model, walked = tiny.build("llama"), []
+    own = type(model).named_modules
+
+    def named_modules(self, *args, **kwargs):
+        for name, module in own(self, *args, **kwargs):
+            walked.append(name)
+            yield name, module
+
+    monkeypatch.setattr(type(model), "named_modules", named_modules)
+    assert calls.of_model(model, "") is None and walked.count("lm_head") == 1
+    walked.clear()
+    model.train()
+    assert calls.of_model(model, "") == "training" and not walked.count("lm_head")
 
 
 def test_a_model_is_described_without_autocast(daemon):

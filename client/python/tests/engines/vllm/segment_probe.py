@@ -358,6 +358,18 @@ def go_on(server):
         time.sleep(0.01)
 
 
+def end_unseen(server):
+    """Sets the prompt under way to its end, without a step that sees it."""
+    composer = worker()._composer
+    (work,) = composer._under_way
+    server.go.set()
+    deadline = time.monotonic() + 60
+    while work.result is None and time.monotonic() < deadline:
+        composer._advance(work)
+        time.sleep(0.001)
+    assert work.result.done
+
+
 def abort(server, name):
     """Steps as an engine without other requests does. Returns why the request has ended, as far as it is said."""
     engine, scheduler = server.llm.llm_engine, server.core().scheduler

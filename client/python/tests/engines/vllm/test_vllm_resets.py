@@ -54,13 +54,17 @@ def test_a_request_that_goes_on_over_a_reset_is_not_saved(shared_daemon):
         assert child.call("evaluate", "server.connector().reset_cache()")
 
 
+def probe(child, name, *args):
+    return child.call("evaluate", f"__import__('segment_probe').{name}(server, *{args!r})")
+
+
+def of_segments(daemon):
+    return connector(daemon, segments=True, call_ms=10000, land_ms=20000, compose_ms=60000)
+
+
 def test_segments_that_are_set_over_a_reset_are_left(shared_daemon):
     parts, query = [prompt(f"reset segments {i}", 100) for i in range(3)], prompt("reset query", 20)
-    options = connector(shared_daemon, segments=True, call_ms=10000, land_ms=20000, compose_ms=60000)
-
-    def probe(child, name, *args):
-        return child.call("evaluate", f"__import__('segment_probe').{name}(server, *{args!r})")
-
+    options = of_segments(shared_daemon)
     with Child("qwen3_5", options) as child:
         probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
         assert not child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)"), "its blocks are being written"
@@ -73,6 +77,29 @@ def test_segments_that_are_set_over_a_reset_are_left(shared_daemon):
     with Child("qwen3_5", options) as child:
         probe(child, "ask", sum(parts, []) + query, [100] * 3)
         assert count(child, "segments_published") == 3, "nothing was kept by the name of the former weights"
+
+
+def test_segments_that_were_set_when_the_reset_came_are_left(shared_daemon):
+    parts, query = [prompt(f"set before a reset {i}", 100) for i in range(3)], prompt("reset query", 20)
+    with Child("qwen3_5", of_segments(shared_daemon)) as child:
+        probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
+        probe(child, "end_unseen")
+        assert not child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)"), "its blocks are in use"
+        child.call("execute", OTHER_WEIGHTS)
+        probe(child, "go_on")
+        assert count(child, "load_failures") == 1 and count(child, "hits", "dram", "composed") == 0
+
+
+def test_a_step_that_goes_wrong_is_no_reset(shared_daemon):
+    parts, query = [prompt(f"no reset {i}", 100) for i in range(3)], prompt("reset query", 20)
+    with Child("qwen3_5", of_segments(shared_daemon)) as child:
+        assert child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)")
+        probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
+        child.call("execute", "from unittest import mock\nhalf = server.connector()._scheduler\n"
+                   "with mock.patch.object(half, 'step', side_effect=RuntimeError('as a test wants it')) as step:\n"
+                   "    llm.llm_engine.step()\nassert step.called")
+        probe(child, "go_on")
+        assert count(child, "load_failures") == 0 and count(child, "hits", "dram", "composed") == 1
 
 
 def test_an_engine_ends_with_requests_under_way(shared_daemon):

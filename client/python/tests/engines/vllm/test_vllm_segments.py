@@ -326,9 +326,10 @@ def test_a_trained_hybrid_keeps_its_answers_composed_and_loses_them_by_naive_add
     quality = pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples" / "python" / "quality"
     sys.path.append(str(quality))
     import task
+    import train
     import trained_hybrid
 
-    trained_hybrid.convert(quality / "hybrid.safetensors", tmp_path)
+    trained_hybrid.convert(quality / "hybrid.safetensors", train.config(), tmp_path)
     chance = random.Random(1000 * 4 + 64)
     examples = [task.example(chance, 4, 64, 8, 3, 8, 3) for _ in range(int(os.environ.get("ASHLAR_VLLM_EXAMPLES", "6")))]
     asked, right = [], []

@@ -5,19 +5,25 @@ import json
 import safetensors.torch
 import torch
 
-HEADS, WIDTH, HIDDEN = 4, 64, 256
-LAYERS = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
+# Fields of the same name in both configs.
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "layer_types", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+    "linear_value_head_dim", "linear_conv_kernel_dim", "rope_parameters", "max_position_embeddings", "rms_norm_eps",
+    "hidden_act", "tie_word_embeddings",
+)  # fmt: skip
 
 
-def _linear(prefix, weights):
+def _linear(prefix, weights, config):
     """Transformers keeps q, k, v, z of each head together, vLLM all heads of each."""
+    heads, width = config.linear_num_key_heads, config.linear_key_head_dim  # those of values are the same
 
     def take(name):
         return weights.pop(prefix + name)
 
-    projected = take("in_proj_qkvz.weight").view(HEADS, 4, WIDTH, HIDDEN).unbind(1)
-    q, k, v, z = (each.reshape(HEADS * WIDTH, HIDDEN) for each in projected)
-    b, a = take("in_proj_ba.weight").view(HEADS, 2, HIDDEN).unbind(1)
+    projected = take("in_proj_qkvz.weight").view(heads, 4, width, config.hidden_size).unbind(1)
+    q, k, v, z = (each.reshape(heads * width, config.hidden_size) for each in projected)
+    b, a = take("in_proj_ba.weight").view(heads, 2, config.hidden_size).unbind(1)
     kept = ("conv1d.weight", "A_log", "dt_bias", "norm.weight", "out_proj.weight")
     return {
         "in_proj_qkv.weight": torch.cat([q, k, v]),
@@ -28,13 +34,12 @@ def _linear(prefix, weights):
     }
 
 
-def convert(source, folder):
-    """Writes config and weights that vLLM loads."""
+def convert(source, trained, folder):
+    """Writes config and weights that vLLM loads. `trained`: the config of Transformers that the weights are of."""
     weights = safetensors.torch.load_file(source)
-    vocabulary = len(weights["model.embed_tokens.weight"])
-    for layer in (number for number, kind in enumerate(LAYERS) if kind == "linear_attention"):
+    for layer in (number for number, kind in enumerate(trained.layer_types) if kind == "linear_attention"):
         prefix = f"model.layers.{layer}.linear_attn."
-        weights |= {prefix + name: each for name, each in _linear(prefix, weights).items()}
+        weights |= {prefix + name: each for name, each in _linear(prefix, weights, trained).items()}
     kept = ("A_log",)
     weights = {
         name: each.float() if name.endswith(kept) else each.to(torch.bfloat16).contiguous() for name, each in weights.items()
@@ -43,24 +48,7 @@ def convert(source, folder):
     config = dict(
         architectures=["Qwen3_5ForCausalLM"],
         model_type="qwen3_5_text",
-        vocab_size=vocabulary,
-        hidden_size=HIDDEN,
-        intermediate_size=512,
-        num_hidden_layers=len(LAYERS),
-        layer_types=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        head_dim=WIDTH,
-        linear_num_key_heads=HEADS,
-        linear_num_value_heads=HEADS,
-        linear_key_head_dim=WIDTH,
-        linear_value_head_dim=WIDTH,
-        linear_conv_kernel_dim=4,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-        max_position_embeddings=65536,
-        rms_norm_eps=1e-6,
         torch_dtype="bfloat16",
-        hidden_act="silu",
-        tie_word_embeddings=True,
+        **{name: getattr(trained, name) for name in SIZES},
     )
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,0 +1,15 @@
+"""A daemon that stands still, for the tests of those that wait for it."""
+
+import os
+import pathlib
+import signal
+import time
+
+
+def freeze(daemon):
+    """Its threads answer until the kernel has stopped them all. SIGCONT lets it go on."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+    stat, deadline = pathlib.Path(f"/proc/{daemon.pid}/stat"), time.monotonic() + 10
+    while (state := stat.read_text().rpartition(")")[2].split()[0]) != "T":
+        assert time.monotonic() < deadline, f"the daemon is in state {state}"
+        time.sleep(0.001)
