@@ -387,9 +387,12 @@ def publish(server, publishes):
     worker()._composer._publishes = publishes
 
 
-def state_of(server):
-    """(free pages of the composer, its work under way)."""
+def state_of(server, patience=0):
+    """(free pages of the composer, its work under way). Pages of a setting that failed may be in doubt for a moment."""
     composer = worker()._composer
+    pages, until = composer._pages, time.monotonic() + patience
+    while len(pages.free) < pages.count and not composer._under_way and time.monotonic() < until:
+        pages.free += composer._opening.cache.take_quiet_pages(pages.count, 100)
     return len(composer._pages.free), len(composer._under_way)
 
 

@@ -250,7 +250,7 @@ def test_a_preempted_prompt_is_set_again_with_the_same_answer(shared_daemon, seg
                 before = preemptions(child)
                 answers = child.probe("ask_together", prompts, new)
                 child.call("forget")
-                assert (child.call("free_blocks"), child.probe("state_of")) == (free, state), "nothing is held"
+                assert (child.call("free_blocks"), child.probe("state_of", 20)) == (free, state), "nothing is held"
                 if preemptions(child) > before:
                     return answers
             raise AssertionError("none was preempted")
