@@ -99,7 +99,11 @@ void Forgetter::Changed() {
   }
   if (running_ != nullptr) {
     const auto same = std::ranges::find(todo_, under_way, &ClusterForgetting::id);
-    same == todo_.end() ? running_.reset() : void(std::rotate(todo_.begin(), same, same + 1));
+    if (same == todo_.end()) {
+      running_ = nullptr;
+    } else {
+      std::rotate(todo_.begin(), same, same + 1);
+    }
   }
   int64_t done = 0;
   for (const ClusterForgetting& one : known_) {
