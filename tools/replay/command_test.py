@@ -63,6 +63,27 @@ class Command(unittest.TestCase):
         self.assertIn("<svg", picture.read_text(encoding="utf-8"))
         self.assertNotIn("%", done.stderr, "progress is for terminals")
 
+    def test_a_failed_plot_or_table_costs_no_figures(self):
+        run = ["run", "--trace", self.trace, "--format", "stf", "--capacity", "1GB", "--policy", "none"]
+        figures, picture = self.folder / "figures.json", self.folder / "none" / "picture.svg"
+        done = self.run_with(*run, "--json", figures, "--plot", picture)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"{picture}: cannot write", done.stderr)
+        self.assertNotIn("<svg", done.stdout)
+        self.assertEqual(len(json.loads(figures.read_text(encoding="utf-8"))["runs"]), 1)
+        (self.folder / "gnuplot").write_text("#!/bin/sh\nexit 3\n")
+        (self.folder / "gnuplot").chmod(0o755)
+        path = f"{self.folder}:/usr/bin:/bin"
+        done = subprocess.run([PROGRAM, *map(str, run), "--plot", self.folder / "p.svg"], env={"PATH": path}, capture_output=True, text=True, check=False)
+        self.assertIn("--plot: gnuplot failed", done.stderr)
+        self.assertEqual((done.returncode, (self.folder / "p.svg").exists()), (1, False))
+        for full in (("--json", "/dev/full"), ("--plot", "/dev/full")):
+            done = self.run_with(*run, *full)
+            self.assertEqual((done.returncode, "/dev/full: cannot write" in done.stderr), (1, True), done.stderr)
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([PROGRAM, *map(str, run)], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual((done.returncode, "stdout: cannot write" in done.stderr), (1, True), done.stderr)
+
     def test_other_commands_give_their_figures(self):
         figures = self.folder / "figures.json"
         done = self.run_with("pareto", "--trace", self.trace, "--format", "stf", "--json", figures)

@@ -21,28 +21,6 @@ struct Options {
   std::string json, plot;
 };
 
-// Prints a table, and fills `figures` with the same numbers.
-absl::Status RunTraces(const Options& options, nlohmann::json& figures);
-absl::Status ComparePlacements(const Options& options, nlohmann::json& figures);
-absl::Status ReuseSegments(const Options& options, nlohmann::json& figures);
-
-// 10GB, 512MB, 1.5GB, 64GiB; a bare number is bytes. INVALID_ARGUMENT.
-absl::StatusOr<uint64_t> ParseBytes(const std::string& text);
-
-// A line of a terminal that is written over, nothing elsewhere.
-class ProgressLine {
- public:
-  explicit ProgressLine(std::string what);
-  ~ProgressLine();
-  void Show(uint64_t done, uint64_t all);
-
- private:
-  const std::string what_;
-  const bool terminal_;
-  int64_t shown_ = -1;  // permille
-};
-
-// Curves, drawn by gnuplot into an SVG file. UNAVAILABLE where it is not installed.
 struct Curves {
   std::string title, x, y;
   bool logarithmic = false;  // x
@@ -56,6 +34,38 @@ struct Curves {
   };
   std::vector<Panel> panels;  // one below another
 };
-absl::Status Draw(const Curves& curves, const std::string& path);
+
+// What a command finds: the numbers of its table, and the curves of its plot (no panels: it has no plot).
+struct Figures {
+  nlohmann::json json;
+  Curves curves;
+};
+
+// Each command prints a table and fills `figures` with the same numbers.
+absl::Status RunTraces(const Options& options, Figures& figures);
+absl::Status ComparePlacements(const Options& options, Figures& figures);
+absl::Status ReuseSegments(const Options& options, Figures& figures);
+
+// Returns the curves as an SVG picture, drawn by gnuplot. UNAVAILABLE if gnuplot is not installed or fails.
+absl::StatusOr<std::string> Draw(const Curves& curves);
+
+// Replaces the file. UNAVAILABLE names it and the reason.
+absl::Status WriteFile(const std::string& path, const std::string& text);
+
+// 10GB, 512MB, 1.5GB, 64GiB; a bare number is bytes. INVALID_ARGUMENT.
+absl::StatusOr<uint64_t> ParseBytes(const std::string& text);
+
+// Progress on one line of a terminal. Prints nothing if stderr is not a terminal.
+class ProgressLine {
+ public:
+  explicit ProgressLine(std::string what);
+  ~ProgressLine();
+  void Show(uint64_t done, uint64_t all);
+
+ private:
+  const std::string what_;
+  const bool terminal_;
+  int64_t shown_ = -1;  // permille
+};
 
 }  // namespace ashlar::replay

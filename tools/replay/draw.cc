@@ -1,6 +1,13 @@
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "tools/replay/commands.h"
 
@@ -16,11 +23,10 @@ std::string Quoted(const std::string& text) {
   return quoted + "'";
 }
 
-std::string Script(const Curves& curves, const std::string& path) {
+std::string Script(const Curves& curves) {
   const size_t panels = curves.panels.size();
   std::string script = absl::StrCat(
-      "set terminal svg noenhanced size 900,", 420 * panels, " font 'sans,12' background 'white'\nset output ",
-      Quoted(path), "\nset multiplot layout ", panels, ",1 title ", Quoted(curves.title),
+      "set terminal svg noenhanced size 900,", 420 * panels, " font 'sans,12' background 'white'\nset multiplot layout ", panels, ",1 title ", Quoted(curves.title),
       "\nset key outside right\nset grid\nset xlabel ", Quoted(curves.x), "\nset ylabel ", Quoted(curves.y),
       "\nset yrange [0:*]\n", curves.logarithmic ? "set logscale x 2\n" : "");
   for (const Curves::Panel& panel : curves.panels) {
@@ -42,16 +48,31 @@ std::string Script(const Curves& curves, const std::string& path) {
 
 }  // namespace
 
-absl::Status Draw(const Curves& curves, const std::string& path) {
-  if (curves.panels.empty()) return absl::OkStatus();
-  FILE* const gnuplot = popen("gnuplot", "w");
-  if (gnuplot == nullptr) return absl::UnavailableError("--plot: no process can be started");
-  const std::string script = Script(curves, path);
-  const bool written = std::fwrite(script.data(), 1, script.size(), gnuplot) == script.size();
+absl::StatusOr<std::string> Draw(const Curves& curves) {
+  // gnuplot reads the script from a file, so that its output can be read from a pipe.
+  std::string script_path = std::filesystem::temp_directory_path() / "ashlar-replay-XXXXXX";
+  const int script_fd = mkstemp(script_path.data());
+  if (script_fd < 0) return absl::ErrnoToStatus(errno, "--plot: cannot make a temporary file");
+  close(script_fd);
+  const absl::Cleanup remove_script = [&] { std::remove(script_path.c_str()); };
+  if (const absl::Status status = WriteFile(script_path, Script(curves)); !status.ok()) return status;
+  FILE* const gnuplot = popen(absl::StrCat("gnuplot '", script_path, "'").c_str(), "r");
+  if (gnuplot == nullptr) return absl::UnavailableError("--plot: cannot start a process");
+  std::string picture;
+  char piece[1 << 14];
+  while (const size_t read = std::fread(piece, 1, sizeof piece, gnuplot)) picture.append(piece, read);
   const int status = pclose(gnuplot);
-  if (written && status == 0) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("--plot: gnuplot did not write ", path,
-                                             " (Debian has it in gnuplot-nox; exit status ", status, ")"));
+  if (status == 0 && !picture.empty()) return picture;
+  return absl::UnavailableError(
+      absl::StrCat("--plot: gnuplot failed with exit status ", status, "; install gnuplot-nox to draw plots"));
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  if (out) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(path, ": cannot write: ", std::strerror(errno)));
 }
 
 }  // namespace ashlar::replay

@@ -110,7 +110,7 @@ class Logs(unittest.TestCase):
             self.assertEqual([request["ts"] for request in requests], [60.0 * i for i in range(len(PROMPTS))], name)
             self.assertTrue(all(len(request["ins"]) == 2 for request in requests), "the token that ends a turn ends a segment")
             traces[name] = [[segments[number]["tok"] for number in request["outs"]] for request in requests]
-            self.assertIn("20 requests, 6660 tokens of prompts", said)
+            self.assertIn("20 requests in 19.0 minutes, 6660 tokens of prompts", said)
         self.assertEqual(traces["vllm"], traces["sglang"])
         self.assertEqual(traces["vllm"][0], [[1, 2, 3]])
 
@@ -124,6 +124,44 @@ class Logs(unittest.TestCase):
         quoting += "DEBUG 11-24 11:00:05 [l.py:1] Request c JSON body: {\"prompt\": \"Request b details: prompt: 'x', prompt_token_ids: [1]\"}\n"
         self.assertNotEqual(quoting, vllm_log())
         self.assertEqual(self.convert("vllm-quoting", quoting, "--split-at", END)[1:], plain)
+
+    def test_json_and_container_logs_are_the_same_trace(self):
+        plain = self.convert("vllm", vllm_log(), "--split-at", END)[1:]
+        lines = vllm_log().splitlines()
+        at = [f"2026-11-24 10:{i // 4:02}:05,123" for i in range(len(lines))]
+        messages = [line.split("] ", 1)[1] for line in lines]
+        docker = [{"log": f"{line}\n", "stream": "stderr", "time": "2026-11-24T10:00:05.1Z"} for line in lines]
+        cut = [{**entry, "log": text} for entry in docker for text in (entry["log"][:40], entry["log"][40:])]  # as over 16 KiB
+        for name, texts in (
+                ("json", [json.dumps({"asctime": time, "levelname": "DEBUG", "message": text}) for time, text in zip(at, messages)]),
+                ("docker", map(json.dumps, docker)), ("docker-cut", map(json.dumps, cut)),
+                ("kubernetes", [f"2026-11-24T10:00:05.123456789Z stderr F {line}" for line in lines]),
+                ("kubernetes-cut", [f"2026-11-24T10:00:05.1Z stderr {part}" for line in lines for part in (f"P {line[:40]}", f"F {line[40:]}")])):
+            with self.subTest(name):
+                self.assertEqual(self.convert(f"vllm-{name}", "\n".join(texts) + "\n", "--split-at", END)[1:], plain)
+        wrapped = "".join(json.dumps({"log": f"{line}\n", "stream": "stdout"}) + "\n" for line in sglang_log().splitlines())
+        self.assertEqual(self.convert("sglang-docker", wrapped, "--split-at", END)[1:], self.convert("sglang", sglang_log(), "--split-at", END)[1:])
+
+    def test_a_cut_log_is_refused(self):
+        def log(text, ids, before=""):
+            return f"{before}DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: {text!r}, prompt_token_ids: {ids}, prompt_embeds shape: None.\n"
+
+        limit = "INFO 11-24 09:00:00 [l.py:1] non-default args: {'model': 'm', 'max_log_len': 5}\n"
+        said = self.convert("vllm-cut-both", log("Once ", [1, 2, 3, 4, 5]), code=1)[0]
+        self.assertIn("vllm-cut-both.log:1: prompt: text and token ids are cut at 5 (--max-log-len)", said)
+        self.assertIn("2: prompt_token_ids: cut at 5", self.convert("vllm-limit", log(None, [1, 2, 3, 4, 5], limit), code=1)[0])
+        self.assertIn("2: prompt: cut at 5", self.convert("vllm-text", log("Once ", None, limit), code=1)[0])
+        answer = "DEBUG 11-24 10:00:01 [l.py:1] Generated response a details: output_token_ids: [1, 2, 3, 4, 5]\n"
+        self.assertIn("3: output_token_ids: cut at 5", self.convert("vllm-answer", log("Once ", [1, 2], limit) + answer, code=1)[0])
+        self.convert("vllm-short", log("Once ", [1, 2], limit))
+        self.convert("vllm-equal", log("ab", [1, 2]) + log("longer text", [3, 4, 5]).replace("Request a", "Request b"))
+        self.assertFalse(list(self.folder.glob("*.part")))
+
+    def test_a_log_over_the_new_year_keeps_its_order(self):
+        one = "DEBUG 12-31 23:59:00 [l.py:1] Request a details: prompt: 'x y', prompt_token_ids: [1], prompt_embeds shape: None.\n"
+        two = one.replace("12-31 23:59", "01-01 00:01").replace("Request a", "Request b").replace("[1]", "[2]")
+        said, segments, requests = self.convert("vllm-year", one + two)
+        self.assertEqual([segments[request["ins"][0]]["tok"] for request in requests], [[1], [2]])
 
     def test_a_request_that_would_be_lost_is_refused(self):
         one = "DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: 'x', prompt_token_ids: [1, 2], prompt_embeds shape: None."
@@ -143,7 +181,7 @@ class Logs(unittest.TestCase):
                       "1 requests that did not finish, 1 requests with neither text nor input_ids", said)
         self.assertNotIn("left out", self.convert("sglang", sglang_log())[0])
         said = self.convert("sglang-none", "[2026-11-24 10:00:01] started\n", code=1)[0]
-        self.assertRegex(said, "(?s)left out: 1 lines of another kind.*no request of this format")
+        self.assertRegex(said, "(?s)left out: 1 lines of another kind.*no request of format sglang")
 
     def test_messages_are_segments_and_texts_become_tokens(self):
         chat = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": [{"type": "text", "text": "Why?"}]}]
@@ -155,6 +193,67 @@ class Logs(unittest.TestCase):
         self.assertEqual(requests[0]["ins"][0], requests[1]["ins"][0], "equal messages are one segment")
         self.assertEqual(len(requests[0]["outs"]), 1)
         self.assertIn("the engine counted", said)
+
+    def test_gateways_and_other_interfaces_are_read(self):
+        """LiteLLM's lines, Anthropic's messages, Responses, bodies as text: what each call's prompt and answer are."""
+        def tokens(lines, **more):
+            name = f"openai-{len(list(self.folder.iterdir()))}"
+            said, segments, requests = self.convert(name, "".join(json.dumps(line) + "\n" for line in lines), **more)
+            return said, requests and [(len(r["ins"]), r["n_in"], r["n_out"], r["ts"]) for r in requests]
+
+        system, ask, say = "Every request begins with this text. " * 20, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, you"}
+        chat = {"messages": [{"role": "system", "content": system}, ask]}
+        answer = {"choices": [{"message": say}]}
+        _, [expected] = tokens([{"timestamp": 5, "request": chat, "response": answer}])
+        parts = [{"type": "text", "text": say["content"]}]
+        anthropic = {"system": system, "messages": [ask]}
+        message = {"role": "assistant", "content": parts, "usage": {"input_tokens": 20, "cache_read_input_tokens": 380}}
+        responses = {"instructions": system, "input": "Hi"}
+        output = {"object": "response", "output": [{"type": "message", "role": "assistant", "content": parts}]}
+        for name, line in (("system", {"request": anthropic, "response": message}),
+                           ("blocks", {"request": {**anthropic, "system": [{"type": "text", "text": system}]}, "response": message}),
+                           ("responses", {"request": responses, "response": output}),
+                           ("items", {"request": {**responses, "input": [ask]}, "response": output}),
+                           ("texts", {"request": json.dumps(chat), "response": json.dumps(answer)}),
+                           ("litellm", {"call_type": "acompletion", "status": "success", **chat, "response": answer})):
+            with self.subTest(name):
+                self.assertEqual(tokens([{"timestamp": 5, **line}])[1], [expected])
+        self.assertIn("engine counted", tokens([{"timestamp": 5, "request": anthropic, "response": message}])[0])
+
+        ok = {"startTime": 1764324000.25, "call_type": "acompletion", "status": "success", **chat, "response": answer}
+        embedding = {**ok, "call_type": "aembedding", "messages": None, "input": ["x"]}
+        others = [embedding, {**ok, "status": "failure", "response": {}}, {**ok, "response": {"error": {"code": 500}}},
+                  {"startTime": 1764324001, "request": {"input": ["a", "b"], "model": "e5"}}, {**ok, "call_type": "arerank"},
+                  {"startTime": 1764324001, "body": {"input": "x"}, "url": "/v1/embeddings"},
+                  {"startTime": 1764324001, "request": {"prompt": ["a", "b"]}},
+                  {"startTime": 1764324001, "request": {"input": "more", "previous_response_id": "r1"}}]
+        said, found = tokens([ok, *others, {**ok, "startTime": 1764324060.5}])
+        self.assertEqual([each[3] for each in found], [0, 60.25])
+        self.assertIn("left out: 1 calls of another kind, 2 calls that failed, 3 requests for embeddings, 1 requests of several prompts, "
+                      "1 requests whose earlier turns the server has stored", said)
+        for unit in (1e3, 1e6, 1e9):
+            self.assertEqual(tokens([{**ok, "startTime": 1764324000 * unit}, {**ok, "startTime": 1764324060 * unit}])[1][1][3], 60)
+        self.assertIn("2: time: missing, though other lines have one", tokens([ok, {**chat, "response": answer}], code=1)[0])
+        self.assertIn("one second apart", tokens([chat, chat])[0])
+
+    def test_a_wrong_tokenizer_is_named(self):
+        wrong = self.folder / "tokenizer.json"
+        wrong.write_text("{}")
+        said = self.convert("openai", openai_log(), "--tokenizer", wrong, code=1)[0]
+        self.assertRegex(said, r"^trace-from-log: --tokenizer: (.*tokenizer\.json: not a|needs the package)")
+
+    def test_memory_does_not_grow_with_the_log(self):
+        """Requests that share a prompt, so that segments, whose digests are kept, do not count."""
+        log = self.folder / "vllm-large.log"
+        with open(log, "w", encoding="utf-8") as file:
+            for i in range(1500):
+                file.write(f"DEBUG 11-24 10:{i // 60:02}:{i % 60:02} [l.py:1] Request r{i} details: prompt: None, prompt_token_ids: "
+                           f"{list(range(100000, 102000))}, prompt_embeds shape: None.\n")
+        peak = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
+                "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+        used = int(self.run_tool(sys.executable, "-c", peak, sys.executable, ROOT / "tools/trace-from-log", "--format", "vllm", "--out",
+                                 self.folder / "large", log)) * 1024
+        self.assertLess(used, 64 << 20)
 
     def test_an_answer_is_the_prefix_of_the_next_turn(self):
         """With text, with calls of tools and with parts, as clients send an answer back."""
@@ -197,9 +296,13 @@ class Logs(unittest.TestCase):
                       "--dram-gb-month", "3", "--ssd-gb-month", "0.1", "--dram-share", "0.5", "--against", "sglang", "--json", out)
         sizes = json.loads(out.read_text())["sizes"]
         runs = {(run["policy"], run["capacity_bytes"]): run for run in figures["runs"]}
-        self.assertEqual([row["capacity_gb"] for row in sizes], [1.0, 50.0])
+        self.assertEqual([row["replayed_gb"] for row in sizes], [1.0, 50.0])
+        # 20 requests, one a minute: 86,400 a day are as many such users as keep the hit rate by as many times the capacity.
+        times = 86400 / (20 / (19 * 60) * 86400)
         for row in sizes:
-            ours, others = (runs[policy, row["capacity_gb"] * 1e9] for policy in ("ashlar", "sglang"))
+            self.assertAlmostEqual(row["load_times"], times)
+            self.assertAlmostEqual(row["capacity_gb"], row["replayed_gb"] * times)
+            ours, others = (runs[policy, row["replayed_gb"] * 1e9] for policy in ("ashlar", "sglang"))
             hours = 86400 * 333 / 1000 / 3600 * 30  # every prompt has 333 tokens
             more = (ours["flops_saved"] - others["flops_saved"]) / ours["flops_all"]
             self.assertAlmostEqual(row["gpu_hours_month"], hours, places=6)
@@ -207,6 +310,25 @@ class Logs(unittest.TestCase):
             self.assertAlmostEqual(row["memory_month"], row["capacity_gb"] * (0.5 * 3 + 0.5 * 0.1), places=9)
             self.assertAlmostEqual(row["left_month"], row["saved_month"] - row["memory_month"], places=9)
         self.assertEqual(sum(row["best"] for row in sizes), 1)
+
+    def test_ten_times_the_load_is_what_ten_times_the_users_find(self):
+        """The same workload by ten independent users at once, replayed, saves what one user's figures say for ten times the load."""
+        one = [document + question for document in DOCUMENTS for question in QUESTIONS]
+        ten = [[1000 * user + token for token in prompt] for prompt in one for user in range(10)]
+        saved = {}
+        for name, prompts, capacity in (("one", one, "0.1GB"), ("ten", ten, "1GB"), ("ten-in-one", ten, "0.1GB")):
+            log = "".join(json.dumps({"timestamp": 60 * i * len(one) / len(prompts), "request": {"prompt": prompt}}) + "\n"
+                          for i, prompt in enumerate(prompts))
+            self.convert(f"openai-{name}", log, "--split-at", END)
+            _, file = self.replay(f"openai-{name}", "run", "--capacity", capacity, "--policy", "ashlar")
+            out = self.folder / f"{name}-sizes.json"
+            self.run_tool(ROOT / "tools/sizing", "cost", file, "--requests-per-day", 10 * 20 / 19 * 1440, *self.PRICES[2:], "--json", out)
+            row, = json.loads(out.read_text())["sizes"]
+            saved[name, round(row["capacity_gb"], 1)] = row["compute_saved"]
+        self.assertEqual(list(saved), [("one", 1.0), ("ten", 1.0), ("ten-in-one", 0.1)])
+        from_one, from_ten, too_small = saved.values()
+        self.assertAlmostEqual(from_one, from_ten, delta=0.05)
+        self.assertGreater(from_one, too_small + 0.2)
 
     def test_a_layout_becomes_a_model(self):
         layout, model = self.folder / "layout.json", self.folder / "model.json"
@@ -222,19 +344,19 @@ class Logs(unittest.TestCase):
     def test_what_is_wrong_is_named(self):
         cut = vllm_log().replace("[100, 101", "[100, 101...", 1)
         for name, text, wrong in (
-                ("vllm", "INFO 11-24 10:00:00 started\n", "no request of this format"),
+                ("vllm", "INFO 11-24 10:00:00 started\n", "no request of format vllm"),
                 ("vllm-cut", "DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: 'x, prompt_token_ids: None, prompt_embeds", "1: prompt: is cut"),
-                ("sglang", "{", "1: not JSON"),
+                ("sglang", "{", "1: not a JSON object"),
                 ("sglang-level", '{"event": "request.finished", "timestamp": "2026-01-01", "rid": "a", "obj": {}}\n', "--log-requests-level 3"),
                 ("sglang-cut", '{"event": "request.finished", "timestamp": "2026-01-01", "rid": "a", "obj": {"input_ids": [1, "..."]}}\n', "obj.input_ids"),
                 ("openai", '{"a": 1}\n', "1: messages: missing"),
                 ("openai-role", '{"messages": [{"content": "x"}]}\n', "messages[0].role: missing"),
-                ("openai-empty", '{"prompt": "x"}\n{"messages": []}\n', "2: messages: without a token"),
-                ("openai-none", '{"prompt": ""}\n', "1: prompt: without a token"),
-                ("sglang-empty", '{"event": "request.finished", "timestamp": 5, "rid": "a", "obj": {"input_ids": []}}\n', "1: obj.input_ids: without"),
+                ("openai-empty", '{"prompt": "x"}\n{"messages": []}\n', "2: messages: empty"),
+                ("openai-none", '{"prompt": ""}\n', "1: prompt: empty"),
+                ("sglang-empty", '{"event": "request.finished", "timestamp": 5, "rid": "a", "obj": {"input_ids": []}}\n', "1: obj.input_ids: empty"),
                 ("vllm-empty", "DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: '', prompt_token_ids: [], prompt_embeds shape: None.\n",
-                 "1: prompt_token_ids: without a token"),
-                ("openai-time", '{"ts": "noon", "prompt": "x"}\n', "ts: 'noon' is no time")):
+                 "1: prompt_token_ids: empty"),
+                ("openai-time", '{"ts": "noon", "prompt": "x"}\n', "ts: 'noon' is not a time")):
             with self.subTest(name):
                 self.assertIn(wrong, self.convert(name, text, code=1)[0])
         self.assertNotEqual(cut, vllm_log())
@@ -245,11 +367,11 @@ class Logs(unittest.TestCase):
         self.assertIn("--ssd-gb-month", self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices, "--dram-share", "0.5", code=1))
         self.assertIn("is not above 0", self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices[:-1], "0", code=2))
 
-    PRICES = ("--requests-per-day", "1", "--prefill-rate", "1", "--gpu-hour", "1", "--dram-gb-month", "1", "--tokens-per-request", "5")
+    PRICES = ("--requests-per-day", "1", "--prefill-rate", "1", "--gpu-hour", "1", "--dram-gb-month", "1")
 
     def test_wrong_figures_are_named(self):
         run = {"policy": "ashlar", "trace": "t", "capacity_bytes": 1, "flops_saved": 1, "flops_all": 2, "token_hit_rate": 0.5,
-               "misses": {"lost": 1, "never_seen": 1}, "requests": 1}
+               "tokens": 4, "trace_seconds": 1, "requests": 1}
         row = {"eviction": "price", "transitions": "dense", "head": 8, "only_what_pays": True, **run}
         figures, out = self.folder / "figures.json", self.folder / "sizes.json"
 
@@ -262,14 +384,14 @@ class Logs(unittest.TestCase):
 
         for value, wrong in (("{", "not JSON"), ("[]", "not a JSON object"), ("[" * 100000, "not JSON"), ("\xff", "not JSON"),
                              ({"runs": 3}, "runs: not a list"), ({"runs": [run, 3]}, "runs[1]: not an object"),
-                             ({"runs": [{**run, "misses": []}]}, "runs[0].misses: not an object"),
+                             ({"runs": [{**run, "trace_seconds": 0}]}, "--trace-requests-per-day: required"),
                              ({"runs": [{**run, "trace": 1}]}, "runs[0].trace: missing or not a text"),
                              ({"runs": [{**run, "flops_saved": 3}]}, "runs[0].flops_saved: more than flops_all"),
                              ({"runs": [{**run, "token_hit_rate": 1.5}]}, "runs[0].token_hit_rate: more than 1"),
                              ({"segments": [{**row, "capacity_bytes": "x"}]}, "segments[0].capacity_bytes: missing or not")):
             with self.subTest(value=str(value)[:60]):
                 self.assertIn(wrong, cost(value))
-        for name in ("capacity_bytes", "flops_saved", "flops_all", "token_hit_rate", "requests"):
+        for name in ("capacity_bytes", "flops_saved", "flops_all", "token_hit_rate", "requests", "tokens", "trace_seconds"):
             for wrong in (None, True, "1", -1, float("nan"), float("inf"), 10**400, [1]):
                 self.assertIn(f"runs[0].{name}: missing or not a number", cost({"runs": [{**run, name: wrong}]}))
         sglang = {**run, "policy": "sglang"}

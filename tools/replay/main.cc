@@ -1,8 +1,7 @@
 // ashlar-replay: what policies make of recorded requests.
+#include <cerrno>
 #include <charconv>
-#include <csignal>
 #include <cstdio>
-#include <fstream>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -81,8 +80,20 @@ absl::Status Check(const std::string& command, const Options& options) {
   return absl::OkStatus();
 }
 
+// Writes the files that were asked for. A plot that fails costs neither the table nor the JSON.
+absl::Status Write(const Options& options, const Figures& figures) {
+  absl::Status status;
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) status = absl::ErrnoToStatus(errno, "stdout: cannot write the table");
+  if (!options.json.empty()) status.Update(WriteFile(options.json, figures.json.dump(2) + "\n"));
+  if (!options.plot.empty() && !figures.curves.panels.empty()) {
+    const absl::StatusOr<std::string> picture = Draw(figures.curves);
+    status.Update(picture.ok() ? WriteFile(options.plot, *picture) : picture.status());
+  }
+  return status;
+}
+
 int Main(int argc, char** argv) {
-  using Command = absl::Status (*)(const Options&, nlohmann::json&);
+  using Command = absl::Status (*)(const Options&, Figures&);
   static const std::map<std::string, Command> kCommands = {
       {"run", RunTraces}, {"pareto", ComparePlacements}, {"segments", ReuseSegments}};
   const std::string name = argc > 1 ? argv[1] : "";
@@ -103,14 +114,9 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "error: %s\n%s", std::string(status.message()).c_str(), kUsage);
     return 2;
   }
-  std::signal(SIGPIPE, SIG_IGN);  // a gnuplot that is not there
-  nlohmann::json figures;
+  Figures figures;
   status = command->second(options, figures);
-  if (status.ok() && !options.json.empty()) {
-    std::ofstream out(options.json);
-    out << figures.dump(2) << "\n";
-    if (!out.flush()) status = absl::UnavailableError(absl::StrCat("--json: cannot write ", options.json));
-  }
+  if (status.ok()) status = Write(options, figures);
   if (status.ok()) return 0;
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return 1;

@@ -93,12 +93,12 @@ double Skipped(std::span<const Overlap> overlaps, size_t first_scored, const Pla
 
 }  // namespace
 
-absl::Status ComparePlacements(const Options& options, nlohmann::json& figures) {
-  Curves curves{.title = "tokens skipped by checkpoints an entry, learned from the first half, scored on the second",
-                .x = "checkpoints",
-                .y = "share of input tokens",
-                .logarithmic = true};
-  figures["placements"] = nlohmann::json::array();
+absl::Status ComparePlacements(const Options& options, Figures& figures) {
+  figures.curves = {.title = "tokens skipped by checkpoints an entry, learned from the first half, scored on the second",
+                    .x = "checkpoints",
+                    .y = "share of input tokens",
+                    .logarithmic = true};
+  figures.json["placements"] = nlohmann::json::array();
   for (const std::string& path : options.traces) {
     const absl::StatusOr<Trace> trace = ReadTrace(options.format, path);
     if (!trace.ok()) return trace.status();
@@ -124,7 +124,7 @@ absl::Status ComparePlacements(const Options& options, nlohmann::json& figures) 
       std::string line;
       for (size_t i = 0; i < std::size(placements); ++i) {
         const double skipped = Skipped(overlaps, half, *placements[i].second, m);
-        figures["placements"].push_back(
+        figures.json["placements"].push_back(
             {{"trace", trace->name()}, {"placement", placements[i].first}, {"checkpoints", m}, {"skipped", skipped}});
         panel.curves[i].points.push_back({static_cast<double>(m), skipped});
         char figure[32];
@@ -134,9 +134,9 @@ absl::Status ComparePlacements(const Options& options, nlohmann::json& figures) 
       std::printf("%-24s %11zu │%s\n", trace->name().c_str(), m, line.c_str());
       progress.Show(m, kMostCheckpoints);
     }
-    curves.panels.push_back(std::move(panel));
+    figures.curves.panels.push_back(std::move(panel));
   }
-  return options.plot.empty() ? absl::OkStatus() : Draw(curves, options.plot);
+  return absl::OkStatus();
 }
 
 }  // namespace ashlar::replay

@@ -8,7 +8,7 @@
 namespace ashlar::replay {
 namespace {
 
-nlohmann::json Figures(const Run& run) {
+nlohmann::json JsonOf(const Trace& trace, const Run& run) {
   nlohmann::json grid = nlohmann::json::array();
   for (const auto& trial : run.tuning.grid) {
     grid.push_back(
@@ -19,6 +19,8 @@ nlohmann::json Figures(const Run& run) {
           {"capacity_bytes", run.capacity_bytes},
           {"boundaries", false},  // as in older files: no policy is told where segments of prompts end
           {"requests", run.requests},
+          {"trace_seconds", trace.span_seconds()},
+          {"tokens", run.tokens},
           {"token_hit_rate", run.token_hit_rate()},
           {"request_hit_rate", run.request_hit_rate()},
           {"flops_saved", run.flops_saved},
@@ -57,7 +59,7 @@ void AddPanel(const std::string& trace, const std::vector<Run>& runs, Curves& cu
 
 }  // namespace
 
-absl::Status RunTraces(const Options& options, nlohmann::json& figures) {
+absl::Status RunTraces(const Options& options, Figures& figures) {
   const absl::StatusOr<Model> model = FindModel(options.model);
   if (!model.ok()) return model.status();
   std::vector<RunSpec> specs;
@@ -69,12 +71,12 @@ absl::Status RunTraces(const Options& options, nlohmann::json& figures) {
     }
   }
   const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  figures["model"] = model->name;
-  figures["runs"] = nlohmann::json::array();
-  Curves curves{.title = "token hit rate by capacity, " + model->name,
-                .x = "capacity, GB",
-                .y = "token hit rate",
-                .logarithmic = true};
+  figures.json["model"] = model->name;
+  figures.json["runs"] = nlohmann::json::array();
+  figures.curves = {.title = "token hit rate by capacity, " + model->name,
+                    .x = "capacity, GB",
+                    .y = "token hit rate",
+                    .logarithmic = true};
   std::printf("%-24s %8s  %-12s │ %8s %8s │ %10s │ %8s %7s %9s │ %8s %8s\n", "trace", "GB", "policy", "tokens",
               "requests", "FLOPs", "peak GB", "states", "evictions", "TTFT p50", "p95, ms");
   for (const std::string& path : options.traces) {
@@ -89,14 +91,14 @@ absl::Status RunTraces(const Options& options, nlohmann::json& figures) {
     if (!runs.ok()) return runs.status();
     for (const Run& run : *runs) {
       Print(run);
-      figures["runs"].push_back(Figures(run));
+      figures.json["runs"].push_back(JsonOf(*trace, run));
     }
     const Run& any = runs->front();
     std::printf("%-24s %8s  %-12s │ %8.4f\n", any.trace.c_str(), "∞", "ideal",
                 1 - static_cast<double>(any.tokens_never_seen) / static_cast<double>(any.tokens));
-    AddPanel(trace->name(), *runs, curves);
+    AddPanel(trace->name(), *runs, figures.curves);
   }
-  return options.plot.empty() ? absl::OkStatus() : Draw(curves, options.plot);
+  return absl::OkStatus();
 }
 
 }  // namespace ashlar::replay

@@ -279,7 +279,7 @@ bool SegmentReplay::EvictFor(uint64_t bytes) {
   return true;
 }
 
-nlohmann::json Figures(const Trace& trace, const Setting& setting, const Result& result) {
+nlohmann::json JsonOf(const Trace& trace, const Setting& setting, const Result& result) {
   return {{"trace", trace.name()},
           {"capacity_bytes", setting.capacity_bytes},
           {"head", setting.seam},
@@ -287,6 +287,9 @@ nlohmann::json Figures(const Trace& trace, const Setting& setting, const Result&
           {"eviction", setting.by_price ? "price" : "recency"},
           {"transitions", setting.adaptive ? "adaptive" : "dense"},
           {"only_what_pays", setting.only_what_pays},
+          {"requests", trace.requests().size()},
+          {"trace_seconds", trace.span_seconds()},
+          {"tokens", result.tokens},
           {"token_hit_rate", result.token_hit_rate()},
           {"flops_saved", result.flops_saved},
           {"flops_all", result.flops_all},
@@ -333,11 +336,11 @@ std::vector<Setting> Settings(const std::vector<uint64_t>& capacities) {
 
 }  // namespace
 
-absl::Status ReuseSegments(const Options& options, nlohmann::json& figures) {
+absl::Status ReuseSegments(const Options& options, Figures& figures) {
   const absl::StatusOr<Model> model = FindModel(options.model);
   if (!model.ok()) return model.status();
-  figures["model"] = model->name;
-  figures["segments"] = nlohmann::json::array();
+  figures.json["model"] = model->name;
+  figures.json["segments"] = nlohmann::json::array();
   std::printf("%-20s %8s │ %-6s %-8s %-8s %-6s │ %8s %8s │ %9s %8s %6s │ %s\n", "trace", "GB", "seams", "goes by",
               "stored", "hits", "tokens", "FLOPs", "segments", "GB", "tuples", "hits that do not pay");
   for (const std::string& path : options.traces) {
@@ -352,7 +355,7 @@ absl::Status ReuseSegments(const Options& options, nlohmann::json& figures) {
       SegmentReplay replay(*model, settings[i]);
       for (const Trace::Request& request : trace->requests()) replay.Request(*trace, request);
       Print(*trace, settings[i], replay.result());
-      figures["segments"].push_back(Figures(*trace, settings[i], replay.result()));
+      figures.json["segments"].push_back(JsonOf(*trace, settings[i], replay.result()));
       progress.Show(i + 1, settings.size());
     }
   }

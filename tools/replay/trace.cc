@@ -178,11 +178,17 @@ class TraceReader {
   }
 
   void Mooncake(const Json& line) {
-    trace_.blocks_ = 512;
+    trace_.blocks_ = kMooncakeBlock;
     Trace::Request request{.seconds = Time(line.at("timestamp"), "timestamp") / 1000,
                            .session = trace_.requests_.size()};
-    request.prompt = Blocks(0, Naturals(line.at("hash_ids"), "hash_ids", UINT64_MAX),
-                            Natural(line.at("input_length"), "input_length", MostTokens()));
+    const uint64_t tokens = Natural(line.at("input_length"), "input_length", MostTokens());
+    const std::vector<uint64_t> ids = Naturals(line.at("hash_ids"), "hash_ids", UINT64_MAX);
+    // Traces with blocks of another length have the same fields. Read as Mooncake's they give wrong hit rates.
+    if (const uint64_t blocks = (tokens + kMooncakeBlock - 1) / kMooncakeBlock; ids.size() != blocks) {
+      throw std::invalid_argument(absl::StrCat("hash_ids: ", ids.size(), " blocks for input_length ", tokens,
+                                               "; expected ", blocks, " blocks of ", kMooncakeBlock, " tokens"));
+    }
+    request.prompt = Blocks(0, ids, tokens);
     request.output = Blocks(0, {}, Natural(line.at("output_length"), "output_length", MostTokens()));
     trace_.requests_.push_back(std::move(request));
   }
@@ -219,6 +225,7 @@ class TraceReader {
   }
 
   static constexpr double kSessionSeconds = 60;
+  static constexpr uint32_t kMooncakeBlock = 512;  // tokens
 
   Trace trace_;
   absl::flat_hash_map<std::pair<uint64_t, uint64_t>, uint32_t> blocks_;

@@ -29,6 +29,8 @@ class Trace {
   const std::string& name() const { return name_; }
   const std::vector<Request>& requests() const { return requests_; }
   bool has_boundaries() const { return blocks_ == 0; }
+  // Seconds from the first request to the last. Sizing scales a replay's capacity by the rate that follows from it.
+  double span_seconds() const { return requests_.back().seconds - requests_.front().seconds; }
   // The prompt's tokens, then those that were decoded; the prompt's number.
   uint64_t Tokens(const Request& request, std::vector<int32_t>& tokens) const;
 
