@@ -12,11 +12,12 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
+PAGES = "docs"
 TREE = {
     "README.md": "One two\nthree\n",
-    "docs/decisions/0001-one.md": "four\n",
-    "docs/decisions/README.md": "five\n",
-    "docs/figures.json": "{\n}\n",
+    f"{PAGES}/decisions/0001-one.md": "four\n",
+    f"{PAGES}/decisions/README.md": "five\n",
+    f"{PAGES}/figures.json": "{\n}\n",
     "client/include/ashlar/engine.h": "class A {\n  std::mutex mutex_;\n  int x_ ABSL_GUARDED_BY(mutex_);\n};\n",
     "storage/b.h": "class B {\n  mutable std::mutex mutex_;\n  absl::Mutex mu_;\n  int x_ ABSL_GUARDED_BY(mu_);\n};\n",
     "storage/golden.bin": "\0binary\n",
