@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import pathlib
 import re
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json")
+from ashlar.digests import Stopped, file_digest
+
+logger = logging.getLogger("ashlar")
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".py")  # and code that comes with them
 _TOKENIZER = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|tekken|spiece|sentencepiece).*|.*\.(model|tiktoken)"
 )
-_SAMPLE, _SAMPLES = 4096, 64  # bytes, and places in each file of weights
+_START_WAIT = 0.5  # seconds: enough for a digest that was computed before
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -30,30 +37,65 @@ def config_text(config: Mapping[str, Any]) -> bytes:
     return json.dumps(without_place(config), sort_keys=True, default=str).encode()
 
 
-def _sample(path: pathlib.Path, digest: Any) -> None:
-    size = path.stat().st_size
-    digest.update(f"{size};".encode())
-    with path.open("rb") as file:
-        for i in range(_SAMPLES):
-            file.seek(max(0, size - _SAMPLE) * i // max(1, _SAMPLES - 1))
-            digest.update(file.read(_SAMPLE))
-            if size <= _SAMPLE:
-                break
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
+    if path.is_file():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS and file.is_file())
 
 
-def weights(place: str) -> str | None:
-    """Digest of samples of a checkpoint's files; None: `place` is neither a folder nor a file."""
+def weights(place: str, stop: threading.Event | None = None) -> str | None:
+    """Digest of a checkpoint's files, whole; None: `place` is neither a folder nor a file.
+
+    OSError: a file cannot be read, or changes meanwhile. Stopped: `stop` was set.
+    """
     path, digest = pathlib.Path(place), hashlib.sha256()
     if path.is_file():
-        _sample(path, digest)
-        return digest.hexdigest()
+        return file_digest(path, stop)
     if not path.is_dir():
         return None
-    for file in sorted(path.iterdir()):
-        if file.suffix in _WEIGHTS and file.is_file():
-            digest.update(f"\0{file.name}:".encode())
-            _sample(file, digest)
+    for file in _files(path):
+        digest.update(f"\0{file.name}:{file_digest(file, stop)}".encode())
     return digest.hexdigest()
+
+
+class Weights:
+    """A checkpoint's digest, computed by a thread of its own: the engine serves meanwhile, and the cache is not used yet."""
+
+    def __init__(self, place: str, known: str | None = None) -> None:
+        """`known`: the digest where it was given, so that nothing is read."""
+        self._digest = known
+        self._stop, self._known = threading.Event(), threading.Event()
+        if known is not None:
+            self._known.set()
+            return
+        threading.Thread(target=self._compute, args=(place,), name="ashlar-weights", daemon=True).start()
+        self._known.wait(_START_WAIT)
+
+    def _compute(self, place: str) -> None:
+        began = time.monotonic()
+        try:
+            size = sum(file.stat().st_size for file in _files(pathlib.Path(place)))
+            self._digest = weights(place, self._stop)
+            took = time.monotonic() - began
+            logger.info("Ashlar: digest of the weights in %s: %.2f GB in %.2f s", place, size / 1e9, took)
+        except Stopped:
+            pass
+        except Exception as error:
+            logger.warning("Ashlar: the cache is not used: the weights in %s cannot be named: %s", place, error)
+        self._known.set()
+
+    def digest(self) -> str | None:
+        """None: not known yet, or never, as the log says."""
+        return self._digest
+
+    def wait(self, seconds: float | None = None) -> str | None:
+        """Waits until the digest is known, cannot be known, or `close` was called."""
+        self._known.wait(seconds)
+        return self._digest
+
+    def close(self) -> None:
+        self._stop.set()
+        self._known.set()
 
 
 def tokenizer(place: str) -> str | None:

@@ -46,16 +46,17 @@ class Engine:
         place = self.model_path or name
         return pathlib.Path(place).resolve().name if pathlib.Path(place).exists() else place
 
-    def weights(self, name: str) -> str | None:
-        """Digest of the checkpoint; None: nothing here names the weights, so that another's might be taken for these."""
+    def weights(self, name: str, given: str) -> checkpoint.Weights | None:
+        """The weights' name: as `given`, the digest of the checkpoint's files, or a hub's commit; None: nothing names them."""
+        place = self.model_path or name
+        if given:
+            return checkpoint.Weights(place, given)
         if self.load_format == "dummy":
             return None
-        place = self.model_path or name
-        named = checkpoint.weights(place)
-        if named is None:
-            commit = checkpoint.commit(self.revision)
-            named = None if commit is None else f"{place} {commit}"
-        return named
+        if pathlib.Path(place).exists():
+            return checkpoint.Weights(place)
+        commit = checkpoint.commit(self.revision)
+        return None if commit is None else checkpoint.Weights(place, f"{place} {commit}")
 
 
 def agreed(name: str) -> str:

@@ -43,7 +43,7 @@ class Settings:
 
     rpc_socket: str = "/run/ashlar/rpc.sock"
     session_socket: str = "/run/ashlar/session.sock"
-    weights_digest: str = ""  # empty: samples of the checkpoint's files, or a hub's commit
+    weights_digest: str = ""  # empty: the digest of the checkpoint's files, or a hub's commit
     tokens_per_second: float = 0.0  # of prefill; 0: not known, and every page is worth having
     staging_bytes: int = 64 << 20  # memory shared with the daemon, for each pool
     timeout_ms: int = 5000
@@ -92,7 +92,7 @@ class AshlarStorage(HiCacheStorage):
         self._engine = Engine.here()
         name = storage_config.model_name or "unnamed"
         self._model = self._engine.model_id(name)
-        self._weights = self._settings.weights_digest or self._engine.weights(name)
+        self._weights = self._engine.weights(name, self._settings.weights_digest)
         if self._weights is None:
             logger.warning(
                 "Ashlar stores nothing for %s: neither a folder nor a commit names its weights; give weights_digest",
@@ -158,17 +158,18 @@ class AshlarStorage(HiCacheStorage):
     def _store(self, name: str) -> PageStore | None:
         """None: there is no cache, and every page is a miss."""
         pool = self._pools.get(str(name))
-        if pool is None or self._closed or self._weights is None:
+        weights = None if self._weights is None else self._weights.digest()
+        if pool is None or self._closed or weights is None:
             return None
         if pool.store is not None:
             return pool.store
         with self._lock:
             now = time.monotonic()
             if pool.store is None and not self._closed and now >= max(self._next_attempt, pool.next_attempt):
-                self._open(str(name), pool, now)
+                self._open(str(name), pool, weights, now)
             return pool.store
 
-    def _open(self, name: str, pool: _Pool, now: float) -> None:
+    def _open(self, name: str, pool: _Pool, weights: str, now: float) -> None:
         settings = self._settings
         try:
             if self._client is None:
@@ -182,7 +183,7 @@ class AshlarStorage(HiCacheStorage):
             pool.store = PageStore(
                 self._client,
                 model_id=self._model,
-                weights_digest=self._weights or "",  # _store opens nothing without one
+                weights_digest=weights,
                 content=self._content(name, pool),
                 page_bytes=pool.page_bytes,
                 page_tokens=tokens,
@@ -417,6 +418,8 @@ class AshlarStorage(HiCacheStorage):
 
     def close(self) -> None:
         """HiCache has stopped its threads: no call is under way."""
+        if self._weights is not None:
+            self._weights.close()
         with self._lock:
             self._closed = True
             stores = [pool.store for pool in self._pools.values() if pool.store is not None]
