@@ -1,6 +1,6 @@
 """The part that the scripts beside this one share: a file of figures comes in, a picture of curves goes out.
 
-docs/benchmarks/bars.py begins its pictures with the same frame and grid.
+bars.py begins its pictures with the same frame and grid.
 """
 import json
 import sys

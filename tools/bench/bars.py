@@ -3,12 +3,9 @@
 import dataclasses
 import html
 import math
-import pathlib
 import re
-import sys
 import textwrap
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools/bench"))
 import drawing
 
 COLOURS = ["#1b6ca8", "#c0504d", "#4f9d5d", "#8064a2"]

@@ -1,21 +1,19 @@
 #!/usr/bin/env python3
-"""Writes the tables of pages in docs/benchmarks that come from JSON (json_tables.py), and draws the pages' tables as
-bars, one picture a page; or checks that tables show the JSON, and pictures the tables.
+"""Draws the tables of the pages in docs/benchmarks as bar charts, one picture per page, or checks that pictures show them.
 
 usage: draw_tables.py --write | --check
 
-A picture is drawn from the page's own numbers, so that the two cannot differ. The check also fails for a page without a
-picture, be it of a tool in tools/, and for one without a command that repeats its figures.
+A picture is drawn from its page's own numbers, so the two cannot differ. The check also fails for a page without a
+picture and for one without a command that repeats its figures.
 """
 
 import pathlib
 import re
 import sys
 
-import json_tables
 from bars import Bars
 
-FOLDER = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "docs/benchmarks"
 # Pages without a picture, and why.
 WITHOUT = {"README": "a list of the pages"}
 
@@ -123,13 +121,6 @@ def attention():
                 line=(1, "limit"))
 
 
-def build():
-    sides = [f"{what} {how}" for how in ("alone", "in groups") for what in ("objects", "seconds")]
-    rows = table("build.md", ["what", *sides, "ratio"])
-    bars = [(re.search("`([^`]+)`", row[0])[1], [number(row[5])]) for row in rows]
-    return Bars("Seconds of the compiler, files in groups over files alone", ["ratio"], bars, line=(0.5, "aim"))
-
-
 def conversations():
     rows = table("conversations.md", ["resumed from", "turns", "full, ms", "Ashlar, ms"])
     bars = [(row[0], [number(row[2]), number(row[3])]) for row in rows]
@@ -218,7 +209,7 @@ def segments_replay():
                 ["by recency", "by price", "no limit of capacity"], bars)
 
 
-PICTURES = {"attention": attention, "build": build, "conversations": conversations, "decoding": decoding, "demo": demo,
+PICTURES = {"attention": attention, "conversations": conversations, "decoding": decoding, "demo": demo,
             "directory": directory, "disk": disk, "entries": entries, "kernels": kernels,
             "land-and-store": land_and_store, "neighbours": neighbours, "overhead": overhead,
             "prefix-tree": prefix_tree, "quality": quality, "remote": remote, "robustness": robustness,
@@ -242,14 +233,10 @@ def lacking(name, text):
 
 
 def breaches():
-    for page in dict.fromkeys(name for name, _ in json_tables.TABLES):
-        text = (FOLDER / page).read_text(encoding="utf-8")
-        if json_tables.with_tables(page, text) != text:
-            yield f"{page} does not show its JSON: run docs/benchmarks/draw_tables.py --write"
     for name, figures in PICTURES.items():
         path = FOLDER / f"{name}.svg"
         if not path.exists() or path.read_text(encoding="utf-8") != figures().draw():
-            yield f"{path.name} does not show its page's table: run docs/benchmarks/draw_tables.py --write"
+            yield f"{path.name} does not show its page's table: run tools/bench/draw_tables.py --write"
     pages = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
     for name, text in pages.items():
         yield from (f"{name}.md {what}" for what in lacking(name, text))
@@ -260,9 +247,6 @@ def main():
     if sys.argv[1:] not in (["--write"], ["--check"]):
         sys.exit(__doc__.strip())
     if sys.argv[1] == "--write":
-        for page in dict.fromkeys(name for name, _ in json_tables.TABLES):
-            path = FOLDER / page
-            path.write_text(json_tables.with_tables(page, path.read_text(encoding="utf-8")), encoding="utf-8")
         for name, figures in PICTURES.items():
             (FOLDER / f"{name}.svg").write_text(figures().draw(), encoding="utf-8")
         return 0
