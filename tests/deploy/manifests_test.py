@@ -272,8 +272,8 @@ class Manifests(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, f"{overlay}: {done.stderr}")
                 self.assertNotIn("0.0.0.0", done.stdout, overlay)
 
-    def test_the_first_days_commands_make_what_pods_wait_for(self):
-        page = (ROOT / "deploy/kustomize/README.md").read_text().split("\n## The first day\n")[1].split("\n## ")[0]
+    def test_install_commands_create_what_pods_wait_for(self):
+        page = (ROOT / "deploy/kustomize/README.md").read_text().split("\n## Install\n")[1].split("\n## ")[0]
         made = {name: set(re.findall(r"--from-file=(\S+)|--(cert|key)=", files)) for name, files in
                 re.findall(r"^kubectl -n ashlar create (?:secret tls|secret generic|configmap) (\S+) (.*)$", page, re.M)}
         rendered = self.rendered["overlays/tcp"]
