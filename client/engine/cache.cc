@@ -343,6 +343,10 @@ uint64_t Cache::PollQuietPages(int32_t* pages, uint64_t capacity) noexcept {
 ashlar::Model& ModelOf(const Cache& cache) {
   return Access::Of(cache)->model;
 }
+Region RegionOf(const Cache& cache) {
+  const CacheState* const state = Access::Of(cache);
+  return state == nullptr ? Region() : state->region;
+}
 uint64_t DaemonAdvances(const Cache& cache) {
   return Access::Of(cache)->daemon_advances;
 }

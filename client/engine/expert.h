@@ -17,6 +17,8 @@ Status OpenOn(Client& client, const Region& region, const Identity& identity, co
               const CostModel& cost, const OpenOptions& options, Cache* out);
 
 ashlar::Model& ModelOf(const Cache& cache);
+// Returns the cache's memory, whose copies keep it mapped when the cache has ended; empty without one.
+Region RegionOf(const Cache& cache);
 // Returns how many layers the daemon has advanced so far.
 uint64_t DaemonAdvances(const Cache& cache);
 // Returns null before any look-up.

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import os
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ashlar import _ashlar
-from ashlar._ashlar import Verdict
+from ashlar._ashlar import Verdict, whole
 from ashlar.model import Attention, DType, Model
 from ashlar.request import Array, LinearTensors, Request
 from ashlar.started import Started
@@ -36,7 +37,7 @@ _NUMPY_TYPES: dict[DType, Any] = {
 
 
 def _salt(salt: str | bytes) -> bytes:
-    return salt.encode() if isinstance(salt, str) else salt
+    return salt.encode() if isinstance(salt, str) else salt  # what is neither is refused by the module
 
 
 class MemoryKind(enum.Enum):
@@ -78,8 +79,8 @@ class LayerGroup:
 @dataclasses.dataclass(frozen=True)
 class _Options:
     model: Model
-    rpc_socket: str
-    session_socket: str
+    rpc_socket: str | os.PathLike[str]
+    session_socket: str | os.PathLike[str]
     name: str
     timeout_ms: int
     memory_kind: MemoryKind
@@ -116,8 +117,8 @@ class Cache:
     def __init__(
         self,
         model: Model,
-        rpc_socket: str,
-        session_socket: str,
+        rpc_socket: str | os.PathLike[str],
+        session_socket: str | os.PathLike[str],
         *,
         pages: int = 0,
         name: str = "python",
@@ -201,10 +202,11 @@ class Cache:
         return False
 
     def close(self) -> None:
-        """Ends the session once the last request has ended, too. Arrays of the memory must not be used any more.
+        """Ends the session once the last request has ended, too. In a forked child it does nothing.
 
-        The last end waits until nothing can write into the memory any more: where pages are in doubt, for as long as the
-        daemon stands still (a dead one writes nothing).
+        The last end waits until nothing can write into the memory any more: where landings are unresolved, for as long as
+        the daemon hangs (a dead one writes nothing). Arrays of the memory stay valid as long as they are referenced, and
+        what is written to them then reaches no one.
         """
         self._handle.close()
 
@@ -214,17 +216,20 @@ class Cache:
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
-        """All of the memory, in place. The array keeps the handle alive. ValueError: it lies on a GPU."""
+        """All of the memory, in place. The array keeps the memory mapped. ValueError: it lies on a GPU."""
         if self._on_gpu:
             raise ValueError("memory_kind: the memory lies on a GPU, and has no array here")
         return self._handle.memory()
 
     def page_rows(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Keys and values of an attention layer, in place: [pages, page_tokens, heads, dim] each, as its group has them."""
+        layer = whole("layer", layer, 0, len(self.model.layers) - 1)
         attention = self.model.layers[layer]
         if not isinstance(attention, Attention):
             raise ValueError(f"layer: {layer} is no attention layer")
-        place = next(place for place in self.places if place.layer == layer)
+        place = next((place for place in self.places if place.layer == layer), None)
+        if place is None:
+            raise ValueError(f"layer: {layer} has no pages; the cache was opened without memory")
         kind, heads = np.dtype(_NUMPY_TYPES[attention.dtype]), attention.kv_heads
         memory = self.memory
         group = next((group for group in self.groups if layer in group.layers), LayerGroup([layer]))
@@ -354,11 +359,11 @@ class Cache:
             request,
             tokens,
             prompt_tokens,
-            [(depth, list(linear)) for depth, linear in checkpoints],
+            checkpoints,
             page_table,
             conversation,
             composed,
-            list(media),
+            media,
             _salt(salt),
         )
 
@@ -384,7 +389,7 @@ class Cache:
 
         Returns "handed", "late" where it may still come, or why that node's engine has to compute.
         """
-        return self._handle.hand_off(tokens, node, conversation, list(media), _salt(salt), wait_ms)
+        return self._handle.hand_off(tokens, node, conversation, media, _salt(salt), wait_ms)
 
     async def hand_off_async(self, tokens: Sequence[int] | npt.ArrayLike, node: str, **options: Any) -> str:
         return await asyncio.to_thread(self.hand_off, tokens, node, **options)

@@ -28,8 +28,10 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Literal
 
+from ashlar._ashlar import real, text, whole
+
 # Becomes the daemon, which gets SIGTERM when the thread ends that has forked it (PR_SET_PDEATHSIG). A program of its
-# own, as nothing but an exec is safe behind the fork of a process with threads.
+# own, as nothing but an exec is safe after the fork of a process with threads.
 _BOUND = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
@@ -48,6 +50,7 @@ def program() -> str:
 
 
 _Process = subprocess.Popen[bytes]
+_Path = str | os.PathLike[str]
 _Calls = queue.SimpleQueue[tuple[Callable[[], None], Future[None]]]
 
 
@@ -103,9 +106,14 @@ def _yaml(value: object) -> str:
 
 
 class Daemon:
-    """A daemon that ends with `stop`, with its `with` block, or with this process."""
+    """A daemon that ends with `stop`, with its `with` block, or with the process that has made this object.
 
-    def __init__(self, folder: str, config: dict[str, object], log_level: str) -> None:
+    It is that process's alone: in a forked child `stop`, `kill` and the end of the `with` block do nothing.
+    """
+
+    def __init__(self, folder: _Path, config: dict[str, object], log_level: str) -> None:
+        folder = os.fsdecode(folder)
+        self._owner = os.getpid()
         self.folder = folder
         self.rpc_socket = f"{folder}/rpc.sock"
         self.session_socket = f"{folder}/session.sock"
@@ -128,6 +136,9 @@ class Daemon:
 
     def start(self, timeout: float = 30.0) -> None:
         """Returns when it answers. Where it raises, or is interrupted, no daemon is left."""
+        if os.getpid() != self._owner:
+            raise RuntimeError("start: the daemon belongs to the parent process; start another one")
+        timeout = real("timeout", timeout)
         try:
             with open(self.log, "ab") as log:
                 words = [sys.executable, "-ISc", _BOUND, str(os.getpid()), program(), "--config", self._config]
@@ -157,22 +168,29 @@ class Daemon:
     def last_lines(self, count: int = 20) -> str:
         return "\n".join(pathlib.Path(self.log).read_text(errors="replace").splitlines()[-count:])
 
+    def _running(self) -> _Process | None:
+        """The daemon's process, where it runs and is this process's to end."""
+        return self._process if os.getpid() == self._owner else None
+
     def stop(self, timeout: float = 30.0) -> None:
-        if self._process is None:
+        timeout = real("timeout", timeout)
+        process = self._running()
+        if process is None:
             return
-        self._process.terminate()
+        process.terminate()
         try:
-            self._process.wait(timeout)
+            process.wait(timeout)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()
         self._process = None
 
     def kill(self) -> None:
         """As by SIGKILL: nothing is written any more."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        process = self._running()
+        if process is not None:
+            process.kill()
+            process.wait()
             self._process = None
 
     def __enter__(self) -> Daemon:
@@ -182,19 +200,24 @@ class Daemon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         self.stop()
-        if self._owned:
+        if self._temporary and os.getpid() == self._owner:
             shutil.rmtree(self.folder, ignore_errors=True)
         return False
 
-    _owned = False
+    _temporary = False  # its folder
+
+
+def _size(name: str, given: object) -> str | int:
+    """A size as the configuration has it: bytes, or a text such as 64MiB, which the daemon reads."""
+    return text(name, given) if isinstance(given, str) else whole(name, given)
 
 
 def start(
-    dram: str = "1GiB",
+    dram: str | int = "1GiB",
     *,
-    ssd: str = "",
-    folder: str | None = None,
-    arena: str = "64MiB",
+    ssd: str | int = "",
+    folder: _Path | None = None,
+    arena: str | int = "64MiB",
     admission: str = "all",
     log_level: str = "info",
     config: dict[str, object] | None = None,
@@ -204,14 +227,22 @@ def start(
     `folder`: for sockets, log and disk tier; without one a temporary folder that goes with the `with` block. `ssd`: the
     disk tier's size, empty for none. `config`: further sections of the configuration, as in ashlard.example.yaml.
     """
+    dram, ssd, arena = _size("dram", dram), _size("ssd", ssd), _size("arena", arena)
+    if not isinstance(folder, (str, os.PathLike, type(None))):
+        raise TypeError(f"folder: {type(folder).__name__} was given; expected a path: str or os.PathLike")
+    if config is not None and not isinstance(config, dict):
+        raise TypeError(f"config: {type(config).__name__} was given; expected a dict of sections")
+    text("admission", admission)
+    text("log_level", log_level)
     own = folder is None
-    where = tempfile.mkdtemp(prefix="ashlar-") if folder is None else folder
+    where = tempfile.mkdtemp(prefix="ashlar-") if folder is None else os.fsdecode(folder)
+    os.makedirs(where, exist_ok=True)
     sections: dict[str, object] = {"dram": {"capacity_bytes": dram, "arena_bytes": arena}}
     if ssd:
         sections["ssd"] = {"folder": f"{where}/ssd", "capacity_bytes": ssd, "admission": admission}
     sections.update(config or {})
     daemon = Daemon(where, sections, log_level)
-    daemon._owned = own
+    daemon._temporary = own
     try:
         daemon.start()
     except BaseException:
@@ -228,8 +259,6 @@ def main() -> int:
     parser.add_argument("--ssd", default="", help="size of the disk tier; none if not given")
     parser.add_argument("--folder", help="for sockets, log and disk tier; a temporary one if not given")
     arguments = parser.parse_args()
-    if arguments.folder:
-        pathlib.Path(arguments.folder).mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with start(arguments.dram, ssd=arguments.ssd, folder=arguments.folder) as daemon:
         print(json.dumps({"rpc_socket": daemon.rpc_socket, "session_socket": daemon.session_socket,

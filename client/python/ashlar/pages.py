@@ -11,6 +11,7 @@ and prices. A cache failure is a miss.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,12 +34,19 @@ _KEY_BYTES = 32
 
 def _checked(keys: Sequence[bytes]) -> list[bytes]:
     """All of a call's keys, before the first of them takes a slot."""
+    if isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence):
+        raise TypeError(f"keys: {type(keys).__name__} was given; expected a sequence of bytes")
     for i, key in enumerate(keys):
         if not isinstance(key, bytes):
-            raise TypeError(f"keys[{i}]: {type(key).__name__}, not bytes")
+            raise TypeError(f"keys[{i}]: {type(key).__name__} was given; expected bytes")
         if len(key) != _KEY_BYTES:
             raise ValueError(f"keys[{i}]: {len(key)} bytes, not {_KEY_BYTES}")
     return list(keys)
+
+
+def _check_call(name: str, call: PageCall) -> None:
+    if not callable(call):
+        raise TypeError(f"{name}: {type(call).__name__} was given; expected a function of a key's index and a slot")
 
 
 class Fetched(NamedTuple):
@@ -49,7 +57,14 @@ class Fetched(NamedTuple):
 class PageClient:
     """One session with the node's daemon, for several stores."""
 
-    def __init__(self, rpc_socket: str, session_socket: str, *, name: str = "pages", timeout_ms: int = 5000) -> None:
+    def __init__(
+        self,
+        rpc_socket: str | os.PathLike[str],
+        session_socket: str | os.PathLike[str],
+        *,
+        name: str = "pages",
+        timeout_ms: int = 5000,
+    ) -> None:
         self._handle = _ashlar.connect_pages(rpc_socket, session_socket, name, timeout_ms)
 
 
@@ -74,16 +89,10 @@ class PageStore:
         slots: int = 16,
         land_ms: int = 5000,
     ) -> None:
-        self._handle = client._handle.open(
-            model_id=model_id,
-            weights_digest=weights_digest,
-            content=content,
-            page_bytes=page_bytes,
-            page_tokens=page_tokens,
-            tokens_per_second=tokens_per_second,
-            slots=slots,
-            land_ms=land_ms,
-        )
+        self._handle = _ashlar.open_pages(
+            getattr(client, "_handle", client), model_id, weights_digest, content, page_bytes, page_tokens,
+            tokens_per_second, slots, land_ms,
+        )  # fmt: skip
         self.page_bytes = page_bytes
         self.slots = slots
         self._wait_s = land_ms / 1000
@@ -101,7 +110,10 @@ class PageStore:
         return False
 
     def close(self) -> None:
-        """Gives the memory back, once nothing writes to it any more. No other call may be under way, nor follow."""
+        """Releases the memory, once nothing writes to it any more. Other calls must not be under way, nor follow.
+
+        Slots that a caller still holds stay mapped. In a forked child it does nothing.
+        """
         self._memory = np.empty((0, 0), np.uint8)
         self._handle.close()
 
@@ -125,15 +137,19 @@ class PageStore:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return []
-                self._changed.wait(min(left, 0.05))  # slots in doubt get quiet without a word
+                self._changed.wait(min(left, 0.05))  # unresolved slots become free without a notification
 
     def _give(self, slots: list[int]) -> None:
         with self._changed:
             self._free += slots
             self._changed.notify_all()
 
+    def _checked(self, keys: Sequence[bytes]) -> list[bytes]:
+        self._handle.check_open()  # before a lock is taken: one that another thread had at a fork is never released
+        return _checked(keys)
+
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        return list(self._handle.exists(_checked(keys)))
+        return list(self._handle.exists(self._checked(keys)))
 
     def put(self, keys: Sequence[bytes], fill: PageCall) -> list[str]:
         """Stores pages. `fill` is called for those that the cache wants, and writes the page's bytes.
@@ -141,7 +157,8 @@ class PageStore:
         Returns an outcome a key: "published", "already_present", "being_published", or why the cache does not take it.
         """
         outcomes: list[str] = []
-        wanted = _checked(keys)
+        wanted = self._checked(keys)
+        _check_call("fill", fill)
         for begin in range(0, len(wanted), self.slots):
             outcomes += self._put(wanted[begin : begin + self.slots], begin, fill)
         return outcomes
@@ -180,7 +197,8 @@ class PageStore:
     def fetch(self, keys: Sequence[bytes], take: PageCall) -> list[Fetched]:
         """As `get`. Says the tiers, too."""
         fetched: list[Fetched] = []
-        wanted = _checked(keys)
+        wanted = self._checked(keys)
+        _check_call("take", take)
         while len(fetched) < len(wanted):
             slots = self._take(min(self.slots, len(wanted) - len(fetched)))
             if not slots:

@@ -146,11 +146,11 @@ class Request(_ashlar.Request):
         first_position: int = 0,
     ) -> str:
         """Hands over a computed run. Returns the outcome: "published", or why the cache does not keep it."""
-        return self.raw_publish(missing, list(linear), page_table, first_position)
+        return self.raw_publish(missing, linear, page_table, first_position)
 
     def publish_many(self, runs: Sequence[ComputedRun]) -> list[str]:
         """Hands over small runs by one call to the daemon, each in pages of its own. Returns an outcome for each."""
-        return self.raw_publish_many([(run.missing, list(run.linear), run.page_table, run.first_position) for run in runs])
+        return self.raw_publish_many(runs)
 
     def advance(
         self,
@@ -177,9 +177,7 @@ class Request(_ashlar.Request):
         lie in an engine's blocks: each head dense, heads equally far apart. With `norm_epsilon` each head's q and k are
         multiplied by 1 / sqrt(sum of squares + norm_epsilon) first; then q by `q_scale`.
         """
-        return self.raw_advance(
-            layer, begin, end, state, q, k, v, g, beta, out, exponents, list(copies), norm_epsilon, q_scale
-        )
+        return self.raw_advance(layer, begin, end, state, q, k, v, g, beta, out, exponents, copies, norm_epsilon, q_scale)
 
     async def finish_async(self) -> Verdict:
         return await asyncio.to_thread(self.finish)

@@ -29,7 +29,13 @@ void CheckNumbers(const char* name, const nb::object& array) {
 Integers::Integers(const char* name, nb::handle given) {
   if (Take(given)) return;
   // NumPy converts what is no such row; its array outlives this reference by the buffer.
-  const nb::object dense = nb::module_::import_("numpy").attr("ascontiguousarray")(given);
+  nb::object dense;
+  try {
+    dense = nb::module_::import_("numpy").attr("ascontiguousarray")(given);
+  } catch (const nb::python_error& error) {  // as of lists of different lengths
+    if (!error.matches(PyExc_ValueError) && !error.matches(PyExc_TypeError)) throw;
+    throw Refused(name, "not a list of integers");
+  }
   CheckNumbers(name, dense);
   if (!Take(dense.attr("astype")("int32"))) throw Refused(name, "not a list of integers");
 }
@@ -92,10 +98,10 @@ bool IsDense(const Strided& tensor) {
 
 }  // namespace
 
-Strided ArrayOf(const std::string& name, nb::handle given) {
+Strided ArrayOf(std::string_view name, nb::handle given) {
   Strided array;
   if (nb::try_cast(given, array, /*convert=*/false)) return array;
-  throw Refused(name, "no array in the processor's memory that may be written to");
+  throw WrongType(name, given, "an array in the processor's memory that can be written");
 }
 
 DType TypeOf(const std::string& name, const Strided& tensor) {
@@ -150,31 +156,6 @@ RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint6
   }
   if (stride.value_or(0) < static_cast<int64_t>(width)) throw Refused(name, "its rows overlap");
   return {tensor.data(), *stride == static_cast<int64_t>(width) ? 0 : *stride};
-}
-
-engine::Code Checked(const engine::Status& status) {
-  using engine::Code;
-  switch (status.code) {
-    case Code::kOk:
-    case Code::kPending:
-    case Code::kRestart:
-    case Code::kOtherPages:
-      return status.code;
-    case Code::kInvalidArgument:
-      throw nb::value_error(status.message);
-    case Code::kResourceExhausted:
-      PyErr_SetString(PyExc_MemoryError, status.message);
-      throw nb::python_error();
-    case Code::kPermissionDenied:
-      PyErr_SetString(PyExc_PermissionError, status.message);
-      throw nb::python_error();
-    case Code::kUnavailable:
-      PyErr_SetString(PyExc_ConnectionError, status.message);
-      throw nb::python_error();
-    default:
-      PyErr_SetString(PyExc_RuntimeError, status.message);
-      throw nb::python_error();
-  }
 }
 
 }  // namespace ashlar::python

@@ -7,18 +7,17 @@
 #include <cstdint>
 #include <deque>
 #include <new>
-#include <stdexcept>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ashlar/engine.h"
+#include "client/python/src/arguments.h"
 
 namespace ashlar::python {
 
-namespace nb = nanobind;
-
-using Lengths = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::device::cpu>;
 using MutableFloats = nb::ndarray<float, nb::device::cpu>;
 using Exponents = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -69,10 +68,6 @@ struct RowsView {
   int64_t stride = 0;
 };
 
-inline std::invalid_argument Refused(const std::string& name, const std::string& why) {
-  return std::invalid_argument(name + ": " + why);
-}
-
 // An object of `type`, a Python class that is or derives from the bound class of T: what calls return is then the class
 // that users see, and nothing wraps it.
 template <typename T>
@@ -100,8 +95,25 @@ RowsView RowsOf(const std::string& name, const Array& array, uint64_t width) {
   return {array.data(), array.shape(0), stride};
 }
 
-// An attribute of Python's as an array, where it lies: a copy would end with this call. Throws for what is none.
-Strided ArrayOf(const std::string& name, nb::handle given);
+// An array of Python's, where it lies: a copy would end with this call. TypeError for what is none.
+Strided ArrayOf(std::string_view name, nb::handle given);
+// The same of one element type; none where None is given.
+template <typename Array>
+std::optional<Array> OptionalArray(std::string_view name, nb::handle given, std::string_view expected) {
+  if (given.is_none()) return std::nullopt;
+  Array array;
+  if (nb::try_cast(given, array, /*convert=*/false)) return array;
+  throw WrongType(name, given, expected);
+}
+inline std::optional<Floats> OptionalFloats(std::string_view name, nb::handle given) {
+  return OptionalArray<Floats>(name, given, "an array of float32 in the processor's memory");
+}
+inline std::optional<MutableFloats> OptionalOutput(std::string_view name, nb::handle given) {
+  return OptionalArray<MutableFloats>(name, given, "an array of float32 in the processor's memory that can be written");
+}
+inline std::optional<Exponents> OptionalExponents(std::string_view name, nb::handle given) {
+  return OptionalArray<Exponents>(name, given, "a dense array of int32 in the processor's memory");
+}
 // The element type of a tensor. Throws for one that states do not have.
 DType TypeOf(const std::string& name, const Strided& tensor);
 // Throws unless the tensor's elements are of this type of the engine API's.
@@ -117,9 +129,5 @@ struct RowsOfElements {
 // Throws unless the tensor has `rows` rows of `width` elements, each dense, all equally far apart: [rows, ...], or one
 // dimension of all elements.
 RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint64_t rows, uint64_t width);
-
-// Throws what Python calls the error: ValueError, ConnectionError, MemoryError, PermissionError, RuntimeError. Returns
-// kOk, kPending, kRestart and kOtherPages, which are no errors.
-engine::Code Checked(const engine::Status& status);
 
 }  // namespace ashlar::python

@@ -1,45 +1,48 @@
 // Cache in Python: a session with the daemon, an opened model, and the memory of its pages.
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 
+#include "client/engine/expert.h"
 #include "client/python/src/handles.h"
 #include "client/python/src/inputs.h"
 
 namespace ashlar::python {
 namespace {
 
-void ReadConversation(const nb::bytes& conversation, uint8_t (&out)[16]) {
-  if (conversation.size() == 0) return;
-  if (conversation.size() != sizeof out) throw Refused("conversation", "16 bytes are needed");
-  std::memcpy(out, conversation.c_str(), sizeof out);
+constexpr uint64_t kMostQuietPages = 1 << 20;  // of one call
+
+// Bytes of a fixed number; none: zeros stay.
+template <size_t count>
+void ReadBytes(const char* name, nb::handle given, uint8_t (&out)[count], bool optional = true) {
+  const std::string bytes = Bytes(name, given);
+  if (bytes.empty() && optional) return;
+  if (bytes.size() != count) {
+    throw Refused(name, std::to_string(count) + " bytes are expected; " + std::to_string(bytes.size()) + " were given");
+  }
+  std::memcpy(out, bytes.data(), count);
 }
 
-void ReadGpu(const nb::bytes& gpu, uint8_t (&out)[16]) {
-  if (gpu.size() == 0) return;
-  if (gpu.size() != sizeof out) throw Refused("gpu", "16 bytes are needed, CUDA's UUID");
-  std::memcpy(out, gpu.c_str(), sizeof out);
-}
-
-std::vector<engine::Media> ReadMedia(nb::sequence media) {
+std::vector<engine::Media> ReadMedia(nb::handle media) {
   std::vector<engine::Media> all;
-  for (const nb::handle item : media) {
-    const auto pair = nb::cast<nb::tuple>(item);
-    const auto hash = nb::cast<nb::bytes>(pair[1]);
-    engine::Media out{.offset = nb::cast<uint64_t>(pair[0])};
-    if (hash.size() != sizeof out.hash) throw Refused("media", "a hash has 32 bytes");
-    std::memcpy(out.hash, hash.c_str(), sizeof out.hash);
+  for (const nb::handle item : Elements("media", media, "a sequence of (offset, hash)")) {
+    const std::string name = At("media", all.size());
+    const nb::list pair = Elements(name, item, "a pair of offset and hash");
+    if (nb::len(pair) != 2) throw Refused(name, "expected a pair of offset and hash");
+    engine::Media out{.offset = Whole<uint64_t>(name, pair[0])};
+    ReadBytes(name.c_str(), pair[1], out.hash, false);
     all.push_back(out);
   }
   return all;
 }
 
-engine::PagePlace ReadPlace(nb::handle place) {
-  const auto number = [&](const char* name) { return nb::cast<uint64_t>(place.attr(name)); };
-  return {.layer = nb::cast<uint32_t>(place.attr("layer")),
+engine::PagePlace ReadPlace(const std::string& name, nb::handle place) {
+  CheckClass(name, place, "ashlar.cache", "PagePlace");
+  const auto number = [&](const char* field) { return Whole<uint64_t>(name + "." + field, place.attr(field)); };
+  return {.layer = Whole<uint32_t>(name + ".layer", place.attr("layer")),
           .key_offset = number("key_offset"),
           .value_offset = number("value_offset"),
           .page_stride = number("page_stride"),
@@ -55,10 +58,12 @@ engine::PagePlace ReadPlace(nb::handle place) {
 
 // The groups of layers, and the lists that they point to.
 struct ReadGroups {
-  explicit ReadGroups(nb::sequence groups) {
-    for (const nb::handle group : groups) {
-      layers.push_back(nb::cast<std::vector<uint32_t>>(group.attr("layers")));
-      const auto number = [&](const char* name) { return nb::cast<uint32_t>(group.attr(name)); };
+  explicit ReadGroups(nb::handle groups) {
+    for (const nb::handle group : Elements("groups", groups, "a sequence of ashlar.LayerGroup")) {
+      const std::string name = At("groups", all.size());
+      CheckClass(name, group, "ashlar.cache", "LayerGroup");
+      layers.push_back(WholeNumbers<uint32_t>(name + ".layers", group.attr("layers")));
+      const auto number = [&](const char* field) { return Whole<uint32_t>(name + "." + field, group.attr(field)); };
       all.push_back({.page_tokens = number("page_tokens"), .pages = number("pages")});
     }
     for (size_t i = 0; i < all.size(); ++i) {
@@ -74,35 +79,26 @@ struct ReadGroups {
 struct ReadOptions {
   explicit ReadOptions(nb::handle options)
       : model(std::make_shared<OpenedModel>(options.attr("model"))),
-        rpc(nb::cast<std::string>(options.attr("rpc_socket"))),
-        session(nb::cast<std::string>(options.attr("session_socket"))),
-        name(nb::cast<std::string>(options.attr("name"))),
-        groups(nb::borrow<nb::sequence>(options.attr("groups"))) {
-    const auto number = [&](const char* field) { return nb::cast<uint32_t>(options.attr(field)); };
+        rpc(Path("rpc_socket", options.attr("rpc_socket"))),
+        session(Path("session_socket", options.attr("session_socket"))),
+        name(Text("name", options.attr("name"))),
+        groups(options.attr("groups")) {
+    const auto number = [&](const char* field) { return Whole<uint32_t>(field, options.attr(field)); };
+    const auto descriptor = [&](const char* field) {
+      return static_cast<int32_t>(WholeBetween(field, options.attr(field), -1, INT32_MAX));
+    };
     open.rpc_socket = rpc.c_str();
     open.session_socket = session.c_str();
     open.name = name.c_str();
     open.timeout_ms = number("timeout_ms");
     open.model = model->description.model();
-    open.memory.kind = static_cast<engine::MemoryKind>(nb::cast<int>(options.attr("memory_kind").attr("value")));
-    open.memory.pages = number("pages");
-    for (const nb::handle place : nb::borrow<nb::sequence>(options.attr("places"))) places.push_back(ReadPlace(place));
-    if (!places.empty()) open.memory.places = places.data();
-    open.memory.place_count = static_cast<uint32_t>(places.size());
-    open.memory.bytes = nb::cast<uint64_t>(options.attr("memory_bytes"));
-    open.memory.memfd = nb::cast<int32_t>(options.attr("memfd"));
-    open.memory.gpu_descriptor = nb::cast<int32_t>(options.attr("gpu_descriptor"));
-    open.memory.gpu_data = reinterpret_cast<uint8_t*>(nb::cast<uintptr_t>(options.attr("gpu_address")));
-    ReadGpu(nb::cast<nb::bytes>(options.attr("gpu")), open.memory.gpu);
-    open.memory.groups = groups.all.empty() ? nullptr : groups.all.data();
-    open.memory.group_count = static_cast<uint32_t>(groups.all.size());
-    open.memory.common_pages = nb::cast<bool>(options.attr("common_pages"));
+    ReadMemory(options, number, descriptor);
     model->groups = open.memory.kind == engine::MemoryKind::kNone ? 0 : groups.all.size();
     open.capture_tokens = number("capture_tokens");
-    open.epsilon = nb::cast<double>(options.attr("epsilon"));
+    open.epsilon = Real("epsilon", options.attr("epsilon"));
     open.land_ms = number("land_ms");
     open.quiet_ms = number("quiet_ms");
-    if (nb::cast<bool>(options.attr("compose_in_daemon"))) open.compose = engine::ComposeBy::kDaemon;
+    if (Flag("compose_in_daemon", options.attr("compose_in_daemon"))) open.compose = engine::ComposeBy::kDaemon;
   }
   ReadOptions(const ReadOptions&) = delete;
   ReadOptions& operator=(const ReadOptions&) = delete;
@@ -112,6 +108,28 @@ struct ReadOptions {
   ReadGroups groups;
   std::vector<engine::PagePlace> places;
   engine::OpenOptions open;
+
+ private:
+  template <typename Number, typename Descriptor>
+  void ReadMemory(nb::handle options, Number number, Descriptor descriptor) {
+    engine::Memory& memory = open.memory;
+    memory.kind =
+        static_cast<engine::MemoryKind>(MemberOf("memory_kind", options.attr("memory_kind"), "ashlar.cache", "MemoryKind"));
+    memory.pages = number("pages");
+    for (const nb::handle place : Elements("places", options.attr("places"), "a sequence of ashlar.PagePlace")) {
+      places.push_back(ReadPlace(At("places", places.size()), place));
+    }
+    if (!places.empty()) memory.places = places.data();
+    memory.place_count = static_cast<uint32_t>(places.size());
+    memory.bytes = Whole<uint64_t>("memory_bytes", options.attr("memory_bytes"));
+    memory.memfd = descriptor("memfd");
+    memory.gpu_descriptor = descriptor("gpu_descriptor");
+    memory.gpu_data = reinterpret_cast<uint8_t*>(Whole<uintptr_t>("gpu_address", options.attr("gpu_address")));
+    ReadBytes("gpu", options.attr("gpu"), memory.gpu);
+    memory.groups = groups.all.empty() ? nullptr : groups.all.data();
+    memory.group_count = static_cast<uint32_t>(groups.all.size());
+    memory.common_pages = Flag("common_pages", options.attr("common_pages"));
+  }
 };
 
 std::unique_ptr<PyCache> Open(nb::handle given) {
@@ -162,30 +180,32 @@ nb::list PlacesOf(const PyCache& self) {
 }
 
 // `type` is ashlar.Request, which the result is one of.
-nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::vector<uint64_t>& segments,
-                 nb::handle page_table, bool fill, const nb::bytes& conversation, uint64_t needed_in_ms,
-                 nb::sequence media, bool cold_parallel, bool store_only, const nb::bytes& salt, bool wait) {
+nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, nb::handle segments, nb::handle page_table,
+                 nb::handle fill, nb::handle conversation, nb::handle needed_in_ms, nb::handle media,
+                 nb::handle cold_parallel, nb::handle store_only, nb::handle salt, bool wait) {
   auto [object, request] = MakeObject<PyRequest>(type);
   request->model = self.model;
   const Integers given("tokens", tokens);
   request->tokens.assign(given.data(), given.data() + given.size());
+  const std::vector<uint64_t> lengths = WholeNumbers<uint64_t>("segments", segments);
   const std::vector<engine::Media> inputs = ReadMedia(media);
+  const std::string secret = Bytes("salt", salt);
   engine::Prompt prompt{.tokens = request->tokens.data(),
                         .token_count = request->tokens.size(),
-                        .segment_lengths = segments.data(),
-                        .segment_count = segments.size(),
-                        .needed_in_ms = needed_in_ms,
-                        .fill = fill,
+                        .segment_lengths = lengths.data(),
+                        .segment_count = lengths.size(),
+                        .needed_in_ms = Whole<uint64_t>("needed_in_ms", needed_in_ms),
+                        .fill = Flag("fill", fill),
                         .media = inputs.data(),
                         .media_count = inputs.size(),
-                        .cold_parallel = cold_parallel,
-                        .store_only = store_only,
-                        .salt = salt.c_str(),
-                        .salt_bytes = salt.size()};
+                        .cold_parallel = Flag("cold_parallel", cold_parallel),
+                        .store_only = Flag("store_only", store_only),
+                        .salt = secret.data(),
+                        .salt_bytes = secret.size()};
   const PageTables pages("page_table", page_table, self.model->groups);
   pages.Put(prompt);
-  ReadConversation(conversation, prompt.conversation);
-  engine::Request* const begun = &*request->request;  // nobody else has it yet
+  ReadBytes("conversation", conversation, prompt.conversation);
+  engine::Request* const begun = &*request->request;  // this thread's alone so far
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
     return wait ? cache.Begin(&prompt, 1, begun) : cache.StartBegin(&prompt, 1, begun);
   }));
@@ -193,57 +213,67 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, const std::v
   return object;
 }
 
-nb::object Land(PyCache& self, nb::handle type, const nb::bytes& plan, nb::handle page_table, uint64_t present_tokens,
-                bool wait) {
+nb::object Land(PyCache& self, nb::handle type, nb::handle plan, nb::handle page_table, nb::handle present_tokens,
+                nb::handle wait) {
   auto [object, request] = MakeObject<PyRequest>(type);
   request->model = self.model;
+  const std::string bytes = Bytes("plan", plan);
+  const bool waits = Flag("wait", wait);
   const PageTables pages("page_table", page_table, self.model->groups);
-  engine::PlanToLand landing{.plan = reinterpret_cast<const uint8_t*>(plan.c_str()),
-                             .plan_bytes = plan.size(),
-                             .present_tokens = present_tokens};
+  engine::PlanToLand landing{.plan = reinterpret_cast<const uint8_t*>(bytes.data()),
+                             .plan_bytes = bytes.size(),
+                             .present_tokens = Whole<uint64_t>("present_tokens", present_tokens)};
   pages.Put(landing);
-  engine::Request* const landed = &*request->request;  // nobody else has it yet
+  engine::Request* const landed = &*request->request;  // this thread's alone so far
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
-    return wait ? cache.Land(&landing, 1, landed) : cache.StartLand(&landing, 1, landed);
+    return waits ? cache.Land(&landing, 1, landed) : cache.StartLand(&landing, 1, landed);
   }));
   return object;
 }
 
-// checkpoints: of (depth, linear tensors).
-std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::handle tokens,
-                                std::optional<uint64_t> prompt_tokens, nb::sequence checkpoints, nb::handle page_table,
-                                const nb::bytes& conversation, bool composed, nb::sequence media,
-                                const nb::bytes& salt) {
-  const Integers given("tokens", tokens);
-  std::vector<std::unique_ptr<LinearTensorsView>> views;
-  std::vector<engine::Checkpoint> offers;
-  for (const nb::handle item : checkpoints) {
-    const auto pair = nb::cast<nb::tuple>(item);
-    const std::string name = "checkpoints[" + std::to_string(views.size()) + "].linear";
-    views.push_back(std::make_unique<LinearTensorsView>(name, nb::cast<nb::sequence>(pair[1]), self.model->description,
-                                                        /*transitions=*/false));
-    offers.push_back({.depth = nb::cast<uint64_t>(pair[0]),
-                      .linear = views.back()->tensors.data(),
-                      .linear_count = static_cast<uint32_t>(views.back()->tensors.size())});
+// `checkpoints`: (depth, every linear layer's tensors) each.
+struct ReadCheckpoints {
+  ReadCheckpoints(nb::handle checkpoints, const ModelDescription& model) {
+    constexpr const char* kPair = "a pair of depth and the tensors of every linear layer";
+    for (const nb::handle item : Elements("checkpoints", checkpoints, "a sequence of (depth, tensors)")) {
+      const std::string name = At("checkpoints", views.size());
+      const nb::list pair = Elements(name, item, kPair);
+      if (nb::len(pair) != 2) throw Refused(name, std::string("expected ") + kPair);
+      const uint64_t depth = Whole<uint64_t>(name + ".depth", pair[0]);
+      views.emplace_back(name + ".linear", pair[1], model, false);
+      const LinearTensorsView& view = views.back();
+      offers.push_back({depth, view.tensors.data(), static_cast<uint32_t>(view.tensors.size())});
+    }
   }
-  std::vector<uint8_t> outcomes(offers.size());
+  std::deque<LinearTensorsView> views;
+  std::vector<engine::Checkpoint> offers;
+};
+
+std::vector<std::string> Commit(PyCache& self, nb::handle request, nb::handle tokens, nb::handle prompt_tokens,
+                                nb::handle checkpoints, nb::handle page_table, nb::handle conversation,
+                                nb::handle composed, nb::handle media, nb::handle salt) {
+  const Integers given("tokens", tokens);
+  PyRequest* const of = request.is_none() ? nullptr : &Bound<PyRequest>("request", request, "ashlar.Request");
+  const ReadCheckpoints read(checkpoints, self.model->description);
   const std::vector<engine::Media> inputs = ReadMedia(media);
-  engine::Text text{.request = request == nullptr ? nullptr : &*request->request,
+  const std::string secret = Bytes("salt", salt);
+  std::vector<uint8_t> outcomes(read.offers.size());
+  engine::Text text{.request = of == nullptr ? nullptr : of->request.shared().get(),
                     .tokens = given.data(),
                     .token_count = given.size(),
-                    .prompt_tokens = prompt_tokens.value_or(given.size()),
-                    .checkpoints = offers.data(),
-                    .checkpoint_count = static_cast<uint32_t>(offers.size()),
-                    .composed = composed,
+                    .prompt_tokens = prompt_tokens.is_none() ? given.size() : Whole<uint64_t>("prompt_tokens", prompt_tokens),
+                    .checkpoints = read.offers.data(),
+                    .checkpoint_count = static_cast<uint32_t>(read.offers.size()),
+                    .composed = Flag("composed", composed),
                     .outcomes = outcomes.data(),
                     .media = inputs.data(),
                     .media_count = inputs.size(),
-                    .salt = salt.c_str(),
-                    .salt_bytes = salt.size()};
+                    .salt = secret.data(),
+                    .salt_bytes = secret.size()};
   const PageTables pages("page_table", page_table, self.model->groups);
   pages.Put(text);
-  ReadConversation(conversation, text.conversation);
-  std::shared_ptr<engine::Request> of_request = request == nullptr ? nullptr : request->request.shared();
+  ReadBytes("conversation", conversation, text.conversation);
+  std::shared_ptr<engine::Request> of_request = of == nullptr ? nullptr : of->request.shared();
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
     const engine::Status status = cache.Commit(&text, 1);
     of_request.reset();
@@ -254,74 +284,85 @@ std::vector<std::string> Commit(PyCache& self, const PyRequest* request, nb::han
   return names;
 }
 
-std::string HandOff(PyCache& self, nb::handle tokens, const std::string& node, const nb::bytes& conversation,
-                    nb::sequence media, const nb::bytes& salt, uint32_t wait_ms) {
+std::string HandOff(PyCache& self, nb::handle tokens, nb::handle node, nb::handle conversation, nb::handle media,
+                    nb::handle salt, nb::handle wait_ms) {
   const Integers given("tokens", tokens);
   const std::vector<engine::Media> inputs = ReadMedia(media);
+  const std::string secret = Bytes("salt", salt), to = Text("node", node);
+  const auto wait = Whole<uint32_t>("wait_ms", wait_ms);
   engine::Text text{.tokens = given.data(),
                     .token_count = given.size(),
                     .media = inputs.data(),
                     .media_count = inputs.size(),
-                    .salt = salt.c_str(),
-                    .salt_bytes = salt.size()};
-  ReadConversation(conversation, text.conversation);
+                    .salt = secret.data(),
+                    .salt_bytes = secret.size()};
+  ReadBytes("conversation", conversation, text.conversation);
   uint8_t outcome = 0;
   engine::Job job;
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
-    const engine::Status status = cache.StartHandOff(text, node.c_str(), wait_ms, &outcome, &job);
+    const engine::Status status = cache.StartHandOff(text, to.c_str(), wait, &outcome, &job);
     job.Wait();
     return status;
   }));
   return engine::HandOffName(outcome);
 }
 
-// None: there was nothing to compute, or no daemon, which a cache's loss is no error for.
-nb::object ServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
+// None: there was nothing to compute, or no daemon, which is a miss and no error.
+nb::object ServePrefill(PyCache& self, nb::handle type, nb::handle wait_ms) {
   auto [object, work] = MakeObject<PyRequest>(type);
   work->model = self.model;
-  engine::Request* const given = &*work->request;  // nobody else has it yet
+  engine::Request* const given = &*work->request;  // this thread's alone so far
+  const auto wait = Whole<uint32_t>("wait_ms", wait_ms);
   const engine::Status status =
-      self.cache.WithoutGil([&](engine::Cache& cache) { return cache.ServePrefill(wait_ms, given); });
+      self.cache.WithoutGil([&](engine::Cache& cache) { return cache.ServePrefill(wait, given); });
   if (status.code == engine::Code::kUnavailable || Checked(status) == engine::Code::kPending) return nb::none();
   return object;
 }
 
 // A request that has its work once its job is over, if there was any, and the job.
-nb::tuple StartServePrefill(PyCache& self, nb::handle type, uint32_t wait_ms) {
+nb::tuple StartServePrefill(PyCache& self, nb::handle type, nb::handle wait_ms) {
   auto [object, work] = MakeObject<PyRequest>(type);
   work->model = self.model;
   auto job = std::make_unique<PyJob>();
   job->written = object;
   job->cache = self.cache.shared();
   job->request = work->request.shared();
-  Checked(job->cache->StartServePrefill(wait_ms, job->request.get(), &job->job));
+  Checked(job->cache->StartServePrefill(Whole<uint32_t>("wait_ms", wait_ms), job->request.get(), &job->job));
   return nb::make_tuple(object, nb::cast(std::move(job)));
 }
 
-std::vector<int32_t> TakeQuietPages(PyCache& self, uint64_t most, uint32_t timeout_ms, uint32_t group) {
-  std::vector<int32_t> pages(most);
+std::vector<int32_t> TakeQuietPages(PyCache& self, nb::handle most, nb::handle timeout_ms, nb::handle group) {
+  const auto wait = Whole<uint32_t>("timeout_ms", timeout_ms);
+  const auto of = Whole<uint32_t>("group", group);
+  std::vector<int32_t> pages(std::min(Whole<uint64_t>("most", most), kMostQuietPages));
   pages.resize(self.cache.WithoutGil(
-      [&](engine::Cache& cache) { return cache.TakeQuietPagesOf(group, pages.data(), most, timeout_ms); }));
+      [&](engine::Cache& cache) { return cache.TakeQuietPagesOf(of, pages.data(), pages.size(), wait); }));
   return pages;
 }
 
-void ComputeAlone(PyCache& self, const PyRequest& request, uint32_t missing, uint32_t layer, const Strided& state,
-                  const std::optional<Floats>& q, const std::optional<Floats>& k, const std::optional<Floats>& v,
-                  const std::optional<Floats>& g, const std::optional<Floats>& beta,
-                  const std::optional<MutableFloats>& out, const std::optional<Strided>& transition,
-                  const std::optional<Strided>& decay, float norm_epsilon, float q_scale) {
+void ComputeAlone(PyCache& self, nb::handle of, nb::handle missing_run, nb::handle of_layer, nb::handle state,
+                  nb::handle q, nb::handle k, nb::handle v, nb::handle g, nb::handle beta, nb::handle out,
+                  nb::handle transition, nb::handle decay, nb::handle norm_epsilon, nb::handle q_scale) {
+  const PyRequest& request = Bound<PyRequest>("request", of, "ashlar.Request");
+  const auto missing = Whole<uint32_t>("missing", missing_run);
+  const auto layer = Whole<uint32_t>("layer", of_layer);
   uint32_t count = 0;
   const engine::Run* const runs = request.request->missing(&count);
   if (missing >= count) throw Refused("missing", "there are " + std::to_string(count));
   const LinearWidths& widths = self.model->description.Linear(layer);
-  engine::AloneLayer alone{.layer = layer, .inputs = RowsFrom(q, k, v, g, beta, widths), .run = &runs[missing]};
-  alone.inputs.norm_epsilon = norm_epsilon;
-  alone.inputs.q_scale = q_scale;
-  alone.state = StateOf("state", state, std::nullopt, widths);
-  TakeOutput(out, alone.inputs, widths, &alone.out, &alone.out_stride);
-  if (runs[missing].transition && !transition.has_value()) throw Refused("transition", "needed for this run");
-  if (transition.has_value()) alone.transition = DataOf<float>("transition", *transition, widths.transition);
-  if (decay.has_value()) alone.decay = DataOf<float>("decay", *decay, widths.decays);
+  const GivenRows rows(q, k, v, g, beta, out);
+  engine::AloneLayer alone{.layer = layer, .inputs = RowsFrom(rows, widths), .run = &runs[missing]};
+  alone.inputs.norm_epsilon = static_cast<float>(Real("norm_epsilon", norm_epsilon));
+  alone.inputs.q_scale = static_cast<float>(Real("q_scale", q_scale));
+  const Strided running = ArrayOf("state", state);
+  alone.state = StateOf("state", running, std::nullopt, widths);
+  TakeOutput(rows.out, alone.inputs, widths, &alone.out, &alone.out_stride);
+  std::optional<Strided> kept[2];
+  if (runs[missing].transition && transition.is_none()) throw Refused("transition", "needed for this run");
+  if (!transition.is_none()) {
+    alone.transition = DataOf<float>("transition", kept[0].emplace(ArrayOf("transition", transition)), widths.transition);
+  }
+  if (!decay.is_none()) alone.decay = DataOf<float>("decay", kept[1].emplace(ArrayOf("decay", decay)), widths.decays);
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) { return cache.ComputeAlone(alone); }));
 }
 
@@ -335,37 +376,42 @@ nb::dict Stored(const PyCache& self) {
   return out;
 }
 
+// All of the memory, in place. It stays mapped as long as the array.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> MemoryOf(const PyCache& self) {
+  if (self.closed) throw std::runtime_error("the cache is closed");
+  const size_t shape[1] = {self.cache->bytes()};
+  return {self.cache->data(), 1, shape, KeepMapped(engine::RegionOf(*self.cache))};
+}
+
+void Close(PyCache& self) {
+  self.closed = true;
+  self.cache.Close(std::make_shared<engine::Cache>());
+}
+
 }  // namespace
 
 void BindCache(nb::module_& module) {
   nb::class_<PyCache>(module, "Cache")
-      .def("memory",
-           [](nb::pointer_and_handle<PyCache> self) {
-             const size_t shape[1] = {self.p->cache->bytes()};
-             return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(self.p->cache->data(), 1, shape, self.h);
-           })
+      .def("memory", &MemoryOf)
       .def("places", &PlacesOf)
       .def("connected", [](const PyCache& self) { return self.cache->connected(); })
       .def("warning", [](const PyCache& self) { return self.cache->warning(); })
-      .def("begin", &Begin, nb::arg("type"), nb::arg("tokens"), nb::arg("segments"), nb::arg("page_table").none(),
-           nb::arg("fill"), nb::arg("conversation"), nb::arg("needed_in_ms"), nb::arg("media"),
-           nb::arg("cold_parallel"), nb::arg("store_only"), nb::arg("salt"), nb::arg("wait"))
-      .def("land", &Land)
-      .def("commit", &Commit, nb::arg("request").none(), nb::arg("tokens"), nb::arg("prompt_tokens").none(),
-           nb::arg("checkpoints"), nb::arg("page_table").none(), nb::arg("conversation"), nb::arg("composed"),
-           nb::arg("media"), nb::arg("salt"))
-      .def("compute_alone", &ComputeAlone, nb::arg("request"), nb::arg("missing"), nb::arg("layer"),
-           nb::arg("state").noconvert(), nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(),
-           nb::arg("v").none().noconvert(), nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(),
-           nb::arg("out").none().noconvert(), nb::arg("transition").none().noconvert(),
-           nb::arg("decay").none().noconvert(), nb::arg("norm_epsilon"), nb::arg("q_scale"))
-      .def("hand_off", &HandOff, nb::arg("tokens"), nb::arg("node"), nb::arg("conversation"), nb::arg("media"),
-           nb::arg("salt"), nb::arg("wait_ms"))
-      .def("serve_prefill", &ServePrefill, nb::arg("type"), nb::arg("wait_ms"))
-      .def("start_serve_prefill", &StartServePrefill, nb::arg("type"), nb::arg("wait_ms"))
-      .def("take_quiet_pages", &TakeQuietPages)
+      .def("begin", &Begin, nb::arg("type"), Any("tokens"), Any("segments"), Any("page_table"), Any("fill"),
+           Any("conversation"), Any("needed_in_ms"), Any("media"), Any("cold_parallel"), Any("store_only"), Any("salt"),
+           nb::arg("wait"))
+      .def("land", &Land, nb::arg("type"), Any("plan"), Any("page_table"), Any("present_tokens"), Any("wait"))
+      .def("commit", &Commit, Any("request"), Any("tokens"), Any("prompt_tokens"), Any("checkpoints"), Any("page_table"),
+           Any("conversation"), Any("composed"), Any("media"), Any("salt"))
+      .def("compute_alone", &ComputeAlone, Any("request"), Any("missing"), Any("layer"), Any("state"), Any("q"),
+           Any("k"), Any("v"), Any("g"), Any("beta"), Any("out"), Any("transition"), Any("decay"), Any("norm_epsilon"),
+           Any("q_scale"))
+      .def("hand_off", &HandOff, Any("tokens"), Any("node"), Any("conversation"), Any("media"), Any("salt"),
+           Any("wait_ms"))
+      .def("serve_prefill", &ServePrefill, nb::arg("type"), Any("wait_ms"))
+      .def("start_serve_prefill", &StartServePrefill, nb::arg("type"), Any("wait_ms"))
+      .def("take_quiet_pages", &TakeQuietPages, Any("most"), Any("timeout_ms"), Any("group"))
       .def("stored", &Stored)
-      .def("close", [](PyCache& self) { self.cache.Close(std::make_shared<engine::Cache>()); });
+      .def("close", &Close);
   module.def("open", &Open);
   module.def("start_open", &StartOpen);
 }

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "ashlar/engine.h"
+#include "ashlar/region.h"
+#include "client/engine/boundary.h"
 #include "client/python/src/arrays.h"
 #include "client/python/src/model.h"
 
@@ -30,27 +32,28 @@ struct OpenedModel {
   size_t groups = 0;  // of layers, in the cache's memory; 0: one page table serves all
 };
 
-// A handle of the client's. Python may close or forget it on one thread while a call of another is under way: each call
-// holds it until it has returned. Its end may wait for the daemon, so that the interpreter is let go meanwhile.
+// A handle of the client's. Python may close or release it on one thread while a call of another is under way: each call
+// holds it until it has returned. Its end may wait for the daemon, so that the interpreter is released meanwhile. In a
+// forked child every use throws, and closing does nothing.
 template <typename Engine>
 class Held {
  public:
   explicit Held(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
-  ~Held() {
-    const nb::gil_scoped_release release;
-    engine_.reset();
-  }
+  ~Held() { Close(nullptr); }
 
   // For calls that do not wait.
-  Engine* operator->() const { return engine_.get(); }
-  Engine& operator*() const { return *engine_; }
-  const std::shared_ptr<Engine>& shared() const { return engine_; }
+  Engine* operator->() const { return shared().get(); }
+  Engine& operator*() const { return *shared(); }
+  const std::shared_ptr<Engine>& shared() const {
+    Checked(engine::CheckProcess(creator_));  // RuntimeError
+    return engine_;
+  }
   // Calls it without Python's global lock.
   template <typename Call>
   auto WithoutGil(Call call) const {
-    std::shared_ptr<Engine> engine = engine_;
+    std::shared_ptr<Engine> engine = shared();
     const nb::gil_scoped_release release;
     auto result = call(*engine);
     engine.reset();
@@ -58,18 +61,32 @@ class Held {
   }
   // `next` takes its place.
   void Close(std::shared_ptr<Engine> next) {
+    if (creator_.InChild()) return Leave();
     std::shared_ptr<Engine> engine = std::exchange(engine_, std::move(next));
     const nb::gil_scoped_release release;
     engine.reset();
   }
 
  private:
+  // Nothing of the parent's may be destroyed: its threads are not here, and its locks may be taken for ever.
+  void Leave() { new std::shared_ptr<Engine>(std::move(engine_)); }
+
   std::shared_ptr<Engine> engine_;
+  internal::CreatorProcess creator_;
 };
+
+// The owner of arrays that show a region: the memory stays mapped as long as any of them, after the handle's end, too.
+inline nb::capsule KeepMapped(const Region& region) {
+  return nb::capsule(new Region(region), [](void* kept) noexcept {
+    const nb::gil_scoped_release release;  // the daemon is told
+    delete static_cast<Region*>(kept);
+  });
+}
 
 struct PyCache {
   Held<engine::Cache> cache{std::make_shared<engine::Cache>()};  // never null
   std::shared_ptr<OpenedModel> model;
+  bool closed = false;
 };
 
 struct PyRequest {
@@ -89,7 +106,7 @@ struct PyPlan {
 // The tensors of a Run or of a checkpoint as Python sees them: attributes layer, state, conv_tail, transition, decay,
 // exponents. The structs point into the arrays, which `kept` keeps alive.
 struct LinearTensorsView {
-  LinearTensorsView(const std::string& name, nb::sequence layers, const ModelDescription& model, bool transitions);
+  LinearTensorsView(const std::string& name, nb::handle layers, const ModelDescription& model, bool transitions);
   std::vector<engine::LinearTensors> tensors;
   std::deque<Strided> kept;
 };

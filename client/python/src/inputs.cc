@@ -15,15 +15,13 @@ engine::State StateOf(const std::string& name, const Strided& tensor, const std:
   return state;
 }
 
-engine::TokenRows RowsFrom(const std::optional<Floats>& q, const std::optional<Floats>& k,
-                           const std::optional<Floats>& v, const std::optional<Floats>& g,
-                           const std::optional<Floats>& beta, const LinearWidths& widths) {
+engine::TokenRows RowsFrom(const GivenRows& given, const LinearWidths& widths) {
   engine::TokenRows rows;
-  if (!k.has_value()) return rows;
-  if (!v.has_value()) throw Refused("v", "needed with k");
-  if (widths.gates > 0 && !g.has_value()) throw Refused("g", "needed for this family");
-  if (widths.betas > 0 && !beta.has_value()) throw Refused("beta", "needed for this family");
-  rows.tokens = k->ndim() == 0 ? 0 : k->shape(0);
+  if (!given.k.has_value()) return rows;
+  if (!given.v.has_value()) throw Refused("v", "needed with k");
+  if (widths.gates > 0 && !given.g.has_value()) throw Refused("g", "needed for this family");
+  if (widths.betas > 0 && !given.beta.has_value()) throw Refused("beta", "needed for this family");
+  rows.tokens = given.k->ndim() == 0 ? 0 : given.k->shape(0);
   const auto take = [&rows](const char* name, const std::optional<Floats>& array, uint64_t width, const float** data,
                             int64_t* stride) {
     if (!array.has_value() || width == 0) return;
@@ -32,11 +30,11 @@ engine::TokenRows RowsFrom(const std::optional<Floats>& q, const std::optional<F
     *data = view.data;
     *stride = view.stride;
   };
-  take("k", k, widths.keys, &rows.k, &rows.k_stride);
-  take("v", v, widths.values, &rows.v, &rows.v_stride);
-  take("q", q, widths.keys, &rows.q, &rows.q_stride);
-  take("g", g, widths.gates, &rows.g, &rows.g_stride);
-  take("beta", beta, widths.betas, &rows.beta, &rows.beta_stride);
+  take("k", given.k, widths.keys, &rows.k, &rows.k_stride);
+  take("v", given.v, widths.values, &rows.v, &rows.v_stride);
+  take("q", given.q, widths.keys, &rows.q, &rows.q_stride);
+  take("g", given.g, widths.gates, &rows.g, &rows.g_stride);
+  take("beta", given.beta, widths.betas, &rows.beta, &rows.beta_stride);
   return rows;
 }
 

@@ -13,10 +13,22 @@ namespace ashlar::python {
 engine::State StateOf(const std::string& name, const Strided& tensor, const std::optional<Exponents>& exponents,
                       const LinearWidths& widths);
 
+// The rows of a call as Python gives them.
+struct GivenRows {
+  GivenRows(nb::handle its_q, nb::handle its_k, nb::handle its_v, nb::handle its_g, nb::handle its_beta,
+            nb::handle its_out)
+      : q(OptionalFloats("q", its_q)),
+        k(OptionalFloats("k", its_k)),
+        v(OptionalFloats("v", its_v)),
+        g(OptionalFloats("g", its_g)),
+        beta(OptionalFloats("beta", its_beta)),
+        out(OptionalOutput("out", its_out)) {}
+  std::optional<Floats> q, k, v, g, beta;
+  std::optional<MutableFloats> out;
+};
+
 // Rows of as many tokens each; none where k is None.
-engine::TokenRows RowsFrom(const std::optional<Floats>& q, const std::optional<Floats>& k,
-                           const std::optional<Floats>& v, const std::optional<Floats>& g,
-                           const std::optional<Floats>& beta, const LinearWidths& widths);
+engine::TokenRows RowsFrom(const GivenRows& given, const LinearWidths& widths);
 
 void TakeOutput(const std::optional<MutableFloats>& out, const engine::TokenRows& rows, const LinearWidths& widths,
                 float** data, int64_t* stride);

@@ -1,22 +1,33 @@
 #include "client/python/src/model.h"
 
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
+#include "client/python/src/arguments.h"
 #include "proto/layout.h"
 #include "proto/object.h"
 
 namespace ashlar::python {
 namespace {
 
-uint32_t Number(nb::handle object, const char* name) {
-  return nb::cast<uint32_t>(object.attr(name));
-}
+constexpr const char* kModule = "ashlar.model";
 
-template <typename Enum>
-Enum EnumOf(nb::handle object, const char* name) {
-  return static_cast<Enum>(nb::cast<int>(object.attr(name).attr("value")));
-}
+// The fields of one of the package's dataclasses, whose name errors begin with.
+class Fields {
+ public:
+  Fields(std::string name, nb::handle object, const char* type) : name_(std::move(name)), object_(object) {
+    CheckClass(name_, object, kModule, type);
+  }
+  nb::object Get(const char* field) const { return object_.attr(field); }
+  std::string NameOf(const char* field) const { return name_ + "." + field; }
+  uint32_t Number(const char* field) const { return Whole<uint32_t>(NameOf(field), Get(field)); }
+  double RealOf(const char* field) const { return Real(NameOf(field), Get(field)); }
+  template <typename Enum>
+  Enum EnumOf(const char* field, const char* type) const {
+    return static_cast<Enum>(MemberOf(NameOf(field), Get(field), kModule, type));
+  }
+
+ private:
+  const std::string name_;
+  const nb::handle object_;
+};
 
 LinearWidths WidthsOf(const engine::Layer& layer, uint32_t size) {
   const LinearLayer whole{.family = layer.family,
@@ -53,86 +64,103 @@ LinearWidths WidthsOf(const engine::Layer& layer, uint32_t size) {
 
 }  // namespace
 
-const char* ModelDescription::Keep(nb::handle text) {
-  return texts_.emplace_back(nb::cast<std::string>(text)).c_str();
+const char* ModelDescription::Keep(const std::string& name, nb::handle text) {
+  return texts_.emplace_back(Text(name, text)).c_str();
 }
 
-const double* ModelDescription::KeepDoubles(nb::handle numbers) {
-  return doubles_.emplace_back(nb::cast<std::vector<double>>(numbers)).data();
+const double* ModelDescription::KeepDoubles(const std::string& name, nb::handle numbers) {
+  return doubles_.emplace_back(RealNumbers<double>(name, numbers)).data();
 }
 
-const float* ModelDescription::KeepFloats(nb::handle numbers) {
-  return floats_.emplace_back(nb::cast<std::vector<float>>(numbers)).data();
+const float* ModelDescription::KeepFloats(const std::string& name, nb::handle numbers) {
+  return floats_.emplace_back(RealNumbers<float>(name, numbers)).data();
 }
 
-engine::Layer ModelDescription::ReadLayer(nb::handle layer, uint32_t index) {
-  const std::string name = "model.layers[" + std::to_string(index) + "]";
-  engine::Layer out;
-  out.kind = EnumOf<engine::LayerKind>(layer, "kind");
-  const nb::object rope = layer.attr("rope");
-  if (!rope.is_none()) {
-    out.rope.style = EnumOf<RopeStyle>(rope, "style");
-    out.rope.scale = nb::cast<double>(rope.attr("scale"));
-    out.rope.rotary_dim = static_cast<uint32_t>(2 * nb::len(nb::object(rope.attr("frequencies"))));
-    out.rope.frequencies = KeepDoubles(rope.attr("frequencies"));
-  }
-  if (out.kind != engine::LayerKind::kLinear) {
-    out.kv_heads = Number(layer, "kv_heads");
-    out.key_dim = Number(layer, "key_dim");
-    out.value_dim = Number(layer, "value_dim");
-    out.dtype = EnumOf<DType>(layer, "dtype");
-    out.scales = nb::cast<bool>(layer.attr("scales"));
-    out.stored = EnumOf<StoredKeys>(layer, "stored");
-    return out;
-  }
-  out.family = EnumOf<Family>(layer, "family");
-  out.key_heads = Number(layer, "key_heads");
-  out.value_heads = Number(layer, "value_heads");
-  out.d_k = Number(layer, "d_k");
-  out.d_v = Number(layer, "d_v");
-  out.state_dtype = EnumOf<DType>(layer, "state_dtype");
-  out.order = EnumOf<StateOrder>(layer, "order");
-  out.conv_channels = Number(layer, "conv_channels");
-  out.conv_kernel = Number(layer, "conv_kernel");
-  if (!layer.attr("conv_dtype").is_none()) out.conv_dtype = EnumOf<DType>(layer, "conv_dtype");
-  out.conv_order = EnumOf<TailOrder>(layer, "conv_order");
-  const nb::object decays = layer.attr("decay_table");
-  if (decays.is_none()) return out;
-  out.decay_table = KeepFloats(decays);
-  const uint64_t heads = out.value_heads;
-  const uint64_t needed = out.family == Family::kMamba1 ? heads * out.d_k * out.d_v : heads;
-  if (floats_.back().size() != needed) throw Refused(name + ".decay_table", std::to_string(needed) + " numbers needed");
+engine::Rope ModelDescription::ReadRope(const std::string& name, nb::handle given) {
+  engine::Rope out;
+  if (given.is_none()) return out;
+  const Fields rope(name, given, "Rope");
+  out.style = rope.EnumOf<RopeStyle>("style", "RopeStyle");
+  out.scale = rope.RealOf("scale");
+  out.frequencies = KeepDoubles(rope.NameOf("frequencies"), rope.Get("frequencies"));
+  out.rotary_dim = static_cast<uint32_t>(2 * doubles_.back().size());
   return out;
 }
 
-ModelDescription::ModelDescription(nb::handle model) {
-  model_.model_id = Keep(model.attr("model_id"));
-  model_.weights_digest = Keep(model.attr("weights_digest"));
-  model_.dtype = Keep(model.attr("dtype"));
-  model_.quantization = Keep(model.attr("quantization"));
-  model_.tokenizer_digest = Keep(model.attr("tokenizer_digest"));
-  model_.lora = Keep(model.attr("lora"));
-  model_.page_tokens = Number(model, "page_tokens");
-  model_.head = Number(model, "head");
-  model_.tail = Number(model, "tail");
-  model_.tensor_parallel_rank = Number(model, "tensor_parallel_rank");
-  model_.tensor_parallel_size = Number(model, "tensor_parallel_size");
-  if (model_.tensor_parallel_size == 0) throw Refused("model.tensor_parallel_size", "0");
-  model_.flops_per_token = nb::cast<double>(model.attr("flops_per_token"));
-  model_.flops_per_token_squared = nb::cast<double>(model.attr("flops_per_token_squared"));
-  model_.tokens_per_second = nb::cast<double>(model.attr("tokens_per_second"));
-  for (const nb::handle layer : nb::borrow<nb::sequence>(model.attr("layers"))) {
+engine::Layer ModelDescription::ReadLayer(nb::handle given, uint32_t index) {
+  const std::string name = At("model.layers", index);
+  const bool attends = nb::isinstance(given, nb::module_::import_(kModule).attr("Attention"));
+  if (!attends && !nb::isinstance(given, nb::module_::import_(kModule).attr("Linear"))) {
+    throw WrongType(name, given, "ashlar.Attention or ashlar.Linear");
+  }
+  const Fields layer(name, given, attends ? "Attention" : "Linear");
+  engine::Layer out;
+  out.kind = layer.EnumOf<engine::LayerKind>("kind", "LayerKind");
+  out.rope = ReadRope(layer.NameOf("rope"), layer.Get("rope"));
+  if (attends) {
+    out.kv_heads = layer.Number("kv_heads");
+    out.key_dim = layer.Number("key_dim");
+    out.value_dim = layer.Number("value_dim");
+    out.dtype = layer.EnumOf<DType>("dtype", "DType");
+    out.scales = Flag(layer.NameOf("scales"), layer.Get("scales"));
+    out.stored = layer.EnumOf<StoredKeys>("stored", "StoredKeys");
+    if (out.kind == engine::LayerKind::kLinear) throw Refused(layer.NameOf("kind"), "LINEAR is that of ashlar.Linear");
+    return out;
+  }
+  out.family = layer.EnumOf<Family>("family", "Family");
+  out.key_heads = layer.Number("key_heads");
+  out.value_heads = layer.Number("value_heads");
+  out.d_k = layer.Number("d_k");
+  out.d_v = layer.Number("d_v");
+  out.state_dtype = layer.EnumOf<DType>("state_dtype", "DType");
+  out.order = layer.EnumOf<StateOrder>("order", "StateOrder");
+  out.conv_channels = layer.Number("conv_channels");
+  out.conv_kernel = layer.Number("conv_kernel");
+  if (!layer.Get("conv_dtype").is_none()) out.conv_dtype = layer.EnumOf<DType>("conv_dtype", "DType");
+  out.conv_order = layer.EnumOf<TailOrder>("conv_order", "TailOrder");
+  const nb::object decays = layer.Get("decay_table");
+  if (decays.is_none()) return out;
+  out.decay_table = KeepFloats(layer.NameOf("decay_table"), decays);
+  const uint64_t heads = out.value_heads;
+  const uint64_t needed = out.family == Family::kMamba1 ? heads * out.d_k * out.d_v : heads;
+  if (floats_.back().size() != needed) {
+    throw Refused(layer.NameOf("decay_table"),
+                  std::to_string(floats_.back().size()) + " numbers, and " + std::to_string(needed) + " are needed");
+  }
+  return out;
+}
+
+ModelDescription::ModelDescription(nb::handle given) {
+  const Fields model("model", given, "Model");
+  const auto text = [&](const char* field) { return Keep(model.NameOf(field), model.Get(field)); };
+  model_.model_id = text("model_id");
+  model_.weights_digest = text("weights_digest");
+  model_.dtype = text("dtype");
+  model_.quantization = text("quantization");
+  model_.tokenizer_digest = text("tokenizer_digest");
+  model_.lora = text("lora");
+  model_.page_tokens = model.Number("page_tokens");
+  model_.head = model.Number("head");
+  model_.tail = model.Number("tail");
+  model_.tensor_parallel_rank = model.Number("tensor_parallel_rank");
+  model_.tensor_parallel_size = model.Number("tensor_parallel_size");
+  if (model_.tensor_parallel_size == 0) throw Refused("model.tensor_parallel_size", "0; expected at least 1");
+  model_.flops_per_token = model.RealOf("flops_per_token");
+  model_.flops_per_token_squared = model.RealOf("flops_per_token_squared");
+  model_.tokens_per_second = model.RealOf("tokens_per_second");
+  for (const nb::handle layer : Elements("model.layers", model.Get("layers"), "a sequence of layers")) {
     layers_.push_back(ReadLayer(layer, static_cast<uint32_t>(layers_.size())));
     const bool linear = layers_.back().kind == engine::LayerKind::kLinear;
     widths_.push_back(linear ? WidthsOf(layers_.back(), model_.tensor_parallel_size) : LinearWidths{});
   }
+  if (layers_.empty()) throw Refused("model.layers", "none; expected at least one layer with cached state");
   model_.layers = layers_.data();
   model_.layer_count = static_cast<uint32_t>(layers_.size());
 }
 
-const LinearWidths& ModelDescription::Linear(uint32_t layer) const {
+const LinearWidths& ModelDescription::Linear(uint32_t layer, const std::string& name) const {
   if (layer < widths_.size() && widths_[layer].heads > 0) return widths_[layer];
-  throw Refused("layer", std::to_string(layer) + " is no linear layer of the model");
+  throw Refused(name, std::to_string(layer) + " is no linear layer of the model");
 }
 
 }  // namespace ashlar::python

@@ -24,20 +24,21 @@ struct LinearWidths {
 // Owns all that `model` points to.
 class ModelDescription {
  public:
-  // Throws ValueError naming the field.
+  // Throws TypeError or ValueError naming the field.
   explicit ModelDescription(nb::handle model);
   ModelDescription(const ModelDescription&) = delete;
   ModelDescription& operator=(const ModelDescription&) = delete;
 
   const engine::Model& model() const { return model_; }
   // Throws ValueError unless the layer is a linear one.
-  const LinearWidths& Linear(uint32_t layer) const;
+  const LinearWidths& Linear(uint32_t layer, const std::string& name = "layer") const;
 
  private:
-  const char* Keep(nb::handle text);
-  const double* KeepDoubles(nb::handle numbers);
-  const float* KeepFloats(nb::handle numbers);
-  engine::Layer ReadLayer(nb::handle layer, uint32_t size);
+  const char* Keep(const std::string& name, nb::handle text);
+  const double* KeepDoubles(const std::string& name, nb::handle numbers);
+  const float* KeepFloats(const std::string& name, nb::handle numbers);
+  engine::Rope ReadRope(const std::string& name, nb::handle given);
+  engine::Layer ReadLayer(nb::handle given, uint32_t index);
 
   engine::Model model_;
   std::vector<engine::Layer> layers_;

@@ -13,6 +13,7 @@ NB_MODULE(_ashlar, module) {
       .value("PENDING", Verdict::kPending)
       .value("RESTART", Verdict::kRestart)
       .value("OTHER_PAGES", Verdict::kOtherPages);
+  ashlar::python::BindArguments(module);
   ashlar::python::BindRequest(module);
   ashlar::python::BindCache(module);
   ashlar::python::BindPages(module);

@@ -47,6 +47,7 @@ class PageStore {
 
   std::byte* slot(uint32_t index) const { return region_.data() + index * shape_.slot_bytes(); }
   uint32_t slots() const { return slots_; }
+  const Region& region() const { return region_; }
   const PageShape& shape() const { return shape_; }
   bool connected() const { return client_->connected(); }
 

@@ -1,5 +1,4 @@
 // PageStore in Python: keys are bytes of 32, slots are numbers. ashlar/pages.py is what users call.
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -15,6 +14,7 @@ namespace {
 
 struct PyPageClient {
   std::shared_ptr<Client> client;
+  internal::CreatorProcess creator;
 };
 
 // Slots of a call are checked here: they are numbers that Python counts.
@@ -31,7 +31,7 @@ std::vector<PageKey> ReadKeys(const std::vector<nb::bytes>& keys) {
   std::vector<PageKey> read(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].size() != read[i].bytes.size()) {
-      throw Refused("keys[" + std::to_string(i) + "]", std::to_string(keys[i].size()) + " bytes, not 32");
+      throw Refused(At("keys", i), std::to_string(keys[i].size()) + " bytes, not 32");
     }
     std::memcpy(read[i].bytes.data(), keys[i].c_str(), read[i].bytes.size());
   }
@@ -45,36 +45,40 @@ void CheckSlots(const PageStore& store, const std::vector<uint32_t>& slots, size
   }
 }
 
-std::unique_ptr<PyPageClient> Connect(const std::string& rpc_socket, const std::string& session_socket,
-                                      const std::string& name, uint32_t timeout_ms) {
+std::unique_ptr<PyPageClient> Connect(nb::handle rpc_socket, nb::handle session_socket, nb::handle name,
+                                      nb::handle timeout_ms) {
+  const ClientOptions options{.rpc_socket = Path("rpc_socket", rpc_socket),
+                              .session_socket = Path("session_socket", session_socket),
+                              .timeout = std::chrono::milliseconds(Whole<uint32_t>("timeout_ms", timeout_ms)),
+                              .name = Text("name", name)};
   absl::StatusOr<std::unique_ptr<Client>> client = absl::UnknownError("");
   {
     nb::gil_scoped_release release;
-    client = Client::Connect({.rpc_socket = rpc_socket,
-                              .session_socket = session_socket,
-                              .timeout = std::chrono::milliseconds(timeout_ms),
-                              .name = name});
+    client = Client::Connect(options);
   }
   Checked(engine::ToStatus(client.status()));
-  return std::make_unique<PyPageClient>(std::shared_ptr<Client>(*std::move(client)));
+  return std::unique_ptr<PyPageClient>(new PyPageClient{.client = *std::move(client), .creator = {}});
 }
 
-std::unique_ptr<PyPageStore> Open(const PyPageClient& self, const std::string& model_id,
-                                  const std::string& weights_digest, const std::string& content, uint64_t page_bytes,
-                                  uint32_t page_tokens, double tokens_per_second, uint32_t slots, uint32_t land_ms) {
+std::unique_ptr<PyPageStore> Open(nb::handle given, nb::handle model_id, nb::handle weights_digest, nb::handle content,
+                                  nb::handle page_bytes, nb::handle page_tokens, nb::handle tokens_per_second,
+                                  nb::handle slots, nb::handle land_ms) {
+  const PyPageClient& self = Bound<PyPageClient>("client", given, "ashlar.PageClient");
+  Checked(engine::CheckProcess(self.creator));
+  // No tokenizer gives such tokens: the identity says that they are keys, and of which pages.
+  const PageStore::Options options{.identity = {.model_id = Text("model_id", model_id),
+                                                .weights_digest = Text("weights_digest", weights_digest),
+                                                .quantization = Text("content", content),
+                                                .tokenizer_digest = "page keys, 256 bits"},
+                                   .page_bytes = Whole<uint64_t>("page_bytes", page_bytes),
+                                   .page_tokens = Whole<uint32_t>("page_tokens", page_tokens),
+                                   .tokens_per_second = Real("tokens_per_second", tokens_per_second),
+                                   .slots = Whole<uint32_t>("slots", slots),
+                                   .land = std::chrono::milliseconds(Whole<uint32_t>("land_ms", land_ms))};
   absl::StatusOr<std::unique_ptr<PageStore>> store = absl::UnknownError("");
   {
     nb::gil_scoped_release release;
-    // No tokenizer gives such tokens: the identity says that they are keys, and of which pages.
-    store = PageStore::Open(self.client, {.identity = {.model_id = model_id,
-                                                       .weights_digest = weights_digest,
-                                                       .quantization = content,
-                                                       .tokenizer_digest = "page keys, 256 bits"},
-                                          .page_bytes = page_bytes,
-                                          .page_tokens = page_tokens,
-                                          .tokens_per_second = tokens_per_second,
-                                          .slots = slots,
-                                          .land = std::chrono::milliseconds(land_ms)});
+    store = PageStore::Open(self.client, options);
   }
   Checked(engine::ToStatus(store.status()));
   return std::unique_ptr<PyPageStore>(new PyPageStore{Held<PageStore>(*std::move(store))});
@@ -145,18 +149,18 @@ void BindPages(nb::module_& module) {
              return self.open().WithoutGil([most](PageStore& store) { return store.TakeQuiet(most); });
            })
       .def("connected", [](const PyPageStore& self) { return self.open()->connected(); })
+      .def("check_open", [](const PyPageStore& self) { self.open(); })
       .def("memory",
-           [](nb::pointer_and_handle<PyPageStore> self) {
-             const PageStore& store = *self.p->open();
+           [](const PyPageStore& self) {
+             const PageStore& store = *self.open();
              const size_t shape[2] = {store.slots(), store.shape().slot_bytes()};
-             return nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>(store.slot(0), 2, shape, self.h);
+             return nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>(store.slot(0), 2, shape, KeepMapped(store.region()));
            })
       .def("close", [](PyPageStore& self) { self.store.Close(nullptr); });
-  nb::class_<PyPageClient>(module, "PageClient")
-      .def("open", &Open, nb::arg("model_id"), nb::arg("weights_digest"), nb::arg("content"), nb::arg("page_bytes"),
-           nb::arg("page_tokens"), nb::arg("tokens_per_second"), nb::arg("slots"), nb::arg("land_ms"));
-  module.def("connect_pages", &Connect, nb::arg("rpc_socket"), nb::arg("session_socket"), nb::arg("name"),
-             nb::arg("timeout_ms"));
+  nb::class_<PyPageClient>(module, "PageClient");
+  module.def("open_pages", &Open, Any("client"), Any("model_id"), Any("weights_digest"), Any("content"),
+             Any("page_bytes"), Any("page_tokens"), Any("tokens_per_second"), Any("slots"), Any("land_ms"));
+  module.def("connect_pages", &Connect, Any("rpc_socket"), Any("session_socket"), Any("name"), Any("timeout_ms"));
 }
 
 }  // namespace ashlar::python

@@ -1,6 +1,4 @@
 // Request in Python: a prompt being set.
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -15,22 +13,38 @@ namespace {
 
 using engine::Code;
 
-Verdict Advance(PyRequest& self, uint32_t layer, uint64_t begin, uint64_t end, const Strided& state,
-                const std::optional<Floats>& q, const std::optional<Floats>& k, const std::optional<Floats>& v,
-                const std::optional<Floats>& g, const std::optional<Floats>& beta,
-                const std::optional<MutableFloats>& out, const std::optional<Exponents>& exponents,
-                const std::vector<std::pair<uint64_t, Strided>>& copies, float norm_epsilon, float q_scale) {
-  const LinearWidths& widths = self.model->description.Linear(layer);
-  engine::LayerAdvance advance{
-      .layer = layer, .begin = begin, .end = end, .inputs = RowsFrom(q, k, v, g, beta, widths)};
-  advance.inputs.norm_epsilon = norm_epsilon;
-  advance.inputs.q_scale = q_scale;
-  advance.state = StateOf("state", state, exponents, widths);
-  TakeOutput(out, advance.inputs, widths, &advance.out, &advance.out_stride);
+// `copies`: (position, array) pairs, whose arrays `kept` keeps alive.
+std::vector<engine::StateCopy> ReadCopies(nb::handle copies, const LinearWidths& widths, std::deque<Strided>& kept) {
   std::vector<engine::StateCopy> wanted;
-  for (const auto& [position, tensor] : copies) {
-    wanted.push_back({position, StateOf("copies", tensor, std::nullopt, widths)});
+  for (const nb::handle item : Elements("copies", copies, "a sequence of (position, array)")) {
+    const std::string name = At("copies", wanted.size());
+    const nb::list pair = Elements(name, item, "a pair of position and array");
+    if (nb::len(pair) != 2) throw Refused(name, "expected a pair of position and array");
+    const uint64_t position = Whole<uint64_t>(name + ".position", pair[0]);
+    const Strided& array = kept.emplace_back(ArrayOf(name + ".state", pair[1]));
+    wanted.push_back({position, StateOf(name + ".state", array, std::nullopt, widths)});
   }
+  return wanted;
+}
+
+Verdict Advance(PyRequest& self, nb::handle layer, nb::handle begin, nb::handle end, nb::handle state, nb::handle q,
+                nb::handle k, nb::handle v, nb::handle g, nb::handle beta, nb::handle out, nb::handle exponents,
+                nb::handle copies, nb::handle norm_epsilon, nb::handle q_scale) {
+  const auto number = Whole<uint32_t>("layer", layer);
+  const LinearWidths& widths = self.model->description.Linear(number);
+  const GivenRows rows(q, k, v, g, beta, out);
+  engine::LayerAdvance advance{.layer = number,
+                               .begin = Whole<uint64_t>("begin", begin),
+                               .end = Whole<uint64_t>("end", end),
+                               .inputs = RowsFrom(rows, widths)};
+  advance.inputs.norm_epsilon = static_cast<float>(Real("norm_epsilon", norm_epsilon));
+  advance.inputs.q_scale = static_cast<float>(Real("q_scale", q_scale));
+  const Strided running = ArrayOf("state", state);
+  const std::optional<Exponents> scaled = OptionalExponents("exponents", exponents);
+  advance.state = StateOf("state", running, scaled, widths);
+  TakeOutput(rows.out, advance.inputs, widths, &advance.out, &advance.out_stride);
+  std::deque<Strided> kept;
+  const std::vector<engine::StateCopy> wanted = ReadCopies(copies, widths, kept);
   advance.copies = wanted.data();
   advance.copy_count = static_cast<uint32_t>(wanted.size());
   return VerdictOf(self.request.WithoutGil([&](engine::Request& request) { return request.Advance(advance); }));
@@ -84,13 +98,14 @@ nb::object PrefixTierOf(const PyPlan& self) {
 
 // One computed run, and what keeps its arrays alive.
 struct RunOfArrays {
-  RunOfArrays(const std::string& of, const PyRequest& self, uint32_t missing, nb::sequence linear,
-              nb::handle page_table, uint64_t first_position)
-      : view(of + "linear", linear, self.model->description, RunAt(of, self, missing).transition),
+  RunOfArrays(const std::string& of, const PyRequest& self, nb::handle its_missing, nb::handle linear,
+              nb::handle page_table, nb::handle first_position)
+      : missing(Whole<uint32_t>(of + "missing", its_missing)),
+        view(of + "linear", linear, self.model->description, RunAt(of, self, missing).transition),
         pages(of + "page_table", page_table, self.model->groups) {
     run = {.linear = view.tensors.data(),
            .linear_count = static_cast<uint32_t>(view.tensors.size()),
-           .first_position = first_position};
+           .first_position = Whole<uint64_t>(of + "first_position", first_position)};
     pages.Put(run);
   }
   static const engine::Run& RunAt(const std::string& of, const PyRequest& self, uint32_t missing) {
@@ -100,30 +115,32 @@ struct RunOfArrays {
     return runs[missing];
   }
 
+  const uint32_t missing;
   LinearTensorsView view;
   PageTables pages;
   engine::ComputedRun run;
 };
 
-std::string Publish(PyRequest& self, uint32_t missing, nb::sequence linear, nb::handle page_table,
-                    uint64_t first_position) {
+std::string Publish(PyRequest& self, nb::handle missing, nb::handle linear, nb::handle page_table,
+                    nb::handle first_position) {
   const RunOfArrays computed("", self, missing, linear, page_table, first_position);
   uint8_t outcome = 0;
   Checked(self.request.WithoutGil(
-      [&](engine::Request& request) { return request.Publish(missing, computed.run, &outcome); }));
+      [&](engine::Request& request) { return request.Publish(computed.missing, computed.run, &outcome); }));
   return engine::PublishName(outcome);
 }
 
-// `runs`: (missing, linear, page_table or None, first_position) each.
-std::vector<std::string> PublishMany(PyRequest& self, nb::sequence runs) {
+// `runs`: of ashlar.ComputedRun.
+std::vector<std::string> PublishMany(PyRequest& self, nb::handle runs) {
   std::deque<RunOfArrays> arrays;
   std::vector<uint32_t> missing;
   std::vector<engine::ComputedRun> computed;
-  for (const nb::handle item : runs) {
-    const auto fields = nb::cast<nb::tuple>(item);
-    missing.push_back(nb::cast<uint32_t>(fields[0]));
-    arrays.emplace_back("runs[" + std::to_string(arrays.size()) + "].", self, missing.back(),
-                        nb::cast<nb::sequence>(fields[1]), nb::object(fields[2]), nb::cast<uint64_t>(fields[3]));
+  for (const nb::handle item : Elements("runs", runs, "a sequence of ashlar.ComputedRun")) {
+    const std::string name = At("runs", arrays.size());
+    CheckClass(name, item, "ashlar.request", "ComputedRun");
+    arrays.emplace_back(name + ".", self, item.attr("missing"), item.attr("linear"), item.attr("page_table"),
+                        item.attr("first_position"));
+    missing.push_back(arrays.back().missing);
     computed.push_back(arrays.back().run);
   }
   const auto count = static_cast<uint32_t>(missing.size());
@@ -144,18 +161,21 @@ Verdict Waiting(PyRequest& self) {
   return VerdictOf(status);
 }
 
-template <engine::Status (engine::Request::*call)(uint32_t) noexcept>
-Verdict WaitingFor(PyRequest& self, uint32_t layer) {
+// `name`: of the number that the call takes.
+constexpr char kLayer[] = "layer", kTimeout[] = "timeout_ms";
+template <const char* name, engine::Status (engine::Request::*call)(uint32_t) noexcept>
+Verdict WaitingFor(PyRequest& self, nb::handle given) {
+  const auto number = Whole<uint32_t>(name, given);
   const engine::Status status =
-      self.request.WithoutGil([layer](engine::Request& request) { return (request.*call)(layer); });
+      self.request.WithoutGil([number](engine::Request& request) { return (request.*call)(number); });
   if (status.code != Code::kOk) self.plan.reset();
   return VerdictOf(status);
 }
 
 // The job does not keep the request, whose end ends the wait.
-std::unique_ptr<PyJob> StartWaitCold(PyRequest& self, uint32_t timeout_ms) {
+std::unique_ptr<PyJob> StartWaitCold(PyRequest& self, nb::handle timeout_ms) {
   auto job = std::make_unique<PyJob>();
-  Checked(self.request->StartWaitCold(timeout_ms, &job->job));
+  Checked(self.request->StartWaitCold(Whole<uint32_t>("timeout_ms", timeout_ms), &job->job));
   self.plan.reset();
   return job;
 }
@@ -204,10 +224,11 @@ nb::bytes PlanBytes(const PyRequest& self) {
 }
 
 // Copies the convolution's tail behind a step that is taken from the cache; None without a convolution.
-nb::object ConvTail(PyRequest& self, uint32_t step, uint32_t layer) {
-  const LinearWidths& widths = self.model->description.Linear(layer);
+nb::object ConvTail(PyRequest& self, nb::handle step, nb::handle layer) {
+  const auto number = Whole<uint32_t>("layer", layer);
+  const LinearWidths& widths = self.model->description.Linear(number);
   engine::Tuple tuple;
-  if (Checked(self.request->StepTuple(step, layer, &tuple)) != Code::kOk || tuple.conv_tail == nullptr) {
+  if (Checked(self.request->StepTuple(Whole<uint32_t>("step", step), number, &tuple)) != Code::kOk || tuple.conv_tail == nullptr) {
     return nb::none();
   }
   return nb::bytes(static_cast<const char*>(tuple.conv_tail), widths.conv_tail_bytes);
@@ -226,12 +247,13 @@ nb::object PlanOf(nb::pointer_and_handle<PyRequest> self) {
   return object;
 }
 
-LinearTensorsView::LinearTensorsView(const std::string& name, nb::sequence layers, const ModelDescription& model,
+LinearTensorsView::LinearTensorsView(const std::string& name, nb::handle layers, const ModelDescription& model,
                                      bool transitions) {
-  for (const nb::handle item : layers) {
-    const std::string field = name + "[" + std::to_string(tensors.size()) + "]";
-    engine::LinearTensors out{.layer = nb::cast<uint32_t>(item.attr("layer"))};
-    const LinearWidths& widths = model.Linear(out.layer);
+  for (const nb::handle item : Elements(name, layers, "a sequence of ashlar.LinearTensors")) {
+    const std::string field = At(name, tensors.size());
+    CheckClass(field, item, "ashlar.request", "LinearTensors");
+    engine::LinearTensors out{.layer = Whole<uint32_t>(field + ".layer", item.attr("layer"))};
+    const LinearWidths& widths = model.Linear(out.layer, field + ".layer");
     // Null where there is none.
     const auto take = [&](const char* part) -> const Strided* {
       const nb::object value = item.attr(part);
@@ -292,60 +314,60 @@ void BindPlan(nb::module_& module) {
            nb::sig("def result(self, none_if_unavailable: bool) -> Verdict | None"));
 }
 
+void Abandon(PyRequest& self, nb::handle missing) {
+  const auto number = Whole<uint32_t>("missing", missing);
+  self.request.WithoutGil([number](engine::Request& request) { return request.Abandon(number), true; });
+}
+
+Verdict Lose(PyRequest& self, nb::handle segments) {
+  const std::vector<uint32_t> numbers = WholeNumbers<uint32_t>("segments", segments);
+  self.plan.reset();
+  return VerdictOf(self.request->Lose(numbers.data(), static_cast<uint32_t>(numbers.size())));
+}
+
 // raw_: what ashlar.Request has with other arguments.
 void BindSegments(nb::class_<PyRequest>& request) {
   using engine::Request;
   request.def("raw_missing", &Missing)
-      .def("raw_publish", &Publish, nb::arg("missing"), nb::arg("linear"), nb::arg("page_table").none(),
-           nb::arg("first_position"))
-      .def("raw_publish_many", &PublishMany, nb::arg("runs"))
+      .def("raw_publish", &Publish, Any("missing"), Any("linear"), Any("page_table"), Any("first_position"))
+      .def("raw_publish_many", &PublishMany, Any("runs"))
       .def_prop_ro(
           "elsewhere", [](const PyRequest& self) { return self.request->elsewhere(); },
-          "How many segments other engines compute for this prompt, of a request begun with `cold_parallel`.")
-      .def(
-          "wait_cold", &WaitingFor<&Request::WaitCold>, nb::arg("timeout_ms"),
-          "Waits for segments that other engines compute; needed where `elsewhere` is not 0.\n\n"
-          "RESTART: `missing` lists more at its end, whose engines have failed; compute them, and call it again. "
-          "PENDING: not all have come in time. OK: nothing is left to wait for. Then `look_again`, which takes what is "
-          "there.")
-      .def("raw_start_wait_cold", &StartWaitCold, nb::arg("timeout_ms"))
-      .def(
-          "abandon",
-          [](PyRequest& self, uint32_t missing) {
-            self.request.WithoutGil([missing](engine::Request& request) { return request.Abandon(missing), true; });
-          },
-          nb::arg("missing"))
-      .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgainIn>, nb::arg("page_table"),
-           "Looks up and lands anew, in these pages. Segments that miss again are computed in their place.")
-      .def(
-          "lose",
-          [](PyRequest& self, const std::vector<uint32_t>& segments) {
-            self.plan.reset();
-            return VerdictOf(self.request->Lose(segments.data(), static_cast<uint32_t>(segments.size())));
-          },
-          nb::arg("segments"), "Gives up segments that another rank has missed.");
+          "The number of segments that other engines compute for this prompt, of a request begun with "
+          "`cold_parallel`.")
+      .def("wait_cold", &WaitingFor<kTimeout, &Request::WaitCold>, Any("timeout_ms"),
+           nb::sig("def wait_cold(self, timeout_ms: int) -> Verdict"),
+           "Waits for segments that other engines compute; needed where `elsewhere` is not 0.\n\n"
+           "RESTART: `missing` lists more at its end, whose engines have failed; compute them, and call it again. "
+           "PENDING: not all have come in time. OK: nothing is left to wait for. Then call `look_again`, which takes "
+           "what is there.")
+      .def("raw_start_wait_cold", &StartWaitCold, Any("timeout_ms"))
+      .def("abandon", &Abandon, Any("missing"), nb::sig("def abandon(self, missing: int) -> None"))
+      .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgainIn>, Any("page_table"),
+           "Looks up and lands again, in these pages. Segments that miss again are computed in their place.")
+      .def("lose", &Lose, Any("segments"), nb::sig("def lose(self, segments: collections.abc.Sequence[int]) -> Verdict"),
+           "Abandons segments that another rank has missed.");
 }
 
 void BindSetting(nb::class_<PyRequest>& request) {
   using engine::Request;
   request.def_prop_ro("plan", &PlanOf)
-      .def("raw_advance", &Advance, nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("state").noconvert(),
-           nb::arg("q").none().noconvert(), nb::arg("k").none().noconvert(), nb::arg("v").none().noconvert(),
-           nb::arg("g").none().noconvert(), nb::arg("beta").none().noconvert(), nb::arg("out").none().noconvert(),
-           nb::arg("exponents").none().noconvert(), nb::arg("copies").noconvert(), nb::arg("norm_epsilon"),
-           nb::arg("q_scale"))
+      .def("raw_advance", &Advance, Any("layer"), Any("begin"), Any("end"), Any("state"), Any("q"), Any("k"), Any("v"),
+           Any("g"), Any("beta"), Any("out"), Any("exponents"), Any("copies"), Any("norm_epsilon"), Any("q_scale"))
       .def("wait_plan", &Waiting<&Request::WaitPlan>)
       .def("poll_plan", &Waiting<&Request::PollPlan>)
-      .def("wait_layer", &WaitingFor<&Request::WaitLayer>, nb::arg("layer"),
+      .def("wait_layer", &WaitingFor<kLayer, &Request::WaitLayer>, Any("layer"),
+           nb::sig("def wait_layer(self, layer: int) -> Verdict"),
            "Waits for a layer's cached keys, values and tuples. RESTART: they will not come; call `finish`.")
-      .def("poll_layer", &WaitingFor<&Request::PollLayer>, nb::arg("layer"))
-      .def("conv_tail", &ConvTail, nb::arg("step"), nb::arg("layer"),
+      .def("poll_layer", &WaitingFor<kLayer, &Request::PollLayer>, Any("layer"),
+           nb::sig("def poll_layer(self, layer: int) -> Verdict"))
+      .def("conv_tail", &ConvTail, Any("step"), Any("layer"),
            nb::sig("def conv_tail(self, step: int, layer: int) -> bytes | None"),
-           "The convolution's last inputs behind a step that is taken from the cache.")
+           "The convolution's last inputs after a step that is taken from the cache.")
       .def("finish", &Waiting<&Request::Finish>,
            "The verdict; no token may be emitted before it. RESTART: compute the new plan. OTHER_PAGES: `move` first.")
       .def("poll_finish", &Waiting<&Request::PollFinish>)
-      .def("move", &InPages<&Request::Move, &Request::MoveTo>, nb::arg("page_table"))
+      .def("move", &InPages<&Request::Move, &Request::MoveTo>, Any("page_table"))
       .def_prop_ro("pages_kept", [](const PyRequest& self) { return self.request->pages_kept(); })
       .def("plan_bytes", &PlanBytes, "The plan for another process (`Cache.land`); empty: no hit.");
 }

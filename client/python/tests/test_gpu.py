@@ -116,9 +116,9 @@ def test_memory_that_the_daemon_does_not_serve_is_refused(gpu_daemon, daemon_wit
         open_cache(gpu_daemon, **good | {"gpu": b"x" * 16})
     with pytest.raises(ValueError, match="this daemon serves 2 GPUs, and none is named"):
         open_cache(gpu_daemon, **good | {"gpu": b""})
-    with pytest.raises(ValueError, match="gpu: 16 bytes are needed"):
+    with pytest.raises(ValueError, match="gpu: 16 bytes are expected"):
         open_cache(gpu_daemon, **good | {"gpu": b"GPU"})
-    with pytest.raises(ValueError, match="memory.bytes: 4096, and the pages take"):
+    with pytest.raises(ValueError, match="^memory_bytes: 4096, and the pages take"):
         open_cache(gpu_daemon, **good | {"memory_bytes": 4096})
     with pytest.raises(RuntimeError, match="this daemon has no GPU"):
         open_cache(daemon_without, **good)

@@ -72,3 +72,57 @@ def test_a_handle_that_is_forgotten_lets_others_run_while_it_ends(daemon):
     thread.join()
     assert waking.wait() == 0
     assert counted > 100
+
+
+def test_arrays_of_the_memory_stay_valid_when_the_cache_is_closed(daemon):
+    cache = open_cache(daemon)
+    request = cache.begin(np.arange(100, dtype=np.int32), page_table=np.arange(16))
+    keys, values = cache.page_rows(shortest.ATTENTION)
+    memory = cache.memory
+    part = keys[3:5, ::2]
+    cache.close()
+    for closed in (lambda: cache.memory, lambda: cache.page_rows(shortest.ATTENTION)):
+        with pytest.raises(RuntimeError, match="the cache is closed"):
+            closed()
+    request.end()
+    del request, cache
+    gc.collect()
+    keys[:], values[:] = 7, 8
+    assert float(keys[63, 15, 1, 15]) == 7.0 and float(part[0, 0, 0, 0]) == 7.0
+    del keys, values
+    gc.collect()
+    part[:] = 9
+    assert memory.view(np.float32).max() == 9.0
+
+
+def test_slots_of_a_page_store_stay_valid_when_it_is_closed(daemon):
+    client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)
+    store = ashlar.PageStore(client, model_id="m", weights_digest="w", content="c", page_bytes=4096, slots=2)
+    kept = [store.memory()]
+    assert store.put([bytes(32)], lambda i, slot: kept.append(slot)) == ["published"]
+    store.close()
+    with pytest.raises(RuntimeError, match="the store is closed"):
+        store.exists([bytes(32)])
+    del store, client
+    gc.collect()
+    for array in kept:
+        array[:] = 5
+    assert kept[0].min() == 5 and kept[1].size == 4096
+
+
+def test_memory_is_unmapped_with_the_last_array(daemon):
+    def mapped():
+        with open("/proc/self/maps") as maps:
+            return sum("memfd:" in line for line in maps)
+
+    before = mapped()
+    cache = open_cache(daemon)
+    keys, _ = cache.page_rows(shortest.ATTENTION)
+    during = mapped()
+    cache.close()
+    del cache, _
+    gc.collect()
+    assert during > before and mapped() > before, "the array's"
+    del keys
+    gc.collect()
+    assert mapped() == before
