@@ -1,12 +1,12 @@
-"""Ashlar for engines written in Python: set a prompt from cached segments and prefixes, publish what was computed.
+"""Ashlar for engines written in Python: assemble prompts from cached segments and prefixes, and publish computed ones::
 
     import ashlar
     cache = ashlar.Cache(model=..., rpc_socket=..., session_socket=..., pages=64)
     with cache.begin(tokens, segments=[...], page_table=pages) as request:
         ...
 
-A cache failure is a miss, never an exception: a dead daemon or a late landing changes the plan and nothing else.
-Exceptions say that a call made no sense (ValueError names the field), or that no daemon was there to open (ConnectionError).
+A cache failure is a miss, never an exception: a dead daemon or a late landing changes only the plan. TypeError and
+ValueError begin with the name of the wrong argument; ConnectionError says that no daemon could be reached.
 """
 
 from __future__ import annotations
