@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,11 +25,13 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from ashlar._ashlar import text, whole
 from ashlar.daemon import Daemon
 from ashlar.prompt import Prompt
 from ashlar.transformers import calls
 from ashlar.transformers.model import check_type, describe
 from ashlar.transformers.setting import Fault, ModelCache, Setter, Setting
+from ashlar.transformers.weights import Weights
 
 _log = logging.getLogger("ashlar.transformers")
 
@@ -63,7 +66,7 @@ class Reuse:
 
 def cache_for(
     model: Any,
-    daemon: Daemon | tuple[str, str],
+    daemon: Daemon | tuple[Any, Any],
     *,
     tokens: int = 16384,
     head: int = 8,
@@ -80,10 +83,23 @@ def cache_for(
     prompt that is served, with its answer. `head`, `tail`: the seams' widths. `weights_digest`: names the weights;
     without it they are hashed, all of them. ValueError: the model, or the version of transformers, cannot be served.
     """
-    rpc_socket, session_socket = daemon if isinstance(daemon, tuple) else (daemon.rpc_socket, daemon.session_socket)
+    check_type(model)
+    if isinstance(daemon, Daemon):
+        sockets: tuple[Any, Any] = (daemon.rpc_socket, daemon.session_socket)
+    elif isinstance(daemon, tuple) and len(daemon) == 2:
+        sockets = daemon
+    else:
+        given = type(daemon).__name__
+        raise TypeError(f"daemon: {given} was given; expected that of ashlar.daemon.start, or (rpc socket, session socket)")
+    tokens, page_tokens = whole("tokens", tokens, 1), whole("page_tokens", page_tokens, 1)
+    capture_tokens = whole("capture_tokens", capture_tokens, 1)
+    head, tail = whole("head", head), whole("tail", tail)
+    if weights_digest is not None:
+        text("weights_digest", weights_digest)
+    weights = Weights(model)  # before they are hashed
     described, shape = describe(model, weights_digest, head, tail, page_tokens)
     return ModelCache(
-        described, shape, rpc_socket, session_socket, pages=-(-tokens // page_tokens), name="transformers",
+        described, shape, weights, *sockets, pages=-(-tokens // page_tokens), name="transformers",
         capture_tokens=capture_tokens, epsilon=epsilon, **options,
     )  # fmt: skip
 
@@ -94,6 +110,8 @@ class _Patches:
         self.own_forward: Any = model.forward
         self.own_generate: Any = getattr(model, "generate", None)
         self.within = threading.local()
+        self.process = os.getpid()
+        self.weights_left = False  # and logged
 
     def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting | None:
         """None: compute it without the cache."""
@@ -112,6 +130,9 @@ class _Patches:
     def commit(self, prompt: Prompt, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]]) -> None:
         commits = []
         try:
+            why = self.of_model()
+            if why is not None:
+                raise Fault(f"{why} changed while the prompt was computed")
             with torch.no_grad():
                 commits = self.reuse.setter.commit(setting, text, prompt.conversation, prompt.salt)
         except Fault as fault:
@@ -134,30 +155,46 @@ class _Patches:
             return None, given
         return given, torch.from_numpy(given.tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)
 
+    def of_model(self) -> str | None:
+        cache = self.reuse.setter.cache
+        return calls.of_model(self.model, cache.shape.adapters, cache.weights)
+
     def why_left(self, ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
+        # A forked child has the parent's pages, which it must not touch, and its locks, which may be held for ever.
+        if os.getpid() != self.process:
+            return "a forked process"
         why = calls.of_prompt(ids, args, arguments)
-        return why if why is not None else calls.of_model(self.model, self.reuse.setter.cache.shape.adapters)
+        return why if why is not None else self.of_model()
 
     def leave(self, ids: Any, why: str) -> None:
         count = ids.numel() if isinstance(ids, torch.Tensor) else 0
+        if why == "weights" and not self.weights_left:
+            self.weights_left = True
+            _log.warning("the model's weights are no longer those that the cache was opened for; open another cache")
         self.reuse.last = Served(count, 0, 0, True, {}, [], None, left=why)
         _log.debug("%d tokens were left to the model: %s", count, why)
 
     @contextlib.contextmanager
-    def generating(self) -> Iterator[None]:
-        """Within it, `forward` is the model's own in this thread: `generate` calls it for parts of its prompt."""
-        before, self.within.generate = getattr(self.within, "generate", False), True
+    def generating(self) -> Iterator[list[torch.Tensor]]:
+        """Within it, `forward` is the model's own in this thread: `generate` calls it for parts of its prompt.
+
+        Gives the tokens that were run: what `generate` returns may have been changed by an engine's own functions.
+        """
+        before, self.within.run = getattr(self.within, "run", None), []
         try:
-            yield
+            yield self.within.run
         finally:
-            self.within.generate = before
+            self.within.run = before
 
     def forward(self, input_ids: Any = None, *args: Any, **kwargs: Any) -> Any:
         prompt, ids = self.tokens(input_ids)
         keep = kwargs.get("logits_to_keep", 0)
         if prompt is not None and isinstance(keep, int) and keep == 0:
             kwargs["logits_to_keep"] = max(1, len(prompt.tokens) - sum(prompt.lengths))
-        if getattr(self.within, "generate", False):
+        run: list[torch.Tensor] | None = getattr(self.within, "run", None)
+        if run is not None:
+            if isinstance(ids, torch.Tensor):
+                run.append(ids[0].clone())
             return self.own_forward(ids, *args, **kwargs)
         why = self.why_left(ids, args, kwargs) or calls.of_forward(self.model, ids, kwargs)
         if why is not None:
@@ -186,16 +223,15 @@ class _Patches:
                 return self.own_generate(ids, *args, **kwargs)
         prompt = prompt or Prompt([], ids[0].cpu())
         count = len(prompt.tokens)
-        with self.reuse.lock, self.generating():
+        with self.reuse.lock, self.generating() as run:
             setting = self.set(prompt, count - 1, 0, self._room(count, calls.room(self.model, options, count, kwargs)))
             cache = DynamicCache(config=self.reuse.setter.config) if setting is None else setting.cache
             try:
                 # Without hits as without Ashlar: the model's own prefill, on the same kind of cache.
                 output = self.own_generate(ids, **{**kwargs, "past_key_values": cache})
                 if setting is not None:
-                    sequence = output if isinstance(output, torch.Tensor) else output.sequences
-                    # The last token has been chosen, and not run.
-                    self.commit(prompt, setting, sequence[0, :-1].cpu().numpy().astype(np.int32))
+                    ran = torch.cat(run).cpu().numpy().astype(np.int32)
+                    self.commit(prompt, setting, np.concatenate([prompt.tokens[: count - 1], ran]))
             finally:
                 if setting is not None:
                     self.reuse.setter.end(setting)
@@ -219,13 +255,15 @@ def _in_place_of(own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[
 
 @contextlib.contextmanager
 def attach(model: Any, cache: ModelCache, *, way: str = "kernels", setter: type[Setter] = Setter) -> Iterator[Reuse]:
-    """Lets `model.generate` and `model.forward` use the cache within the `with` block; both are restored behind it.
+    """Lets `model.generate` and `model.forward` use the cache within the `with` block; both are restored after it.
 
     `way`: of computing a segment's tuple: "kernels", or "identity" by the model's own rule.
     """
     check_type(model)
     if not isinstance(cache, ModelCache):
-        raise ValueError("cache: of ashlar.cache_for(model, daemon)")
+        raise TypeError(f"cache: {type(cache).__name__} was given; expected that of ashlar.cache_for(model, daemon)")
+    if not isinstance(setter, type) or not issubclass(setter, Setter):
+        raise TypeError(f"setter: {type(setter).__name__} was given; expected a class that derives from Setter")
     reuse = Reuse(setter(model, cache, model.forward, way))
     patches = _Patches(model, reuse)
     before = {name: model.__dict__[name] for name in ("forward", "generate") if name in model.__dict__}

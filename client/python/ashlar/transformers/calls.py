@@ -7,46 +7,68 @@ from typing import Any
 
 import torch
 
-from ashlar.transformers.model import standing
+from ashlar.transformers.weights import Weights, standing
 
-# Arguments of `generate` that choose or tell tokens, and decide no state.
+# Arguments of `generate` that choose or report tokens, and decide no state.
 _CHOOSING = frozenset(
     ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "streamer", "tokenizer", "trust_remote_code")
 )
+# Arguments of `forward` whose values are looked at here.
 _KNOWN = frozenset(
     ("attention_mask", "logits_to_keep", "past_key_values", "position_ids", "inputs_embeds", "return_dict", "use_cache")
 )
 _OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")  # of every token that was run
+_ONE = ("num_return_sequences", "guidance_scale")  # 1 is what they are without being given
+_OFF = frozenset((*_OUTPUTS, "synced_gpus", "trust_remote_code"))  # False is what they are without being given
+# Options of `generate` that choose tokens, say when to stop, or what is returned of the tokens that are added. Those of
+# assistants and beams count where there are any, which is refused by the mode.
+_SERVED_OPTIONS = frozenset("""
+    max_length max_new_tokens min_length min_new_tokens early_stopping max_time stop_strings do_sample num_beams use_cache
+    temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty
+    length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids renormalize_logits forced_bos_token_id
+    forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+    sequence_bias watermarking_config output_scores output_logits return_dict_in_generate pad_token_id bos_token_id
+    eos_token_id decoder_start_token_id num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
+    assistant_lookbehind target_lookbehind assistant_ensemble_weight max_matching_ngram_size speculation_type
+    num_beam_groups diversity_penalty disable_compile compile_config transformers_version
+""".split())
 
 
-def of_model(model: Any, described: str) -> str | None:
-    """Whether the model computes as it did when its adapters were `described`: an open cache names these states alone."""
+def of_model(model: Any, described: str, weights: Weights | None = None) -> str | None:
+    """Whether the model computes as it did when its adapters were `described`, with these weights: an open cache names
+    these states alone."""
     if torch.is_autocast_enabled(model.device.type):
         return "autocast"
-    training, active = (True, "") if model.training else standing(model)
-    if training:
+    if model.training:
         return "training"
-    return None if active == described else "adapters"
+    now = standing(model)
+    if now.training:
+        return "training"
+    if now.adapters != described:
+        return "adapters"
+    return "weights" if weights is not None and weights.changed(now) else None
 
 
 def of_prompt(ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
     """Whether these are arguments of one whole prompt."""
     if args:
         return "arguments without a name"
-    if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
         return "no tokens"
     if ids.shape[0] != 1:
         return f"{ids.shape[0]} sequences"
     if ids.shape[1] < 2:
         return "one token"
+    if int(ids.min()) < 0 or int(ids.max()) > torch.iinfo(torch.int32).max:
+        return "tokens out of range"
     for name in ("past_key_values", "inputs_embeds", "position_ids"):
         if arguments.get(name) is not None:
             return name
     mask = arguments.get("attention_mask")
     # One that hides nothing; Transformers also takes prepared ones, in a dict.
-    if mask is not None and not (isinstance(mask, torch.Tensor) and mask.ndim == 2 and bool((mask == 1).all())):
-        return "attention_mask"
-    return None
+    if mask is None or (isinstance(mask, torch.Tensor) and mask.shape == ids.shape and bool((mask == 1).all())):
+        return None
+    return "attention_mask"
 
 
 def of_generate(model: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> tuple[str | None, Any]:
@@ -65,16 +87,15 @@ def _of_options(options: Any, assistant: Any) -> str | None:
     mode = options.get_generation_mode(assistant)
     if mode not in ("greedy_search", "sample"):
         return str(mode.value)
-    for name in ("num_return_sequences", "guidance_scale"):
-        if getattr(options, name, None) not in (None, 1):
-            return name
-    if getattr(options, "use_cache", None) is False:
+    if options.use_cache is False:
         return "use_cache"
-    # Other caches, prompts that are run in parts or changed first, and outputs of every token.
-    for name in ("cache_implementation", "prefill_chunk_size"):
-        if getattr(options, name, None) is not None:
-            return name
-    return next((name for name in ("token_healing", "is_assistant", *_OUTPUTS) if getattr(options, name, None)), None)
+    # Of all others, those of later versions among them: caches, prompts that are run in parts or changed first, outputs
+    # of every token.
+    for name, value in vars(options).items():
+        known = name in _SERVED_OPTIONS or name.startswith("_") or (name in _ONE and value == 1)
+        if not known and value is not None and value is not False:
+            return str(name)
+    return None
 
 
 def _of_others(options: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> str | None:
@@ -91,7 +112,7 @@ def _of_others(options: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> st
 
 def _first(arguments: dict[str, Any], known: frozenset[str]) -> str | None:
     """The first argument that is given, and not known."""
-    given = sorted(name for name, value in arguments.items() if value is not None and value is not False)
+    given = sorted(name for name, value in arguments.items() if not (value is None or (value is False and name in _OFF)))
     return next((name for name in given if name not in known), None)
 
 

@@ -3,9 +3,11 @@ cache and its rules' calls are looked at. Nothing numeric is derived from the co
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ashlar.checkpoint import config_text
 from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrder, TailOrder
 from ashlar.transformers.rules import Tape
+from ashlar.transformers.weights import standing
 
 # The versions whose caches and rules this module knows: each was tried. Tests run with the ends, and with 5.19.0 between.
 OLDEST, BELOW = (5, 18), (5, 25)
@@ -66,23 +69,6 @@ def weights_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def standing(model: Any) -> tuple[bool, str]:
-    """Whether any part of the model is in training mode; and the adapters that it computes with: in each layer the active
-    or merged ones, and their scales. "": none.
-
-    PEFT's layers are known by what they say of themselves.
-    """
-    training, found = False, []
-    for name, module in model.named_modules():
-        training |= module.training
-        if isinstance(getattr(type(module), "active_adapters", None), property):
-            active = [] if module.disable_adapters else list(module.active_adapters)
-            scales = getattr(module, "scaling", None) or {}
-            merged = list(getattr(module, "merged_adapters", ()))
-            found.append((name, merged, [(adapter, scales.get(adapter)) for adapter in active]))
-    return training, repr(found) if found else ""
-
-
 def check_type(model: Any) -> None:
     """ValueError: the model is wrapped or compiled, so that what is set on it does not decide how it runs."""
     kind = type(model).__name__
@@ -94,6 +80,16 @@ def check_type(model: Any) -> None:
 
 def _refuse(layer: int, reason: str) -> ValueError:
     return ValueError(f"model.layers[{layer}]: {reason}")
+
+
+@contextlib.contextmanager
+def _probing(model: Any) -> Iterator[None]:
+    """A model that cannot be run as the others are is refused by name."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+        raise ValueError(f"model: {type(model).__name__} does not run on a DynamicCache ({why})") from error
 
 
 def _run(model: Any, cache: DynamicCache, tokens: torch.Tensor, first: int) -> None:
@@ -175,7 +171,7 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
     chance = torch.Generator().manual_seed(20)
     tokens = torch.randint(0, config.vocab_size, (1, 24), generator=chance).to(model.device)
     whole, second, turned = Tape(config), Tape(config), DynamicCache(config=config)
-    with torch.autocast(model.device.type, enabled=False):
+    with torch.autocast(model.device.type, enabled=False), _probing(model):
         with whole.recording(model):
             _run(model, whole, tokens, 0)
         _run(model, second, tokens[:, :12], 0)
@@ -202,8 +198,13 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
             kind = DTYPES[keys.dtype]
             layers.append(Attention(keys.shape[1], keys.shape[-1], values.shape[-1], kind, rope))
             attention_places.append(AttentionPlace(len(layers) - 1, number))
+    if not layers:
+        raise ValueError(
+            f"model: {type(model).__name__} leaves no keys and no states in a DynamicCache: models that keep them in a "
+            "cache of their own (Mamba, RWKV) cannot be served"
+        )
     _check_gate(whole, second)
-    digest, (_, switched) = digest or weights_digest(model), standing(model)
+    digest, switched = digest or weights_digest(model), standing(model).adapters
     if switched:
         digest = hashlib.sha256(f"{digest} {switched}".encode()).hexdigest()
     described = Model(

@@ -25,8 +25,10 @@ from ashlar.cache import Cache, MemoryKind, PagePlace
 from ashlar.model import Attention, DType, Family, Model
 from ashlar.prompt import Prompt
 from ashlar.request import LinearTensors, Plan, Request, Run, Step, StepKind
+from ashlar.transformers import branches
 from ashlar.transformers.model import LinearPlace, Shape, numpy_view
 from ashlar.transformers.rules import Tape
+from ashlar.transformers.weights import Weights
 
 _TORCH = {DType.F32: torch.float32, DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 _LINE = 64  # bytes: tokens begin on cache lines
@@ -60,7 +62,10 @@ def calling(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
 class ModelCache(Cache):
     """A cache opened for one model of Transformers (`ashlar.cache_for`)."""
 
-    def __init__(self, model: Model, shape: Shape, rpc_socket: str, session_socket: str, *, pages: int, **options: Any) -> None:
+    def __init__(
+        self, model: Model, shape: Shape, weights: Weights, rpc_socket: Any, session_socket: Any, *, pages: int,
+        **options: Any,
+    ) -> None:  # fmt: skip
         # Memory of this process, not the daemon's: it outlives a daemon, and the next one gets it again.
         places, size = _places(model, pages)
         self._memfd = os.memfd_create("ashlar-transformers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -75,6 +80,8 @@ class ModelCache(Cache):
             os.close(self._memfd)
             raise
         self.shape = shape
+        self.weights = weights
+        self.capture_tokens = int(options["capture_tokens"])
         self.free = list(range(self.pages))
         self.rows = {}
         for place in shape.attention:
@@ -153,6 +160,8 @@ class Setter:
             raise ValueError(f"way: {way!r} is neither 'kernels' nor 'identity'")
         self.model, self.cache, self.forward, self.way = model, cache, forward, way
         self.config = model.config.get_text_config(decoder=True)
+        ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        self.ends_of_messages = set() if ends is None else set(np.ravel(ends).tolist())
         self.seconds_a_token = 0.0  # of prefill, by recent runs
         self._running = 0.0  # seconds in runs of the model, since the last prompt's start
 
@@ -279,14 +288,21 @@ class Setter:
     ) -> tuple[DynamicCache, Any, list[tuple[int, list[LinearTensors]]]]:
         cache = DynamicCache(config=self.config)
         output, captured = None, []
+        branch = branches.branch(
+            self.cache.model, plan, tokens, min(upto, len(tokens) - keep), self.cache.capture_tokens, self.ends_of_messages
+        )
         for number, step in enumerate(plan.steps):
             if step.kind is not StepKind.COMPUTE:
                 self._take(request, number, step, table, cache)
                 continue
             last = number == len(plan.steps) - 1
-            end = upto if last else step.end
-            if step.begin < end:
-                output = self.run(cache, tokens[step.begin : end], step.begin, keep if last else 0)
+            begin, end = step.begin, upto if last else step.end
+            if branch is not None and begin < branch < end:
+                self.run(cache, tokens[begin:branch], begin)
+                captured.append((branch, self.states(cache)))
+                begin = branch
+            if begin < end:
+                output = self.run(cache, tokens[begin:end], begin, keep if last else 0)
             if step.capture and step.end == end:
                 captured.append((end, self.states(cache)))
         if 0 < upto < len(tokens) and upto not in (at for at, _ in captured):
@@ -361,10 +377,13 @@ class Setter:
         for begin, end in computed:
             if begin < min(end, len(text)):
                 self._write(setting.cache, setting.table, 0, begin, min(end, len(text)))
-        offers = [one for one in setting.captured if one[0] < len(text)]
-        offers.append((len(text), self.states(setting.cache)))
+        offers = {depth: states for depth, states in setting.captured if depth < len(text)}
+        if setting.plan.exact:
+            for depth in branches.whole_blocks(self.cache.model, branches.computed_from(setting.plan), len(text)):
+                offers.setdefault(depth, [])
+        offers[len(text)] = self.states(setting.cache)
         return calling(
-            self.cache.commit, text, offers, request=setting.request, prompt_tokens=count, page_table=setting.table,
+            self.cache.commit, text, sorted(offers.items(), key=lambda offer: offer[0]), request=setting.request, prompt_tokens=count, page_table=setting.table,
             conversation=conversation, salt=salt,
         )  # fmt: skip
 

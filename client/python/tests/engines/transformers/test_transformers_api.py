@@ -48,7 +48,7 @@ def test_generate_and_forward_are_restored(model, daemon):
             raise KeyError
         assert (model.forward, model.generate) == before
         assert not {"forward", "generate"} & set(model.__dict__)
-    with pytest.raises(ValueError, match="cache: of ashlar.cache_for"), ashlar.attach(model, None):
+    with pytest.raises(TypeError, match="^cache: NoneType was given; expected that of ashlar.cache_for"), ashlar.attach(model, None):
         pass
 
 

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 import ashlar
+from ashlar.transformers import calls
 
 SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
 QUERY = tiny.tokens(12, 99)
@@ -84,6 +85,101 @@ def test_prepared_masks_are_left_to_the_model(daemon):
         with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
             assert torch.equal(model(PROMPT, attention_mask=masks, logits_to_keep=1).logits, expected)
             assert reuse.last.left == "attention_mask" and reuse.last.fault is None
+
+
+def shaped(kind):
+    """Arguments of `generate` and `forward` that are not as the prompt is."""
+    return {
+        "a longer mask": {"attention_mask": torch.ones(1, 310, dtype=torch.long)},
+        "a shorter mask": {"attention_mask": torch.ones(1, 290, dtype=torch.long)},
+        "a mask of two": {"attention_mask": torch.ones(2, 300, dtype=torch.long)},
+        "a mask of four dimensions": {"attention_mask": torch.ones(1, 1, 300, 300).tril()},
+        "position_ids": {"position_ids": torch.arange(300).unsqueeze(0) + 5},
+        "token_type_ids": {"token_type_ids": torch.zeros(1, 300, dtype=torch.long)},
+        "cache_position": {"cache_position": torch.arange(300)},
+        "inputs_embeds": {"inputs_embeds": torch.zeros(1, 300, 32)},
+        "past_key_values": {"past_key_values": transformers.DynamicCache()},
+        "is_causal": {"is_causal": False},
+        "an unknown argument": {"scale_of_rotation": 2.0},
+    }[kind]
+
+
+SHAPES = [
+    "a longer mask", "a shorter mask", "a mask of two", "a mask of four dimensions", "position_ids", "token_type_ids",
+    "cache_position", "inputs_embeds", "past_key_values", "is_causal", "an unknown argument",
+]  # fmt: skip
+
+
+def said(call):
+    """An answer, or the error in its place."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+
+
+def same(one, other):
+    return one == other if isinstance(one, str) or isinstance(other, str) else torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_arguments_that_disagree_with_the_prompt_are_left_to_the_model(daemon, kind):
+    model = tiny.build("qwen3")
+    generate = lambda: model.generate(PROMPT, max_new_tokens=12, do_sample=False, **shaped(kind))  # noqa: E731
+    forward = lambda: model(PROMPT, logits_to_keep=1, **shaped(kind)).logits  # noqa: E731
+    with torch.no_grad():
+        expected = said(generate), said(forward)
+        with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+            for _ in range(2):
+                for call, answer in zip((generate, forward), expected, strict=True):
+                    assert same(said(call), answer), kind
+                    why = next(iter(shaped(kind)))
+                    assert (reuse.last.left, reuse.last.fault, reuse.last.cached_tokens) == (why, None, 0)
+            assert torch.equal(model.generate(PROMPT, **GREEDY)[:, :300], PROMPT) and reuse.last.left is None
+
+
+def test_tokens_that_are_none_are_left_to_the_model(model, daemon):
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
+        for ids, why in {PROMPT.float(): "no tokens", PROMPT + 2**40: "tokens out of range", PROMPT - 300: "tokens out of range",
+                         PROMPT[0]: "no tokens"}.items():  # fmt: skip
+            with pytest.raises(Exception):  # noqa: B017
+                model(ids, logits_to_keep=1)
+            assert reuse.last.left == why and reuse.last.fault is None
+
+
+def test_options_that_are_not_known_are_left_to_the_model_by_name(model, daemon):
+    served = {
+        "max_new_tokens": 3, "min_new_tokens": 1, "do_sample": True, "temperature": 0.7, "top_k": 10, "top_p": 0.9, "min_p": 0.01,
+        "repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "suppress_tokens": [3], "output_scores": True,
+        "return_dict_in_generate": True, "bad_words_ids": [[5]], "max_time": 60.0,
+    }  # fmt: skip
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
+        model.generate(PROMPT, **served)
+        assert reuse.last.left is None and reuse.last.fault is None
+        config = transformers.GenerationConfig(max_new_tokens=3)
+        config.option_of_a_later_version = True
+        assert torch.equal(model.generate(PROMPT, generation_config=config)[:, :300], PROMPT)
+        assert reuse.last.left == "option_of_a_later_version"
+        known = set(vars(transformers.GenerationConfig()))
+        assert calls._SERVED_OPTIONS - {"max_length"} <= known, "a name that this version does not have"
+
+
+@pytest.mark.parametrize("kind", ["logits_processor", "stopping_criteria"])
+def test_functions_of_the_caller_that_change_tokens_store_what_was_run(model, daemon, kind):
+    def meddle(input_ids, scores, **_):
+        if input_ids.shape[1] > 304:
+            input_ids[0, 302:] = 9  # after the model has run other ones
+        return scores if kind == "logits_processor" else torch.zeros(1, dtype=torch.bool)
+
+    lists = {"logits_processor": transformers.LogitsProcessorList, "stopping_criteria": transformers.StoppingCriteriaList}
+    meddled = model.generate(PROMPT, **GREEDY, **{kind: lists[kind]([meddle])})
+    longer = torch.cat([meddled, torch.tensor([tiny.tokens(30, 3)])], 1)
+    expected = model.generate(longer, **GREEDY)
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
+        assert torch.equal(model.generate(PROMPT, **GREEDY, **{kind: lists[kind]([meddle])}), meddled)
+        assert reuse.last.fault is None and "kept" in reuse.last.commits
+        assert torch.equal(model.generate(longer, **GREEDY), expected)
+        assert reuse.last.cached_tokens < 302, "what was stored is what was run, and not what the function wrote"
 
 
 @contextlib.contextmanager

@@ -168,3 +168,44 @@ def test_wrapped_and_compiled_models_are_refused_by_name(daemon, way):
         with pytest.raises(ValueError, match=message), ashlar.attach(other, cache):
             pass
     assert not {"forward", "generate"} & set(model.__dict__)
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "rwkv", "falcon_mamba"])
+def test_models_that_keep_their_states_elsewhere_are_refused_by_name(family):
+    sizes = {**tiny.COMMON, "num_hidden_layers": 2}
+    configs = {
+        "mamba": lambda: transformers.MambaConfig(**sizes, state_size=8),
+        "mamba2": lambda: transformers.Mamba2Config(**sizes, num_heads=4, head_dim=16, state_size=8, n_groups=2, expand=2),
+        "rwkv": lambda: transformers.RwkvConfig(**sizes, attention_hidden_size=32),
+        "falcon_mamba": lambda: transformers.FalconMambaConfig(**sizes, state_size=8),
+    }
+    model = transformers.AutoModelForCausalLM.from_config(configs[family]()).eval()
+    with pytest.raises(ValueError, match=f"^model: {type(model).__name__} ") as refused:
+        ashlar.cache_for(model, ("/nowhere/rpc", "/nowhere/session"))
+    assert "null" not in str(refused.value) and len(str(refused.value)) < 400
+    print(refused.value)
+
+
+BAD = [
+    ("model", 3, ValueError), ("daemon", None, TypeError), ("daemon", "/run", TypeError), ("daemon", ("a",), TypeError),
+    ("daemon", (3, "b"), TypeError), ("page_tokens", 0, ValueError), ("page_tokens", None, TypeError), ("page_tokens", 2.5, TypeError),
+    ("tokens", 0, ValueError), ("tokens", 3.5, TypeError), ("tokens", "many", TypeError), ("head", -1, ValueError),
+    ("tail", 1.5, TypeError), ("capture_tokens", None, TypeError), ("capture_tokens", 0, ValueError), ("epsilon", "small", TypeError),
+    ("weights_digest", 3, TypeError), ("timeout_ms", 1.5, TypeError), ("land_ms", -1, ValueError), ("tokens", 2**40, ValueError),
+]  # fmt: skip
+
+
+def test_cache_for_and_attach_refuse_by_name(daemon):
+    model = tiny.build("qwen3")
+    where = {"daemon": daemon, "tokens": 256}
+    for name, value, error in BAD:
+        given = {**where, "model": model, name: value}
+        name = {"daemon": "(daemon|rpc_socket)"}.get(name, "(tokens|pages)" if value == 2**40 else name)
+        with pytest.raises(error, match=f"^{name}: "):
+            ashlar.cache_for(given.pop("model"), given.pop("daemon"), **given)
+    with ashlar.cache_for(model, daemon, tokens=256) as cache:
+        for change, name, error in [({"cache": None}, "cache", TypeError), ({"way": "fast"}, "way", ValueError),
+                                    ({"setter": 3}, "setter", TypeError), ({"model": 3}, "model", ValueError)]:  # fmt: skip
+            given = {"model": model, "cache": cache, **change}
+            with pytest.raises(error, match=f"^{name}: "), ashlar.attach(given.pop("model"), given.pop("cache"), **given):
+                pass

@@ -1,0 +1,61 @@
+"""The depths inside a prompt at which its states are offered, beside those that the daemon asks for and its end: where
+later prompts are likely to part from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ashlar.model import Attention, Model
+from ashlar.request import Plan, StepKind
+
+_BLOCK_TOKENS = 256  # keys and values are kept in such blocks; those after the last whole one lie with each state
+_HEADER_TOKENS = 16  # at most, of a chat template before an answer
+_MOST = 56  # of one commit, which may offer 64
+_Tokens = np.ndarray[Any, np.dtype[np.int32]]
+
+
+def _state_tokens(model: Model) -> int:
+    """The number of tokens whose keys and values take as many bytes as a prompt's states do."""
+    states, keys = 0, 0
+    for layer in model.layers:
+        if isinstance(layer, Attention):
+            keys += layer.kv_heads * (layer.key_dim + layer.value_dim) * (4 if layer.dtype.name == "F32" else 2)
+        else:
+            states += 4 * (layer.value_heads * layer.d_k * layer.d_v + layer.conv_channels * max(0, layer.conv_kernel - 1))
+    return -(-states // max(1, keys))
+
+
+def whole_blocks(model: Model, begin: int, end: int) -> list[int]:
+    """Depths in (begin, end) that cost no state and no key twice: a model of attention alone resumes at any."""
+    if any(not isinstance(layer, Attention) for layer in model.layers):
+        return []
+    depths = list(range((begin // _BLOCK_TOKENS + 1) * _BLOCK_TOKENS, end, _BLOCK_TOKENS))
+    return depths[:: -(-len(depths) // _MOST)] if depths else []
+
+
+def branch(model: Model, plan: Plan, tokens: _Tokens, end: int, step: int, ends_of_messages: set[int]) -> int | None:
+    """The one depth before `end` at which the next prompt is likeliest to part from this one; None where that is not
+    worth a state: there are whole blocks, the daemon asks for another depth, or little is computed.
+
+    It is where the last message begins, by the tokens that end messages, if that is in the second half; else as far
+    before the end as a question after a document is long: a sixteenth, and at least `step` tokens.
+    """
+    begin = plan.steps[-1].begin if plan.steps else 0
+    asked = any(step.capture and step.end < end for step in plan.steps)
+    if whole_blocks(model, begin, end) or asked or not plan.exact or plan.segments or end - begin < max(2 * step, _state_tokens(model)):
+        return None
+    depth = (end - max(step, end // 16)) // step * step
+    begins = [at + 1 for at in np.flatnonzero(np.isin(tokens[:end], list(ends_of_messages))).tolist()]
+    if begins and end - begins[-1] <= _HEADER_TOKENS:
+        begins.pop()  # the answer's
+    if begins and begins[-1] > end // 2:
+        depth = begins[-1]
+    return depth if begin < depth < end else None
+
+
+def computed_from(plan: Plan) -> int:
+    """The depth from which on a plan takes nothing from the cache."""
+    cached = [step.end for step in plan.steps if step.kind is not StepKind.COMPUTE]
+    return max(cached, default=0)

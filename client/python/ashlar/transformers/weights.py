@@ -1,0 +1,51 @@
+"""Notices that a model's weights are others than those that its cache was opened for."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ashlar.weights_watch import WeightsWatch
+
+
+class Standing(NamedTuple):
+    """A model as it stands, by one walk over its modules."""
+
+    training: bool  # any part is in training mode
+    adapters: str  # that it computes with: in each layer the active or merged ones, and their scales; "": none
+    tensors: dict[str, tuple[int, int]]  # of parameters and buffers: address and version
+
+
+def _version(tensor: Any) -> int:
+    return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def standing(model: Any) -> Standing:
+    """PEFT's layers are known by what they say of themselves."""
+    training, adapters, tensors = False, [], {}
+    for name, module in model.named_modules():
+        training |= module.training
+        for part in (module._parameters, module._buffers):
+            for own, tensor in part.items():
+                if tensor is not None:
+                    tensors[f"{name}.{own}"] = (tensor.data_ptr(), _version(tensor))
+        if isinstance(getattr(type(module), "active_adapters", None), property):
+            active = [] if module.disable_adapters else list(module.active_adapters)
+            scales = getattr(module, "scaling", None) or {}
+            merged = list(getattr(module, "merged_adapters", ()))
+            adapters.append((name, merged, [(adapter, scales.get(adapter)) for adapter in active]))
+    return Standing(training, repr(adapters) if adapters else "", tensors)
+
+
+class Weights:
+    """Of one model, as they are when this is made.
+
+    A tensor that is replaced has another address, and an operation in place raises its version. Operations on
+    `Tensor.data` do neither: WeightsWatch compares some elements of each parameter.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._tensors = standing(model).tensors
+        self._watch = WeightsWatch(model)
+
+    def changed(self, now: Standing) -> bool:
+        return any(now.tensors.get(name) != seen for name, seen in self._tensors.items()) or self._watch.changed()
