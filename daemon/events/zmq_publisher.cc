@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/events/kv_events.h"
+#include "daemon/runtime/port_wait.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -83,8 +84,13 @@ struct ZmqPublisher::Impl {
     }
     const int64_t longest = 1024;  // of a request
     zmq_setsockopt(socket.get(), ZMQ_MAXMSGSIZE, &longest, sizeof longest);
-    if (zmq_bind(socket.get(), address.c_str()) != 0) {
-      return absl::UnavailableError(absl::StrCat(address, ": ", zmq_strerror(zmq_errno())));
+    int error = 0;
+    WaitForPort(address, kPortPatience, [&] {
+      error = zmq_bind(socket.get(), address.c_str()) == 0 ? 0 : zmq_errno();
+      return error == EADDRINUSE;
+    });
+    if (error != 0) {
+      return absl::UnavailableError(absl::StrCat(address, ": ", zmq_strerror(error)));
     }
     return socket;
   }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/observe/metrics_text.h"
+#include "daemon/runtime/port_wait.h"
 #include "daemon/runtime/tcp_socket.h"
 
 namespace ashlar::daemon {
@@ -55,7 +56,7 @@ absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const v1::Conf
   absl::Status status;
   if (!listen.metrics_address().empty()) {
     status = AddListener("listen.metrics_address", HttpServer::Door::kTcp,
-                         ListenTcp(*ParseHostPort(listen.metrics_address())), options);
+                         ListenTcp(*ParseHostPort(listen.metrics_address()), kPortPatience), options);
     if (!status.ok()) return status;
     port = PortOf(options.listeners.back().second.fd.get());
   }

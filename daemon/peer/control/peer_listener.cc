@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/named_thread.h"
+#include "daemon/runtime/port_wait.h"
 #include "daemon/runtime/tcp_socket.h"
 
 namespace ashlar::daemon {
@@ -128,7 +129,7 @@ struct PeerListener::Impl {
 
 absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start(const HostPort& at, storage::Nanos period,
                                                                   Events events) {
-  absl::StatusOr<Listener> listener = ListenTcp(at);
+  absl::StatusOr<Listener> listener = ListenTcp(at, kPortPatience);
   if (!listener.ok()) return listener.status();
   auto impl = std::make_unique<Impl>();
   impl->events = std::move(events);

@@ -1,10 +1,12 @@
 // The figures of a transport's peers, of those that have gone, too.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "daemon/peer/transport/testing/held_bytes.h"
@@ -35,6 +37,18 @@ TEST_F(TransportPeersTest, BytesOfConnectionsThatHaveEndedStayCounted) {
   asker_.reset();
   WaitFor([&] { return holder_->stats().peers.empty(); });
   EXPECT_GE(holder_->stats().bytes_sent, sent);
+}
+
+// A daemon that starts again right after it was killed finds its port held for a moment.
+TEST_F(TransportPeersTest, APortThatIsBeingReleasedIsWaitedFor) {
+  const HostPort at = holder_->address();
+  std::thread release([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    holder_ = nullptr;
+  });
+  const auto started = Transport::Start({.listen = at});
+  release.join();
+  EXPECT_EQ(started.status(), absl::OkStatus());
 }
 
 // Where the bytes in flight of all peers together are what bounds them.

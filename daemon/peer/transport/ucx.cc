@@ -14,6 +14,7 @@
 #include "daemon/peer/transport/socket_address.h"
 #include "daemon/peer/transport/ucx_settings.h"
 #include "daemon/peer/transport/ucx_worker.h"
+#include "daemon/runtime/port_wait.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -155,7 +156,12 @@ absl::Status UcxWorker::Listen(const HostPort& at) {
   };
   params.conn_handler.arg = this;
   const std::string what = absl::StrCat("cannot listen on port ", at.port, " of ", at.host);
-  if (absl::Status s = ToStatus(ucp_listener_create(worker_, &params, &listener_), what); !s.ok()) return s;
+  ucs_status_t listened = UCS_OK;
+  WaitForPort(absl::StrCat(at.host, ":", at.port), kPortPatience, [&] {
+    listened = ucp_listener_create(worker_, &params, &listener_);
+    return listened == UCS_ERR_BUSY;  // EADDRINUSE
+  });
+  if (absl::Status s = ToStatus(listened, what); !s.ok()) return s;
   ucp_listener_attr_t attributes{.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
   if (absl::Status s = ToStatus(ucp_listener_query(listener_, &attributes), what); !s.ok()) return s;
   address_ = {at.host, PortOf(attributes.sockaddr)};

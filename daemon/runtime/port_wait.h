@@ -1,0 +1,17 @@
+// Waiting for a TCP port that another process is about to release.
+#pragma once
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
+#include "storage/executor.h"
+
+namespace ashlar::daemon {
+
+// How long a daemon that starts waits for a port. A daemon that was killed holds its ports until the kernel has taken
+// its memory back.
+inline constexpr storage::Nanos kPortPatience = 5'000'000'000;
+
+// Calls `in_use`, which tries to listen, until it returns false or `patience` is over. Logs `what` once if it waits.
+void WaitForPort(absl::string_view what, storage::Nanos patience, absl::FunctionRef<bool()> in_use);
+
+}  // namespace ashlar::daemon
