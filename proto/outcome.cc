@@ -46,6 +46,8 @@ absl::string_view Name(MissReason reason) {
       return "covered";
     case MissReason::kPeerFailed:
       return "peer_failed";
+    case MissReason::kHolderUnreachable:
+      return "holder_unreachable";
   }
   return "unknown";
 }

@@ -31,6 +31,7 @@ enum class MissReason : uint8_t {
   kDeclined = 18,             // offered by an engine, but landing it would take longer than computing it again
   kCovered = 19,              // none: a cached prefix reaches behind its head, and it was not looked up
   kPeerFailed = 20,           // another node had it, and no node has delivered it whole
+  kHolderUnreachable = 21,    // other nodes are known to have it, and none of them answered in time
 };
 absl::string_view Name(MissReason reason);
 

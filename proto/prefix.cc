@@ -1,5 +1,7 @@
 #include "proto/prefix.h"
 
+#include <cstring>
+
 #include "proto/limits.h"
 
 namespace ashlar {
@@ -18,6 +20,12 @@ PrefixKeys::PrefixKeys(const NamespaceId& ns, uint32_t block_tokens, std::span<c
   for (size_t end = block_tokens; end <= tokens.size(); end += block_tokens) {
     before = &blocks_.emplace_back(Chained(ObjectKind::kPrefixBlock, *before, end - block_tokens, end));
   }
+}
+
+uint64_t PrefixKeys::Group() const {
+  uint64_t group = 0;
+  if (!blocks_.empty()) std::memcpy(&group, blocks_.front().bytes.data(), sizeof group);
+  return group;
 }
 
 Key PrefixKeys::Checkpoint(uint64_t depth) const {

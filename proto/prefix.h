@@ -40,6 +40,9 @@ class PrefixKeys {
   uint32_t block_tokens() const { return block_tokens_; }
   std::span<const int32_t> tokens() const { return tokens_; }
   std::span<const Key> blocks() const { return blocks_; }
+  // The same for all texts that begin with the same block; 0: the text has no whole block. Says which objects are of
+  // use together.
+  uint64_t Group() const;
   // 1 ≤ depth ≤ tokens. Hashes what is behind the last whole block.
   Key Checkpoint(uint64_t depth) const;
   // Returns the key of the span [begin, end), behind the checkpoint at `begin` ≥ 1. end ≤ tokens.

@@ -415,8 +415,8 @@ Offers& Cache::offers() {
   return impl_->table;
 }
 
-std::vector<Query> Cache::AtEnd(TenantId tenant, const PrefixText& text) const {
-  return impl_->prefixes.AtEnd(tenant, text);
+const Prefixes& Cache::prefixes() const {
+  return impl_->prefixes;
 }
 
 bool Cache::draining() const {

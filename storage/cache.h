@@ -229,8 +229,7 @@ class Cache {
   bool draining() const;
   // Objects that this node may hand to others, or take from them.
   Offers& offers();
-  // Returns what a text can be gone on with at its end (Prefixes::AtEnd).
-  std::vector<Query> AtEnd(TenantId tenant, const PrefixText& text) const;
+  const Prefixes& prefixes() const;
 
   // Ends leases, reservations and objects that are past their deadlines, and continues copies that found no room. Call
   // it about once a second.

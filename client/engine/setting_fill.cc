@@ -24,6 +24,7 @@ bool WorthFilling(MissReason reason) {
     case MissReason::kChecksumFailed:
     case MissReason::kTierError:
     case MissReason::kAbandoned:
+    case MissReason::kHolderUnreachable:
     case MissReason::kExpired:
     case MissReason::kNamespaceDiffers:
     case MissReason::kBudgetRefused:

@@ -142,7 +142,7 @@ MissReason ToMissReason(const absl::Status& status) {
 }
 
 MissReason ToMissReason(uint32_t wire) {
-  constexpr auto kLast = static_cast<uint32_t>(MissReason::kPeerFailed);
+  constexpr auto kLast = static_cast<uint32_t>(MissReason::kHolderUnreachable);
   return wire <= kLast ? static_cast<MissReason>(wire) : MissReason::kTierError;
 }
 

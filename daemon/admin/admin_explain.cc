@@ -1,4 +1,5 @@
 // Why it missed: Explain, LastMisses, Models.
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -167,7 +168,9 @@ absl::StatusOr<AdminService::Asked> AdminService::ReadTexts(const v1::Texts& tex
   return asked;
 }
 
-void AdminService::WriteHolders(const Asked& asked, v1::ExplainReply* reply) const {
+// A text that is not here, and that only unreachable nodes have, is missed for that reason.
+void AdminService::WriteHolders(const Asked& asked, const std::set<std::string>& unreachable,
+                                v1::ExplainReply* reply) const {
   if (parts_.cluster == nullptr) return;
   std::vector<Key> keys;
   for (const Query& query : asked.queries) keys.push_back(query.key);
@@ -179,6 +182,13 @@ void AdminService::WriteHolders(const Asked& asked, v1::ExplainReply* reply) con
     holder->set_tier(static_cast<uint32_t>(located.holding.tier));
     if (located.holding.gpu.has_value()) holder->set_gpu(*located.holding.gpu);
     holder->set_rank(located.holding.shard.rank);
+    holder->set_unreachable(unreachable.contains(located.member->node));
+  }
+  for (v1::ExplainedText& text : *reply->mutable_texts()) {
+    const bool none_answers =
+        text.holders_size() > 0 && std::ranges::all_of(text.holders(), &v1::TextHolder::unreachable);
+    const bool here = text.miss_reason() == 0 || text.has_present();
+    if (none_answers && !here) text.set_miss_reason(static_cast<uint32_t>(MissReason::kHolderUnreachable));
   }
 }
 
@@ -188,15 +198,17 @@ absl::Status AdminService::Explain(const v1::Texts& texts, v1::ExplainReply* rep
   std::vector<Explanation> why;
   Differences differences;
   Nanos now = 0;
+  std::set<std::string> unreachable;
   const absl::Status answered = OnLoop([&] {
     why = parts_.cache.Explain(asked->tenant, asked->queries);
     now = parts_.clock.Now();
+    if (parts_.cluster != nullptr) unreachable = parts_.cluster->Unreachable();
   });
   if (!answered.ok()) return answered;
   for (size_t i = 0; i < why.size(); ++i) {
     WriteText(asked->tenant, asked->queries[i], why[i], asked->model.get(), now, differences, reply->add_texts());
   }
-  WriteHolders(*asked, reply);
+  WriteHolders(*asked, unreachable, reply);
   return absl::OkStatus();
 }
 

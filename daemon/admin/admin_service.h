@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -116,7 +117,7 @@ class AdminService {
   class Differences;
   void WriteText(storage::TenantId tenant, const storage::Query& query, const storage::Explanation& why,
                  const Model* model, storage::Nanos now, Differences& differences, v1::ExplainedText* out) const;
-  void WriteHolders(const Asked& asked, v1::ExplainReply* reply) const;
+  void WriteHolders(const Asked& asked, const std::set<std::string>& unreachable, v1::ExplainReply* reply) const;
 
   const AdminParts parts_;
   const storage::Nanos started_;

@@ -322,6 +322,7 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
   };
   FindElsewhere((*session)->about().tenant, {&call->asked},
                 [this, session = *session, call, refused, look_up](RemoteLookup::Adopted adopted) {
+                  if (adopted != nullptr) adopted->Mark(call->asked.segments);
                   call->adopted = std::move(adopted);
                   OnLoop(session, Room::kRequest, refused, look_up);
                 });

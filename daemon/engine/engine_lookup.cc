@@ -54,6 +54,9 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
   for (const Asked& prompt : call->prompts) asked.push_back(&prompt);
   FindElsewhere((*session)->about().tenant, asked,
                 [this, session = *session, call, look_up, done](RemoteLookup::Adopted adopted) {
+                  if (adopted != nullptr) {
+                    for (Asked& prompt : call->prompts) adopted->Mark(prompt.segments);
+                  }
                   call->adopted = std::move(adopted);
                   OnLoop(session, Room::kRequest, done, look_up);
                 });

@@ -156,8 +156,9 @@ absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& pro
   if (!read.ok()) return read.status();
   Asked asked{.segments = std::move(read->segments), .tokens_per_second = model.tokens_per_second};
   if (!read->tokens.empty() && CountOfText(prompt, model) > 0) {
-    asked.text.emplace(model.prefixes, std::move(read->tokens), read->conversation, std::move(read->media), read->salt)
-        .needed_at = read->needed_at;
+    asked.text.emplace(model.prefixes, std::move(read->tokens), read->conversation, std::move(read->media), read->salt);
+    asked.text->needed_at = read->needed_at;
+    asked.text->tokens_per_second = model.tokens_per_second;
   }
   return asked;
 }

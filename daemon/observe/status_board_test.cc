@@ -155,7 +155,7 @@ TEST(StatusBoard, WritesAPageWithAllItsPartsWhereATestAsksForIt) {
   levels.cluster.slow_fabric = true;
   levels.cluster.members = 300;
   std::vector<Tallies> tallies(1);
-  for (int i = 1; i <= static_cast<int>(MissReason::kPeerFailed); ++i) {
+  for (int i = 1; i <= static_cast<int>(MissReason::kHolderUnreachable); ++i) {
     const auto reason = static_cast<MissReason>(i);
     tallies[0].misses[reason] = {.segments = 1, .tokens = 123'456'789};
     tallies[0].evictions[{TierKind::kDram, PolicyKind::kPrice, reason}] = {.objects = 123'456'789, .bytes = 999 << 20};

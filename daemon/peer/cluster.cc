@@ -230,6 +230,10 @@ std::vector<Located> Cluster::Locate(const NamespaceId& ns, std::span<const Key>
   return impl_->directory.Locate(ns, keys);
 }
 
+std::set<std::string> Cluster::Unreachable() const {
+  return impl_->peers.Unreachable();
+}
+
 RemoteLookup& Cluster::lookup() {
   return impl_->peers.lookup();
 }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,7 +48,9 @@ class Cluster {
   RemoteLookup& lookup();
   // The other nodes that are known to hold these objects (Directory::Locate). Any thread.
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const;
-  PromptHandOff& hand_off();  // after Attach; the metadata thread only
+  // Nodes that do not answer at present (Peers::Unreachable). The metadata thread only, as the next one.
+  std::set<std::string> Unreachable() const;
+  PromptHandOff& hand_off();  // after Attach
   // Models of a namespace are open on this node, or not any more. Counted. Any thread.
   void Follow(const NamespaceId& ns);
   void Unfollow(const NamespaceId& ns);

@@ -29,6 +29,7 @@ Peers::Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std
       asker_(asker),
       directory_(directory),
       options_(options),
+      probes_(loop, clock, directory, asker, rates_),
       opener_(loop, clock, directory, asker, rates_, names),
       objects_(loop, clock, transport, opener_, rates_, options.objects),
       lookup_(loop, clock, directory, opener_, rates_, options.lookup),
@@ -72,8 +73,9 @@ void Peers::Route(Router& router) {
 
 void Peers::Flush() {
   opener_.Flush();
+  if (!stopped_) probes_.Tick();
   lookup_.Tick();
-  objects_.Hedge();
+  objects_.Flush();
   cache_->offers().SettleTaken();
   taker_->Tick();
   hand_over_->Tick();

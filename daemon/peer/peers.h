@@ -7,12 +7,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "daemon/observe/cluster_metrics.h"
 #include "daemon/peer/announcer.h"
 #include "daemon/peer/channels/peer_asker.h"
+#include "daemon/peer/channels/peer_probes.h"
 #include "daemon/peer/channels/peer_rates.h"
 #include "daemon/peer/control/peer_calls.h"
 #include "daemon/peer/directory/directory.h"
@@ -88,6 +90,8 @@ class Peers final : public PeerCalls {
   // transport may go when it has returned true.
   bool Stop();
   PeersStats stats() const;
+  // Nodes that failed to answer and have not answered since: lookups do not ask them.
+  std::set<std::string> Unreachable() const { return rates_.Failing(); }
   // Those that have asked and have not gone, by ReaderOf.
   std::vector<std::string> Readers() const { return holder_->Readers(); }
   // A connection that was made anew is of the same reader; a daemon that has started again is another one.
@@ -124,6 +128,7 @@ class Peers final : public PeerCalls {
   Directory& directory_;
   const PeersOptions options_;
   PeerRates rates_;
+  PeerProbes probes_;
   Opener opener_;
   RemoteObjects objects_;
   RemoteLookup lookup_;

@@ -22,10 +22,12 @@ struct Query {
   NamespaceId ns;
   TextDigest text;  // all zero: not known
   uint64_t tokens = 0;
-  Nanos recompute = 0;   // the time of computing it again, as the engine declared; 0: not known
-  double flops = 0;      // likewise
-  Nanos needed_at = 0;   // when it will be, on the injected clock; what is past is now
-  bool storable = true;  // false: too short to have an interior, a miss without a look-up
+  Nanos recompute = 0;         // the time of computing it again, as the engine declared; 0: not known
+  Nanos remote_recompute = 0;  // likewise, compared only with what other nodes take to send it
+  double flops = 0;            // likewise
+  Nanos needed_at = 0;         // when it will be, on the injected clock; what is past is now
+  bool storable = true;        // false: too short to have an interior, a miss without a look-up
+  bool unreachable = false;    // other nodes are known to have it, and none of them answered in time
 };
 
 // An object that is there, published or not; for a bundle, all of its shards that are there.

@@ -78,6 +78,7 @@ struct Entry : RankedObject {
   RemoteCopyId remote = 0;       // of the copy on another node, while there is one
   RemoteCopyId came_by = 0;      // the copy on another node that its bytes came from; 0: they are of this node
   Nanos remote_cost = 0;         // estimates the time that it takes to come; 0: not known
+  uint64_t group = 0;            // of objects that are of use together (Offering::group)
   // Where the nearest whole copy of this node is, whether its disk has one, and what others were told of it.
   TierKind resides = TierKind::kNone, told = TierKind::kNone;
   TierKind resided = TierKind::kNone;  // `resides` when it was last told of

@@ -96,6 +96,7 @@ ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::
   const std::vector<Entry*> bundle =
       shard.size == 1 ? std::vector<Entry*>() : segments_.Bundle(tenant, key, shard.size);
   if (entry == nullptr && bundle.empty()) {
+    if (query.unreachable) return {.reason = MissReason::kHolderUnreachable};
     const Ghost* ghost = ghosts_.Find(tenant, key);
     return {.reason = ghost == nullptr ? MissReason::kNeverSeen : ghost->reason};
   }
@@ -115,10 +116,11 @@ ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::
     rest.push_back(Reference(*other, its));
     result.tier = std::max(result.tier, placement_.NearestTo(*other, its));  // they are whole when the last one is
   }
-  MissReason refused = placement_.Promote(*entry, level, query.recompute, query.needed_at);
+  const Nanos of_remote = std::max(query.recompute, query.remote_recompute);
+  MissReason refused = placement_.Promote(*entry, level, {query.recompute, of_remote}, query.needed_at);
   // The decision whether the hit pays was taken with the first shard.
   for (size_t i = 0; i < rest.size() && refused == MissReason::kNone; ++i) {
-    refused = placement_.Promote(*rest[i].entry_, rest[i].level(), 0, query.needed_at);
+    refused = placement_.Promote(*rest[i].entry_, rest[i].level(), {}, query.needed_at);
   }
   if (refused != MissReason::kNone) return {.reason = refused};
   Found(*entry, query.flops);

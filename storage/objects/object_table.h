@@ -191,6 +191,7 @@ class ObjectTable final : public Offers {
 
   std::optional<Offering> NextToHand() override;
   void Handed(TenantId tenant, const Key& key, bool taken) override;
+  void SetGroup(TenantId tenant, const Key& key, uint64_t group) override;
   std::optional<Offering> Describe(TenantId tenant, const Key& key) const override;
   TakeOutcome Judge(const Offering& offered, bool evicting) override;
   void Promote(const Offering& offered, std::function<void(bool whole)> done) override;

@@ -71,6 +71,10 @@ void ObjectTable::Handed(TenantId tenant, const Key& key, bool taken) {
   }
 }
 
+void ObjectTable::SetGroup(TenantId tenant, const Key& key, uint64_t group) {
+  for (Entry* shard : segments_.All(tenant, key)) shard->group = group;
+}
+
 std::optional<Offering> ObjectTable::Describe(TenantId tenant, const Key& key) const {
   const std::vector<Entry*> shards = segments_.All(tenant, key);
   const bool here = std::ranges::all_of(
@@ -85,7 +89,8 @@ std::optional<Offering> ObjectTable::Describe(TenantId tenant, const Key& key) c
                     .shards = first.header.shard.size,
                     .uses = first.uses,
                     .idle = now - std::min(now, first.reuse.used),
-                    .saves_a_byte = first.reuse.saves_a_byte};
+                    .saves_a_byte = first.reuse.saves_a_byte,
+                    .group = first.group};
   for (const Entry* shard : shards) offering.bytes = std::max(offering.bytes, shard->header.bytes);
   return offering;
 }
@@ -133,7 +138,7 @@ void ObjectTable::Promote(const Offering& offered, std::function<void(bool)> don
       entry.taken = true;
       entry.reuse = ReuseOf(entry, offered);
     }
-    comes = placement_.Promote(entry, shard.level(), 0, clock_.Now() + kOffersLetPass) == MissReason::kNone;
+    comes = placement_.Promote(entry, shard.level(), {}, clock_.Now() + kOffersLetPass) == MissReason::kNone;
   }
   if (!comes) {
     const std::function<void(bool)> failed = std::move(coming.done);

@@ -21,7 +21,7 @@ ObjectTable::Result ObjectTable::ShardAt(const Reference& object, const TensorSh
   Result result{.tier = placement_.NearestTo(*entry, level), .object = Reference(*entry, level)};
   if (result.object.copy().state != Copy::State::kNone) return result;
   // The look-up's use of it holds it where its rank was expected.
-  const MissReason refused = placement_.Promote(*entry, level, 0, clock_.Now());
+  const MissReason refused = placement_.Promote(*entry, level, {}, clock_.Now());
   if (refused != MissReason::kNone) return {.reason = refused};
   placement_.Pump();
   return result;

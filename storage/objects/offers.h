@@ -23,6 +23,7 @@ struct Offering {
   uint32_t uses = 0;       // that have found it
   uint64_t idle = 0;       // since the last one, in requests of its tenant
   float saves_a_byte = 0;  // FLOPs
+  uint64_t group = 0;      // of objects that are of use together: a text's (PrefixKeys::Group); 0: none
 };
 
 // The metadata thread only.
@@ -36,6 +37,8 @@ class Offers {
   virtual std::optional<Offering> NextToHand() = 0;
   virtual void Handed(TenantId tenant, const Key& key, bool taken) = 0;
 
+  // Says to which group all shards of an object belong.
+  virtual void SetGroup(TenantId tenant, const Key& key, uint64_t group) = 0;
   // Describes an object that is here as a whole; empty for any other.
   virtual std::optional<Offering> Describe(TenantId tenant, const Key& key) const = 0;
   // Judges what another node offers: kTaken where it may come. `evicting`: in place of what is worth less.

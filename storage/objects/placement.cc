@@ -317,9 +317,12 @@ void Placement::CopyFailed(Entry& entry, size_t level, const absl::Status& statu
   const size_t source = entry.copies[level].source;
   Break(entry, level);
   if (wanted) {
-    observer_.TierError(entry.pool.tenant, IsDisk(level) ? kind(level) : kind(source), status);
+    if (!absl::IsAborted(status)) {
+      observer_.TierError(entry.pool.tenant, IsDisk(level) ? kind(level) : kind(source), status);
+    }
     // A source that cannot be read is no copy; the copy from it ends too.
-    const MissReason why = source == remote_level_ ? MissReason::kPeerFailed : MissReason::kTierError;
+    const MissReason of_node = absl::IsAborted(status) ? MissReason::kSlowerThanRecompute : MissReason::kPeerFailed;
+    const MissReason why = source == remote_level_ ? of_node : MissReason::kTierError;
     if (source > level) return events_.lost(entry, why, PolicyKind::kNone, kind(source));
   }
   // It cannot come any more, and somebody waits for it.

@@ -66,7 +66,11 @@ class Placement {
   // landing take longer than `recompute`, if that is not 0) or kBudgetRefused (no copy there may be evicted). The
   // caller must hold a reference; the object must be ready and not gone. Objects needed sooner are promoted first; a
   // `needed_at` in the past means now.
-  MissReason Promote(Entry& entry, size_t level, Nanos recompute, Nanos needed_at);
+  struct Recompute {
+    Nanos time = 0;       // of computing it again, against any way up; 0: not known
+    Nanos of_remote = 0;  // likewise, against the way from another node
+  };
+  MissReason Promote(Entry& entry, size_t level, const Recompute& recompute, Nanos needed_at);
   // Calls `call` once the first `extents` of the copy there are whole, or never will be (the object is gone): at once
   // if that is already so.
   void WhenLoaded(Entry& entry, size_t level, uint64_t extents, std::function<void()> call);

@@ -39,15 +39,17 @@ size_t Placement::OnAnotherGpu(const Entry& entry, size_t level) const {
   return kNowhere;
 }
 
-MissReason Placement::Promote(Entry& entry, size_t level, Nanos recompute, Nanos needed_at) {
+MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recompute, Nanos needed_at) {
   const Nanos now = clock_.Now();
   needed_at = std::max(now, needed_at);
   const Copy& copy = entry.copies[level];
   // Its last way up was given up, and something of that is still being written: it comes up again behind that.
   const bool drains = copy.state == State::kDraining, awaited = drains && copy.users > 1;
   if (copy.whole() || copy.state == State::kCopying || awaited) {
-    if (!promotion_[entry.pool.tenant].Pays(kind(level), entry.header.bytes, recompute))
+    if (!promotion_[entry.pool.tenant].Pays(kind(level), entry.header.bytes, recompute.time))
       return MissReason::kSlowerThanRecompute;
+    const bool comes = copy.state == State::kCopying && copy.source == remote_level_ && entry.remote != 0;
+    if (comes) remote_->SetRecompute(entry.remote, recompute.of_remote);
     Hasten(entry, needed_at);
     return MissReason::kNone;
   }
@@ -56,9 +58,10 @@ MissReason Placement::Promote(Entry& entry, size_t level, Nanos recompute, Nanos
   if (from == kNowhere) return MissReason::kBudgetRefused;  // it has just been given up there, and is drained
   PromotionCost& cost = promotion_[entry.pool.tenant];
   const bool pays = from == remote_level_ && entry.remote_cost > 0
-                        ? cost.PaysWith(entry.remote_cost, entry.header.bytes, recompute, needed_at - now)
-                        : cost.Pays(kind(from), entry.header.bytes, recompute, needed_at - now);
+                        ? cost.PaysWith(entry.remote_cost, entry.header.bytes, recompute.of_remote, needed_at - now)
+                        : cost.Pays(kind(from), entry.header.bytes, recompute.time, needed_at - now);
   if (!pays) return MissReason::kSlowerThanRecompute;
+  if (from == remote_level_) remote_->SetRecompute(entry.remote, recompute.of_remote);
   entry.asked_at = now;
   entry.asked_of = from;
   entry.needed_at = needed_at;

@@ -53,6 +53,7 @@ class OneFull final : public RemoteSource {
   }
   void Release(RemoteCopyId) override {}
   void Damaged(RemoteCopyId) override {}
+  void SetRecompute(RemoteCopyId, Nanos) override {}
 
   std::vector<RemoteCopyId> asked;
   std::vector<std::function<void(absl::Status)>> under_way;

@@ -24,8 +24,7 @@ bool PromotionCost::Pays(TierKind from, uint64_t bytes, Nanos recompute, Nanos a
 }
 
 bool PromotionCost::PaysWith(Nanos copy, uint64_t bytes, Nanos recompute, Nanos ahead) {
-  const Nanos estimate = std::max<Nanos>(copy - ahead, 0) + landings_.rate.Of(bytes);
-  return recompute == 0 || estimate <= recompute || Probe(copies_[TierKind::kRemote]);
+  return recompute == 0 || std::max<Nanos>(copy - ahead, 0) + landings_.rate.Of(bytes) <= recompute;
 }
 
 bool PromotionCost::PaysToKeep(uint64_t bytes, Nanos recompute) {

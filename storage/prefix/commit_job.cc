@@ -64,6 +64,7 @@ void Prefixes::CommitJob::Begin(const Object& object) {
   if (!plan.ok()) return Fail(object, CommitOutcome::kBadSource);
   plan->shard = commit_.text.model().shard;
   const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, pool_, *plan, 0, Saves(object));
+  prefixes_.table_.SetGroup(pool_.tenant, plan->key, Keys().Group());
   switch (reserved.outcome) {
     case ReserveOutcome::kGranted:
       return Copy(object, reserved.id);

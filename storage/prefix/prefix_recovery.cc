@@ -2,6 +2,7 @@
 // forgotten.
 #include <algorithm>
 #include <ranges>
+#include <set>
 
 #include "proto/limits.h"
 #include "storage/prefix/prefixes.h"
@@ -134,6 +135,58 @@ std::vector<uint64_t> Prefixes::OwnCheckpoints(TenantId tenant, const PrefixText
     if (mark->depth > 0 && mark->span_begin == 0 && mark->depth < text.tokens().size()) depths.push_back(mark->depth);
   }
   return depths;
+}
+
+Prefixes::Parts Prefixes::Here(TenantId tenant, const PrefixText& text, bool own, uint64_t end,
+                               std::span<const uint64_t> elsewhere) const {
+  const PrefixModel& model = text.model();
+  const PrefixKeys& keys = own ? *text.own() : text.shared();
+  const uint64_t last = text.tokens().size() - 1;
+  std::set<uint64_t> depths;
+  std::vector<Candidate> spans;
+  const auto add_span = [&](uint64_t begin, uint64_t depth) {
+    spans.push_back({.depth = depth, .own = own, .span_begin = begin, .span = keys.Span(begin, depth)});
+  };
+  if (const auto space = spaces_.find(model.ns); !own && space != spaces_.end()) {
+    space->second.planner->tree().Walk(text.tokens().first(last), [&](PrefixNode& node) {
+      const KeptSpan* const span = node.data.span.get();
+      if (node.data.kept && span == nullptr) depths.insert(node.depth());
+      if (node.data.kept && span != nullptr) add_span(span->base->depth(), node.depth());
+    });
+  }
+  const auto table = own ? conversations_.find(tenant) : conversations_.end();
+  const Conversation* const talk =
+      table == conversations_.end() ? nullptr : table->second->Find({model.ns, text.conversation()});
+  const Conversation none;
+  for (const Mark* const mark : {&(talk == nullptr ? none : *talk).last, &(talk == nullptr ? none : *talk).before}) {
+    if (mark->depth == 0 || mark->depth > last) continue;
+    depths.insert(mark->checkpoint());
+    if (mark->span_begin > 0) add_span(mark->span_begin, mark->depth);
+  }
+  if (const auto found = recovered_.find(model.ns); found != recovered_.end()) {
+    size_t tried = 0;
+    for (auto at = found->second.lower_bound({end + 1, 0}); at != found->second.begin() && tried < kProbes;) {
+      const auto [depth, first] = (--at)->first;
+      if (first != depth / model.block_tokens * model.block_tokens || depth > last) continue;  // no chain's
+      depths.insert(depth);
+      ++tried;
+    }
+  }
+  Parts parts;
+  for (const uint64_t depth : depths) {
+    if (depth > end) break;
+    if (Find(tenant, keys.Checkpoint(depth), model.shard) == There::kWhole) parts.checkpoints.push_back(depth);
+  }
+  std::vector<uint64_t> begins(parts.checkpoints.rbegin(), parts.checkpoints.rend());
+  begins.insert(begins.end(), elsewhere.begin(), elsewhere.end());
+  if (const auto found = recovered_spans_.find(model.ns); found != recovered_spans_.end() && text.span_tokens() > 0) {
+    for (const auto& [depth, begin] : Tried(found->second, begins, text)) add_span(begin, depth);
+  }
+  for (Candidate& span : spans) {
+    const bool based = std::ranges::find(begins, span.span_begin) != begins.end();
+    if (based && FindSpan(tenant, model, span.span) == There::kWhole) parts.spans.push_back(span);
+  }
+  return parts;
 }
 
 }  // namespace ashlar::storage

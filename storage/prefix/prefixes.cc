@@ -293,17 +293,28 @@ std::vector<Query> Prefixes::Objects(const PrefixText& text, const Candidate& ca
               .needed_at = text.needed_at};
   std::vector<Query> queries;
   const uint64_t depth = candidate.checkpoint();
-  const size_t blocks = depth / model.block_tokens;
-  for (size_t i = 0; model.paged && i < blocks; ++i) {
+  const size_t blocks = model.paged ? depth / model.block_tokens : 0;
+  // All of them are needed, so each is worth the part of the prefix's prefill that its bytes are of the prefix.
+  const uint64_t block_bytes = model.costs.page_bytes, state_bytes = model.costs.StateBytes(depth);
+  const auto recompute = [&](uint64_t tokens, double part) {
+    return text.tokens_per_second > 0 ? static_cast<Nanos>(1 + std::min(1e18, 1e9 * static_cast<double>(tokens) * part /
+                                                                                  text.tokens_per_second))
+                                      : 0;
+  };
+  const double all_bytes = std::max(1.0, static_cast<double>(blocks * block_bytes + state_bytes));
+  query.remote_recompute = recompute(depth, static_cast<double>(block_bytes) / all_bytes);
+  for (size_t i = 0; i < blocks; ++i) {
     query.key = keys.blocks()[i];
     queries.push_back(query);
   }
   query.kind = ObjectKind::kCheckpoint;
+  query.remote_recompute = recompute(depth, static_cast<double>(state_bytes) / all_bytes);
   query.key = keys.Checkpoint(depth);
   query.tokens = model.paged ? depth % model.block_tokens : depth;
   queries.push_back(query);
   if (candidate.span_begin == 0) return queries;
   query.kind = ObjectKind::kSpan;
+  query.remote_recompute = recompute(candidate.depth - depth, 1);
   query.key = candidate.span;
   query.tokens = candidate.depth - depth;
   queries.push_back(query);

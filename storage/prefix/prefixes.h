@@ -76,7 +76,8 @@ class PrefixText {
   const PrefixKeys& shared() const { return shared_; }
   const std::optional<PrefixKeys>& own() const { return own_; }  // with a conversation
 
-  Nanos needed_at = 0;  // as Query::needed_at
+  Nanos needed_at = 0;           // as Query::needed_at
+  double tokens_per_second = 0;  // that the engine computes; 0: not known
 
  private:
   static constexpr size_t kSaltedTokens = sizeof(Salt) / sizeof(int32_t);
@@ -172,6 +173,16 @@ class Prefixes {
   // Returns the objects from which a text can be gone on with at its very end, in the order of Objects: its
   // conversation's, else the namespace's. Empty: not all of them are here. Teaches the cache nothing.
   std::vector<Query> AtEnd(TenantId tenant, const PrefixText& text) const;
+
+  // The parts of a text's prefixes that are here, wherever the blocks before them are.
+  struct Parts {
+    std::vector<uint64_t> checkpoints;  // depths, rising
+    std::vector<Candidate> spans;
+  };
+  // `own`: of its conversation. Checkpoints up to `end`; spans behind these, and behind checkpoints at the depths
+  // `elsewhere`. Teaches the cache nothing.
+  Parts Here(TenantId tenant, const PrefixText& text, bool own, uint64_t end,
+             std::span<const uint64_t> elsewhere) const;
 
   // Decides what to keep of it and copies that in; one outcome a checkpoint, when nothing of the engine's memory is
   // read any more. `done` may be called before this returns.

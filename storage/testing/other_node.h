@@ -57,6 +57,7 @@ class OtherNode final : public RemoteSource {
   }
 
   void Damaged(RemoteCopyId copy) override { damaged.push_back(copy); }
+  void SetRecompute(RemoteCopyId copy, Nanos recompute) override { recomputes[copy] = recompute; }
 
   size_t pending() const { return reads_.size(); }
   size_t leased() const { return leases_.size(); }
@@ -78,8 +79,9 @@ class OtherNode final : public RemoteSource {
   TieredRig rig;
   size_t most_reads = 1024;
   std::vector<RemoteCopyId> damaged;  // as the cache under test has said
-  bool reaches = false;               // GPUs' memory
-  bool corrupt = false;               // one byte of every piece is another one, the header's first extent included
+  std::map<RemoteCopyId, Nanos> recomputes;
+  bool reaches = false;  // GPUs' memory
+  bool corrupt = false;  // one byte of every piece is another one, the header's first extent included
 
  private:
   struct Leased {

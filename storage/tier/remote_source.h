@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/gpu.h"
+#include "storage/executor.h"
 
 namespace ashlar::storage {
 
@@ -29,6 +30,9 @@ class RemoteSource {
   // copy's node is in flight already; the caller tries again, and other copies may have room meanwhile.
   virtual bool Read(RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets, const kernels::Gpu* gpu,
                     std::function<void(absl::Status)> done) = 0;
+  // To compute the object again takes so long (0: not known). If what has not come yet would take longer, by what is
+  // measured meanwhile, reads end with ABORTED. Of several calls for one copy the longest time counts, and 0 for ever.
+  virtual void SetRecompute(RemoteCopyId copy, Nanos recompute) = 0;
   // The copy is not needed any more, and nothing of it is being read.
   virtual void Release(RemoteCopyId copy) = 0;
   // Bytes that came by this copy did not fit to the object's checksums. Mostly the copy has been released before: bytes

@@ -69,7 +69,8 @@ TestEngine::TestEngine(ClientOptions options, const Shape& shape, Memory memory)
   region_ = *std::move(region);
   if (region_.memory() == kernels::MemoryKind::kDevice) near_ = std::make_unique<std::byte[]>(region_.size());
   const Shard shard{.tensor_parallel_rank = shape_.shard.rank, .tensor_parallel_size = shape_.shard.size};
-  auto model = client_->OpenModel(identity(), Whole(), shard, {}, shape_.prefixes);
+  auto model =
+      client_->OpenModel(identity(), Whole(), shard, {.tokens_per_second = shape_.tokens_per_second}, shape_.prefixes);
   EXPECT_TRUE(model.ok()) << model.status();
   model_ = std::make_unique<Model>(*std::move(model));
   const absl::Status declared = model_->DeclarePages(region_, pages_);

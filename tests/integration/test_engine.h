@@ -32,8 +32,9 @@ struct Shape {
   TensorShard shard{};     // of a model that has `size` times these heads; every rank has other numbers
   uint32_t tokens = 1024;  // that fit into the pages to land in, and into those to publish from
   PrefixUse prefixes{};
-  uint32_t captures = 1;  // sets of states that there is room for
-  int gpu = 0;            // kernels::FindGpu's number, of memory on a GPU
+  uint32_t captures = 1;         // sets of states that there is room for
+  double tokens_per_second = 0;  // as declared; 0: not known
+  int gpu = 0;                   // kernels::FindGpu's number, of memory on a GPU
 };
 
 class TestEngine {

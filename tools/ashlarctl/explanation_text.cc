@@ -54,7 +54,8 @@ std::string HoldersText(const v1::ExplainedText& text) {
   for (const v1::TextHolder& holder : text.holders()) {
     absl::StrAppend(&said, said.empty() ? "" : ", ", holder.node(), " (", TierName(holder.tier()));
     if (holder.has_gpu()) absl::StrAppend(&said, " of GPU ", holder.gpu());
-    absl::StrAppend(&said, holder.rank() > 0 ? absl::StrCat(", shard ", holder.rank()) : "", ")");
+    absl::StrAppend(&said, holder.rank() > 0 ? absl::StrCat(", shard ", holder.rank()) : "",
+                    holder.unreachable() ? ", unreachable" : "", ")");
   }
   return said;
 }
@@ -122,6 +123,7 @@ json ExplanationJson(const v1::ExplainedText& text) {
   for (const v1::TextHolder& holder : text.holders()) {
     json one = {{"node", holder.node()}, {"tier", TierName(holder.tier())}, {"rank", holder.rank()}};
     if (holder.has_gpu()) one["gpu"] = holder.gpu();
+    if (holder.unreachable()) one["unreachable"] = true;
     out["holders"].push_back(std::move(one));
   }
   return out;

@@ -65,6 +65,13 @@ TEST(ExplanationText, SaysWhichOtherNodesHaveItAndOnWhichGpu) {
   EXPECT_EQ(ExplanationText(text),
             "segment of 512 tokens: never seen; also at node1 (hbm of GPU 0), node2 (hbm, shard 1)");
   EXPECT_FALSE(ExplanationJson(text)["holders"][1].contains("gpu"));
+  EXPECT_FALSE(ExplanationJson(text)["holders"][1].contains("unreachable"));
+  text.set_miss_reason(static_cast<uint32_t>(MissReason::kHolderUnreachable));
+  text.mutable_holders(1)->set_unreachable(true);
+  EXPECT_EQ(
+      ExplanationText(text),
+      "segment of 512 tokens: holder unreachable; also at node1 (hbm of GPU 0), node2 (hbm, shard 1, unreachable)");
+  EXPECT_TRUE(ExplanationJson(text)["holders"][1]["unreachable"].get<bool>());
 }
 
 TEST(ExplanationText, NamesTheFieldThatDiffers) {

@@ -43,7 +43,8 @@ const FieldList kTextFields = {{"kind", "segment or checkpoint"},
                                {"holders[].node", "another node that is known to have it; not with --last"},
                                {"holders[].tier", "its nearest copy there"},
                                {"holders[].gpu", "of hbm: its number in that node's configuration, where it says so"},
-                               {"holders[].rank", "of the tensor-parallel shard"}};
+                               {"holders[].rank", "of the tensor-parallel shard"},
+                               {"holders[].unreachable", "true: the node does not answer at present"}};
 
 const FieldList kFoundFields = {{"texts[].file", "as given"}, {"texts[].found", "there was such an object"}};
 

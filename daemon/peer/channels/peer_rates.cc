@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+
+#include "daemon/peer/transport/transport.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -14,33 +17,68 @@ constexpr double kConnecting = 8, kFirstWindow = 14'000;
 
 void PeerRates::Answered(const std::string& node, storage::Nanos took) {
   Rate& rate = rates_[node];
-  rate.failures = 0;
+  rate.failed = false;
   rate.answers.Answered(took);
 }
 
-void PeerRates::Failed(const std::string& node, storage::Nanos now) {
+void PeerRates::Failed(const std::string& node) {
   Rate& rate = rates_[node];
-  ++rate.failures;
+  rate.failed = true;
   ++rate.failed_calls;
-  rate.failed_at = now;
 }
 
-bool PeerRates::MayAsk(const std::string& node, storage::Nanos now) const {
-  constexpr storage::Nanos kFirstPause = 250'000'000;
-  constexpr uint32_t kMostDoublings = 6;
+bool PeerRates::MayAsk(const std::string& node) const {
   const auto found = rates_.find(node);
-  if (found == rates_.end() || found->second.failures == 0) return true;
-  const uint32_t doublings = std::min(found->second.failures - 1, kMostDoublings);
-  return now - found->second.failed_at >= kFirstPause << doublings;
+  return found == rates_.end() || !found->second.failed;
 }
 
-uint32_t PeerRates::failures(const std::string& node) const {
-  const auto found = rates_.find(node);
-  return found == rates_.end() ? 0 : found->second.failures;
+std::set<std::string> PeerRates::Failing() const {
+  std::set<std::string> failing;
+  for (const auto& [node, rate] : rates_) {
+    if (rate.failed) failing.insert(node);
+  }
+  return failing;
 }
 
 void PeerRates::Keep(const std::set<std::string>& nodes) {
   std::erase_if(rates_, [&](const auto& each) { return each.second.under_way == 0 && !nodes.contains(each.first); });
+}
+
+void PeerRates::Begins(const std::string& node, uint64_t bytes, storage::Nanos now) {
+  Rate& rate = rates_[node];
+  if (rate.under_way == 0) {
+    if (now - rate.measured_at > kFresh) rate.link_bytes = rate.link_nanos = 0;
+    rate.measured_at = now;
+  }
+  rate.under_way += bytes;
+}
+
+void PeerRates::Ends(const std::string& node, uint64_t bytes, storage::Nanos now) {
+  Moved(node, 0, now);
+  rates_[node].under_way -= bytes;
+}
+
+void PeerRates::Moved(const std::string& node, uint64_t bytes, storage::Nanos now) {
+  Rate& rate = rates_[node];
+  rate.link_bytes += static_cast<double>(bytes);
+  rate.link_nanos += static_cast<double>(now - std::exchange(rate.measured_at, now));
+  const double kept = std::min({1.0, kLinkBytes / std::max(rate.link_bytes, 1.0), kLinkNanos / rate.link_nanos});
+  rate.link_bytes *= kept;
+  rate.link_nanos *= kept;
+}
+
+storage::Nanos PeerRates::Transfer(const std::string& node, uint64_t bytes, storage::Nanos now) const {
+  const auto found = rates_.find(node);
+  if (found == rates_.end()) return 0;
+  const Rate& rate = found->second;
+  if (rate.under_way == 0 && now - rate.measured_at > kFresh) return 0;
+  // A connection and TCP's first windows say nothing of the link.
+  const double windows = std::log2(1 + static_cast<double>(rate.under_way) / kFirstWindow);
+  const double least = kLeastNanos + (kConnecting + windows) * static_cast<double>(rate.answers.Late());
+  if (rate.link_bytes < kLinkBytes / 4 && rate.link_nanos < least) return 0;
+  const double best = rate.link_bytes + static_cast<double>(Transport::kMessageBytes);
+  const double time = static_cast<double>(bytes) * rate.link_nanos / best;
+  return rate.answers.mean() + static_cast<storage::Nanos>(time);
 }
 
 void PeerRates::Came(const std::string& node, uint64_t bytes, storage::Nanos took) {

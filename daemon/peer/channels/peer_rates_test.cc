@@ -40,8 +40,8 @@ TEST(PeerRatesTest, SaysOfANodeWhatAnOperatorLooksAt) {
   for (int i = 0; i < 3; ++i) rates.Answered("a", 2 * kMillisecond);
   rates.Came("a", kPiece, kSecond / 2);
   rates.Used("a", kPiece);
-  rates.Failed("a", kSecond);
-  rates.Failed("a", 2 * kSecond);
+  rates.Failed("a");
+  rates.Failed("a");
   rates.GaveUp("a", 0, kSecond);
   rates.Answered("a", 2 * kMillisecond);
   const PeerRates::Figures figures = rates.Of("a");
@@ -55,12 +55,12 @@ TEST(PeerRatesTest, SaysOfANodeWhatAnOperatorLooksAt) {
 TEST(PeerRatesTest, NodesThatHaveGoneAreForgottenOnceNothingOfTheirsIsUnderWay) {
   PeerRates rates;
   for (const char* node : {"a", "b", "c"}) rates.Came(node, kPiece, kSecond);
-  rates.Begins("c", kPiece);
+  rates.Begins("c", kPiece, 0);
   rates.Keep({"a"});
   EXPECT_GT(rates.Estimate("a", kPiece), 0);
   EXPECT_EQ(rates.Estimate("b", kPiece), 0) << "nothing is known of it any more";
   EXPECT_GT(rates.Estimate("c", kPiece), 0);
-  rates.Ends("c", kPiece);
+  rates.Ends("c", kPiece, 0);
   rates.Keep({"a"});
   EXPECT_EQ(rates.Estimate("c", kPiece), 0);
 }
@@ -88,10 +88,37 @@ TEST(PeerRatesTest, PiecesAreWaitedForBehindThoseUnderWay) {
   rates.Answered("a", kMillisecond);
   rates.Came("a", kPiece, 100 * kMillisecond);
   const storage::Nanos alone = rates.Patience("a", kPiece, 8, kBounds);
-  for (int i = 0; i < 9; ++i) rates.Begins("a", kPiece);
+  for (int i = 0; i < 9; ++i) rates.Begins("a", kPiece, 0);
   EXPECT_NEAR(static_cast<double>(rates.Patience("a", kPiece, 8, kBounds)), 8.0 * kSecond, 0.2 * kSecond);
-  for (int i = 0; i < 9; ++i) rates.Ends("a", kPiece);
+  for (int i = 0; i < 9; ++i) rates.Ends("a", kPiece, 0);
   EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), alone);
+}
+
+TEST(PeerRatesTest, ASlowLinkIsKnownBeforeTheFirstPieceHasCome) {
+  constexpr uint64_t kObject = 8 * kPiece, kMessage = kPiece / 4;
+  PeerRates rates;
+  rates.Answered("a", kMillisecond);
+  for (int i = 0; i < 8; ++i) rates.Begins("a", kPiece, kSecond);  // at 10 Mbit/s
+  rates.Moved("a", 0, kSecond + 5 * kMillisecond);
+  EXPECT_EQ(rates.Transfer("a", kObject, kSecond + 5 * kMillisecond), 0) << "too early to say";
+  rates.Moved("a", 0, kSecond + 150 * kMillisecond);
+  EXPECT_GT(rates.Transfer("a", kObject, kSecond + 150 * kMillisecond), 3 * kSecond) << "less than a message came";
+  for (int i = 1; i <= 4; ++i) rates.Moved("a", kMessage, kSecond + i * 210 * kMillisecond);
+  const storage::Nanos measured = kSecond + 840 * kMillisecond;
+  EXPECT_NEAR(static_cast<double>(rates.Transfer("a", kObject, measured)), 5.4 * kSecond, 0.2 * kSecond);
+  for (int i = 0; i < 8; ++i) rates.Ends("a", kPiece, measured);
+  EXPECT_GT(rates.Transfer("a", kObject, measured + kSecond), kSecond) << "lookups know it";
+  EXPECT_EQ(rates.Transfer("a", kObject, measured + 60 * kSecond), 0) << "it may be another link by now";
+}
+
+TEST(PeerRatesTest, CopiesThatShareAFastLinkDoNotMakeItSlow) {
+  PeerRates rates;
+  storage::Nanos now = kSecond;
+  for (int i = 0; i < 16; ++i) rates.Begins("a", kPiece, now);
+  for (int i = 0; i < 16; ++i) rates.Moved("a", kPiece, now += kMillisecond);  // each waits for those before it
+  EXPECT_NEAR(static_cast<double>(rates.Transfer("a", kPiece, now)), 1.0 * kMillisecond, 0.1 * kMillisecond);
+  rates.Moved("a", 0, now += 100 * kMillisecond);
+  EXPECT_LT(rates.Transfer("a", kPiece, now), 10 * kMillisecond) << "one pause says little";
 }
 
 TEST(PeerRatesTest, APieceThatWasGivenUpGivesTheNextOneLonger) {

@@ -33,7 +33,7 @@ class PeerClient {
     storage::Nanos call_timeout = 5'000'000'000;
     storage::Nanos longest_call = 5'000'000'000;
     storage::Nanos first_retry = 100'000'000;  // doubles, with jitter, up to
-    storage::Nanos longest_retry = 10'000'000'000;
+    storage::Nanos longest_retry = 1'000'000'000;
     // Told when the peer has answered a greeting, and when that connection has ended; in turn, never for a connection
     // that was refused.
     std::function<void(const PeerHello&)> here;

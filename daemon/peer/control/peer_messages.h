@@ -97,6 +97,7 @@ struct PeerOffered {
   uint32_t uses = 0;       // that have found it
   uint64_t idle = 0;       // since the last one, in look-ups of its tenant
   float saves_a_byte = 0;  // FLOPs; finite, not negative
+  uint64_t group = 0;      // of objects that are of use together; 0: none
 };
 struct PeerOffer {
   std::vector<PeerOffered> objects;

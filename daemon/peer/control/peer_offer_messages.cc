@@ -38,6 +38,7 @@ absl::Status ReadOffered(const std::string& field, const v1::PeerOffered& messag
   offered->uses = message.uses();
   offered->idle = message.idle();
   offered->saves_a_byte = message.saves_a_byte();
+  offered->group = message.group();
   if (!std::isfinite(offered->saves_a_byte) || offered->saves_a_byte < 0) {
     return Invalid(field, ".saves_a_byte: not a number from 0 on");
   }
@@ -61,6 +62,7 @@ void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferReque
     object->set_uses(offered.uses);
     object->set_idle(offered.idle);
     object->set_saves_a_byte(offered.saves_a_byte);
+    object->set_group(offered.group);
   }
 }
 

@@ -110,7 +110,7 @@ class Reader {
   void Hedge(storage::Nanos after = 1'000'000'000) {
     Do([this, after] {
       clock.Advance(after);
-      objects.Hedge();
+      objects.Flush();
     });
   }
   // The second holder is asked, and has answered.

@@ -42,11 +42,10 @@ void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member
   const size_t count = wanted.size();
   using Reply = absl::StatusOr<std::vector<PeerOpened>>;
   const auto answered = [this, tenant, member, count, asked_at, done = std::move(done)](Reply& reply) {
-    const storage::Nanos now = clock_.Now();
     if (reply.ok()) {
-      rates_.Answered(member->node, now - asked_at);
+      rates_.Answered(member->node, clock_.Now() - asked_at);
     } else if (WhatFailed(reply.status()) == CallFailure::kNode) {
-      rates_.Failed(member->node, now);
+      rates_.Failed(member->node);
     }
     Opened opened;
     for (size_t i = 0; i < count; ++i) {

@@ -8,26 +8,6 @@
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
-namespace {
-
-// Depths at which a prompt's checkpoint is looked for where others have blocks of it, some at a time until one is
-// found; and at which it is looked for where blocks before it are missing there. Spans that are looked for.
-constexpr size_t kMostDepths = 1024, kDepthsAtOnce = 256, kMostDepthsBehind = 64, kMostSpans = 256;
-
-using storage::Query;
-
-// An order for holders of which nothing else is known: one whose transport does not reach its GPUs sends what lies
-// there by way of dram.
-int Farness(TierKind tier) {
-  return tier == TierKind::kDram ? 0 : tier == TierKind::kHbm ? 1 : 2;
-}
-
-storage::PoolKind PoolOf(bool own) {
-  return own ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
-}
-
-}  // namespace
-
 // One Find. It goes on when the last of its objects is settled, or its time is over. What nobody took by the time that
 // both its look-ups have ended and all answers are there is given back.
 class RemoteLookup::Call {
@@ -43,13 +23,16 @@ class RemoteLookup::Call {
   }
   // The look-ups keep the call alive; its end gives back whatever they left.
   void GoOn(const std::shared_ptr<Call>& self) {
-    auto ended = [self](const void*) {
+    for (const auto& [key, shards] : objects_) {
+      if (lookup_.asking_.contains({tenant, key})) found_.unreachable_.insert(key);  // too late
+    }
+    auto ended = [self](const Found*) {
       self->lookup_.loop_.PostCompletion(self->tenant, [self] {
         self->ended_ = true;
         if (self->open_ == 0) self->GiveBack();
       });
     };
-    std::exchange(then_, nullptr)(Adopted(static_cast<const void*>(this), std::move(ended)));
+    std::exchange(then_, nullptr)(Adopted(&found_, std::move(ended)));
   }
   // An object that this call's look-ups may use.
   void Add(const Key& key, uint32_t shards) {
@@ -57,6 +40,9 @@ class RemoteLookup::Call {
     objects_.emplace_back(key, shards);
   }
   void Expect() { ++open_; }
+  void Unreachable(const Key& key) {
+    if (waits()) found_.unreachable_.insert(key);
+  }
 
   const storage::TenantId tenant;
 
@@ -76,6 +62,7 @@ class RemoteLookup::Call {
   std::function<void(Adopted)> then_;
   size_t open_ = 1;  // objects that are being asked for, and one until all are
   bool ended_ = false;
+  Found found_;  // does not change once `then_` has it
   std::vector<std::pair<Key, uint32_t>> objects_;
 };
 
@@ -87,164 +74,6 @@ void RemoteLookup::Find(storage::TenantId tenant, std::span<const RemoteQuestion
   const bool posted =
       loop_.Post(tenant, [this, call, wants = std::move(wants)]() mutable { Begin(call, std::move(wants)); });
   if (!posted) then(nullptr);
-}
-
-RemoteLookup::Wants RemoteLookup::Locate(std::span<const RemoteQuestion> prompts) const {
-  Wants wants;
-  for (const RemoteQuestion& prompt : prompts) {
-    LocateSegments(prompt.segments, storage::PoolKind::kPublic, wants.segments);
-    if (prompt.text == nullptr) continue;
-    LocatePrefix(*prompt.text, /*own=*/false, wants.prefixes);
-    if (prompt.text->own()) LocatePrefix(*prompt.text, /*own=*/true, wants.prefixes);
-  }
-  return wants;
-}
-
-void RemoteLookup::LocateSegments(std::span<const Query> queries, storage::PoolKind pool,
-                                  std::vector<Want>& wants) const {
-  if (queries.empty()) return;
-  std::vector<Key> keys;
-  keys.reserve(queries.size());
-  for (const Query& query : queries) keys.push_back(query.storable ? query.key : Key{});
-  const std::vector<Located> located = directory_.Locate(queries.front().ns, keys);
-  for (auto at = located.begin(); at != located.end();) {
-    const size_t index = at->index;
-    const Query& query = queries[index];
-    Want want{
-        .index = index, .kind = query.kind, .ns = query.ns, .key = query.key, .pool = pool, .shards = query.shard.size};
-    struct Having {
-      uint32_t shards = 0;  // of this bundle
-      int farness = 0;      // the farthest shard's
-    };
-    std::map<uint64_t, Having> having;  // by the member's incarnation
-    std::vector<std::pair<int, std::shared_ptr<const Member>>> holders;
-    for (; at != located.end() && at->index == index; ++at) {
-      if (at->holding.kind != query.kind || at->holding.shard.size != query.shard.size) continue;
-      want.bytes = std::max(want.bytes, at->holding.bytes * query.shard.size);
-      Having& there = having[at->member->incarnation];
-      there.farness = std::max(there.farness, Farness(at->holding.tier));
-      if (++there.shards == query.shard.size) holders.emplace_back(there.farness, at->member);
-    }
-    std::ranges::stable_sort(holders, {}, [](const auto& holder) { return holder.first; });
-    for (auto& [farness, member] : holders) want.holders.push_back(std::move(member));
-    if (!want.holders.empty()) wants.push_back(std::move(want));
-  }
-}
-
-// Blocks tell how far others have this very prompt: depths are those of all texts. All blocks are looked for, because
-// one that no other node has may be here.
-void RemoteLookup::LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Prefix>& prefixes) const {
-  const storage::PrefixModel& model = text.model();
-  if (text.tokens().size() < 2) return;  // the last token is left to compute
-  Prefix prefix{.keys = own ? &*text.own() : &text.shared()};
-  std::vector<Query> blocks;
-  if (model.paged) {
-    for (const Key& key : prefix.keys->blocks().first((text.tokens().size() - 1) / model.block_tokens)) {
-      blocks.push_back({.kind = ObjectKind::kPrefixBlock, .key = key, .shard = model.shard, .ns = model.ns});
-    }
-  }
-  LocateSegments(blocks, PoolOf(own), prefix.blocks);
-  prefix.ends = LocateEnds(text, own, prefix.blocks);
-  if (!prefix.ends.empty()) prefixes.push_back(std::move(prefix));
-}
-
-// A checkpoint lies less than a block behind the last block that it needs. So the first ones to try are the deepest of
-// those before which others have all blocks: the first one found there is whole. Of the deeper ones a few are tried,
-// because blocks that others have not may be here.
-std::vector<RemoteLookup::Prefix::End> RemoteLookup::LocateEnds(const storage::PrefixText& text, bool own,
-                                                                std::span<const Want> blocks) const {
-  const storage::PrefixModel& model = text.model();
-  const uint64_t last = text.tokens().size() - 1;
-  size_t leading = 0;
-  while (leading < blocks.size() && blocks[leading].index == leading) ++leading;
-  const size_t behind = blocks.empty() ? 0 : blocks.back().index + 1;
-  const auto reach = [&](size_t count) {
-    return model.paged ? std::min((count + 1) * model.block_tokens - 1, last) : last;
-  };
-  std::vector<Prefix::End> ends;
-  const size_t most = leading > 0 ? kMostDepths : kDepthsAtOnce;
-  uint64_t left = reach(leading);
-  for (size_t tried = 0; tried < most && left > 0 && ends.empty(); tried += kDepthsAtOnce) {
-    left = LocateCheckpoints(text, own, 0, left, kDepthsAtOnce, ends);
-  }
-  LocateCheckpoints(text, own, reach(leading), reach(behind), kMostDepthsBehind, ends);
-  LocateCheckpoints(text, own, reach(behind), last, kMostDepthsBehind, ends);
-  LocateSpans(text, own, ends);
-  std::ranges::stable_sort(ends, std::ranges::greater(), &Prefix::End::depth);
-  return ends;
-}
-
-// Tries the `most` deepest ones behind `above` and up to `end`; returns the depth up to which others are left.
-uint64_t RemoteLookup::LocateCheckpoints(const storage::PrefixText& text, bool own, uint64_t above, uint64_t end,
-                                         size_t most, std::vector<Prefix::End>& ends) const {
-  if (end <= above) return above;
-  const storage::PrefixModel& model = text.model();
-  const PrefixKeys& keys = own ? *text.own() : text.shared();
-  const std::vector<uint64_t> depths = directory_.Depths(model.ns, end, most);
-  std::vector<Query> queries;
-  for (const uint64_t depth : depths) {
-    if (depth <= above) break;
-    queries.push_back(
-        {.kind = ObjectKind::kCheckpoint, .key = keys.Checkpoint(depth), .shard = model.shard, .ns = model.ns});
-  }
-  std::vector<Want> located;
-  LocateSegments(queries, PoolOf(own), located);
-  for (Want& want : located) {
-    const uint64_t depth = depths[want.index];
-    const uint64_t blocks = model.paged ? depth / model.block_tokens : 0;
-    ends.push_back({.depth = depth, .blocks = static_cast<size_t>(blocks), .checkpoint = std::move(want)});
-  }
-  return queries.size() < most ? above : depths.back() - 1;
-}
-
-// Adds the spans behind these checkpoints.
-void RemoteLookup::LocateSpans(const storage::PrefixText& text, bool own, std::vector<Prefix::End>& ends) const {
-  if (text.span_tokens() == 0) return;
-  const storage::PrefixModel& model = text.model();
-  const PrefixKeys& keys = own ? *text.own() : text.shared();
-  std::vector<Prefix::End> tried;
-  std::vector<Query> queries;
-  for (const Prefix::End& base : ends) {
-    const uint64_t last = std::min<uint64_t>(text.tokens().size() - 1, base.depth + limits::kMaxSpanTokens);
-    for (const uint64_t depth : directory_.SpanEnds(model.ns, base.depth, last, kMostSpans - queries.size())) {
-      if (depth <= base.depth) continue;
-      queries.push_back(
-          {.kind = ObjectKind::kSpan, .key = keys.Span(base.depth, depth), .shard = model.shard, .ns = model.ns});
-      tried.push_back({.depth = depth, .blocks = base.blocks, .checkpoint = base.checkpoint});
-    }
-  }
-  std::vector<Want> located;
-  LocateSegments(queries, PoolOf(own), located);
-  for (Want& want : located) {
-    Prefix::End& end = tried[want.index];
-    end.span = std::move(want);
-    ends.push_back(std::move(end));
-  }
-}
-
-// The deepest end whose objects are all here or elsewhere, as far as is known.
-void RemoteLookup::Choose(storage::TenantId tenant, Prefix prefix, std::vector<Want>& wants) const {
-  size_t needed = 0, whole = 0;
-  for (const Prefix::End& end : prefix.ends) needed = std::max(needed, end.blocks);
-  const Want like = prefix.ends.front().checkpoint;
-  std::vector<Want> chain;
-  for (auto next = prefix.blocks.begin(); whole < needed; ++whole) {
-    const Key& key = prefix.keys->blocks()[whole];
-    if (next != prefix.blocks.end() && next->index == whole) {
-      chain.push_back(std::move(*next++));
-    } else if (cache_->Knows(tenant, key)) {
-      chain.push_back(
-          {.kind = ObjectKind::kPrefixBlock, .ns = like.ns, .key = key, .pool = like.pool, .shards = like.shards});
-    } else {
-      break;
-    }
-  }
-  const auto end = std::ranges::find_if(prefix.ends, [whole](const Prefix::End& one) { return one.blocks <= whole; });
-  if (end == prefix.ends.end()) return;
-  chain.resize(end->blocks);
-  std::ranges::move(chain, std::back_inserter(wants));
-  wants.push_back(std::move(end->checkpoint));
-  if (end->span) wants.push_back(*std::move(end->span));
 }
 
 void RemoteLookup::Begin(const std::shared_ptr<Call>& call, Wants located) {
@@ -287,18 +116,17 @@ void RemoteLookup::Tick() {
 // The nearest holder of each object is asked, as far as is known; one call a node.
 void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
   std::map<std::string, std::vector<Want>> by_node;
-  const storage::Nanos now = clock_.Now();
   for (Want& want : wants) {
-    std::erase_if(want.holders, [&](const auto& member) {
-      return !rates_.MayAsk(member->node, now) || !opener_.Shares(*member, tenant);
-    });
+    std::erase_if(want.holders, [&](const auto& member) { return !opener_.Shares(*member, tenant); });
+    const size_t left_out =
+        std::erase_if(want.holders, [&](const auto& member) { return !rates_.MayAsk(member->node); });
+    want.unreachable |= left_out > 0;
     if (want.holders.empty()) {
-      Settled(tenant, want.key);
+      Settled(tenant, want.key, want.unreachable);
       continue;
     }
     std::ranges::stable_sort(want.holders, {}, [&](const std::shared_ptr<const Member>& member) {
-      return std::tuple(objects_->Distrusts(*member, want.key), rates_.failures(member->node),
-                        rates_.Estimate(member->node, want.bytes));
+      return std::pair(objects_->Distrusts(*member, want.key), rates_.Estimate(member->node, want.bytes));
     });
     by_node[want.holders.front()->node].push_back(std::move(want));
   }
@@ -329,11 +157,16 @@ void RemoteLookup::Answered(storage::TenantId tenant, const std::vector<Want>& w
   for (const Want& want : wants) {
     const std::span shards(opened.begin() + static_cast<ptrdiff_t>(next), want.shards);
     next += want.shards;
-    if (Adopt(tenant, want, shards) || want.holders.size() == 1 || !AnyoneWaits(tenant, want.key)) {
-      Settled(tenant, want.key);
+    const bool unreachable = want.unreachable || std::ranges::any_of(shards, [](const auto& shard) {
+                               return absl::IsUnavailable(shard.status()) || absl::IsDeadlineExceeded(shard.status());
+                             });
+    const bool adopted = Adopt(tenant, want, shards);
+    if (adopted || want.holders.size() == 1 || !AnyoneWaits(tenant, want.key)) {
+      Settled(tenant, want.key, !adopted && unreachable);
       continue;
     }
     again.push_back(want);
+    again.back().unreachable = unreachable;
     again.back().holders.erase(again.back().holders.begin());
   }
   if (!again.empty()) Ask(tenant, std::move(again));
@@ -362,10 +195,11 @@ bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<a
       continue;
     }
     ObjectHeader header = shard->header;
-    const storage::Nanos cost = rates_.Estimate(member->node, header.bytes);
+    const storage::Nanos cost = rates_.Transfer(member->node, header.bytes, clock_.Now());
     const storage::RemoteCopyId copy = objects_->Add(tenant, *std::move(shard), want.holders);
     if (cache_->AdoptRemote({tenant, want.pool}, std::move(header), copy, cost)) {
       ++stats_.adopted;
+      cache_->offers().SetGroup(tenant, want.key, want.group);
     } else {
       objects_->Release(copy);
     }
@@ -373,9 +207,16 @@ bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<a
   return whole || here;
 }
 
-void RemoteLookup::Settled(storage::TenantId tenant, const Key& key) {
+void RemoteLookup::Settled(storage::TenantId tenant, const Key& key, bool unreachable) {
   const auto waiting = asking_.extract({tenant, key});
-  for (const std::shared_ptr<Call>& call : waiting.mapped()) call->Settle(call);
+  for (const std::shared_ptr<Call>& call : waiting.mapped()) {
+    if (unreachable) call->Unreachable(key);
+    call->Settle(call);
+  }
+}
+
+void RemoteLookup::Found::Mark(std::span<storage::Query> queries) const {
+  for (storage::Query& query : queries) query.unreachable = unreachable_.contains(query.key);
 }
 
 }  // namespace ashlar::daemon

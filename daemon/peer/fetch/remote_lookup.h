@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -52,10 +53,21 @@ class RemoteLookup {
     objects_ = &objects;
   }
 
-  // Calls `then` once: at once and on this thread where no other node is known to have anything that these prompts may
-  // use, else on the metadata thread when all answers, or the deadline, have come. Keep what it is given until the
-  // look-ups have ended: then what they did not take is given back. Any thread.
-  using Adopted = std::shared_ptr<const void>;
+  // What other nodes have for a call's lookups.
+  class Found {
+   public:
+    // Tells the cache which of these queries only unreachable nodes could serve.
+    void Mark(std::span<storage::Query> queries) const;
+
+   private:
+    friend class RemoteLookup;
+    std::set<Key> unreachable_;  // other nodes have these objects, and none of them answered in time
+  };
+
+  // Calls `then` once: at once and on this thread, with null, if no other node is known to have anything that these
+  // prompts may use, else on the metadata thread when all answers, or the deadline, have come. Keep what it is given
+  // until the lookups have ended: then what they did not take is given back. Any thread.
+  using Adopted = std::shared_ptr<const Found>;
   void Find(storage::TenantId tenant, std::span<const RemoteQuestion> prompts, std::function<void(Adopted)> then);
 
   // Lets those go on whose deadline is over. Call it many times a second. The metadata thread only, as the next one.
@@ -72,7 +84,9 @@ class RemoteLookup {
     storage::PoolKind pool = storage::PoolKind::kPublic;
     uint32_t shards = 1;
     uint64_t bytes = 0;  // of all of them
+    uint64_t group = 0;  // storage::Offering::group
     std::vector<std::shared_ptr<const Member>> holders;
+    bool unreachable = false;  // a holder was left out, or did not answer
   };
   // What other nodes have of one prompt's prefixes; what is here is looked up on the metadata thread. The text lives
   // until the answer.
@@ -83,9 +97,12 @@ class RemoteLookup {
       Want checkpoint;
       std::optional<Want> span;
     };
-    const PrefixKeys* keys = nullptr;
+    const storage::PrefixText* text = nullptr;
+    bool own = false;          // of its conversation
     std::vector<Want> blocks;  // by index
+    size_t leading = 0;        // of these, from the text's beginning on
     std::vector<End> ends;     // the deepest first
+    const PrefixKeys& keys() const { return own ? *text->own() : text->shared(); }
   };
   struct Wants {
     std::vector<Want> segments;
@@ -97,10 +114,12 @@ class RemoteLookup {
   Wants Locate(std::span<const RemoteQuestion> prompts) const;
   void LocateSegments(std::span<const storage::Query> queries, storage::PoolKind pool, std::vector<Want>& wants) const;
   void LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Prefix>& prefixes) const;
-  std::vector<Prefix::End> LocateEnds(const storage::PrefixText& text, bool own, std::span<const Want> blocks) const;
+  std::vector<Prefix::End> LocateEnds(const Prefix& prefix) const;
   uint64_t LocateCheckpoints(const storage::PrefixText& text, bool own, uint64_t above, uint64_t end, size_t most,
                              std::vector<Prefix::End>& ends) const;
   void LocateSpans(const storage::PrefixText& text, bool own, std::vector<Prefix::End>& ends) const;
+  // Adds the checkpoints and spans that are here, up to `end`, and spans of other nodes behind these.
+  void AddHere(storage::TenantId tenant, const Prefix& prefix, uint64_t end, std::vector<Prefix::End>& ends) const;
   void Choose(storage::TenantId tenant, Prefix prefix, std::vector<Want>& wants) const;
   void Begin(const std::shared_ptr<Call>& call, Wants located);
   void Ask(storage::TenantId tenant, std::vector<Want> wants);
@@ -108,7 +127,8 @@ class RemoteLookup {
   void Answered(storage::TenantId tenant, const std::vector<Want>& wants, Opener::Opened opened);
   bool AnyoneWaits(storage::TenantId tenant, const Key& key) const;
   bool Adopt(storage::TenantId tenant, const Want& want, std::span<absl::StatusOr<OpenedObject>> shards);
-  void Settled(storage::TenantId tenant, const Key& key);
+  // No further node is asked for it. `unreachable`: because none answered.
+  void Settled(storage::TenantId tenant, const Key& key, bool unreachable);
 
   EventLoop& loop_;
   const storage::Clock& clock_;

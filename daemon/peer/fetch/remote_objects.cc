@@ -54,7 +54,8 @@ storage::RemoteCopyId RemoteObjects::Add(storage::TenantId tenant, OpenedObject 
                                          std::vector<std::shared_ptr<const Member>> others) {
   const storage::RemoteCopyId id = ++drawn_;
   std::erase(others, object.member);
-  copies_[id] = {.tenant = tenant, .object = std::move(object), .others = std::move(others)};
+  const uint64_t bytes = object.header.bytes;
+  copies_[id] = {.tenant = tenant, .object = std::move(object), .others = std::move(others), .left = bytes};
   stats_.copies = copies_.size();
   return id;
 }
@@ -105,8 +106,12 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   const storage::Nanos patience =
       rates_.Patience(object.member->node, bytes, options_.patience, {options_.least_patience, options_.most_patience});
   Request& request = race->requests[which];
-  request = {.from = object.member, .began = clock_.Now(), .bytes = bytes, .running = true};
-  rates_.Begins(object.member->node, bytes);
+  request = {.from = object.member,
+             .began = clock_.Now(),
+             .bytes = bytes,
+             .came = std::make_shared<std::atomic<uint64_t>>(0),
+             .running = true};
+  rates_.Begins(object.member->node, bytes, request.began);
   const bool has_second = copy.second.has_value() || copy.asking || !copy.others.empty();
   if (which == 0 && options_.hedge > 0 && has_second) {
     late_.emplace(request.began + std::max(times(options_.hedge), options_.least_hedge), id, piece.first);
@@ -119,7 +124,7 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   if (!address.ok()) return ended(address.status());
   if (bytes == 0) return ended(absl::OkStatus());
   request.number = transport_.Fetch(*address, object.grant, piece.first * limits::kExtentBytes + skipped,
-                                    std::move(spans), patience, std::move(ended), object.memory);
+                                    std::move(spans), patience, std::move(ended), object.memory, request.came);
 }
 
 void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>& race, size_t which,
@@ -127,7 +132,8 @@ void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>&
   Copy& copy = copies_.at(id);
   Request& request = race->requests[which];
   request.running = false;
-  rates_.Ends(request.from->node, request.bytes);
+  Count(request);
+  rates_.Ends(request.from->node, request.bytes, clock_.Now());
   if (absl::IsDeadlineExceeded(status)) rates_.GaveUp(request.from->node, request.began, clock_.Now());
   if (!status.ok() && race->won < 0) race->failed = status;
   if (status.ok() && race->won < 0) race->won = static_cast<int>(which);
@@ -158,6 +164,7 @@ void RemoteObjects::Came(Copy& copy, const std::shared_ptr<Race>& race) {
     // The loser, too, wrote into these extents: what is wrong with them may be its doing.
     if (std::ranges::count(copy.senders, request.from) == 0) copy.senders.push_back(request.from);
   }
+  copy.left -= std::min(copy.left, bytes);
   rates_.Used(race->requests[static_cast<size_t>(race->won)].from->node, bytes);
   --stats_.reading;
   ++stats_.pieces;
@@ -167,6 +174,42 @@ void RemoteObjects::Came(Copy& copy, const std::shared_ptr<Race>& race) {
     if (copy.second.has_value() && copy.second->member == race->requests[1].from) TakeSecond(copy);
   }
   piece.done(absl::OkStatus());
+}
+
+void RemoteObjects::SetRecompute(storage::RemoteCopyId id, storage::Nanos recompute) {
+  std::optional<storage::Nanos>& known = copies_.at(id).recompute;
+  const bool never = recompute == 0 || known == storage::Nanos{0};
+  known = never ? 0 : std::max(known.value_or(0), recompute);
+}
+
+void RemoteObjects::Count(Request& request) {
+  const uint64_t came = request.came->load();
+  rates_.Moved(request.from->node, came - request.counted, clock_.Now());
+  request.counted = came;
+}
+
+// Another holder may be faster: while there is one, it is asked instead (Hedge).
+void RemoteObjects::GiveUpIfSlow(Copy& copy) {
+  const bool only = copy.others.empty() && !copy.second.has_value() && !copy.asking && !copy.moving;
+  if (!only || copy.slow || copy.recompute.value_or(0) == 0) return;
+  uint64_t left = copy.left;
+  for (const auto& [first, race] : copy.races) left -= std::min(left, race->requests[0].counted);
+  if (rates_.Transfer(copy.object.member->node, left, clock_.Now()) <= *copy.recompute) return;
+  copy.slow = true;
+  for (const auto& [first, race] : copy.races) transport_.Cancel(race->requests[0].number);
+}
+
+void RemoteObjects::Flush() {
+  Hedge();
+  if (stats_.reading == 0) return;
+  for (auto& [id, copy] : copies_) {
+    for (const auto& [first, race] : copy.races) {
+      for (Request& request : race->requests) {
+        if (request.running) Count(request);
+      }
+    }
+    if (!copy.races.empty()) GiveUpIfSlow(copy);
+  }
 }
 
 void RemoteObjects::Hedge() {
@@ -233,6 +276,10 @@ void RemoteObjects::DropSecond(Copy& copy, const Member& member) {
 }
 
 void RemoteObjects::Move(storage::RemoteCopyId id, Copy& copy, const absl::Status& why) {
+  if (copy.slow) {
+    copy.lost = true;
+    return Lose(copy, absl::AbortedError("to compute it is faster than to fetch it"));
+  }
   if (!copy.lost && !stopped_) {
     Log(LogLevel::kWarning, "an object's bytes did not come from a peer",
         {{"peer", copy.object.member->node}, {"error", std::string(why.message())}});

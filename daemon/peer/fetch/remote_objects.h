@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -58,9 +59,11 @@ class RemoteObjects final : public storage::RemoteSource {
             std::function<void(absl::Status)> done) override;
   void Release(storage::RemoteCopyId copy) override;
   void Damaged(storage::RemoteCopyId copy) override;
+  void SetRecompute(storage::RemoteCopyId copy, storage::Nanos recompute) override;
 
-  // Asks second holders for what is late. Call it many times a second.
-  void Hedge();
+  // Measures what has come, gives up copies that computing is faster than, and asks second holders for what is late.
+  // Call it many times a second.
+  void Flush();
   // Renews leases. Call it about once a second.
   void Tick(PeerAsker& asker);
   // The member has sent wrong bytes of this object lately: others are asked first.
@@ -89,6 +92,8 @@ class RemoteObjects final : public storage::RemoteSource {
     uint64_t number = 0;                 // the transport's
     storage::Nanos began = 0;
     uint64_t bytes = 0;
+    std::shared_ptr<std::atomic<uint64_t>> came;  // of them
+    uint64_t counted = 0;                         // of these, by PeerRates::Moved
     bool running = false;
   };
   // A piece under way: from its holder, and from a second one where that is slow. Both write the same bytes to the same
@@ -104,12 +109,15 @@ class RemoteObjects final : public storage::RemoteSource {
     storage::TenantId tenant = 0;
     OpenedObject object;
     std::vector<std::shared_ptr<const Member>> others;
-    DamagedCopies::Members senders;      // of the pieces that have come
-    std::optional<OpenedObject> second;  // at another holder, for what the first one is late with
-    bool asking = false;                 // a second holder is asked
-    uint64_t holder = 0;                 // counts holders: an error of an earlier one says nothing of this one
-    bool moving = false;                 // another holder is asked, since the first one failed
-    bool lost = false;                   // no holder is left
+    DamagedCopies::Members senders;           // of the pieces that have come
+    std::optional<OpenedObject> second;       // at another holder, for what the first one is late with
+    bool asking = false;                      // a second holder is asked
+    uint64_t holder = 0;                      // counts holders: an error of an earlier one says nothing of this one
+    bool moving = false;                      // another holder is asked, since the first one failed
+    bool lost = false;                        // no holder is left
+    bool slow = false;                        // given up: computing is faster
+    std::optional<storage::Nanos> recompute;  // SetRecompute; 0: it is never given up
+    uint64_t left = 0;                        // bytes of the object that have not come
     std::vector<Piece> waiting;
     std::map<uint64_t, std::shared_ptr<Race>> races;  // by first extent
   };
@@ -118,6 +126,9 @@ class RemoteObjects final : public storage::RemoteSource {
   void CountAt(Piece& piece, std::optional<uint64_t> holder);
   void Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece);
   void Start(storage::RemoteCopyId id, Copy& copy, const std::shared_ptr<Race>& race, size_t which);
+  void Count(Request& request);
+  void GiveUpIfSlow(Copy& copy);
+  void Hedge();
   void Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>& race, size_t which, const absl::Status& status);
   void Came(Copy& copy, const std::shared_ptr<Race>& race);
   void AskSecond(storage::RemoteCopyId id, Copy& copy);

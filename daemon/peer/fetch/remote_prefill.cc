@@ -24,7 +24,7 @@ void RemotePrefill::Find(storage::TenantId tenant, const NamespaceId& ns,
   const auto search = std::make_shared<Search>(Search{.deadline = now + kPatience, .done = std::move(done)});
   size_t asked = 0;
   for (const std::shared_ptr<const Member>& member : directory_.Members()) {
-    if (member->node == self_ || !rates_.MayAsk(member->node, now) || asked == kMostNodes) continue;
+    if (member->node == self_ || !rates_.MayAsk(member->node) || asked == kMostNodes) continue;
     const std::pair place(member->incarnation, ns);
     if (const auto none = none_.find(place); none != none_.end() && none->second > now) continue;
     ++asked;

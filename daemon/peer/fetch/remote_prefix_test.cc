@@ -67,6 +67,23 @@ class RemotePrefixTest : public ::testing::Test {
                   [&](const TestCluster::Told& one) { return one.member == node.directory.member && one.key == key; }),
               1u);
   }
+  // A node takes what another one has.
+  static void ExpectHandedOver(PeerNode& from, PeerNode& to, const Key& key) {
+    const auto offering = from.OnLoop([&] { return from.cache.offers().Describe(0, key); });
+    ASSERT_TRUE(offering.has_value());
+    std::promise<TakeOutcome> outcome;
+    from.Offer(*to.directory.member, "default",
+               {.objects = {{.key = key,
+                             .ns = offering->ns,
+                             .kind = offering->kind,
+                             .bytes = offering->bytes,
+                             .uses = offering->uses,
+                             .group = offering->group}},
+                .why = OfferKind::kDrain,
+                .patience_ms = 10'000},
+               [&](absl::StatusOr<std::vector<TakeOutcome>> outcomes) { outcome.set_value(outcomes->at(0)); });
+    EXPECT_EQ(outcome.get_future().get(), TakeOutcome::kTaken);
+  }
   static Tokens First(size_t tokens) { return Numbers(0, static_cast<int32_t>(tokens)); }
   // The text's first tokens, and others behind them, as deep as foreign texts are.
   static Tokens Prompt(size_t shared) { return Join(First(shared), Numbers(50'000, kForeign + 2000)); }
@@ -156,6 +173,43 @@ TEST_F(RemotePrefixTest, ABlockThatNoOtherNodeHasMayBeHere) {
   b.OnLoop([&] { b.cache.Evict(0, text_.shared().Checkpoint(1000)); });
   b.OnLoop([&] { b.cache.Evict(0, text_.shared().blocks()[2]); });
   ExpectResumes(b, Prompt(1000), 1000);
+}
+
+// The checkpoint was stored here, and its blocks have gone: another node has them.
+TEST_F(RemotePrefixTest, ACheckpointHereIsFoundWithItsBlocksElsewhere) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b");
+  for (PeerNode* node : {&a, &b}) CommitText(*node, 1000);
+  Untell(a, text_.shared().Checkpoint(1000));
+  for (const Key& key : text_.shared().blocks().first(3)) {
+    b.OnLoop([&] { b.cache.Evict(0, key); });
+  }
+  ExpectResumes(b, Prompt(1000), 1000);
+}
+
+// The same of parts that other nodes handed over: only their depths are known here.
+TEST_F(RemotePrefixTest, PartsThatWereHandedOverAreFoundAcrossNodes) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
+  CommitText(a, 1000);
+  const auto blocks = text_.shared().blocks();
+  const Key checkpoint = text_.shared().Checkpoint(1000);
+  for (const Key& key : {checkpoint, blocks[1]}) ExpectHandedOver(a, b, key);
+  for (const Key& key : {blocks[0], blocks[2]}) ExpectHandedOver(a, c, key);
+  a.Leave();
+  ExpectResumes(b, Prompt(1000), 1000);  // the checkpoint is here, and so is a block between
+  ExpectResumes(c, Prompt(1000), 1000);  // the first block is here
+}
+
+TEST_F(RemotePrefixTest, ASpanAndItsCheckpointAreFoundAcrossNodes) {
+  PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
+  EXPECT_THAT(Commit(a, engine_.Offer(First(640), 601, {600}, {}, 600)),
+              ::testing::ElementsAre(CommitOutcome::kKept, CommitOutcome::kKeptAsSpan));
+  ExpectHandedOver(a, b, text_.shared().Checkpoint(600));
+  for (const Key& key : {text_.shared().Span(600, 640), text_.shared().blocks()[0], text_.shared().blocks()[1]}) {
+    ExpectHandedOver(a, c, key);
+  }
+  a.Leave();
+  ExpectResumes(b, Prompt(640), 640);
+  ExpectResumes(c, Prompt(640), 640);
 }
 
 }  // namespace

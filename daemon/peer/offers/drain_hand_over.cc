@@ -21,6 +21,7 @@ void DrainHandOver::Start() {
   under_way_ = 0;
   again_.clear();
   nodes_.clear();
+  homes_.clear();
   LookAround();
   Tick();
 }
@@ -60,16 +61,29 @@ bool DrainHandOver::MayTake(const Member& member, const Handed& handed) {
          offerer_.Shares(member, tenant);
 }
 
-// The one with the least under way, of those that may take it. Null: none; then `again_` or the disk has it.
+bool DrainHandOver::IsFull(const Member& member, const Handed& handed) {
+  const Node& node = nodes_[member.incarnation];
+  const uint64_t bytes = handed.offering.bytes * handed.offering.shards;
+  return (node.bytes > 0 && node.bytes + bytes > options_.bytes_of_a_node) || node.not_before > clock_.Now() ||
+         !offerer_.MayOffer(member);
+}
+
+std::shared_ptr<const Member> DrainHandOver::HomeOf(const Handed& handed) {
+  const auto home = homes_.find(handed.offering.group);
+  if (home == homes_.end()) return nullptr;
+  const auto member = std::ranges::find(members_, home->second, &Member::incarnation);
+  if (member == members_.end() || !MayTake(**member, handed)) return nullptr;
+  const bool silent = clock_.Now() - nodes_[home->second].answered_at > options_.home;
+  return silent && IsFull(**member, handed) ? nullptr : *member;
+}
+
+// Its group's home, else the one with the least under way of those that may take it. Null: it has to wait.
 std::shared_ptr<const Member> DrainHandOver::NodeFor(const Handed& handed) {
-  const storage::Nanos now = clock_.Now();
+  if (const std::shared_ptr<const Member> home = HomeOf(handed)) return IsFull(*home, handed) ? nullptr : home;
   std::shared_ptr<const Member> best;
   for (const std::shared_ptr<const Member>& member : members_) {
-    const Node& node = nodes_[member->incarnation];
-    const uint64_t bytes = handed.offering.bytes * handed.offering.shards;
-    const bool full = node.bytes > 0 && node.bytes + bytes > options_.bytes_of_a_node;
-    if (full || node.not_before > now || !offerer_.MayOffer(*member) || !MayTake(*member, handed)) continue;
-    if (best == nullptr || node.bytes < nodes_[best->incarnation].bytes) best = member;
+    if (IsFull(*member, handed) || !MayTake(*member, handed)) continue;
+    if (best == nullptr || nodes_[member->incarnation].bytes < nodes_[best->incarnation].bytes) best = member;
   }
   return best;
 }
@@ -106,9 +120,12 @@ void DrainHandOver::Tick() {
       const uint64_t more = offering.bytes * offering.shards;
       const bool fits = shards + offering.shards <= limits::kMaxPeerKeysPerCall &&
                         bytes + more <= options_.bytes_of_an_offer && !next->asked.contains(to->incarnation);
-      if (!some.empty() && (!fits || offering.pool.tenant != some.front().offering.pool.tenant)) break;
+      const std::shared_ptr<const Member> home = HomeOf(*next);
+      const bool others = home != nullptr && home != to;
+      if (!some.empty() && (!fits || others || offering.pool.tenant != some.front().offering.pool.tenant)) break;
       bytes += more;
       shards += offering.shards;
+      if (offering.group != 0) homes_[offering.group] = to->incarnation;
       some.push_back(*std::move(next));
     }
     if (next.has_value()) again_.push_front(*std::move(next));
@@ -118,6 +135,7 @@ void DrainHandOver::Tick() {
 
 void DrainHandOver::Offer(const std::shared_ptr<const Member>& to, std::vector<Handed> some) {
   std::vector<storage::Offering> offerings;
+  if (Node& node = nodes_[to->incarnation]; node.bytes == 0) node.answered_at = clock_.Now();
   for (const Handed& handed : some) {
     offerings.push_back(handed.offering);
     nodes_[to->incarnation].bytes += handed.offering.bytes * handed.offering.shards;
@@ -132,6 +150,7 @@ void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>
                              const absl::StatusOr<std::vector<TakeOutcome>>& reply) {
   if (round != round_) return;
   Node& node = nodes_[from->incarnation];
+  node.answered_at = clock_.Now();
   const bool out = !reply.ok() && WhatFailed(reply.status()) == CallFailure::kNode;
   const bool not_shared = !reply.ok() && WhatFailed(reply.status()) == CallFailure::kTenant;
   const bool refused = !reply.ok() && WhatFailed(reply.status()) == CallFailure::kBusy;

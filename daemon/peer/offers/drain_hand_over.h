@@ -17,7 +17,8 @@
 namespace ashlar::daemon {
 
 // Disk and nodes take from one row, the hottest first, so the faster one takes more. Each object is offered to one node
-// after another until one has it. What none takes is the disk's again. The metadata thread only.
+// after another until one has it. Objects of one group (a text's blocks and checkpoints) go to one node as long as it
+// takes them. What none takes is the disk's again. The metadata thread only.
 class DrainHandOver {
  public:
   struct Options {
@@ -26,6 +27,7 @@ class DrainHandOver {
     uint32_t patience_ms = 10'000;           // of one offer
     storage::Nanos pause = 50'000'000;       // before a node that is busy is asked again
     storage::Nanos row_again = 500'000'000;  // before row and members are looked at again
+    storage::Nanos home = 1'000'000'000;     // a group's node that takes no more, and does not answer, is waited for
     uint32_t refusals = 8;  // calls in a row of which a node takes nothing: it is not asked any more in this drain
   };
 
@@ -51,6 +53,7 @@ class DrainHandOver {
   struct Node {
     uint64_t bytes = 0;  // offered, and not yet answered
     storage::Nanos not_before = 0;
+    storage::Nanos answered_at = 0;  // or offered something when nothing was under way
     uint32_t refusals = 0;
     std::set<storage::TenantId> not_shared;  // it has refused objects of these tenants
     bool out = false;
@@ -60,6 +63,9 @@ class DrainHandOver {
   std::optional<Handed> Next();
   void LookAround();
   std::shared_ptr<const Member> NodeFor(const Handed& handed);
+  // The node that others of its group were offered to; null: there is none, or it does not take this one.
+  std::shared_ptr<const Member> HomeOf(const Handed& handed);
+  bool IsFull(const Member& member, const Handed& handed);
   void Offer(const std::shared_ptr<const Member>& to, std::vector<Handed> some);
   void Answered(uint64_t round, const std::shared_ptr<const Member>& from, std::vector<Handed> some,
                 const absl::StatusOr<std::vector<TakeOutcome>>& reply);
@@ -75,6 +81,7 @@ class DrainHandOver {
   storage::Nanos row_ended_at_ = 0, looked_at_ = 0;
   std::deque<Handed> again_;                            // to be offered to another node
   std::map<uint64_t, Node> nodes_;                      // by incarnation
+  std::map<uint64_t, uint64_t> homes_;                  // of groups: incarnations
   std::vector<std::shared_ptr<const Member>> members_;  // others
 };
 

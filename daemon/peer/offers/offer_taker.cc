@@ -14,7 +14,8 @@ storage::Offering OfferingOf(storage::TenantId tenant, const PeerOffered& offere
           .bytes = offered.bytes,
           .uses = offered.uses,
           .idle = offered.idle,
-          .saves_a_byte = offered.saves_a_byte};
+          .saves_a_byte = offered.saves_a_byte,
+          .group = offered.group};
 }
 
 uint64_t AllBytes(const storage::Offering& offering) {
@@ -124,7 +125,7 @@ void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wa
       continue;
     }
     ObjectHeader header = shard->header;
-    const storage::Nanos cost = rates_.Estimate(shard->member->node, header.bytes);
+    const storage::Nanos cost = rates_.Transfer(shard->member->node, header.bytes, clock_.Now());
     const storage::RemoteCopyId copy = objects_.Add(offering.pool.tenant, *std::move(shard), {});
     // Another look-up may have adopted it, or brought it up: that is joined.
     if (!cache_.AdoptRemote(offering.pool, std::move(header), copy, cost)) objects_.Release(copy);
@@ -133,6 +134,7 @@ void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wa
     Ends(offering);
     return Settle(call, wanted, outcome);
   }
+  cache_.offers().SetGroup(offering.pool.tenant, offering.key, offering.group);
   cache_.offers().Promote(offering, [this, call, wanted](bool whole) {
     Ends(wanted.offering);
     Settle(call, wanted, whole ? TakeOutcome::kTaken : TakeOutcome::kFailed);

@@ -14,7 +14,8 @@ PeerOffered WireOf(const storage::Offering& offering) {
           .bytes = offering.bytes,
           .uses = offering.uses,
           .idle = offering.idle,
-          .saves_a_byte = offering.saves_a_byte};
+          .saves_a_byte = offering.saves_a_byte,
+          .group = offering.group};
 }
 
 }  // namespace

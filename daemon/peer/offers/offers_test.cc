@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "daemon/peer/testing/peer_node.h"
+#include "storage/testing/prefix_engine.h"
+#include "storage/testing/tokens.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -171,6 +173,44 @@ TEST_F(OffersTest, ADrainHandsOverWhatMemoryHasAlone) {
     const bool at_b = !Where(b, plan).empty();
     EXPECT_NE(at_b, !Where(c, plan).empty()) << text;
     ExpectHere(at_b ? b : c, plan, text);
+  }
+}
+
+// Ten prefixes of different lengths: the blocks and checkpoints of each go to one node, and both nodes find them all.
+TEST_F(OffersTest, ADrainKeepsEachPrefixTogether) {
+  const storage::PrefixEngine engine(0, 1, 256);
+  PeerNode a(cluster_, "a", 1024), b(cluster_, "b", 1024), c(cluster_, "c", 1024);
+  const auto text_of = [](int i) { return storage::Numbers(10'000 * i, 300 + 150 * i); };
+  for (int i = 0; i < 10; ++i) {
+    const storage::Tokens text = text_of(i);
+    std::promise<void> done;
+    a.loop.PostCompletion(0, [&] {
+      a.cache.Commit(PeerNode::kEngine, engine.Offer(text, text.size(), {280}), [&](const auto&) { done.set_value(); });
+    });
+    done.get_future().get();
+  }
+  Drain(a);
+  WaitFor([&] { return Drained(a); });
+  EXPECT_EQ(Unsaved(a), 0u);
+  a.Leave();
+  size_t split = 0;
+  for (int i = 0; i < 10; ++i) {
+    const storage::PrefixText text = engine.Text(text_of(i));
+    std::vector<Key> keys(text.shared().blocks().begin(), text.shared().blocks().end());
+    keys.push_back(text.shared().Checkpoint(text.tokens().size()));
+    const auto at_b = b.OnLoop(
+        [&] { return std::ranges::count_if(keys, [&](const Key& key) { return !b.cache.Where(0, key).empty(); }); });
+    split += at_b > 0 && static_cast<size_t>(at_b) < keys.size();
+  }
+  EXPECT_EQ(split, 0u);
+  for (PeerNode* node : {&b, &c}) {
+    for (int i = 0; i < 10; ++i) {
+      const storage::Tokens shared = text_of(i);
+      const storage::PrefixText prompt = engine.Text(storage::Join(shared, storage::Numbers(500'000, 10)));
+      const storage::Match match = node->Lookup({}, &prompt);
+      EXPECT_EQ(match.prefix.depth, shared.size()) << "prefix " << i;
+      node->Release(match.lease);
+    }
   }
 }
 

@@ -21,7 +21,7 @@ void PromptHandOff::Start(storage::TenantId tenant, const storage::PrefixText& t
                           uint32_t patience_ms, Done done) {
   if (stopped_ || !MayStart(tenant)) return done({.outcome = HandOffOutcome::kBusy});
   const auto handed = std::make_shared<Text>();
-  for (const storage::Query& query : cache_.AtEnd(tenant, text)) {
+  for (const storage::Query& query : cache_.prefixes().AtEnd(tenant, text)) {
     std::optional<storage::Offering> offering = cache_.offers().Describe(tenant, query.key);
     if (!offering.has_value()) return done({.outcome = HandOffOutcome::kNothing});
     handed->result.bytes += node == options_.self ? BytesOf(*offering) : 0;

@@ -50,7 +50,7 @@ class PromptHandOffTest : public ::testing::Test {
     ASSERT_EQ(match.prefix.depth, text.size());
     EXPECT_EQ(match.prefix.own, own);
     node.OnLoop([&] {
-      for (const storage::Query& query : node.cache.AtEnd(0, engine_.Text(text, conversation))) {
+      for (const storage::Query& query : node.cache.prefixes().AtEnd(0, engine_.Text(text, conversation))) {
         const auto object = node.cache.offers().Describe(0, query.key);
         ASSERT_TRUE(object.has_value());
         EXPECT_EQ(object->pool.kind, own ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic);

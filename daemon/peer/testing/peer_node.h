@@ -231,10 +231,11 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     const RemoteQuestion question{queries, text};
     std::promise<storage::Match> match;
     const storage::TenantId tenant = session == kOther ? 1 : 0;
+    std::vector<storage::Query> asked(queries.begin(), queries.end());
     peers.lookup().Find(tenant, {&question, 1}, [&](RemoteLookup::Adopted adopted) {
       loop.PostCompletion(tenant, [&, adopted] {
-        match.set_value(text == nullptr ? cache.Lookup(session, queries)
-                                        : cache.Lookup(session, queries, *text, nullptr));
+        if (adopted != nullptr) adopted->Mark(asked);
+        match.set_value(text == nullptr ? cache.Lookup(session, asked) : cache.Lookup(session, asked, *text, nullptr));
       });
     });
     return match.get_future().get();

@@ -8,7 +8,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr int64_t kFirstPause = 50'000'000, kLongestPause = 5'000'000'000;  // between connections that fail
+constexpr int64_t kFirstPause = 50'000'000, kLongestPause = 1'000'000'000;  // between connections that fail
 constexpr int64_t kWatchEvery = 250'000'000;
 
 }  // namespace
@@ -63,6 +63,7 @@ void Exchange::Begin(Request request) {
   transfer->targets = SpanList<std::byte>(std::move(request.targets));
   transfer->sources = SpanList<const std::byte>(std::move(request.sources));
   transfer->length = request.push ? transfer->sources.bytes() : transfer->targets.bytes();
+  transfer->came = std::move(request.came);
   if (request.memory != nullptr) transfer->places = RemotePlaces(std::move(request.memory));
   transfer->deadline = request.deadline;
   transfer->done = std::move(request.done);
@@ -334,6 +335,7 @@ void Exchange::Moved(uint64_t link, uint64_t number, uint64_t bytes, const absl:
   const auto found = transfers_.find(number);
   Transfer& transfer = *found->second;  // lives as long as a send reads its sources
   --transfer.sends;
+  if (status.ok() && transfer.came != nullptr) transfer.came->fetch_add(bytes);
   if (transfer.ended) {
     if (transfer.sends == 0) Finish(number);
   } else if (!status.ok()) {

@@ -32,10 +32,11 @@ struct Request {
   HostPort peer;
   Grant grant;
   uint64_t offset = 0;
-  Spans targets;                               // of a fetch
-  ConstSpans sources;                          // of a push
-  std::shared_ptr<const RemoteMemory> memory;  // of a fetch: what the peer has said of the grant's place; may be null
-  int64_t deadline = 0;                        // by the exchange's clock
+  Spans targets;                                // of a fetch
+  ConstSpans sources;                           // of a push
+  std::shared_ptr<const RemoteMemory> memory;   // of a fetch: what the peer has said of the grant's place; may be null
+  std::shared_ptr<std::atomic<uint64_t>> came;  // of a fetch: bytes so far; may be null
+  int64_t deadline = 0;                         // by the exchange's clock
   Transport::Done done;
 };
 
@@ -113,6 +114,7 @@ class Exchange {
     SpanList<std::byte> targets;
     SpanList<const std::byte> sources;
     Received received;
+    std::shared_ptr<std::atomic<uint64_t>> came;   // of a fetch; may be null
     RemotePlaces places;                           // of a fetch by remote reads
     std::vector<std::unique_ptr<RemoteKey>> keys;  // of its arenas
     bool lent = false;                             // a loan that was not returned: at its holder one of `sends`

@@ -8,10 +8,10 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr uint64_t kPieceBytes = 256 * 1024;        // of one message; a segment of TCP holds it (ucx_settings.cc)
-constexpr size_t kMaxPieces = 15;                   // spans in one message
-constexpr uint64_t kQueuedBytes = 2 * 1024 * 1024;  // of a connection, handed to UCX and not yet sent
-constexpr size_t kMaxQueuedMessages = 1024;         // a peer that asks and does not read is let go
+constexpr uint64_t kPieceBytes = Transport::kMessageBytes;  // a segment of TCP holds it (ucx_settings.cc)
+constexpr size_t kMaxPieces = 15;                           // spans in one message
+constexpr uint64_t kQueuedBytes = 2 * 1024 * 1024;          // of a connection, handed to UCX and not yet sent
+constexpr size_t kMaxQueuedMessages = 1024;                 // a peer that asks and does not read is let go
 
 }  // namespace
 
@@ -203,6 +203,7 @@ void Exchange::TakeData(Connection& connection, const Message& message, std::spa
     from += piece.size();
     return true;
   });
+  if (transfer->came != nullptr) transfer->came->fetch_add(payload.size());
   if (transfer->received.bytes() == transfer->length) End(message.to.number, absl::OkStatus());
 }
 

@@ -269,12 +269,14 @@ void Transport::Revoke(uint64_t number, std::function<void()> quiet) {
 }
 
 uint64_t Transport::Fetch(const HostPort& peer, const Grant& grant, uint64_t offset, Spans targets, int64_t deadline,
-                          Done done, std::shared_ptr<const RemoteMemory> memory) {
+                          Done done, std::shared_ptr<const RemoteMemory> memory,
+                          std::shared_ptr<std::atomic<uint64_t>> came) {
   return thread_->Begin({.peer = peer,
                          .grant = grant,
                          .offset = offset,
                          .targets = std::move(targets),
                          .memory = std::move(memory),
+                         .came = std::move(came),
                          .done = std::move(done)},
                         deadline);
 }

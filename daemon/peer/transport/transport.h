@@ -14,6 +14,7 @@
 // others.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -119,6 +120,7 @@ struct TransportSurroundings {
 class Transport {
  public:
   using Done = std::function<void(const absl::Status&)>;
+  static constexpr uint64_t kMessageBytes = 256 * 1024;  // of a transfer, in one message at most
 
   // UNAVAILABLE: the address cannot be listened at. INVALID_ARGUMENT: an address or a setting of UCX is none.
   // Not empty, `wake` takes the place of the thread: it is called where something is to be done, on any thread, and
@@ -170,8 +172,10 @@ class Transport {
   // have changed. Returns a number for Cancel.
   // Daemons fetch: a push asks where its bytes go, so that its first byte takes as many journeys as that of a fetch
   // that begins with the word that the bytes are there. `ashlar-bench transfer` and tests push.
+  // `came`: is raised by the bytes that have come, message by message; may be null.
   uint64_t Fetch(const HostPort& peer, const Grant& grant, uint64_t offset, Spans targets, int64_t deadline, Done done,
-                 std::shared_ptr<const RemoteMemory> memory = nullptr);
+                 std::shared_ptr<const RemoteMemory> memory = nullptr,
+                 std::shared_ptr<std::atomic<uint64_t>> came = nullptr);
   uint64_t Push(const HostPort& peer, const Grant& grant, uint64_t offset, ConstSpans sources, int64_t deadline,
                 Done done);
   // Ends a request soon, with CANCELLED unless it ended before; `done` is called as ever.

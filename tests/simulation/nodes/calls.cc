@@ -187,7 +187,7 @@ void Calls::ClientEnded(uint64_t incarnation, uint64_t attempt) {
   client.attempt = ++drawn_;
   if (client.wire != nullptr) client.wire->Close();
   const Nanos wait = client.retry_in / 2 + all_.network.schedule().DrawTime(client.retry_in / 2);
-  client.retry_in = std::min(2 * client.retry_in, 10 * kSecond);
+  client.retry_in = std::min(2 * client.retry_in, kSecond);
   all_.network.schedule().For(life_, wait, [this, incarnation] { Connect(incarnation); });
   const std::shared_ptr<const Member> member = client.member;
   for (const auto& [number, fail] : std::map(client.calls)) fail(absl::UnavailableError("the connection has ended"));

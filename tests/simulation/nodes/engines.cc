@@ -13,6 +13,9 @@ constexpr double kTolerance = 1e-5;
 constexpr double kTokensPerSecond = 500;
 // The bounds of an engine's waits. A look-up's own deadline is 100 ms; a landing may follow pieces that several holders
 // let wait for 20 s each.
+// kHealed: how long after the last fault a holder may still count as unreachable: until it is connected again, and a
+// call has ended and another one was answered.
+constexpr Nanos kHealed = 4 * kSecond;
 constexpr Nanos kLookupWait = 400 * kMillisecond, kLandingWait = 120 * kSecond, kPlanWait = 120 * kSecond;
 
 storage::Query Ask(const Text& text) {
@@ -65,6 +68,7 @@ void Driver::Found(uint64_t number, const daemon::RemoteLookup::Adopted& adopted
   prompt.stage = "a look-up";
   Node& node = *At(prompt.machine);
   node.held[number] = adopted;
+  if (adopted != nullptr) adopted->Mark(prompt.queries);
   node.Post(prompt.tenant, [this, number] { LookHere(number); });
 }
 
@@ -172,6 +176,11 @@ void Driver::CheckReason(const Prompt& prompt, const Text& text, MissReason reas
       break;
     case MissReason::kDaemonUnavailable:
       if (!machines_[prompt.machine].stops) Fail("a node that does not stop is unavailable");
+      break;
+    case MissReason::kHolderUnreachable:
+      if (schedule_.now() - disturbed_at_ > habits_.lease_seconds * kSecond + kHealed) {
+        Fail("a node is shunned, and nothing is in its way");
+      }
       break;
     case MissReason::kNeverSeen:
     case MissReason::kBeingPublished:
