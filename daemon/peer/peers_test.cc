@@ -153,7 +153,7 @@ TEST_F(PeersTest, ANodeThatDoesNotAnswerIsAMissInTime) {
   EXPECT_EQ(landed.wait_for(std::chrono::seconds(10)), std::future_status::ready);
   EXPECT_EQ(b.OnLoop([&] { return b.peers.stats().lookup.late; }), 1u);
   go.set_value();
-  EXPECT_EQ(landed.get(), MissReason::kNeverSeen);
+  EXPECT_EQ(landed.get(), MissReason::kHolderUnreachable);
   AwaitNothingLeased(a);
   AwaitNothingLeased(b);
 }
