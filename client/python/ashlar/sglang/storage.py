@@ -28,6 +28,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from ashlar.pages import Fetched, PageClient, PageStore, Slot
+from ashlar.sglang import weight_changes
 from ashlar.sglang.engine import Engine, agreed
 from ashlar.sglang.metrics import AshlarMetrics, Counts
 
@@ -98,7 +99,8 @@ class AshlarStorage(HiCacheStorage):
                 "Ashlar stores nothing for %s: neither a folder nor a commit names its weights; give weights_digest",
                 self._model,
             )
-        self._generation = ""  # of the engine's weights: a name that nobody else has, behind the first `clear`
+        self._generation = ""  # of the engine's weights: a name of this engine alone, after the first `clear`
+        self._between = False  # a change of weights and the flush of pages that are of the former ones
         self._client: PageClient | None = None
         self._next_attempt = 0.0
         self._pools: dict[str, _Pool] = {}
@@ -110,6 +112,9 @@ class AshlarStorage(HiCacheStorage):
         self._counts: dict[str, list[Any]] = {
             f"{what}_{unit}": [] for what in ("prefetch", "backup") for unit in ("pgs", "bandwidth")
         }
+        weight_changes.follow(self)
+        if weight_changes.changes() > 0 and not self._settings.weights_digest:
+            self.clear()  # attached again: the checkpoint's name is that of former weights
 
     # ---- pools
 
@@ -159,7 +164,7 @@ class AshlarStorage(HiCacheStorage):
         """None: there is no cache, and every page is a miss."""
         pool = self._pools.get(str(name))
         weights = None if self._weights is None else self._weights.digest()
-        if pool is None or self._closed or weights is None:
+        if pool is None or self._closed or weights is None or self._between:
             return None
         if pool.store is not None:
             return pool.store
@@ -396,11 +401,23 @@ class AshlarStorage(HiCacheStorage):
 
     # ---- the rest
 
-    def clear(self) -> bool:
-        """Called where weights may have changed in place: nobody knows their digest.
+    def weights_change(self) -> None:
+        """Until SGLang has flushed its memory, nothing is stored and nothing found."""
+        if not self._between:
+            self._between = True
+            logger.warning("Ashlar: the weights of %s change; nothing is cached until SGLang's memory is flushed", self._model)
 
-        Behind this the engine finds nothing that was stored before, and it alone finds what it stores. The cache is not
-        this engine's alone: pages of before stay, for others.
+    def memory_flushed(self) -> None:
+        if self._between:
+            self.clear()
+            self._between = False
+            logger.info("Ashlar: pages of %s are this engine's alone from now on: its weights have changed", self._model)
+
+    def clear(self) -> bool:
+        """Called after a change of weights in place, which leaves them without a digest.
+
+        The engine then finds nothing that was stored before, and it alone finds what it stores. Pages stored before
+        stay, for other engines.
         """
         name = uuid.uuid4().hex
         if self._config.is_mla_model and self._config.tp_size > 1:  # rank 0 alone stores what all of them look for

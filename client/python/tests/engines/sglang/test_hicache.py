@@ -3,6 +3,7 @@
 SGLang's copies between GPU and host memory need a GPU: host pools are filled by hand.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ sglang = pytest.importorskip("sglang", reason="sglang is not installed (tools/en
 torch = pytest.importorskip("torch")
 
 import ashlar.daemon  # noqa: E402
+from ashlar.sglang import weight_changes  # noqa: E402
 from sglang.srt.managers.cache_controller import HiCacheController, PrefetchOperation, StorageOperation  # noqa: E402
 from sglang.srt.mem_cache import hicache_storage as hicache  # noqa: E402
 from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo  # noqa: E402
@@ -287,3 +289,79 @@ def test_wrong_settings_name_the_key(daemon):
     backend = make(daemon, extra={"a_key_of_sglang": json})
     backend.close()
     assert backend.exists("a") is False
+
+
+def updater(model):
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    nothing = lambda *args, **kwargs: None  # noqa: E731
+    return WeightUpdater(tp_rank=0, device="cpu", gpu_id=0, model_config=None, custom_weight_loaders={}, get_model=lambda: model,
+                         update_model_fields=nothing, recapture_cuda_graph=nothing, get_model_runner=nothing)  # fmt: skip
+
+
+def flush(backend):
+    """SGLang's own reset of its controller, without threads."""
+    done = lambda: None  # noqa: E731
+    HiCacheController.reset(SimpleNamespace(
+        storage_backend=backend, enable_storage=False, _stop_storage_threads=done, write_queue=[], load_queue=[],
+        ack_write_queue=[], ack_load_queue=[], storage_stop_event=SimpleNamespace(clear=done),
+    ))  # fmt: skip
+
+
+def loads(model):
+    return lambda named: model.load_state_dict(dict(named), strict=False)
+
+
+CHANGES = {
+    "tensor": lambda update, new: update.update_weights_from_tensor(new),
+    "distributed": lambda update, new: update.load_weights_from_distributed(new),
+    "disk": lambda update, new: update.update_weights_from_disk("/nowhere", "auto"),
+    "ipc": lambda update, new: update.update_weights_from_ipc(None),
+    "session": lambda update, new: update.begin_weight_update(),
+}
+
+
+@pytest.fixture
+def unseen(monkeypatch):
+    """Other tests' backends begin with the checkpoint's name."""
+    monkeypatch.setattr(weight_changes, "_seen", weight_changes._seen)
+    assert weight_changes.INSTALLED
+
+
+@pytest.mark.parametrize("way", CHANGES)
+def test_a_change_of_weights_in_place_is_seen_without_the_operator(daemon, pools, unseen, way):
+    """Neither the former pages are found afterwards, nor pages of the new weights by engines that have the former ones."""
+    hashes = chain(range(PAGE * 3))
+    backend = make(daemon, pools)
+    before = store(backend, pools, hashes[:2], states=[1])
+    model = torch.nn.Linear(4, 4)
+    model.load_weights = loads(model)
+    with contextlib.suppress(Exception):  # some need a device, or SGLang's published configuration
+        CHANGES[way](updater(model), [("weight", torch.ones(4, 4))])
+    assert backend.batch_exists(hashes) == 0
+    assert backend.batch_set_v1(hashes, pages_of(range(3))) == [False] * 3, "the former pages are still in host memory"
+    assert backend.clear() and backend.batch_exists(hashes) == 0, "before the flush it is too early"
+    flush(backend)
+    assert backend.batch_exists(hashes) == 0
+    behind = store(backend, pools, hashes, seed=90, states=[2])
+    engine = make(daemon, pools)  # that has the former weights, as its digest says
+    for each, kept, pages in ((backend, behind, 3), (engine, before, 2)):
+        assert each.batch_exists(hashes) == pages
+        assert each.batch_get_v1(hashes[:2], pages_of(range(10, 12))) == [True, True]
+        assert torch.equal(held(pools[0][1], 10 * PAGE), kept["kv", hashes[0]])
+    flush(backend)
+    assert backend.batch_exists(hashes) == 3, "a flush without a change begins nothing"
+
+
+def test_a_backend_that_is_attached_again_after_a_change_begins_a_generation(daemon, pools, unseen, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    hashes = chain(range(PAGE * 2))
+    named = dict(model=str(tmp_path), extra={"weights_digest": ""})
+    first = make(daemon, pools, **named)
+    store(first, pools, hashes)
+    assert make(daemon, pools, **named).batch_exists(hashes) == 2
+    model = torch.nn.Linear(2, 2)
+    model.load_weights = loads(model)
+    with contextlib.suppress(Exception):
+        updater(model).load_weights_from_distributed([("bias", torch.ones(2))])
+    assert make(daemon, pools, **named).batch_exists(hashes) == 0

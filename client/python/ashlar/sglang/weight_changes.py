@@ -1,0 +1,83 @@
+"""Follows changes of an engine's weights in place, of which SGLang does not tell its storage backend.
+
+Its weight updater and its flush of GPU and host memory are wrapped, once in a process. Between a change and the flush
+pages of both weights are about, so that nothing may be stored or found.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+# Methods that write weights. Of an update session the beginning counts, too: its writes may come past SGLang.
+_WRITES = (
+    "update_weights_from_disk", "load_weights_from_distributed", "update_weights_from_tensor", "update_weights_from_ipc",
+    "begin_weight_update", "end_weight_update",
+)  # fmt: skip
+
+
+class Follower(Protocol):
+    def weights_change(self) -> None: ...
+    def memory_flushed(self) -> None: ...
+
+
+_followers: weakref.WeakSet[Any] = weakref.WeakSet()
+_seen = 0
+
+
+def changes() -> int:
+    """Changes that this process has seen."""
+    return _seen
+
+
+def follow(follower: Follower) -> None:
+    _followers.add(follower)
+
+
+def _before(own: Any) -> Any:
+    @functools.wraps(own)
+    def write(*args: Any, **kwargs: Any) -> Any:
+        global _seen
+        _seen += 1
+        for follower in list(_followers):
+            follower.weights_change()
+        return own(*args, **kwargs)
+
+    return write
+
+
+def _after(own: Any) -> Any:
+    @functools.wraps(own)
+    def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = own(self, *args, **kwargs)
+        backend = getattr(self, "storage_backend", None)
+        if backend is not None and backend in _followers:
+            backend.memory_flushed()
+        return result
+
+    return reset
+
+
+def install() -> bool:
+    """Wraps SGLang's classes; False: this version has others, and the operator tells of changes by `clear`."""
+    try:
+        from sglang.srt.managers.cache_controller import HiCacheController
+        from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+        wrapped = [(WeightUpdater, name, _before(getattr(WeightUpdater, name))) for name in _WRITES]
+        wrapped.append((HiCacheController, "reset", _after(HiCacheController.reset)))  # the hybrid one calls it, too
+    except (ImportError, AttributeError) as error:
+        logger.warning(
+            "Ashlar does not see changes of weights in this version of SGLang (%s): call clear after each", error
+        )
+        return False
+    for owner, name, function in wrapped:
+        setattr(owner, name, function)
+    return True
+
+
+INSTALLED = install()
