@@ -382,9 +382,9 @@ TEST_F(BinaryTest, BadArgumentsAndConfigurationsExitTwo) {
     std::vector<std::string> arguments;
     const char* output;
   } kCases[] = {
-      {{}, "--config FILE.yaml is required"},
-      {{"--config"}, "unexpected argument --config"},
-      {{"--cofnig", config_}, "unexpected argument --cofnig"},
+      {{}, "--config is required"},
+      {{"--config"}, "--config: 1 required FILE.yaml missing"},
+      {{"--cofnig", config_}, "--cofnig: unknown argument"},
       {{"--config", "/nonexistent.yaml"}, "cannot read /nonexistent.yaml"},
       {{absl::StrCat("--config=", bad)}, "dram.capacty_bytes: unknown field"},
   };

@@ -3,14 +3,20 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <system_error>
+#include <vector>
 
-#include "absl/strings/strip.h"
+#include "CLI/App.hpp"
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config/config.h"
 #include "daemon/daemon.h"
@@ -27,37 +33,33 @@ using ashlar::daemon::LogLevel;
 constexpr int kExitFailed = 1;     // could not start
 constexpr int kExitBadConfig = 2;  // arguments or configuration are missing or refused
 constexpr timespec kPoll = {.tv_sec = 0, .tv_nsec = 50'000'000};
-constexpr const char* kUsage =
-    "ashlard, the cache daemon of one node\n"
-    "  ashlard --config FILE.yaml                  run (deploy/ashlard.example.yaml describes the file)\n"
-    "  ashlard --config FILE.yaml --check-config   print the effective configuration and exit\n"
-    "  ashlard --version                           print the release and exit\n";
 
 struct Arguments {
   std::string config;
   bool check_config = false;
-  bool help = false, version = false;
 };
 
-bool Parse(int argc, char** argv, Arguments* arguments) {
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view argument = argv[i];
-    if (argument == "--check-config") {
-      arguments->check_config = true;
-    } else if (argument == "--help") {
-      arguments->help = true;
-    } else if (argument == "--version") {
-      arguments->version = true;
-    } else if (argument == "--config" && i + 1 < argc) {
-      arguments->config = argv[++i];
-    } else if (absl::ConsumePrefix(&argument, "--config=")) {
-      arguments->config = std::string(argument);
-    } else {
-      std::fprintf(stderr, "ashlard: unexpected argument %s\n%s", argv[i], kUsage);
-      return false;
-    }
+// Returns the exit code where the program ends here.
+std::optional<int> Parse(int argc, char** argv, Arguments* arguments) {
+  CLI::App app("The cache daemon of one node.", "ashlard");
+  app.set_version_flag("--version", absl::StrCat("ashlard ", ashlar::Version()), "Print the release and exit.");
+  app.set_help_flag("-h,--help", "Print this help and exit.");
+  app.add_option("--config", arguments->config, "Configuration; ashlard.example.yaml describes every field.")
+      ->type_name("FILE.yaml")
+      ->take_last()
+      ->required();
+  app.add_flag("--check-config", arguments->check_config, "Print the effective configuration and exit.");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& asked) {  // help or version
+    return app.exit(asked);
+  } catch (const CLI::ParseError& error) {
+    const std::vector<std::string> unknown = app.remaining();
+    const std::string why = unknown.empty() ? error.what() : absl::StrCat(unknown[0], ": unknown argument");
+    std::fprintf(stderr, "ashlard: %s; see ashlard --help\n", why.c_str());
+    return kExitBadConfig;
   }
-  return true;
+  return std::nullopt;
 }
 
 int Failed(const absl::Status& status) {
@@ -123,19 +125,7 @@ int main(int argc, char** argv) {
   umask(077);
   ashlar::daemon::BoundAllocatorMappings();
   Arguments arguments;
-  if (!Parse(argc, argv, &arguments)) return kExitBadConfig;
-  if (arguments.help) {
-    std::fputs(kUsage, stdout);
-    return 0;
-  }
-  if (arguments.version) {
-    std::printf("ashlard %s\n", ashlar::Version());
-    return 0;
-  }
-  if (arguments.config.empty()) {
-    std::fprintf(stderr, "ashlard: --config FILE.yaml is required\n");
-    return kExitBadConfig;
-  }
+  if (const std::optional<int> code = Parse(argc, argv, &arguments)) return *code;
   ashlar::v1::Config config;
   if (const absl::Status status = ashlar::daemon::LoadConfig(arguments.config, &config); !status.ok()) {
     std::fprintf(stderr, "ashlard: %s\n", std::string(status.message()).c_str());
@@ -143,7 +133,9 @@ int main(int argc, char** argv) {
   }
   if (arguments.check_config) {
     std::fputs(ashlar::daemon::FormatConfig(config).c_str(), stdout);
-    return 0;
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+    std::fprintf(stderr, "ashlard: cannot write to the standard output: %s\n", strerror(errno));
+    return kExitFailed;
   }
   return Serve(config, arguments.config);
 }

@@ -10,6 +10,8 @@ ASHLAR_PACKAGES=(
   # control plane, configuration, logs, metrics
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libssl-dev
   libyaml-cpp-dev libspdlog-dev prometheus-cpp-dev libmicrohttpd-dev nlohmann-json3-dev
+  # command lines
+  libcli11-dev
   # events for routers
   libzmq3-dev
   # the filter of system calls that the daemon puts on itself

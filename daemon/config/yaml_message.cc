@@ -5,6 +5,7 @@
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <set>
@@ -14,6 +15,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "proto/byte_size.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -32,31 +35,20 @@ bool IsPlainScalar(const YAML::Node& node) {
   return node.IsScalar() && node.Tag() != "!";
 }
 
-// Digits with an optional binary suffix. Says what is wrong, or nothing.
-absl::string_view ParseUnsigned(absl::string_view text, bool suffixes, uint64_t max, uint64_t* value) {
-  uint64_t factor = 1;
-  if (suffixes) {
-    constexpr struct {
-      const char* name;
-      int shift;
-    } kSuffixes[] = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-    for (const auto& suffix : kSuffixes) {
-      if (!absl::EndsWith(text, suffix.name)) continue;
-      text.remove_suffix(3);
-      text = absl::StripTrailingAsciiWhitespace(text);
-      factor = uint64_t{1} << suffix.shift;
-      break;
-    }
-  }
-  const absl::string_view digits = absl::StartsWith(text, "-") ? text.substr(1) : text;
-  if (digits.empty()) return "expected a whole number";
-  for (char c : digits) {
-    if (!absl::ascii_isdigit(c)) return "expected a whole number";
-  }
+// Writes the value; says what is wrong with it, or nothing.
+std::string ParseUnsigned(absl::string_view text, bool in_bytes, uint64_t max, uint64_t* value) {
   uint64_t number = 0;
-  if (digits.size() != text.size() || !absl::SimpleAtoi(digits, &number) || number > max / factor)
-    return "out of range";
-  *value = number * factor;
+  if (in_bytes) {
+    const absl::StatusOr<uint64_t> bytes = ParseByteSize(text);
+    if (!bytes.ok()) return std::string(bytes.status().message());
+    number = *bytes;
+  } else {
+    const absl::string_view digits = absl::StripPrefix(text, "-");
+    if (digits.empty() || !std::ranges::all_of(digits, absl::ascii_isdigit)) return "expected a whole number";
+    if (digits.size() != text.size() || !absl::SimpleAtoi(digits, &number)) return "out of range";
+  }
+  if (number > max) return "out of range";
+  *value = number;
   return "";
 }
 
@@ -115,10 +107,10 @@ absl::Status ReadValue(const YAML::Node& node, const std::string& path, const Fi
     case FieldDescriptor::CPPTYPE_UINT64: {
       const bool wide = field->cpp_type() == FieldDescriptor::CPPTYPE_UINT64;
       const uint64_t max = wide ? std::numeric_limits<uint64_t>::max() : std::numeric_limits<uint32_t>::max();
-      if (!IsPlainScalar(node)) return Bad(path, "expected a whole number");
+      if (!IsPlainScalar(node)) return Bad(path, "expected a whole number, without quotes");
       uint64_t value = 0;
       const bool in_bytes = absl::EndsWith(field->name(), "_bytes") || absl::StartsWith(field->name(), "bytes_");
-      const absl::string_view wrong = ParseUnsigned(text, in_bytes, max, &value);
+      const std::string wrong = ParseUnsigned(text, in_bytes, max, &value);
       if (!wrong.empty()) return Bad(path, wrong);
       if (value == 0 && !MayBeZero(*field)) return Bad(path, "0 is refused: leave the field out for its default");
       if (wide) {

@@ -18,12 +18,12 @@ gzip -9nc "$changelog" >"$share/doc/ashlar/NEWS.gz"
   LC_ALL=C date --utc --rfc-email --date="@${SOURCE_DATE_EPOCH:-0}"
 } | gzip -9n >"$share/doc/ashlar/changelog.gz"
 
-# The first line of --help says what it is, the others how it is called.
+# The first line of --help says what it is, the indented lines name the options.
 {
   printf '.TH ASHLARD 8 "" "%s" "System Administration"\n' "$("$ashlard" --version | sed 's/^ashlard/ashlar/')"
-  printf '.SH NAME\n%s\n' "$("$ashlard" --help | sed -n '1s/, the/ \\- the/p')"
-  printf '.SH SYNOPSIS\n.nf\n'
-  "$ashlard" --help | sed -e 1d -e 's/^  *//' -e 's/ (.*//' -e 's/-/\\-/g'
+  printf '.SH NAME\nashlard \\- %s\n' "$("$ashlard" --help | sed -n '1{s/^The/the/;s/\.$//;p}')"
+  printf '.SH SYNOPSIS\n.B ashlard \\-\\-config\nFILE.yaml [\\-\\-check\\-config]\n.SH OPTIONS\n.nf\n'
+  "$ashlard" --help | sed -n -e 's/-/\\-/g' -e 's/^  *//p'
   printf '.fi\n.SH DESCRIPTION\nSIGTERM drains: what memory alone has is written to the disk, at most for drain_seconds.\n'
   printf '.SH EXIT STATUS\n0: it was told to stop. 1: it could not start. 2: arguments or configuration make no sense.\n'
   printf '.SH FILES\n.TP\n.I /etc/ashlar/ashlard.yaml\nThe configuration of the unit. '

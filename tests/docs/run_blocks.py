@@ -261,10 +261,18 @@ class Runner:
             raise Wrong(f"{path} --help: status {asked.returncode}")
         at = next(i for i, word in enumerate(words) if "=" not in word)
         wanted = [word.partition("=")[0] for word in words[at + 1:] if word.startswith("--")]
+        help_text = asked.stdout
+
+        def names(word):
+            return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", help_text)
+
         if at + 1 < len(words) and re.fullmatch(r"[a-z]+", words[at + 1]):
             wanted.append(words[at + 1])
+            if not all(names(word) for word in wanted) and names(words[at + 1]):  # a subcommand has its own help
+                asked = subprocess.run([self.program(path), words[at + 1], "--help"], capture_output=True, text=True, timeout=SECONDS)
+                help_text += asked.stdout if asked.returncode == 0 else ""
         for word in wanted:
-            if not re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", asked.stdout):
+            if not names(word):
                 raise Wrong(f"{path} knows no {word}")
 
     def check_cases(self, words, _):

@@ -8,14 +8,16 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ashlar;
   const std::string text(reinterpret_cast<const char*>(data), size);
-  const absl::StatusOr<Layout> layout = ctl::LayoutFromHfConfig(text, {.head = 4, .tail = 4});
-  if (!layout.ok()) {
-    FUZZ_EXPECT(!layout.status().message().empty());
-    FUZZ_EXPECT(absl::IsInvalidArgument(layout.status()) || absl::IsUnimplemented(layout.status()));
+  const nlohmann::json file = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const absl::StatusOr<ctl::HfLayout> model = ctl::LayoutFromHfConfig(file, {.head = 4, .tail = 4});
+  if (!model.ok()) {
+    FUZZ_EXPECT(!model.status().message().empty());
+    FUZZ_EXPECT(absl::IsInvalidArgument(model.status()));
     return 0;
   }
-  FUZZ_EXPECT(Validate(*layout).ok());
-  const absl::StatusOr<Layout> again = DecodeLayout(EncodeLayout(*layout));
-  FUZZ_EXPECT(again.ok() && EncodeLayout(*again) == EncodeLayout(*layout));
+  FUZZ_EXPECT(model->convolution.size() == model->layout.layers.size());
+  FUZZ_EXPECT(Validate(model->layout).ok());
+  const absl::StatusOr<Layout> again = DecodeLayout(EncodeLayout(model->layout));
+  FUZZ_EXPECT(again.ok() && EncodeLayout(*again) == EncodeLayout(model->layout));
   return 0;
 }

@@ -16,7 +16,7 @@ struct Ended {
 
 // `arguments` in the shell's words.
 inline Ended RunAshlarctl(const std::string& program, const std::string& arguments, const std::string& socket) {
-  const std::string command = program + " " + arguments + " --socket " + socket + " 2>&1";
+  const std::string command = "ASHLAR_ADMIN_SOCKET=" + socket + " " + program + " " + arguments + " 2>&1";
   Ended ended;
   FILE* pipe = ::popen(command.c_str(), "r");
   std::array<char, 4096> bytes;

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -14,6 +17,7 @@
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/test_engine.h"
 #include "tools/ashlarctl/json_fields.h"
+#include "tools/ashlarctl/terminal.h"
 
 namespace ashlar::integration {
 namespace {
@@ -288,22 +292,26 @@ TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
     int code;
     const char* message;
   } kCases[] = {
-      {"explian", 2, "usage: ashlarctl"},
-      {"stats --tenant x", 2, "--tenant: stats has no such option"},
-      {"stats file", 2, "file: stats takes no files"},
-      {"explain --tenant", 2, "--tenant: needs a value"},
+      {"explian", 2, "explian: unknown command of ashlarctl; did you mean explain?"},
+      {"stats --tenant x", 2, "--tenant: unknown option of ashlarctl stats"},
+      {"stats file", 2, "file: unknown argument of ashlarctl stats"},
+      {"explain --tenant", 2, "--tenant: 1 required NAME missing"},
       {"explain --last many", 2, "--last: not a positive number"},
       {"explain /dev/null", 2, "--tenant: required"},
       {"explain --tenant default", 2, "TOKENS-FILE: at least one"},
       {"explain --tenant default /dev/null", 2, "--namespace: either it or --model-file is required"},
-      {"explain --tenant default --namespace xyz /dev/null", 2, "--namespace: not an even number"},
+      {"explain --tenant default --namespace xyz /dev/null", 2, "--namespace: expected 1 to 64 hexadecimal digits"},
       {"explain --tenant default --namespace abcd /dev/null", 2, "/dev/null: no tokens"},
       {"explain --tenant default --model-file /dev/null /dev/null", 2, "/dev/null: ends within the identity"},
       {"explain --tenant default --namespace abcd /nonexistent", 1, "/nonexistent"},
+      {"ls --namespace abc", 1, "--namespace: no model and no object has one that begins with abc"},
+      {"health --socket /x", 2, "did you mean --rpc-socket?"},
+      {"verify --rate 10GX", 2, "--rate: \"10GX\" is not a size"},
+      {"verify --rate 0", 2, "--rate: must be positive"},
       {"pin /dev/null", 2, "--until: either it or --hard is required"},
       {"pin --until tomorrow /dev/null", 2, "--until: not a time like"},
       {"pin --until 2001-01-01T00:00:00Z /dev/null", 2, "--until: not in the future"},
-      {"evict --until x /dev/null", 2, "--until: evict has no such option"},
+      {"evict --until x /dev/null", 2, "--until: unknown option of ashlarctl evict"},
       {"drain --seconds -1", 2, "--seconds: not a number"},
       {"drain --seconds nan", 2, "--seconds: not a number"},
       {"models --tenant nobody", 1, "tenant: there is no \"nobody\""},
@@ -313,11 +321,58 @@ TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
     EXPECT_EQ(ended.code, c.code) << c.arguments;
     EXPECT_THAT(ended.output, HasSubstr(c.message)) << c.arguments;
   }
-  EXPECT_THAT(Run("stats --tenant x --json").output, HasSubstr(R"("error": "--tenant: stats has no such option")"));
+  EXPECT_THAT(Run("stats --tenant x --json").output,
+              HasSubstr(R"("error": "--tenant: unknown option of ashlarctl stats)"));
   daemon_.Terminate();
   EXPECT_THAT(Run("stats").output, HasSubstr("no daemon answers on " + daemon_.admin_socket()));
   EXPECT_THAT(Run("stats").output, testing::Not(HasSubstr("\"error\"")));
   EXPECT_THAT(Run("stats --json").output, HasSubstr(R"("error": "no daemon answers on )" + daemon_.admin_socket()));
+}
+
+TEST_F(Ashlarctl, SaysWhyASocketDoesNotAnswer) {
+  const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
+  for (const char* const command : {"status --socket ", "stats --json --socket "}) {
+    const Ended other = Run(command + rpc);
+    EXPECT_EQ(other.code, 1);
+    EXPECT_THAT(other.output, HasSubstr(rpc + ": what listens there does not know this call"))
+        << "not an empty message";
+    EXPECT_THAT(Run(command + session).output, HasSubstr(session + ": is a socket of another kind"));
+    EXPECT_THAT(Run(std::string(command) + "/nowhere").output, HasSubstr("no daemon answers on /nowhere"));
+  }
+  EXPECT_THAT(Run("health --rpc-socket " + session).output, HasSubstr(session + ": is a socket of another kind"));
+  EXPECT_THAT(Run("doctor --socket " + session).output, HasSubstr(session + ": is a socket of another kind"));
+}
+
+TEST_F(Ashlarctl, TakesAnyUniqueDigitsOfANamespace) {
+  engine_.PublishPrompt(prompt_);
+  const std::string whole = Namespace();
+  std::string upper = whole.substr(0, 9);
+  std::ranges::transform(upper, upper.begin(), [](unsigned char c) { return std::toupper(c); });
+  for (const std::string& digits : {whole.substr(0, 1), whole.substr(0, 3), upper, whole}) {
+    EXPECT_FALSE(Ask("ls --namespace " + digits)["objects"].empty()) << digits;
+    EXPECT_EQ(Ask("explain --tenant default --namespace " + digits + Files(prompt_))["texts"][0]["namespace"], whole);
+  }
+  std::string other = whole.substr(0, 5);
+  other[0] = other[0] == '0' ? '1' : '0';
+  EXPECT_THAT(Run("ls --namespace " + other).output,
+              HasSubstr("--namespace: no model and no object has one that begins"));
+}
+
+TEST_F(Ashlarctl, FailsWhereItsOutputCannotBeWritten) {
+  for (const char* const arguments : {"status", "status --json", "support-bundle -", "completion bash", "--help",
+                                      "--version", "top --count 1 --interval 0.1"}) {
+    EXPECT_EQ(Run(std::string(arguments) + " > /dev/full").code, 1) << arguments;
+  }
+}
+
+TEST_F(Ashlarctl, WrapsItsTextToTheColumns) {
+  setenv("COLUMNS", "60", 1);
+  for (const char* const arguments :
+       {"status", "stats", "sessions", "models", "doctor", "top --count 1 --interval 0.1"}) {
+    std::istringstream lines(Run(arguments).output);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(ctl::WidthOf(line), 60u) << arguments << ": " << line;
+  }
+  unsetenv("COLUMNS");
 }
 
 }  // namespace

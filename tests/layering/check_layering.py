@@ -90,12 +90,13 @@ ROOMS = {
         "demo": {"rag", "talk"},
     },
     "tools": {
-        "ashlarctl": set(),
+        "command_line": set(),
+        "ashlarctl": {"command_line"},
         "load": set(),
         "neighbours": set(),
         "overhead": set(),
-        "bench": {"load", "neighbours"},
-        "replay": set(),
+        "bench": {"command_line", "load", "neighbours"},
+        "replay": {"command_line"},
     },
     "tests": {
         "integration": set(),

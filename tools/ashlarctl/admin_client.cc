@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/admin.grpc.pb.h"
 #include "proto/limits.h"
+#include "tools/ashlarctl/listener.h"
 
 namespace ashlar::ctl {
 
@@ -20,10 +21,26 @@ struct AdminClient::Rpc {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kPatience);
     const grpc::Status status = (stub.get()->*method)(&context, request, reply);
-    if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-      return absl::UnavailableError(absl::StrCat("no daemon answers on ", socket, ": ", status.error_message()));
+    return status.ok() ? absl::OkStatus() : Explained(status);
+  }
+
+  // The daemon's own refusals name a field; everything else gets the socket's path, and a reason.
+  absl::Status Explained(const grpc::Status& status) const {
+    const auto code = static_cast<absl::StatusCode>(status.error_code());
+    const std::string& message = status.error_message();
+    const bool reached = code != absl::StatusCode::kUnavailable && code != absl::StatusCode::kUnimplemented;
+    if (reached && !message.empty() && code != absl::StatusCode::kDeadlineExceeded) return absl::Status(code, message);
+    if (const absl::StatusOr<pid_t> listener = ListenerOf(socket); !listener.ok()) return listener.status();
+    if (code == absl::StatusCode::kDeadlineExceeded) {
+      return absl::Status(code, absl::StrCat(socket, ": the daemon has not answered within ", kPatience.count(), " s"));
     }
-    return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+    if (code == absl::StatusCode::kUnimplemented) {
+      return absl::Status(code, absl::StrCat(socket,
+                                             ": what listens there does not know this call; it is not a daemon's "
+                                             "listen.admin_socket, or the daemon is older than this ashlarctl"));
+    }
+    return absl::Status(code, absl::StrCat("no daemon answers on ", socket, ": ", absl::StatusCodeToString(code),
+                                           message.empty() ? "" : ": ", message));
   }
 
   std::string socket;

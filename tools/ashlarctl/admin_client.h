@@ -18,7 +18,7 @@ class AdminClient {
 
   const std::string& socket() const;  // its path
 
-  // The daemon's answer, or its status as it came. UNAVAILABLE names the socket.
+  // The daemon's answer, or its status. Where no daemon answers, the message names the socket and says why.
 #define ASHLAR_CALL(name, request, reply) absl::Status name(const v1::request&, v1::reply*);
   ASHLAR_ADMIN_CALLS(ASHLAR_CALL)
 #undef ASHLAR_CALL

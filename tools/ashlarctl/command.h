@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,14 +26,16 @@ struct Arguments {
 struct Answer {
   nlohmann::json json;
   std::string text;
-  bool failed = false;  // the request did not succeed; the text says why
+  bool failed = false;    // the request did not succeed; the text says why
+  bool refused = false;   // a file that was named is refused; the text says which field
+  bool verbatim = false;  // the text is for programs: its lines are not wrapped
 };
 
 struct Option {
-  const char* name;                // without dashes
-  const char* value = "";          // as help calls it; empty: a flag
-  const char* help = "";           // one line
-  std::vector<const char*> words;  // all that the value may be; empty: anything
+  const char* name;                     // without dashes
+  const char* value = "";               // as help calls it; empty: a flag
+  const char* help = "";                // one line
+  std::vector<const char*> words = {};  // all that the value may be; empty: anything
 };
 
 // One sub-command. Parser, --help, man page and completion are made of this (manual.h).
@@ -45,15 +48,26 @@ struct Command {
   // INVALID_ARGUMENT begins with the option's or the field's name.
   absl::StatusOr<Answer> (*run)(const Arguments& arguments, AdminClient& client) = nullptr;
   std::vector<const char*> operand_words;  // all that an operand may be; empty: files
+  bool offline = false;                    // does not ask the admin socket, and takes no --socket
 };
 
 // In the order of the help.
 const std::vector<Command>& Commands();
 // Taken by every command.
 const std::vector<Option>& CommonOptions();
+// Taken by every command that is not offline.
+const Option& SocketOption();
+// All that a command takes.
+std::vector<Option> OptionsOf(const Command& command);
+
+struct CommandLine {
+  const Command* command = nullptr;  // null: `printed` has a value
+  Arguments arguments;
+  std::optional<std::string> printed;  // help or version, to print instead of running a command
+};
 
 // INVALID_ARGUMENT names what the command does not take.
-absl::StatusOr<Arguments> ParseArguments(const Command& command, const std::vector<std::string>& words);
+absl::StatusOr<CommandLine> ParseCommandLine(std::vector<std::string> words);
 
 absl::StatusOr<Answer> Explain(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Models(const Arguments& arguments, AdminClient& client);

@@ -1,7 +1,4 @@
-// The table of ashlarctl's commands, and the parser of their arguments.
-#include <algorithm>
-
-#include "absl/strings/str_cat.h"
+// The table of ashlarctl's commands.
 #include "tools/ashlarctl/command.h"
 #include "tools/ashlarctl/manual.h"
 
@@ -79,7 +76,7 @@ std::vector<Command> CommandsOnMany() {
        "",
        "verifies the checksums of all copies in all tiers, at a bounded rate",
        "Damaged copies are dropped, so that they are misses. It waits, and fails if a copy was damaged.",
-       {{"rate", "SIZE", "a second, like 64MiB; else scrub.bytes_per_second, or 256MiB where that is off", {}},
+       {{"rate", "SIZE", "bytes per second, like 64MiB; else scrub.bytes_per_second, or 256MiB where that is off", {}},
         {"no-wait", "", "begin only", {}},
         {"status", "", "begin nothing: how far the pass under way is, or what the last one found", {}}},
        Verify},
@@ -149,7 +146,9 @@ std::vector<Command> CommandsOnItself() {
        {{"rpc-socket", "PATH", "else $ASHLAR_RPC_SOCKET, else /run/ashlar/rpc.sock", {}},
         {"service", "NAME", "ashlar.v1.Ssd: the disk tier; the whole daemon if not given", {}},
         {"seconds", "S", "how long the answer may take, 5 if not given", {}}},
-       Health},
+       Health,
+       {},
+       /*offline=*/true},
       {"doctor",
        "",
        "the settings of this machine that will hurt a daemon, each with its remedy",
@@ -166,10 +165,12 @@ std::vector<Command> CommandsOnItself() {
         {"rdma", "", "peers shall be reached by RDMA", {}}},
        Doctor},
       {"layout",
-       "CONFIG-JSON",
+       "CONFIG-JSON...",
        "what a token, a segment and a conversation of a model cost",
-       "CONFIG-JSON is a model's config.json as on Hugging Face. With --segments or --conversations: what tiers must "
-       "hold for so many of them. No daemon is asked.",
+       "Each CONFIG-JSON is a model's config.json as on Hugging Face, or a list {\"models\": [{\"model\": NAME, "
+       "\"config\": {...}}]}. With --segments or --conversations: what tiers must hold for so many of them. A "
+       "configuration with a field that is not understood and may change the layout is refused, with the field's name; "
+       "the others are still answered, and the exit code is 2. No daemon is asked.",
        {{"segment-tokens", "N", "tokens of a segment, 1024 if not given", {}},
         {"conversation-tokens", "N", "tokens of a conversation, 32768 if not given", {}},
         {"segments", "N", "segments of the working set", {}},
@@ -178,7 +179,9 @@ std::vector<Command> CommandsOnItself() {
         {"head", "N", "seam at the segment's begin, 4 tokens if not given", {}},
         {"tail", "N", "seam at its end, likewise", {}},
         {"state-type", "TYPE", "of running states", {"float32", "bfloat16", "float16"}}},
-       LayoutCosts},
+       LayoutCosts,
+       {},
+       /*offline=*/true},
       {"completion",
        "SHELL",
        "a completion script for that shell",
@@ -186,24 +189,17 @@ std::vector<Command> CommandsOnItself() {
        "$fpath as _ashlarctl. fish: put it into ~/.config/fish/completions/ashlarctl.fish.",
        {},
        Completion,
-       {"bash", "zsh", "fish"}},
-      {"man", "", "this program's manual page, as troff", "Read it with: ashlarctl man | man -l -", {}, Manual},
+       {"bash", "zsh", "fish"},
+       /*offline=*/true},
+      {"man",
+       "",
+       "this program's manual page, as troff",
+       "Read it with: ashlarctl man | man -l -",
+       {},
+       Manual,
+       {},
+       /*offline=*/true},
   };
-}
-
-const Option* FindOption(const Command& command, const std::string& name) {
-  for (const std::vector<Option>* options : {&command.options, &CommonOptions()}) {
-    const auto found = std::ranges::find(*options, name, &Option::name);
-    if (found != options->end()) return &*found;
-  }
-  return nullptr;
-}
-
-absl::Status CheckWord(const std::string& what, const std::string& word, const std::vector<const char*>& words) {
-  if (words.empty() || std::ranges::count(words, word) > 0) return absl::OkStatus();
-  std::string all;
-  for (const char* const each : words) absl::StrAppend(&all, all.empty() ? "" : ", ", each);
-  return absl::InvalidArgumentError(absl::StrCat(what, ": \"", word, "\" is none of ", all));
 }
 
 }  // namespace
@@ -221,42 +217,24 @@ const std::vector<Command>& Commands() {
 
 const std::vector<Option>& CommonOptions() {
   static const auto* const options = new std::vector<Option>{
-      {"socket",
-       "PATH",
-       "listen.admin_socket of the daemon; else $ASHLAR_ADMIN_SOCKET, else /run/ashlar/admin.sock",
-       {}},
-      {"json", "", "the answer as JSON", {}},
-      {"help", "", "what the command does, and its options", {}}};
+      {"json", "", "the answer as JSON", {}}, {"help", "", "what the command does, and its options", {}}};
   return *options;
 }
 
-absl::StatusOr<Arguments> ParseArguments(const Command& command, const std::vector<std::string>& words) {
-  Arguments arguments;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const std::string& word = words[i];
-    if (word.rfind("--", 0) != 0) {
-      if (*command.operands == '\0') {
-        return absl::InvalidArgumentError(absl::StrCat(word, ": ", command.name, " takes no files"));
-      }
-      if (absl::Status known = CheckWord(command.operands, word, command.operand_words); !known.ok()) return known;
-      arguments.files.push_back(word);
-      continue;
-    }
-    const std::string name = word.substr(2);
-    const Option* const option = FindOption(command, name);
-    if (option == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat(word, ": ", command.name, " has no such option"));
-    }
-    if (*option->value == '\0') {
-      arguments.options[name] = "true";
-    } else if (i + 1 == words.size() || words[i + 1].rfind("--", 0) == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(word, ": needs a value"));
-    } else {
-      if (absl::Status known = CheckWord(word, words[i + 1], option->words); !known.ok()) return known;
-      arguments.options[name] = words[++i];
-    }
-  }
-  return arguments;
+const Option& SocketOption() {
+  static const auto* const option =
+      new Option{"socket",
+                 "PATH",
+                 "listen.admin_socket of the daemon; else $ASHLAR_ADMIN_SOCKET, else /run/ashlar/admin.sock",
+                 {}};
+  return *option;
+}
+
+std::vector<Option> OptionsOf(const Command& command) {
+  std::vector<Option> options = command.options;
+  if (!command.offline) options.push_back(SocketOption());
+  options.insert(options.end(), CommonOptions().begin(), CommonOptions().end());
+  return options;
 }
 
 }  // namespace ashlar::ctl

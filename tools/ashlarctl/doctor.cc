@@ -1,17 +1,13 @@
 // ashlarctl doctor: which settings of this machine, and of the daemon that runs, hurt it; each with its remedy.
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
-
 #include <fstream>
-#include <optional>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "proto/byte_size.h"
 #include "tools/ashlarctl/command.h"
-#include "tools/ashlarctl/format.h"
 #include "tools/ashlarctl/host.h"
+#include "tools/ashlarctl/listener.h"
 
 namespace ashlar::ctl {
 namespace {
@@ -24,29 +20,16 @@ const char* NameOf(Verdict verdict) {
 }
 
 absl::Status ReadSize(const Arguments& arguments, const char* name, uint64_t* bytes) {
-  if (!arguments.Has(name) || ParseBytes(arguments.Get(name), bytes)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", name, ": not a size like 64GiB"));
-}
-
-// The process that listens on the socket. Empty: none does. 0: one that is not visible from here, as in a container.
-std::optional<pid_t> ListenerOf(const std::string& path) {
-  sockaddr_un address{.sun_family = AF_UNIX};
-  if (path.size() >= sizeof address.sun_path) return std::nullopt;
-  path.copy(address.sun_path, path.size());
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  const bool there = fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
-                     getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
-  if (fd >= 0) close(fd);
-  if (!there) return std::nullopt;
-  const std::string process = absl::StrCat("/proc/", peer.pid, "/limits");
-  return access(process.c_str(), R_OK) == 0 ? peer.pid : 0;
+  if (!arguments.Has(name)) return absl::OkStatus();
+  const absl::StatusOr<uint64_t> size = ParseByteSize(arguments.Get(name));
+  if (!size.ok()) return absl::InvalidArgumentError(absl::StrCat("--", name, ": ", size.status().message()));
+  *bytes = *size;
+  return absl::OkStatus();
 }
 
 struct Subject {
-  std::optional<pid_t> daemon;
-  std::string configuration;  // whose: a file's name, "the daemon's"; empty: none is known
+  absl::StatusOr<pid_t> daemon;  // 0: not visible from here; an error: why none is known
+  std::string configuration;     // whose: a file's name, "the daemon's"; empty: none is known
   HostNeeds needs;
 };
 
@@ -68,7 +51,7 @@ absl::StatusOr<Subject> SubjectOf(const Arguments& arguments, AdminClient& clien
     if (!needs.ok()) return needs.status();
     subject.needs = *std::move(needs);
     subject.configuration = arguments.Get("config");
-  } else if (subject.daemon && client.GetConfig(v1::GetConfigRequest(), &running).ok()) {
+  } else if (subject.daemon.ok() && client.GetConfig(v1::GetConfigRequest(), &running).ok()) {
     absl::StatusOr<HostNeeds> needs = NeedsOf(running.yaml());
     if (!needs.ok()) return needs.status();
     subject.needs = *std::move(needs);
@@ -91,15 +74,15 @@ absl::StatusOr<Subject> SubjectOf(const Arguments& arguments, AdminClient& clien
   return subject;
 }
 
-// Whose limits, and whose sizes.
-std::string Heading(const Subject& subject, const std::string& socket) {
-  std::string text;
-  if (subject.daemon.value_or(0) > 0) {
-    text = absl::StrCat("limits and control group: of the daemon, process ", *subject.daemon, "\n");
+// Names the process whose limits were looked at, and where the sizes are from.
+std::string Heading(const Subject& subject) {
+  std::string text = "limits and control group: of ";
+  if (!subject.daemon.ok()) {
+    absl::StrAppend(&text, "ashlarctl itself; ", subject.daemon.status().message(), "\n");
+  } else if (*subject.daemon == 0) {
+    absl::StrAppend(&text, "ashlarctl itself; the daemon's process is not visible from here\n");
   } else {
-    text = absl::StrCat("limits and control group: of ashlarctl itself; ",
-                        subject.daemon ? "the daemon's process is not visible from here" : "no daemon listens on ",
-                        subject.daemon ? "" : socket, "\n");
+    absl::StrAppend(&text, "the daemon, process ", *subject.daemon, "\n");
   }
   const std::string whose =
       subject.configuration.empty() ? "not known; --config FILE names them" : subject.configuration;
@@ -112,7 +95,7 @@ absl::StatusOr<Answer> Doctor(const Arguments& arguments, AdminClient& client) {
   const absl::StatusOr<Subject> subject = SubjectOf(arguments, client);
   if (!subject.ok()) return subject.status();
   const pid_t daemon = subject->daemon.value_or(0);
-  Answer answer{.json = {{"checks", json::array()}}, .text = Heading(*subject, client.socket())};
+  Answer answer{.json = {{"checks", json::array()}}, .text = Heading(*subject)};
   answer.json["daemon_pid"] = daemon > 0 ? json(daemon) : json(nullptr);
   answer.json["configuration"] = subject->configuration.empty() ? json(nullptr) : json(subject->configuration);
   for (const Finding& finding : Judge(LookAtHost(subject->needs.ssd_folder, daemon), subject->needs)) {

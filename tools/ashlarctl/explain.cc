@@ -47,7 +47,7 @@ absl::StatusOr<Answer> Explain(const Arguments& arguments, AdminClient& client) 
     if (!arguments.files.empty()) return Invalid(arguments.files[0], ": --last takes no files");
     return ExplainLast(arguments, client);
   }
-  const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments);
+  const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments, client);
   if (!texts.ok()) return texts.status();
   v1::ExplainReply reply;
   if (absl::Status status = client.Explain(*texts, &reply); !status.ok()) return status;

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/outcome.h"
@@ -32,11 +30,25 @@ size_t CharacterBytes(absl::string_view text) {
   return none ? 0 : bytes;
 }
 
-// C0, DEL and C1, which begins with 0xc2 in UTF-8.
-bool IsControl(absl::string_view character) {
-  const auto first = static_cast<uint8_t>(character[0]);
-  if (character.size() == 1) return first < 0x20 || first == 0x7f;
-  return first == 0xc2 && static_cast<uint8_t>(character[1]) < 0xa0;
+// Characters that a terminal obeys or does not show, by which one name can pass for another: controls, format
+// characters (Unicode's Cf: directions, zero-width ones), separators of lines, fillers and selectors of variants.
+bool IsHidden(uint32_t code) {
+  static constexpr struct {
+    uint32_t first, last;
+  } kHidden[] = {{0x0000, 0x001f},   {0x007f, 0x009f},   {0x00ad, 0x00ad},   {0x034f, 0x034f},   {0x0600, 0x0605},
+                 {0x061c, 0x061c},   {0x06dd, 0x06dd},   {0x070f, 0x070f},   {0x0890, 0x0891},   {0x08e2, 0x08e2},
+                 {0x115f, 0x1160},   {0x17b4, 0x17b5},   {0x180b, 0x180f},   {0x200b, 0x200f},   {0x2028, 0x202e},
+                 {0x2060, 0x206f},   {0x3164, 0x3164},   {0xfe00, 0xfe0f},   {0xfeff, 0xfeff},   {0xffa0, 0xffa0},
+                 {0xfff0, 0xfffb},   {0x110bd, 0x110bd}, {0x110cd, 0x110cd}, {0x13430, 0x1343f}, {0x1bca0, 0x1bca3},
+                 {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff}};
+  return std::ranges::any_of(kHidden, [&](const auto& range) { return code >= range.first && code <= range.last; });
+}
+
+uint32_t CodeOf(absl::string_view character) {
+  const auto lead = static_cast<uint8_t>(character[0]);
+  uint32_t code = character.size() == 1 ? lead : lead & (0x7fu >> character.size());
+  for (const char byte : character.substr(1)) code = code << 6 | (static_cast<uint8_t>(byte) & 0x3fu);
+  return code;
 }
 
 std::string Escaped(absl::string_view text, absl::string_view kept) {
@@ -44,7 +56,7 @@ std::string Escaped(absl::string_view text, absl::string_view kept) {
   while (!text.empty()) {
     const size_t bytes = CharacterBytes(text);
     const absl::string_view next = text.substr(0, bytes == 0 ? 1 : bytes);
-    if (kept.find(next[0]) != absl::string_view::npos || (bytes > 0 && !IsControl(next))) {
+    if (kept.find(next[0]) != absl::string_view::npos || (bytes > 0 && !IsHidden(CodeOf(next)))) {
       absl::StrAppend(&out, next);
     } else {
       for (const char each : next) absl::StrAppendFormat(&out, "\\x%02x", static_cast<uint8_t>(each));
@@ -64,6 +76,23 @@ std::string PrintableLines(absl::string_view text) {
   return Escaped(text, "\n\t");
 }
 
+std::string PrintableJson(const std::string& dumped) {
+  std::string out;
+  for (absl::string_view rest = dumped; !rest.empty();) {
+    const absl::string_view next = rest.substr(0, std::max<size_t>(CharacterBytes(rest), 1));
+    const uint32_t code = CodeOf(next);
+    rest.remove_prefix(next.size());
+    if (next == "\n" || !IsHidden(code)) {
+      absl::StrAppend(&out, next);
+    } else if (code < 0x10000) {
+      absl::StrAppendFormat(&out, "\\u%04x", code);
+    } else {
+      absl::StrAppendFormat(&out, "\\u%04x\\u%04x", 0xd7c0 + (code >> 10), 0xdc00 + (code & 0x3ff));
+    }
+  }
+  return out;
+}
+
 std::string Bytes(uint64_t bytes) {
   double value = static_cast<double>(bytes);
   size_t unit = 0;
@@ -72,19 +101,6 @@ std::string Bytes(uint64_t bytes) {
     ++unit;
   }
   return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", value, kUnits[unit]);
-}
-
-bool ParseBytes(const std::string& text, uint64_t* bytes) {
-  const size_t end = text.find_first_not_of("0123456789");
-  uint64_t number = 0;
-  if (!absl::SimpleAtoi(text.substr(0, end), &number)) return false;
-  const std::string unit(absl::StripLeadingAsciiWhitespace(end == std::string::npos ? "" : text.substr(end)));
-  const auto shift = unit.empty() ? kUnits.begin() : std::ranges::find(kUnits, unit);
-  if (shift == kUnits.end()) return false;
-  const auto bits = static_cast<uint64_t>(10 * (shift - kUnits.begin()));
-  if (number > UINT64_MAX >> bits) return false;
-  *bytes = number << bits;
-  return true;
 }
 
 std::string Duration(double seconds) {

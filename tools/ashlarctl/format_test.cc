@@ -27,6 +27,28 @@ TEST(Printable, EscapesWhatIsNoUtf8) {
   EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");
 }
 
+TEST(Printable, EscapesWhatIsNotVisibleOrTurnsTheText) {
+  EXPECT_EQ(Printable("a\xe2\x80\xae"
+                      "b"),
+            "a\\xe2\\x80\\xaeb")
+      << "U+202E, right to left";
+  EXPECT_EQ(Printable("a\xe2\x80\x8b"
+                      "b"),
+            "a\\xe2\\x80\\x8bb")
+      << "U+200B, of no width";
+  EXPECT_EQ(Printable("\xef\xbb\xbf"
+                      "a\xe2\x80\xa8"),
+            "\\xef\\xbb\\xbfa\\xe2\\x80\\xa8")
+      << "byte order mark, line separator";
+  EXPECT_EQ(Printable("\xf3\xa0\x81\x81"), "\\xf3\\xa0\\x81\\x81") << "a tag, U+E0041";
+  EXPECT_EQ(Printable("عربى ไทย e\xcc\x81"), "عربى ไทย e\xcc\x81") << "letters and combining accents stay";
+}
+
+TEST(Printable, EscapesTheSameInJson) {
+  EXPECT_EQ(PrintableJson("{\n  \"a\": \"é\xe2\x80\xae\x7f\xf3\xa0\x81\x81\"\n}\n"),
+            "{\n  \"a\": \"é\\u202e\\u007f\\udb40\\udc41\"\n}\n");
+}
+
 TEST(Printable, KeepsTheLinesOfAnAnswer) {
   EXPECT_EQ(PrintableLines("a\tb\n\x1b[1mc\n"), "a\tb\n\\x1b[1mc\n");
 }

@@ -7,13 +7,14 @@
 #include "absl/strings/str_format.h"
 #include "tools/ashlarctl/format.h"
 #include "tools/ashlarctl/summary.h"
+#include "tools/ashlarctl/terminal.h"
 
 namespace ashlar::ctl {
 namespace {
 
 using nlohmann::json;
 
-constexpr size_t kReasons = 4;
+constexpr size_t kShownReasons = 4;
 constexpr size_t kNameColumns = 16;
 
 struct TenantRow {
@@ -39,28 +40,12 @@ std::string Rate(uint64_t count, double seconds) {
   return absl::StrFormat("%.0f", static_cast<double>(count) / std::max(seconds, 1e-3));
 }
 
-// UTF-8: a character more for each byte that does not continue one.
-std::string Cut(const std::string& line, size_t columns) {
-  size_t characters = 0;
-  for (size_t i = 0; i < line.size(); ++i) {
-    if ((static_cast<unsigned char>(line[i]) & 0xC0) == 0x80) continue;
-    if (++characters > columns) return line.substr(0, i);
-  }
-  return line;
-}
-
-std::string Padded(const std::string& text, size_t columns) {
-  const auto characters =
-      static_cast<size_t>(std::ranges::count_if(text, [](unsigned char c) { return (c & 0xC0) != 0x80; }));
-  return Cut(text, columns) + std::string(columns - std::min(columns, characters), ' ');
-}
-
 std::string Coloured(const std::string& line, const char* code, const Screen& screen) {
   return screen.colour ? absl::StrCat("\033[", code, "m", line, "\033[0m") : line;
 }
 
 std::vector<std::string> Head(const v1::StatsReply& stats, const Tokens& tokens, double seconds, const Screen& screen) {
-  const auto cut = [&](const std::string& line) { return Cut(line, screen.columns); };
+  const auto cut = [&](const std::string& line) { return Cut(Printable(line), screen.columns); };
   const std::string state = StateOf(stats);
   std::vector<std::string> lines;
   lines.push_back(
@@ -77,7 +62,7 @@ std::vector<std::string> Head(const v1::StatsReply& stats, const Tokens& tokens,
   lines.push_back(cut(absl::StrFormat("tokens/s  hit %s  missed %s  hit rate %s  evicted %s objects/s",
                                       Rate(tokens.hit(), seconds), Rate(tokens.asked() - tokens.hit(), seconds),
                                       Percent(tokens.hit(), tokens.asked()), Rate(tokens.evicted_objects, seconds))));
-  const std::string worst = WorstMisses(tokens, kReasons);
+  const std::string worst = WorstMisses(tokens, kShownReasons);
   lines.push_back(cut(absl::StrCat("missed    ", worst.empty() ? "nothing" : worst)));
   return lines;
 }
@@ -100,8 +85,8 @@ std::string Frame(const v1::StatsReply& before, const v1::StatsReply& now, doubl
       absl::StrAppend(&used, used.empty() ? "" : ", ", tier.tier, " ", Bytes(tier.used_bytes));
     }
     lines.push_back(
-        Cut(absl::StrFormat("%s %9s %9s %7s  %s", Padded(row.name, kNameColumns), Rate(row.tokens.hit(), seconds),
-                            Rate(row.tokens.asked() - row.tokens.hit(), seconds),
+        Cut(absl::StrFormat("%s %9s %9s %7s  %s", Padded(Printable(row.name), kNameColumns),
+                            Rate(row.tokens.hit(), seconds), Rate(row.tokens.asked() - row.tokens.hit(), seconds),
                             Percent(row.tokens.hit(), row.tokens.asked()), used),
             screen.columns));
     ++shown;

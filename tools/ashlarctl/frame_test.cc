@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <clocale>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "proto/outcome.h"
 #include "tools/ashlarctl/summary.h"
+#include "tools/ashlarctl/terminal.h"
 
 namespace ashlar::ctl {
 namespace {
@@ -43,11 +46,24 @@ TEST(Frame, FitsTheScreen) {
       lines.pop_back();
       EXPECT_LE(lines.size(), rows);
       for (const std::string& line : lines) {
-        const auto characters = std::ranges::count_if(line, [](unsigned char c) { return (c & 0xC0) != 0x80; });
-        EXPECT_LE(characters, static_cast<ptrdiff_t>(columns)) << line;
+        EXPECT_LE(WidthOf(line), columns) << line;
       }
     }
   }
+}
+
+TEST(Frame, FitsSixtyColumnsWithWideNamesAndHidesNoCharacter) {
+  ASSERT_NE(std::setlocale(LC_CTYPE, "C.UTF-8"), nullptr);
+  v1::StatsReply before = Stats(1, 10, 10), now = Stats(1, 4000000, 2000000);
+  for (v1::StatsReply* each : {&before, &now})
+    each->mutable_tenants(0)->set_tenant("模型的租户很长很长很长很长\xe2\x80\xae");
+  std::vector<std::string> lines = absl::StrSplit(Frame(before, now, 2, {.columns = 60, .rows = 24}), '\n');
+  for (const std::string& line : lines) EXPECT_LE(WidthOf(line), 60u) << line;
+  EXPECT_THAT(lines, ::testing::Contains(HasSubstr("…"))) << "what does not fit is marked";
+  now.mutable_tenants(0)->set_tenant(
+      "a\xe2\x80\xae"
+      "b");
+  EXPECT_THAT(Frame(before, now, 2, {}), HasSubstr("a\\xe2\\x80\\xaeb"));
 }
 
 TEST(Frame, ShowsTheIntervalAndThoseWhoAskMostFirst) {

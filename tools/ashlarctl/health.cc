@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "tools/ashlarctl/command.h"
+#include "tools/ashlarctl/listener.h"
 
 namespace ashlar::ctl {
 namespace {
@@ -44,7 +45,12 @@ absl::StatusOr<std::string> Check(const std::string& socket, const std::string& 
   if (status.error_code() == grpc::StatusCode::NOT_FOUND) {
     return absl::InvalidArgumentError(absl::StrCat("--service: the daemon has no \"", service, "\""));
   }
-  if (!status.ok()) return absl::UnavailableError(absl::StrCat(socket, ": ", status.error_message()));
+  if (!status.ok()) {
+    if (const absl::StatusOr<pid_t> listener = ListenerOf(socket); !listener.ok()) return listener.status();
+    const auto code = static_cast<absl::StatusCode>(status.error_code());
+    return absl::UnavailableError(absl::StrCat("no daemon answers on ", socket, ": ", absl::StatusCodeToString(code),
+                                               status.error_message().empty() ? "" : ": ", status.error_message()));
+  }
   // HealthCheckResponse { ServingStatus status = 1; }
   grpc::Slice answer;
   if (!reply.DumpToSingleSlice(&answer).ok()) return absl::DataLossError(absl::StrCat(socket, ": no health answer"));

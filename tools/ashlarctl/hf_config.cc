@@ -1,364 +1,362 @@
 #include "tools/ashlarctl/hf_config.h"
 
 #include <algorithm>
-#include <optional>
+#include <string>
+#include <variant>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "nlohmann/json.hpp"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "proto/limits.h"
+#include "tools/ashlarctl/hf_fields.h"
+#include "tools/ashlarctl/hf_layer_kinds.h"
 
 namespace ashlar::ctl {
 namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kMostLayers = 1024;
-constexpr size_t kMostShown = 64;  // of a word of the file
+// Where models of text and images, or of speech, keep the configuration of their text model.
+constexpr const char* kTextPlaces[] = {"text_config", "llm_config", "language_config", "language_model_config",
+                                       "thinker_config.text_config"};
 
-std::string Shown(const json& value) {
-  const std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
-  return text.size() <= kMostShown ? text : absl::StrCat(text.substr(0, kMostShown), "...");
-}
-
-// Reads fields, and remembers the first that cannot be read.
-class Fields {
- public:
-  explicit Fields(const json& object) : object_(object) {}
-
-  bool Has(const char* name) const { return object_.contains(name) && !object_[name].is_null(); }
-  uint32_t Number(const char* name) {
-    if (!Has(name)) return Refuse(name, "missing");
-    const json& value = object_[name];
-    if (!value.is_number_unsigned() || value.get<uint64_t>() == 0 || value.get<uint64_t>() > UINT32_MAX) {
-      return Refuse(name, "not a positive number of 32 bits");
-    }
-    return value.get<uint32_t>();
-  }
-  uint32_t NumberOr(const char* name, uint32_t otherwise) { return Has(name) ? Number(name) : otherwise; }
-  std::string Text(const char* name) const {
-    return Has(name) && object_[name].is_string() ? object_[name].get<std::string>() : "";
-  }
-  std::vector<json> List(const char* name) {
-    if (!Has(name) || !object_[name].is_array()) {
-      Refuse(name, "missing, or no list");
-      return {};
-    }
-    return object_[name].get<std::vector<json>>();
-  }
-  bool IsTrue(const char* name) const { return Has(name) && object_[name] == true; }
-  uint32_t Refuse(absl::string_view name, absl::string_view why) {
-    if (status_.ok()) status_ = absl::InvalidArgumentError(absl::StrCat("config.json: ", name, ": ", why));
-    return 1;
-  }
-  const absl::Status& status() const { return status_; }
-  const json& operator[](const char* name) const { return object_[name]; }
-  const json& object() const { return object_; }
-
- private:
-  const json& object_;
-  absl::Status status_;
+struct Types {
+  DType model = DType::kBF16;
+  DType state = DType::kF32;
 };
 
-DType TypeOf(Fields& fields) {
-  const std::string name = fields.Has("dtype") ? fields.Text("dtype") : fields.Text("torch_dtype");
-  if (name == "float32") return DType::kF32;
-  return name == "float16" ? DType::kF16 : DType::kBF16;
+DType TypeOf(HfFields& fields, const std::string& name, DType otherwise) {
+  if (!fields.Has(name)) return otherwise;
+  const std::string type(absl::StripPrefix(fields.Text(name), "torch."));
+  if (type == "float32") return DType::kF32;
+  if (type == "float16") return DType::kF16;
+  if (type != "bfloat16") {
+    fields.Refuse(name, absl::StrCat(ShownJson(fields.object()[name]), " is not float32, float16 or bfloat16"));
+  }
+  return DType::kBF16;
+}
+
+uint32_t HeadsOf(HfFields& fields) {
+  return fields.Number("num_attention_heads");
 }
 
 // Fewer than the queries' heads, which each family says in its own way.
-uint32_t KeyValueHeads(Fields& fields, uint32_t heads) {
+uint32_t KeyValueHeads(HfFields& fields, uint32_t heads) {
   if (fields.Has("num_key_value_heads")) return fields.Number("num_key_value_heads");
   if (fields.IsTrue("multi_query_attention")) return fields.Number("multi_query_group_num");  // ChatGLM
   // Falcon: its older models have the number of their query heads in num_kv_heads, and one head.
-  if (fields.IsTrue("multi_query") && !fields.IsTrue("new_decoder_architecture")) return 1;
-  return fields.NumberOr("num_kv_heads", heads);
+  const bool old = fields.IsTrue("multi_query") && !fields.IsTrue("new_decoder_architecture");
+  fields.Accept("num_kv_heads");
+  return old ? 1 : fields.NumberOr("num_kv_heads", heads);
 }
 
-AttentionLayer Attention(Fields& fields) {
+uint32_t HeadDim(HfFields& fields, uint32_t heads) {
+  if (fields.Has("attention_head_dim")) {  // Zamba: wider than the heads that these describe
+    for (const char* const name : {"head_dim", "kv_channels", "attention_hidden_size", "num_query_groups"}) {
+      fields.Accept(name);
+    }
+    return fields.Number("attention_head_dim");
+  }
+  if (fields.Has("head_dim")) {
+    const uint32_t dim = fields.Number("head_dim");
+    if (fields.NumberOr("kv_channels", dim) != dim) fields.Refuse("kv_channels", "contradicts head_dim");
+    return dim;
+  }
+  if (fields.Has("kv_channels")) return fields.Number("kv_channels");
+  const uint32_t hidden = fields.Number("hidden_size");
+  if (hidden % heads != 0)
+    fields.Refuse("hidden_size", absl::StrCat(hidden, " is not a multiple of ", heads, " heads"));
+  return hidden / heads;
+}
+
+AttentionLayer Attention(HfFields& fields, const Types& types) {
   AttentionLayer layer;
-  layer.dtype = TypeOf(fields);
+  layer.dtype = types.model;
   if (fields.Has("kv_lora_rank")) {
     layer.kind = AttentionKind::kMla;
     layer.kv_heads = 1;
     layer.key_dim = fields.Number("kv_lora_rank");
     layer.value_dim = fields.Number("qk_rope_head_dim");
+    // Of what is computed from the latent, and not kept.
+    for (const char* const name : {"num_attention_heads", "num_key_value_heads", "head_dim", "q_lora_rank",
+                                   "qk_nope_head_dim", "qk_head_dim", "v_head_dim"}) {
+      fields.Accept(name);
+    }
     return layer;
   }
-  const uint32_t heads = fields.Number("num_attention_heads");
+  const uint32_t heads = HeadsOf(fields);
   layer.kv_heads = KeyValueHeads(fields, heads);
-  layer.key_dim = layer.value_dim =
-      fields.Has("head_dim") ? fields.Number("head_dim") : fields.Number("hidden_size") / heads;
+  layer.key_dim = HeadDim(fields, heads);
+  layer.value_dim = fields.NumberOr("v_head_dim", layer.key_dim);
   return layer;
 }
 
-LinearLayer Linear(Family family, uint32_t key_heads, uint32_t value_heads, uint32_t d_k, uint32_t d_v) {
+LinearLayer Linear(Family family, uint32_t key_heads, uint32_t value_heads, uint32_t d_k, uint32_t d_v, DType state) {
   LinearLayer layer{.family = family,
                     .key_heads = key_heads,
                     .value_heads = value_heads,
                     .d_k = d_k,
                     .d_v = d_v,
                     .transition = NaturalForm(family)};
-  if (layer.transition == TransitionForm::kScalar) layer.decay_table.assign(value_heads, -1.0F);
+  layer.state_dtype = state;
+  // More heads are refused with the layout.
+  if (layer.transition == TransitionForm::kScalar && value_heads <= limits::kMaxHeads) {
+    layer.decay_table.assign(value_heads, -1.0F);
+  }
   return layer;
 }
 
-void Convolve(LinearLayer& layer, uint32_t channels, uint32_t kernel, DType inputs) {
-  layer.conv_channels = channels;
+void Convolve(LinearLayer& layer, uint64_t channels, uint32_t kernel, const Types& types) {
+  layer.conv_channels = static_cast<uint32_t>(std::min<uint64_t>(channels, UINT32_MAX));
   layer.conv_kernel = kernel;
-  if (inputs != layer.state_dtype) layer.conv_dtype = inputs;
+  if (types.model != layer.state_dtype) layer.conv_dtype = types.model;
 }
 
 // Gated DeltaNet as Qwen3-Next has it.
-LinearLayer GatedDeltaNet(Fields& fields, DType state) {
+LinearLayer GatedDeltaNet(HfFields& fields, const Types& types) {
   const uint32_t keys = fields.Number("linear_num_key_heads"), values = fields.Number("linear_num_value_heads");
   const uint32_t d_k = fields.Number("linear_key_head_dim"), d_v = fields.Number("linear_value_head_dim");
-  LinearLayer layer = Linear(Family::kGdn, keys, values, d_k, d_v);
-  layer.state_dtype = state;
-  Convolve(layer, 2 * keys * d_k + values * d_v, fields.Number("linear_conv_kernel_dim"), TypeOf(fields));
+  LinearLayer layer = Linear(Family::kGdn, keys, values, d_k, d_v, types.state);
+  Convolve(layer, uint64_t{2} * keys * d_k + uint64_t{values} * d_v, fields.Number("linear_conv_kernel_dim"), types);
   return layer;
 }
 
-LinearLayer Kda(Fields& fields, DType state) {
-  const json none = json::object();
-  Fields own(fields.Has("linear_attn_config") ? fields["linear_attn_config"] : none);
-  const uint32_t heads = own.Number("num_heads"), dim = own.Number("head_dim");
-  LinearLayer layer = Linear(Family::kKda, heads, heads, dim, dim);
-  layer.state_dtype = state;
-  Convolve(layer, 3 * heads * dim, own.Number("short_conv_kernel_size"), TypeOf(fields));
-  if (!own.status().ok()) fields.Refuse("linear_attn_config", "num_heads, head_dim or short_conv_kernel_size missing");
+LinearLayer KdaLayer(uint32_t heads, uint32_t dim, uint32_t kernel, const Types& types) {
+  LinearLayer layer = Linear(Family::kKda, heads, heads, dim, dim, types.state);
+  Convolve(layer, uint64_t{3} * heads * dim, kernel, types);
   return layer;
 }
 
-LinearLayer Lightning(Fields& fields, DType state) {
-  const uint32_t heads = fields.Number("num_attention_heads");
-  const uint32_t dim = fields.Has("head_dim") ? fields.Number("head_dim") : fields.Number("hidden_size") / heads;
-  LinearLayer layer = Linear(Family::kLightning, heads, heads, dim, dim);
-  layer.state_dtype = state;
-  return layer;
-}
-
-// Its B and C are the keys and queries of groups of heads, its x the values.
-LinearLayer Mamba2(Fields& fields, DType state) {
-  const bool nemotron = fields.Has("mamba_num_heads");
-  const uint32_t heads = fields.Number(nemotron ? "mamba_num_heads" : "mamba_n_heads");
-  const uint32_t d_v = fields.Number(nemotron ? "mamba_head_dim" : "mamba_d_head");
-  const uint32_t d_k = fields.Number(nemotron ? "ssm_state_size" : "mamba_d_state");
-  const uint32_t groups = fields.NumberOr(nemotron ? "n_groups" : "mamba_n_groups", 1);
-  LinearLayer layer = Linear(Family::kMamba2, groups, heads, d_k, d_v);
-  layer.state_dtype = state;
-  Convolve(layer, heads * d_v + 2 * groups * d_k, fields.NumberOr(nemotron ? "conv_kernel" : "mamba_d_conv", 4),
-           TypeOf(fields));
-  return layer;
-}
-
-enum class Kind { kAttention, kLinear, kNothing };  // kNothing: keeps nothing of a token (an MLP alone)
-
-struct Kinds {
-  std::vector<Kind> of_layers;
-  bool said = true;      // by a field; otherwise all are taken for attention
-  bool windows = false;  // that field says which layers have a window, too
-};
-
-// Of one word of a list, or its number.
-std::optional<Kind> KindOf(const json& type) {
-  if (type.is_number_integer()) {
-    if (type == 0) return Kind::kLinear;
-    return type == 1 ? std::optional(Kind::kAttention) : std::nullopt;
-  }
-  const std::string word = type.is_string() ? type.get<std::string>() : "";
-  if (word == "full_attention" || word == "attention") return Kind::kAttention;
-  if (word == "linear_attention" || word == "mamba" || word == "mamba2") return Kind::kLinear;
-  return word == "mlp" || word == "moe" ? std::optional(Kind::kNothing) : std::nullopt;
-}
-
-void ReadList(Fields& fields, const char* name, std::vector<Kind>& kinds) {
-  const std::vector<json> types = fields.List(name);
-  if (types.size() != kinds.size()) fields.Refuse(name, "not one for each of num_hidden_layers");
-  for (size_t i = 0; i < std::min(types.size(), kinds.size()); ++i) {
-    const std::optional<Kind> kind = KindOf(types[i]);
-    if (types[i] == "sliding_attention" || types[i] == "chunked_attention") {
-      fields.Refuse(name, "windows are not known");
-    } else if (!kind) {
-      fields.Refuse(name, absl::StrCat(Shown(types[i]), " is no kind of layer that is known"));
-    }
-    kinds[i] = kind.value_or(Kind::kAttention);
-  }
-}
-
-void ReadPattern(Fields& fields, std::vector<Kind>& kinds) {
-  const std::string pattern = fields.Text("hybrid_override_pattern");
-  if (pattern.size() != kinds.size()) fields.Refuse("hybrid_override_pattern", "not one letter for each layer");
-  for (size_t i = 0; i < std::min(pattern.size(), kinds.size()); ++i) {
-    const char letter = pattern[i];
-    if (letter != 'M' && letter != '*' && letter != '-' && letter != 'E') {
-      fields.Refuse("hybrid_override_pattern", "letters other than M, *, - and E");
-    }
-    kinds[i] = letter == 'M' ? Kind::kLinear : letter == '*' ? Kind::kAttention : Kind::kNothing;
-  }
-}
-
-void ReadKdaLayers(Fields& fields, std::vector<Kind>& kinds) {
-  const json& own = fields["linear_attn_config"];
-  const bool there = own.is_object() && own.contains("kda_layers") && own["kda_layers"].is_array();
-  if (!there) fields.Refuse("linear_attn_config", "kda_layers: missing, or no list");
-  if (!there) return;
-  for (const json& layer : own["kda_layers"]) {  // counted from 1
-    const bool sound =
-        layer.is_number_unsigned() && layer.get<uint64_t>() >= 1 && layer.get<uint64_t>() <= kinds.size();
-    if (!sound) fields.Refuse("linear_attn_config", "kda_layers: not the numbers of layers");
-    if (sound) kinds[layer.get<uint64_t>() - 1] = Kind::kLinear;
-  }
-}
-
-void ReadAttentionLayers(Fields& fields, std::vector<Kind>& kinds) {
-  std::ranges::fill(kinds, Kind::kLinear);
-  for (const json& layer : fields.List("attn_layer_indices")) {
-    const bool sound = layer.is_number_unsigned() && layer.get<uint64_t>() < kinds.size();
-    if (!sound) fields.Refuse("attn_layer_indices", "not the numbers of layers");
-    if (sound) kinds[layer.get<uint64_t>()] = Kind::kAttention;
-  }
-}
-
-// Attention is the last layer of each group, and all layers behind the last whole group where `rest`.
-void ReadGroups(uint32_t group, bool rest, std::vector<Kind>& kinds) {
-  const size_t whole = kinds.size() / group * group;
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    kinds[i] = (i + 1) % group == 0 || (rest && i >= whole) ? Kind::kAttention : Kind::kLinear;
-  }
-}
-
-bool IsRing(const Fields& fields) {
-  return fields.Text("model_type") == "bailing_moe_linear";
-}
-
-// One for each layer. A family says it in its own way.
-Kinds KindsOf(Fields& fields, uint32_t layers) {
-  Kinds kinds{.of_layers = std::vector<Kind>(layers, Kind::kAttention)};
-  if (fields.Has("linear_attn_config")) {
-    ReadKdaLayers(fields, kinds.of_layers);
-  } else if (fields.Has("hybrid_override_pattern")) {
-    ReadPattern(fields, kinds.of_layers);
-  } else if (fields.Has("layer_types")) {
-    ReadList(fields, "layer_types", kinds.of_layers);
-    kinds.windows = true;
-  } else if (fields.Has("layers_block_type")) {
-    ReadList(fields, "layers_block_type", kinds.of_layers);
-  } else if (fields.Has("attn_type_list")) {
-    ReadList(fields, "attn_type_list", kinds.of_layers);
-  } else if (fields.Has("full_attention_interval")) {
-    ReadGroups(fields.Number("full_attention_interval"), /*rest=*/false, kinds.of_layers);
-  } else if (fields.Has("attn_layer_indices")) {
-    ReadAttentionLayers(fields, kinds.of_layers);
-  } else if (IsRing(fields) && fields.Has("layer_group_size")) {
-    ReadGroups(fields.Number("layer_group_size"), /*rest=*/true, kinds.of_layers);
-  } else {
-    kinds.said = false;
-  }
-  return kinds;
-}
-
-// How a family's linear layers are made, and the fields of a recurrence that these then account for.
-struct LinearRule {
-  LinearLayer (*make)(Fields&, DType);
-  std::vector<std::string> accounts_for;  // names, or with '*' at the end beginnings of names
-};
-
-std::optional<LinearRule> LinearOf(const Fields& fields) {
-  if (fields.Has("linear_num_value_heads")) return LinearRule{GatedDeltaNet, {"linear_*", "mamba_ssm_dtype"}};
-  if (fields.Has("linear_attn_config")) return LinearRule{Kda, {}};
-  if (fields.Has("mamba_n_heads") || fields.Has("mamba_num_heads")) {
-    return LinearRule{Mamba2, {"mamba_*", "ssm_*", "conv_kernel"}};
-  }
-  if (IsRing(fields)) return LinearRule{Lightning, {"layer_group_size"}};
-  if (fields.Text("model_type").find("minimax") != std::string::npos) return LinearRule{Lightning, {}};
-  return std::nullopt;
-}
-
-bool IsAmong(const std::string& name, const std::vector<std::string>& names) {
-  return std::ranges::any_of(names, [&](const std::string& each) {
-    return each.back() == '*' ? name.starts_with(each.substr(0, each.size() - 1)) : name == each;
-  });
-}
-
-// Families whose fields would be taken for another one's, or for those of attention.
-absl::Status CheckFamily(const Fields& fields) {
-  const std::string type = fields.Text("model_type");
-  const auto refused = [&](absl::string_view why) {
-    return absl::UnimplementedError(absl::StrCat("config.json: model_type ", Shown(type), ": ", why));
+// Kimi-Linear as published, and beside it the names by which Transformers saves the same numbers.
+LinearLayer KimiKda(HfFields& fields, const Types& types) {
+  HfFields own(fields.Object("linear_attn_config"), "linear_attn_config.");
+  const uint32_t heads = own.Number("num_heads"), dim = own.Number("head_dim"),
+                 kernel = own.Number("short_conv_kernel_size");
+  fields.Refuse(own.status());
+  const auto same = [&](const char* name, uint32_t number) {
+    if (fields.NumberOr(name, number) != number) fields.Refuse(name, "contradicts linear_attn_config");
   };
-  if (type == "falcon_h1") return refused("each layer is attention and Mamba2 at once");
-  const bool recurrent = IsAmong(type, {"mamba*", "falcon_mamba", "rwkv*", "xlstm"});
-  return recurrent ? refused("the layers of this family are not known") : absl::OkStatus();
+  same("linear_num_heads", heads);
+  same("linear_head_dim", dim);
+  same("linear_conv_kernel_dim", kernel);
+  return KdaLayer(heads, dim, kernel, types);
 }
 
-// Attention that keeps something else than the keys and values of every token, in every layer.
-void RefuseOtherAttention(Fields& fields, const Kinds& kinds) {
-  const bool off = fields.Has("use_sliding_window") && fields["use_sliding_window"] == false;
-  if (!off && !kinds.windows && fields.Has("sliding_window")) fields.Refuse("sliding_window", "windows are not known");
-  if (!kinds.windows && fields.Has("attention_chunk_size")) {
-    fields.Refuse("attention_chunk_size", "windows are not known");
+LinearLayer SavedKda(HfFields& fields, const Types& types) {
+  const uint32_t kernel = fields.Number("linear_conv_kernel_dim");
+  if (fields.NumberOr("short_conv_kernel_size", kernel) != kernel) {
+    fields.Refuse("short_conv_kernel_size", "contradicts linear_conv_kernel_dim");
   }
-  for (const char* name :
-       {"sliding_window_pattern", "interleaved_sliding_window", "attention_window_size", "window_size"}) {
-    if (fields.Has(name)) fields.Refuse(name, "windows are not known");
-  }
-  for (const char* name : {"block_configs", "num_key_value_heads_per_layer"}) {
-    if (fields.Has(name)) fields.Refuse(name, "layers of different heads are not known");
-  }
-  if (fields.IsTrue("use_cla") || (fields.Has("num_kv_shared_layers") && fields["num_kv_shared_layers"] != 0)) {
-    fields.Refuse(fields.IsTrue("use_cla") ? "use_cla" : "num_kv_shared_layers",
-                  "layers that share keys and values are not known");
-  }
-  if (fields.Has("index_head_dim")) fields.Refuse("index_head_dim", "keys of an index are not known");
-  if (fields.Has("attn_layer_period")) fields.Refuse("attn_layer_period", "its other layers are not known");
+  return KdaLayer(fields.Number("linear_num_heads"), fields.Number("linear_head_dim"), kernel, types);
 }
 
-// Fields of a recurrence that no rule accounts for: their layers would be taken for attention alone.
-void RefuseUnread(Fields& fields, const Kinds& kinds, const std::optional<LinearRule>& rule) {
-  static const auto* const recurrent = new std::vector<std::string>{
-      "mamba_*",       "ssm_*",          "lru_*",        "rwkv_*",           "linear_num_*",    "linear_key_*",
-      "linear_conv_*", "linear_value_*", "conv_L_cache", "conv_kernel",      "state_size",      "time_step_rank",
-      "n_mamba_heads", "block_types",    "mb_per_layer", "layer_group_size", "hybrid_layer_ids"};
-  const bool linear = std::ranges::count(kinds.of_layers, Kind::kLinear) > 0;
-  if (kinds.said && !linear) return;  // each layer is named, and none is recurrent
-  for (const auto& [name, value] : fields.object().items()) {
-    if (value.is_null() || !IsAmong(name, *recurrent)) continue;
-    if (linear && rule && IsAmong(name, rule->accounts_for)) continue;
-    fields.Refuse(name,
-                  linear ? "not known of these linear layers" : "no field that is known says which layers have it");
+// Ling 3.0: its KDA has the heads of its attention.
+LinearLayer LingKda(HfFields& fields, const Types& types) {
+  return KdaLayer(HeadsOf(fields), fields.Number("head_dim"), fields.Number("short_conv_kernel_size"), types);
+}
+
+LinearLayer Lightning(HfFields& fields, const Types& types) {
+  const uint32_t heads = HeadsOf(fields), dim = HeadDim(fields, heads);
+  fields.Accept("block_size");  // of its kernel
+  return Linear(Family::kLightning, heads, heads, dim, dim, types.state);
+}
+
+// Mamba-2: its B and C are the keys and queries of groups of heads, its x the values.
+struct Mamba2Names {
+  const char *heads, *head_dim, *state, *groups, *kernel;
+};
+
+constexpr Mamba2Names kNemotron = {"mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel"};
+constexpr Mamba2Names kBamba = {"mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv"};
+constexpr Mamba2Names kZamba = {"n_mamba_heads", "mamba_headdim", "mamba_d_state", "mamba_ngroups", "mamba_d_conv"};
+
+LinearLayer Mamba2(HfFields& fields, const Mamba2Names& names, const Types& types) {
+  const uint32_t heads = fields.Number(names.heads), d_k = fields.Number(names.state);
+  const bool derived = fields.Text(names.head_dim) == "auto";
+  const uint32_t d_v = derived ? fields.NumberOr("mamba_expand", 2) * fields.Number("hidden_size") / heads
+                               : fields.Number(names.head_dim);
+  const uint64_t inner = uint64_t{heads} * d_v;
+  if (fields.Has("mamba_d_ssm") && fields.Number("mamba_d_ssm") != inner) {
+    fields.Refuse("mamba_d_ssm", absl::StrCat("is not ", names.heads, " times ", names.head_dim));
   }
+  const uint32_t groups = fields.NumberOr(names.groups, 1);
+  LinearLayer layer = Linear(Family::kMamba2, groups, heads, d_k, d_v, types.state);
+  Convolve(layer, inner + uint64_t{2} * groups * d_k, fields.NumberOr(names.kernel, 4), types);
+  for (const char* const kernels : {"chunk_size", "expand"}) fields.Accept(kernels);
+  return layer;
+}
+
+LinearLayer NemotronMamba2(HfFields& fields, const Types& types) {
+  return Mamba2(fields, kNemotron, types);
+}
+
+LinearLayer BambaMamba2(HfFields& fields, const Types& types) {
+  return Mamba2(fields, kBamba, types);
+}
+
+LinearLayer ZambaMamba2(HfFields& fields, const Types& types) {
+  // The shared blocks and their adapters are weights.
+  for (const char* const weights :
+       {"adapter_rank", "use_shared_attention_adapter", "num_mem_blocks", "use_mem_eff_path"}) {
+    fields.Accept(weights);
+  }
+  return Mamba2(fields, kZamba, types);
+}
+
+// A layer of `count` numbers of state for each of `rows`, as heads of at most kMaxLinearHeadDim.
+LinearLayer Rows(Family family, uint32_t rows, uint32_t count, DType state) {
+  uint32_t dim = std::min(rows, limits::kMaxLinearHeadDim);
+  while (rows % dim != 0) --dim;
+  return Linear(family, rows / dim, rows / dim, count, dim, state);
+}
+
+// Mamba, as Jamba has it: a state for each channel.
+LinearLayer Mamba1(HfFields& fields, const Types& types) {
+  const uint64_t inner = uint64_t{fields.NumberOr("mamba_expand", 2)} * fields.Number("hidden_size");
+  const uint64_t numbers = fields.Number("mamba_d_state");
+  if (inner > limits::kMaxConvChannels || numbers > limits::kMaxLinearHeadDim) {
+    fields.Refuse("mamba_d_state",
+                  absl::StrCat(inner, " channels of ", numbers, " numbers are more than a layer may have"));
+    return {};
+  }
+  LinearLayer layer = Rows(Family::kMamba1, static_cast<uint32_t>(inner), static_cast<uint32_t>(numbers), types.state);
+  layer.decay_table.assign(inner * numbers, -1.0F);
+  Convolve(layer, inner, fields.NumberOr("mamba_d_conv", 4), types);
+  return layer;
+}
+
+// LFM2: of each channel the last inputs of a short convolution.
+LinearLayer ShortConvolution(HfFields& fields, const Types& types) {
+  const uint32_t kernel = fields.Number("conv_L_cache"), channels = fields.Number("hidden_size");
+  if (kernel < 2) fields.Refuse("conv_L_cache", "a convolution of one token keeps nothing");
+  for (const char* const name : {"conv_dim", "conv_dim_out"}) {
+    if (fields.NumberOr(name, channels) != channels) fields.Refuse(name, "is not hidden_size");
+  }
+  for (const char* const name : {"num_heads", "conv_use_xavier_init"}) fields.Accept(name);
+  return Rows(Family::kGla, channels, std::max(kernel, 2U) - 1, types.model);
+}
+
+using MakeLinear = LinearLayer (*)(HfFields&, const Types&);
+
+// How the family's recurrences are made; null: they are not understood.
+MakeLinear LinearOf(HfFields& fields) {
+  const std::string type = fields.Text("model_type");
+  if (fields.Has("linear_num_value_heads")) return GatedDeltaNet;
+  if (fields.Has("linear_attn_config")) return KimiKda;
+  if (fields.Has("linear_num_heads")) return SavedKda;
+  if (type == "bailing_hybrid" && fields.Has("short_conv_kernel_size")) return LingKda;
+  if (fields.Has("mamba_num_heads")) return NemotronMamba2;
+  if (fields.Has("mamba_n_heads")) return BambaMamba2;
+  if (fields.Has("n_mamba_heads") && type == "zamba2") return ZambaMamba2;
+  if (type == "jamba") return Mamba1;
+  if (type == "bailing_moe_linear" || absl::StrContains(type, "minimax")) return Lightning;
+  return nullptr;
+}
+
+// The object at a path of names with dots; null: there is none.
+const json* At(const json& file, const std::string& path) {
+  const json* object = &file;
+  for (const std::string& name : std::vector<std::string>(absl::StrSplit(path, '.'))) {
+    if (!object->contains(name) || !(*object)[name].is_object()) return nullptr;
+    object = &(*object)[name];
+  }
+  return object;
+}
+
+std::string Searched() {
+  return absl::StrCat("searched in the file itself, ", absl::StrJoin(kTextPlaces, ", "));
+}
+
+// Where layers with windows would be named, and none is, the windows' sizes do nothing.
+void AcceptWindows(HfFields& fields, const LayerKinds& kinds) {
+  if (kinds.windows) {
+    for (const char* const name : {"sliding_window", "sliding_window_pattern", "_sliding_window_pattern",
+                                   "attention_chunk_size", "max_window_layers", "use_sliding_window"}) {
+      fields.Accept(name);
+    }
+  }
+  if (fields.Has("use_sliding_window") && fields.object()["use_sliding_window"] == false) {
+    for (const char* const name : {"sliding_window", "max_window_layers"}) fields.Accept(name);
+  }
+}
+
+Types ReadTypes(HfFields& fields, const json& file, const LayoutWishes& wishes) {
+  Types types;
+  HfFields outer(file, "");
+  types.model = TypeOf(outer, outer.Has("dtype") ? "dtype" : "torch_dtype", DType::kBF16);
+  types.model = TypeOf(fields, fields.Has("dtype") ? "dtype" : "torch_dtype", types.model);
+  fields.Refuse(outer.status());
+  for (const char* const name : {"mamba_ssm_cache_dtype", "mamba_ssm_dtype"})
+    types.state = TypeOf(fields, name, types.state);
+  types.state = wishes.state_dtype.value_or(types.state);
+  return types;
+}
+
+void Append(HfFields& fields, LayerKind kind, MakeLinear linear, const Types& types, HfLayout& out) {
+  const auto append = [&](Layer layer, bool convolution) {
+    out.layout.layers.push_back(std::move(layer));
+    out.convolution.push_back(convolution);
+  };
+  if (kind == LayerKind::kAttention || kind == LayerKind::kBoth) append(Attention(fields, types), false);
+  if (kind == LayerKind::kLinear || kind == LayerKind::kBoth) append(linear(fields, types), false);
+  if (kind == LayerKind::kConvolution) append(ShortConvolution(fields, types), true);
+}
+
+absl::StatusOr<HfLayout> LayoutOf(HfFields& fields, const json& file, const LayoutWishes& wishes) {
+  const LayerKinds kinds = ReadLayerKinds(fields);
+  if (!fields.status().ok()) return fields.status();
+  const Types types = ReadTypes(fields, file, wishes);
+  const bool recurrent = kinds.Any(LayerKind::kLinear) || kinds.Any(LayerKind::kBoth);
+  const MakeLinear linear = recurrent ? LinearOf(fields) : nullptr;
+  if (recurrent && linear == nullptr) {
+    fields.Refuse("model_type",
+                  absl::StrCat(ShownJson(fields.Text("model_type")), ": its linear layers are not understood"));
+    return fields.status();
+  }
+  HfLayout out{.layout = {.page_tokens = wishes.page_tokens, .head = wishes.head, .tail = wishes.tail}};
+  uint64_t tables = 0;
+  for (const LayerKind kind : kinds.of_layers) {
+    Append(fields, kind, linear, types, out);
+    if (!fields.status().ok()) return fields.status();
+    if (out.layout.layers.empty()) continue;
+    const auto* const last = std::get_if<LinearLayer>(&out.layout.layers.back());
+    tables += last == nullptr ? 0 : last->decay_table.size() * sizeof(float);
+    if (tables > limits::kMaxLayoutTableBytes) {
+      return absl::InvalidArgumentError(
+          "num_hidden_layers: the decays of this many layers are more than a layout may have");
+    }
+  }
+  AcceptWindows(fields, kinds);
+  if (!kinds.Any(LayerKind::kAttention) && !kinds.Any(LayerKind::kBoth)) {
+    for (const char* const name : {"num_attention_heads", "num_key_value_heads", "head_dim"}) fields.Accept(name);
+  }
+  RefuseUnread(fields, recurrent || kinds.Any(LayerKind::kConvolution) || !kinds.said);
+  if (!fields.status().ok()) return fields.status();
+  if (absl::Status sound = Validate(out.layout); !sound.ok()) return sound;
+  return out;
 }
 
 }  // namespace
 
-absl::StatusOr<Layout> LayoutFromHfConfig(const std::string& text, const LayoutWishes& wishes) {
-  const json file = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!file.is_object()) return absl::InvalidArgumentError("config.json: not a JSON object");
-  // A model of text and images keeps its text's numbers apart.
-  const json& config = file.contains("text_config") && file["text_config"].is_object() ? file["text_config"] : file;
-  Fields fields(config);
-  if (absl::Status known = CheckFamily(fields); !known.ok()) return known;
-  const uint32_t layers = fields.Number("num_hidden_layers");
-  if (layers > kMostLayers) fields.Refuse("num_hidden_layers", "more than 1,024");
-  if (!fields.status().ok()) return fields.status();
-  const Kinds kinds = KindsOf(fields, layers);
-  RefuseOtherAttention(fields, kinds);
-  if (!fields.status().ok()) return fields.status();
-  const std::optional<LinearRule> rule = LinearOf(fields);
-  if (!rule && std::ranges::count(kinds.of_layers, Kind::kLinear) > 0) {
-    return absl::UnimplementedError(absl::StrCat("config.json: model_type ", Shown(fields.Text("model_type")),
-                                                 ": its linear layers are not known"));
+absl::StatusOr<HfLayout> LayoutFromHfConfig(const json& file, const LayoutWishes& wishes) {
+  if (!file.is_object()) return absl::InvalidArgumentError("not a JSON object");
+  std::string place;
+  for (const char* const each : kTextPlaces) {
+    if (At(file, each) == nullptr) continue;
+    if (!place.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(each, ": beside ", place, "; which is the text model is not known"));
+    }
+    place = each;
   }
-  RefuseUnread(fields, kinds, rule);
-  if (!fields.status().ok()) return fields.status();
-  Layout layout{.page_tokens = wishes.page_tokens, .head = wishes.head, .tail = wishes.tail};
-  for (const Kind kind : kinds.of_layers) {
-    if (kind == Kind::kAttention) layout.layers.emplace_back(Attention(fields));
-    if (kind == Kind::kLinear) layout.layers.emplace_back(rule->make(fields, wishes.state_dtype));
-  }
-  if (!fields.status().ok()) return fields.status();
-  if (absl::Status sound = Validate(layout); !sound.ok()) return sound;
-  return layout;
+  HfFields fields(place.empty() ? file : *At(file, place), place.empty() ? "" : absl::StrCat(place, "."));
+  absl::StatusOr<HfLayout> layout = LayoutOf(fields, file, wishes);
+  const bool missing = !layout.ok() && absl::StrContains(layout.status().message(), "num_hidden_layers: missing");
+  if (!missing) return layout;
+  return absl::InvalidArgumentError(absl::StrCat(layout.status().message(), "; ", Searched()));
 }
 
 }  // namespace ashlar::ctl

@@ -1,27 +1,37 @@
 // The layout of a model whose config.json (Hugging Face) is at hand: what its layers keep, before any engine runs.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
 #include "proto/layout.h"
 
 namespace ashlar::ctl {
 
 struct LayoutWishes {
   uint32_t page_tokens = 16;
-  uint32_t head = 0, tail = 0;  // seam widths
-  DType state_dtype = DType::kF32;
+  uint32_t head = 0, tail = 0;       // seam widths
+  std::optional<DType> state_dtype;  // none: mamba_ssm_dtype or mamba_ssm_cache_dtype, else fp32
+};
+
+struct HfLayout {
+  Layout layout;
+  // Layers whose state is the last inputs of a short convolution alone. They are among the layout's linear layers, as
+  // the adapters declare them, with the convolution's inputs as the state.
+  std::vector<bool> convolution;  // one for each of layout.layers
 };
 
 // Families: attention with keys and values per head (Llama, Qwen, Mistral, Falcon, ...), multi-head latent attention
-// (DeepSeek, Kimi), Gated DeltaNet (Qwen3-Next, Qwen3.5), KDA (Kimi-Linear), lightning attention (MiniMax, Ring),
-// Mamba2 beside attention (Bamba, Granite 4, Nemotron-H). INVALID_ARGUMENT names the field of the file that is missing,
-// makes no sense, or says of a layer what is not known (a window, a recurrence): no layer is guessed to be attention.
-// UNIMPLEMENTED names a family that is none of these.
+// (DeepSeek, Kimi), Gated DeltaNet (Qwen3-Next, Qwen3.5, Olmo-Hybrid), KDA (Kimi-Linear, Ling 3), lightning attention
+// (MiniMax, Ring), Mamba-2 beside attention (Bamba, Granite 4, Nemotron-H, Zamba2, Falcon-H1), Mamba (Jamba), short
+// convolutions (LFM2). The text model is looked for in the file itself and where models of text and images keep it.
+// INVALID_ARGUMENT names the field that is missing, makes no sense, contradicts another one, or may change what a layer
+// keeps and is not understood: no layer is guessed to be attention.
 //
 // Sizes are the engine's; the numbers inside (decays, rotary frequencies) are placeholders, so the layout names no
 // namespace.
-absl::StatusOr<Layout> LayoutFromHfConfig(const std::string& json, const LayoutWishes& wishes);
+absl::StatusOr<HfLayout> LayoutFromHfConfig(const nlohmann::json& file, const LayoutWishes& wishes);
 
 }  // namespace ashlar::ctl

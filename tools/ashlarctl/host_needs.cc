@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
-#include "tools/ashlarctl/format.h"
+#include "proto/byte_size.h"
 #include "tools/ashlarctl/host.h"
 
 namespace ashlar::ctl {
@@ -34,8 +34,12 @@ std::string Scalar(const YAML::Node& file, const char* section, const char* fiel
 
 absl::Status ReadCapacity(const YAML::Node& file, const char* section, uint64_t* bytes) {
   const std::string text = Scalar(file, section, "capacity_bytes");
-  if (text.empty() || ParseBytes(text, bytes)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(section, ".capacity_bytes: not a size like 64GiB: ", text));
+  if (text.empty()) return absl::OkStatus();
+  const absl::StatusOr<uint64_t> size = ParseByteSize(text);
+  if (!size.ok())
+    return absl::InvalidArgumentError(absl::StrCat(section, ".capacity_bytes: ", size.status().message()));
+  *bytes = *size;
+  return absl::OkStatus();
 }
 
 }  // namespace

@@ -1,7 +1,10 @@
 // ashlarctl layout: what a token, a segment and a conversation of a model cost, and how much a working set needs.
-#include <cmath>
+#include <iterator>
+#include <string>
 #include <variant>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -48,6 +51,7 @@ absl::StatusOr<Question> ReadQuestion(const Arguments& arguments) {
         read("segments", 0, kMost, &question.segments), read("conversations", 0, kMost, &question.conversations)}) {
     if (!status.ok()) return status;
   }
+  if (arguments.Get("state-type") == "float32") question.wishes.state_dtype = DType::kF32;
   if (arguments.Get("state-type") == "bfloat16") question.wishes.state_dtype = DType::kBF16;
   if (arguments.Get("state-type") == "float16") question.wishes.state_dtype = DType::kF16;
   return question;
@@ -60,25 +64,27 @@ absl::StatusOr<uint64_t> StoredBytes(const absl::StatusOr<ObjectHeader>& plan) {
 }
 
 struct Costs {
-  uint64_t attention_layers = 0, linear_layers = 0;
-  uint64_t token_bytes = 0;  // keys and values
-  uint64_t state_bytes = 0;  // of one prompt: running states and the convolutions' tails
+  uint64_t attention_layers = 0, linear_layers = 0, convolution_layers = 0;
+  uint64_t token_bytes = 0;                                 // keys and values
+  uint64_t recurrent_state_bytes = 0, conv_tail_bytes = 0;  // of one prompt
   uint64_t segment_bytes = 0, conversation_bytes = 0;
 };
 
-absl::StatusOr<Costs> CostsOf(const Layout& layout, const Question& question) {
+absl::StatusOr<Costs> CostsOf(const HfLayout& model, const Question& question) {
   Costs costs;
-  for (const Layer& layer : layout.layers) {
-    if (const auto* attention = std::get_if<AttentionLayer>(&layer)) {
+  const Layout& layout = model.layout;
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    if (const auto* attention = std::get_if<AttentionLayer>(&layout.layers[i])) {
       ++costs.attention_layers;
       const uint64_t elements = uint64_t{attention->kv_heads} * (attention->key_dim + attention->value_dim);
       costs.token_bytes += elements * ElementBytes(attention->dtype);
-    } else {
-      const auto& linear = std::get<LinearLayer>(layer);
-      ++costs.linear_layers;
-      const uint64_t elements = uint64_t{linear.value_heads} * linear.d_k * linear.d_v;
-      costs.state_bytes += elements * ElementBytes(linear.state_dtype) + ConvTailBytes(linear);
+      continue;
     }
+    const auto& linear = std::get<LinearLayer>(layout.layers[i]);
+    const uint64_t state = uint64_t{linear.value_heads} * linear.d_k * linear.d_v * ElementBytes(linear.state_dtype);
+    ++(model.convolution[i] ? costs.convolution_layers : costs.linear_layers);
+    (model.convolution[i] ? costs.conv_tail_bytes : costs.recurrent_state_bytes) += state;
+    costs.conv_tail_bytes += ConvTailBytes(linear);
   }
   const NamespaceId ns{};
   const Key key{};
@@ -91,44 +97,133 @@ absl::StatusOr<Costs> CostsOf(const Layout& layout, const Question& question) {
   return costs;
 }
 
+uint64_t WorkingSet(const Costs& costs, const Question& question) {
+  return question.segments * costs.segment_bytes + question.conversations * costs.conversation_bytes;
+}
+
+json JsonOf(const std::string& name, const Costs& costs, const Question& question) {
+  return {{"model", name},
+          {"attention_layers", costs.attention_layers},
+          {"linear_layers", costs.linear_layers},
+          {"convolution_layers", costs.convolution_layers},
+          {"token_bytes", costs.token_bytes},
+          {"recurrent_state_bytes", costs.recurrent_state_bytes},
+          {"conv_tail_bytes", costs.conv_tail_bytes},
+          {"state_bytes", costs.recurrent_state_bytes + costs.conv_tail_bytes},
+          {"segment_tokens", question.segment_tokens},
+          {"segment_bytes", costs.segment_bytes},
+          {"conversation_tokens", question.conversation_tokens},
+          {"conversation_bytes", costs.conversation_bytes},
+          {"segments", question.segments},
+          {"conversations", question.conversations},
+          {"working_set_bytes", WorkingSet(costs, question)}};
+}
+
+std::string TextOf(const Costs& costs, const Question& question) {
+  std::string text = absl::StrCat(costs.attention_layers, " attention layers, ", costs.linear_layers, " linear layers");
+  if (costs.convolution_layers > 0) absl::StrAppend(&text, ", ", costs.convolution_layers, " convolution layers");
+  absl::StrAppend(&text, "; on one rank\n");
+  const auto line = [&](const std::string& what, uint64_t bytes) {
+    absl::StrAppendFormat(&text, "%-44s %s\n", what, Bytes(bytes));
+  };
+  line("a token: keys and values", costs.token_bytes);
+  line("a prompt of any length: states and tails", costs.recurrent_state_bytes + costs.conv_tail_bytes);
+  line(absl::StrCat("a segment of ", question.segment_tokens, " tokens, stored"), costs.segment_bytes);
+  line(absl::StrCat("a conversation of ", question.conversation_tokens, " tokens, stored"), costs.conversation_bytes);
+  if (const uint64_t working_set = WorkingSet(costs, question); working_set > 0) {
+    line(absl::StrCat(question.segments, " segments and ", question.conversations, " conversations"), working_set);
+  }
+  return text;
+}
+
+// Python writes numbers that JSON does not have, as in time_step_limit: null in their place.
+std::string WithoutInfinities(const std::string& text) {
+  std::string out;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (quoted && text[i] == '\\' && i + 1 < text.size())
+      out += text[i++];
+    else if (text[i] == '"')
+      quoted = !quoted;
+    const absl::string_view rest = absl::string_view(text).substr(i);
+    size_t skipped = 0;
+    for (const absl::string_view word : {"-Infinity", "Infinity", "NaN"}) {
+      if (!quoted && skipped == 0 && absl::StartsWith(rest, word)) skipped = word.size();
+    }
+    out += skipped > 0 ? "null" : text.substr(i, 1);
+    i += skipped > 0 ? skipped - 1 : 0;
+  }
+  return out;
+}
+
+struct Model {
+  std::string name;  // the file's; of a list also the entry's
+  json config;
+};
+
+// The models of a file: its configuration, or those of a list {"models": [{"model": NAME, "config": {...}}]}.
+absl::StatusOr<std::vector<Model>> ModelsOf(const std::string& path) {
+  const absl::StatusOr<std::string> text = ReadFile(path);
+  if (!text.ok()) return text.status();
+  json file = json::parse(WithoutInfinities(*text), nullptr, /*allow_exceptions=*/false);
+  if (!file.is_object()) return absl::InvalidArgumentError(absl::StrCat(path, ": not a JSON object"));
+  if (!file.contains("models")) return std::vector<Model>{{path, std::move(file)}};
+  std::vector<Model> models;
+  if (!file["models"].is_array()) return absl::InvalidArgumentError(absl::StrCat(path, ": models: not a list"));
+  for (size_t i = 0; i < file["models"].size(); ++i) {
+    const json& entry = file["models"][i];
+    const bool named = entry.is_object() && entry.contains("model") && entry["model"].is_string();
+    if (!named || !entry.contains("config")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": models[", i, "]: expected a model's name and its config"));
+    }
+    models.push_back({absl::StrCat(path, ": ", entry["model"].get<std::string>()), entry["config"]});
+  }
+  return models;
+}
+
+absl::StatusOr<Costs> CostsOf(const Model& model, const Question& question) {
+  const absl::StatusOr<HfLayout> layout = LayoutFromHfConfig(model.config, question.wishes);
+  if (!layout.ok()) return absl::InvalidArgumentError(absl::StrCat(model.name, ": ", layout.status().message()));
+  return CostsOf(*layout, question);
+}
+
+// Of several models: those that are understood, and why the others are not.
+Answer AnswerForMany(const std::vector<Model>& models, const Question& question) {
+  Answer answer{.json = {{"accepted", json::array()}, {"refused", json::array()}}};
+  for (const Model& model : models) {
+    const absl::StatusOr<Costs> costs = CostsOf(model, question);
+    if (costs.ok()) {
+      answer.json["accepted"].push_back(JsonOf(model.name, *costs, question));
+      absl::StrAppend(&answer.text, model.name, "\n", TextOf(*costs, question), "\n");
+      continue;
+    }
+    answer.refused = true;
+    answer.json["refused"].push_back({{"model", model.name}, {"error", std::string(costs.status().message())}});
+    absl::StrAppend(&answer.text, "refused: ", costs.status().message(), "\n\n");
+  }
+  absl::StrAppend(&answer.text, answer.json["accepted"].size(), " of ", models.size(), " understood\n");
+  return answer;
+}
+
 }  // namespace
 
 absl::StatusOr<Answer> LayoutCosts(const Arguments& arguments, AdminClient&) {
-  if (arguments.files.size() != 1) return absl::InvalidArgumentError("CONFIG-JSON: exactly one is required");
+  if (arguments.files.empty()) return absl::InvalidArgumentError("CONFIG-JSON: at least one is required");
   const absl::StatusOr<Question> question = ReadQuestion(arguments);
   if (!question.ok()) return question.status();
-  const absl::StatusOr<std::string> file = ReadFile(arguments.files[0]);
-  if (!file.ok()) return file.status();
-  const absl::StatusOr<Layout> layout = LayoutFromHfConfig(*file, question->wishes);
-  if (!layout.ok()) return layout.status();
-  const absl::StatusOr<Costs> costs = CostsOf(*layout, *question);
-  if (!costs.ok()) return costs.status();
-  const uint64_t working_set =
-      question->segments * costs->segment_bytes + question->conversations * costs->conversation_bytes;
-  Answer answer{.json = {{"attention_layers", costs->attention_layers},
-                         {"linear_layers", costs->linear_layers},
-                         {"token_bytes", costs->token_bytes},
-                         {"state_bytes", costs->state_bytes},
-                         {"segment_tokens", question->segment_tokens},
-                         {"segment_bytes", costs->segment_bytes},
-                         {"conversation_tokens", question->conversation_tokens},
-                         {"conversation_bytes", costs->conversation_bytes},
-                         {"segments", question->segments},
-                         {"conversations", question->conversations},
-                         {"working_set_bytes", working_set}}};
-  const auto line = [&](const std::string& what, uint64_t bytes) {
-    absl::StrAppendFormat(&answer.text, "%-44s %s\n", what, Bytes(bytes));
-  };
-  absl::StrAppend(&answer.text, costs->attention_layers, " layers of attention, ", costs->linear_layers,
-                  " linear layers; on one rank\n");
-  line("a token: keys and values", costs->token_bytes);
-  line("a prompt of any length: states and tails", costs->state_bytes);
-  line(absl::StrCat("a segment of ", question->segment_tokens, " tokens, stored"), costs->segment_bytes);
-  line(absl::StrCat("a conversation of ", question->conversation_tokens, " tokens, stored"), costs->conversation_bytes);
-  if (working_set > 0) {
-    line(absl::StrCat(question->segments, " segments and ", question->conversations, " conversations"), working_set);
+  std::vector<Model> models;
+  bool listed = arguments.files.size() > 1;
+  for (const std::string& path : arguments.files) {
+    absl::StatusOr<std::vector<Model>> of_file = ModelsOf(path);
+    if (!of_file.ok()) return of_file.status();
+    listed |= of_file->size() != 1 || of_file->front().name != path;
+    models.insert(models.end(), std::make_move_iterator(of_file->begin()), std::make_move_iterator(of_file->end()));
   }
-  return answer;
+  if (listed) return AnswerForMany(models, *question);
+  const absl::StatusOr<Costs> costs = CostsOf(models[0], *question);
+  if (!costs.ok()) return costs.status();
+  return Answer{.json = JsonOf(models[0].name, *costs, *question), .text = TextOf(*costs, *question)};
 }
 
 }  // namespace ashlar::ctl

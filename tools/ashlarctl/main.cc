@@ -1,21 +1,23 @@
 // ashlarctl: what an operator asks of a running daemon.
 #include <algorithm>
+#include <clocale>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "proto/version.h"
 #include "tools/ashlarctl/admin_client.h"
 #include "tools/ashlarctl/command.h"
 #include "tools/ashlarctl/format.h"
-#include "tools/ashlarctl/manual.h"
+#include "tools/ashlarctl/terminal.h"
+#include "tools/command_line/command_line.h"
 
 namespace ashlar::ctl {
 namespace {
 
 constexpr const char* kDefaultSocket = "/run/ashlar/admin.sock";
-constexpr int kFailed = 1, kBadUsage = 2;
+constexpr int kFailed = 1;
 
 std::string SocketOf(const Arguments& arguments) {
   if (arguments.Has("socket")) return arguments.Get("socket");
@@ -25,46 +27,39 @@ std::string SocketOf(const Arguments& arguments) {
 
 // Bytes that are no UTF-8, as an engine may have named its model, become U+FFFD.
 std::string JsonText(const nlohmann::json& value) {
-  return value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  return PrintableJson(value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace)) + "\n";
 }
 
 // A failure is JSON, too, where JSON was asked for.
-int Fail(const absl::Status& status, const std::vector<std::string>& words) {
-  const std::string message(status.message());
-  if (std::ranges::count(words, "--json") > 0) {
-    std::fputs(JsonText({{"error", message}}).c_str(), stdout);
-  }
+int Fail(const absl::Status& status, bool as_json) {
+  std::string message(status.message());
+  if (message.empty()) message = absl::StatusCodeToString(status.code());
+  if (as_json) std::fputs(JsonText({{"error", message}}).c_str(), stdout);
   std::fprintf(stderr, "ashlarctl: %s\n", PrintableLines(message).c_str());
-  return absl::IsInvalidArgument(status) ? kBadUsage : kFailed;
+  return command_line::Finish("ashlarctl", absl::IsInvalidArgument(status) ? command_line::kBadUsage : kFailed);
+}
+
+std::string TextOf(const Answer& answer, bool as_json) {
+  if (as_json) return JsonText(answer.json);
+  const std::string text = PrintableLines(answer.text);
+  const std::optional<size_t> columns = answer.verbatim ? std::nullopt : OutputColumns();
+  return columns ? Wrapped(text, *columns) : text;
 }
 
 int Main(const std::vector<std::string>& words) {
-  const std::string wanted = words.empty() ? "" : words[0];
-  if (wanted == "--version") {
-    std::printf("ashlarctl %s\n", Version());
-    return 0;
+  std::setlocale(LC_CTYPE, "C.UTF-8");  // for the width of characters
+  const absl::StatusOr<CommandLine> line = ParseCommandLine(words);
+  if (!line.ok()) return Fail(line.status(), std::ranges::count(words, "--json") > 0);
+  if (line->printed) {
+    std::fputs(line->printed->c_str(), stdout);
+    return command_line::Finish("ashlarctl", 0);
   }
-  if (wanted == "--help" || wanted == "help") {
-    std::fputs(Usage().c_str(), stdout);
-    return 0;
-  }
-  const auto command = std::ranges::find(Commands(), wanted, &Command::name);
-  if (command == Commands().end()) {
-    std::fputs(Usage().c_str(), stderr);
-    return kBadUsage;
-  }
-  const absl::StatusOr<Arguments> arguments = ParseArguments(*command, {words.begin() + 1, words.end()});
-  if (!arguments.ok()) return Fail(arguments.status(), words);
-  if (arguments->Has("help")) {
-    std::fputs(Help(*command).c_str(), stdout);
-    return 0;
-  }
-  AdminClient client(SocketOf(*arguments));
-  const absl::StatusOr<Answer> answer = command->run(*arguments, client);
-  if (!answer.ok()) return Fail(answer.status(), words);
-  const std::string text = arguments->Has("json") ? JsonText(answer->json) : PrintableLines(answer->text);
-  std::fputs(text.c_str(), stdout);
-  return answer->failed ? kFailed : 0;
+  const bool as_json = line->arguments.Has("json");
+  AdminClient client(SocketOf(line->arguments));
+  const absl::StatusOr<Answer> answer = line->command->run(line->arguments, client);
+  if (!answer.ok()) return Fail(answer.status(), as_json);
+  std::fputs(TextOf(*answer, as_json).c_str(), stdout);
+  return command_line::Finish("ashlarctl", answer->refused ? command_line::kBadUsage : answer->failed ? kFailed : 0);
 }
 
 }  // namespace

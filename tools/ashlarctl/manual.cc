@@ -1,7 +1,6 @@
 #include "tools/ashlarctl/manual.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "proto/version.h"
@@ -11,7 +10,8 @@ namespace ashlar::ctl {
 namespace {
 
 constexpr const char* kAbout = "asks a running ashlard what it has and does, and tells it what to do";
-constexpr const char* kExits = "0: done. 1: the daemon, or a check, says no. 2: the arguments make no sense.";
+constexpr const char* kExits =
+    "0: done. 1: the daemon, or a check, says no. 2: an argument, or a file that it names, is refused.";
 
 std::string Shown(const Option& option) {
   return absl::StrCat("--", option.name, *option.value == '\0' ? "" : " ", option.value);
@@ -31,11 +31,9 @@ std::string Words(const std::vector<const char*>& words) {
   return absl::StrJoin(words, " ");
 }
 
-std::string Names(const std::vector<Option>& options, const std::vector<Option>& more) {
+std::string Names(const std::vector<Option>& options) {
   std::string names;
-  for (const auto* each : {&options, &more}) {
-    for (const Option& option : *each) absl::StrAppend(&names, names.empty() ? "" : " ", "--", option.name);
-  }
+  for (const Option& option : options) absl::StrAppend(&names, names.empty() ? "" : " ", "--", option.name);
   return names;
 }
 
@@ -52,7 +50,7 @@ std::string BashScript() {
   std::string commands, cases;
   for (const Command& command : Commands()) {
     absl::StrAppend(&commands, commands.empty() ? "" : " ", command.name);
-    absl::StrAppend(&cases, "    ", command.name, ") words=\"", Names(command.options, CommonOptions()),
+    absl::StrAppend(&cases, "    ", command.name, ") words=\"", Names(OptionsOf(command)),
                     command.operand_words.empty() ? "" : " ", Words(command.operand_words), "\";;\n");
   }
   std::string values;
@@ -102,9 +100,7 @@ std::string ZshScript() {
   for (const Command& command : Commands()) {
     absl::StrAppend(&commands, "    '", command.name, ":", Quoted(command.summary), "'\n");
     absl::StrAppend(&cases, "    ", command.name, ") _arguments");
-    for (const auto* options : {&command.options, &CommonOptions()}) {
-      for (const Option& option : *options) absl::StrAppend(&cases, " ", ZshOption(option));
-    }
+    for (const Option& option : OptionsOf(command)) absl::StrAppend(&cases, " ", ZshOption(option));
     if (!command.operand_words.empty()) {
       absl::StrAppend(&cases, " '1:", command.operands, ":(", Words(command.operand_words), ")'");
     } else if (*command.operands != '\0') {
@@ -139,12 +135,10 @@ std::string FishScript() {
                     Quoted(command.summary), "'\n");
     const std::string within =
         absl::StrCat("complete -c ashlarctl -n '__fish_seen_subcommand_from ", command.name, "' ");
-    for (const auto* options : {&command.options, &CommonOptions()}) {
-      for (const Option& option : *options) {
-        absl::StrAppend(&script, within, "-l ", option.name, *option.value == '\0' ? "" : " -r");
-        if (!option.words.empty()) absl::StrAppend(&script, " -f -a '", Words(option.words), "'");
-        absl::StrAppend(&script, " -d '", Quoted(option.help), "'\n");
-      }
+    for (const Option& option : OptionsOf(command)) {
+      absl::StrAppend(&script, within, "-l ", option.name, *option.value == '\0' ? "" : " -r");
+      if (!option.words.empty()) absl::StrAppend(&script, " -f -a '", Words(option.words), "'");
+      absl::StrAppend(&script, " -d '", Quoted(option.help), "'\n");
     }
     if (!command.operand_words.empty()) {
       absl::StrAppend(&script, within, "-f -a '", Words(command.operand_words), "'\n");
@@ -154,35 +148,6 @@ std::string FishScript() {
 }
 
 }  // namespace
-
-std::string Usage() {
-  std::string usage = "usage: ashlarctl COMMAND [OPTION]...\n\n";
-  for (const Command& command : Commands()) {
-    absl::StrAppendFormat(&usage, "  %-15s %s\n", command.name, command.summary);
-  }
-  absl::StrAppend(&usage, "\nof every command:\n");
-  for (const Option& option : CommonOptions()) {
-    absl::StrAppendFormat(&usage, "  %-15s %s\n", Shown(option), HelpOf(option));
-  }
-  return usage + "\nThe options of a command: ashlarctl COMMAND --help\n";
-}
-
-std::string Help(const Command& command) {
-  std::string help = absl::StrCat("usage: ashlarctl ", Synopsis(command), "\n\n", command.summary, "\n");
-  if (*command.detail != '\0') absl::StrAppend(&help, "\n", command.detail, "\n");
-  help += "\n";
-  for (const auto* options : {&command.options, &CommonOptions()}) {
-    for (const Option& option : *options) absl::StrAppendFormat(&help, "  %-18s %s\n", Shown(option), HelpOf(option));
-  }
-  if (!command.operand_words.empty()) {
-    absl::StrAppendFormat(&help, "  %-18s %s\n", command.operands, absl::StrJoin(command.operand_words, ", "));
-  }
-  help += "\nfields with --json:\n";
-  for (const JsonField& field : JsonFieldsOf(command.name)) {
-    absl::StrAppend(&help, "  ", field.path, *field.meaning == '\0' ? "" : "  ", field.meaning, "\n");
-  }
-  return help;
-}
 
 std::string ManualPage() {
   std::string page = absl::StrCat(".TH ASHLARCTL 1 \"\" \"ashlar ", Version(), "\" \"User Commands\"\n.SH NAME\n",
@@ -200,6 +165,7 @@ std::string ManualPage() {
   }
   page += ".SH OPTIONS OF EVERY COMMAND\n";
   for (const Option& option : CommonOptions()) page += TroffOption(option);
+  page += ".SH OPTIONS OF COMMANDS THAT ASK A DAEMON\n" + TroffOption(SocketOption());
   absl::StrAppend(&page, ".SH EXIT STATUS\n", Troff(kExits), "\n.SH ENVIRONMENT\n.TP\n.B ASHLAR_ADMIN_SOCKET\n",
                   "The daemon's admin socket, where ", Troff("--socket"), " is not given.\n");
   return page;
@@ -213,12 +179,12 @@ std::string CompletionScript(const std::string& shell) {
 absl::StatusOr<Answer> Completion(const Arguments& arguments, AdminClient&) {
   if (arguments.files.size() != 1) return absl::InvalidArgumentError("SHELL: exactly one is required");
   const std::string script = CompletionScript(arguments.files[0]);
-  return Answer{.json = {{"shell", arguments.files[0]}, {"script", script}}, .text = script};
+  return Answer{.json = {{"shell", arguments.files[0]}, {"script", script}}, .text = script, .verbatim = true};
 }
 
 absl::StatusOr<Answer> Manual(const Arguments&, AdminClient&) {
   const std::string page = ManualPage();
-  return Answer{.json = {{"page", page}}, .text = page};
+  return Answer{.json = {{"page", page}}, .text = page, .verbatim = true};
 }
 
 }  // namespace ashlar::ctl

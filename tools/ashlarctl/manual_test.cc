@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_replace.h"
 #include "tools/ashlarctl/json_fields.h"
@@ -27,33 +29,48 @@ TEST(Manual, EveryPageHasEveryCommandAndOption) {
       EXPECT_THAT(page, HasSubstr(field.path));
     }
     std::set<std::string> options;
-    for (const auto* all : {&command.options, &CommonOptions()}) {
-      for (const Option& option : *all) {
-        EXPECT_TRUE(options.insert(option.name).second) << command.name << " --" << option.name << " is there twice";
-        EXPECT_STRNE(option.help, "") << option.name;
-        EXPECT_THAT(Help(command), HasSubstr(std::string("--") + option.name));
-        EXPECT_THAT(bash, HasSubstr(std::string("--") + option.name));
-      }
+    for (const Option& option : OptionsOf(command)) {
+      EXPECT_TRUE(options.insert(option.name).second) << command.name << " --" << option.name << " is there twice";
+      EXPECT_STRNE(option.help, "") << option.name;
+      EXPECT_THAT(Help(command), HasSubstr(std::string("--") + option.name));
+      EXPECT_THAT(bash, HasSubstr(std::string("--") + option.name));
     }
   }
 }
 
-TEST(Manual, ArgumentsThatACommandDoesNotTakeAreNamed) {
-  const auto find = [](const std::string& name) -> const Command& {
-    return *std::ranges::find(Commands(), name, &Command::name);
-  };
-  const auto message = [&](const std::string& command, const std::vector<std::string>& words) {
-    return std::string(ParseArguments(find(command), words).status().message());
-  };
-  EXPECT_THAT(message("stats", {"file"}), HasSubstr("file: stats takes no files"));
-  EXPECT_THAT(message("stats", {"--hard"}), HasSubstr("--hard: stats has no such option"));
-  EXPECT_THAT(message("pin", {"--until"}), HasSubstr("--until: needs a value"));
-  EXPECT_THAT(message("pin", {"--kind", "poem"}), HasSubstr("\"poem\" is none of prompt, segment, checkpoint"));
-  EXPECT_THAT(message("completion", {"csh"}), HasSubstr("SHELL: \"csh\" is none of bash, zsh, fish"));
-  const auto sound = ParseArguments(find("pin"), {"a", "--hard", "--kind", "segment", "b"});
-  ASSERT_TRUE(sound.ok()) << sound.status();
-  EXPECT_EQ(sound->files, (std::vector<std::string>{"a", "b"}));
-  EXPECT_TRUE(sound->Has("hard"));
+std::string RefusalOf(const std::vector<std::string>& words) {
+  return std::string(ParseCommandLine(words).status().message());
+}
+
+TEST(CommandLine, ArgumentsThatACommandDoesNotTakeAreNamed) {
+  EXPECT_THAT(RefusalOf({"stats", "file"}), HasSubstr("file: unknown argument of ashlarctl stats"));
+  EXPECT_THAT(RefusalOf({"stats", "--hard"}), HasSubstr("--hard: unknown option of ashlarctl stats"));
+  EXPECT_THAT(RefusalOf({"stauts"}), HasSubstr("stauts: unknown command of ashlarctl; did you mean status?"));
+  EXPECT_THAT(RefusalOf({"pin", "--untill=2030"}), HasSubstr("did you mean --until?"));
+  EXPECT_THAT(RefusalOf({"pin", "--until"}), HasSubstr("--until: 1 required TIME missing"));
+  EXPECT_THAT(RefusalOf({"pin", "--kind", "poem"}), HasSubstr("--kind: poem not in {prompt,segment,checkpoint}"));
+  EXPECT_THAT(RefusalOf({"completion", "csh"}), HasSubstr("csh not in {bash,zsh,fish}"));
+  EXPECT_THAT(RefusalOf({}), HasSubstr("a command is missing"));
+  EXPECT_THAT(RefusalOf({"health", "--socket", "/a"}), HasSubstr("did you mean --rpc-socket?"));
+  EXPECT_THAT(RefusalOf({"--socket", "/a", "health"}), HasSubstr("--socket: health does not ask the admin socket"));
+}
+
+TEST(CommandLine, ArgumentsAreTakenInAnyOrderAndForm) {
+  const auto line =
+      ParseCommandLine({"--json", "pin", "a", "--hard", "--kind=segment", "--socket=/s", "b", "--", "--c"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_STREQ(line->command->name, "pin");
+  EXPECT_EQ(line->arguments.files, (std::vector<std::string>{"a", "b", "--c"}));
+  EXPECT_TRUE(line->arguments.Has("hard") && line->arguments.Has("json"));
+  EXPECT_EQ(line->arguments.Get("socket"), "/s");
+  EXPECT_EQ(line->arguments.Get("kind"), "segment");
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"help", "pin"}, {"pin", "--help"}, {"pin", "-h"}}) {
+    const auto help = ParseCommandLine(words);
+    ASSERT_TRUE(help.ok() && help->printed) << words[0];
+    EXPECT_THAT(*help->printed, HasSubstr("--until TIME"));
+  }
+  EXPECT_THAT(*ParseCommandLine({"--version"})->printed, HasSubstr("ashlarctl "));
 }
 
 }  // namespace

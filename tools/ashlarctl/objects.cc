@@ -44,7 +44,7 @@ absl::StatusOr<double> PinSeconds(const Arguments& arguments) {
 absl::StatusOr<Answer> Pin(const Arguments& arguments, AdminClient& client) {
   const absl::StatusOr<double> seconds = PinSeconds(arguments);
   if (!seconds.ok()) return seconds.status();
-  absl::StatusOr<v1::Texts> texts = ReadTexts(arguments);
+  absl::StatusOr<v1::Texts> texts = ReadTexts(arguments, client);
   if (!texts.ok()) return texts.status();
   v1::PinRequest request;
   request.set_seconds(*seconds);
@@ -55,7 +55,7 @@ absl::StatusOr<Answer> Pin(const Arguments& arguments, AdminClient& client) {
 }
 
 absl::StatusOr<Answer> Unpin(const Arguments& arguments, AdminClient& client) {
-  const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments);
+  const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments, client);
   if (!texts.ok()) return texts.status();
   v1::ObjectsReply reply;
   if (absl::Status status = client.Unpin(*texts, &reply); !status.ok()) return status;
@@ -63,7 +63,7 @@ absl::StatusOr<Answer> Unpin(const Arguments& arguments, AdminClient& client) {
 }
 
 absl::StatusOr<Answer> Evict(const Arguments& arguments, AdminClient& client) {
-  const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments);
+  const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments, client);
   if (!texts.ok()) return texts.status();
   v1::ObjectsReply reply;
   if (absl::Status status = client.Evict(*texts, &reply); !status.ok()) return status;

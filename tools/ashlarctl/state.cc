@@ -149,7 +149,7 @@ absl::StatusOr<Answer> Sessions(const Arguments&, AdminClient& client) {
 absl::StatusOr<Answer> Config(const Arguments&, AdminClient& client) {
   v1::GetConfigReply reply;
   if (absl::Status status = client.GetConfig(v1::GetConfigRequest(), &reply); !status.ok()) return status;
-  return Answer{.json = {{"yaml", reply.yaml()}}, .text = reply.yaml()};
+  return Answer{.json = {{"yaml", reply.yaml()}}, .text = reply.yaml(), .verbatim = true};
 }
 
 }  // namespace ashlar::ctl

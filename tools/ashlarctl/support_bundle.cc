@@ -62,7 +62,7 @@ absl::StatusOr<Answer> SupportBundle(const Arguments& arguments, AdminClient& cl
   }
   Redaction().Apply(bundle);
   const std::string text = bundle.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
-  if (arguments.files[0] == "-") return Answer{.json = std::move(bundle), .text = text};
+  if (arguments.files[0] == "-") return Answer{.json = std::move(bundle), .text = text, .verbatim = true};
   if (absl::Status saved = Save(arguments.files[0], text); !saved.ok()) return saved;
   return Answer{.json = {{"file", arguments.files[0]}, {"bytes", text.size()}},
                 .text = absl::StrCat(arguments.files[0], ": ", text.size(),

@@ -1,20 +1,61 @@
 #include "tools/ashlarctl/texts.h"
 
 #include <cstdint>
+#include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/invalid.h"
 #include "proto/key.h"
+#include "tools/ashlarctl/format.h"
 #include "tools/ashlarctl/token_file.h"
 
 namespace ashlar::ctl {
 namespace {
 
-absl::Status NameModel(const Arguments& arguments, v1::Texts& texts) {
-  if (arguments.Has("namespace") == arguments.Has("model-file")) {
-    return Invalid("--namespace: either it or --model-file is required");
+constexpr size_t kNamespaceDigits = 64;
+constexpr uint32_t kObjectsPerCall = 1000;
+
+// The namespaces of models that engines opened whose hexadecimal form begins with `hex`.
+absl::StatusOr<std::set<std::string>> OpenedNamespaces(const std::string& tenant, const std::string& hex,
+                                                       AdminClient& client) {
+  v1::ModelsRequest request;
+  request.set_tenant(tenant);
+  v1::ModelsReply reply;
+  if (absl::Status status = client.Models(request, &reply); !status.ok()) return status;
+  std::set<std::string> found;
+  for (const v1::TenantModels& each : reply.tenants()) {
+    for (const v1::OpenedModel& model : each.models()) {
+      if (absl::StartsWith(Hex(model.ns()), hex)) found.insert(model.ns());
+    }
   }
+  return found;
+}
+
+// Likewise of objects in the cache.
+absl::StatusOr<std::set<std::string>> StoredNamespaces(const std::string& tenant, const std::string& hex,
+                                                       AdminClient& client) {
+  v1::ListRequest request;
+  request.set_tenant(tenant);
+  request.set_most(kObjectsPerCall);
+  std::set<std::string> found;
+  for (bool more = true; more;) {
+    v1::ListReply reply;
+    if (absl::Status status = client.List(request, &reply); !status.ok()) return status;
+    for (const v1::ListedObject& object : reply.objects()) {
+      if (absl::StartsWith(Hex(object.ns()), hex)) found.insert(object.ns());
+    }
+    request.set_after(reply.next());
+    more = reply.more();
+  }
+  return found;
+}
+
+absl::Status NameModel(const Arguments& arguments, AdminClient& client, v1::Texts& texts) {
   if (arguments.Has("model-file")) {
     absl::StatusOr<ModelFile> model = ReadModelFile(arguments.Get("model-file"));
     if (!model.ok()) return model.status();
@@ -22,7 +63,7 @@ absl::Status NameModel(const Arguments& arguments, v1::Texts& texts) {
     texts.set_layout(std::move(model->layout));
     return absl::OkStatus();
   }
-  absl::StatusOr<std::string> ns = NamespaceBytes(arguments);
+  absl::StatusOr<std::string> ns = NamespaceBytes(arguments, client);
   if (!ns.ok()) return ns.status();
   texts.set_ns(*std::move(ns));
   return absl::OkStatus();
@@ -39,19 +80,36 @@ absl::StatusOr<ObjectKind> KindOf(const Arguments& arguments, size_t index) {
 
 }  // namespace
 
-absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments) {
-  const std::string hex = arguments.Get("namespace");
-  const bool digits = hex.size() % 2 == 0 && hex.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
-  if (!digits) return Invalid("--namespace: not an even number of hexadecimal digits");
-  return absl::HexStringToBytes(hex);
+absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments, AdminClient& client) {
+  if (!arguments.Has("namespace")) return "";
+  const std::string hex = absl::AsciiStrToLower(arguments.Get("namespace"));
+  const bool digits = !hex.empty() && hex.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (!digits || hex.size() > kNamespaceDigits) {
+    return Invalid("--namespace: expected 1 to ", kNamespaceDigits, " hexadecimal digits");
+  }
+  if (hex.size() == kNamespaceDigits) return absl::HexStringToBytes(hex);
+  absl::StatusOr<std::set<std::string>> found = OpenedNamespaces(arguments.Get("tenant"), hex, client);
+  // Objects outlive the daemon that a model was opened in.
+  if (found.ok() && found->empty()) found = StoredNamespaces(arguments.Get("tenant"), hex, client);
+  if (!found.ok()) return found.status();
+  if (found->empty()) {
+    return absl::NotFoundError(absl::StrCat("--namespace: no model and no object has one that begins with ", hex));
+  }
+  if (found->size() > 1) {
+    return Invalid("--namespace: ", found->size(), " begin with ", hex, "; give more digits, as of ",
+                   absl::StrJoin(*found, ", ", [](std::string* out, const std::string& ns) { *out += Hex(ns); }));
+  }
+  return *found->begin();
 }
 
-absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments) {
+absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments, AdminClient& client) {
   if (!arguments.Has("tenant")) return Invalid("--tenant: required");
   if (arguments.files.empty()) return Invalid("TOKENS-FILE: at least one");
+  if (arguments.Has("namespace") == arguments.Has("model-file")) {
+    return Invalid("--namespace: either it or --model-file is required");
+  }
   v1::Texts texts;
   texts.set_tenant(arguments.Get("tenant"));
-  if (absl::Status status = NameModel(arguments, texts); !status.ok()) return status;
   for (size_t i = 0; i < arguments.files.size(); ++i) {
     absl::StatusOr<std::string> tokens = ReadTokenFile(arguments.files[i], arguments.Has("binary"));
     if (!tokens.ok()) return tokens.status();
@@ -63,6 +121,7 @@ absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments) {
     text->set_tokens(*std::move(tokens));
     text->set_salt(PackSalt(MakeSalt(arguments.Get("salt"))));
   }
+  if (absl::Status status = NameModel(arguments, client, texts); !status.ok()) return status;
   return texts;
 }
 

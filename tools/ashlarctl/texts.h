@@ -11,9 +11,11 @@ namespace ashlar::ctl {
 
 // --tenant, --namespace or --model-file, --kind, --binary, --salt, and files of tokens. INVALID_ARGUMENT names the
 // option or the file.
-absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments);
+absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments, AdminClient& client);
 
-// --namespace as bytes; none: empty.
-absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments);
+// The 32 bytes of --namespace, of which any number of first digits may be given that tell it from those of the other
+// models that the daemon knows and of other objects. Without --namespace: empty. INVALID_ARGUMENT or NOT_FOUND names
+// it.
+absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments, AdminClient& client);
 
 }  // namespace ashlar::ctl

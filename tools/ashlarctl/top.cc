@@ -10,6 +10,8 @@
 #include "absl/strings/numbers.h"
 #include "tools/ashlarctl/command.h"
 #include "tools/ashlarctl/frame.h"
+#include "tools/ashlarctl/terminal.h"
+#include "tools/command_line/command_line.h"
 
 namespace ashlar::ctl {
 namespace {
@@ -41,8 +43,8 @@ absl::StatusOr<Wishes> ReadWishes(const Arguments& arguments) {
 Screen ThisScreen(const Arguments& arguments, bool terminal) {
   Screen screen;
   winsize size{};
-  if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0) {
-    screen.columns = size.ws_col;
+  screen.columns = OutputColumns().value_or(screen.columns);
+  if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0) {
     screen.rows = size.ws_row - 1u;  // the cursor's
   }
   const std::string colour = arguments.Get("color");
@@ -71,7 +73,7 @@ absl::StatusOr<Answer> Top(const Arguments& arguments, AdminClient& client) {
     } else {
       if (terminal) std::fputs("\033[H\033[J", stdout);
       std::fputs(Frame(before, stats, seconds, ThisScreen(arguments, terminal)).c_str(), stdout);
-      std::fflush(stdout);
+      if (absl::Status written = command_line::FlushOutput(); !written.ok()) return written;
     }
     before = std::move(stats);
     then = now;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "proto/byte_size.h"
 #include "proto/invalid.h"
 #include "proto/key.h"
 #include "proto/outcome.h"
@@ -91,10 +92,10 @@ std::string ObjectLine(const v1::ListedObject& object) {
                          object.pinned() ? ", pinned" : "", shard);
 }
 
-absl::StatusOr<v1::ListRequest> ListingOf(const Arguments& arguments) {
+absl::StatusOr<v1::ListRequest> ListingOf(const Arguments& arguments, AdminClient& client) {
   v1::ListRequest request;
   request.set_tenant(arguments.Get("tenant"));
-  const absl::StatusOr<std::string> ns = NamespaceBytes(arguments);
+  const absl::StatusOr<std::string> ns = NamespaceBytes(arguments, client);
   if (!ns.ok()) return ns.status();
   request.set_ns(*ns);
   if (arguments.Has("kind")) {
@@ -231,7 +232,7 @@ absl::StatusOr<v1::VerifyReply> AwaitVerified(AdminClient& client, v1::VerifyRep
 }  // namespace
 
 absl::StatusOr<Answer> Ls(const Arguments& arguments, AdminClient& client) {
-  absl::StatusOr<v1::ListRequest> request = ListingOf(arguments);
+  absl::StatusOr<v1::ListRequest> request = ListingOf(arguments, client);
   if (!request.ok()) return request.status();
   const absl::StatusOr<uint64_t> limit = NumberFrom(arguments, "limit", kDefaultLimit);
   if (!limit.ok()) return limit.status();
@@ -267,7 +268,7 @@ absl::StatusOr<Answer> Forget(const Arguments& arguments, AdminClient& client) {
   }
   v1::ForgetRequest request;
   request.set_tenant(arguments.Get("tenant"));
-  const absl::StatusOr<std::string> ns = NamespaceBytes(arguments);
+  const absl::StatusOr<std::string> ns = NamespaceBytes(arguments, client);
   if (!ns.ok()) return ns.status();
   request.set_ns(*ns);
   request.set_dry_run(arguments.Has("dry-run"));
@@ -296,9 +297,10 @@ absl::StatusOr<Answer> Verify(const Arguments& arguments, AdminClient& client) {
   }
   v1::VerifyRequest request;
   if (arguments.Has("rate")) {
-    uint64_t rate = 0;
-    if (!ParseBytes(arguments.Get("rate"), &rate) || rate == 0) return Invalid("--rate: not a size like 256MiB");
-    request.set_bytes_per_second(rate);
+    const absl::StatusOr<uint64_t> rate = ParseByteSize(arguments.Get("rate"));
+    if (!rate.ok()) return Invalid("--rate: ", rate.status().message());
+    if (*rate == 0) return Invalid("--rate: must be positive");
+    request.set_bytes_per_second(*rate);
   }
   if (absl::Status status = client.Verify(request, &reply); !status.ok()) return status;
   if (arguments.Has("no-wait")) return Described(reply);

@@ -30,7 +30,7 @@ absl::StatusOr<Answer> Warm(const Arguments& arguments, AdminClient& client) {
   if (arguments.Has("seconds") && (!absl::SimpleAtod(arguments.Get("seconds"), &seconds) || !(seconds > 0))) {
     return Invalid("--seconds: not a positive number");
   }
-  const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments);
+  const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments, client);
   if (!texts.ok()) return texts.status();
   const absl::Time give_up = absl::Now() + absl::Seconds(seconds);
   v1::WarmReply reply;

@@ -52,9 +52,6 @@ absl::StatusOr<std::string> Draw(const Curves& curves);
 // Replaces the file. UNAVAILABLE names it and the reason.
 absl::Status WriteFile(const std::string& path, const std::string& text);
 
-// 10GB, 512MB, 1.5GB, 64GiB; a bare number is bytes. INVALID_ARGUMENT.
-absl::StatusOr<uint64_t> ParseBytes(const std::string& text);
-
 // Progress on one line of a terminal. Prints nothing if stderr is not a terminal.
 class ProgressLine {
  public:

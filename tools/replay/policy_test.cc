@@ -113,15 +113,6 @@ TEST(Models, MarconisConstants) {
   EXPECT_TRUE(absl::IsNotFound(FindModel("/nowhere").status()));
 }
 
-TEST(Commands, SizesAreReadWithTheirUnits) {
-  EXPECT_EQ(*ParseBytes("10GB"), 10000000000u);
-  EXPECT_EQ(*ParseBytes("1.5MiB"), 1572864u);
-  EXPECT_EQ(*ParseBytes("77"), 77u);
-  for (const char* text : {"", "GB", "-1GB", "0", "1e30GB", "10 GB", "10gb", "nan"}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(ParseBytes(text).status())) << text;
-  }
-}
-
 // The published figures, and those that Ashlar answers them with, on the real traces where they are at hand.
 struct Bar {
   const char* trace;

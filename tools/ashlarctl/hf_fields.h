@@ -1,0 +1,55 @@
+// Reading of a Hugging Face configuration field by field. Fields that nothing reads are known by name afterwards.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "nlohmann/json.hpp"
+
+namespace ashlar::ctl {
+
+// A value of the file for a message, cut where it is long.
+std::string ShownJson(const nlohmann::json& value);
+
+// Reads fields of one object and remembers the first refusal, which names the field with the object's path before it.
+class HfFields {
+ public:
+  HfFields(const nlohmann::json& object, std::string path) : object_(object), path_(std::move(path)) {}
+
+  bool Has(const std::string& name) const { return object_.contains(name) && !object_[name].is_null(); }
+  // A positive number of 32 bits. 1 after a refusal, so that it can be divided by.
+  uint32_t Number(const std::string& name);
+  uint32_t NumberOr(const std::string& name, uint32_t otherwise) { return Has(name) ? Number(name) : otherwise; }
+  // Likewise, or 0.
+  uint32_t NumberOrZero(const std::string& name);
+  std::string Text(const std::string& name);  // empty: it is missing or no text
+  std::vector<nlohmann::json> List(const std::string& name);
+  bool IsTrue(const std::string& name);
+  const nlohmann::json& Object(const std::string& name);  // an empty one where it is missing or none
+
+  // The field is known and does not matter here.
+  void Accept(const std::string& name) { read_.insert(name); }
+  bool IsRead(const std::string& name) const { return read_.contains(name); }
+  uint32_t Refuse(absl::string_view name, absl::string_view why);
+  void Refuse(const absl::Status& status);
+
+  const absl::Status& status() const { return status_; }
+  const nlohmann::json& object() const { return object_; }
+
+ private:
+  const nlohmann::json& object_;
+  const std::string path_;  // "text_config.", or empty
+  std::set<std::string> read_;
+  absl::Status status_;
+};
+
+// Refuses the first field that was not read, is not off (null, false, 0, or empty) and by its name may change what a
+// layer keeps: windows, heads, states, layers of other kinds. Names that are known not to matter pass.
+// `recurrence_matters`: no layer is a recurrence, and all layers are named, so that fields of a recurrence do nothing.
+void RefuseUnread(HfFields& fields, bool recurrence_matters);
+
+}  // namespace ashlar::ctl

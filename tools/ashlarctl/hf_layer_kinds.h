@@ -1,0 +1,31 @@
+// The kind of each layer of a Hugging Face configuration.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tools/ashlarctl/hf_fields.h"
+
+namespace ashlar::ctl {
+
+enum class LayerKind {
+  kAttention,
+  kLinear,       // a recurrence
+  kBoth,         // attention and a recurrence
+  kConvolution,  // the last inputs of a short convolution alone
+  kNothing,      // keeps nothing of a token: an MLP
+};
+
+struct LayerKinds {
+  std::vector<LayerKind> of_layers;
+  bool said = false;     // by a field; otherwise all are taken for attention
+  bool windows = false;  // by a field that would name layers with windows
+
+  bool Any(LayerKind kind) const;
+};
+
+// Refuses a count that is missing, lists that are not one for each layer, words that are not understood, and fields
+// that contradict each other.
+LayerKinds ReadLayerKinds(HfFields& fields);
+
+}  // namespace ashlar::ctl
