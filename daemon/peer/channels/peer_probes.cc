@@ -5,10 +5,12 @@
 namespace ashlar::daemon {
 
 void PeerProbes::Tick() {
+  const storage::Nanos now = clock_.Now();
+  if (now - looked_at_ < kEvery) return;
+  looked_at_ = now;
   const std::set<std::string> failing = rates_.Failing();
   std::erase_if(probes_, [&](const auto& each) { return !each.second.under_way && !failing.contains(each.first); });
   if (failing.empty()) return;
-  const storage::Nanos now = clock_.Now();
   for (const std::shared_ptr<const Member>& member : directory_.Members()) {
     if (!failing.contains(member->node)) continue;
     Probe& probe = probes_[member->node];

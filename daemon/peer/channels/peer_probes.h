@@ -27,6 +27,7 @@ class PeerProbes {
 
  private:
   static constexpr storage::Nanos kPause = 250'000'000;  // between two probes of a node
+  static constexpr storage::Nanos kEvery = 50'000'000;   // between two looks for nodes that fail
 
   struct Probe {
     bool under_way = false;
@@ -40,6 +41,7 @@ class PeerProbes {
   PeerAsker& asker_;
   PeerRates& rates_;
   std::map<std::string, Probe> probes_;  // by node
+  storage::Nanos looked_at_ = 0;
 };
 
 }  // namespace ashlar::daemon
