@@ -143,7 +143,7 @@ TEST_F(BoundedQueueTest, AFullQueueIsDataForCallsThatUseTheEnginesMemory) {
   Layout layout = SmallLayout();
   layout.layers.pop_back();  // without attention, and so without pages
   auto linear = std::make_shared<Model>(std::make_shared<const Layout>(std::move(layout)));
-  linear->prefixes = *storage::MakePrefixModel(linear->ns, linear->shard, linear->shared_layout, 1, 0, 0);
+  linear->prefixes = *storage::MakePrefixModel(linear->ns, linear->shard, linear->shared_layout, 1, {});
   v1::CommitRequest commit;
   commit.set_session(session_->about().secret);
   commit.set_model(*session_->AddModel(linear));

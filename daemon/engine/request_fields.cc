@@ -83,8 +83,7 @@ storage::Nanos RecomputeTime(const Model& model, uint64_t tokens) {
 }
 
 double RecomputeFlops(const Model& model, uint64_t tokens) {
-  const auto count = static_cast<double>(tokens);
-  return count * (model.flops_per_token + count * model.flops_per_square) / model.shard.size;
+  return model.cost.Flops(tokens) / model.shard.size;
 }
 
 uint64_t CountLookups(const v1::Prompt& prompt, const Model& model) {

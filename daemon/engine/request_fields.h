@@ -35,7 +35,7 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const s
 
 // Returns the time of computing so many tokens by the model's declared rate; 0: it declared none.
 storage::Nanos RecomputeTime(const Model& model, uint64_t tokens);
-// Returns the FLOPs of computing so many tokens, this shard's part; 0: the model declared none.
+// Returns the FLOPs of computing so many tokens from position 0, this shard's part, declared or estimated.
 double RecomputeFlops(const Model& model, uint64_t tokens);
 
 // The look-ups of one prompt, with the time of need counted from now.

@@ -231,9 +231,8 @@ absl::StatusOr<std::shared_ptr<const storage::PrefixModel>> ReadPrefixes(const v
   if (use.span_dtype() > static_cast<uint32_t>(DType::kBF16))
     return Invalid("prefixes.span_dtype: not f32, f16 or bf16");
   const storage::SpanUse spans{use.span_tokens(), static_cast<DType>(std::max(1u, use.span_dtype()))};
-  auto prefixes =
-      storage::MakePrefixModel(model.ns, model.shard, model.shared_layout, std::max(1u, use.capture_tokens()),
-                               request.cost().flops_per_token(), request.cost().flops_per_token_squared(), spans);
+  auto prefixes = storage::MakePrefixModel(model.ns, model.shard, model.shared_layout,
+                                           std::max(1u, use.capture_tokens()), model.cost, spans);
   if (!prefixes.ok()) return Invalid("prefixes: ", prefixes.status().message());
   return prefixes;
 }
@@ -270,8 +269,8 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
   model->identity = *std::move(identity);
   model->shard = shard;
   model->tokens_per_second = request.cost().tokens_per_second();
-  model->flops_per_token = request.cost().flops_per_token();
-  model->flops_per_square = request.cost().flops_per_token_squared();
+  model->cost = storage::CostOf({request.cost().flops_per_token(), request.cost().flops_per_token_squared()},
+                                model->layout, shard);
   if (request.has_prefixes()) {
     auto prefixes = ReadPrefixes(request, *model);
     if (!prefixes.ok()) return prefixes.status();

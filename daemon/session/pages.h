@@ -50,7 +50,7 @@ struct Model {
   bool Has(const ObjectHeader& object) const { return object.ns == ns && object.shard == shard; }
 
   double tokens_per_second = 0;                          // that its engine prefills; 0: it did not say
-  double flops_per_token = 0, flops_per_square = 0;      // likewise; of all shards
+  storage::ComputeCost cost;                             // of all shards
   std::shared_ptr<const storage::PrefixModel> prefixes;  // null: its engine does not use them
   Budget::Charge charge;
 };

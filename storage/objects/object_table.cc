@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "proto/limits.h"
+#include "storage/policy/compute_cost.h"
 
 namespace ashlar::storage {
 namespace {
 
 float SavedAByte(const ObjectHeader& header, double flops) {
-  const double saved = flops > 0 ? flops : kAssumedFlopsPerToken * static_cast<double>(header.tokens);
+  const double saved = flops > 0 ? flops : EstimateSavedFlops(header);
   return static_cast<float>(saved / static_cast<double>(header.bytes));
 }
 

@@ -120,7 +120,7 @@ class ObjectTable final : public Offers {
   // Makes room at the level for an object that is not there yet, in place of idle ones (storage/objects/level.h). The
   // object is the caller's alone until Publish; if its last reference ends before, it is abandoned. An object that
   // would take longer to land than `recompute` (0: not known) is declined. `flops`: the FLOPs that a hit saves (0: not
-  // known).
+  // known, they are estimated).
   Room Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0,
                size_t level = 0);
   // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does

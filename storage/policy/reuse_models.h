@@ -18,9 +18,6 @@ struct Reuse {
   float saves_a_byte = 0;  // FLOPs that having it saves, a byte
 };
 
-// The FLOPs of a token if the engine declares none: a model of five billion active parameters.
-inline constexpr double kAssumedFlopsPerToken = 1e10;
-
 // A model of reuse for each tenant (reuse_model.h); time counts the tenant's requests. One thread.
 class ReuseModels {
  public:

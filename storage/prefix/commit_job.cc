@@ -92,7 +92,7 @@ double Prefixes::CommitJob::Saves(const Object& object) const {
       end = commit_.text.tokens().size();
       break;
   }
-  return (model.costs.Flops(end) - model.costs.Flops(begin)) / model.shard.size;
+  return model.costs.Flops(begin, end) / model.shard.size;
 }
 
 absl::StatusOr<ObjectHeader> Prefixes::CommitJob::Plan(const Object& object) const {

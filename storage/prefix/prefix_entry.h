@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "proto/key.h"
+#include "storage/policy/compute_cost.h"
 #include "storage/policy/reuse_model.h"
 #include "storage/prefix/prefix_tree.h"
 
@@ -71,9 +72,9 @@ struct PrefixCosts {
   // With the last page if it is partial, so that a prompt resumes at the exact token.
   uint64_t StateBytes(uint64_t depth) const { return checkpoint_bytes + (depth % page_tokens != 0 ? page_bytes : 0); }
   double Flops(uint64_t depth) const {  // of prefill from the start
-    const auto tokens = static_cast<double>(depth);
-    return tokens * (flops_per_token + tokens * flops_per_square);
+    return ComputeCost{flops_per_token, flops_per_square}.Flops(depth);
   }
+  double Flops(uint64_t begin, uint64_t end) const { return Flops(end) - Flops(begin); }
 };
 
 }  // namespace ashlar::storage

@@ -20,8 +20,8 @@ uint64_t AllocatedBytes(const ObjectHeader& header) {
 
 absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const NamespaceId& ns, const TensorShard& shard,
                                                                    std::shared_ptr<const Layout> shared_layout,
-                                                                   uint32_t capture_tokens, double flops_per_token,
-                                                                   double flops_per_square, const SpanUse& spans) {
+                                                                   uint32_t capture_tokens, const ComputeCost& declared,
+                                                                   const SpanUse& spans) {
   const Layout& layout = *shared_layout;
   auto model =
       std::make_shared<PrefixModel>(PrefixModel{.ns = ns,
@@ -42,11 +42,11 @@ absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const Namespa
     const absl::StatusOr<ObjectHeader> span = PlanPrefixSpan(layout, ns, Key{}, spans.dtype, 1, 1 + spans.tokens);
     if (!span.ok()) return span.status();
   }
-  const bool known = flops_per_token > 0;
+  const ComputeCost compute = CostOf(declared, layout, shard);
   model->costs = {.page_tokens = block,
                   .checkpoint_bytes = AllocatedBytes(*checkpoint),
-                  .flops_per_token = known ? flops_per_token : 1,
-                  .flops_per_square = known ? std::max(flops_per_square, 0.0) : 0};
+                  .flops_per_token = compute.flops_per_token,
+                  .flops_per_square = compute.flops_per_square};
   if (!model->paged) return model;
   absl::StatusOr<ObjectHeader> rows = PlanPrefixBlock(layout, ns, Key{}, block, block);
   if (!rows.ok()) return rows.status();
@@ -305,8 +305,10 @@ std::vector<Query> Prefixes::Objects(const PrefixText& text, const Candidate& ca
   query.remote_recompute = recompute(depth, static_cast<double>(block_bytes) / all_bytes);
   for (size_t i = 0; i < blocks; ++i) {
     query.key = keys.blocks()[i];
+    query.flops = model.costs.Flops(i * model.block_tokens, (i + 1) * model.block_tokens) / model.shard.size;
     queries.push_back(query);
   }
+  query.flops = 0;
   query.kind = ObjectKind::kCheckpoint;
   query.remote_recompute = recompute(depth, static_cast<double>(state_bytes) / all_bytes);
   query.key = keys.Checkpoint(depth);

@@ -25,6 +25,7 @@
 #include "storage/ids.h"
 #include "storage/objects/object_table.h"
 #include "storage/observer.h"
+#include "storage/policy/compute_cost.h"
 #include "storage/prefix/prefix_planner.h"
 #include "storage/session_transfers.h"
 #include "storage/transfer/publisher.h"
@@ -48,11 +49,11 @@ struct SpanUse {
   uint64_t tokens = 0;
   DType dtype = DType::kF32;
 };
-// FLOPs 0: not known, tokens are counted instead. Errors are PlanPrefixCheckpoint's and PlanPrefixSpan's.
+// `declared`: as CostOf has it. Errors are PlanPrefixCheckpoint's and PlanPrefixSpan's.
 absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const NamespaceId& ns, const TensorShard& shard,
                                                                    std::shared_ptr<const Layout> shared_layout,
-                                                                   uint32_t capture_tokens, double flops_per_token,
-                                                                   double flops_per_square, const SpanUse& spans = {});
+                                                                   uint32_t capture_tokens, const ComputeCost& declared,
+                                                                   const SpanUse& spans = {});
 
 // A prompt, or a text that was computed, with its keys. Made off the metadata thread: it hashes every token.
 class PrefixText {

@@ -87,6 +87,19 @@ TEST_F(CrowdedPrefixesTest, KeepsWhatFitsBesideSegments) {
   EXPECT_GT(resumed, 150) << "of 360; three of the six fit";
 }
 
+// An engine that declares no FLOPs has its prefixes priced like its segments.
+TEST_F(CrowdedPrefixesTest, PrefixOfUndeclaredCostStaysWhileSegmentsPass) {
+  const PrefixEngine undeclared(1, 1, 0, {});
+  const Tokens text = Numbers(0, 600);
+  Commit(undeclared.Offer(text, text.size(), {}));
+  for (uint64_t segment = 1; segment <= 40; ++segment) {
+    ASSERT_TRUE(rig_.Publish(kAnn, TestPlan(segment, 64), segment));
+  }
+  EXPECT_FALSE(rig_.observer.evicted.empty());
+  const Match match = rig_.cache->Lookup(kAnn, {}, undeclared.Text(Join(text, {1})), nullptr);
+  EXPECT_EQ(match.prefix.depth, 600u);
+}
+
 // Texts over three tokens that part and join again everywhere, capacity far too small, engines that do not commit or
 // capture only some: whatever is resumed is what was computed for exactly these tokens.
 TEST_F(PricedPrefixesTest, RandomTextsNeverGetAnothersBytes) {

@@ -67,9 +67,10 @@ void ForNumbers(const Tier& top, const Found& object, Fn&& fn) {
 
 }  // namespace
 
-PrefixEngine::PrefixEngine(TenantId tenant, uint32_t capture_tokens, uint64_t span_tokens) {
+PrefixEngine::PrefixEngine(TenantId tenant, uint32_t capture_tokens, uint64_t span_tokens,
+                           const ComputeCost& declared) {
   const NamespaceId ns = TestPlan(1, 64, ObjectKind::kSegment, tenant).ns;
-  model_ = *MakePrefixModel(ns, {}, std::make_shared<const Layout>(TestLayout()), capture_tokens, 1e9, 0,
+  model_ = *MakePrefixModel(ns, {}, std::make_shared<const Layout>(TestLayout()), capture_tokens, declared,
                             {.tokens = span_tokens});
 }
 

@@ -14,7 +14,8 @@ namespace ashlar::storage {
 
 class PrefixEngine {
  public:
-  explicit PrefixEngine(TenantId tenant = 1, uint32_t capture_tokens = 1, uint64_t span_tokens = 0);
+  explicit PrefixEngine(TenantId tenant = 1, uint32_t capture_tokens = 1, uint64_t span_tokens = 0,
+                        const ComputeCost& declared = {.flops_per_token = 1e9});
 
   const std::shared_ptr<const PrefixModel>& model() const { return model_; }
   // As TestPlan's objects of this tenant, the engine's segments are of the same namespace.

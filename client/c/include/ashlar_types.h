@@ -10,7 +10,8 @@ extern "C" {
 #endif
 
 /* ashlar_prompt prompt = ASHLAR_INIT(ashlar_prompt); */
-#define ASHLAR_INIT(type) {.size = sizeof(type)}
+#define ASHLAR_INIT(type) \
+  { .size = sizeof(type) }
 
 enum {
   ASHLAR_OK = 0,
@@ -86,10 +87,12 @@ typedef struct ashlar_model {
   const ashlar_layer* layers;
   uint32_t layer_count;
   uint32_t tensor_parallel_rank, tensor_parallel_size; /* 0: 1 */
-  double flops_per_token, flops_per_token_squared, tokens_per_second;
+  double flops_per_token, flops_per_token_squared;     /* 0: the daemon estimates both from the layout */
+  double tokens_per_second;                            /* of prefill; 0: every hit is taken */
 } ashlar_model;
 
-/* In bytes: head h of the token in slot s of page p is at offset + p * page_stride + s * token_stride + h * head_stride. */
+/* In bytes: head h of the token in slot s of page p is at offset + p * page_stride + s * token_stride + h *
+ * head_stride. */
 typedef struct ashlar_page_place {
   size_t size;
   uint32_t layer;
@@ -121,14 +124,16 @@ typedef struct ashlar_memory {
   const ashlar_layer_group* groups;
   uint32_t group_count;
   uint32_t common_pages; /* 1: page numbers are one set for all groups; a page belongs to one group at a time */
-  /* ASHLAR_MEMORY_GPU: an allocation of cuMemCreate of exactly `bytes` bytes, mapped at gpu_data and exported as a POSIX
-   * file descriptor. Both stay the caller's, and the descriptor is not needed behind ashlar_open. Only pages lie there. */
+  /* ASHLAR_MEMORY_GPU: an allocation of cuMemCreate of exactly `bytes` bytes, mapped at gpu_data and exported as a
+   * POSIX file descriptor. Both stay the caller's, and the descriptor is not needed behind ashlar_open. Only pages lie
+   * there. */
   int32_t gpu_descriptor;
   uint8_t* gpu_data;
   uint8_t gpu[16]; /* CUDA's UUID (cuDeviceGetUuid_v2); all zero: the daemon's only GPU */
 } ashlar_memory;
 
-/* Threads that the engine lends: run() calls body(body_context, i) once for each i in [0, count). Outlives the cache. */
+/* Threads that the engine lends: run() calls body(body_context, i) once for each i in [0, count). Outlives the cache.
+ */
 typedef struct ashlar_workers {
   size_t size;
   void* context;
@@ -270,8 +275,8 @@ typedef struct ashlar_head { /* S <- T S + state * 2^state_exponent */
 typedef struct ashlar_state {
   size_t size;
   void* data;
-  uint32_t dtype;     /* 0: ASHLAR_F32 */
-  int32_t* exponents; /* [value_heads], of ASHLAR_F16 alone */
+  uint32_t dtype;      /* 0: ASHLAR_F32 */
+  int32_t* exponents;  /* [value_heads], of ASHLAR_F16 alone */
   int64_t head_stride; /* in elements; 0: heads lie one behind the other */
 } ashlar_state;
 

@@ -75,9 +75,10 @@ struct Shard {
   uint32_t tensor_parallel_size = 1;
 };
 struct CostModel {
+  // Of the whole model, for eviction. If flops_per_token is 0, the daemon estimates both from the layout.
   double flops_per_token = 0;
   double flops_per_token_squared = 0;
-  double tokens_per_second = 0;
+  double tokens_per_second = 0;  // of prefill, for the break-even check; 0: every hit is taken
 };
 
 // The engine's use of exact prefixes.

@@ -87,7 +87,9 @@ struct Model {
   const Layer* layers = nullptr;
   uint32_t layer_count = 0;
   uint32_t tensor_parallel_rank = 0, tensor_parallel_size = 1;
-  double flops_per_token = 0, flops_per_token_squared = 0, tokens_per_second = 0;  // 0: not known
+  // Of the whole model, for eviction. If flops_per_token is 0, the daemon estimates both from the layout.
+  double flops_per_token = 0, flops_per_token_squared = 0;
+  double tokens_per_second = 0;  // of prefill, for the break-even check; 0: every hit is taken
 };
 
 // ---------------------------------------------------------------------------------------------------- the memory

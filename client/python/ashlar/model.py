@@ -110,7 +110,11 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model's identity and layout: what is cached of one model is never found by another."""
+    """A model's identity and layout: what is cached of one model is never found by another.
+
+    Leave `flops_per_token` at 0 to have the daemon estimate both FLOPs from the layout. `tokens_per_second`, of prefill,
+    switches the break-even check on.
+    """
 
     model_id: str
     weights_digest: str

@@ -1,0 +1,66 @@
+#include "storage/policy/compute_cost.h"
+
+#include <gtest/gtest.h>
+
+#include "proto/prefix.h"
+
+namespace ashlar::storage {
+namespace {
+
+// The published shapes of Llama-3.1-8B, and of Qwen3-Next-80B, of which three billion parameters are active.
+Layout Llama() {
+  const AttentionLayer attention{.kv_heads = 8, .key_dim = 128, .value_dim = 128, .dtype = DType::kBF16};
+  return {.page_tokens = 16, .layers = std::vector<Layer>(32, attention)};
+}
+Layout Qwen() {
+  const AttentionLayer attention{.kv_heads = 2, .key_dim = 256, .value_dim = 256, .dtype = DType::kBF16};
+  const LinearLayer linear{
+      .key_heads = 16, .value_heads = 32, .d_k = 128, .d_v = 128, .conv_channels = 8192, .conv_kernel = 4};
+  Layout layout{.page_tokens = 16, .head = 3};
+  for (int layer = 0; layer < 48; ++layer) {
+    layout.layers.push_back(layer % 4 == 3 ? Layer(attention) : Layer(linear));
+  }
+  return layout;
+}
+
+TEST(ComputeCost, DeclaredCostIsTaken) {
+  const ComputeCost cost = CostOf({.flops_per_token = 7, .flops_per_square = 0}, Llama(), {});
+  EXPECT_EQ(cost.flops_per_token, 7);
+  EXPECT_EQ(cost.flops_per_square, 0);
+  EXPECT_EQ((ComputeCost{.flops_per_token = 7, .flops_per_square = 2}.Flops(10, 20)), 70 + 2 * 300);
+}
+
+TEST(ComputeCost, EstimateIsNearPublishedModels) {
+  const ComputeCost llama = CostOf({}, Llama(), {}), qwen = CostOf({}, Qwen(), {});
+  EXPECT_GT(llama.flops_per_token, 1.6e10 / 3);
+  EXPECT_LT(llama.flops_per_token, 1.6e10 * 3);
+  EXPECT_EQ(llama.flops_per_square, 2.0 * 32 * 4096) << "all layers attend";
+  EXPECT_GT(qwen.flops_per_token, 6e9 / 3);
+  EXPECT_LT(qwen.flops_per_token, 6e9 * 3);
+  EXPECT_EQ(qwen.flops_per_square, 2.0 * 12 * 2048) << "linear layers cost the same at every depth";
+}
+
+TEST(ComputeCost, EstimateOfAShardIsTheWholeModels) {
+  const TensorShard shard{.rank = 1, .size = 2};
+  const ComputeCost whole = CostOf({}, Qwen(), {}), part = CostOf({}, *ShardLayout(Qwen(), shard), shard);
+  EXPECT_EQ(part.flops_per_token, whole.flops_per_token);
+  EXPECT_EQ(part.flops_per_square, whole.flops_per_square);
+}
+
+// A restart finds headers alone: they tell nearly the same.
+TEST(ComputeCost, HeadersTellAboutWhatTheLayoutTells) {
+  const uint32_t block = PrefixBlockTokens(Qwen());
+  const ComputeCost cost = CostOf({}, Qwen(), {});
+  const ObjectHeader rows = *PlanPrefixBlock(Qwen(), {}, {}, block, 10 * block);
+  EXPECT_NEAR(EstimateSavedFlops(rows) / cost.Flops(9 * block, 10 * block), 1, 0.1) << "of its own tokens";
+  const ObjectHeader checkpoint = *PlanPrefixCheckpoint(Qwen(), {}, {}, block, 10 * block + 7);
+  EXPECT_NEAR(EstimateSavedFlops(checkpoint) / cost.Flops(10 * block + 7), 1, 0.1);
+  const ObjectHeader segment = *PlanObject(Qwen(), {}, {}, ObjectKind::kSegment, 500);
+  EXPECT_NEAR(EstimateSavedFlops(segment) / cost.Flops(500), 1, 0.1);
+  const ObjectHeader states = *PlanPrefixCheckpoint(Qwen(), {}, {}, block, 10 * block);
+  EXPECT_NEAR(EstimateSavedFlops(states) / cost.Flops(10 * block), 4, 1) << "only the linear layers can be seen";
+  EXPECT_EQ(EstimateSavedFlops({}), 0);
+}
+
+}  // namespace
+}  // namespace ashlar::storage
