@@ -94,6 +94,7 @@ Status LandAll(CacheState& cache, const PlanToLand* plans, uint32_t count, Reque
   std::vector<std::shared_ptr<Setting>> settings;
   if (Status status = TakeAll(cache, plans, count, "plans", settings); !status.ok()) return status;
   Hand(cache, settings, requests, wait, AttachAll);
+  for (uint32_t i = 0; wait && i < count; ++i) requests[i].PollPlan();
   return {};
 }
 

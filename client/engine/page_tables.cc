@@ -112,7 +112,7 @@ Status CheckNotKept(const LayerGroups& groups, const GivenPages& given, Quaranti
                   const auto kept = quarantine.Find(groups.SetOf(g), {table.pages, table.count});
                   if (!kept.has_value()) return Status();
                   return Invalid(pages, "[", *kept, "]: page ", table.pages[*kept],
-                                 " is the cache's until TakeQuietPages gives it back");
+                                 " may still be written to by the daemon; wait until it comes back as a quiet page");
                 });
 }
 

@@ -190,6 +190,7 @@ Status Request::WaitPlan() noexcept {
 Status Request::PollPlan() noexcept {
   if (Status ready = Ready(impl_); !ready.ok()) return ready;
   impl_->starting.reset();
+  impl_->setting->PlanIsKnown();
   if (!impl_->setting->pages_kept()) return {};
   return MakeStatus(Code::kOtherPages, "the daemon may still write into the request's pages");
 }

@@ -85,6 +85,9 @@ class Setting {
   // kOk: nothing can write into the pages any more, and they are the engine's.
   Status Quiet();
   bool pages_kept() const { return owner_ == Owner::kCache; }
+  // The engine learns the plan: if nothing lands, the pages are its own again. Called on the engine's thread, so that
+  // an engine which ends a request before it has seen the plan gets the pages as quiet ones.
+  void PlanIsKnown();
   // The lease ends with the last commit under way.
   void Release();
 

@@ -79,6 +79,10 @@ void Setting::Attach() {
   gave_up_ |= !all;  // other processes compute by another plan
 }
 
+void Setting::PlanIsKnown() {
+  if (!landing_.has_value() && owner_ == Owner::kDaemon) owner_ = Owner::kEngine;
+}
+
 Status Setting::GiveUp() {
   gave_up_ = true;
   return MakeStatus(Code::kRestart, "what was to be taken from the cache did not come: leave this plan, and Finish");
@@ -122,7 +126,7 @@ Status Setting::Quiet() {
       case Quarantine::Claimed::kDoubtful:
         return Pending();
       case Quarantine::Claimed::kTaken:
-        return MakeStatus(Code::kFailedPrecondition, "TakeQuietPages has given the pages back");
+        return MakeStatus(Code::kFailedPrecondition, "the pages have come back as quiet pages");
       case Quarantine::Claimed::kQuiet:
         break;
     }

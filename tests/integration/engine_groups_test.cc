@@ -261,8 +261,16 @@ TEST_F(EngineGroups, KeptPagesComeBackByGroup) {
     const Tables pages = grouped.Take(asked.tokens.size());
     grouped.Put(pages, asked.prompt);
     {
+      asked.prompt.fill = true;
       Request request;
       ASSERT_GOOD(grouped.cache.Begin(&asked.prompt, 1, &request));
+      grouped.PublishMissing(request);
+      asked.prompt.fill = false;
+    }
+    {
+      Request request;
+      ASSERT_GOOD(grouped.cache.Begin(&asked.prompt, 1, &request));
+      ASSERT_EQ(request.plan().cached_tokens, 60u);
     }
     Request next;
     EXPECT_THAT(Say(grouped.cache.Begin(&asked.prompt, 1, &next)),

@@ -119,6 +119,24 @@ TEST_F(EnginePages, OfARequestThatEndsUnfinishedAreTheCachesUntilItGivesThemBack
   EXPECT_TRUE(cache.PollQuietPages(Targets().data(), Targets().size()) == 0);
 }
 
+TEST_F(EnginePages, AreTheEnginesAsSoonAsThePlanLandsNothing) {
+  Cache cache = OpenBeside(test_);
+  const Asked asked(segments_, test_.target_table());
+  for (const bool waits : {true, false}) {
+    Request request, next;
+    ASSERT_GOOD(waits ? cache.Begin(&asked.prompt, 1, &request) : cache.StartBegin(&asked.prompt, 1, &request));
+    ASSERT_GOOD(request.WaitPlan());
+    EXPECT_EQ(request.plan().cached_tokens, 0u);
+    if (waits) {
+      ASSERT_GOOD(request.PollQuiet());
+    }
+    request = Request();  // not finished
+    EXPECT_TRUE(cache.PollQuietPages(Targets().data(), Targets().size()) == 0);
+    ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &next));
+    ASSERT_GOOD(next.Finish());
+  }
+}
+
 TEST_F(EnginePages, PaddingBehindThePromptDoesNotComeBackAsPages) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);
@@ -293,6 +311,7 @@ TEST_F(EngineCommits, ReadWhatTheyWereGivenAtOnce) {
 TEST_F(EngineCommits, AreNotReadFromPagesThatAreTheCaches) {
   const Tokens tokens = MakeRun(1, 603);
   Committed committed(test_, {tokens, {tokens.size()}});
+  test_.Publish(ObjectKind::kCheckpoint, MakeRun(2, 50));
   const Asked asked({MakeRun(2, 50)}, committed.pages);
   {
     Request unfinished;

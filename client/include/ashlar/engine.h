@@ -21,11 +21,12 @@
 // are until its Poll says kOk; all else (a prompt's tokens, page tables, plans, the structs that name tensors) is
 // copied at once. Advance waits for its layer, and with ComposeBy::kDaemon for the daemon: poll the layer first.
 //
-// Pages. A request begun with pages has them until Finish says kOk or kRestart, or PollQuiet says kOk. Meanwhile the
-// daemon writes there, and the engine only what the plan has it compute; but while missing() names something, nothing
-// lands. Pages of a request that ends before that, and those that kOtherPages speaks of, are the cache's: they come
-// back once, by TakeQuietPages, and no call takes them before. kOtherPages: the request needs others, by LookAgain
-// while missing() names something, else by Move.
+// Pages. A request begun with pages has them until Finish says kOk or kRestart, PollQuiet says kOk, or the plan is
+// known and nothing lands (then PollQuiet says kOk at once). Meanwhile the daemon writes there, and the engine only
+// what the plan has it compute; but while missing() names something, nothing lands. Pages of a request that ends before
+// that, and those that kOtherPages speaks of, are the cache's: they come back once, by TakeQuietPages, and no call
+// takes them before. To know whose they are, call PollQuiet before the request ends. kOtherPages: the request needs
+// others, by LookAgain while missing() names something, else by Move.
 //
 // GPUs. Memory of kGpu takes pages alone. States, tails, rows and outputs are given and taken in the processor's
 // memory: a pointer into the GPU's is refused by name, one into other memory of a GPU is a fault of the process. Before
