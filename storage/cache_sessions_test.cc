@@ -159,6 +159,31 @@ TEST_F(CacheSessionsTest, AnUnpublishedReservationEndsAtItsDeadline) {
   EXPECT_EQ(*outcome, PublishOutcome::kPublished) << "one in flight is neither reclaimed nor abandoned";
 }
 
+// Six segments of one prompt, each of which takes most of a reservation's time.
+TEST_F(CacheSessionsTest, PublishesRenewTheSessionsOtherReservations) {
+  std::vector<ReservationId> reservations;
+  for (uint64_t text = 1; text <= 6; ++text) reservations.push_back(cache_.Reserve(kAnn, TestPlan(text, 64)).id);
+  for (uint64_t text = 1; text <= 6; ++text) {
+    rig_.clock.Advance(15 * kSecond);
+    cache_.Tick();
+    const auto outcome = rig_.StartPublish(kAnn, reservations[text - 1], TestSource(TestPlan(text, 64), text));
+    rig_.executor.CompleteAll();
+    EXPECT_EQ(*outcome, PublishOutcome::kPublished) << text;
+  }
+}
+
+TEST_F(CacheSessionsTest, AForgottenReservationEndsThoughItsSessionPublishes) {
+  const ReservationId forgotten = cache_.Reserve(kAnn, TestPlan(100, 64)).id;
+  Nanos lived = 0;
+  for (uint64_t text = 1; cache_.Planned(kAnn, forgotten) != nullptr && text < 50; ++text) {
+    ASSERT_TRUE(rig_.Publish(kAnn, TestPlan(text, 16), text));
+    rig_.clock.Advance(10 * kSecond);
+    lived += 10 * kSecond;
+    cache_.Tick();
+  }
+  EXPECT_EQ(lived, 200 * kSecond);
+}
+
 TEST_F(CacheSessionsTest, ACopyThatEndsAfterItsSourcesDeadlineIsNeverFound) {
   const auto publish = [&](uint64_t text, Nanos copying) {
     const ObjectHeader plan = TestPlan(text, 64);

@@ -67,6 +67,11 @@ class Setting {
     Run run;
     Reservation reservation;
     std::optional<PrefillResult> work;  // for another engine
+    // The run's text, for a reservation that has to be made again.
+    std::vector<int32_t> tokens;
+    std::vector<MediaHash> media;
+    Salt salt;
+    ObjectRun Text() const;
   };
   Taken TakeOut(uint32_t missing);
   void Abandon(uint32_t missing);

@@ -180,7 +180,21 @@ Status Setting::Check(uint32_t missing, const ComputedRun& computed, const std::
 }
 
 Setting::Taken Setting::TakeOut(uint32_t missing) {
-  return {runs_[missing], std::exchange(reservations_[missing], {}), std::exchange(work_, std::nullopt)};
+  const Run& run = runs_[missing];
+  const auto begin = static_cast<uint64_t>(run.tokens - tokens_.data());
+  return {.run = run,
+          .reservation = std::exchange(reservations_[missing], {}),
+          .work = std::exchange(work_, std::nullopt),
+          .tokens = {run.tokens, run.tokens + run.token_count},
+          .media = MediaWithin(media_, begin, begin + run.token_count),
+          .salt = salt_};
+}
+
+ObjectRun Setting::Taken::Text() const {
+  return {.kind = run.transition ? ObjectKind::kSegment : ObjectKind::kCheckpoint,
+          .tokens = tokens,
+          .media = media,
+          .salt = salt};
 }
 
 namespace {
@@ -237,6 +251,31 @@ PublishParts PartsOf(CacheState& cache, const Run& run, const ComputedRun& compu
   return parts;
 }
 
+// Publishes again those whose reservations had ended before the runs were computed, where nobody else has reserved or
+// published them since.
+void PublishEnded(CacheState& cache, std::span<const Setting::Taken> taken, std::span<Publication> publications,
+                  std::span<PublishOutcome> outcomes) {
+  std::vector<size_t> ended;
+  std::vector<ObjectRun> texts;
+  for (size_t i = 0; i < taken.size(); ++i) {
+    if (outcomes[i] != PublishOutcome::kUnknownReservation) continue;
+    ended.push_back(i);
+    texts.push_back(taken[i].Text());
+  }
+  if (ended.empty()) return;
+  const std::vector<Reservation> reservations = cache.model.Reserve(texts);
+  std::vector<size_t> places;
+  std::vector<Publication> again;
+  for (size_t i = 0; i < ended.size(); ++i) {
+    if (!reservations[i].granted()) continue;
+    publications[ended[i]].reservation = reservations[i];
+    again.push_back(publications[ended[i]]);
+    places.push_back(ended[i]);
+  }
+  const std::vector<PublishOutcome> published = cache.model.Publish(again);
+  for (size_t i = 0; i < places.size(); ++i) outcomes[places[i]] = published[i];
+}
+
 // One call of the model for runs of which `bytes` are staged.
 void PublishTogether(CacheState& cache, std::span<const Setting::Taken> taken, std::span<const ComputedRun> computed,
                      uint64_t bytes, std::span<PublishOutcome> outcomes) {
@@ -259,6 +298,7 @@ void PublishTogether(CacheState& cache, std::span<const Setting::Taken> taken, s
         {taken[i].reservation, PartsOf(cache, taken[i].run, computed[i], pages[i], staged ? &*held : nullptr)});
   }
   std::ranges::copy(cache.model.Publish(publications), outcomes.begin());
+  PublishEnded(cache, taken, publications, outcomes);
   std::vector<Reservation> kept;
   for (size_t i = 0; i < taken.size(); ++i) {
     if (outcomes[i] == PublishOutcome::kPublished && taken[i].run.transition) {
@@ -266,7 +306,7 @@ void PublishTogether(CacheState& cache, std::span<const Setting::Taken> taken, s
       Count(cache.layout(), taken[i].run.token_count, publications[i].parts.runs, cache.stored);
     }
     // A busy daemon keeps it for us.
-    if (outcomes[i] == PublishOutcome::kBusy) kept.push_back(taken[i].reservation);
+    if (outcomes[i] == PublishOutcome::kBusy) kept.push_back(publications[i].reservation);
   }
   if (!kept.empty()) cache.model.Abandon(kept);
 }

@@ -1,5 +1,6 @@
 #include "storage/transfer/publisher.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ashlar::storage {
@@ -19,9 +20,10 @@ Publisher::Reserved Publisher::Reserve(SessionId session, const TenantPool& pool
   ObjectTable::Room room = table_.Reserve(pool, plan, recompute, flops, level_of_(session));
   if (room.outcome != ReserveOutcome::kGranted) return {room.outcome, 0};
   const ReservationId id = next_id_++;
-  const Nanos deadline = clock_.Now() + reservation_time_;
-  reservations_.emplace(Name(session, id),
-                        Reservation{.object = std::move(room.object), .tenant = pool.tenant, .deadline = deadline});
+  const Nanos now = clock_.Now(), deadline = now + reservation_time_;
+  reservations_.emplace(
+      Name(session, id),
+      Reservation{.object = std::move(room.object), .tenant = pool.tenant, .reserved_at = now, .deadline = deadline});
   deadlines_.emplace(deadline, Name(session, id));
   return {ReserveOutcome::kGranted, id};
 }
@@ -29,6 +31,17 @@ Publisher::Reserved Publisher::Reserve(SessionId session, const TenantPool& pool
 void Publisher::End(Reservations::iterator reservation) {
   deadlines_.erase({reservation->second.deadline, reservation->first});
   reservations_.erase(reservation);
+}
+
+void Publisher::Progressed(SessionId session) {
+  progress_[session] = clock_.Now();
+}
+
+Nanos Publisher::Renewed(SessionId session, const Reservation& reservation) const {
+  const auto progress = progress_.find(session);
+  if (progress == progress_.end()) return reservation.deadline;
+  const Nanos most = reservation.reserved_at + kMostRenewals * reservation_time_;
+  return std::max(reservation.deadline, std::min(progress->second + reservation_time_, most));
 }
 
 const ObjectHeader* Publisher::Planned(SessionId session, ReservationId id) const {
@@ -41,6 +54,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   const Name name(session, id);
   const auto found = reservations_.find(name);
   if (found == reservations_.end() || found->second.publish) return done(PublishOutcome::kUnknownReservation);
+  Progressed(session);
   Reservation& reservation = found->second;
   const ObjectTable::Reference& object = reservation.object;
   const ObjectHeader plan = source.plan.value_or(object->header);
@@ -77,6 +91,7 @@ void Publisher::Finish(const Name& name, std::optional<ObjectHeader> header, Nan
   const bool whole = header.has_value() && !torn;
   {
     const auto ended = reservations_.extract(name);
+    if (progress_.contains(name.first)) Progressed(name.first);  // not of a session that has ended
     if (whole) table_.Publish(ended.mapped().object, *std::move(header));
   }  // the reference goes: the object is idle, or abandoned
   done(whole ? PublishOutcome::kPublished : PublishOutcome::kUnavailable);
@@ -100,6 +115,7 @@ bool Publisher::CloseSession(SessionId session, Slice& slice, size_t& abandoned)
     End(current);
     ++abandoned;
   }
+  progress_.erase(session);
   return true;
 }
 
@@ -107,7 +123,15 @@ bool Publisher::Expire(Slice& slice) {
   const Nanos now = clock_.Now();
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     if (!slice.Take()) return false;
-    End(reservations_.find(deadlines_.begin()->second));
+    const auto next = reservations_.find(deadlines_.begin()->second);
+    const Nanos renewed = Renewed(next->first.first, next->second);
+    if (renewed <= now) {
+      End(next);
+      continue;
+    }
+    deadlines_.erase(deadlines_.begin());
+    next->second.deadline = renewed;
+    deadlines_.emplace(renewed, next->first);
   }
   return true;
 }

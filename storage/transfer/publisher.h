@@ -26,7 +26,9 @@
 namespace ashlar::storage {
 
 // Holds the reservations of all sessions. A reservation ends published, or abandoned: by its engine, by the end of its
-// session, or, while no publish of it is in flight, by its deadline.
+// session, or, while no publish of it is in flight, by its deadline. An engine reserves several objects and computes
+// them one after the other, so each publish of a session renews the deadlines of its other reservations, up to
+// kMostRenewals times the reservation time: an engine that forgot one keeps others from publishing it no longer.
 class Publisher {
  public:
   // `level_of`: where a session's engine publishes to.
@@ -54,9 +56,12 @@ class Publisher {
   size_t reservations() const { return reservations_.size(); }
 
  private:
+  static constexpr Nanos kMostRenewals = 10;
+
   struct Reservation {
     ObjectTable::Reference object;
     TenantId tenant;
+    Nanos reserved_at;
     Nanos deadline;
     std::optional<CancelFlag> publish;  // set while one is in flight
   };
@@ -64,6 +69,9 @@ class Publisher {
   using Reservations = std::map<Name, Reservation>;
 
   void End(Reservations::iterator reservation);  // of which no publish is in flight
+  void Progressed(SessionId session);
+  // Returns the deadline that the session's progress gives a reservation.
+  Nanos Renewed(SessionId session, const Reservation& reservation) const;
   void Finish(const Name& name, std::optional<ObjectHeader> header, Nanos source_deadline,
               const std::function<void(PublishOutcome)>& done);
 
@@ -77,6 +85,7 @@ class Publisher {
   ReservationId next_id_ = 1;
   Reservations reservations_;
   absl::btree_set<std::pair<Nanos, Name>> deadlines_;  // of those of which no publish is in flight
+  std::map<SessionId, Nanos> progress_;                // the last publish of sessions that have published
 };
 
 }  // namespace ashlar::storage

@@ -153,6 +153,31 @@ TEST_F(EngineApi, GivesWhatItDoesNotFillToOthers) {
   EXPECT_TRUE(NoReservationIsLeft());
 }
 
+// The engine needs longer for one segment than a reservation lasts: it is reserved again when it is published.
+TEST(EngineApiWithShortReservations, SlowSegmentsArePublished) {
+  DaemonOptions options;
+  options.more = "leases: {reservation_seconds: 1}\n";
+  DaemonProcess daemon(options);
+  TestEngine test(daemon.client_options());
+  Cache cache = OpenBeside(test);
+  Asked asked({MakeRun(1, 50), MakeRun(2, 90), MakeRun(3, 40)}, test.target_table());
+  asked.prompt.fill = true;
+  Request request;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  uint32_t count;
+  const engine::Run* const missing = request.missing(&count);
+  ASSERT_EQ(count, 3u);
+  ASSERT_TRUE(Eventually([&] { return daemon.Metric("ashlar_reservations") == 0; })) << "they have ended";
+  for (uint32_t i = 0; i < count; ++i) {
+    uint8_t outcome = 0;
+    ASSERT_GOOD(request.Publish(i, Computed(test, missing[i]).run_parts, &outcome));
+    EXPECT_STREQ(engine::PublishName(outcome), "published") << i;
+  }
+  ASSERT_GOOD(request.LookAgain(nullptr, 0));
+  EXPECT_EQ(request.plan().cached_tokens, 50u + 83 + 33);
+  ASSERT_GOOD(request.Finish());
+}
+
 TEST_F(EngineApi, ALateMissRestartsThePlanWithoutIt) {
   test_.PublishPrompt(segments_);
   ASSERT_EQ(FlipInArenas(daemon_.pid(), test_.ValueRow(ObjectKind::kSegment, segments_[1], 3, 50)), 1);

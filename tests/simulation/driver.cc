@@ -95,7 +95,7 @@ void Driver::Reserve() {
   const Cache::Reservation reservation = cache().Reserve(session, plan, {}, pool, recompute);
   Trace(static_cast<uint64_t>(reservation.outcome));
   if (reservation.outcome == ReserveOutcome::kGranted) {
-    reservations_.push_back({session, reservation.id, text, world_.clock.Now() + kDeadline});
+    reservations_.push_back({session, reservation.id, text, world_.clock.Now()});
   }
   if (reservation.outcome == ReserveOutcome::kAlreadyPresent) CheckUse(text, std::nullopt);
   if (reservation.outcome == ReserveOutcome::kNoSpace) CheckRoom(text.first, plan.Extents());
@@ -114,6 +114,7 @@ void Driver::Publish() {
   reservation.publishing = true;
   const SessionId session = reservation.session;
   const storage::ReservationId id = reservation.id;
+  progress_[session] = world_.clock.Now();
   cache().Publish(session, id, SourceOf(reservation.text, publishes_++),
                   [this, session, id](PublishOutcome outcome) { Published(session, id, outcome); });
 }
@@ -130,6 +131,8 @@ void Driver::Published(SessionId session, storage::ReservationId id, PublishOutc
     forgotten_.erase(found->text);
     used_[found->text] = surely_used_[found->text] = world_.clock.Now();
   }
+  const bool copied = outcome == PublishOutcome::kPublished || outcome == PublishOutcome::kUnavailable;
+  if (copied && progress_.contains(session)) progress_[session] = world_.clock.Now();
   if (outcome == PublishOutcome::kBusy) {
     found->publishing = false;
   } else {

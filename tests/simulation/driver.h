@@ -66,7 +66,7 @@ class Driver {
     SessionId session;
     storage::ReservationId id;
     Text text;
-    Nanos deadline;
+    Nanos reserved_at;
     bool publishing = false;
   };
   // A prompt as it was asked for, and the prefix that it may be resumed behind.
@@ -269,6 +269,7 @@ class Driver {
     return world_.disk.counts().bit_flips > 0 || half_forgotten_.contains(tenant);
   }
   bool TierFailed() const { return !world_.observer.tier_errors.empty(); }
+  Nanos DeadlineOf(const Reservation& reservation) const;
   bool SomethingIsOverdue();
 
   World world_;
@@ -282,6 +283,7 @@ class Driver {
   LandingId next_landing_ = 1;
   std::vector<SessionId> sessions_;
   std::vector<Reservation> reservations_;
+  std::map<SessionId, Nanos> progress_;  // the last publish of each session
   std::vector<Lease> leases_;
   std::list<Searching> searches_;
   std::vector<SessionId> releasing_;  // that ended a lease whose objects are not all given back

@@ -146,7 +146,7 @@ void Driver::NoteEnded() {
     return lease.deadline && *lease.deadline <= now && !cache().Held(lease.session, lease.id).ok();
   });
   std::erase_if(reservations_, [&](const Reservation& reservation) {
-    return !reservation.publishing && reservation.deadline <= now &&
+    return !reservation.publishing && DeadlineOf(reservation) <= now &&
            cache().Planned(reservation.session, reservation.id) == nullptr;
   });
   std::erase_if(pins_, [now](const auto& pin) { return pin.second <= now; });

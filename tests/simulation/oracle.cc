@@ -148,11 +148,18 @@ void Driver::CheckMiss(const Text& text, MissReason reason, Nanos recompute) {
   }
 }
 
+// A session's publishes renew its other reservations, up to ten times the usual.
+Nanos Driver::DeadlineOf(const Reservation& reservation) const {
+  const auto progress = progress_.find(reservation.session);
+  const Nanos since = progress == progress_.end() ? 0 : progress->second;
+  return std::max(reservation.reserved_at, std::min(since, reservation.reserved_at + 9 * kDeadline)) + kDeadline;
+}
+
 bool Driver::SomethingIsOverdue() {
   const Nanos now = world_.clock.Now();
   return std::ranges::any_of(leases_, [now](const Lease& lease) { return lease.deadline && *lease.deadline <= now; }) ||
          std::ranges::any_of(reservations_,
-                             [now](const Reservation& r) { return !r.publishing && r.deadline <= now; }) ||
+                             [&](const Reservation& r) { return !r.publishing && DeadlineOf(r) <= now; }) ||
          std::ranges::any_of(Plans(), [this](const auto& item) { return IsThereTooLong(item.first); });
 }
 
@@ -171,7 +178,7 @@ void Driver::CheckDeadlines() {
     return due;
   });
   std::erase_if(reservations_, [&](const Reservation& reservation) {
-    const bool due = !reservation.publishing && reservation.deadline <= now;
+    const bool due = !reservation.publishing && DeadlineOf(reservation) <= now;
     const bool there = cache().Planned(reservation.session, reservation.id) != nullptr;
     if (there == due) Fail(due ? "a reservation outlives its deadline" : "a reservation is gone that nobody ended");
     return due;
