@@ -80,6 +80,9 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
                          &v1::Tenant::dram_bytes);
   if (!dram.ok()) return dram.status();
   set->dram_ = *std::move(dram);
+  set->tenants_ = static_cast<size_t>(config.tenants_size());
+  set->arena_bytes_ = config.dram().arena_bytes();
+  set->arenas_ = std::make_unique<WorkerPool>(1, 1, loop);
   if (config.ssd().folder().empty()) return set;
   if (absl::Status status = set->OpenDisk(config, loop); !status.ok()) return status;
   return set;
@@ -105,7 +108,27 @@ absl::Status TierSet::OpenDisk(const v1::Config& config, EventLoop& loop) {
   return AddSsdTenants(config, *ssd_);
 }
 
+void TierSet::PrepareArenas() {
+  for (size_t tenant = 0; tenant < tenants_; ++tenant) PrepareArena(static_cast<TenantId>(tenant));
+}
+
+// One after the other; the next one where the last one was made.
+void TierSet::PrepareArena(TenantId tenant) {
+  const storage::TierUsage here = dram_->Usage(tenant);
+  const uint64_t below = ssd_ == nullptr ? 0 : ssd_->Usage(tenant).used_bytes;
+  if (here.held_bytes == 0 && below == 0) return;
+  const auto arena = dram_->Prepare(tenant, std::max(here.used_bytes + arena_bytes_, below));
+  if (arena == nullptr) return;
+  const auto made = [this, tenant, arena] {
+    if (dram_->Prepared(tenant, arena).ok()) PrepareArena(tenant);
+  };
+  // Where the thread takes no more, the next allocation makes it.
+  arenas_->Run(
+      tenant, [arena] { arena->Make(); }, made);
+}
+
 void TierSet::Tick(storage::Cache& cache) {
+  PrepareArenas();
   if (open_ == nullptr || opening_ || --ticks_left_ > 0) return;
   auto opened = std::make_shared<absl::StatusOr<SsdDisk>>();
   opening_ = io_->Run(
@@ -180,6 +203,7 @@ void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {
     cache.SetTimeToLive(id, static_cast<storage::Nanos>(tenant.ttl_seconds()) * kSecond);
   }
   if (!recovered_.empty()) cache.Adopt(std::exchange(recovered_, {}));
+  PrepareArenas();
 }
 
 absl::Status TierSet::CheckBudgets(const v1::Config& now, const v1::Config& next) const {
@@ -218,6 +242,7 @@ void TierSet::SetBudgets(const v1::Config& now, const v1::Config& next) {
 }
 
 void TierSet::StopDisk() {
+  arenas_->Stop();
   if (io_ != nullptr) io_->Stop();
 }
 

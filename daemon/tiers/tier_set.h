@@ -55,6 +55,10 @@ class TierSet {
   // Tries again, at intervals that grow from one second to five, to open a disk that could not be opened, on a thread
   // of its own, and gives the cache the objects found there. On the loop, about once a second.
   void Tick(storage::Cache& cache);
+  // Has dram's next arenas made on a thread of their own, so that lookups and publishes need not wait for the kernel to
+  // clear them: for each tenant that has used dram one arena's bytes ahead of its use, and as much as it has on the
+  // disk. On the loop, after Configure.
+  void PrepareArenas();
   // Finishes the work that the disk was asked for, and takes no more.
   void StopDisk();
 
@@ -62,11 +66,15 @@ class TierSet {
   TierSet() = default;
   absl::Status OpenDisk(const v1::Config& config, EventLoop& loop);
   void Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache);
+  void PrepareArena(storage::TenantId tenant);
 
   std::vector<std::unique_ptr<storage::MemoryTier>> hbm_;  // in the configuration's order
   std::unique_ptr<storage::MemoryTier> dram_;
   std::unique_ptr<storage::BlockFile> file_;
   std::unique_ptr<storage::RecordStore> records_;
+  size_t tenants_ = 0;
+  uint64_t arena_bytes_ = 0;
+  std::unique_ptr<WorkerPool> arenas_;
   EventLoop* loop_ = nullptr;  // as below, where there is an ssd tier
   std::unique_ptr<WorkerPool> io_;
   std::unique_ptr<storage::SsdTier> ssd_;

@@ -140,18 +140,58 @@ absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
   return Slot{.tenant = tenant, .runs = owner.extents.Take(extents)};
 }
 
+// A budget that was raised leaves an arena behind that is not full-sized.
+uint64_t MemoryTier::NextArenaBytes(const Tenant& tenant) const {
+  return std::min(options_.arena_bytes, tenant.budget_bytes - tenant.held_bytes);
+}
+
 absl::Status MemoryTier::Grow(TenantId id, Tenant& tenant) {
-  // A budget that was raised leaves an arena behind that is not full-sized.
+  if (tenant.coming != nullptr) return TakeComing(id, tenant);
   if (arenas_.size() == max_arenas_) return absl::ResourceExhaustedError("arena: there are as many as there may be");
-  const uint64_t bytes = std::min(options_.arena_bytes, tenant.budget_bytes - tenant.held_bytes);
+  const uint64_t bytes = NextArenaBytes(tenant);
   auto arena = MakeArena(bytes, options_);
   if (!arena.ok()) return arena.status();
-  const auto index = static_cast<uint32_t>(arenas_.size());
-  addresses_[index].store((*arena)->data(), std::memory_order_release);
-  arenas_.push_back({id, *std::move(arena)});
   tenant.held_bytes += bytes;
-  tenant.extents.AddArena(options_.first_arena + index, static_cast<uint32_t>(bytes / kExtentBytes));
+  Add(id, tenant, *std::move(arena));
+  return absl::OkStatus();
+}
+
+void MemoryTier::Add(TenantId id, Tenant& tenant, std::unique_ptr<kernels::ArenaMemory> arena) {
+  const auto index = static_cast<uint32_t>(arenas_.size());
+  addresses_[index].store(arena->data(), std::memory_order_release);
+  tenant.extents.AddArena(options_.first_arena + index, static_cast<uint32_t>(arena->bytes() / kExtentBytes));
+  arenas_.push_back({id, std::move(arena)});
   if (made_) made_(*arenas_.back().memory);
+}
+
+std::shared_ptr<ComingArena> MemoryTier::Prepare(TenantId tenant, uint64_t wanted_bytes) {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end() || options_.arena.gpu != nullptr) return nullptr;
+  Tenant& owner = found->second;
+  const uint64_t bytes = NextArenaBytes(owner);
+  if (owner.coming != nullptr || bytes == 0 || owner.held_bytes >= wanted_bytes) return nullptr;
+  if (arenas_.size() == max_arenas_) return nullptr;
+  owner.held_bytes += bytes;
+  owner.coming_bytes = bytes;
+  owner.coming = std::make_shared<ComingArena>([bytes, options = options_] { return MakeArena(bytes, options); });
+  return owner.coming;
+}
+
+absl::Status MemoryTier::Prepared(TenantId tenant, const std::shared_ptr<ComingArena>& arena) {
+  Tenant& owner = tenants_.at(tenant);
+  return owner.coming == arena ? TakeComing(tenant, owner) : absl::OkStatus();
+}
+
+absl::Status MemoryTier::TakeComing(TenantId id, Tenant& tenant) {
+  ComingArena::Made arena = std::exchange(tenant.coming, nullptr)->Take();
+  if (arena.ok() && arenas_.size() == max_arenas_) {
+    arena = absl::ResourceExhaustedError("arena: there are as many as there may be");
+  }
+  if (!arena.ok()) {
+    tenant.held_bytes -= tenant.coming_bytes;
+    return arena.status();
+  }
+  Add(id, tenant, *std::move(arena));
   return absl::OkStatus();
 }
 

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/memory/arena.h"
+#include "storage/tier/coming_arena.h"
 #include "storage/tier/extent_allocator.h"
 #include "storage/tier/tier.h"
 
@@ -28,8 +29,8 @@ struct MemoryTierOptions {
 };
 inline constexpr uint32_t kArenasApart = uint32_t{1} << 20;
 
-// Arenas are made when a tenant first needs them and stay its own. Bytes in arenas never exceed the tenant's budget,
-// hence never the tier's capacity: a budget is memory that no other tenant can take.
+// Arenas are made when a tenant first needs them, or ahead of that (Prepare), and stay its own. Bytes in arenas never
+// exceed the tenant's budget, hence never the tier's capacity: a budget is memory that no other tenant can take.
 class MemoryTier final : public Tier {
  public:
   // INVALID_ARGUMENT naming the field; FAILED_PRECONDITION if this machine does not grant such memory.
@@ -56,6 +57,13 @@ class MemoryTier final : public Tier {
   // as the tier.
   void OnArena(std::function<void(const kernels::ArenaMemory&)> made);
 
+  // Begins an arena ahead of need, one at a time, if the tenant's arenas hold less than `wanted_bytes` and its budget
+  // has room for more; null: nothing is to be made. Call Make on any thread, then Prepared. The bytes count as held
+  // from now on. Of a tier in the processor's memory that no GPU reaches.
+  std::shared_ptr<ComingArena> Prepare(TenantId tenant, uint64_t wanted_bytes);
+  // Takes the arena, unless an allocation was faster. RESOURCE_EXHAUSTED: the machine has no memory for it.
+  absl::Status Prepared(TenantId tenant, const std::shared_ptr<ComingArena>& arena);
+
   struct ArenaDescriptor {
     int descriptor = -1;  // the tier's: send it, never close it
     uint64_t bytes = 0;
@@ -70,6 +78,8 @@ class MemoryTier final : public Tier {
     uint64_t held_bytes = 0;
     uint64_t used_bytes = 0;
     ExtentAllocator extents;
+    std::shared_ptr<ComingArena> coming;  // null: none; its bytes are held
+    uint64_t coming_bytes = 0;
   };
   struct OwnedArena {
     TenantId tenant;
@@ -78,6 +88,9 @@ class MemoryTier final : public Tier {
 
   MemoryTier(const MemoryTierOptions& options, size_t max_arenas);
   absl::Status Grow(TenantId id, Tenant& tenant);
+  absl::Status TakeComing(TenantId id, Tenant& tenant);
+  uint64_t NextArenaBytes(const Tenant& tenant) const;
+  void Add(TenantId id, Tenant& tenant, std::unique_ptr<kernels::ArenaMemory> arena);
 
   const MemoryTierOptions options_;
   std::map<TenantId, Tenant> tenants_;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -87,6 +88,34 @@ TEST(MemoryTier, HoldsNoMoreThanTheBudget) {
   EXPECT_TRUE(absl::IsResourceExhausted(tier->Allocate(1, 4).status()));
   EXPECT_TRUE(tier->Allocate(1, 3).ok());
   EXPECT_EQ(tier->Usage().held_bytes, 10 * kExtentBytes);
+}
+
+TEST(MemoryTier, PreparesArenasAheadOfNeed) {
+  const auto tier = MakeTier(100, 4);
+  ASSERT_TRUE(tier->AddTenant(1, 10 * kExtentBytes).ok());
+  EXPECT_EQ(tier->Prepare(2, 1), nullptr) << "an unknown tenant";
+  EXPECT_EQ(tier->Prepare(1, 0), nullptr) << "nothing is wanted";
+  const auto first = tier->Prepare(1, 5 * kExtentBytes);
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(tier->Usage(1).held_bytes, 4 * kExtentBytes) << "it counts from now on";
+  EXPECT_EQ(tier->Prepare(1, 5 * kExtentBytes), nullptr) << "one at a time";
+  std::thread([&] { first->Make(); }).join();
+  EXPECT_TRUE(tier->Prepared(1, first).ok());
+  EXPECT_TRUE(tier->Descriptor(1, 0).ok());
+
+  const auto second = tier->Prepare(1, 5 * kExtentBytes);
+  ASSERT_NE(second, nullptr);
+  EXPECT_TRUE(tier->Allocate(1, 8).ok()) << "an allocation does not wait for the thread";
+  EXPECT_EQ(tier->Usage(1).held_bytes, 8 * kExtentBytes);
+  second->Make();
+  EXPECT_TRUE(tier->Prepared(1, second).ok()) << "it has been taken";
+  EXPECT_TRUE(absl::IsNotFound(tier->Descriptor(1, 2).status()));
+
+  const auto last = tier->Prepare(1, 100 * kExtentBytes);
+  ASSERT_NE(last, nullptr);
+  EXPECT_TRUE(tier->Allocate(1, 2).ok());
+  EXPECT_EQ(tier->Usage(1).held_bytes, 10 * kExtentBytes);
+  EXPECT_EQ(tier->Prepare(1, 100 * kExtentBytes), nullptr) << "the budget is held";
 }
 
 TEST(MemoryTier, GivesUnknownTenantsNothing) {

@@ -68,6 +68,17 @@ TEST_F(ComingUp, ALayersTuplesAreThereWhenItHasBeenWaitedFor) {
   }
 }
 
+// The metadata thread makes no arena while engines wait for its answers.
+TEST_F(ComingUp, MemoryForItIsMadeBeforeALookupNeedsIt) {
+  const Shape shape{.layers = 12, .kv_heads = 8, .key_dim = 128, .value_dim = 128};
+  TestEngine(daemon_.client_options(), shape).PublishPrompt(MakePrompt(1, 4, 240));
+  Cool();
+  const double on_disk = daemon_.Metric("ashlar_tier_used_bytes{tenant=\"default\",tier=\"ssd\"}");
+  EXPECT_GT(on_disk, 64 << 20);
+  EXPECT_TRUE(Eventually(
+      [&] { return daemon_.Metric("ashlar_tier_held_bytes{tenant=\"default\",tier=\"dram\"}") >= on_disk; }));
+}
+
 // As of segments in pages that another request has filled.
 TEST_F(ComingUp, TuplesComeWithoutKeysAndValues) {
   constexpr std::byte kUntouched{0x5a};
