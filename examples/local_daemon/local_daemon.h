@@ -15,16 +15,16 @@
 namespace ashlar::tools {
 
 struct LocalDaemonOptions {
-  std::string binary;              // empty: `ashlard` beside the running program
-  uint64_t dram_bytes = 2u << 30;  // capacity, all of it the caller's
-  uint64_t hbm_bytes = 0;          // 0: no such tier
-  uint64_t ssd_bytes = 0;          // 0: no such tier
-  std::string ssd_folder;          // empty: in the daemon's own folder, gone with it
-  std::string admission = "all";   // of the ssd tier
-  uint32_t threads = 0;            // workers; 0: the daemon's default
-  std::string tenants;             // YAML of the field `tenants`; empty: one tenant, the daemon's user
-  std::string cluster;             // YAML of the field `cluster`; empty: no other node
-  bool metrics = false;            // on a port of loopback's
+  std::string binary;                    // empty: `ashlard` beside the running program
+  uint64_t dram_bytes = 2u << 30;        // capacity, all of it the caller's
+  uint64_t hbm_bytes = 0;                // 0: no such tier
+  uint64_t ssd_bytes = 0;                // 0: no such tier
+  std::string ssd_folder;                // empty: in the daemon's own folder, gone with it
+  std::string admission = "second_use";  // of the ssd tier, as the configuration's default
+  uint32_t threads = 0;                  // workers; 0: the daemon's default
+  std::string tenants;                   // YAML of the field `tenants`; empty: one tenant, the daemon's user
+  std::string cluster;                   // YAML of the field `cluster`; empty: no other node
+  bool metrics = false;                  // on a port of loopback's
   // The user who runs it; none: the caller. Tenants' users need that user's group for its sockets.
   std::optional<ProcessUser> user;
   uint64_t open_files = 0;  // RLIMIT_NOFILE; 0: the caller's

@@ -117,6 +117,7 @@ absl::Status MainJob::StartNodes(size_t longest) {
       tools::LocalNodes::Start(options_.nodes, {.dram_bytes = options_.dram_bytes > 0 ? options_.dram_bytes : all,
                                                 .hbm_bytes = options_.hbm_bytes,
                                                 .ssd_bytes = options_.ssd_bytes,
+                                                .admission = "all",  // every section is published once
                                                 .threads = static_cast<uint32_t>(pool_.Size())});
   if (!daemons.ok()) return daemons.status();
   daemons_ = std::move(*daemons);

@@ -111,6 +111,7 @@ absl::Status TalkJob::Prepare() {
   auto daemon = tools::LocalDaemon::Start({.dram_bytes = job.dram_bytes > 0 ? job.dram_bytes : all,
                                            .hbm_bytes = job.hbm_bytes,
                                            .ssd_bytes = job.ssd_bytes,
+                                           .admission = "all",  // small tiers are to be seen at work
                                            .threads = static_cast<uint32_t>(pool_.Size())});
   if (!daemon.ok()) return daemon.status();
   daemon_ = std::move(*daemon);

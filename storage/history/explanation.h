@@ -26,6 +26,7 @@ struct Query {
   Nanos remote_recompute = 0;  // likewise, compared only with what other nodes take to send it
   double flops = 0;            // likewise
   Nanos needed_at = 0;         // when it will be, on the injected clock; what is past is now
+  bool defer = false;          // finding it does not have it written to a disk (ObjectTable::Defer)
   bool storable = true;        // false: too short to have an interior, a miss without a look-up
   bool unreachable = false;    // other nodes are known to have it, and none of them answered in time
 };

@@ -127,6 +127,7 @@ bool Search::Choose() {
   if (chosen == candidates_.end()) return PrefixIsKnown();  // segments alone, the first one among them, save more
   chosen_ = *chosen;
   of_prefix_ = Prefixes::Objects(*prompt_, chosen_);
+  matcher_.prefixes_.DeferWrites(tenant_, *prompt_, candidates_, chosen_, of_prefix_);
   objects_.reserve(of_prefix_.size());
   prefix_.provenance = Provenance::kExact;
   return GoTo(Stage::kHold);

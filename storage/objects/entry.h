@@ -53,13 +53,14 @@ struct Copy {
 
 // Owned by the table, and never moved. The fields that every look-up needs come first.
 struct Entry : RankedObject {
-  bool ready = false;    // published; before that it is reserved or being published
-  bool pinned = false;   // by an operator: one copy stays in some tier
-  bool doomed = false;   // not wanted any more: it ends with its last reference, unless it is reserved again
-  bool erased = false;   // by an operator: nothing of it stays
-  bool damaged = false;  // a checksum failed; a forgetting that a crash ended may have begun to overwrite it
-  bool behind = false;   // waits to be written to the tiers below
-  bool unsaved = false;  // published, and no copy on the disk: memory has it alone
+  bool ready = false;     // published; before that it is reserved or being published
+  bool pinned = false;    // by an operator: one copy stays in some tier
+  bool doomed = false;    // not wanted any more: it ends with its last reference, unless it is reserved again
+  bool erased = false;    // by an operator: nothing of it stays
+  bool damaged = false;   // a checksum failed; a forgetting that a crash ended may have begun to overwrite it
+  bool behind = false;    // waits to be written to the tiers below
+  bool unsaved = false;   // published, and no copy on the disk: memory has it alone
+  bool deferred = false;  // is not written to the disk ahead of need (ObjectTable::Defer)
   // What a drain does about it with other nodes: kOffered keeps the disk from it meanwhile, kTaken counts as saved.
   enum class Hand : uint8_t { kNone, kOffered, kTaken, kDeclined };
   Hand hand = Hand::kNone;

@@ -124,19 +124,28 @@ ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::
     refused = placement_.Promote(*rest[i].entry_, rest[i].level(), {}, query.needed_at);
   }
   if (refused != MissReason::kNone) return {.reason = refused};
-  Found(*entry, query.flops);
-  for (const Reference& other : rest) Found(*other.entry_, query.flops);
+  Found(*entry, query);
+  for (const Reference& other : rest) Found(*other.entry_, query);
   if (others != nullptr) std::ranges::move(rest, std::back_inserter(*others));
   placement_.Pump();
   return result;
 }
 
-void ObjectTable::Found(Entry& entry, double flops) {
+void ObjectTable::Found(Entry& entry, const Query& query) {
   if (++entry.uses == kTold) Reside(entry);
+  entry.deferred = query.defer && defers() && entry.uses < kFoundTwice;
   reuse_.Used(entry.pool.tenant, entry.reuse);
-  if (flops > 0) entry.reuse.saves_a_byte = SavedAByte(entry.header, flops);  // after a restart nobody knew
+  if (query.flops > 0)
+    entry.reuse.saves_a_byte = SavedAByte(entry.header, query.flops);  // a recovered object has an estimate
   Use(entry);
   placement_.Touch(entry);
+}
+
+void ObjectTable::Defer(TenantId tenant, const Key& key, const TensorShard& shard) {
+  Entry* const entry = segments_.Find(tenant, key, shard);
+  if (entry == nullptr || entry->ready || !defers()) return;
+  const std::vector<Entry*> shards = segments_.All(tenant, key);
+  entry->deferred = std::ranges::all_of(shards, [&](const Entry* other) { return other == entry || other->deferred; });
 }
 
 ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute, double flops,

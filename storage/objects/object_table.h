@@ -117,6 +117,18 @@ class ObjectTable final : public Offers {
   // A request comes: in requests the table counts how long things are not used.
   void Requested(TenantId tenant) { reuse_.Tick(tenant); }
 
+  // Keeps a reserved object from the disk, whatever admission says: for checkpoints that are not worth writing yet. It
+  // is written in a drain, once a query that finds it does not defer it, or once it was found kFoundTwice times. All
+  // shards of a bundle follow the first one. Harmless where objects are never deferred: without a disk, or if its
+  // admission takes everything.
+  void Defer(TenantId tenant, const Key& key, const TensorShard& shard);
+  bool defers() const { return placement_.has_disk() && admission_.mode() != AdmissionMode::kAll; }
+  // Returns whether the disk has the object, or is being given it.
+  bool IsSaved(TenantId tenant, const Key& key, const TensorShard& shard) const {
+    const Entry* const entry = Peek(tenant, key, shard);
+    return entry != nullptr && placement_.Saving(*entry);
+  }
+
   // Makes room at the level for an object that is not there yet, in place of idle ones (storage/objects/level.h). The
   // object is the caller's alone until Publish; if its last reference ends before, it is abandoned. An object that
   // would take longer to land than `recompute` (0: not known) is declined. `flops`: the FLOPs that a hit saves (0: not
@@ -212,12 +224,13 @@ class ObjectTable final : public Offers {
 
  private:
   static constexpr uint32_t kTold = 2;  // uses
+  static constexpr uint32_t kFoundTwice = 2;
   static constexpr size_t kMaxRanks = 1 << 16;
 
   std::vector<Entry*> Alone() const;  // that memory alone has, in the order of Flush
   void Appear(Entry& entry);
   void Reside(Entry& entry) const;
-  void Found(Entry& entry, double flops);
+  void Found(Entry& entry, const Query& query);
   void Use(Entry& entry);
   // The level of a rank: the last one at which an engine of it asked; of a rank that never has, the common one.
   using Rank = std::tuple<TenantId, NamespaceId, uint32_t>;

@@ -95,6 +95,7 @@ class Placement {
   }
   const Slot& SlotOf(const Entry& entry, size_t level) const { return entry.copies[level].slot; }
   bool IsDisk(size_t level) const { return level == disk_level_; }
+  bool has_disk() const { return disk_ != nullptr; }
   const Tier& TierAt(size_t level) const { return levels_[level]->tier(); }
   // Returns whether something of the object is on the disk yet, or on its way there.
   bool OnDisk(const Entry& entry) const {

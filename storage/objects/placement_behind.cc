@@ -73,7 +73,7 @@ bool Placement::WriteOut(Entry& entry) {
 
 bool Placement::Admits(const Entry& entry, size_t level) {
   if (!IsDisk(level)) return true;
-  if (disk_->degraded()) return false;
+  if (disk_->degraded() || entry.deferred) return false;
   std::optional<Key> victim;
   if (levels_[level]->Full(entry.pool, entry.header.Extents())) {
     const Entry* next = levels_[level]->NextVictim(entry.pool);

@@ -45,6 +45,7 @@ class AdmissionPolicy {
  public:
   AdmissionPolicy(AdmissionMode mode, size_t keys) : mode_(mode), seen_(keys) {}
 
+  AdmissionMode mode() const { return mode_; }
   // A publication or a look-up.
   void Seen(TenantId tenant, const Key& key) { seen_.Add(tenant, key); }
   // `victim`: the object that would be evicted for it; none: there is room.

@@ -36,6 +36,7 @@ void Prefixes::CommitJob::Start() {
     before.insert(behind, depth);
     outcomes_[i] = CommitOutcome::kAlreadyPresent;
   }
+  depths_ = std::move(before);
   if (keep_.span) {
     ++prefixes_.writing_[SpanKey()];
     objects_.push_back({.what = Object::kSpan});
@@ -67,6 +68,9 @@ void Prefixes::CommitJob::Begin(const Object& object) {
   prefixes_.table_.SetGroup(pool_.tenant, plan->key, Keys().Group());
   switch (reserved.outcome) {
     case ReserveOutcome::kGranted:
+      if (object.what != Object::kBlock && prefixes_.Defers(pool_.tenant, commit_.text, *plan, own_, depths_)) {
+        prefixes_.table_.Defer(pool_.tenant, plan->key, plan->shard);
+      }
       return Copy(object, reserved.id);
     case ReserveOutcome::kAlreadyPresent:
     case ReserveOutcome::kBeingPublished:  // by another engine; should it fail, the next look-up sees it

@@ -72,7 +72,8 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   CommitOutcome span_outcome_ = CommitOutcome::kDeclined;
   const CommitDone done_;
   std::vector<Object> objects_;
-  size_t blocks_ = 0;  // that are among them
+  std::vector<uint64_t> depths_;  // of the text's checkpoints that are known or wanted, rising
+  size_t blocks_ = 0;             // that are among the objects
   size_t next_ = 0, under_way_ = 0;
   bool going_ = false;
 };

@@ -106,8 +106,43 @@ Prefixes::Mark Prefixes::MarkOf(const PrefixText& text, uint64_t depth, uint64_t
           .tokens = {tokens.begin(), tokens.end()}};
 }
 
-// A conversation keeps its last two states. Most blocks of the older states are blocks of the later ones, too; blocks
-// of a text that its conversation has left are evicted when space is needed.
+bool Prefixes::IsSaved(TenantId tenant, const PrefixModel& model, const Mark& mark) const {
+  return mark.depth > 0 && table_.IsSaved(tenant, mark.checkpoint_key(), model.shard);
+}
+
+// Tokens are worth the bytes of their keys and values; of a model without any, a block's length is worth a checkpoint.
+bool Prefixes::Defers(TenantId tenant, const PrefixText& text, const ObjectHeader& header, bool own,
+                      std::span<const uint64_t> depths) const {
+  if (!table_.defers()) return false;
+  const PrefixModel& model = text.model();
+  const PrefixKeys& keys = own ? *text.own() : text.shared();
+  uint64_t needed = model.block_tokens;  // tokens
+  if (model.paged) {
+    const uint64_t bytes = header.Extents() * limits::kExtentBytes;
+    needed = (bytes * model.block_tokens + model.block_bytes - 1) / model.block_bytes;
+  }
+  if (header.tokens < needed) return true;
+  const auto near = std::ranges::upper_bound(depths, header.tokens - needed);
+  return std::any_of(near, std::ranges::lower_bound(depths, header.tokens),
+                     [&](uint64_t depth) { return table_.IsSaved(tenant, keys.Checkpoint(depth), model.shard); });
+}
+
+void Prefixes::DeferWrites(TenantId tenant, const PrefixText& text, std::span<const Candidate> candidates,
+                           const Candidate& chosen, std::span<Query> objects) const {
+  if (!table_.defers()) return;
+  std::vector<uint64_t> depths;
+  for (const Candidate& candidate : candidates) {
+    if (candidate.own == chosen.own && candidate.span_begin == 0) depths.push_back(candidate.depth);
+  }
+  for (Query& object : objects) {
+    if (object.kind == ObjectKind::kPrefixBlock) continue;
+    const Entry* const entry = table_.Peek(tenant, object.key, object.shard);
+    object.defer = entry != nullptr && Defers(tenant, text, entry->header, chosen.own, depths);
+  }
+}
+
+// A conversation keeps its last two states, and the last one that the disk has. Most blocks of the older states are
+// blocks of the later ones, too; blocks of a text that its conversation has left are evicted when space is needed.
 bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin) {
   const ConversationName name{text.model().ns, text.conversation()};
   Mark mark = MarkOf(text, depth, span_begin);
@@ -115,7 +150,8 @@ bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth,
   Conversation conversation;
   if (const Conversation* const known = table.Find(name)) conversation = *known;
   if (conversation.last.key == mark.key || conversation.before.key == mark.key) {
-    if (conversation.last.key != mark.key) table.Put(name, {std::move(mark), std::move(conversation.last)});
+    if (conversation.last.key != mark.key)
+      table.Put(name, {std::move(mark), std::move(conversation.last), std::move(conversation.saved)});
     return false;
   }
   // If a turn is asked again, the states of its former answer are given up, and the states with which the turn began
@@ -124,9 +160,13 @@ bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth,
   const bool left = last.depth > 0 &&
                     (last.checkpoint() > depth || text.own()->Checkpoint(last.checkpoint()) != last.checkpoint_key());
   Mark gone = left ? conversation.last : conversation.before;
-  Conversation now{std::move(mark), left ? std::move(conversation.before) : std::move(conversation.last)};
+  Conversation now{std::move(mark), left ? std::move(conversation.before) : std::move(conversation.last),
+                   std::move(conversation.saved)};
+  // The disk may have what goes, and nothing later: it stays until the disk has.
+  if (!left && table_.defers() && IsSaved(tenant, text.model(), gone)) std::swap(gone, now.saved);
+  if (left && now.saved.key == gone.key) now.saved = {};
   const auto is_used = [&now](const Key& key) {  // answers to one turn hang on the same checkpoint
-    return std::ranges::any_of(std::array{&now.last, &now.before}, [&key](const Mark* const used) {
+    return std::ranges::any_of(std::array{&now.last, &now.before, &now.saved}, [&key](const Mark* const used) {
       return used->depth > 0 && (used->key == key || used->checkpoint_key() == key);
     });
   };

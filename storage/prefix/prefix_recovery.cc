@@ -131,7 +131,7 @@ std::vector<uint64_t> Prefixes::OwnCheckpoints(TenantId tenant, const PrefixText
   std::vector<uint64_t> depths;
   const Conversation* const conversation = Of(tenant).Find({text.model().ns, text.conversation()});
   if (conversation == nullptr) return depths;
-  for (const Mark* const mark : {&conversation->last, &conversation->before}) {
+  for (const Mark* const mark : {&conversation->last, &conversation->before, &conversation->saved}) {
     if (mark->depth > 0 && mark->span_begin == 0 && mark->depth < text.tokens().size()) depths.push_back(mark->depth);
   }
   return depths;

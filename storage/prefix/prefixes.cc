@@ -52,6 +52,7 @@ absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const Namespa
   if (!rows.ok()) return rows.status();
   rows->shard = shard;
   model->costs.page_bytes = AllocatedBytes(*rows);
+  model->block_bytes = rows->bytes;
   return model;
 }
 
@@ -265,7 +266,7 @@ void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Asked& asked) {
   const Conversation* const conversation = Of(tenant).Find({text.model().ns, text.conversation()});
   if (conversation == nullptr) return;
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
-  for (const Mark* const mark : {&conversation->before, &conversation->last}) {
+  for (const Mark* const mark : {&conversation->saved, &conversation->before, &conversation->last}) {
     const uint64_t depth = mark->checkpoint();
     if (depth == 0 || depth > prompt.size()) continue;
     size_t whole = 0;

@@ -42,8 +42,9 @@ struct PrefixModel {
   uint32_t capture_tokens = 1;  // its engine checkpoints inside a prompt at multiples of it
   uint64_t span_tokens = 0;     // its engine captures, and rebuilds from, spans of at most so many; 0: none
   DType span_dtype = DType::kF32;
-  bool paged = false;  // some layer has keys and values, so there are blocks
-  PrefixCosts costs;   // of all shards; bytes as they are allocated
+  bool paged = false;        // some layer has keys and values, so there are blocks
+  uint64_t block_bytes = 0;  // of a block of the shard; 0: there are none
+  PrefixCosts costs;         // of all shards; bytes as they are allocated
 };
 struct SpanUse {
   uint64_t tokens = 0;
@@ -171,6 +172,10 @@ class Prefixes {
   // Returns the objects that a candidate needs: its blocks, in order, then the checkpoint, then the span if it has one.
   static std::vector<Query> Objects(const PrefixText& text, const Candidate& candidate);
 
+  // Says for the objects of the chosen candidate which of them are not to be written to the disk for being found.
+  void DeferWrites(TenantId tenant, const PrefixText& text, std::span<const Candidate> candidates,
+                   const Candidate& chosen, std::span<Query> objects) const;
+
   // Returns the objects from which a text can be gone on with at its very end, in the order of Objects: its
   // conversation's, else the namespace's. Empty: not all of them are here. Teaches the cache nothing.
   std::vector<Query> AtEnd(TenantId tenant, const PrefixText& text) const;
@@ -237,6 +242,7 @@ class Prefixes {
   };
   struct Conversation {
     Mark last, before;  // one resumes from the state before when the last turn is asked again
+    Mark saved;         // the one before these that the disk has, where writes are deferred
   };
   using Conversations = BoundedTable<ConversationName, Conversation>;
   enum class There : uint8_t { kGone, kComing, kWhole };
@@ -281,6 +287,14 @@ class Prefixes {
   static void Name(const PrefixText& text, PrefixNode& node);
   // Remembers the state at `depth`, or with `span_begin` the span from there. False: it was known.
   bool Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin = 0);
+  // The disk has the mark's checkpoint, or is being given it.
+  bool IsSaved(TenantId tenant, const PrefixModel& model, const Mark& mark) const;
+  // Returns whether a checkpoint or span is not worth writing to the disk yet: it takes more bytes than the keys and
+  // values of the tokens since the last checkpoint that is there. So a conversation writes less than twice the bytes of
+  // its keys, and after a crash it never computes more tokens again than a checkpoint's bytes are worth. `depths`: of
+  // the text's other checkpoints, rising.
+  bool Defers(TenantId tenant, const PrefixText& text, const ObjectHeader& header, bool own,
+              std::span<const uint64_t> depths) const;
   static Mark MarkOf(const PrefixText& text, uint64_t depth, uint64_t span_begin);
   // Ends a checkpoint that was written and is not kept any more, and the blocks behind `needed` tokens, which nothing
   // else needs.

@@ -30,7 +30,10 @@ struct CountingObserver final : Observer {
   void Published(TenantId, ObjectKind, uint64_t bytes) override { published_bytes += bytes; }
   void Landed(TenantId, uint64_t bytes) override { landed_bytes += bytes; }
 
-  void Copied(TenantId, TierKind from, TierKind to, uint64_t) override { copied.emplace_back(from, to); }
+  void Copied(TenantId, TierKind from, TierKind to, uint64_t bytes) override {
+    copied.emplace_back(from, to);
+    if (to == TierKind::kSsd) bytes_to_disk += bytes;
+  }
   void Prefetched(TenantId, bool in_time) override { prefetched.push_back(in_time); }
   void TierError(TenantId, TierKind tier, const absl::Status&) override { tier_errors.push_back(tier); }
   void NoMemory(TenantId, absl::string_view) override { ++memory_refusals; }
@@ -41,7 +44,7 @@ struct CountingObserver final : Observer {
   std::vector<std::pair<TierKind, TierKind>> copied;
   std::vector<TierKind> tier_errors;
   std::vector<bool> prefetched;
-  uint64_t published_bytes = 0, landed_bytes = 0;
+  uint64_t published_bytes = 0, landed_bytes = 0, bytes_to_disk = 0;
 };
 
 inline std::unique_ptr<MemoryTier> TestTier(std::vector<std::pair<TenantId, uint64_t>> budgets_in_extents,

@@ -85,7 +85,8 @@ absl::Status RemoteAndOwn(const std::vector<std::vector<int32_t>>& prompts, Case
 // A daemon that has started again has its disk alone.
 absl::Status Disk(const std::vector<std::vector<int32_t>>& prompts, const std::string& dir, Case& disk) {
   const Folder folder(dir);
-  tools::LocalDaemonOptions options{.dram_bytes = kDram, .ssd_bytes = uint64_t{2} << 30, .threads = 1, .metrics = true};
+  tools::LocalDaemonOptions options{
+      .dram_bytes = kDram, .ssd_bytes = uint64_t{2} << 30, .admission = "all", .threads = 1, .metrics = true};
   options.ssd_folder = absl::StrCat(folder.path(), "/ssd");
   {
     const auto daemon = tools::LocalDaemon::Start(options);

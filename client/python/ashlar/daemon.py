@@ -218,14 +218,15 @@ def start(
     ssd: str | int = "",
     folder: _Path | None = None,
     arena: str | int = "64MiB",
-    admission: str = "all",
+    admission: str = "second_use",
     log_level: str = "info",
     config: dict[str, object] | None = None,
 ) -> Daemon:
     """Starts a daemon and returns when it answers.
 
     `folder`: for sockets, log and disk tier; without one a temporary folder that goes with the `with` block. `ssd`: the
-    disk tier's size, empty for none. `config`: further sections of the configuration, as in ashlard.example.yaml.
+    disk tier's size, empty for none. `admission`: what the disk takes; `config`: further sections of the configuration,
+    both as in ashlard.example.yaml.
     """
     dram, ssd, arena = _size("dram", dram), _size("ssd", ssd), _size("arena", arena)
     if not isinstance(folder, (str, os.PathLike, type(None))):

@@ -211,7 +211,7 @@ def test_pages_that_were_not_filled_are_given_up_together(daemon):
 
 
 def test_pages_survive_a_restart_on_the_disk(tmp_path):
-    with ashlar.daemon.start(dram="32MiB", arena="8MiB", ssd="64MiB", folder=str(tmp_path)) as daemon:
+    with ashlar.daemon.start(dram="32MiB", arena="8MiB", ssd="64MiB", admission="all", folder=str(tmp_path)) as daemon:
         with open_store(ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)) as store:
             put(store, ["a", "b"])
         daemon.stop()

@@ -16,7 +16,7 @@ GREEDY = {"max_new_tokens": 2, "do_sample": False}
 
 def test_tokens_and_seconds_are_counted_by_tier_and_kind(tmp_path):
     model = tiny.build("qwen3_next")
-    with ashlar.daemon.start(dram="64MiB", arena="8MiB", ssd="128MiB", folder=str(tmp_path)) as daemon:
+    with ashlar.daemon.start(dram="64MiB", arena="8MiB", ssd="128MiB", admission="all", folder=str(tmp_path)) as daemon:
         with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
             model.generate(PROMPT, **GREEDY)
             assert reuse.last.tiers == {} and reuse.last.seconds_saved == 0

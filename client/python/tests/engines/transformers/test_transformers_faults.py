@@ -113,7 +113,7 @@ def test_states_of_other_tokens_than_the_texts_are_not_offered(model, daemon, pl
 def test_a_full_cache_keeps_what_it_can(model, tmp_path):
     prompts = [torch.tensor([tiny.tokens(300, 100 + i)]) for i in range(20)]
     wanted = [model.generate(each, **GREEDY) for each in prompts]
-    with ashlar.daemon.start(dram="8MiB", arena="2MiB", ssd="8MiB", folder=str(tmp_path)) as daemon:
+    with ashlar.daemon.start(dram="8MiB", arena="2MiB", ssd="8MiB", admission="all", folder=str(tmp_path)) as daemon:
         with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
             cached = 0
             for each, answer in [*zip(prompts, wanted)] * 2 + [(prompts[-1], wanted[-1])]:

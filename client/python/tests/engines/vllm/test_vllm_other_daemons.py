@@ -51,7 +51,7 @@ def test_a_full_disk_keeps_what_it_can(model, tmp_path, expected):
         return sum(value for key, value in scrape(daemon.metrics_socket).items() if key.startswith(f"{name}{{") and tier in key)
 
     texts = []
-    with ashlar.daemon.start(dram="4MiB", arena="1MiB", ssd="4MiB", folder=str(tmp_path)) as daemon, Child(
+    with ashlar.daemon.start(dram="4MiB", arena="1MiB", ssd="4MiB", admission="all", folder=str(tmp_path)) as daemon, Child(
         model, connector(daemon)
     ) as child:
         while counted("ashlar_evictions_total") == 0 and len(texts) < 60:

@@ -115,7 +115,7 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
 def test_a_restarted_daemon_serves_from_its_disk(model, tmp_path, expected):
     block = BLOCK[model]
     text = prompt(f"disk {model}", 2 * block + 30)
-    with ashlar.daemon.start(dram="128MiB", arena="8MiB", ssd="256MiB", folder=str(tmp_path)) as daemon:
+    with ashlar.daemon.start(dram="128MiB", arena="8MiB", ssd="256MiB", admission="all", folder=str(tmp_path)) as daemon:
         with Child(model, connector(daemon)) as child:
             same(child.generate([text]), expected(model, [text]))
             daemon.stop()

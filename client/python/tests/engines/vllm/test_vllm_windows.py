@@ -158,7 +158,7 @@ def test_daemons_that_are_killed_or_frozen(model, tmp_path, expected):
 @pytest.mark.parametrize("model", PAIR)
 def test_a_restarted_daemon_serves_from_its_disk(model, tmp_path, expected):
     text = prompt(f"disk {model}", 700)
-    with ashlar.daemon.start(dram="128MiB", arena="8MiB", ssd="256MiB", folder=str(tmp_path)) as daemon:
+    with ashlar.daemon.start(dram="128MiB", arena="8MiB", ssd="256MiB", admission="all", folder=str(tmp_path)) as daemon:
         with Child(model, connector(daemon)) as child:
             same(child.generate([text]), expected(model, [text]))
             daemon.stop()
