@@ -43,6 +43,7 @@ std::optional<MatchAndLanding> Model::Impl::TryLookupAndLand(Model& model, const
   landing->pages = binding->pages;
   landing->call = internal::LandCall::Start(binding->connection, request);
   if (landing->call == nullptr) return std::nullopt;
+  connection.leases().Used(landing->lease->lease());
   const absl::StatusOr<const v1::PromptMatch*> answer = landing->call->WaitMatch(deadline);
   if (!answer.ok()) {
     connection.rpc().Ended(answer.status());

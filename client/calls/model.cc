@@ -141,6 +141,7 @@ Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_
   v1::AttachLeaseReply reply;
   const absl::Status status = binding->connection->rpc().AttachLease(request, reply, deadline);
   if (!status.ok()) return missed(status);
+  binding->connection->leases().Used(lease);
   return Match(Match::Impl::Answered(reply.match(), binding->connection, layout(), ns(), segment_lengths, deadline));
 }
 

@@ -170,6 +170,7 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
   landing->model = binding->model;
   landing->lease = matched.lease;
   landing->pages = binding->pages;
+  binding->connection->leases().Used(matched.lease->lease());
   landing->call = internal::LandCall::Start(binding->connection, request);
   if (landing->call == nullptr) {
     for (size_t asked : landing->asked) landing->reasons[asked] = MissReason::kBusy;

@@ -90,7 +90,22 @@ bool Connection::CloseModels(Deadline deadline) {
 
 bool Connection::DoDeferredWork(Deadline deadline) {
   const bool released = ReleaseLeases(deadline), closed = CloseModels(deadline);
+  KeepUnusedLeases(deadline);
   return released && closed;
+}
+
+// A request may wait in its engine's queue for long between its lookup and its landing. Attaching counts as use.
+void Connection::KeepUnusedLeases(Deadline deadline) {
+  constexpr std::chrono::milliseconds kUnused{500};
+  constexpr size_t kAtOnce = 64;
+  for (const std::string& lease : leases_.TakeUnused(Deadline::clock::now() - kUnused, kAtOnce)) {
+    if (ended()) return;
+    v1::AttachLeaseRequest request;
+    request.set_session(session());
+    request.set_lease(lease);
+    v1::AttachLeaseReply reply;
+    static_cast<void>(rpc_->AttachLease(request, reply, deadline));  // else it ends at its time
+  }
 }
 
 bool Connection::ReleaseLeases(Deadline deadline) {

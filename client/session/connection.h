@@ -69,7 +69,8 @@ class Connection {
   // Tells the daemon now. False: some remain, try again later.
   bool CloseModels(Deadline deadline);
 
-  // Releases leases, and closes models, that nobody holds any more. False: some remain, try again later.
+  // Releases leases, and closes models, that nobody holds any more, and tells the daemon of leases that wait for their
+  // use. False: some remain, try again later. Call it once a second, too.
   bool DoDeferredWork(Deadline deadline);
 
  private:
@@ -78,6 +79,7 @@ class Connection {
   Connection(std::string rpc_socket, const kernels::Gpu* gpu, std::unique_ptr<SessionChannel> channel,
              std::unique_ptr<Rpc> rpc, std::function<void()> wake);
   bool ReleaseLeases(Deadline deadline);
+  void KeepUnusedLeases(Deadline deadline);
 
   const uint64_t generation_;
   const std::function<void()> wake_;

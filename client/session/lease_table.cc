@@ -1,24 +1,43 @@
 #include "client/session/lease_table.h"
 
+#include <chrono>
+#include <utility>
+
 namespace ashlar::internal {
 
 bool LeaseTable::Hold(const std::string& lease, Deadline deadline) {
   std::unique_lock lock(mutex_);
   if (!settled_.wait_until(lock, deadline, [&] { return !releasing_.contains(lease); })) return false;
   unheld_.erase(lease);
-  ++holders_[lease];
+  if (++held_[lease].holders == 1) came_.emplace_back(std::chrono::steady_clock::now(), lease);
   return true;
 }
 
 void LeaseTable::Drop(const std::string& lease) {
   {
     std::lock_guard lock(mutex_);
-    const auto holder = holders_.find(lease);
-    if (holder == holders_.end() || --holder->second > 0) return;
-    holders_.erase(holder);
+    const auto held = held_.find(lease);
+    if (held == held_.end() || --held->second.holders > 0) return;
+    held_.erase(held);
     unheld_.insert(lease);
   }
   wake_();
+}
+
+void LeaseTable::Used(const std::string& lease) {
+  std::lock_guard lock(mutex_);
+  if (const auto held = held_.find(lease); held != held_.end()) held->second.used = true;
+}
+
+std::vector<std::string> LeaseTable::TakeUnused(Deadline before, size_t most) {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> leases;
+  for (; !came_.empty() && came_.front().first <= before && leases.size() < most; came_.pop_front()) {
+    const auto held = held_.find(came_.front().second);
+    if (held == held_.end() || std::exchange(held->second.used, true)) continue;
+    leases.push_back(held->first);
+  }
+  return leases;
 }
 
 std::vector<std::string> LeaseTable::TakeUnheld(size_t most) {

@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -28,6 +29,12 @@ class LeaseTable {
   bool Hold(const std::string& lease, Deadline deadline);
   void Drop(const std::string& lease);
 
+  // The daemon ends a lease that was never used (leases.unused_seconds). Used: the daemon has been asked to land from
+  // it. TakeUnused: takes up to `most` leases that are held since before `before` and were not used, each once; the
+  // caller tells the daemon that they are wanted.
+  void Used(const std::string& lease);
+  std::vector<std::string> TakeUnused(Deadline before, size_t most);
+
   // Takes up to `most` leases that nobody holds any more; the caller releases them, then says whether that worked: if
   // not, they will be taken again.
   std::vector<std::string> TakeUnheld(size_t most);
@@ -37,7 +44,12 @@ class LeaseTable {
   const std::function<void()> wake_;
   std::mutex mutex_;
   std::condition_variable settled_;
-  std::unordered_map<std::string, size_t> holders_;
+  struct Held {
+    size_t holders = 0;
+    bool used = false;
+  };
+  std::unordered_map<std::string, Held> held_;
+  std::deque<std::pair<Deadline, std::string>> came_;  // in order; some may be held no more, or be used
   std::set<std::string> unheld_;
   std::set<std::string> releasing_;
 };

@@ -55,6 +55,19 @@ TEST(LeaseTable, ReleasesAgainWhatFailed) {
   EXPECT_THAT(leases.TakeUnheld(8), ElementsAre("a"));
 }
 
+TEST(LeaseTable, TellsOnceOfLeasesThatWaitForTheirUse) {
+  LeaseTable leases([] {});
+  for (const char* lease : {"a", "b", "c"}) ASSERT_TRUE(leases.Hold(lease, After(milliseconds(0))));
+  EXPECT_THAT(leases.TakeUnused(After(milliseconds(-1000)), 8), IsEmpty()) << "too early";
+  leases.Used("b");
+  leases.Drop("c");
+  EXPECT_THAT(leases.TakeUnused(After(milliseconds(0)), 8), ElementsAre("a"));
+  EXPECT_THAT(leases.TakeUnused(After(milliseconds(0)), 8), IsEmpty());
+  for (const char* lease : {"d", "e"}) ASSERT_TRUE(leases.Hold(lease, After(milliseconds(0))));
+  EXPECT_THAT(leases.TakeUnused(After(milliseconds(0)), 1), ElementsAre("d"));
+  EXPECT_THAT(leases.TakeUnused(After(milliseconds(0)), 1), ElementsAre("e"));
+}
+
 TEST(LeaseTable, TakesNoMoreThanAsked) {
   LeaseTable leases([] {});
   for (const char* lease : {"a", "b", "c"}) {

@@ -20,6 +20,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstPause{10};
 constexpr milliseconds kLongestPause{1000};
 constexpr milliseconds kDeferredPause{200};  // before the daemon is asked again for what it refused to take
+constexpr milliseconds kIdlePause{1000};     // between looks for leases that wait for their use
 // Before deferred work is done: an engine hardly waits for what it gives up, but it does for what it asks next. Work
 // that comes meanwhile shares a call.
 constexpr milliseconds kGatherDeferred{5};
@@ -148,8 +149,8 @@ void Reconnector::Serve(const std::shared_ptr<Connection>& connection) {
     unrestored_ |= !status.ok();
     next_round_ = After(kDeferredPause);
   }
-  const int pause = done && !unrestored_ ? -1 : static_cast<int>(kDeferredPause.count());
-  const int ready = ::poll(watched, std::size(watched), pause);
+  const milliseconds pause = done && !unrestored_ ? kIdlePause : kDeferredPause;
+  const int ready = ::poll(watched, std::size(watched), static_cast<int>(pause.count()));
   if (ready <= 0) return;
   const auto is_over = [&] { return watched[1].revents != 0 || watched[2].revents != 0 || connection->rpc().lost(); };
   if (!is_over() && !stop_.stop_requested()) {

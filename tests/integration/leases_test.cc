@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <thread>
 
 #include "absl/strings/escaping.h"
 #include "tests/integration/daemon_process.h"
@@ -48,6 +49,19 @@ TEST(Leases, PassBetweenProcessesOfATenant) {
   for (size_t i = 0; i < kSegments; ++i) engine.ExpectTuples(shared, i, prompt[i]);
   engine.FillTargets(std::byte{0});
   EXPECT_THAT(engine.Land(shared, prompt).Wait(kPatience), Each(MissReason::kNone));
+}
+
+// A request waits in its engine's queue for longer than the daemon keeps a match that nobody uses.
+TEST(Leases, StayWhileTheirEngineWaits) {
+  DaemonOptions options;
+  options.more = "leases: {unused_seconds: 2}\n";
+  DaemonProcess daemon(options);
+  const std::vector<Tokens> prompt = MakePrompt(kSeed, kSegments, kTokens);
+  TestEngine engine(daemon.client_options());
+  engine.PublishPrompt(prompt);
+  const Match match = engine.Lookup(prompt);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  EXPECT_THAT(engine.Land(match, prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
 TEST(Leases, AreCountedWithinOneClient) {

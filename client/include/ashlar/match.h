@@ -27,7 +27,7 @@ struct Prompt {
   std::span<const uint64_t> segment_lengths;
   // For Lookup: the time until the engine will need the hits, for example because the request waits for its turn; at
   // most limits::kMaxNeededInNanos. Objects of lower tiers are promoted meanwhile, behind those that are needed sooner.
-  // A match that was never used ends leases.unused_seconds after that time.
+  // The match stays for as long as the engine holds it.
   std::chrono::nanoseconds needed_in{0};
   // For Lookup, with PrefixUse: drawn by the engine at random. The prompt may resume from this conversation's own
   // states. All zero: none.
@@ -44,9 +44,10 @@ struct Prompt {
 // Match lives. A hit may still be on its way up from a slower tier, and its bytes arrive layer by layer: read a tuple
 // only after a WaitLayers that covers its layer, or after the verdict, of a landing of this Match; before that even the
 // exponents in view.heads may change. The verdict vouches for the bytes that tuples point to: a landing checks them,
-// and afterwards the lease holds until it is released. A match that was never landed ends after the daemon's
-// leases.unused_seconds, and its memory may then be given to other objects. A checkpoint's heads have form kZero: the
-// state before it does not matter. view.position is the segment's first position in the prompt.
+// and afterwards the lease holds until it is released. A match whose engine
+// cannot say that it still waits (it was stopped, say) ends after the daemon's leases.unused_seconds, and its memory
+// may then be given to other objects. A checkpoint's heads have form kZero: the state before it does not matter.
+// view.position is the segment's first position in the prompt.
 //
 // If the hbm tier lies on a GPU, states, transitions and tails lie there too: `memory` says so, and their pointers are
 // for that GPU's kernels and copies. GPU memory, unlike any other, is not protected against writing: an engine that
