@@ -68,7 +68,6 @@ class WeightsWatch:
 
         return load_weights
 
-    @torch.no_grad()
     def _look(self) -> tuple[list[Any], dict[Any, torch.Tensor]]:
         marks: list[Any] = [self._told]
         samples: dict[Any, list[torch.Tensor]] = {}
@@ -79,7 +78,7 @@ class WeightsWatch:
                 continue
             marks.append((parameter.data_ptr(), _version(parameter)))
             sample = None
-            with contextlib.suppress(RuntimeError, NotImplementedError):
+            with contextlib.suppress(RuntimeError, NotImplementedError), torch.no_grad():
                 sample = _sample(parameter)
             if sample is not None:
                 samples.setdefault((parameter.device, sample.dtype), []).append(sample)

@@ -119,14 +119,14 @@ class Composer:
         self._serving: _Work | None = None  # by the thread; the others wait for their turn
         self._generation = ""
         self._asked: queue.Queue[_Work | None] = queue.Queue()
-        self._opening = Opening(self._open, options.reopen_ms, "segments")
+        self._opening = Opening(self._open, described.identity.weights, options.reopen_ms, "segments")
         self._thread = threading.Thread(target=self._serve, name="ashlar-compose", daemon=True)
         self._thread.start()
 
     def _open(self) -> ashlar.Cache:
         options, pages = self._options, self._pages
         return ashlar.Cache(
-            self.model, options.rpc_socket, options.session_socket, name="vllm-segments", timeout_ms=options.call_ms,
+            self._described.named(self.model), options.rpc_socket, options.session_socket, name="vllm-segments", timeout_ms=options.call_ms,
             memory_kind=ashlar.MemoryKind.MEMFD, memfd=pages.descriptor, memory_bytes=pages.size, pages=pages.count,
             places=pages.places, capture_tokens=64, land_ms=options.land_ms, quiet_ms=options.quiet_ms,
         )  # fmt: skip
@@ -150,8 +150,11 @@ class Composer:
         """Work of another one is given up: the model's next run may be by other weights, which its salt does not name."""
         if generation != self._generation:
             self._generation = generation
-            for work in self._under_way:
-                work.left = True
+            self.leave_all()
+
+    def leave_all(self) -> None:
+        for work in self._under_way:
+            work.left = True
 
     def leave(self, requests: Collection[str]) -> set[str]:
         """Gives up loads of requests that have ended, and returns these."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -18,7 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from ashlar.vllm.messages import StepMetadata, WorkerReport
-from ashlar.vllm.model import Unsupported, describe
+from ashlar.vllm.identity import Unsupported
+from ashlar.vllm.model import describe
 from ashlar.vllm.options import Options
 from ashlar.vllm.scheduler import Scheduler
 from ashlar.vllm.stats import AshlarPromMetrics, AshlarStats
@@ -46,6 +48,18 @@ def _or(fallback: Callable[[], Any]) -> Callable[[Call], Call]:
     return wrap
 
 
+def _configurations_around(connector: KVConnectorBase_V1) -> list[Any]:
+    """Transfer configurations of connectors that are making this one, as MultiConnector does: the engine reads theirs."""
+    found: list[Any] = []
+    frame = sys._getframe()
+    while frame is not None:
+        maker = frame.f_locals.get("self")
+        if isinstance(maker, KVConnectorBase_V1) and maker is not connector and maker._kv_transfer_config not in found:
+            found.append(maker._kv_transfer_config)
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
 class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -55,7 +69,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             logger.warning("Ashlar: segments: not on a GPU; prompts that declare them are computed")
             self._options = dataclasses.replace(self._options, segments=False)
         # A load that fails is computed. The engine's default would fail the request.
-        transfer.kv_load_failure_policy = "recompute"
+        for each in (transfer, *_configurations_around(self)):
+            each.kv_load_failure_policy = "recompute"
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         try:
@@ -93,6 +108,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         try:
             self._worker.register(kv_caches)
+            self._worker.watch_weights(self._vllm_config)
             if self._options.segments:
                 self._worker.serve_segments(self._vllm_config, self._kv_cache_config)
         except Unsupported as error:

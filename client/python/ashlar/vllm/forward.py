@@ -8,7 +8,6 @@ tokens' keys lie. Two of its operators are seen on the way: the core of a linear
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +22,9 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 
 import ashlar
-from ashlar.vllm.model import Described, Unsupported
+from ashlar.vllm.identity import Unsupported
+from ashlar.vllm.model import Described
+from ashlar.vllm.reloads import model_of
 
 AtKeys = Callable[[str, torch.Tensor, torch.Tensor], None]
 _TRIED = (1, 37, 1000)  # positions at which the model's table of rotations is held to the frequencies
@@ -115,21 +116,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def _model_of(layer: torch.nn.Module) -> Any:
-    for found in gc.get_objects():
-        kind = type(found)
-        if issubclass(kind, torch.nn.Module) and hasattr(kind, "compute_logits") and layer in found.modules():
-            return found
-    raise Unsupported("segments: the engine's model is not found")
-
-
 class EngineModel:
     def __init__(self, vllm_config: Any, kv_cache_config: Any, described: Described) -> None:
         """Raises Unsupported."""
         self._config, self._block = vllm_config, described.block
         layers = vllm_config.compilation_config.static_forward_context
         self._attention = {name: layers[name] for _, name in described.attention}
-        self._model = _model_of(next(iter(self._attention.values())))
+        self._model = model_of(next(iter(self._attention.values())))
         group = kv_cache_config.kv_cache_groups[described.attention_group]
         specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
         names = list(self._attention)

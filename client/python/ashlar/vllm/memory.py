@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 import ashlar
 from ashlar.vllm.cuda import CudaMemory
-from ashlar.vllm.model import Described, LinearPlace, Unsupported, WindowPlace
+from ashlar.vllm.identity import Unsupported
+from ashlar.vllm.model import Described, LinearPlace, WindowPlace
 from ashlar.vllm.order import Order, ProcessorOrder
 
 _LEAST = 1 << 16  # bytes; smaller tensors are no caches

@@ -34,6 +34,7 @@ class Save:
     tokens: npt.NDArray[np.int32]
     depths: list[int]
     blocks: tuple[list[int], ...]
+    prompt: int  # tokens of the whole prompt, of which the text may be a part, or which decoded tokens follow
     salt: str = ""
 
 
@@ -82,6 +83,9 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     saved: Counter[int] = dataclasses.field(default_factory=Counter)
     kept: Counter[int] = dataclasses.field(default_factory=Counter)  # saves that the cache has
     refusing: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can neither load nor save
+    pace: Counter[int] = dataclasses.field(default_factory=Counter)  # nanoseconds a token of prefill, by rank
+    names: Counter[str] = dataclasses.field(default_factory=Counter)  # what ranks call the engine's model: Identity.text
+    outdated: Counter[str] = dataclasses.field(default_factory=Counter)  # generations within which the weights changed
     without_segments: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can set no prompt from any
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:

@@ -6,21 +6,17 @@ Scheduler and workers describe it from the same configuration and come to the sa
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
-import pathlib
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import vllm
-from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 import ashlar
-from ashlar import checkpoint
+from ashlar.vllm.identity import Identity, Unsupported, identify
 from ashlar.vllm.options import Options
 from ashlar.vllm.versions import unknown_version
 
@@ -35,10 +31,6 @@ _TYPES = {
     torch.uint8: ashlar.DType.F8E4M3,  # vLLM's view of fp8 with one scale a tensor: bytes
 }
 _STATE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Unsupported(Exception):
-    """The cache cannot serve this engine; it runs without."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +57,8 @@ class WindowPlace:
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    model: ashlar.Model
+    identity: Identity
+    model: ashlar.Model  # its weights are named once the cache is opened: `named`
     attention: list[tuple[int, str]]  # layer, name
     linear: list[LinearPlace]
     windows: list[WindowPlace]
@@ -74,6 +67,13 @@ class Described:
     block: int  # tokens of the engine's blocks: it resumes at multiples
     grain: int  # tokens between the depths that are kept of a text without linear layers
     keeps_within: bool  # a step leaves the state at its last block's end also where it goes on behind that
+
+    def named(self, model: ashlar.Model) -> ashlar.Model:
+        """The model with its weights' digest, which is known by now. Raises RuntimeError where it is not."""
+        digest = self.identity.weights_digest()
+        if digest is None:
+            raise RuntimeError("the digest of the weights is not known")
+        return dataclasses.replace(model, weights_digest=digest)
 
     @property
     def attention_group(self) -> int:
@@ -113,39 +113,6 @@ def _layer_number(name: str) -> tuple[int, str]:
     return (int(numbers[0]) if numbers else 0, name)
 
 
-def weights_digest(vllm_config: Any, given: str) -> str:
-    """Of what the weights are loaded from. A hub's model is named by its commit, a folder by samples of its files."""
-    model, load = vllm_config.model_config, vllm_config.load_config
-    digest = hashlib.sha256()
-    digest.update(checkpoint.config_text(model.hf_config.to_dict()))
-    load_format = str(getattr(load.load_format, "value", load.load_format))
-    digest.update(f"{load_format};".encode())
-    if given:
-        digest.update(given.encode())
-    elif load_format == "dummy":
-        digest.update(f"dummy:{model.seed}".encode())
-    else:
-        named = checkpoint.weights(str(model.model)) or checkpoint.commit(model.revision)
-        if named is None:
-            raise Unsupported(
-                f"{model.model}: no folder, and its revision is no commit: give a revision, or weights_digest in "
-                "kv_connector_extra_config"
-            )
-        digest.update(named.encode())
-    return digest.hexdigest()
-
-
-def tokenizer_digest(model: Any) -> str:
-    """Of the tokenizer's files; a hub's is named by name and commit."""
-    name, revision = str(model.tokenizer), model.tokenizer_revision
-    return checkpoint.tokenizer(name) or f"{name} {checkpoint.commit(revision) or revision or ''}"
-
-
-def _model_id(model: Any) -> str:
-    """vLLM's name of the model, of a folder its own name: where it lies says nothing of the model."""
-    return pathlib.Path(model.model).resolve().name if pathlib.Path(model.model).exists() else str(model.model)
-
-
 def check_version() -> None:
     """Raises Unsupported."""
     unknown = unknown_version()
@@ -167,6 +134,8 @@ def _check(vllm_config: Any) -> None:
         raise Unsupported("context parallelism")
     if vllm_config.speculative_config is not None:
         raise Unsupported("speculative decoding")
+    if vllm_config.diffusion_config is not None:
+        raise Unsupported("diffusion")
     if not vllm_config.cache_config.enable_prefix_caching:
         raise Unsupported("prefix caching is off (enable_prefix_caching)")
 
@@ -287,23 +256,6 @@ def _layers(kv_cache_config: Any) -> list[tuple[str, int, Any]]:
     return sorted(found, key=lambda layer: _layer_number(layer[0]))
 
 
-def _flops(text: Any) -> tuple[float, float]:
-    """A token's operations, and the part that grows with the tokens before it: prices, not promises."""
-    hidden, layers = int(getattr(text, "hidden_size", 1024)), int(getattr(text, "num_hidden_layers", 16))
-    inner = int(getattr(text, "intermediate_size", 0) or 4 * hidden)
-    experts = int(getattr(text, "num_experts_per_tok", 0) or 0)
-    if experts:
-        inner = experts * int(getattr(text, "moe_intermediate_size", inner))
-    return 2.0 * layers * (4 * hidden * hidden + 3 * hidden * inner), 4.0 * layers * hidden
-
-
-def _gpu(vllm_config: Any) -> dict[str, str]:
-    """The GPU, which may round in another way than others; known without CUDA, which a scheduler's process must not begin."""
-    if str(vllm_config.device_config.device_type) == "cpu":
-        return {}
-    return {"gpu": current_platform.get_device_name(), "attention": str(vllm_config.attention_config.backend)}
-
-
 def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int) -> Described:
     """Raises Unsupported with a reason."""
     _check(vllm_config)
@@ -336,33 +288,27 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
         raise Unsupported(f"{len(groups)} groups of full attention, blocks of {sorted(blocks)} tokens")
     block = blocks.pop()
     grain = max([_BLOCK, *(place.blocks * block for place in windows)])
-    flops, squared = _flops(text)
     cache, model = vllm_config.cache_config, vllm_config.model_config
-    processor = {
-        "vllm": vllm.__version__,
-        "device": str(vllm_config.device_config.device_type),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "amx": torch.cpu._is_amx_tile_supported(),
+    form = {
         "caches": str(cache.cache_dtype),
         "states": str(cache.mamba_ssm_cache_dtype),
         "page": str(kv_cache_config.kv_cache_layout),
-        **_gpu(vllm_config),
         "linear": sorted({type(each).__name__ for each in layers}),
     }
+    identity = identify(vllm_config, options, {"form": form, "layers": repr(layers), "ranks": tp})
     return Described(
+        identity=identity,
         model=ashlar.Model(
-            model_id=options.model_id or _model_id(model),
-            weights_digest=weights_digest(vllm_config, options.weights_digest),
+            model_id=identity.model_id,
+            weights_digest="",
             layers=layers,
             page_tokens=block,
             head=max([0, *(each.conv_kernel - 1 for each in layers if isinstance(each, ashlar.Linear))]),
-            dtype=f"{model.dtype} {json.dumps(processor, sort_keys=True)}",
+            dtype=f"{model.dtype} {json.dumps(form, sort_keys=True)}",
             quantization=str(model.quantization or ""),
-            tokenizer_digest=tokenizer_digest(model),
+            tokenizer_digest=identity.tokenizer,
             tensor_parallel_rank=rank,
             tensor_parallel_size=tp,
-            flops_per_token=flops,
-            flops_per_token_squared=squared,
         ),
         attention=attention,
         linear=linear,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from vllm.logger import init_logger
 
 import ashlar
+from ashlar.checkpoint import Weights
 
 logger = init_logger("vllm.ashlar")
 
@@ -15,18 +16,22 @@ logger = init_logger("vllm.ashlar")
 class Opening:
     """Tries once at its start, then on a thread of its own until there is a cache. None until then: all is a miss.
 
-    Behind a daemon's restart the cache itself reconnects.
+    The cache is opened once the weights' digest is known. After a daemon's restart the cache itself reconnects.
     """
 
-    def __init__(self, open_cache: Callable[[], ashlar.Cache], again_ms: int, what: str) -> None:
-        self._open, self._again, self._what = open_cache, again_ms / 1000, what
+    def __init__(self, open_cache: Callable[[], ashlar.Cache], weights: Weights, again_ms: int, what: str) -> None:
+        self._open, self._weights, self._again, self._what = open_cache, weights, again_ms / 1000, what
         self._cache: ashlar.Cache | None = None
         self._said = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        if not self._try():
-            self._thread = threading.Thread(target=self._keep_trying, name="ashlar-open", daemon=True)
-            self._thread.start()
+        self._next: ashlar.Cache | None = None
+        if self._weights.digest() is None or not self._try():
+            self._begin(self._keep_trying)
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=work, name="ashlar-open", daemon=True)
+        self._thread.start()
 
     @property
     def cache(self) -> ashlar.Cache | None:
@@ -46,14 +51,42 @@ class Opening:
         return True
 
     def _keep_trying(self) -> None:
+        if self._weights.digest() is None:
+            if self._weights.wait() is None or self._ended.is_set() or self._try():
+                return
         while not self._ended.wait(self._again):
             if self._try():
                 return
 
+    def renew(self) -> bool:
+        """Opens the cache again, beside the open one and on a thread: with a model that says more. False: not now."""
+        if self.cache is None or self._next is not None or (self._thread is not None and self._thread.is_alive()):
+            return False
+        self._begin(self._open_next)
+        return True
+
+    def _open_next(self) -> None:
+        try:
+            self._next = self._open()
+        except Exception as error:  # the open one goes on
+            logger.warning("Ashlar (%s): the cache could not be opened again: %s", self._what, error)
+
+    @property
+    def renewed(self) -> bool:
+        return self._next is not None
+
+    def exchange(self) -> None:
+        """Puts the renewed cache in the open one's place, of which no request is under way."""
+        old, self._cache, self._next = self._cache, self._next, None
+        if old is not None:  # the daemon may take its time to answer
+            threading.Thread(target=old.close, name="ashlar-close", daemon=True).start()
+
     def close(self) -> None:
         self._ended.set()
+        self._weights.close()
         if self._thread is not None:
             self._thread.join(timeout=5)
-        if self._cache is not None:
-            self._cache.close()
-            self._cache = None
+        for cache in (self._cache, self._next):
+            if cache is not None:
+                cache.close()
+        self._cache = self._next = None

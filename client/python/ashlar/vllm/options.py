@@ -14,14 +14,15 @@ class Options:
 
     rpc_socket: str = "/run/ashlar/rpc.sock"
     session_socket: str = "/run/ashlar/session.sock"
-    weights_digest: str = ""  # empty: samples of the checkpoint's files are hashed
+    weights_digest: str = ""  # empty: the checkpoint's files are hashed, whole
     model_id: str = ""  # empty: vLLM's name of the model
     call_ms: int = 1000  # one call of the daemon
     lookup_wait_ms: float = 2.0  # the scheduler waits so long for a plan, then goes on and asks again
     lookup_ms: int = 200  # a plan that takes longer is a miss
-    land_ms: int = 5000  # a landing that takes longer is computed instead
+    land_ms: int = 30000  # no load takes longer; one that takes longer than computing is computed, after 2 s at least
     quiet_ms: int = 500  # behind that: until the blocks are left to the daemon, and kept from use
     reopen_ms: int = 2000  # between attempts to open a cache
+    tokens_per_second: float = 0.0  # of prefill; 0: as it is measured
     least_tokens: int = 1  # fewer are not worth a load
     saves_under_way: int = 16  # further saves are dropped
     wait_for_saves: bool = False  # steps end when their saves have

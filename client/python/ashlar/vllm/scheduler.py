@@ -6,6 +6,7 @@ import dataclasses
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,19 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import ashlar
 from ashlar.vllm.events import stored_events
+from ashlar.vllm.identity import differences
 from ashlar.vllm.messages import Compose, Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
-from ashlar.vllm.segments import declared, name_apart, named_apart, salt_of, unsupported
+from ashlar.vllm.segments import declared, name_alone, name_apart, named_apart, salt_of, unsupported
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
 
 _POLL = 0.0001  # seconds
-_PAUSE = 1.0  # seconds without look-ups behind one that was late
+_PAUSE = 1.0  # seconds without lookups after one that was late
+_WARN_EVERY = 60.0  # seconds
 _MOST_DEPTHS = 64  # of one commit
 _SOURCES = {"dram": CacheHitSource.HOST, "ssd": CacheHitSource.DISK, "remote": CacheHitSource.P2P}
 
@@ -73,16 +76,19 @@ class Scheduler:
         self._doubtful: dict[str, tuple[list[Any], int]] = {}  # blocks held, and for how many ranks
         self._reports_until = 0.0  # workers are waited for that long, where blocks are held
         self._loaded_blocks: dict[str, list[int]] = {}
-        self._paused_until = 0.0
-        self._generation = ""  # of the engine's weights: a name that nobody else has, behind the first reset
+        self._paused_until = self._warn_again = 0.0
+        self._tokens_per_second = options.tokens_per_second  # of prefill; where it is not declared, as workers measure it
+        self._renewing = False
+        self._generation = ""  # of the engine's weights: a name that nobody else has, after the first reset
         self._pool: Any = None
         self._happened: list[Any] = []
-        self._opening = Opening(self._open, options.reopen_ms, "scheduler")
+        self._opening = Opening(self._open, described.identity.weights, options.reopen_ms, "scheduler")
 
     def _open(self) -> ashlar.Cache:
         options = self._options
+        model = dataclasses.replace(self._described.model, tokens_per_second=self._tokens_per_second)
         return ashlar.Cache(
-            self._described.model,
+            self._described.named(model),
             options.rpc_socket,
             options.session_socket,
             name="vllm-scheduler",
@@ -100,16 +106,21 @@ class Scheduler:
         self._opening.close()
 
     def reset(self) -> bool:
-        """Behind this nothing is found that was stored before: the engine may have other weights, whose digest nobody knows.
+        """After this nothing is found that was stored before: the engine may have other weights, whose digest is unknown.
 
         False: some of the engine's requests go on with keys or states of before.
         """
         self._generation = uuid.uuid4().hex
         for followed in self._followed.values():
-            followed.mixed |= followed.loading > 0 or followed.request.num_computed_tokens > 0
-            if not followed.mixed:
+            if not followed.mixed and (followed.loading > 0 or followed.request.num_computed_tokens > 0):
+                followed.mixed = True
+                name_alone(followed.request)
+            elif not followed.mixed:
                 self._drop(followed)
                 followed.saved, followed.missed = 0, (0, 0)
+        # Of the engine's own prefix cache, too: a prompt resumed from there would be saved by the new weights' name.
+        if self._pool is not None:
+            self._pool.evict_blocks({block.block_id for block in self._pool.blocks if block.block_hash is not None})
         return not any(followed.mixed for followed in self._followed.values())
 
     def _salt(self, followed: _Followed) -> str:
@@ -172,7 +183,10 @@ class Scheduler:
             lookup = None
         if lookup is None:
             cache = self._opening.cache
-            if cache is None or now < self._paused_until:
+            if cache is None:
+                return None
+            if now < self._paused_until:
+                self.stats.add(1, "lookups", "paused")
                 return None
             # As far as the engine could resume, and one token that is computed.
             most = (request.num_tokens - 1) // self._described.block * self._described.block + 1
@@ -187,11 +201,21 @@ class Scheduler:
             lookup.plan = lookup.handle.plan
         elif now - lookup.since > self._options.lookup_ms / 1000:
             self.stats.add(1, "lookups", "late")
-            self._paused_until = now + _PAUSE
+            self._pause(now)
             self._drop(followed)
             followed.refused = True
             return None
         return lookup
+
+    def _pause(self, now: float) -> None:
+        """A daemon that answers late would delay the prompts to come, too."""
+        self._paused_until = now + _PAUSE
+        if now >= self._warn_again:
+            self._warn_again = now + _WARN_EVERY
+            logger.warning(
+                "Ashlar: a lookup took longer than lookup_ms (%d ms): prompts of the next %g s are computed without the "
+                "cache; vllm:ashlar_lookups_total counts them as paused", self._options.lookup_ms, _PAUSE,
+            )  # fmt: skip
 
     def _drop(self, followed: _Followed) -> None:
         if followed.lookup is not None:
@@ -261,6 +285,7 @@ class Scheduler:
         composes, self._new_composes = self._new_composes, []
         saves: list[Save] = []
         try:
+            self._renew()
             self._offer_all(output, saves)
         except Exception:  # the loads must go out: their requests wait for them
             logger.exception("Ashlar: nothing more is saved of this step")
@@ -314,19 +339,20 @@ class Scheduler:
         needed: dict[int, None] = {}
         kept = []
         for depth in depths:
-            blocks = self._described.resumes_from(ids, depth)
-            if blocks:
+            held = self._described.resumes_from(ids, depth)
+            if held:
                 kept.append(depth)
-                needed.update(dict.fromkeys(blocks))
+                needed.update(dict.fromkeys(held))
         if not kept:
             return
         text = kept[-1]
         self._number += 1
         tokens: npt.NDArray[np.int32] = np.array(request.all_token_ids[:text], np.int32)
-        save = Save(self._number, tokens, kept, tuple(table[: text // block] for table in ids), self._salt(followed))
-        held = [self._pool.blocks[i] for i in needed]
-        self._pool.touch(held)
-        self._under_way[save.number] = (held, save, request)
+        blocks = tuple(table[: text // block] for table in ids)
+        save = Save(self._number, tokens, kept, blocks, request.num_prompt_tokens, self._salt(followed))
+        touched = [self._pool.blocks[i] for i in needed]
+        self._pool.touch(touched)
+        self._under_way[save.number] = (touched, save, request)
         self._await_reports()
         followed.saved = text
         saves.append(save)
@@ -372,6 +398,12 @@ class Scheduler:
             report = WorkerReport()
         if report.refusing:
             self._loads = self._saves = False
+        if report.pace[0] > 0 and not self._options.tokens_per_second:
+            self._tokens_per_second, self._renewing = 1e9 / report.pace[0], True
+        if any(name != self._described.identity.text for name in report.names):
+            self._refuse(report.names)
+        if self._generation in report.outdated:
+            self.reset()
         if report.without_segments:
             self._segments = False
         if report:
@@ -395,6 +427,21 @@ class Scheduler:
                 self._pool.free_blocks(reversed(held))
         for number, ranks in report.saved.items():
             self._saved(number, ranks, report.kept[number])
+
+    def _refuse(self, names: Iterable[str]) -> None:
+        """A worker calls the engine's model by another name: what it saves would never be found."""
+        for name in names:
+            differing = ", ".join(differences(self._described.identity.text, name))
+            if differing and (self._loads or self._saves):
+                logger.error("Ashlar: this engine runs without the cache: its scheduler and a worker differ in %s", differing)
+        self._loads = self._saves = False
+
+    def _renew(self) -> None:
+        """Tells the daemon how fast the engine computes, which opening the cache alone does."""
+        if self._renewing:
+            self._renewing = not self._opening.renew()
+        if self._opening.renewed and not any(followed.lookup for followed in self._followed.values()):
+            self._opening.exchange()
 
     def _has_failed(self, name: str) -> bool:
         followed = self._followed.get(name)

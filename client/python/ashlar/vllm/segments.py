@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,7 +101,15 @@ def name_apart(request: Any, lengths: list[int]) -> None:
     tokens = np.array(request.all_token_ids[: sum(lengths)], np.int32)
     salt = salt_of(request)
     named = repr((lengths, salt) if salt else lengths).encode()
-    digest = hashlib.sha256(named + tokens.tobytes()).hexdigest()
-    request.cache_salt = _OURS + digest
+    _rename(request, hashlib.sha256(named + tokens.tobytes()).hexdigest())
+
+
+def name_alone(request: Any) -> None:
+    """Renames the request's blocks so that no other request finds them: its keys are of two sets of weights."""
+    _rename(request, uuid.uuid4().hex)
+
+
+def _rename(request: Any, name: str) -> None:
+    request.cache_salt = _OURS + name
     request.block_hashes.clear()
     request.update_block_hashes()

@@ -13,7 +13,7 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "seconds_saved": ((), "Prefill time of the tokens saved, at the engine's recent rate, less the time of loading."),
     "load_seconds": ((), "Time from a load's start until its request can be scheduled."),
     "load_failures": ((), "Loads that were computed instead."),
-    "lookups": (("outcome",), "Prompts looked up: hit, miss, late, or not worth a load."),
+    "lookups": (("outcome",), "Prompts: hit, miss, late, shorter (not worth a load), or paused (not looked up, after a late one)."),
     "segments_published": ((), "Segments computed alone and kept."),
     "saves": (("outcome",), "Texts offered to the cache, by outcome."),
 }

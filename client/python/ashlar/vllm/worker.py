@@ -6,6 +6,7 @@ import dataclasses
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -17,10 +18,13 @@ from ashlar.vllm.composing import Composed, Composer
 from ashlar.vllm.forward import EngineModel
 from ashlar.vllm.memory import Allocator, States, Window, pages, places
 from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
-from ashlar.vllm.model import Described, Unsupported
+from ashlar.vllm.identity import Unsupported
+from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.order import Mark, Order, ProcessorOrder
+from ashlar.vllm.pace import Pace
+from ashlar.vllm.reloads import EngineWeights, Seen
 from ashlar.vllm.segments import unsupported
 from ashlar.vllm.stats import AshlarStats
 
@@ -29,8 +33,8 @@ logger = init_logger("vllm.ashlar")
 _IDLE_WAIT = 0.002  # seconds: of a step that computes nothing, for a landing
 _POLL = 0.0002
 _SHUTDOWN = 3.0  # seconds for saves under way
-_RATE_TOKENS = 64  # steps of fewer tokens say nothing of the rate of prefill
-_RATE_MEMORY = 0.8
+_LEAST_PATIENCE, _USUAL_PATIENCE = 2.0, 5.0  # seconds for a load: at least, and where the engine's pace is not known
+_TOLD = 2.0  # the scheduler is told of a pace that is so many times another one
 _COPIED = 64 << 20  # bytes of windows that one call of a save may copy, where they are of more than one depth
 _KEPT = ("kept", "already_present", "kept_as_span")
 
@@ -45,8 +49,16 @@ class _Landing:
     load: Load
     since: float
     mark: Mark | None  # the engine's work before it, which may still be in its blocks; None: it has ended
+    seen: Seen | None
     begun: bool = False
     handle: ashlar.Request | None = None  # None: it has not begun, or could not
+
+
+@dataclasses.dataclass
+class _Saving:
+    save: Save
+    mark: Mark | None  # the engine's work up to the step
+    seen: Seen | None
 
 
 class Worker:
@@ -63,11 +75,13 @@ class Worker:
         self._landings: list[_Landing] = []
         self._refused: list[Composed] = []
         self._doubtful: list[tuple[str, ashlar.Request]] = []
-        self._report = WorkerReport()
-        self._seconds_a_token = 0.0
-        self._step_began = 0.0
-        self._saves: queue.Queue[tuple[Save, Mark | None] | None] = queue.Queue()
+        self._report = WorkerReport(names=Counter([described.identity.text]))
+        self._pace = Pace()
+        self._told_pace = 0.0
+        self._weights: EngineWeights | None = None
+        self._saves: queue.Queue[_Saving | None] = queue.Queue()
         self._ended: queue.Queue[tuple[Save, str]] = queue.Queue()
+        self._outdated: queue.Queue[str] = queue.Queue()  # generations of weights that have changed
         self._saver = threading.Thread(target=self._save_all, name="ashlar-save", daemon=True)
 
     def register(self, caches: Mapping[str, torch.Tensor]) -> None:
@@ -87,7 +101,7 @@ class Worker:
 
         def open_cache() -> ashlar.Cache:
             return ashlar.Cache(
-                described.model,
+                described.named(described.model),
                 options.rpc_socket,
                 options.session_socket,
                 name=f"vllm-worker-{described.model.tensor_parallel_rank}",
@@ -103,11 +117,15 @@ class Worker:
             )
 
         self._saver.start()
-        self._opening = Opening(open_cache, options.reopen_ms, "worker")
+        self._opening = Opening(open_cache, described.identity.weights, options.reopen_ms, "worker")
 
     def refuse(self) -> None:
         """Nothing can be served: what the scheduler asks for ends at once, and it is told to ask no more."""
         self._report.refusing[self._described.model.tensor_parallel_rank] += 1
+
+    def watch_weights(self, vllm_config: Any) -> None:
+        """Raises Unsupported: a change of the model's weights would go unseen."""
+        self._weights = EngineWeights(vllm_config, self._described.attention[0][1])
 
     def serve_segments(self, vllm_config: Any, kv_cache_config: Any) -> None:
         """Behind `register`. Where it cannot, prompts that declare segments are like any others."""
@@ -131,17 +149,37 @@ class Worker:
     # ---- loading
 
     def begin_step(self) -> None:
-        self._step_began = time.monotonic()
+        self._pace.begin(self._order)
+
+    def _look(self, step: StepMetadata) -> Seen | None:
+        """At the model's weights. None: nothing watches them."""
+        if self._weights is None or step.generation is None:
+            return None
+        return self._weights.look(step.generation)
+
+    def _are_current(self, seen: Seen | None) -> bool:
+        """Whether the weights are those that the scheduler has a name for. Where they are not, it is told."""
+        if seen is None or seen.current():
+            return True
+        self._outdated.put(seen.generation)
+        return False
 
     def start_loads(self, step: StepMetadata) -> None:
+        composing = self._composer is not None and (self._composer.busy or bool(step.composes))
+        if self._weights is not None and step.generation is not None:
+            self._weights.begin(step.generation)
+        seen = self._look(step) if step.loads or composing else None
         if self._composer is not None and step.generation is not None:
             self._composer.begin_generation(step.generation)
+        outdated = composing and not self._are_current(seen)
+        if outdated and self._composer is not None:
+            self._composer.leave_all()
         if step.loads:
             mark = self._order.mark()
-            self._landings += [_Landing(load, time.monotonic(), mark) for load in step.loads]
+            self._landings += [_Landing(load, time.monotonic(), mark, seen) for load in step.loads]
             self._begin_loads()
         for compose in step.composes:
-            if self._composer is None:
+            if self._composer is None or outdated:
                 self._refused.append(Composed(compose.request, 0.0, False))
             else:
                 self._composer.start(compose)
@@ -157,7 +195,7 @@ class Worker:
                     continue
                 landing.begun = True
                 cache = self._cache() if load.plan else None
-                if cache is None:
+                if cache is None or not self._are_current(landing.seen):
                     continue
                 tables = self._described.pages(load.blocks, load.tokens)
                 for table in tables:
@@ -206,7 +244,7 @@ class Worker:
             self.stats.add(1, "hits", composed.tier, "composed")
             self.stats.add(composed.cached, "tokens_saved", composed.tier, "composed")
             self.stats.add(composed.published, "segments_published")
-            self.stats.add(max(0.0, composed.cached * self._seconds_a_token - composed.seconds), "seconds_saved")
+            self.stats.add(self._pace.saved(composed.cached, composed.seconds), "seconds_saved")
 
     def _poll(self, landing: _Landing) -> bool | None:
         """Whether the load is complete; None: not yet."""
@@ -226,14 +264,19 @@ class Worker:
             if verdict == ashlar.Verdict.OK:
                 verdict = handle.poll_finish()
         if verdict == ashlar.Verdict.PENDING:
-            options = self._options
-            late = time.monotonic() - landing.since > (2 * options.call_ms + options.land_ms + options.quiet_ms) / 1000
+            late = time.monotonic() - landing.since > self._patience(load)
             return self._leave(landing) if late else None
         assert handle is not None
         if verdict == ashlar.Verdict.OK and handle.plan.prefix_tokens == load.tokens and self._fill_states(handle, load):
             handle.end()
             return True
         return self._leave(landing)
+
+    def _patience(self, load: Load) -> float:
+        """Seconds after which a load is computed instead: as long as computing it would take."""
+        options, computing = self._options, (load.tokens - load.present) * self._pace.seconds_a_token
+        longest = (2 * options.call_ms + options.land_ms + options.quiet_ms) / 1000
+        return min(longest, max(_LEAST_PATIENCE, computing or _USUAL_PATIENCE))
 
     def _fill_states(self, handle: ashlar.Request, load: Load) -> bool:
         """Copies the prefix's states into the engine's blocks; then asks whether the lease still held meanwhile."""
@@ -291,24 +334,21 @@ class Worker:
         tokens = load.tokens - load.present
         self.stats.add(1, "hits", load.tier, kind)
         self.stats.add(tokens, "tokens_saved", load.tier, kind)
-        self.stats.add(max(0.0, tokens * self._seconds_a_token - seconds), "seconds_saved")
+        self.stats.add(self._pace.saved(tokens, seconds), "seconds_saved")
 
     # ---- saving
 
     def save(self, step: StepMetadata) -> None:
         """Hands over what this step has computed. The scheduler holds the blocks until the save has ended."""
-        took = time.monotonic() - self._step_began
-        if step.scheduled_tokens >= _RATE_TOKENS and self._step_began > 0:
-            now = took / step.scheduled_tokens
-            before = self._seconds_a_token or now
-            self._seconds_a_token = _RATE_MEMORY * before + (1 - _RATE_MEMORY) * now
+        self._pace.end(step.scheduled_tokens)
         if self._opening is None:  # nobody saves, and the scheduler holds the blocks until somebody says so
             for save in step.saves:
                 self._ended.put((save, "unavailable"))
             return
+        seen = self._look(step) if step.saves else None
         mark = self._order.mark() if step.saves else None
         for save in step.saves:
-            self._saves.put((save, mark))
+            self._saves.put(_Saving(save, mark, seen))
         if self._options.wait_for_saves and step.saves:
             self._wait_for_saves((self._options.call_ms + 100) / 1000)
 
@@ -320,13 +360,14 @@ class Worker:
     def _save_all(self) -> None:
         unavailable_until = 0.0
         while (given := self._saves.get()) is not None:
-            (save, mark), outcome = given, "unavailable"
+            save, outcome = given.save, "unavailable"
             try:
                 cache = self._cache()
                 if cache is not None and time.monotonic() >= unavailable_until:
-                    if mark is not None:
-                        mark.synchronize()  # the daemon reads blocks without asking the engine's streams
-                    outcome = self._commit(cache, save)
+                    if given.mark is not None:
+                        given.mark.synchronize()  # the daemon reads blocks without asking the engine's streams
+                    current = self._are_current(given.seen)
+                    outcome = self._commit(cache, save) if current else "weights_changed"
                     if outcome == "unavailable":  # a daemon that hangs would hold the next ones, too
                         unavailable_until = time.monotonic() + self._options.call_ms / 1000
             except Exception as error:
@@ -348,7 +389,8 @@ class Worker:
         tables, tokens = self._described.pages(save.blocks, depths[-1]), save.tokens[: depths[-1]]
         with self._order.copies():
             checkpoints = [(depth, self._linear(save, depth)) for depth in depths]
-        return cache.commit(tokens, checkpoints, page_table=_tables(tables), salt=save.salt)[-1]
+        prompt = min(len(tokens), save.prompt)
+        return cache.commit(tokens, checkpoints, prompt_tokens=prompt, page_table=_tables(tables), salt=save.salt)[-1]
 
     def _linear(self, save: Save, depth: int) -> list[ashlar.LinearTensors]:
         """States and windows behind a text's first tokens, by layer."""
@@ -368,6 +410,12 @@ class Worker:
                 self._report.kept[save.number] += 1
             if self._first_rank:
                 self.stats.add(1, "saves", outcome)
+        while not self._outdated.empty():
+            self._report.outdated[self._outdated.get_nowait()] += 1
+        pace = self._pace.seconds_a_token
+        if self._first_rank and not self._told_pace / _TOLD <= pace <= self._told_pace * _TOLD:
+            self._told_pace = pace
+            self._report.pace[0] = round(pace * 1e9)
         report, self._report = self._report, WorkerReport()
         return report or None
 

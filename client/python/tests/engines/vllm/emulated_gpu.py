@@ -10,6 +10,8 @@ import types
 
 import torch
 
+from ashlar.vllm.order import ProcessorTimer
+
 GRAIN = 2 << 20
 ASHLARD = str(pathlib.Path(os.environ.get("ASHLARD", "ashlard")).with_name("ashlard_emulated"))
 GPU = b"emulated GPU" + bytes(4)
@@ -145,6 +147,9 @@ class Order:
 
     def note(self, what, *more):
         self.seen.append((what, *more))
+
+    def timer(self):
+        return ProcessorTimer()
 
     def mark(self):
         self._marks += 1

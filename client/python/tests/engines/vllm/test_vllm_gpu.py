@@ -24,7 +24,8 @@ from vllm.v1.worker.utils import allocate_kv_cache
 import ashlar
 import ashlar.daemon
 import ashlar.vllm.memory as memory
-from ashlar.vllm.model import Described, Unsupported
+from ashlar.vllm.identity import Unsupported
+from ashlar.vllm.model import Described
 
 SIZE = 3 << 20
 
@@ -119,7 +120,7 @@ def described(value=KEY):
     layers = [ashlar.Attention(HEADS, KEY, value, stored=ashlar.StoredKeys.UNROTATED) for _ in range(LAYERS)]
     model = ashlar.Model(model_id="layouts", weights_digest=str(value), layers=layers, page_tokens=TOKENS)
     names = [(i, f"layers.{i}.attn") for i in range(LAYERS)]
-    return Described(model, names, [], [], {0: list(range(LAYERS))}, 1, TOKENS, 256, False)
+    return Described(None, model, names, [], [], {0: list(range(LAYERS))}, 1, TOKENS, 256, False)
 
 
 def rows(cache, blocks, kernel_block):

@@ -1,8 +1,10 @@
 """How the connector names a model: one name for one checkpoint, wherever it lies, and another one for any other."""
 
+import dataclasses
 import hashlib
 import json
 import pathlib
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -10,11 +12,15 @@ import huggingface_hub
 import pytest
 import vllm
 from tiny_engines import CONFIGS, Child, connector, model_folder, prompt, same, saved
-from vllm.config import ModelConfig
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.transformers_utils import repo_utils
 
 import ashlar.vllm
-from ashlar.vllm.model import Unsupported, _model_id, check_version, tokenizer_digest, weights_digest
+from ashlar.vllm import identity
+from ashlar.vllm.identity import Unsupported, identify, tokenizer_digest
+from ashlar.vllm.model import check_version
+from ashlar.vllm.options import Options
 
 COMMITS = ["607a30d783dfa663caf39e06633721c8d4cfcd7e", "0123456789abcdef0123456789abcdef01234567"]
 
@@ -28,10 +34,14 @@ def folder(at, weights=b"weights", tokens="{}"):
     return str(at)
 
 
-def names(place, given=""):
-    model = ModelConfig(model=place, skip_tokenizer_init=True, dtype="bfloat16")
-    config = SimpleNamespace(model_config=model, load_config=SimpleNamespace(load_format="auto"))
-    return _model_id(model), weights_digest(config, given), tokenizer_digest(model)
+def engine_config(place, **changes):
+    return EngineArgs(model=place, skip_tokenizer_init=True, **{"dtype": "bfloat16", **changes}).create_engine_config()
+
+
+def names(place, given="", **changes):
+    found = identify(engine_config(place, **changes), Options(weights_digest=given), {})
+    found.weights.wait(10)
+    return found.model_id, found.weights_digest(), found.tokenizer
 
 
 def test_a_checkpoint_has_one_name_in_every_folder(tmp_path):
@@ -61,8 +71,9 @@ def test_engines_with_the_model_in_different_folders_share(shared_daemon, engine
 
 
 def hub(revision, given=""):
-    model = SimpleNamespace(model="org/name", revision=revision, hf_config=SimpleNamespace(to_dict=dict))
-    return weights_digest(SimpleNamespace(model_config=model, load_config=SimpleNamespace(load_format="auto")), given)
+    load = SimpleNamespace(load_format="auto", model_loader_extra_config={})
+    config = SimpleNamespace(model_config=SimpleNamespace(model="org/name", revision=revision), load_config=load)
+    return identity._weights(config, given).digest()
 
 
 def test_a_hubs_model_is_named_by_the_commit_that_vllm_resolved(tmp_path, monkeypatch):
@@ -122,25 +133,27 @@ def test_a_vllm_without_the_connectors_interface_is_refused_with_the_range(monke
 
 # Digests of all that the models' names in the cache are made of.
 NAMES = {
-    "qwen3": "482e8ee08f9b16e5",
-    "qwen3_5": "c6f9d61f604b1795",
-    "qwen3_next": "459ced76d547007d",
-    "ministral": "26b40e951959da8d",
-    "gpt_oss": "db22319b0d9e372d",
-    "ministral_whole": "59ce67cf98454268",
-    "granite": "b234f0a066dd7346",
-    "falcon_h1": "4c307212b8dfa19d",
-    "nemotron_h": "d80fd707726466f6",
-    "lfm2": "6c806be921ada6dc",
+    "qwen3": "049b3712156d81a3",
+    "qwen3_5": "2695a6be3b616e8a",
+    "qwen3_next": "1479754847a6b9a9",
+    "ministral": "6686554f70e888a9",
+    "gpt_oss": "764a4f0d6dc303c0",
+    "ministral_whole": "bfdeef4ae4c3dfba",
+    "granite": "a26865b7fbf0ccfa",
+    "falcon_h1": "349617c989397dcd",
+    "nemotron_h": "e58065938eedfe5b",
+    "lfm2": "13aec91f2c9c012c",
 }
 DESCRIBE = """
-import dataclasses, unittest.mock as mock, torch, vllm
+import dataclasses, json, unittest.mock as mock, torch, vllm
+from ashlar.vllm import identity
 from ashlar.vllm.model import describe
 from ashlar.vllm.options import Options
 with mock.patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "of any processor"), \\
-     mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False), mock.patch.object(vllm, "__version__", "0.32.0"):
+     mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False), mock.patch.object(vllm, "__version__", "0.32.0"), \\
+     mock.patch.object(identity, "variables", dict):
     described = describe(llm.llm_engine.vllm_config, server.core().scheduler.kv_cache_config, Options(), 0)
-server.name = repr(dataclasses.replace(described.model, flops_per_token=0, flops_per_token_squared=0))
+server.name = repr(described.named(described.model)) + described.identity.text
 """
 
 
@@ -151,3 +164,135 @@ def test_what_is_cached_of_a_model_keeps_its_name(model, engine):
     child.call("execute", DESCRIBE)
     text = child.call("evaluate", "server.name")
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == NAMES[model], text
+
+
+def named(model="qwen3", changes={}, **arguments):  # noqa: B006
+    return names(model_folder(model, **changes), load_format="dummy", **arguments)[1]
+
+
+def scale(config):
+    config.rms_norm_eps = 1e-5
+    return config
+
+
+@pytest.mark.parametrize("arguments", [
+    dict(dtype="float16"),
+    dict(kv_cache_dtype="fp8"),
+    dict(hf_overrides={"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+    dict(hf_overrides={"rms_norm_eps": 1e-5}),
+    dict(hf_overrides=scale),
+    dict(enforce_eager=True),
+    dict(seed=1),
+], ids=str)
+def test_what_decides_the_numbers_is_part_of_the_name(arguments):
+    assert named(**arguments) != named()
+
+
+@pytest.mark.parametrize("arguments", [
+    dict(max_model_len=4096), dict(max_num_seqs=3), dict(num_gpu_blocks_override=100), dict(max_logprobs=7),
+    dict(served_model_name="other"), dict(gpu_memory_utilization=0.3), dict(generation_config="vllm"),
+    dict(max_num_batched_tokens=8192), dict(data_parallel_rpc_port=1234), dict(shutdown_timeout=9),
+], ids=str)
+def test_what_does_not_is_not(arguments):
+    assert named(**arguments) == named()
+
+
+def test_the_engines_length_counts_where_rotations_depend_on_it():
+    short, long = (named("phi3", max_model_len=length) for length in (1024, 4096))
+    assert short != long
+    yarn = dict(rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32768})
+    assert named("qwen3", yarn, max_model_len=1024) == named("qwen3", yarn, max_model_len=4096)
+    assert identity._length(SimpleNamespace(
+        hf_config=SimpleNamespace(model_type="llama4"), hf_text_config=SimpleNamespace(model_type="llama4_text"),
+        max_model_len=5), {}) == 5  # fmt: skip
+
+
+def test_variables_of_the_environment_that_round_are_part_of_the_name(monkeypatch):
+    before = named()
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    monkeypatch.setenv("VLLM_PORT", "1234")
+    assert named() == before
+    for name, value in (("VLLM_BATCH_INVARIANT", "1"), ("VLLM_CPU_ATTN_SPLIT_KV", "0"), ("NVIDIA_TF32_OVERRIDE", "1")):
+        monkeypatch.setenv(name, value)
+        assert named() != before, name
+        monkeypatch.delenv(name)
+
+
+def test_weights_that_are_read_from_elsewhere_have_to_be_named(tmp_path):
+    place = folder(tmp_path / "m")
+    extra = dict(load_format="tensorizer", model_loader_extra_config={"tensorizer_uri": "s3://bucket/model.tensors"})
+    with pytest.raises(Unsupported, match="model_loader_extra_config.tensorizer_uri: the weights are read from elsewhere"):
+        names(place, **extra)
+    assert names(place, given="1", **extra)[1] != names(place, given="2", **extra)[1]
+
+
+def test_a_model_that_writes_into_its_configuration_keeps_its_name():
+    config = engine_config(model_folder("qwen3"), load_format="dummy")
+    before = identify(config, Options(), {}).text
+    config.model_config.hf_config.max_model_len = 4096
+    config.model_config.hf_config.rms_norm_eps = 1.0
+    assert identify(config, Options(), {}).text == before
+
+
+def test_where_identities_differ_is_said():
+    one = identify(engine_config(model_folder("qwen3"), load_format="dummy"), Options(), {})
+    two = identify(engine_config(model_folder("qwen3"), load_format="dummy", dtype="float16"), Options(model_id="m"), {})
+    assert identity.differences(one.text, one.text) == []
+    assert identity.differences(one.text, two.text) == ["arguments.model.dtype", "model_id"]
+
+
+# Fields and variables that are part of the name. A version of vLLM with others fails here: put each into this list or,
+# with its reason, into those of identity.py.
+NAMED_FIELDS = {
+    "model": """dtype code_revision quantization quantization_config disable_sliding_window model_class_overrides
+        model_impl""",
+    "cache": """cache_dtype kv_cache_dtype_skip_layers mamba_cache_dtype mamba_ssm_cache_dtype replayssm_buffer_len
+        use_replayssm use_kda_recoverssm kv_sharing_fast_prefill swa_bounded_replay""",
+    "load": "load_format model_loader_extra_config ignore_patterns",
+    "parallel": "enable_hc_sp enable_expert_parallel all2all_backend",
+    "attention": """backend minimax_m3_msa_decode_backend backend_per_kind flash_attn_version use_trtllm_attention
+        disable_flashinfer_q_quantization mla_prefill_backend use_prefill_query_quantization indexer_kv_dtype
+        indexer_sparse_logits hisparse_config use_non_causal sparse_mla_force_mqa""",
+    "kernel": "ir_op_priority moe_backend sparse_indexer_topk_backend linear_backend linear_backend_per_quant",
+    "mamba": "backend enable_stochastic_rounding stochastic_rounding_philox_rounds ssu_algorithm",
+    "compilation": "mode backend custom_ops pass_config",
+}
+OTHERS = {"additional_config", "instance_id", "optimization_level", "performance_mode", "shutdown_timeout"}
+
+
+def test_every_field_of_vllms_configuration_is_judged():
+    fields = {field.name for field in dataclasses.fields(VllmConfig)}
+    assert fields == {f"{name}_config" for name in (*identity.READ, *identity.UNREAD)} | OTHERS
+    config = engine_config(model_folder("qwen3"), load_format="dummy")
+    for name, named_ones in NAMED_FIELDS.items():
+        there = {field.name for field in dataclasses.fields(getattr(config, f"{name}_config"))}
+        left_out = identity.IRRELEVANT[name].split()
+        assert there == {*named_ones.split(), *left_out}, name
+        assert not set(named_ones.split()) & set(left_out)
+
+
+def test_models_that_look_at_the_engines_length_are_judged():
+    """`max_model_len` in a model's source; most use it for buffers, or for prompts with media."""
+    package = pathlib.Path(vllm.__file__).parent
+    found = {
+        str(path.relative_to(models).with_suffix(""))
+        for models in (package / "model_executor" / "models", package / "models")
+        for path in models.rglob("*.py")
+        if re.search(r"\bmax_model_len\b", path.read_text())
+    }
+    assert found == set(LENGTH.split())
+
+
+LENGTH = """
+cohere_compass colpali config deepseek_ocr deepseek_v2 deepseek_v32/amd/rocm deepseek_v32/attention
+deepseek_v4/amd/rocm deepseek_v4/attention deepseek_v4/common/ops/cache_utils deepseek_v4/compressor
+deepseek_v4/cpu/cpu_sparse deepseek_v4/nvidia/flashinfer_sparse deepseek_v4/nvidia/flashmla deepseek_v4/sparse_mla
+deepseek_v4/xpu/xpu_sparse deepseek_v41/amd/rocm deepseek_v41/attention deepseek_v41/common/vl_cudagraph
+deepseek_v41/compressor deepseek_v41/nvidia/flash_mla_mega_attn deepseek_v41/nvidia/flashmla diffusion_gemma
+dots3_note/common/processor embedding_gemma2 ernie45_vl gemma3_mm gemma4_mm glm4_1v glm5next/amd/sparse_indexer
+glm5next/common/attention glm5next/nvidia/sparse_indexer hy_v4/nvidia/attention idefics3 inkling/amd/attention
+inkling/nvidia/attention inkling/nvidia/ops/fa4_rel_attention internvl kimi_k25 kimi_k3/nvidia/model kimi_vl lfm2_vl
+llama4 minicpmv minimax_m2 minimax_m3/amd/indexer_aiter minimax_m3/amd/sparse_attention_msa
+minimax_m3/common/encoder_cudagraph minimax_m3/common/mm_preprocess mllama4 nano_nemotron_vl parakeet plamo3
+qwen2_5_vl qwen2_vl qwen3_vl step3_vl voxtral voxtral_realtime
+"""

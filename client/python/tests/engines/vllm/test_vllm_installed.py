@@ -163,7 +163,8 @@ class Served:
 def test_the_pages_server_answers_by_http(installation, daemon, tmp_path):
     """Prompts by HTTP: one twice, then segments declared in a body, in two orders; and what Prometheus scrapes."""
     line = shown_line(with_tokenizer(tmp_path / "tiny"), rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket,
-                      segments=True, call_ms=10000, land_ms=20000, lookup_ms=5000, compose_ms=60000)  # fmt: skip
+                      segments=True, call_ms=10000, land_ms=20000, lookup_ms=5000, compose_ms=60000,
+                      tokens_per_second=1.0)  # fmt: skip
     server = Served(installation, line, tmp_path)
     try:
         server.wait(500)

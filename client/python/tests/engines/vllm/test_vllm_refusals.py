@@ -5,7 +5,7 @@ from tiny_engines import BLOCK, PAIR, Child, connector, count, prompt, same
 
 import ashlar.vllm.worker
 from ashlar.vllm.forward import EngineModel
-from ashlar.vllm.model import Unsupported
+from ashlar.vllm.identity import Unsupported
 
 
 @pytest.mark.parametrize("model, error", zip(PAIR, [Unsupported("as of a GPU"), KeyError("model.layers.0.attn")]))

@@ -96,6 +96,11 @@ class Watched:
     def watched(self):
         return dict(self._seen, rank=self._half()._described.model.tensor_parallel_rank)
 
+    def flip_weights(self):
+        for each in self.model_runner.get_model().parameters():
+            if each.dim() > 1:
+                each.data.copy_(each.data.flip(0))
+
     def spoil(self, rank):
         """The loads of this rank fail; None: of no rank."""
         self._spoiled = rank == self._half()._described.model.tensor_parallel_rank
@@ -334,7 +339,8 @@ def _serve(pipe, settings, processes, environment):
 
 def connector(daemon, **options):
     sockets = dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket)
-    return dict(sockets, wait_for_saves=True, reopen_ms=200, **options)
+    # As of a slow engine: tiny models compute a prompt faster than it is loaded, and the daemon would leave it to them.
+    return dict(sockets, wait_for_saves=True, reopen_ms=200, **{"tokens_per_second": 1.0, **options})
 
 
 def same(answers, expected, close=1e-4):

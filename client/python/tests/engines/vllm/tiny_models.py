@@ -47,6 +47,20 @@ CONFIGS = {
         decoder_sparse_step=1,
         norm_topk_prob=True,
     ),
+    # LongRoPE: one of two sets of frequencies, by the engine's length.
+    "phi3": dict(
+        COMMON,
+        architectures=["Phi3ForCausalLM"],
+        model_type="phi3",
+        num_hidden_layers=2,
+        num_attention_heads=2,  # of 32 numbers each
+        num_key_value_heads=2,
+        original_max_position_embeddings=2048,
+        max_position_embeddings=8192,
+        rope_theta=10000.0,
+        rope_scaling={"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [4.0 + i for i in range(16)]},
+        pad_token_id=0,
+    ),
     # One group of full attention, and three of windows, each of one layer.
     "ministral": dict(
         COMMON,
@@ -143,4 +157,4 @@ MODELS = ["qwen3", "qwen3_5", "qwen3_next"]
 PAIR = ["qwen3", "qwen3_5"]
 CLOSE = 2e-2  # of log-probabilities of bf16 models, where a batch of another shape computes them
 # Tokens; the engine chooses, and a test holds it to this.
-BLOCK = {"qwen3": 128, "qwen3_5": 384, "qwen3_next": 384, **dict.fromkeys([*WINDOWED, *STATES], 128)}
+BLOCK = {"qwen3": 128, "phi3": 128, "qwen3_5": 384, "qwen3_next": 384, **dict.fromkeys([*WINDOWED, *STATES], 128)}
