@@ -47,7 +47,10 @@ void PeerRates::Keep(const std::set<std::string>& nodes) {
 void PeerRates::Begins(const std::string& node, uint64_t bytes, storage::Nanos now) {
   Rate& rate = rates_[node];
   if (rate.under_way == 0) {
-    if (now - rate.measured_at > kFresh) rate.link_bytes = rate.link_nanos = 0;
+    if (now - rate.measured_at > kFresh) {
+      rate.link_bytes = rate.link_nanos = rate.measured_nanos = 0;
+      rate.link_known = false;
+    }
     rate.measured_at = now;
   }
   rate.under_way += bytes;
@@ -61,8 +64,14 @@ void PeerRates::Ends(const std::string& node, uint64_t bytes, storage::Nanos now
 void PeerRates::Moved(const std::string& node, uint64_t bytes, storage::Nanos now) {
   Rate& rate = rates_[node];
   rate.link_bytes += static_cast<double>(bytes);
-  rate.link_nanos += static_cast<double>(now - std::exchange(rate.measured_at, now));
+  const auto took = static_cast<double>(now - std::exchange(rate.measured_at, now));
+  rate.link_nanos += took;
+  rate.measured_nanos += took;
   const double kept = std::min({1.0, kLinkBytes / std::max(rate.link_bytes, 1.0), kLinkNanos / rate.link_nanos});
+  // A connection and TCP's first windows say nothing of the link.
+  const double windows = std::log2(1 + static_cast<double>(rate.under_way) / kFirstWindow);
+  const double least = kLeastNanos + (kConnecting + windows) * static_cast<double>(rate.answers.Late());
+  rate.link_known |= rate.link_bytes >= kLinkBytes / 4 || rate.measured_nanos >= least;
   rate.link_bytes *= kept;
   rate.link_nanos *= kept;
 }
@@ -72,10 +81,7 @@ storage::Nanos PeerRates::Transfer(const std::string& node, uint64_t bytes, stor
   if (found == rates_.end()) return 0;
   const Rate& rate = found->second;
   if (rate.under_way == 0 && now - rate.measured_at > kFresh) return 0;
-  // A connection and TCP's first windows say nothing of the link.
-  const double windows = std::log2(1 + static_cast<double>(rate.under_way) / kFirstWindow);
-  const double least = kLeastNanos + (kConnecting + windows) * static_cast<double>(rate.answers.Late());
-  if (rate.link_bytes < kLinkBytes / 4 && rate.link_nanos < least) return 0;
+  if (!rate.link_known) return 0;
   const double best = rate.link_bytes + static_cast<double>(Transport::kMessageBytes);
   const double time = static_cast<double>(bytes) * rate.link_nanos / best;
   return rate.answers.mean() + static_cast<storage::Nanos>(time);

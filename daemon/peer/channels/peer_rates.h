@@ -68,6 +68,8 @@ class PeerRates {
     uint64_t under_way = 0;  // bytes
     // The link: bytes that came in so long, while copies were under way.
     double link_bytes = 0, link_nanos = 0;
+    double measured_nanos = 0;  // of the link, in all
+    bool link_known = false;    // enough was measured
     storage::Nanos measured_at = 0;
     bool failed = false;  // the last call was not answered
     uint64_t failed_calls = 0, stalls = 0, used = 0;
