@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -373,6 +374,13 @@ TEST_F(BinaryTest, StartsAgainAfterKill9AndRefusesToStartTwice) {
     return connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   }));
   EXPECT_TRUE(StatusOf(RawSession(session()).Hello()).ok());
+}
+
+TEST_F(BinaryTest, FailsWhereItsOutputCannotBeWritten) {
+  for (const std::string& arguments : {std::string("--help"), "--check-config --config " + config_}) {
+    const int status = std::system(absl::StrCat(ASHLARD, " ", arguments, " >/dev/full 2>/dev/null").c_str());
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << arguments << ": " << status;
+  }
 }
 
 TEST_F(BinaryTest, BadArgumentsAndConfigurationsExitTwo) {

@@ -39,6 +39,13 @@ struct Arguments {
   bool check_config = false;
 };
 
+// Exit code of a program that has printed what was asked for.
+int Printed() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+  std::fprintf(stderr, "ashlard: cannot write to the standard output: %s\n", strerror(errno));
+  return kExitFailed;
+}
+
 // Returns the exit code where the program ends here.
 std::optional<int> Parse(int argc, char** argv, Arguments* arguments) {
   CLI::App app("The cache daemon of one node.", "ashlard");
@@ -52,7 +59,8 @@ std::optional<int> Parse(int argc, char** argv, Arguments* arguments) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // help or version
-    return app.exit(asked);
+    app.exit(asked);
+    return Printed();
   } catch (const CLI::ParseError& error) {
     const std::vector<std::string> unknown = app.remaining();
     const std::string why = unknown.empty() ? error.what() : absl::StrCat(unknown[0], ": unknown argument");
@@ -133,9 +141,7 @@ int main(int argc, char** argv) {
   }
   if (arguments.check_config) {
     std::fputs(ashlar::daemon::FormatConfig(config).c_str(), stdout);
-    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
-    std::fprintf(stderr, "ashlard: cannot write to the standard output: %s\n", strerror(errno));
-    return kExitFailed;
+    return Printed();
   }
   return Serve(config, arguments.config);
 }
