@@ -9,7 +9,6 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -24,6 +23,7 @@
 #include "daemon/config/yaml_message.h"
 #include "daemon/runtime/host_port.h"
 #include "proto/invalid.h"
+#include "proto/regular_file.h"
 #include "proto/limits.h"
 #include "storage/lookup/lease.h"
 #include "storage/memory/numa.h"
@@ -414,15 +414,9 @@ absl::StatusOr<std::string> ExpandEnvironment(const std::string& text) {
 }
 
 absl::Status LoadConfig(const std::string& path, v1::Config* config) {
-  errno = 0;
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file.is_open() || file.bad() || text.fail()) {
-    // Reading a folder or an empty file fails in the stream without an errno.
-    return absl::ErrnoToStatus(errno == 0 ? EINVAL : errno, absl::StrCat("cannot read ", path));
-  }
-  const absl::StatusOr<std::string> expanded = ExpandEnvironment(text.str());
+  const absl::StatusOr<std::string> text = ReadRegularFile("config", path, kMaxConfigFileBytes);
+  if (!text.ok()) return text.status();
+  const absl::StatusOr<std::string> expanded = ExpandEnvironment(*text);
   absl::Status status = expanded.ok() ? ParseConfig(*expanded, config) : expanded.status();
   if (!status.ok()) return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
   return status;

@@ -20,7 +20,7 @@ absl::Status ParseConfig(const std::string& yaml, v1::Config* config);
 // set.
 absl::StatusOr<std::string> ExpandEnvironment(const std::string& text);
 
-// Reads a file likewise, its variables expanded; NOT_FOUND or PERMISSION_DENIED if it cannot be read.
+// Reads a regular file likewise, its variables expanded. NOT_FOUND or PERMISSION_DENIED if it cannot be read.
 absl::Status LoadConfig(const std::string& path, v1::Config* config);
 
 // The effective configuration as YAML that ParseConfig accepts.

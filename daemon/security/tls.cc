@@ -16,9 +16,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <ctime>
-#include <fstream>
 #include <mutex>
-#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -28,27 +26,13 @@
 #include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/unique_fd.h"
 #include "proto/invalid.h"
+#include "proto/regular_file.h"
 
 namespace ashlar::daemon {
 namespace {
 
 using grpc::experimental::ExternalCertificateVerifier;
 using grpc::experimental::TlsCustomVerificationCheckRequest;
-
-constexpr size_t kMaxFileBytes = 1 << 20;
-
-absl::StatusOr<std::string> ReadFile(absl::string_view field, const std::string& path) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes(kMaxFileBytes + 1, '\0');
-  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  if (!file.is_open() || file.bad()) {
-    return absl::ErrnoToStatus(errno == 0 ? EIO : errno, absl::StrCat(field, ": cannot read ", path));
-  }
-  bytes.resize(static_cast<size_t>(file.gcount()));
-  if (bytes.size() > kMaxFileBytes) return Invalid(field, ": ", path, " is larger than ", kMaxFileBytes, " bytes");
-  return bytes;
-}
 
 absl::string_view View(grpc::string_ref text) {
   return {text.data(), text.size()};
@@ -146,8 +130,9 @@ struct Tls::Impl {
   };
 
   absl::StatusOr<Files> Read() const {
-    auto ca = ReadFile("ca_file", options.ca_file), cert = ReadFile("cert_file", options.cert_file),
-         key = ReadFile("key_file", options.key_file);
+    auto ca = ReadRegularFile("ca_file", options.ca_file, kMaxConfigFileBytes),
+         cert = ReadRegularFile("cert_file", options.cert_file, kMaxConfigFileBytes),
+         key = ReadRegularFile("key_file", options.key_file, kMaxConfigFileBytes);
     for (const auto* file : {&ca, &cert, &key}) {
       if (!file->ok()) return file->status();
     }

@@ -134,7 +134,7 @@ TEST_F(Ashlarctl, ExaminesTheDaemonThatRuns) {
     if (check["verdict"] == "bad") bad.insert(check["check"]);
   }
   EXPECT_TRUE(bad.contains("memory") && bad.contains("disk space")) << ended.output;
-  EXPECT_THAT(Run("doctor --config /nonexistent").output, HasSubstr("--config: /nonexistent"));
+  EXPECT_THAT(Run("doctor --config /nonexistent").output, HasSubstr("--config: cannot read /nonexistent: "));
 }
 
 TEST_F(Ashlarctl, PinsAndEvicts) {

@@ -1,10 +1,8 @@
 // ashlarctl doctor: which settings of this machine, and of the daemon that runs, hurt it; each with its remedy.
-#include <fstream>
-#include <sstream>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/byte_size.h"
+#include "proto/regular_file.h"
 #include "tools/ashlarctl/command.h"
 #include "tools/ashlarctl/host.h"
 #include "tools/ashlarctl/listener.h"
@@ -34,11 +32,9 @@ struct Subject {
 };
 
 absl::StatusOr<HostNeeds> NeedsOfFile(const std::string& name) {
-  std::ifstream file(name);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf()))
-    return absl::NotFoundError(absl::StrCat("--config: ", name, ": cannot be read"));
-  absl::StatusOr<HostNeeds> needs = NeedsOf(text.str());
+  const absl::StatusOr<std::string> text = ReadRegularFile("--config", name, kMaxConfigFileBytes);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<HostNeeds> needs = NeedsOf(*text);
   if (!needs.ok()) return absl::InvalidArgumentError(absl::StrCat("--config: ", needs.status().message()));
   return needs;
 }

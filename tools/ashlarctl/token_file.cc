@@ -1,16 +1,14 @@
 #include "tools/ashlarctl/token_file.h"
 
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "proto/regular_file.h"
 #include "proto/tokens.h"
 
 namespace ashlar::ctl {
@@ -35,14 +33,8 @@ bool TakePrefixed(absl::string_view& rest, std::string& value) {
 }  // namespace
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream bytes;
-  bytes << file.rdbuf();
-  if (!file.is_open() || file.bad()) {
-    return absl::ErrnoToStatus(errno == 0 ? EINVAL : errno, absl::StrCat("cannot read ", path));
-  }
-  return bytes.str();
+  constexpr size_t kMaxBytes = size_t{256} << 20;  // the longest prompts, as text
+  return ReadRegularFile("", path, kMaxBytes);
 }
 
 absl::StatusOr<std::string> ReadTokenFile(const std::string& path, bool binary) {

@@ -13,6 +13,7 @@
 namespace ashlar::replay {
 namespace {
 
+constexpr size_t kLongestLine = size_t{256} << 20;  // bytes; a conversation of millions of tokens is shorter
 constexpr int kLargestWindow = 27;  // log2: what `zstd --long=27` writes
 
 std::string Resolve(const std::string& path) {
@@ -27,6 +28,10 @@ class LineSplitter {
   absl::Status Add(const char* bytes, size_t count) {
     for (size_t i = 0; i < count; ++i) {
       if (bytes[i] != '\n') {
+        if (line_.size() == kLongestLine) {
+          return absl::InvalidArgumentError(
+              absl::StrCat(path_, ":", number_ + 1, ": longer than ", kLongestLine, " bytes"));
+        }
         line_.push_back(bytes[i]);
         continue;
       }

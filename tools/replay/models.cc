@@ -1,10 +1,10 @@
 #include "tools/replay/models.h"
 
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "proto/regular_file.h"
 
 namespace ashlar::replay {
 namespace {
@@ -63,12 +63,13 @@ Model Build(const Hybrid& hybrid) {
 }
 
 absl::StatusOr<Model> ReadModel(const std::string& path) {
-  std::ifstream in(path);
-  if (!in) {
+  const absl::StatusOr<std::string> text = ReadRegularFile("model", path, kMaxConfigFileBytes);
+  if (absl::IsNotFound(text.status())) {
     return absl::NotFoundError(
         absl::StrCat("model: ", path, " is neither a file nor marconi-7b, qwen3-next, kimi-linear or ring-mini"));
   }
-  const auto json = nlohmann::json::parse(in, nullptr, false);
+  if (!text.ok()) return text.status();
+  const auto json = nlohmann::json::parse(*text, nullptr, false);
   if (!json.is_object()) return absl::InvalidArgumentError(absl::StrCat("model: ", path, " is not a JSON object"));
   std::string wrong;
   const auto field = [&](const char* name, bool positive) -> double {

@@ -1,14 +1,14 @@
 #include "daemon/peer/directory/session.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
-#include <iterator>
+#include <tuple>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/security/certificate.h"
+#include "proto/invalid.h"
+#include "proto/regular_file.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -18,23 +18,23 @@ constexpr storage::Nanos kFirstBackOff = kSecond / 10;
 constexpr storage::Nanos kLongestCall = 5 * kSecond;  // or a lease, where that is longer
 constexpr storage::Nanos kLeaveTimeout = kSecond;
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
+// An empty path is no file, an empty file an error.
+absl::StatusOr<std::string> ReadFile(absl::string_view field, const std::string& path) {
   if (path.empty()) return std::string();
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad() || text.empty()) {
-    return absl::ErrnoToStatus(errno == 0 ? EINVAL : errno, absl::StrCat("cannot read ", path));
-  }
+  absl::StatusOr<std::string> text =
+      ReadRegularFile(absl::StrCat("cluster.etcd.", field), path, kMaxConfigFileBytes);
+  if (text.ok() && text->empty()) return Invalid("cluster.etcd.", field, ": ", path, " is empty");
   return text;
 }
 
 absl::StatusOr<EtcdTls> ReadTls(const EtcdDirectoryOptions& options) {
   EtcdTls tls;
-  const std::pair<const std::string&, std::string*> files[] = {
-      {options.ca_file, &tls.authority}, {options.cert_file, &tls.certificate}, {options.key_file, &tls.key}};
-  for (const auto& [path, text] : files) {
-    absl::StatusOr<std::string> read = ReadFile(path);
+  const std::tuple<absl::string_view, const std::string&, std::string*> files[] = {
+      {"ca_file", options.ca_file, &tls.authority},
+      {"cert_file", options.cert_file, &tls.certificate},
+      {"key_file", options.key_file, &tls.key}};
+  for (const auto& [field, path, text] : files) {
+    absl::StatusOr<std::string> read = ReadFile(field, path);
     if (!read.ok()) return read.status();
     *text = *std::move(read);
   }
@@ -102,7 +102,7 @@ void DirectorySession::Connect() {
   phase_ = Phase::kJoining;
   const absl::StatusOr<EtcdTls> tls = ReadTls(options_);
   if (!tls.ok()) return Fail(tls.status());
-  const absl::StatusOr<std::string> password = ReadFile(options_.password_file);
+  const absl::StatusOr<std::string> password = ReadFile("password_file", options_.password_file);
   if (!password.ok()) return Fail(password.status());
   NoteTerm(tls->certificate);
   client_->Connect(options_.endpoints[endpoint_], *tls);
@@ -263,7 +263,7 @@ void DirectorySession::KeepLease() {
   if (unanswered_since_ == 0) unanswered_since_ = now;
   keep_alive_at_ = now + Third();
   // The connection may outlive the file that it was made with; a renewed one is what the next connection takes.
-  if (const absl::StatusOr<std::string> certificate = ReadFile(options_.cert_file); certificate.ok()) {
+  if (const absl::StatusOr<std::string> certificate = ReadFile("cert_file", options_.cert_file); certificate.ok()) {
     NoteTerm(*certificate);
   }
   etcdserverpb::LeaseKeepAliveRequest request;

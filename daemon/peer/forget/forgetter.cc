@@ -7,13 +7,14 @@
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "daemon/runtime/log.h"
 #include "daemon/runtime/unique_fd.h"
+#include "proto/regular_file.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -34,10 +35,13 @@ std::string HexOf(const ClusterForgetting::Id& id) {
 std::set<ClusterForgetting::Id> ReadForgotten(const std::string& folder) {
   std::set<ClusterForgetting::Id> ids;
   if (folder.empty()) return ids;
-  std::ifstream file(ForgottenFile(folder));
-  for (std::string line; ids.size() < 2 * kMostForgettings && std::getline(file, line);) {
-    if (line.size() != kIdDigits || !std::ranges::all_of(line, [](unsigned char c) { return std::isxdigit(c); }))
+  constexpr size_t kMostBytes = 2 * kMostForgettings * (kIdDigits + 1);
+  const absl::StatusOr<std::string> text = ReadRegularFile("", ForgottenFile(folder), kMostBytes);
+  if (!text.ok()) return ids;
+  for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
+    if (line.size() != kIdDigits || !std::ranges::all_of(line, [](unsigned char c) { return std::isxdigit(c); })) {
       continue;
+    }
     const std::string bytes = absl::HexStringToBytes(line);
     ClusterForgetting::Id id;
     std::ranges::copy(bytes, id.begin());
