@@ -175,6 +175,12 @@ struct Metrics::Impl {
       tenants,
       {"tier"}};
   Family<Gauge>& degraded_family = GaugeFamily("ashlar_tier_degraded", "1 while the tier takes no writes");
+  Counter& log_dropped =
+      CounterFamily("ashlar_log_lines_dropped_total", "Log lines that were dropped because stderr was not read").Add({});
+  Counter& log_suppressed =
+      CounterFamily("ashlar_log_lines_suppressed_total",
+                    "Log lines beyond the limit of their message and tenant, of which the log has a summary")
+          .Add({});
   Counter& set_aside =
       CounterFamily("ashlar_ssd_set_aside_total", "Damaged databases of records that were set aside").Add({});
   HoldingsMetrics holdings{*registry, tenants};
@@ -420,6 +426,8 @@ void Metrics::Set(const Levels& levels) {
   impl_->worker_queue.Set(static_cast<double>(levels.worker_queue));
   impl_->disk_queue.Set(static_cast<double>(levels.disk_queue));
   impl_->copies_under_way.Set(static_cast<double>(levels.copies_under_way));
+  Follow(impl_->log_dropped, levels.log_lines_dropped);
+  Follow(impl_->log_suppressed, levels.log_lines_suppressed);
   Follow(impl_->set_aside, levels.set_aside);
   Follow(impl_->metadata_rejections, levels.metadata_queue_rejections);
   Follow(impl_->worker_rejections, levels.worker_queue_rejections);

@@ -43,6 +43,7 @@ struct Levels {
   std::vector<storage::Prefixes::Stats> prefixes;                       // by tenant
   uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
   uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
+  uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;             // ever
   storage::Scrubber::Totals scrub;
   ClusterFigures cluster;
   RouterFigures router;

@@ -1,20 +1,33 @@
 #include "daemon/runtime/log.h"
 
 #include <google/protobuf/stubs/logging.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <grpc/support/log.h>
+#include <spdlog/async.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <system_error>
+#include <thread>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/runtime/log_limiter.h"
 
 namespace ashlar::daemon {
 namespace {
+
+// Lines that wait for stderr, of at most kMaxLineBytes each.
+constexpr size_t kQueueLines = 4096;
+constexpr size_t kMaxLineBytes = 8192;
 
 std::atomic<bool> json_lines{false};
 
@@ -34,31 +47,112 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-std::shared_ptr<spdlog::logger> MakeLogger(const std::string& level, bool json) {
-  auto logger = std::make_shared<spdlog::logger>("ashlard", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_level(spdlog::level::from_str(level));
-  logger->set_pattern(json ? R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ","level":"%l",%v})" : "%Y-%m-%dT%H:%M:%S.%fZ %l %v",
-                      spdlog::pattern_time_type::utc);
-  return logger;
+constexpr char kTextPattern[] = "%Y-%m-%dT%H:%M:%S.%fZ %l %v";
+constexpr char kJsonPattern[] = R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ","level":"%l",%v})";
+constexpr char kAuditTextPattern[] = "%Y-%m-%dT%H:%M:%S.%fZ audit %v";
+constexpr char kAuditJsonPattern[] = R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ","level":"info","logger":"audit",%v})";
+
+// Writes each line to stderr with one call. Not through stdio, whose lock would block every other user of stderr while
+// nobody reads it.
+class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  // Counts lines that were dropped before they got here, for a line about them; null: none are.
+  explicit StderrSink(std::shared_ptr<spdlog::details::thread_pool> pool) : pool_(std::move(pool)) {}
+
+  uint64_t flushes() const { return flushes_; }
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    Write(message);
+    const size_t dropped = pool_ == nullptr ? 0 : pool_->overrun_counter();
+    if (dropped == reported_) return;
+    const std::string line = FormatLogLine(json_lines, "log lines were dropped: stderr was not read",
+                                           {{"lines", dropped - reported_}});
+    reported_ = dropped;
+    Write(spdlog::details::log_msg("", spdlog::level::warn, line));
+  }
+  void flush_() override { ++flushes_; }
+
+ private:
+  void Write(const spdlog::details::log_msg& message) {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    for (size_t at = 0; at < line.size();) {
+      const ssize_t written = write(STDERR_FILENO, line.data() + at, line.size() - at);
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return;  // nobody can be told
+      at += static_cast<size_t>(written);
+    }
+  }
+
+  const std::shared_ptr<spdlog::details::thread_pool> pool_;
+  size_t reported_ = 0;
+  std::atomic<uint64_t> flushes_{0};
+};
+
+// Never destroyed: the log's thread may still hang in a write to stderr when the process exits.
+struct LogState {
+  LogState() { Make(); }
+
+  // (Again) makes both loggers, over the pool if there is one.
+  void Make() {
+    sink = std::make_shared<StderrSink>(pool);
+    logger = MakeOne("ashlard", sink, json_lines ? kJsonPattern : kTextPattern);
+    audit = MakeOne("audit", std::make_shared<StderrSink>(nullptr), json_lines ? kAuditJsonPattern : kAuditTextPattern);
+    logger->set_level(level);
+  }
+  std::shared_ptr<spdlog::logger> MakeOne(const char* name, std::shared_ptr<StderrSink> to, const char* pattern) const {
+    std::shared_ptr<spdlog::logger> made;
+    if (pool == nullptr) {
+      made = std::make_shared<spdlog::logger>(name, std::move(to));
+    } else {
+      made = std::make_shared<spdlog::async_logger>(name, std::move(to), pool,
+                                                    spdlog::async_overflow_policy::overrun_oldest);
+    }
+    made->set_pattern(pattern, spdlog::pattern_time_type::utc);
+    return made;
+  }
+
+  spdlog::level::level_enum level = spdlog::level::info;
+  std::shared_ptr<spdlog::details::thread_pool> pool;  // with the log's thread; null: callers write
+  std::shared_ptr<StderrSink> sink;                    // the logger's
+  std::shared_ptr<spdlog::logger> logger, audit;
+
+  std::mutex mutex;
+  LogLimiter limiter;  // guarded by mutex
+  std::atomic<uint64_t> suppressed{0};
+};
+
+LogState& State() {
+  static auto* const state = new LogState;
+  return *state;
 }
 
-// One line each, as the other logger's: both write to stderr at once.
-std::shared_ptr<spdlog::logger> MakeAuditLogger(bool json) {
-  auto logger = std::make_shared<spdlog::logger>("audit", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_pattern(json ? R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ","level":"info","logger":"audit",%v})"
-                           : "%Y-%m-%dT%H:%M:%S.%fZ audit %v",
-                      spdlog::pattern_time_type::utc);
-  return logger;
+void WriteLine(spdlog::logger& logger, spdlog::level::level_enum level, std::string line) {
+  if (line.size() > kMaxLineBytes) {
+    const size_t cut = line.size() - kMaxLineBytes;
+    line.resize(kMaxLineBytes);
+    // JSON that is cut would be none.
+    line = json_lines ? FormatLogLine(true, "a line was too long for the log", {{"begins", line}, {"cut_bytes", cut}})
+                      : absl::StrCat(line, "… (", cut, " bytes cut)");
+  }
+  logger.log(level, "{}", line);
 }
 
-std::shared_ptr<spdlog::logger>& AuditLogger() {
-  static std::shared_ptr<spdlog::logger> logger = MakeAuditLogger(/*json=*/false);
-  return logger;
+void LogSuppressed(const std::vector<LogLimiter::Summary>& summaries) {
+  for (const LogLimiter::Summary& summary : summaries) {
+    WriteLine(*State().logger, ToSpdlog(summary.level),
+              FormatLogLine(json_lines, "log lines were suppressed",
+                            {{"of", summary.message}, {"tenant", summary.tenant}, {"lines", summary.lines}}));
+  }
 }
 
-std::shared_ptr<spdlog::logger>& Logger() {
-  static std::shared_ptr<spdlog::logger> logger = MakeLogger("info", /*json=*/false);
-  return logger;
+absl::string_view TenantIn(std::initializer_list<LogField> fields) {
+  for (const LogField& field : fields) {
+    const auto* text = std::get_if<std::string>(&field.value);
+    if (field.name == "tenant" && text != nullptr) return *text;
+  }
+  return "";
 }
 
 std::string Json(absl::string_view text) {
@@ -79,21 +173,68 @@ void TakeProtobufsWords(google::protobuf::LogLevel level, const char*, int, cons
   Log(level == google::protobuf::LOGLEVEL_FATAL ? LogLevel::kError : LogLevel::kDebug, "protobuf", {{"says", words}});
 }
 
+// gRPC, too, would write to stderr, and its threads wait there.
+void TakeGrpcsWords(gpr_log_func_args* words) {
+  const LogLevel level = words->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
+                         : words->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
+                                                                    : LogLevel::kDebug;
+  Log(level, "gRPC", {{"says", words->message}, {"file", words->file}, {"line", words->line}});
+}
+
 }  // namespace
 
 void ConfigureLog(absl::string_view level, absl::string_view format) {
   json_lines = format == "json";
-  Logger() = MakeLogger(std::string(level), json_lines);
-  AuditLogger() = MakeAuditLogger(json_lines);
+  LogState& state = State();
+  state.level = spdlog::level::from_str(std::string(level));
+  state.Make();
   google::protobuf::SetLogHandler(TakeProtobufsWords);
+  gpr_set_log_function(TakeGrpcsWords);
+}
+
+absl::Status LogInBackground() {
+  LogState& state = State();
+  try {
+    const auto named = [] { pthread_setname_np(pthread_self(), "log"); };
+    state.pool = std::make_shared<spdlog::details::thread_pool>(kQueueLines, /*threads_n=*/1, named);
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat("threads: cannot start the log's: ", error.what()));
+  }
+  state.Make();
+  return absl::OkStatus();
+}
+
+void FlushLog(std::chrono::milliseconds patience) {
+  LogState& state = State();
+  {
+    std::lock_guard lock(state.mutex);
+    LogSuppressed(state.limiter.EndWindow(std::chrono::steady_clock::now(), /*early=*/true));
+  }
+  const uint64_t before = state.sink->flushes();
+  state.logger->flush();
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (state.sink->flushes() == before && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void SummarizeSuppressedLines() {
+  LogState& state = State();
+  std::lock_guard lock(state.mutex);
+  LogSuppressed(state.limiter.EndWindow(std::chrono::steady_clock::now()));
+}
+
+LogCounts CountLogLines() {
+  const LogState& state = State();
+  return {.dropped = state.pool == nullptr ? 0 : state.pool->overrun_counter(), .suppressed = state.suppressed};
 }
 
 void SetLogLevel(absl::string_view level) {
-  Logger()->set_level(spdlog::level::from_str(std::string(level)));
+  State().logger->set_level(spdlog::level::from_str(std::string(level)));
 }
 
 void LogAudit(absl::string_view action, std::initializer_list<LogField> fields) {
-  AuditLogger()->info("{}", FormatLogLine(json_lines, action, fields));
+  WriteLine(*State().audit, spdlog::level::info, FormatLogLine(json_lines, action, fields));
 }
 
 std::string FormatLogLine(bool json, absl::string_view message, std::initializer_list<LogField> fields) {
@@ -109,9 +250,17 @@ std::string FormatLogLine(bool json, absl::string_view message, std::initializer
 }
 
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
-  spdlog::logger& logger = *Logger();
-  if (!logger.should_log(ToSpdlog(level))) return;
-  logger.log(ToSpdlog(level), "{}", FormatLogLine(json_lines, message, fields));
+  LogState& state = State();
+  if (!state.logger->should_log(ToSpdlog(level))) return;
+  {
+    std::lock_guard lock(state.mutex);
+    LogSuppressed(state.limiter.EndWindow(std::chrono::steady_clock::now()));
+    if (!state.limiter.Admit(level, message, TenantIn(fields))) {
+      ++state.suppressed;
+      return;
+    }
+  }
+  WriteLine(*state.logger, ToSpdlog(level), FormatLogLine(json_lines, message, fields));
 }
 
 }  // namespace ashlar::daemon
