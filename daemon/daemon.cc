@@ -34,6 +34,7 @@
 #include "daemon/session/model_registry.h"
 #include "daemon/session/session_server.h"
 #include "daemon/session/session_table.h"
+#include "daemon/threads.h"
 #include "daemon/tiers/gpus.h"
 #include "daemon/tiers/tier_set.h"
 #include "kernels/host/thread_pool.h"
@@ -43,11 +44,6 @@
 
 namespace ashlar::daemon {
 namespace {
-
-// Each takes jobs from the queue and spreads every one over all threads; the second fills the gaps of the first.
-constexpr int kMovingThreads = 2;
-// Beside them, for tenants whose turn it is while others' jobs take long. They sleep where nobody's do.
-constexpr int kMostSpareThreads = 30;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr storage::Nanos kSweepHosted = kSecond / 4;  // the longest that memory without a holder stays charged
@@ -198,6 +194,9 @@ struct Daemon::Impl {
     levels.copies_under_way = stats.copies_under_way;
     levels.metadata_queue_rejections = loop.rejected();
     levels.worker_queue_rejections = workers.rejected();
+    const LogCounts lines = CountLogLines();
+    levels.log_lines_dropped = lines.dropped;
+    levels.log_lines_suppressed = lines.suppressed;
     if (cluster != nullptr) levels.cluster = cluster->figures();
     levels.router = router.figures();
     return levels;
@@ -207,6 +206,7 @@ struct Daemon::Impl {
   void Watch() {
     const Levels levels = Measure();
     metrics.Set(levels);
+    SummarizeSuppressedLines();
     if (tiers->ssd() != nullptr) {
       const auto found = levels.degraded.find(TierKind::kSsd);
       disk_health.Tell(found == levels.degraded.end() ? "" : found->second, rpc_server.get());

@@ -23,6 +23,7 @@
 #include "daemon/mappings.h"
 #include "daemon/runtime/log.h"
 #include "daemon/security/sandbox.h"
+#include "daemon/threads.h"
 #include "proto/version.h"
 
 namespace {
@@ -70,8 +71,11 @@ std::optional<int> Parse(int argc, char** argv, Arguments* arguments) {
   return std::nullopt;
 }
 
+constexpr std::chrono::milliseconds kLastLines{500};  // for the log's last lines, should nobody read them
+
 int Failed(const absl::Status& status) {
   Log(LogLevel::kError, "cannot start", {{"error", std::string(status.message())}});
+  ashlar::daemon::FlushLog(kLastLines);
   return kExitFailed;
 }
 
@@ -103,6 +107,8 @@ int Serve(const ashlar::v1::Config& config, const std::string& file) {
   if (absl::Status limited = sandboxed ? LimitFiles(config, file) : absl::OkStatus(); !limited.ok()) {
     return Failed(limited);
   }
+  if (absl::Status able = ashlar::daemon::CheckThreads(config); !able.ok()) return Failed(able);
+  if (absl::Status log = ashlar::daemon::LogInBackground(); !log.ok()) return Failed(log);
   auto daemon = ashlar::daemon::Daemon::Start(config, file);
   if (!daemon.ok()) return Failed(daemon.status());
   if (absl::Status limited = sandboxed ? ashlar::daemon::RestrictCalls() : absl::OkStatus(); !limited.ok()) {
@@ -123,6 +129,7 @@ int Serve(const ashlar::v1::Config& config, const std::string& file) {
   const bool waited = (*daemon)->Drain(grace.count(), interrupted);
   const std::chrono::nanoseconds left = deadline - std::chrono::steady_clock::now();
   (*daemon)->Stop(waited ? std::max<ashlar::storage::Nanos>(left.count(), 0) : 0);
+  ashlar::daemon::FlushLog(kLastLines);
   return 0;
 }
 

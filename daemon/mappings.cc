@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/peer/channels/peer_bounds.h"
+#include "daemon/threads.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -19,8 +20,6 @@ constexpr uint64_t kOwnMappings = 4096;
 // Large blocks that the allocator maps one by one: more of them come from its heaps.
 constexpr uint64_t kLargeBlocks = 4096;
 constexpr uint64_t kPerThread = 2;         // its stack, and the page that guards it
-constexpr uint64_t kThreadsOfACore = 8;    // gRPC's and RocksDB's
-constexpr uint64_t kThreads = 64;          // all others that no field is for
 constexpr uint64_t kHeapsOfACore = 8 * 2;  // the allocator's arenas, in two parts each: used, and not yet
 
 uint64_t Arenas(uint64_t budget, uint64_t arena_bytes) {
@@ -31,9 +30,8 @@ uint64_t Arenas(uint64_t budget, uint64_t arena_bytes) {
 
 uint64_t MappingsNeeded(const v1::Config& config) {
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const uint64_t threads = kThreads + kThreadsOfACore * cores + config.workers().threads() + config.ssd().threads();
-  uint64_t needed =
-      kOwnMappings + kLargeBlocks + kPerThread * threads + kHeapsOfACore * cores + PeerBounds::Of(config).mappings;
+  uint64_t needed = kOwnMappings + kLargeBlocks + kPerThread * ThreadsNeeded(config) + kHeapsOfACore * cores +
+                    PeerBounds::Of(config).mappings;
   for (const v1::Tenant& tenant : config.tenants()) {
     needed += tenant.max_regions() + Arenas(tenant.dram_bytes(), config.dram().arena_bytes());
     for (const v1::Hbm& hbm : config.hbm()) needed += Arenas(tenant.hbm_bytes(), hbm.arena_bytes());

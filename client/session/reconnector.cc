@@ -10,7 +10,10 @@
 #include <cerrno>
 #include <chrono>
 #include <random>
+#include <system_error>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
 
 namespace ashlar::internal {
 namespace {
@@ -62,7 +65,14 @@ absl::StatusOr<std::shared_ptr<Reconnector>> Reconnector::Start(const ClientOpti
   if (!bell.ok()) return bell.status();
   absl::StatusOr<std::shared_ptr<Connection>> connection = Open(options, *bell, After(options.timeout), {});
   if (!connection.ok()) return connection.status();
-  return MakeProcessBound<Reconnector>(options, *std::move(bell), *std::move(connection));
+  auto reconnector = MakeProcessBound<Reconnector>(options, *std::move(bell), *std::move(connection));
+  try {
+    reconnector->thread_ = std::thread([self = reconnector.get()] { self->Run(); });
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat("this process cannot start a thread: ", error.what(),
+                                                     "; raise its limit (pids.max, or RLIMIT_NPROC)"));
+  }
+  return reconnector;
 }
 
 absl::StatusOr<std::shared_ptr<Connection>> Reconnector::Open(const ClientOptions& options,
@@ -77,8 +87,7 @@ Reconnector::Reconnector(const ClientOptions& options, std::shared_ptr<Bell> bel
     : options_(options),
       tenant_(connection->channel().tenant()),
       bell_(std::move(bell)),
-      connection_(std::move(connection)),
-      thread_([this] { Run(); }) {}
+      connection_(std::move(connection)) {}
 
 Reconnector::~Reconnector() {
   Stop();

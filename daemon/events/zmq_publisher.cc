@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/events/kv_events.h"
+#include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/port_wait.h"
 
 namespace ashlar::daemon {
@@ -227,7 +228,7 @@ absl::StatusOr<std::unique_ptr<ZmqPublisher>> ZmqPublisher::Start(Options option
   }
   impl->subscription = hub.Subscribe({}, EventHub::kMostWaiting);
   if (impl->subscription == nullptr) return absl::ResourceExhaustedError("too many follow the events");
-  impl->thread = std::thread([impl = impl.get()] { impl->Run(); });
+  impl->thread = NamedThread("events", [impl = impl.get()] { impl->Run(); });
   return std::unique_ptr<ZmqPublisher>(new ZmqPublisher(std::move(impl)));
 }
 

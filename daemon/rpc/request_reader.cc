@@ -2,9 +2,11 @@
 
 #include <utility>
 
+#include "daemon/runtime/named_thread.h"
+
 namespace ashlar::daemon {
 
-RequestReader::RequestReader() : thread_([this] { Run(); }) {}
+RequestReader::RequestReader() : thread_(NamedThread("request-reader", [this] { Run(); })) {}
 
 RequestReader::~RequestReader() {
   {

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "daemon/runtime/log.h"
+#include "daemon/runtime/named_thread.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -43,7 +44,7 @@ std::shared_ptr<RegionGuard> RegionGuard::Make() {
 }
 
 RegionGuard::RegionGuard(UniqueFd faults, UniqueFd stop)
-    : faults_(std::move(faults)), stop_(std::move(stop)), thread_([this] { Run(); }) {}
+    : faults_(std::move(faults)), stop_(std::move(stop)), thread_(NamedThread("region-guard", [this] { Run(); })) {}
 
 RegionGuard::~RegionGuard() {
   eventfd_write(stop_.get(), 1);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 
 namespace ashlar::kernels {
 namespace {
@@ -35,7 +36,11 @@ struct ThreadPool::Batch {
 ThreadPool::ThreadPool(int threads) {
   if (threads == 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   threads_.reserve(static_cast<size_t>(std::max(threads - 1, 0)));
-  for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { Serve(); });
+  try {
+    for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { Serve(); });
+  } catch (const std::system_error&) {
+    // The process may have no more threads. Those that there are do the work.
+  }
 }
 
 ThreadPool::~ThreadPool() {

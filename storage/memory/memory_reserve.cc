@@ -30,47 +30,24 @@ std::optional<uint64_t> ReadField(const std::string& path, const std::string& na
   return std::nullopt;
 }
 
-// A file of one number; nothing where it says "max", or is not there.
-std::optional<uint64_t> ReadNumber(const std::string& path) {
-  std::ifstream file(path);
-  std::string word;
-  uint64_t value = 0;
-  if (!(file >> word) || !absl::SimpleAtoi(word, &value)) return std::nullopt;
-  return value;
-}
-
-// One of the kernel's two ways to limit the memory of groups of processes: where, and in which files.
-struct Hierarchy {
-  const char* folder;
+// What the two versions of cgroups call the same.
+struct MemoryFiles {
   const char *limit, *used;
   const char *inactive_files, *active_files;  // in memory.stat: what is cached of files, by the group and those below
 };
-constexpr Hierarchy kVersion2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file", "active_file"};
-constexpr Hierarchy kVersion1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                 "total_inactive_file", "total_active_file"};
-
-// The process's group, "/" or "/a/b": the unified hierarchy's, or version 1's of memory.
-std::optional<std::string> ReadCgroup(const std::string& path, const Hierarchy& hierarchy) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() < 3) continue;
-    const std::vector<absl::string_view> controllers = absl::StrSplit(parts[1], ',');
-    const bool unified = parts[0] == "0" && parts[1].empty();
-    if (&hierarchy == &kVersion2 ? unified : std::ranges::count(controllers, "memory") > 0)
-      return std::string(parts[2]);
-  }
-  return std::nullopt;
-}
+constexpr MemoryFiles kVersion2 = {"memory.max", "memory.current", "inactive_file", "active_file"};
+constexpr MemoryFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+                                   "total_active_file"};
 
 // Returns the memory that one group leaves below its own limit. The kernel drops the group's cached files before it
 // kills anyone, so they count as free.
-uint64_t LeftIn(const std::string& folder, const Hierarchy& hierarchy) {
-  const std::optional<uint64_t> limit = ReadNumber(absl::StrCat(folder, "/", hierarchy.limit));
-  const std::optional<uint64_t> used = ReadNumber(absl::StrCat(folder, "/", hierarchy.used));
+uint64_t LeftIn(const ControlGroup& group) {
+  const MemoryFiles& files = group.version == 2 ? kVersion2 : kVersion1;
+  const std::optional<uint64_t> limit = ReadNumber(absl::StrCat(group.folder, "/", files.limit));
+  const std::optional<uint64_t> used = ReadNumber(absl::StrCat(group.folder, "/", files.used));
   if (!limit || !used) return UINT64_MAX;
-  const uint64_t cached = ReadField(folder + "/memory.stat", hierarchy.inactive_files).value_or(0) +
-                          ReadField(folder + "/memory.stat", hierarchy.active_files).value_or(0);
+  const uint64_t cached = ReadField(group.folder + "/memory.stat", files.inactive_files).value_or(0) +
+                          ReadField(group.folder + "/memory.stat", files.active_files).value_or(0);
   const uint64_t held = *used - std::min(cached, *used);
   return *limit - std::min(held, *limit);
 }
@@ -90,14 +67,7 @@ absl::Status TakePages(int memfd, uint64_t offset, uint64_t bytes, void* advised
 uint64_t AvailableMemory(const std::string& root) {
   uint64_t available = UINT64_MAX;
   if (const auto kilobytes = ReadField(root + "/proc/meminfo", "MemAvailable:")) available = *kilobytes * 1024;
-  for (const Hierarchy* hierarchy : {&kVersion2, &kVersion1}) {
-    std::optional<std::string> group = ReadCgroup(root + "/proc/self/cgroup", *hierarchy);
-    while (group && group->starts_with('/')) {
-      available = std::min(available, LeftIn(absl::StrCat(root, hierarchy->folder, *group), *hierarchy));
-      if (*group == "/") break;
-      group->resize(std::max<size_t>(group->rfind('/'), 1));
-    }
-  }
+  for (const ControlGroup& group : ControlGroups("memory", root)) available = std::min(available, LeftIn(group));
   return available;
 }
 

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -111,10 +112,15 @@ class RocksRecordStore final : public RecordStore {
     options.max_bgerror_resume_count = 0;
     options.stats_dump_period_sec = 0;
     options.stats_persist_period_sec = 0;
+    options.max_file_opening_threads = 1;
     rocksdb::DB* database = nullptr;
-    const rocksdb::Status status = rocksdb::DB::Open(options, path_, &database);
-    database_.reset(database);
-    return ToStatus(path_, status);
+    try {
+      const rocksdb::Status status = rocksdb::DB::Open(options, path_, &database);
+      database_.reset(database);
+      return ToStatus(path_, status);
+    } catch (const std::system_error& error) {  // RocksDB starts threads
+      return absl::UnavailableError(absl::StrCat(path_, ": ", error.what()));
+    }
   }
 
   absl::Status Load(absl::FunctionRef<absl::Status(std::string_view, std::string_view)> visit) override {

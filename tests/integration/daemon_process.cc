@@ -41,9 +41,10 @@ struct sockaddr_in Loopback(uint16_t port) {
   return address;
 }
 
-std::string HttpGet(uint16_t port, const std::string& path) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const struct sockaddr_in address = Loopback(port);
+// `address` is a sockaddr_in or a sockaddr_un.
+template <typename Address>
+std::string HttpGet(int family, const Address& address, const std::string& path) {
+  const int fd = ::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   std::string answer;
   if (::connect(fd, reinterpret_cast<const struct sockaddr*>(&address), sizeof address) == 0) {
     const std::string request = "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n\r\n";
@@ -127,6 +128,7 @@ DaemonProcess::DaemonProcess(const DaemonOptions& options)
       program_(options.program.empty() ? ASHLARD : options.program),
       uid_(options.uid),
       max_files_(options.max_files),
+      log_(options.log),
       environment_(options.environment),
       ssd_folder_(options.ssd_folder) {
   std::string pattern = testing::TempDir() + "ashlar-integration-XXXXXX";
@@ -140,11 +142,13 @@ DaemonProcess::DaemonProcess(const DaemonOptions& options)
 }
 
 void DaemonProcess::Configure(const DaemonOptions& options) {
+  max_threads_ = options.max_threads;
   std::ofstream(directory_ + "/config.yaml") << "listen:\n"
                                              << "  rpc_socket: " << directory_ << "/rpc.sock\n"
                                              << "  session_socket: " << directory_ << "/session.sock\n"
                                              << "  admin_socket: " << admin_socket() << "\n"
                                              << "  metrics_address: 127.0.0.1:0\n"
+                                             << "  metrics_socket: " << metrics_socket() << "\n"
                                              << "metrics:\n"
                                              << "  tenants: named\n"
                                              << "dram:\n"
@@ -179,10 +183,12 @@ void DaemonProcess::Launch() {
     if (network_namespace_ >= 0 && !LiveInNetworkNamespace(network_namespace_)) ::_exit(127);
     const struct rlimit files = {.rlim_cur = max_files_, .rlim_max = max_files_};
     if (max_files_ != 0 && ::setrlimit(RLIMIT_NOFILE, &files) != 0) ::_exit(127);
+    const struct rlimit threads = {.rlim_cur = max_threads_, .rlim_max = max_threads_};
+    if (max_threads_ != 0 && ::setrlimit(RLIMIT_NPROC, &threads) != 0) ::_exit(127);
     // Keeps its group, so that engines of this one reach the sockets.
     if (uid_ != 0 && (::setgroups(0, nullptr) != 0 || ::setuid(uid_) != 0)) ::_exit(127);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that crashes leaves no daemon behind
-    const int fd = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+    const int fd = log_ >= 0 ? log_ : ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     ::dup2(fd, STDOUT_FILENO);
     ::dup2(fd, STDERR_FILENO);
     for (const std::string& variable : environment_) ::putenv(const_cast<char*>(variable.c_str()));
@@ -202,7 +208,8 @@ void DaemonProcess::Start() {
     int status = 0;
     const pid_t waited = ::waitpid(pid_, &status, WNOHANG);
     if (waited != 0) ended = waited == pid_ ? status : -1;
-    return ended || (serves = Serves() && (metrics_port_ = MetricsPort(log().substr(said_before))) != 0);
+    const auto logged = [&] { return log_ >= 0 || (metrics_port_ = MetricsPort(log().substr(said_before))) != 0; };
+    return ended || (serves = Serves() && logged());
   });
   if (ended) pid_ = -1;
   ASSERT_TRUE(serves) << "the daemon " << (ended ? Ending(*ended) + " before it served" : "does not serve in time")
@@ -267,7 +274,14 @@ ClientOptions DaemonProcess::client_options() const {
 
 std::string DaemonProcess::Metrics() const {
   const InNetworkNamespace there(network_namespace_);
-  return HttpGet(metrics_port_, "/metrics");
+  return HttpGet(AF_INET, Loopback(metrics_port_), "/metrics");
+}
+
+std::string DaemonProcess::Http(const std::string& path) const {
+  struct sockaddr_un address {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, metrics_socket().c_str(), sizeof(address.sun_path) - 1);
+  return HttpGet(AF_UNIX, address, path);
 }
 
 double DaemonProcess::Metric(const std::string& sample) const {

@@ -43,6 +43,8 @@ struct DaemonOptions {
   int network_namespace = -1;            // a descriptor of the one that it runs in; negative: this thread's
   uint32_t uid = 0;                      // the daemon's user; 0: this one. Others: only for root
   uint64_t max_files = 0;                // its limit on open files; 0: this process's
+  uint64_t max_threads = 0;              // its user's limit on threads; 0: this process's
+  int log = -1;                          // a descriptor to write the log to, in place of a file
 };
 
 class DaemonProcess {
@@ -54,7 +56,7 @@ class DaemonProcess {
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
-  // Writes the configuration that the next Start reads.
+  // Writes the configuration that the next Start reads, and sets its limit on threads.
   void Configure(const DaemonOptions& options);
   void Start();
   std::string Refusal();  // starts it where it must give up by itself; returns its message
@@ -71,7 +73,9 @@ class DaemonProcess {
   std::string ssd_folder() const { return ssd_folder_.empty() ? directory_ + "/ssd" : ssd_folder_; }
   std::string log() const;  // of all its lives
   std::string admin_socket() const { return directory_ + "/admin.sock"; }
+  std::string metrics_socket() const { return directory_ + "/metrics.sock"; }
   ClientOptions client_options() const;
+  std::string Http(const std::string& path) const;  // the metrics socket's answer, with its status line
   std::string Metrics() const;  // the text of the metrics endpoint; empty where nobody answers
   // A sample of the metrics endpoint, by its name with labels as it is written there; 0 when it is not there.
   double Metric(const std::string& sample) const;
@@ -86,6 +90,8 @@ class DaemonProcess {
   const std::string program_;
   const uint32_t uid_;
   const uint64_t max_files_;
+  uint64_t max_threads_ = 0;
+  const int log_;
   const std::vector<std::string> environment_;
   const std::string ssd_folder_;
   uint16_t metrics_port_ = 0;

@@ -1,0 +1,106 @@
+#include "daemon/rpc/grpc_threads.h"
+
+#include <grpc/grpc.h>
+#include <grpc/support/cpu.h>
+#include <grpcpp/alarm.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace ashlar::daemon {
+namespace {
+
+// Those of gRPC 1.51: its executor has at most two a core. Queues of more than two closures make it start another.
+constexpr uint64_t kExecutorThreadsOfACore = 2;
+constexpr uint64_t kClosuresOfAThread = 4;
+constexpr char kExecutorName[] = "default-executo";  // as the kernel cuts it
+constexpr std::chrono::seconds kPatience{2};
+
+uint64_t ExecutorThreads() {
+  return kExecutorThreadsOfACore * std::max(1u, gpr_cpu_num_cores());
+}
+
+// The executor's threads that there are; the most where /proc cannot be read.
+uint64_t CountExecutorThreads() {
+  uint64_t count = 0;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it("/proc/self/task", error), end; it != end; it.increment(error)) {
+    if (error) break;
+    std::string name;
+    std::getline(std::ifstream(it->path() / "comm"), name);
+    if (name == kExecutorName) ++count;
+  }
+  return error ? ExecutorThreads() : count;
+}
+
+// Closed until Open.
+class Gate {
+ public:
+  void Open() {
+    {
+      std::lock_guard lock(mutex_);
+      open_ = true;
+    }
+    opened_.notify_all();
+  }
+  void Pass() {
+    std::unique_lock lock(mutex_);
+    opened_.wait(lock, [this] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool open_ = false;  // guarded by mutex_
+};
+
+absl::Status Reserve() {
+  grpc_init();  // for good
+  // The callbacks of alarms run on the executor. While they wait, its queues grow.
+  const auto gate = std::make_shared<Gate>();
+  const uint64_t wanted = ExecutorThreads();
+  std::vector<grpc::Alarm> alarms(kClosuresOfAThread * wanted);
+  for (size_t i = 0; i < alarms.size(); ++i) {
+    // Most are due at once; the last pass through gRPC's timers, which then have a thread that waits for the next one.
+    const bool late = i + 2 >= alarms.size();
+    alarms[i].Set(std::chrono::system_clock::now() + std::chrono::milliseconds(late ? 1 : 0),
+                  [gate](bool) { gate->Pass(); });
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  uint64_t there = CountExecutorThreads();
+  while (there < wanted && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    there = CountExecutorThreads();
+  }
+  gate->Open();
+  if (there >= wanted) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("threads: gRPC could start ", there, " of ", wanted,
+                                                   ": raise the limit (pids.max, or RLIMIT_NPROC)"));
+}
+
+}  // namespace
+
+uint64_t GrpcThreads() {
+  const uint64_t cores = std::max(1u, gpr_cpu_num_cores());
+  constexpr uint64_t kTimersAndResolver = 6;
+  return kTimersAndResolver + ExecutorThreads() + std::clamp<uint64_t>(cores, 2, 32) + 1 +
+         std::clamp<uint64_t>(cores / 2, 2, 16);
+}
+
+absl::Status ReserveGrpcThreads() {
+  static const absl::Status reserved = Reserve();
+  return reserved;
+}
+
+}  // namespace ashlar::daemon

@@ -1,0 +1,58 @@
+// A reload whose configuration is no regular file: it fails at once, and blocks nothing that follows.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/integration/daemon_process.h"
+
+namespace ashlar::integration {
+namespace {
+
+using std::chrono::steady_clock;
+using testing::HasSubstr;
+
+class ReloadOf : public testing::Test {
+ protected:
+  // Puts something else in the configuration's place, reloads, and expects to be told within a second.
+  void ExpectRefused(const std::function<void()>& put, const std::string& why) {
+    ASSERT_EQ(std::rename(config_.c_str(), kept_.c_str()), 0);
+    put();
+    daemon_.Signal(SIGHUP);
+    EXPECT_TRUE(Eventually([&] { return daemon_.log().find("cannot read " + config_ + ": " + why) != std::string::npos; },
+                           std::chrono::seconds(1)));
+    std::filesystem::remove(config_);
+    ASSERT_EQ(std::rename(kept_.c_str(), config_.c_str()), 0);
+  }
+
+  DaemonProcess daemon_{DaemonOptions{.drain_seconds = 1}};
+  const std::string config_ = daemon_.directory() + "/config.yaml", kept_ = config_ + ".kept";
+};
+
+TEST_F(ReloadOf, WhatIsNoFileIsRefusedAtOnce) {
+  const size_t before = daemon_.peak_bytes();
+  ExpectRefused([&] { ASSERT_EQ(mkfifo(config_.c_str(), 0600), 0); }, "it is a FIFO");
+  ExpectRefused([&] { std::filesystem::create_symlink("/dev/zero", config_); }, "it is a device");
+  ExpectRefused(
+      [&] {
+        std::ofstream(config_).close();
+        std::filesystem::resize_file(config_, uint64_t{1} << 40);  // sparse
+      },
+      "it has more than");
+  EXPECT_LE(daemon_.peak_bytes(), before + (size_t{64} << 20));
+
+  std::ofstream(config_, std::ios::app) << "log:\n  level: debug\n";
+  daemon_.Signal(SIGHUP);
+  EXPECT_TRUE(Eventually([&] { return daemon_.log().find("the configuration has changed") != std::string::npos; }));
+  const auto begun = steady_clock::now();
+  EXPECT_EQ(daemon_.Terminate(), 0);
+  EXPECT_LE(steady_clock::now() - begun, std::chrono::seconds(3));
+}
+
+}  // namespace
+}  // namespace ashlar::integration
