@@ -85,7 +85,7 @@ std::vector<Limit> LimitsOf(const std::string& root) {
   for (const storage::ControlGroup& group : storage::ControlGroups("pids", root)) {
     const std::optional<uint64_t> most = storage::ReadNumber(group.folder + "/pids.max");
     const std::optional<uint64_t> used = storage::ReadNumber(group.folder + "/pids.current");
-    if (most && used) limits.push_back({absl::StrCat("the cgroup's limit (pids.max in ", group.folder, ")"), *most, *used});
+    if (most && used) limits.push_back({absl::StrCat("the limit of its cgroup (pids.max in ", group.folder, ")"), *most, *used});
   }
   if (std::optional<Limit> user = UserLimit(root)) limits.push_back(*std::move(user));
   // "0.01 0.02 0.05 2/345 6789": of 345 threads, 2 run.
@@ -97,7 +97,7 @@ std::vector<Limit> LimitsOf(const std::string& root) {
   }
   for (const char* name : {"threads-max", "pid_max"}) {
     const std::optional<uint64_t> most = storage::ReadNumber(absl::StrCat(root, "/proc/sys/kernel/", name));
-    if (most) limits.push_back({absl::StrCat("the machine's limit (kernel.", name, ")"), *most, used});
+    if (most) limits.push_back({absl::StrCat("the limit of the machine (kernel.", name, ")"), *most, used});
   }
   return limits;
 }

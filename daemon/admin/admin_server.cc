@@ -156,8 +156,8 @@ absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const std::strin
   // The socket's mode keeps others out; asking who is there keeps them out however the socket came to them.
   RpcListener::Options options{.of_a_user = kConnections, .mode = kAdminSocketMode};
   options.tenant_of_uid = {{0, 0}, {geteuid(), 0}};
-  const auto admit = [impl = impl.get()](UniqueFd socket, const storage::TenantId* known) {
-    if (known == nullptr) {
+  const auto admit = [impl = impl.get()](UniqueFd socket, uid_t user) {
+    if (user != 0 && user != geteuid()) {
       shutdown(socket.get(), SHUT_RDWR);
     } else {
       const std::optional<ucred> peer = PeerOf(socket.get());

@@ -342,10 +342,10 @@ void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*
         absl::FailedPreconditionError("run: this is another run of the daemon, which cannot answer for that one"));
   }
   const auto quiet = [done] { done(absl::OkStatus()); };
-  const std::optional<storage::TenantId> tenant = table_.TenantOf(request.session());
-  if (!tenant.has_value()) return quiet();  // it has drained, or never was
+  const std::optional<SessionTable::Owner> owner = table_.OwnerOf(request.session());
+  if (!owner.has_value()) return quiet();  // it has drained, or never was
   const bool posted =
-      loop_.PostRelease(*tenant, [this, secret = request.session(), landing = request.landing(), quiet] {
+      loop_.PostRelease(owner->tenant, [this, secret = request.session(), landing = request.landing(), quiet] {
         const std::shared_ptr<Session> session = table_.Find(secret);
         if (session == nullptr || !session->metadata().open) return table_.WhenDrained(secret, quiet);
         session->metadata().landings.Silence(landing);

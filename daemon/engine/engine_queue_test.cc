@@ -51,6 +51,7 @@ class BoundedQueueTest : public ::testing::Test {
     loop_.Start();
     Session::Description about;
     about.secret = "sixteen bytes ok";
+    about.uid = geteuid();
     about.models = std::make_shared<Budget>("a tenant", "bytes of models", 1 << 20);
     session_ = std::make_shared<Session>(about);
     std::promise<void> opened;

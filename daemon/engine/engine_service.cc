@@ -6,6 +6,7 @@
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine/request_fields.h"
 #include "daemon/events/block_texts.h"
+#include "daemon/runtime/log.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -20,6 +21,16 @@ absl::StatusOr<std::shared_ptr<Session>> EngineService::Resolve(const std::strin
   std::shared_ptr<Session> session = table_.Find(secret);
   if (session == nullptr) return UnknownSession();
   return session;
+}
+
+absl::Status EngineService::Authenticate(const std::string& secret, uid_t user, Callers callers) const {
+  const std::optional<SessionTable::Owner> owner = table_.OwnerOf(secret);
+  if (owner.has_value() && owner->uid != user) {
+    Log(LogLevel::kWarning, "refused a call: its session belongs to another user",
+        {{"session", owner->session}, {"session_uid", owner->uid}, {"uid", user}});
+    return absl::PermissionDeniedError("session: opened by another user; calls must come from the user that opened it");
+  }
+  return callers == Callers::kSessions ? Resolve(secret).status() : absl::OkStatus();
 }
 
 void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work) {

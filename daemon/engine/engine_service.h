@@ -4,6 +4,8 @@
 // metadata thread, which alone talks to the cache. Answers come on either thread.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -63,8 +65,9 @@ class EngineService {
         texts_(texts),
         hand_off_(std::move(hand_off)) {}
 
-  // UNAUTHENTICATED for the secret of a session that is unknown or has ended. Every call says so itself, too.
-  absl::Status Authenticate(const std::string& secret) const { return Resolve(secret).status(); }
+  // Checks the secret that a call from `user` carries. PERMISSION_DENIED for a session of another user; UNAUTHENTICATED
+  // for a session that is unknown or has ended, unless `callers` is kAnybody. Every call checks the latter itself, too.
+  absl::Status Authenticate(const std::string& secret, uid_t user, Callers callers) const;
 
   struct LandEvents {
     std::function<void(uint32_t layers)> progress;  // on the metadata thread, before `done`

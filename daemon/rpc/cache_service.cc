@@ -13,9 +13,7 @@
 #include <utility>
 
 #include "ashlar/v1/cache.grpc.pb.h"
-#include "daemon/rpc/call_memory.h"
 #include "daemon/rpc/request_gate.h"
-#include "daemon/rpc/request_reader.h"
 #include "daemon/runtime/handed_over.h"
 #include "proto/cache_calls.h"
 
@@ -48,22 +46,27 @@ constexpr bool GivesBack(CacheCall call) {
          call == CacheCall::kEndPrefill || call == CacheCall::kCloseModel;
 }
 
-// Nothing that the daemon has not looked at is parsed: not from somebody without a session, if the call is not for
-// those as well, and not if it would become larger than the limits allow.
+// Parses a request after two checks on its bytes: the caller has a session, unless the call needs none, and the parsed
+// request stays within the limits.
 template <typename Request>
-absl::Status Parse(const grpc::ByteBuffer& bytes, CacheCall call, const EngineService& service, Request* request) {
+absl::Status Parse(const grpc::ByteBuffer& bytes, CacheCall call, const EngineService& service, uid_t user,
+                   Request* request) {
   grpc::ByteBuffer shared(bytes);  // refers to the same memory
-  if (RowOf(call).callers == Callers::kSessions) {
+  {
     grpc::ProtoBufferReader reader(&shared);
-    if (absl::Status status = service.Authenticate(FindSession(reader)); !status.ok()) return status;
+    const absl::Status status = service.Authenticate(FindSession(reader), user, RowOf(call).callers);
+    if (!status.ok()) return status;
   }
   {
     grpc::ProtoBufferReader reader(&shared);
     if (absl::Status status = CheckCounts(*Request::descriptor(), reader); !status.ok()) return status;
   }
   grpc::ProtoBufferReader reader(&shared);
-  if (request->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
-  return absl::InvalidArgumentError("request: not a message of the call's type");
+  if (!request->ParseFromZeroCopyStream(&reader)) {
+    return absl::InvalidArgumentError("request: not a message of the call's type");
+  }
+  // The parser takes the last of several values; the check above has seen the first.
+  return service.Authenticate(request->session(), user, RowOf(call).callers);
 }
 
 template <typename Message>
@@ -295,8 +298,13 @@ using RawCache = RawMethods<Plain ASHLAR_CACHE_CALLS(ASHLAR_RAW, ASHLAR_RAW)>::S
 
 class CacheService final : public RawCache {
  public:
-  CacheService(EngineService& service, CallMetrics& metrics, CallsUnderWay& calls)
-      : service_(service), metrics_(metrics), calls_(calls) {}
+  CacheService(EngineService& service, CallMetrics& metrics, CallsUnderWay& calls, TenantCalls& tenant, uid_t user)
+      : service_(service),
+        metrics_(metrics),
+        calls_(calls),
+        memory_(tenant.memory),
+        reader_(tenant.reader),
+        user_(user) {}
 
  private:
   using Context = grpc::CallbackServerContext;
@@ -333,7 +341,7 @@ class CacheService final : public RawCache {
     Read(bytes, [this, stream, call, handler, bytes] {
       google::protobuf::Arena arena;
       Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
-      absl::Status read = Parse(bytes, call, service_, &request);
+      absl::Status read = Parse(bytes, call, service_, user_, &request);
       if (read.ok()) read = stream->Hold(arena.SpaceUsed());
       read.ok() ? stream->Begin(handler, request) : stream->Refuse(read);
     });
@@ -362,7 +370,7 @@ class CacheService final : public RawCache {
       timer.Finished(reactor->Answer(std::move(status), messages->reply, answer).code());
     };
     Read(bytes, [this, call, handler, bytes, reactor, messages, done] {
-      absl::Status read = Parse(bytes, call, service_, &messages->request);
+      absl::Status read = Parse(bytes, call, service_, user_, &messages->request);
       if (read.ok() && !GivesBack(call)) read = reactor->Hold(call, messages->arena.SpaceUsed());
       if (!read.ok()) return done(read);
       // Not `service_.*handler`: sanitized, GCC 12 reads `this` there before it is set.
@@ -374,14 +382,16 @@ class CacheService final : public RawCache {
   EngineService& service_;
   CallMetrics& metrics_;
   CallsUnderWay& calls_;
-  CallMemory memory_;
-  RequestReader reader_;
+  CallMemory& memory_;
+  RequestReader& reader_;
+  const uid_t user_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeCacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls) {
-  auto made = std::make_unique<CacheService>(service, metrics.calls(), calls);
+std::unique_ptr<grpc::Service> MakeCacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls,
+                                                TenantCalls& tenant, uid_t user) {
+  auto made = std::make_unique<CacheService>(service, metrics.calls(), calls, tenant, user);
   HandOver(made.get());
   return made;
 }

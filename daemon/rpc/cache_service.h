@@ -2,11 +2,15 @@
 // service.
 #pragma once
 
+#include <sys/types.h>
+
 #include <memory>
 
 #include "daemon/engine/engine_service.h"
 #include "daemon/observe/metrics.h"
+#include "daemon/rpc/call_memory.h"
 #include "daemon/rpc/calls_under_way.h"
+#include "daemon/rpc/request_reader.h"
 
 namespace grpc {
 class Service;
@@ -14,7 +18,16 @@ class Service;
 
 namespace ashlar::daemon {
 
-// Makes the service for the connections of one tenant. All arguments must outlive it; its server is destroyed first.
-std::unique_ptr<grpc::Service> MakeCacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls);
+// What the services of one tenant's users share.
+struct TenantCalls {
+  CallMemory memory;
+  RequestReader reader;
+};
+
+// Makes the service for the connections of one `user` of the tenant. It serves sessions of that user only: a session's
+// secret that another process came by is of no use to other users. All arguments must outlive it; its server is
+// destroyed first.
+std::unique_ptr<grpc::Service> MakeCacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls,
+                                                TenantCalls& tenant, uid_t user);
 
 }  // namespace ashlar::daemon

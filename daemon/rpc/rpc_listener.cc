@@ -54,8 +54,7 @@ struct RpcListener::Impl {
   void Take(UniqueFd socket) {
     const std::optional<ucred> peer = PeerOf(socket.get());
     if (!peer.has_value()) return;
-    const auto tenant = options.tenant_of_uid.find(peer->uid);
-    const bool stranger = tenant == options.tenant_of_uid.end();
+    const bool stranger = !options.tenant_of_uid.contains(peer->uid);
     const auto count = count_of_uid.find(peer->uid);
     if (count != count_of_uid.end() && count->second >= (stranger ? kOfAStranger : options.of_a_user)) {
       if (options.refused) options.refused();
@@ -72,7 +71,7 @@ struct RpcListener::Impl {
     if (stranger) strangers.insert(id);
     ++count_of_uid[peer->uid];
     connections.emplace(id, Connection{std::move(socket), peer->uid});
-    admit(std::move(given), stranger ? nullptr : &tenant->second);
+    admit(std::move(given), peer->uid);
   }
 
   void Forget(ConnectionId id) {

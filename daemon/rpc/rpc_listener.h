@@ -35,8 +35,9 @@ class RpcListener {
     std::function<void()> refused;  // told of each that is closed so; on the listener's thread
     mode_t mode = kEngineSocketMode;
   };
-  // Takes a connection: non-blocking, `tenant` null for a stranger. On the listener's thread.
-  using Admit = std::function<void(UniqueFd socket, const storage::TenantId* tenant)>;
+  // Takes a connection: non-blocking, from `user`. Users who belong to no tenant are strangers. On the listener's
+  // thread.
+  using Admit = std::function<void(UniqueFd socket, uid_t user)>;
 
   // ALREADY_EXISTS when another daemon listens on `path`.
   static absl::StatusOr<std::unique_ptr<RpcListener>> Start(const std::string& path, Options options, Admit admit);

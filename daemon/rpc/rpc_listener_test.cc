@@ -65,10 +65,10 @@ class RpcListenerTest : public ::testing::Test {
   void Listen(std::map<uid_t, storage::TenantId> tenant_of_uid, size_t of_a_user) {
     auto listener =
         RpcListener::Start(path_ = folder_ + "/rpc.sock", {std::move(tenant_of_uid), of_a_user, [this] { ++refused_; }},
-                           [this](UniqueFd socket, const storage::TenantId* tenant) {
+                           [this](UniqueFd socket, uid_t user) {
                              std::lock_guard lock(mutex_);
                              admitted_.push_back(std::move(socket));
-                             tenants_.push_back(tenant == nullptr ? -1 : static_cast<int>(*tenant));
+                             users_.push_back(user);
                            });
     ASSERT_TRUE(listener.ok()) << listener.status();
     listener_ = *std::move(listener);
@@ -86,7 +86,7 @@ class RpcListenerTest : public ::testing::Test {
   std::mutex mutex_;
   std::atomic<int> refused_{0};
   std::vector<UniqueFd> admitted_;  // guarded by mutex_, as below
-  std::vector<int> tenants_;
+  std::vector<uid_t> users_;
   std::unique_ptr<RpcListener> listener_;
 };
 
@@ -123,7 +123,7 @@ TEST_F(RpcListenerTest, AUserHasSoManyConnectionsAtATime) {
   EXPECT_TRUE(Eventually([&] { return Closed(second); }));
   EXPECT_TRUE(enters());
   std::lock_guard lock(mutex_);
-  EXPECT_THAT(tenants_, ::testing::Each(static_cast<int>(kTenant)));
+  EXPECT_THAT(users_, ::testing::Each(geteuid()));
 }
 
 TEST_F(RpcListenerTest, StrangersHaveFewOfTheirOwn) {
@@ -134,7 +134,7 @@ TEST_F(RpcListenerTest, StrangersHaveFewOfTheirOwn) {
   const UniqueFd refused = Connect(path_);
   EXPECT_TRUE(Eventually([&] { return Closed(refused); }));
   std::lock_guard lock(mutex_);
-  EXPECT_THAT(tenants_, ::testing::Each(-1));
+  EXPECT_THAT(users_, ::testing::Each(geteuid()));
 }
 
 TEST_F(RpcListenerTest, TheNewestOfManyStrangersComesIn) {

@@ -5,16 +5,16 @@
 #include <grpcpp/server_posix.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <mutex>
-#include <optional>
-#include <set>
 #include <string>
 #include <utility>
 
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/rpc/cache_service.h"
 #include "daemon/rpc/calls_under_way.h"
+#include "daemon/rpc/grpc_threads.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -34,20 +34,30 @@ static_assert(kOfATenant.memory >= 8 * kOfATenant.request_bytes, "a tenant's eng
 // for.
 constexpr storage::Nanos kGoodbye = 100'000'000;
 
-std::unique_ptr<grpc::Server> MakeServer(grpc::Service& service, const Bounds& bounds) {
+std::unique_ptr<grpc::Server> MakeServer(grpc::Service& service, const Bounds& bounds,
+                                         const grpc::ResourceQuota& quota) {
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(bounds.request_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(limits::kMaxReplyBytes));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, bounds.calls_of_a_connection);
   // A compressed message is bounded as it comes, and a thousand times as large when it has been expanded.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  builder.SetResourceQuota(grpc::ResourceQuota("rpc").Resize(bounds.memory));
+  builder.SetResourceQuota(quota);
   builder.RegisterService(&service);
   return builder.BuildAndStart();
 }
 
-// gRPC for connections of one kind. It listens nowhere: connections are given to it.
+// What the servers of one tenant's users share.
+struct TenantFront {
+  TenantFront() { quota.Resize(kOfATenant.memory); }
+  TenantCalls calls;
+  grpc::ResourceQuota quota{"rpc"};
+};
+
+// gRPC for the connections of one user, or of all strangers. It listens nowhere: connections are given to it.
 struct Front {
+  const Bounds* bounds = nullptr;
+  const grpc::ResourceQuota* quota = nullptr;
   std::unique_ptr<grpc::Service> service;
   std::unique_ptr<grpc::Server> server;  // made when first needed
 };
@@ -56,41 +66,60 @@ struct Front {
 
 struct RpcServer::Impl {
   // Services are made before any of gRPC's threads, which may not see how a later one was handed to them.
-  Impl(const std::set<storage::TenantId>& tenants, EngineService& service, Metrics& metrics) {
-    fronts[std::nullopt].service = std::make_unique<v1::Cache::CallbackService>();  // health is all that strangers get
-    for (const storage::TenantId tenant : tenants) {
-      fronts[tenant].service = MakeCacheService(service, metrics, calls);
+  Impl(const std::map<uid_t, storage::TenantId>& tenant_of_uid, EngineService& service, Metrics& metrics) {
+    strangers_quota.Resize(kOfStrangers.memory);
+    // Health is all that strangers get.
+    strangers = {&kOfStrangers, &strangers_quota, std::make_unique<v1::Cache::CallbackService>()};
+    for (const auto& [user, tenant] : tenant_of_uid) {
+      TenantFront& shared = tenants[tenant];
+      fronts[user] = {&kOfATenant, &shared.quota, MakeCacheService(service, metrics, calls, shared.calls, user)};
     }
   }
 
-  void Admit(UniqueFd socket, const storage::TenantId* tenant) {
+  void Admit(UniqueFd socket, uid_t user) {
     std::lock_guard lock(mutex);
-    Front& front = fronts.at(tenant == nullptr ? std::nullopt : std::optional(*tenant));
-    if (front.server == nullptr) {
-      front.server = MakeServer(*front.service, tenant == nullptr ? kOfStrangers : kOfATenant);
-      if (front.server == nullptr) return;
-      SetHealth(front);
-      if (stopping) front.server->GetHealthCheckService()->Shutdown();
-    }
+    const auto found = fronts.find(user);
+    Front& front = found == fronts.end() ? strangers : found->second;
+    if (!Open(front)) return;
     grpc::AddInsecureChannelFromFd(front.server.get(), socket.Release());
   }
 
+  // Under the mutex. False: gRPC cannot make a server.
+  bool Open(Front& front) {
+    if (front.server != nullptr) return true;
+    front.server = MakeServer(*front.service, *front.bounds, *front.quota);
+    if (front.server == nullptr) return false;
+    SetHealth(*front.server);
+    if (stopping) front.server->GetHealthCheckService()->Shutdown();
+    return true;
+  }
+
   // Under the mutex.
-  void SetHealth(const Front& front) const {
-    if (front.server == nullptr) return;
-    grpc::HealthCheckServiceInterface& health = *front.server->GetHealthCheckService();
+  void SetHealth(const grpc::Server& server) const {
+    grpc::HealthCheckServiceInterface& health = *server.GetHealthCheckService();
     health.SetServingStatus("", serving);
     health.SetServingStatus(v1::Cache::service_full_name(), serving);
     for (const auto& [service, well] : services) health.SetServingStatus(service, well && serving);
   }
 
+  // Calls `each` for every server that there is. Under the mutex, or when no more connections are admitted.
+  void ForEachServer(const std::function<void(grpc::Server&)>& each) const {
+    if (strangers.server != nullptr) each(*strangers.server);
+    for (const auto& [user, front] : fronts) {
+      if (front.server != nullptr) each(*front.server);
+    }
+  }
+
   CallsUnderWay calls;
+  std::map<storage::TenantId, TenantFront> tenants;  // nodes do not move: services refer to them
+  grpc::ResourceQuota strangers_quota{"rpc"};
 
   std::mutex mutex;
   bool stopping = false;  // guarded by mutex, as below
   bool serving = true;
-  std::map<std::string, bool> services;                      // besides the daemon's own
-  std::map<std::optional<storage::TenantId>, Front> fronts;  // of every tenant; of none: the strangers'
+  std::map<std::string, bool> services;  // besides the daemon's own
+  Front strangers;
+  std::map<uid_t, Front> fronts;  // of tenants' users
 
   std::unique_ptr<RpcListener> listener;
 };
@@ -98,13 +127,14 @@ struct RpcServer::Impl {
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& path, RpcListener::Options options,
                                                             EngineService& service, Metrics& metrics) {
   grpc::EnableDefaultHealthCheckService(true);
-  std::set<storage::TenantId> tenants;
-  for (const auto& [uid, tenant] : options.tenant_of_uid) tenants.insert(tenant);
-  auto impl = std::make_unique<Impl>(tenants, service, metrics);
+  auto impl = std::make_unique<Impl>(options.tenant_of_uid, service, metrics);
+  if (absl::Status reserved = ReserveGrpcThreads(); !reserved.ok()) return reserved;
+  // The first server starts the threads that all of them share.
+  if (!impl->Open(impl->strangers)) return absl::InternalError("rpc_socket: gRPC cannot make a server");
   options.refused = [&metrics] { metrics.calls().ConnectionRefused(); };
   auto listener = RpcListener::Start(path, std::move(options),
-                                     [impl = impl.get()](UniqueFd socket, const storage::TenantId* tenant) {
-                                       impl->Admit(std::move(socket), tenant);
+                                     [impl = impl.get()](UniqueFd socket, uid_t user) {
+                                       impl->Admit(std::move(socket), user);
                                      });
   if (!listener.ok()) return listener.status();
   impl->listener = *std::move(listener);
@@ -120,7 +150,7 @@ RpcServer::~RpcServer() {
 void RpcServer::SetServing(bool serving) {
   std::lock_guard lock(impl_->mutex);
   impl_->serving = serving;
-  for (const auto& [kind, front] : impl_->fronts) impl_->SetHealth(front);
+  impl_->ForEachServer([this](const grpc::Server& server) { impl_->SetHealth(server); });
 }
 
 void RpcServer::SetServing(const std::string& service, bool serving) {
@@ -128,7 +158,7 @@ void RpcServer::SetServing(const std::string& service, bool serving) {
   const auto [known, fresh] = impl_->services.emplace(service, serving);
   if (!fresh && known->second == serving) return;
   known->second = serving;
-  for (const auto& [kind, front] : impl_->fronts) impl_->SetHealth(front);
+  impl_->ForEachServer([this](const grpc::Server& server) { impl_->SetHealth(server); });
 }
 
 void RpcServer::Stop(storage::Nanos grace) {
@@ -137,18 +167,15 @@ void RpcServer::Stop(storage::Nanos grace) {
     std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
     // Of every service, for good; still answered while calls finish.
-    for (const auto& [kind, front] : impl_->fronts) {
-      if (front.server != nullptr) front.server->GetHealthCheckService()->Shutdown();
-    }
+    impl_->ForEachServer([](const grpc::Server& server) { server.GetHealthCheckService()->Shutdown(); });
   }
   impl_->calls.Close(grace);
   impl_->listener = nullptr;
   const auto goodbye = std::chrono::system_clock::now() + std::chrono::nanoseconds(kGoodbye);
-  for (const auto& [kind, front] : impl_->fronts) {
-    if (front.server != nullptr) front.server->Shutdown(goodbye);
-  }
+  impl_->ForEachServer([&goodbye](grpc::Server& server) { server.Shutdown(goodbye); });
   std::lock_guard lock(impl_->mutex);  // the loop may be telling their health
   impl_->fronts.clear();
+  impl_->strangers = {};
 }
 
 }  // namespace ashlar::daemon

@@ -1,8 +1,9 @@
 // RpcServer: gRPC in front of the engine service: the callback API and the standard health service, on a Unix socket.
 //
-// Every tenant has a gRPC server of its own, with memory of its own for messages under way. Users of no tenant have
-// one, too, which answers for the daemon's health and nothing else. When gRPC runs short of memory it ends calls and
-// connections of that server, and of no other.
+// Every user of a tenant has a gRPC server of its own, so that the service knows the user of each call. The servers of
+// one tenant share one bound on memory for messages under way. Users of no tenant share one server, which answers for
+// the daemon's health and nothing else. When gRPC runs short of memory it ends calls and connections of that tenant
+// only.
 #pragma once
 
 #include <memory>

@@ -93,11 +93,12 @@ std::shared_ptr<Session> SessionTable::Find(absl::string_view secret) const {
   return found == sessions_.end() || found->second.ended ? nullptr : found->second.session;
 }
 
-std::optional<storage::TenantId> SessionTable::TenantOf(absl::string_view secret) const {
+std::optional<SessionTable::Owner> SessionTable::OwnerOf(absl::string_view secret) const {
   std::lock_guard lock(mutex_);
   const auto found = sessions_.find(secret);
   if (found == sessions_.end()) return std::nullopt;
-  return found->second.session->about().tenant;
+  const Session::Description& about = found->second.session->about();
+  return Owner{about.id, about.tenant, about.uid};
 }
 
 void SessionTable::WhenDrained(absl::string_view secret, std::function<void()> drained) {

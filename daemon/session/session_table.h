@@ -45,8 +45,13 @@ class SessionTable {
   // Null for an unknown secret and for a session that has ended.
   std::shared_ptr<Session> Find(absl::string_view secret) const;
 
-  // Returns the tenant of a session that is open, or has ended and still drains; none for any other.
-  std::optional<storage::TenantId> TenantOf(absl::string_view secret) const;
+  struct Owner {
+    storage::SessionId session = 0;
+    storage::TenantId tenant = 0;
+    uid_t uid = 0;  // of the process that opened it
+  };
+  // Returns whose session it is, if it is open, or has ended and still drains; none for any other.
+  std::optional<Owner> OwnerOf(absl::string_view secret) const;
 
   // Calls `drained` once nothing touches the memory of this session, which has ended; at once when the table does not
   // know it any more. The metadata thread only.
