@@ -56,7 +56,7 @@ ROOMS = {
         "peer/control": {"runtime", "security"},
         "config": {"peer/directory", "runtime"},
         "tiers": {"runtime"},
-        "events": set(),
+        "events": {"runtime"},
         "observe": {"runtime"},
         "session": {"runtime"},
         "router": {"observe", "peer/directory", "runtime"},
