@@ -12,6 +12,5 @@ def test_pages_are_the_engines_as_soon_as_the_plan_is_known(daemon):
         for _ in range(2):
             request = cache.begin(tokens, (), table)
             assert request.plan.cached_tokens == 0
-            assert request.poll_quiet() == ashlar.Verdict.OK
             request.end()  # not finished
         assert cache.take_quiet_pages(8) == []
