@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "daemon/runtime/log.h"
+#include "storage/tier/file_owner.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -111,6 +112,9 @@ absl::StatusOr<AuditLog::File> AuditLog::OpenFile(const std::string& path) {
   }
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat("log.audit_file: ", path, " is not a regular file"));
+  }
+  if (absl::Status owned = storage::CheckOwner(path, info); !owned.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("log.audit_file: ", owned.message()));
   }
   if ((info.st_mode & 0077) != 0 && fchmod(file.get(), 0600) != 0) {
     return absl::InvalidArgumentError(absl::StrCat("log.audit_file: others may read ", path));

@@ -1,19 +1,21 @@
 #include "daemon/tiers/disk_folder.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <memory>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "daemon/runtime/log.h"
-#include "daemon/runtime/unique_fd.h"
 #include "storage/tier/disk_error.h"
+#include "storage/tier/file_owner.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -22,29 +24,41 @@ namespace fs = std::filesystem;
 
 constexpr absl::string_view kDamaged = "records.damaged-";
 
-// Not through links, which may name files that are none of the tier's.
-absl::Status Narrow(const std::string& path) {
-  UniqueFd file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+// A file or folder of the tier, by its name in the folder `in`. Not valid: there is none.
+absl::StatusOr<UniqueFd> Narrow(const std::string& path, int in, const std::string& name) {
+  UniqueFd file(openat(in, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info {};
   if (!file.valid() || fstat(file.get(), &info) != 0) {
-    // A link is not followed, and what was removed meanwhile need not be narrowed.
-    if (errno == ELOOP || errno == ENOENT) return absl::OkStatus();
+    if (errno == ENOENT) return UniqueFd();  // RocksDB's own files come and go
+    if (errno == ELOOP) return storage::IsLink(path);
     return storage::DiskError(errno, absl::StrCat("cannot open ", path));
   }
+  if (absl::Status owned = storage::CheckOwner(path, info); !owned.ok()) return owned;
   const mode_t mode = S_ISDIR(info.st_mode) ? 0700 : 0600;
-  if ((info.st_mode & 0777) == mode || fchmod(file.get(), mode) == 0) return absl::OkStatus();
-  if (errno != EPERM) return storage::DiskError(errno, absl::StrCat("cannot set the mode of ", path));
-  Log(LogLevel::kWarning, "a file of the ssd tier belongs to another user, who may read it", {{"path", path}});
-  return absl::OkStatus();
+  if ((info.st_mode & 0777) == mode || fchmod(file.get(), mode) == 0) return file;
+  return storage::DiskError(errno, absl::StrCat("cannot set the mode of ", path));
 }
 
-absl::Status NarrowAll(const std::string& folder) {
-  if (absl::Status status = Narrow(folder); !status.ok()) return status;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    if (absl::Status status = Narrow(entry->path().string()); !status.ok()) return status;
+// A folder with all of its files.
+absl::Status NarrowAll(const std::string& path, int in, const std::string& name) {
+  absl::StatusOr<UniqueFd> folder = Narrow(path, in, name);
+  if (!folder.ok()) return folder.status();
+  if (!folder->valid()) return absl::OkStatus();
+  const int listed = dup(folder->get());
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(listed), closedir);
+  if (entries == nullptr) {
+    const absl::Status status = storage::DiskError(errno, absl::StrCat("cannot read ", path));
+    close(listed);
+    return status;
   }
-  return error ? storage::DiskError(error.value(), absl::StrCat("cannot read ", folder)) : absl::OkStatus();
+  while (const dirent* const entry = readdir(entries.get())) {
+    const std::string file = entry->d_name;
+    if (file == "." || file == "..") continue;
+    if (auto narrowed = Narrow(absl::StrCat(path, "/", file), folder->get(), file); !narrowed.ok()) {
+      return narrowed.status();
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Those that were set aside before, the oldest first: their names say when.
@@ -64,7 +78,7 @@ std::string RecordsFolder(const std::string& folder) {
   return folder + "/records";
 }
 
-absl::Status MakePrivate(const std::string& folder) {
+absl::StatusOr<UniqueFd> OpenPrivate(const std::string& folder) {
   fs::path made;
   for (const fs::path& part : fs::path(folder)) {
     made /= part;
@@ -72,17 +86,31 @@ absl::Status MakePrivate(const std::string& folder) {
       return storage::DiskError(errno, absl::StrCat("cannot make ", made.string()));
     }
   }
-  std::error_code error;
-  const fs::path whole = fs::canonical(folder, error);  // the folder itself may be reached by a link
-  if (error) return storage::DiskError(error.value(), absl::StrCat("cannot find ", folder));
-  if (!fs::is_directory(whole, error)) return absl::FailedPreconditionError(absl::StrCat(folder, ": is not a folder"));
-  if (absl::Status status = Narrow(whole.string()); !status.ok()) return status;
-  if (absl::Status status = Narrow(folder + "/slab"); !status.ok()) return status;
-  for (const fs::path& damaged : SetAsideBefore(folder)) {
-    if (absl::Status status = NarrowAll(damaged.string()); !status.ok()) return status;
+  UniqueFd opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));  // it may be reached by a link
+  struct stat info {};
+  if (!opened.valid() || fstat(opened.get(), &info) != 0) {
+    if (errno == ENOTDIR) return absl::FailedPreconditionError(absl::StrCat(folder, ": is not a folder"));
+    return storage::DiskError(errno, absl::StrCat("cannot open ", folder));
   }
-  const std::string records = RecordsFolder(folder);
-  return fs::exists(records, error) ? NarrowAll(records) : absl::OkStatus();
+  if (absl::Status owned = storage::CheckOwner(folder, info); !owned.ok()) return owned;
+  if ((info.st_mode & S_IWOTH) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, ": every user may write to it; expected mode 0700; check what is in it, then chmod it, or remove it"));
+  }
+  if ((info.st_mode & 0777) != 0700 && fchmod(opened.get(), 0700) != 0) {
+    return storage::DiskError(errno, absl::StrCat("cannot set the mode of ", folder));
+  }
+  for (const char* const name : {"slab", "forgotten"}) {
+    auto narrowed = Narrow(absl::StrCat(folder, "/", name), opened.get(), name);
+    if (!narrowed.ok()) return narrowed.status();
+  }
+  std::vector<fs::path> folders = SetAsideBefore(folder);
+  folders.emplace_back(RecordsFolder(folder));
+  for (const fs::path& each : folders) {
+    absl::Status narrowed = NarrowAll(each.string(), opened.get(), each.filename().string());
+    if (!narrowed.ok()) return narrowed;
+  }
+  return opened;
 }
 
 absl::StatusOr<std::string> SetAside(const std::string& folder, std::time_t now) {

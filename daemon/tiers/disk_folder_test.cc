@@ -39,7 +39,7 @@ class DiskFolderTest : public ::testing::Test {
 };
 
 TEST_F(DiskFolderTest, IsMadeForItsUserAlone) {
-  ASSERT_EQ(MakePrivate(folder()), absl::OkStatus());
+  ASSERT_EQ(OpenPrivate(folder()).status(), absl::OkStatus());
   EXPECT_EQ(ModeOf(folder()), 0700u);
   EXPECT_EQ(ModeOf(parent_ + "/a"), 0700u);
 }
@@ -52,13 +52,60 @@ TEST_F(DiskFolderTest, WhatAnOlderDaemonLeftIsNarrowed) {
   }
   const std::string files[] = {folder() + "/slab", records + "/000004.log", records + "/CURRENT", damaged + "/CURRENT"};
   for (const std::string& file : files) Write(file, "secret");
-  const std::string others = parent_ + "/others";
-  Write(others, "not the tier's");
-  fs::create_symlink(others, records + "/link");
-  ASSERT_EQ(MakePrivate(folder()), absl::OkStatus());
+  ASSERT_EQ(OpenPrivate(folder()).status(), absl::OkStatus());
   for (const std::string& made : {folder(), records, damaged}) EXPECT_EQ(ModeOf(made), 0700u) << made;
   for (const std::string& file : files) EXPECT_EQ(ModeOf(file), 0600u) << file;
-  EXPECT_EQ(ModeOf(others), 0644u) << "links are not followed";
+}
+
+// Nothing outside the folder is read, written or narrowed by a name in it.
+TEST_F(DiskFolderTest, ALinkIsRefusedByName) {
+  const std::string records = RecordsFolder(folder()), damaged = folder() + "/records.damaged-20260101T000000Z";
+  fs::create_directories(records);
+  fs::create_directories(damaged);
+  const std::string others = parent_ + "/others", another = parent_ + "/another";
+  Write(others, "not the tier's");
+  fs::create_directories(another);
+  for (const std::string& link :
+       {folder() + "/slab", folder() + "/forgotten", records + "/CURRENT", damaged + "/LOCK"}) {
+    fs::create_symlink(others, link);
+    const absl::Status refused = OpenPrivate(folder()).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << link;
+    EXPECT_THAT(std::string(refused.message()), ::testing::StartsWith(link + ": is a symbolic link"));
+    fs::remove(link);
+  }
+  fs::remove(records);
+  fs::create_directory_symlink(another, records);
+  EXPECT_THAT(std::string(OpenPrivate(folder()).status().message()),
+              ::testing::StartsWith(records + ": is a symbolic link"));
+  EXPECT_EQ(ModeOf(others), 0644u);
+}
+
+TEST_F(DiskFolderTest, AFolderThatEveryUserMayWriteToIsRefusedByName) {
+  fs::create_directories(folder());
+  ASSERT_EQ(chmod(folder().c_str(), 0777), 0);
+  const absl::Status refused = OpenPrivate(folder()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(
+      refused.message(),
+      folder() + ": every user may write to it; expected mode 0700; check what is in it, then chmod it, or remove it");
+  EXPECT_EQ(ModeOf(folder()), 0777u);
+}
+
+TEST_F(DiskFolderTest, WhatAnotherUserOwnsIsRefusedByName) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a file to another user";
+  const std::string records = RecordsFolder(folder());
+  fs::create_directories(records);
+  Write(folder() + "/slab", "");
+  Write(records + "/CURRENT", "");
+  for (const std::string& path : {folder(), folder() + "/slab", records, records + "/CURRENT"}) {
+    ASSERT_EQ(chown(path.c_str(), 12345, 12345), 0);
+    const absl::Status refused = OpenPrivate(folder()).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(refused.message()),
+                ::testing::StartsWith(path + ": belongs to user 12345; expected the daemon's user, 0; "));
+    ASSERT_EQ(chown(path.c_str(), 0, 0), 0);
+  }
+  EXPECT_EQ(OpenPrivate(folder()).status(), absl::OkStatus());
 }
 
 TEST_F(DiskFolderTest, OfWhatIsSetAsideTheLatestStays) {

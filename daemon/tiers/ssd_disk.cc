@@ -36,8 +36,10 @@ void LogRecovery(const std::string& folder, const storage::SsdTier::RecoveryRepo
 absl::Status Open(const v1::Config& config, storage::Executor& io, SsdDisk* disk) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string& folder = config.ssd().folder();
-  if (absl::Status status = MakePrivate(folder); !status.ok()) return status;
-  auto file = storage::OpenBlockFile(folder + "/slab", storage::SsdTier::SlabBytes(config.ssd().capacity_bytes()));
+  const absl::StatusOr<UniqueFd> opened = OpenPrivate(folder);
+  if (!opened.ok()) return opened.status();
+  auto file = storage::OpenBlockFile(folder + "/slab", storage::SsdTier::SlabBytes(config.ssd().capacity_bytes()),
+                                     opened->get());
   if (!file.ok()) return file.status();
   disk->file = *std::move(file);
   auto records = storage::OpenRecordStore(RecordsFolder(folder), [](bool error, std::string_view line) {

@@ -12,6 +12,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "storage/tier/disk_error.h"
+#include "storage/tier/file_owner.h"
 
 namespace ashlar::storage {
 namespace {
@@ -70,18 +71,33 @@ class DirectFile final : public BlockFile {
   const uint64_t bytes_;
 };
 
-// The file's size and its name in its folder survive a power loss, too.
-absl::Status SyncFileAndFolder(const std::string& path, int descriptor) {
-  if (fsync(descriptor) != 0) return Error(path, "sync");
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const int directory = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory < 0) return Error(folder, "open");
-  const bool synced = fsync(directory) == 0;
-  absl::Status status = synced ? absl::OkStatus() : Error(folder, "sync");
-  close(directory);
-  return status;
-}
+// A path's folder, open, and the name in it.
+class Place {
+ public:
+  // `folder`: borrowed; negative: it is opened.
+  Place(const std::string& path, int folder) : path_(path), folder_(folder), owned_(folder < 0) {
+    const size_t slash = path.rfind('/');
+    name_ = slash == std::string::npos ? path : path.substr(slash + 1);
+    const std::string parent = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    if (owned_) folder_ = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  }
+  ~Place() {
+    if (owned_ && folder_ >= 0) close(folder_);
+  }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  absl::Status status() const { return folder_ < 0 ? Error(path_, "open its folder") : absl::OkStatus(); }
+  int Open(int flags) const { return openat(folder_, name_.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600); }
+  void Remove() const { unlinkat(folder_, name_.c_str(), 0); }
+  absl::Status Sync() const { return fsync(folder_) == 0 ? absl::OkStatus() : Error(path_, "sync its folder"); }
+
+ private:
+  const std::string path_;
+  std::string name_;
+  int folder_;
+  const bool owned_;
+};
 
 // Asked before the file is allocated: a file system that is asked for more than it has may take every free block before
 // it refuses, and the daemon asks again every few seconds. Blocks that are kept for root count as taken, also for root:
@@ -111,31 +127,33 @@ absl::Status Resize(const std::string& path, int descriptor, const struct stat& 
     return error == EFBIG ? absl::ResourceExhaustedError(status.message()) : status;
   }
   if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) return Error(path, "truncate");
-  return SyncFileAndFolder(path, descriptor);
+  return fsync(descriptor) == 0 ? absl::OkStatus() : Error(path, "sync");
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, uint64_t bytes) {
+absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, uint64_t bytes, int folder) {
   if (bytes == 0 || bytes % BlockFile::kBlockBytes != 0 || bytes > uint64_t{INT64_MAX}) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": ", bytes, " bytes are no whole number of blocks"));
   }
-  int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
+  const Place place(path, folder);
+  if (absl::Status status = place.status(); !status.ok()) return status;
+  int descriptor = place.Open(O_RDWR | O_DIRECT);
   bool made = false;
   if (descriptor < 0 && errno == ENOENT) {
-    descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT | O_CREAT | O_EXCL, 0600);
+    descriptor = place.Open(O_RDWR | O_DIRECT | O_CREAT | O_EXCL);
     made = descriptor >= 0 || errno == EINVAL;  // without O_DIRECT some file systems make the file and then refuse
   }
   if (descriptor < 0) {
-    const absl::Status status = Error(path, "open");
+    const absl::Status status = errno == ELOOP ? IsLink(path) : Error(path, "open");
     const bool refused = errno == EINVAL;
-    if (made) unlink(path.c_str());
+    if (made) place.Remove();
     if (!refused) return status;
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": its file system cannot bypass the page cache (O_DIRECT)"));
   }
   absl::Cleanup close_and_remove = [&] {
-    if (made) unlink(path.c_str());
+    if (made) place.Remove();
     close(descriptor);
   };
   if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
@@ -145,11 +163,12 @@ absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path
   struct stat info {};
   if (fstat(descriptor, &info) != 0) return Error(path, "stat");
   if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, ": is not a regular file"));
+  if (absl::Status owned = CheckOwner(path, info); !owned.ok()) return owned;
   if ((info.st_mode & 0777) != 0600 && fchmod(descriptor, 0600) != 0) return Error(path, "set the mode");
   // Also of a file that has this size: whoever copied it may have left holes.
-  if (absl::Status status = Resize(path, descriptor, info, bytes); !status.ok()) {
-    return status;
-  }
+  if (absl::Status status = Resize(path, descriptor, info, bytes); !status.ok()) return status;
+  // The file's name survives a power loss, too.
+  if (absl::Status status = place.Sync(); !status.ok()) return status;
   std::move(close_and_remove).Cancel();
   return std::make_unique<DirectFile>(path, descriptor, bytes);
 }

@@ -33,7 +33,8 @@ class BlockFile {
 // another size becomes `bytes` long. `bytes` must be a multiple of kBlockBytes. One process at a time:
 // FAILED_PRECONDITION while another has it, and where the file system cannot bypass its cache; RESOURCE_EXHAUSTED where
 // it has no room, which is asked for first: nothing is allocated then; UNAVAILABLE where it is read-only or fails.
-// Errors name the path.
-absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, uint64_t bytes);
+// FAILED_PRECONDITION where it is a link, or another user's (file_owner.h). Errors name the path. `folder`: a
+// descriptor of the path's folder, in which the file's name is looked up; negative: the path's folder is opened.
+absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, uint64_t bytes, int folder = -1);
 
 }  // namespace ashlar::storage

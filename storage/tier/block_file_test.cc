@@ -102,6 +102,43 @@ TEST_F(BlockFileTest, ErrorsNameThePath) {
   EXPECT_FALSE(OpenBlockFile(folder_.path(), kExtentBytes).ok());
 }
 
+TEST_F(BlockFileTest, NeitherLinksNorOtherUsersFilesAreWritten) {
+  const std::string others = folder_ / "others";
+  std::ofstream(others) << "not the tier's";
+  ASSERT_EQ(symlink(others.c_str(), path_.c_str()), 0);
+  absl::Status refused = OpenBlockFile(path_, kExtentBytes).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), ContainsRegex("/slab: is a symbolic link.*remove it"));
+  ASSERT_EQ(unlink(path_.c_str()), 0);
+
+  ASSERT_EQ(link(others.c_str(), path_.c_str()), 0);
+  refused = OpenBlockFile(path_, kExtentBytes).status();
+  EXPECT_THAT(std::string(refused.message()), ContainsRegex("/slab: has 2 names"));
+  EXPECT_EQ(Stat(others).st_size, 14);
+  ASSERT_EQ(unlink(path_.c_str()), 0);
+
+  ASSERT_EQ(symlink((folder_ / "nothing").c_str(), path_.c_str()), 0);
+  EXPECT_FALSE(OpenBlockFile(path_, kExtentBytes).ok());
+  EXPECT_NE(access((folder_ / "nothing").c_str(), F_OK), 0) << "the link was followed";
+  ASSERT_EQ(unlink(path_.c_str()), 0);
+
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a file to another user";
+  std::ofstream(path_) << "another user's";
+  ASSERT_EQ(chown(path_.c_str(), 12345, 12345), 0);
+  refused = OpenBlockFile(path_, kExtentBytes).status();
+  EXPECT_THAT(std::string(refused.message()),
+              ContainsRegex("/slab: belongs to user 12345; expected the daemon's user, 0;.*chown"));
+  EXPECT_EQ(Stat(path_).st_size, 14);
+}
+
+TEST_F(BlockFileTest, IsFoundInTheFolderThatIsOpen) {
+  const int folder = open(folder_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_GE(folder, 0);
+  EXPECT_TRUE(OpenBlockFile("/elsewhere/slab", kExtentBytes, folder).ok());
+  EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtentBytes);
+  close(folder);
+}
+
 // The limit on a file's size shows that the system was not asked: it would have answered EFBIG. It also keeps this test
 // from filling the disk.
 TEST_F(BlockFileTest, AFileSystemWithoutTheRoomIsNotAskedForIt) {
