@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -78,11 +79,12 @@ std::vector<SessionServices::Seat> SeatsOf(const Gpus& gpus, const TierSet& tier
 }
 
 // Null where none is asked for.
-absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const v1::Config& config, Loops& loops, const Gpus& gpus) {
+absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const v1::Config& config, Loops& loops, const Gpus& gpus,
+                                                     storage::Executor* disk_io) {
   if (!config.has_cluster()) return nullptr;
   const std::vector<const kernels::Gpu*> all = gpus.all();
   const kernels::Gpu* const gpu = all.empty() || config.hbm().empty() ? nullptr : all.front();
-  return Cluster::Make(config, loops.loop, loops.mappings, loops.clock, gpu);
+  return Cluster::Make(config, loops.loop, loops.mappings, loops.clock, gpu, disk_io);
 }
 
 }  // namespace
@@ -362,6 +364,7 @@ struct Daemon::Impl {
   bool looping = false;                // the loops run
   bool started = false;
   bool stopped = false;
+  bool disk_hangs = false;  // when it stopped
 };
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, const std::string& file) {
@@ -374,7 +377,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, 
   if (!gpus.ok()) return gpus.status();
   absl::StatusOr<std::unique_ptr<TierSet>> tiers = TierSet::Make(config, loops->loop, gpus->all());
   if (!tiers.ok()) return tiers.status();
-  absl::StatusOr<std::unique_ptr<Cluster>> cluster = MakeCluster(config, *loops, *gpus);
+  absl::StatusOr<std::unique_ptr<Cluster>> cluster = MakeCluster(config, *loops, *gpus, (*tiers)->disk_io());
   if (!cluster.ok()) return cluster.status();
   auto impl = std::make_unique<Impl>(config, file, *std::move(audit), std::move(loops), *std::move(tiers),
                                      *std::move(gpus), *std::move(cluster));
@@ -390,7 +393,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, 
 Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Daemon::~Daemon() {
-  Stop(0);
+  if (!Stop(0)) static_cast<void>(impl_.release());
 }
 
 void Daemon::Reload(const Operator& by) {
@@ -428,8 +431,8 @@ bool Daemon::Drain(storage::Nanos grace, const std::function<bool()>& interrupte
   return !ended;
 }
 
-void Daemon::Stop(storage::Nanos grace) {
-  if (impl_->stopped) return;
+bool Daemon::Stop(storage::Nanos grace) {
+  if (impl_->stopped) return !impl_->disk_hangs;
   impl_->stopped = true;
   impl_->ready = false;
   impl_->admin_server = nullptr;  // while the loop still answers
@@ -439,11 +442,13 @@ void Daemon::Stop(storage::Nanos grace) {
   impl_->session_server = nullptr;  // ends every session: transfers in flight are cancelled
   if (impl_->cluster != nullptr && impl_->looping) impl_->cluster->Leave();
   impl_->workers.Stop();  // and here awaited
-  impl_->tiers->StopDisk();
+  impl_->disk_hangs = !impl_->tiers->StopDisk(std::chrono::nanoseconds(kDiskPatience));
   impl_->loop.Stop();      // their completions run, sessions drain
   impl_->mappings.Stop();  // their memory is unmapped
   impl_->http = nullptr;
+  if (!impl_->disk_hangs) impl_->tiers->CloseDisk();
   if (impl_->started) Log(LogLevel::kInfo, "daemon stopped");
+  return !impl_->disk_hangs;
 }
 
 }  // namespace ashlar::daemon

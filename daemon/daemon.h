@@ -21,7 +21,7 @@ class Daemon {
   // Returns when its sockets and the metrics endpoint answer.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::Config& config, const std::string& file = "");
 
-  // Stop(0).
+  // Stop(0). Behind a disk that hangs nothing is given back: its threads still use it.
   ~Daemon();
 
   // Takes no new sessions and requests, and writes to the disk what memory has alone (rpc Drain in admin.proto). Waits
@@ -30,8 +30,10 @@ class Daemon {
   bool Drain(storage::Nanos grace, const std::function<bool()>& interrupted);
 
   // Accepts nothing new, lets calls in flight finish for at most `grace`, ends every session, awaits the transfers in
-  // flight, and removes the sockets. Idempotent.
-  void Stop(storage::Nanos grace);
+  // flight, and removes the sockets. Idempotent. False: the disk has not returned from some call within kDiskPatience
+  // more; then end the process without destroying this.
+  bool Stop(storage::Nanos grace);
+  static constexpr storage::Nanos kDiskPatience = 1'000'000'000;
 
   // Takes over what has changed in the configuration's file, or nothing, and logs which; `by` sent a signal.
   void Reload(const Operator& by);

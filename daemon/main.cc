@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -21,6 +22,8 @@
 #include "daemon/config/config.h"
 #include "daemon/daemon.h"
 #include "daemon/mappings.h"
+#include "daemon/runtime/event_loop.h"
+#include "daemon/runtime/exit_timer.h"
 #include "daemon/runtime/log.h"
 #include "daemon/security/sandbox.h"
 #include "daemon/threads.h"
@@ -33,6 +36,9 @@ using ashlar::daemon::LogLevel;
 
 constexpr int kExitFailed = 1;     // could not start
 constexpr int kExitBadConfig = 2;  // arguments or configuration are missing or refused
+constexpr int kExitStuck = 3;      // it was to stop, and a disk that hangs, or something else, kept some of it
+constexpr std::chrono::milliseconds kStopPatience{1500};  // after the grace period
+constexpr size_t kMostReloads = 2;                        // that wait
 constexpr timespec kPoll = {.tv_sec = 0, .tv_nsec = 50'000'000};
 
 struct Arguments {
@@ -90,9 +96,33 @@ absl::Status LimitFiles(const ashlar::v1::Config& config, const std::string& fil
   return absl::OkStatus();
 }
 
-// Runs until SIGTERM or SIGINT; SIGHUP reads the file again.
+// Returns the signal that ends the daemon. SIGHUP reads the file again, on `reloads`: a file that cannot be read at
+// once delays no other signal.
+int AwaitEnd(const sigset_t& told, ashlar::daemon::Daemon& daemon, ashlar::daemon::EventLoop& reloads) {
+  for (siginfo_t info{};;) {
+    const int number = sigwaitinfo(&told, &info);
+    if (number == SIGTERM || number == SIGINT) return number;
+    if (number != SIGHUP) continue;
+    const ashlar::daemon::Operator by = ashlar::daemon::OperatorOf(info.si_uid, info.si_pid);
+    reloads.Post(ashlar::storage::kNoTenant, [&daemon, by] { daemon.Reload(by); });
+  }
+}
+
+void ExitWithin(std::chrono::nanoseconds patience, const ashlar::v1::Config& config) {
+  const bool json = config.log().format() == "json";
+  const std::string line = ashlar::daemon::FormatLogLine(json, "the daemon does not stop in time and is ended",
+                                                         {{"exit_status", kExitStuck}});
+  ashlar::daemon::ExitTimer::Start(patience, kExitStuck, json ? "{\"level\":\"error\"," + line + "}\n" : line + "\n");
+}
+
+// Runs until SIGTERM or SIGINT.
 int Serve(const ashlar::v1::Config& config, const std::string& file) {
   ashlar::daemon::ConfigureLog(config.log().level(), config.log().format());
+  // While it opens folders, which a disk that hangs may delay without end, a signal still ends it.
+  const bool sandboxed = config.sandbox() == "on";
+  if (absl::Status limited = sandboxed ? LimitFiles(config, file) : absl::OkStatus(); !limited.ok()) {
+    return Failed(limited);
+  }
   // Blocked before any thread is made, so that only sigwait takes them.
   sigset_t ends;
   sigemptyset(&ends);
@@ -103,10 +133,6 @@ int Serve(const ashlar::v1::Config& config, const std::string& file) {
   pthread_sigmask(SIG_BLOCK, &told, nullptr);
   signal(SIGPIPE, SIG_IGN);
 
-  const bool sandboxed = config.sandbox() == "on";
-  if (absl::Status limited = sandboxed ? LimitFiles(config, file) : absl::OkStatus(); !limited.ok()) {
-    return Failed(limited);
-  }
   if (absl::Status able = ashlar::daemon::CheckThreads(config); !able.ok()) return Failed(able);
   if (absl::Status log = ashlar::daemon::LogInBackground(); !log.ok()) return Failed(log);
   auto daemon = ashlar::daemon::Daemon::Start(config, file);
@@ -115,21 +141,23 @@ int Serve(const ashlar::v1::Config& config, const std::string& file) {
     return Failed(limited);
   }
   if (sandboxed) Log(LogLevel::kInfo, "the sandbox is closed", {});
-  siginfo_t info{};
-  int signal_number = 0;
-  while (signal_number != SIGTERM && signal_number != SIGINT) {
-    signal_number = sigwaitinfo(&told, &info);
-    if (signal_number == SIGHUP) (*daemon)->Reload(ashlar::daemon::OperatorOf(info.si_uid, info.si_pid));
-  }
-  Log(LogLevel::kInfo, "stopping", {{"signal", strsignal(signal_number)}});
+  const ashlar::daemon::MonotonicClock clock;
+  ashlar::daemon::EventLoop reloads(kMostReloads, clock);
+  reloads.Start("reload");
+  Log(LogLevel::kInfo, "stopping", {{"signal", strsignal(AwaitEnd(told, **daemon, reloads))}});
   const auto grace = std::chrono::nanoseconds((*daemon)->drain_time());
   const auto deadline = std::chrono::steady_clock::now() + grace;
+  ExitWithin(grace + kStopPatience, config);
   // A second signal ends the waiting.
   const auto interrupted = [&] { return sigtimedwait(&ends, nullptr, &kPoll) > 0; };
   const bool waited = (*daemon)->Drain(grace.count(), interrupted);
+  if (!waited) ExitWithin(kStopPatience, config);
+  reloads.Stop();
   const std::chrono::nanoseconds left = deadline - std::chrono::steady_clock::now();
-  (*daemon)->Stop(waited ? std::max<ashlar::storage::Nanos>(left.count(), 0) : 0);
+  const bool stopped = (*daemon)->Stop(waited ? std::max<ashlar::storage::Nanos>(left.count(), 0) : 0);
   ashlar::daemon::FlushLog(kLastLines);
+  if (!stopped) std::_Exit(kExitStuck);
+  ashlar::daemon::ExitTimer::Cancel();  // what is left takes its time: large memory is given back
   return 0;
 }
 

@@ -24,9 +24,9 @@
 namespace ashlar::daemon {
 namespace {
 
-// Main, metadata, mappings, arenas, log, listeners, sessions, HTTP, the guard of regions, events and ZeroMQ's two,
+// Main, reload, metadata, mappings, arenas, log, listeners, sessions, HTTP, the guard of regions, events and ZeroMQ's two,
 // RocksDB's three, and up to 16 that serve operators.
-constexpr uint64_t kOwnThreads = 37;
+constexpr uint64_t kOwnThreads = 38;
 // Transport and UCX, listener, directory, certificates.
 constexpr uint64_t kClusterThreads = 8;
 constexpr uint64_t kThreadsOfAGpu = 8;  // of its driver and its lanes

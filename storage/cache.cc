@@ -299,8 +299,9 @@ bool Cache::WhenLoaded(SessionId session, const LeaseId& lease, size_t index, ui
   impl_->leases.Use(lease);
   const ObjectTable::Reference& object = (*objects)[index].object;
   const auto held = std::make_shared<const ObjectTable::Reference>(object.Share());
-  impl_->table.WhenLoaded(object, extents * limits::kExtentBytes,
-                          [held, call = std::move(call)] { call((*held)->gone == MissReason::kNone); });
+  impl_->table.WhenLoaded(object, extents * limits::kExtentBytes, [held, extents, call = std::move(call)] {
+    call((*held)->gone == MissReason::kNone && held->copy().loaded >= extents);
+  });
   return true;
 }
 

@@ -33,6 +33,9 @@ class Executor {
   // Returns whether the tenant has had its share of the threads for now, and others wait. Work that can be cut then
   // ends, and asks to be run again.
   virtual bool ShouldYield(TenantId /*tenant*/) const { return false; }
+
+  // Returns for how long the oldest `work` that runs now has been running; 0: none runs.
+  virtual Nanos LongestRun() const { return 0; }
 };
 
 }  // namespace ashlar::storage

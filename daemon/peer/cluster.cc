@@ -123,7 +123,7 @@ absl::StatusOr<std::unique_ptr<Trusted>> MakeTrusted(const v1::Config& config) {
 // In the order of construction.
 struct Cluster::Impl {
   Impl(const v1::Config& config, EventLoop& its_loop, EventLoop& its_slow, const storage::Clock& its_clock,
-       std::unique_ptr<Trusted> its_trusted, std::unique_ptr<Transport> its_transport)
+       storage::Executor* disk_io, std::unique_ptr<Trusted> its_trusted, std::unique_ptr<Transport> its_transport)
       : options(config.cluster()),
         loop(its_loop),
         slow(its_slow),
@@ -140,8 +140,7 @@ struct Cluster::Impl {
                    .version = Version()},
                   Events(), clock),
         peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(config)),
-        forgetter(loop, slow, clock, directory, NamesOf(config),
-                  config.ssd().capacity_bytes() > 0 ? config.ssd().folder() : ""),
+        forgetter(disk_io, clock, directory, NamesOf(config), disk_io != nullptr ? config.ssd().folder() : ""),
         acknowledgements(directory, clock) {}
   ~Impl() {
     server = nullptr;
@@ -195,12 +194,13 @@ struct Cluster::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Make(const v1::Config& config, EventLoop& loop, EventLoop& slow,
-                                                       const storage::Clock& clock, const kernels::Gpu* gpu) {
+                                                       const storage::Clock& clock, const kernels::Gpu* gpu,
+                                                       storage::Executor* disk_io) {
   absl::StatusOr<std::unique_ptr<Trusted>> trusted = MakeTrusted(config);
   if (!trusted.ok()) return trusted.status();
   absl::StatusOr<std::unique_ptr<Transport>> transport = StartTransport(config.cluster(), gpu);
   if (!transport.ok()) return transport.status();
-  auto impl = std::make_unique<Impl>(config, loop, slow, clock, *std::move(trusted), *std::move(transport));
+  auto impl = std::make_unique<Impl>(config, loop, slow, clock, disk_io, *std::move(trusted), *std::move(transport));
   return std::unique_ptr<Cluster>(new Cluster(std::move(impl)));
 }
 

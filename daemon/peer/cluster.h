@@ -29,9 +29,10 @@ class Cluster {
  public:
   // `config` as ParseConfig accepted it, with a cluster. `loop` is the metadata thread's; connections are made and
   // ended on `slow`. All must outlive it; none need run yet. Nobody is served or asked before Serve.
-  // `gpu`: one that has a tier; null: none has.
+  // `gpu`: one that has a tier; null: none has. `disk_io`: the threads of the ssd tier's disk; null: there is none.
   static absl::StatusOr<std::unique_ptr<Cluster>> Make(const v1::Config& config, EventLoop& loop, EventLoop& slow,
-                                                       const storage::Clock& clock, const kernels::Gpu* gpu);
+                                                       const storage::Clock& clock, const kernels::Gpu* gpu,
+                                                       storage::Executor* disk_io);
   ~Cluster();
 
   // For the cache, which is made with it.

@@ -9,13 +9,14 @@ namespace ashlar::daemon {
 
 using storage::TenantId;
 
-WorkerPool::WorkerPool(int threads, size_t queue_depth, EventLoop& loop, int spare_threads)
+WorkerPool::WorkerPool(int threads, size_t queue_depth, EventLoop& loop, int spare_threads, const char* name)
     : threads_at_once_(static_cast<size_t>(threads)),
       queue_depth_(queue_depth),
       loop_(loop),
       running_(static_cast<size_t>(threads + spare_threads)) {
+  living_ = running_.size();
   for (size_t i = 0; i < running_.size(); ++i) {
-    threads_.push_back(NamedThread("worker", [this, i] { Work(i); }));
+    threads_.push_back(NamedThread(name, [this, i] { Work(i); }));
   }
 }
 
@@ -62,6 +63,32 @@ void WorkerPool::Stop() {
   threads_.clear();
 }
 
+bool WorkerPool::StopWithin(std::chrono::nanoseconds patience) {
+  {
+    std::unique_lock lock(mutex_);
+    stopping_ = abandoned_ = true;
+    wake_.notify_all();
+    if (!ended_.wait_for(lock, patience, [this] { return living_ == 0; })) return false;
+  }
+  Stop();
+  return true;
+}
+
+storage::Nanos WorkerPool::LongestRun() const {
+  std::lock_guard lock(mutex_);
+  storage::Nanos longest = 0;
+  const Time now = std::chrono::steady_clock::now();
+  for (const auto& job : running_) {
+    if (job.has_value() && !job->returned) longest = std::max<storage::Nanos>(longest, (now - job->begun).count());
+  }
+  return longest;
+}
+
+size_t WorkerPool::running() const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::count_if(running_, [](const auto& job) { return job.has_value() && !job->returned; });
+}
+
 size_t WorkerPool::depth() const {
   std::lock_guard lock(mutex_);
   return queue_.size();
@@ -72,6 +99,7 @@ bool WorkerPool::Runs(TenantId tenant) const {
 }
 
 std::optional<TenantId> WorkerPool::Startable() {
+  if (abandoned_) return std::nullopt;
   if (stopping_ || busy_ < threads_at_once_) return queue_.Next();
   const Time now = std::chrono::steady_clock::now();
   const auto in_turn =
@@ -98,6 +126,8 @@ void WorkerPool::Work(size_t thread) {
     if (const std::optional<TenantId> tenant = Startable()) {
       RunJob(*tenant, thread, lock);
     } else if (stopping_) {
+      --living_;
+      ended_.notify_all();
       return;
     } else if (const std::optional<Time> overrun = NextOverrun(); overrun.has_value() && !watching_) {
       watching_ = true;
@@ -122,6 +152,7 @@ void WorkerPool::RunJob(TenantId tenant, size_t thread, std::unique_lock<std::mu
   const auto took = std::chrono::steady_clock::now() - begun;
   lock.lock();
   queue_.Charge(tenant, took.count());
+  running_[thread]->returned = true;
   lock.unlock();
   auto end = [done = std::move(job.done), jobs = std::move(job.jobs)] {
     --*jobs;

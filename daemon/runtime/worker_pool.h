@@ -29,7 +29,8 @@ class WorkerPool final : public storage::Executor {
   // `spare_threads` threads more, one job of each tenant that has none running: nobody waits for the end of another
   // tenant's long job. `queue_depth` is of each tenant: of its jobs, those that wait, run, or whose `done` has not
   // begun; so a `done` may ask for one more. `loop` must outlive the pool.
-  WorkerPool(int threads, size_t queue_depth, EventLoop& loop, int spare_threads = 0);
+  // `name`: of the threads, at most 15 characters.
+  WorkerPool(int threads, size_t queue_depth, EventLoop& loop, int spare_threads = 0, const char* name = "worker");
   ~WorkerPool() override;  // Stop
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
@@ -40,10 +41,16 @@ class WorkerPool final : public storage::Executor {
   // True once a job of the tenant has run for kTurn.
   bool ShouldYield(storage::TenantId tenant) const override;
 
+  storage::Nanos LongestRun() const override;
+
   // Finishes what was taken, posts its completions, ends the threads.
   void Stop();
+  // Begins no further job, and ends the threads as soon as their jobs have returned. False: some have not within
+  // `patience`; their threads go on, so the pool must never be destroyed.
+  bool StopWithin(std::chrono::nanoseconds patience);
 
-  size_t depth() const;  // jobs that wait
+  size_t depth() const;    // jobs that wait
+  size_t running() const;  // jobs that have not returned
   uint64_t rejected() const { return rejected_.load(); }
 
   // A tenant is served for about this long before the next one is. A few MiB are moved in it.
@@ -60,6 +67,7 @@ class WorkerPool final : public storage::Executor {
   struct Running {
     storage::TenantId tenant;
     Time begun;
+    bool returned = false;  // its completion is being posted
   };
 
   void Work(size_t thread);
@@ -79,12 +87,15 @@ class WorkerPool final : public storage::Executor {
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
+  std::condition_variable ended_;                 // a thread has
   storage::TurnQueue<Job> queue_{kTurn.count()};  // guarded by mutex_, as below
   std::vector<std::optional<Running>> running_;   // by thread
   std::map<storage::TenantId, Count> jobs_;
   size_t busy_ = 0;        // threads that run a job
   bool watching_ = false;  // a thread waits for NextOverrun
   bool stopping_ = false;
+  bool abandoned_ = false;  // no further job begins
+  size_t living_ = 0;       // threads
 };
 
 }  // namespace ashlar::daemon

@@ -114,6 +114,23 @@ TEST_F(TenantsAtWork, AJobThatEndsLeavesRoomForTheNext) {
   pool.Stop();
 }
 
+TEST_F(TenantsAtWork, AStopDoesNotWaitForAJobThatHangs) {
+  WorkerPool pool(2, 5, loop_);
+  EXPECT_EQ(pool.LongestRun(), 0);
+  Hold(pool, kEve);
+  Hold(pool, kAnn);
+  EXPECT_TRUE(pool.Run(
+      kBob, [] { ADD_FAILURE() << "it had not begun"; }, [] {}));
+  std::this_thread::sleep_for(kMillisecond);
+  EXPECT_GE(pool.LongestRun(), std::chrono::nanoseconds(kMillisecond).count());
+  EXPECT_FALSE(pool.StopWithin(10 * kMillisecond));
+  EXPECT_EQ(pool.running(), 2u);
+  Release();
+  EXPECT_TRUE(pool.StopWithin(kPatience));
+  EXPECT_EQ(pool.running(), 0u);
+  EXPECT_EQ(pool.LongestRun(), 0);
+}
+
 TEST_F(TenantsAtWork, JobsThatDoNotEndKeepNobodyElseWaiting) {
   WorkerPool pool(2, 100, loop_, /*spare_threads=*/2);
   Hold(pool, kEve);

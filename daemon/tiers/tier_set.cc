@@ -18,6 +18,8 @@ using storage::TenantId;
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr int kSlowestRetry = 5;  // seconds between attempts to open the disk
 constexpr size_t kAdoptedAtOnce = 1024;
+constexpr const char* kDiskThread = "disk";
+constexpr std::chrono::seconds kDestructorPatience{1};
 
 absl::StatusOr<std::unique_ptr<storage::MemoryTier>> MakeMemory(const v1::Config& config,
                                                                 const storage::MemoryTierOptions& options,
@@ -88,11 +90,21 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
   return set;
 }
 
+// Behind StopDisk, or where the daemon cannot start: then an attempt to open the disk may hang.
+TierSet::~TierSet() {
+  if (!StopDisk(kDestructorPatience)) static_cast<void>(io_.release());
+}
+
 absl::Status TierSet::OpenDisk(const v1::Config& config, EventLoop& loop) {
   loop_ = &loop;
-  io_ = std::make_unique<WorkerPool>(static_cast<int>(config.ssd().threads()), config.ssd().queue_depth(), loop);
-  absl::StatusOr<SsdDisk> disk = OpenSsdDisk(config, *io_);
+  io_ = std::make_unique<WorkerPool>(static_cast<int>(config.ssd().threads()), config.ssd().queue_depth(), loop,
+                                     /*spare_threads=*/0, kDiskThread);
+  open_ = [config, io = io_.get()] { return OpenSsdDisk(config, *io); };
+  absl::StatusOr<SsdDisk> disk = absl::UnavailableError(absl::StrCat(
+      "ssd.folder ", config.ssd().folder(), ": the disk was not opened within ", kOpenPatience.count(), " s"));
+  if (StartOpening() && opened_.wait_for(kOpenPatience) == std::future_status::ready) disk = opened_.get();
   if (disk.ok()) {
+    open_ = nullptr;
     file_ = std::move(disk->file);
     records_ = std::move(disk->records);
     ssd_ = std::move(disk->tier);
@@ -104,7 +116,6 @@ absl::Status TierSet::OpenDisk(const v1::Config& config, EventLoop& loop) {
   auto tier = storage::SsdTier::WithoutDisk({}, config.ssd().capacity_bytes(), *io_, disk.status());
   if (!tier.ok()) return tier.status();
   ssd_ = *std::move(tier);
-  open_ = [config, io = io_.get()] { return OpenSsdDisk(config, *io); };
   return AddSsdTenants(config, *ssd_);
 }
 
@@ -127,17 +138,26 @@ void TierSet::PrepareArena(TenantId tenant) {
       tenant, [arena] { arena->Make(); }, made);
 }
 
+bool TierSet::StartOpening() {
+  const auto opened = std::make_shared<std::promise<absl::StatusOr<SsdDisk>>>();
+  opened_ = opened->get_future();
+  const bool begun = io_->Run(
+      storage::kNoTenant, [opened, open = open_] { opened->set_value(open()); }, [] {});
+  if (!begun) opened_ = {};
+  return begun;
+}
+
 void TierSet::Tick(storage::Cache& cache) {
   PrepareArenas();
-  if (open_ == nullptr || opening_ || --ticks_left_ > 0) return;
-  auto opened = std::make_shared<absl::StatusOr<SsdDisk>>();
-  opening_ = io_->Run(
-      storage::kNoTenant, [opened, open = open_] { *opened = open(); },
-      [this, opened, &cache] { Attach(std::move(*opened), cache); });
+  if (open_ == nullptr) return;
+  if (!opened_.valid()) {
+    if (--ticks_left_ <= 0) StartOpening();
+  } else if (opened_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    Attach(opened_.get(), cache);
+  }
 }
 
 void TierSet::Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache) {
-  opening_ = false;
   patience_ = std::min(2 * patience_, kSlowestRetry);
   ticks_left_ = patience_;
   if (!opened.ok()) return ssd_->StillWithoutDisk(opened.status());
@@ -241,9 +261,17 @@ void TierSet::SetBudgets(const v1::Config& now, const v1::Config& next) {
   }
 }
 
-void TierSet::StopDisk() {
-  arenas_->Stop();
-  if (io_ != nullptr) io_->Stop();
+bool TierSet::StopDisk(std::chrono::nanoseconds patience) {
+  if (arenas_ != nullptr) arenas_->Stop();
+  if (io_ == nullptr || io_->StopWithin(patience)) return true;
+  Log(LogLevel::kError, "the disk hangs: the daemon stops without its threads",
+      {{"thread", kDiskThread}, {"stuck", io_->running()}, {"seconds", io_->LongestRun() / kSecond}});
+  return false;
+}
+
+void TierSet::CloseDisk() {
+  records_ = nullptr;
+  file_ = nullptr;
 }
 
 }  // namespace ashlar::daemon

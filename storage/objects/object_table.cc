@@ -151,6 +151,11 @@ void ObjectTable::Defer(TenantId tenant, const Key& key, const TensorShard& shar
 ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute, double flops,
                                        size_t level) {
   Remember(pool.tenant, plan.ns, plan.shard, level);
+  // What nobody can have from a stalled disk is taken anew.
+  if (Entry* entry = segments_.Find(pool.tenant, plan.key, plan.shard);
+      entry != nullptr && entry->ready && placement_.OnStalledDisk(*entry)) {
+    Unlink(*entry, MissReason::kTierError, PolicyKind::kNone, TierKind::kSsd);
+  }
   if (Entry* entry = segments_.Find(pool.tenant, plan.key, plan.shard)) {
     if (!entry->ready) return {ReserveOutcome::kBeingPublished, {}};
     placement_.Touch(*entry);

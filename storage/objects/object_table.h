@@ -142,8 +142,10 @@ class ObjectTable final : public Offers {
   // reference ends. Harmless if the object is gone already.
   void Drop(const Reference& object, MissReason why, PolicyKind policy = PolicyKind::kNone);
 
-  // Calls `call` once the first `bytes` of the reference's copy are whole, or the object is gone: now, if so.
+  // Calls `call` once the first `bytes` of the reference's copy are whole, or they do not come (Lost): now, if so.
   void WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call);
+  // Returns why what the reference's copy still lacks does not come (Placement::Lost); kNone: it does.
+  MissReason Lost(const Reference& object) const { return placement_.Lost(*object.entry_, object.level()); }
 
   // Reports that so many bytes have landed; `took` excludes the time that the landing waited for bytes on their way up.
   void Landed(TenantId tenant, uint64_t bytes, Nanos took) { promotion_[tenant].Landed(bytes, took); }

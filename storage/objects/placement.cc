@@ -82,7 +82,7 @@ TierKind Placement::Nearest(const Entry& entry) const {
 }
 
 void Placement::WhenLoaded(Entry& entry, size_t level, uint64_t extents, std::function<void()> call) {
-  if (entry.gone != MissReason::kNone || entry.copies[level].loaded >= extents) return call();
+  if (entry.copies[level].loaded >= extents || Lost(entry, level) != MissReason::kNone) return call();
   Hasten(entry, clock_.Now());
   entry.waiters.push_back({level, extents, std::move(call)});
 }
@@ -101,7 +101,7 @@ void Placement::Hasten(Entry& entry, Nanos needed_at) {
 void Placement::CallWaiters(Entry& entry) {
   std::vector<Entry::Waiter> ready;
   const auto is_ready = [&](const Entry::Waiter& waiter) {
-    return entry.gone != MissReason::kNone || entry.copies[waiter.level].loaded >= waiter.extents;
+    return entry.copies[waiter.level].loaded >= waiter.extents || Lost(entry, waiter.level) != MissReason::kNone;
   };
   const auto rest = std::stable_partition(entry.waiters.begin(), entry.waiters.end(), std::not_fn(is_ready));
   std::move(rest, entry.waiters.end(), std::back_inserter(ready));
@@ -237,6 +237,7 @@ void Placement::StartCopy(Entry& entry, size_t from, size_t to, Nanos needed_at)
   if (needed_at == TierCopier::kWhenIdle) ++behind_[entry.pool.tenant].tier_copies;
   // A disk that reads what is given up meanwhile does no harm; another copy in memory would.
   if (!IsDisk(to)) ++entry.copies[from].readers;
+  if (IsDisk(from)) from_disk_.insert(entry.id);
   copy.tier_copy =
       copier_.Start(EndOf(entry, from), EndOf(entry, to), entry.header.Extents(), entry.copies[from].loaded, needed_at,
                     {.progress = [this, &entry, to](uint64_t loaded) { CopyProgress(entry, to, loaded); },
@@ -279,6 +280,7 @@ void Placement::CopyDone(Entry& entry, size_t level, const absl::Status& status)
   copy.tier_copy.reset();
   --tier_copies_;
   if (copy.source < level) --behind_[entry.pool.tenant].tier_copies;
+  if (IsDisk(copy.source)) from_disk_.erase(from_disk_.find(entry.id));
   if (!IsDisk(level)) DoneReading(entry, copy.source);
   if (copy.state == State::kDraining && copy.users > 0 && entry.gone == MissReason::kNone) {
     copy.state = State::kCopying;  // it was asked for again meanwhile
@@ -371,6 +373,7 @@ void Placement::BecameWhole(Entry& entry, size_t level) {
 
 void Placement::Tick() {
   if (disk_ != nullptr) disk_->Tick(clock_.Now());
+  EndWaits();
   Pump();
 }
 

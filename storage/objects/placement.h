@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -63,17 +64,22 @@ class Placement {
 
   // Makes sure that the object's copy in this memory tier is whole, or is being filled from the nearest copy below;
   // what only another GPU has goes down first. Otherwise returns the reason: kSlowerThanRecompute (promoting and
-  // landing take longer than `recompute`, if that is not 0) or kBudgetRefused (no copy there may be evicted). The
-  // caller must hold a reference; the object must be ready and not gone. Objects needed sooner are promoted first; a
-  // `needed_at` in the past means now.
+  // landing take longer than `recompute`, if that is not 0), kBudgetRefused (no copy there may be evicted) or
+  // kTierError (only the disk has it, which is stalled). The caller must hold a reference; the object must be ready and
+  // not gone. Objects needed sooner are promoted first; a `needed_at` in the past means now.
   struct Recompute {
     Nanos time = 0;       // of computing it again, against any way up; 0: not known
     Nanos of_remote = 0;  // likewise, against the way from another node
   };
   MissReason Promote(Entry& entry, size_t level, const Recompute& recompute, Nanos needed_at);
-  // Calls `call` once the first `extents` of the copy there are whole, or never will be (the object is gone): at once
-  // if that is already so.
+  // Calls `call` once the first `extents` of the copy there are whole, or once nobody should wait for them (Lost): at
+  // once if that is already so.
   void WhenLoaded(Entry& entry, size_t level, uint64_t extents, std::function<void()> call);
+  // Returns why what the copy there still lacks does not come: the object is gone, or the disk is stalled. kNone: it
+  // comes, or nothing is missing.
+  MissReason Lost(const Entry& entry, size_t level) const;
+  // Returns whether only the disk has the object, which is stalled.
+  bool OnStalledDisk(const Entry& entry) const;
 
   // The object was looked up or reserved again; it was in use until now; its references or pins have changed.
   void Touch(Entry& entry);
@@ -175,6 +181,8 @@ class Placement {
   void Promoted(const Entry& entry);
   void Refresh(Entry& entry);  // tells the levels about its copies
   void Reside(Entry& entry, bool here);
+  bool Stalled(const Entry& entry, size_t level) const;  // the copy there comes from a disk that is stalled
+  void EndWaits();                                       // of those who wait for such copies
   void CallWaiters(Entry& entry);
   void Vacate(Entry& entry);
   // Copies the object to the lower tiers that should have it. False: try again when there is room.
@@ -209,6 +217,7 @@ class Placement {
   std::vector<std::unique_ptr<EvictionPolicy>> policies_;
   std::vector<std::unique_ptr<Level>> levels_;
   std::map<TenantId, Behind> behind_;  // none is ever erased
+  std::multiset<ObjectId> from_disk_;  // of copies from the disk that are under way
   size_t tier_copies_ = 0;
   bool flushing_ = false;
   uint64_t unsaved_ = 0, unsaved_bytes_ = 0;

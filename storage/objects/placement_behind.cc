@@ -27,7 +27,8 @@ bool Placement::WantsBehind(const Entry& entry) {
 
 Placement::Unsaved Placement::unsaved() const {
   const auto writes = [](const auto& tenant) { return !tenant.second.queue.empty() || tenant.second.tier_copies > 0; };
-  return {unsaved_, unsaved_bytes_, std::ranges::any_of(behind_, writes)};
+  const bool stalled = disk_ != nullptr && disk_->stalled();
+  return {unsaved_, unsaved_bytes_, !stalled && std::ranges::any_of(behind_, writes)};
 }
 
 PoolShares Placement::pools() const {
@@ -105,7 +106,7 @@ bool Placement::WriteBehind(Entry& entry) {
 
 void Placement::PumpBehind(Behind& behind) {
   // A disk that is being tried may write in a moment.
-  const bool waits = flushing_ && disk_ != nullptr && disk_->probing();
+  const bool waits = flushing_ && disk_ != nullptr && disk_->probing() && !disk_->stalled();
   while (!waits && !behind.queue.empty() && behind.tier_copies < kMaxBehind) {
     const ObjectId next = behind.queue.front();
     behind.queue.pop_front();

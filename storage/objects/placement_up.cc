@@ -42,6 +42,7 @@ size_t Placement::OnAnotherGpu(const Entry& entry, size_t level) const {
 MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recompute, Nanos needed_at) {
   const Nanos now = clock_.Now();
   needed_at = std::max(now, needed_at);
+  if (Stalled(entry, level)) return MissReason::kTierError;
   const Copy& copy = entry.copies[level];
   // Its last way up was given up, and something of that is still being written: it comes up again behind that.
   const bool drains = copy.state == State::kDraining, awaited = drains && copy.users > 1;
@@ -56,6 +57,7 @@ MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recom
   size_t from = NearestSource(entry, level);
   if (from == kNowhere) from = OnAnotherGpu(entry, level);
   if (from == kNowhere) return MissReason::kBudgetRefused;  // it has just been given up there, and is drained
+  if (IsDisk(from) ? disk_->stalled() : Stalled(entry, from)) return MissReason::kTierError;
   PromotionCost& cost = promotion_[entry.pool.tenant];
   const bool pays = from == remote_level_ && entry.remote_cost > 0
                         ? cost.PaysWith(entry.remote_cost, entry.header.bytes, recompute.of_remote, needed_at - now)

@@ -81,7 +81,9 @@ class TierCopy {
   bool UsesDisk() const { return !IsRemote() && (from.memory == nullptr || to.memory == nullptr); }
   // A copy that waits for one of these does not hold up copies by the others: the executor, the disk, other nodes. Nor
   // does one that another node has no room for hold up those from other nodes (refused_in).
-  size_t Way() const { return IsRemote() ? 2 : UsesDisk() ? 1 : 0; }
+  TierCopier::Way Way() const {
+    return IsRemote() ? TierCopier::kRemote : UsesDisk() ? TierCopier::kDisk : TierCopier::kMemory;
+  }
 
   const End from, to;
   const TenantId tenant;
@@ -108,7 +110,7 @@ TierCopier::TierCopier(Executor& executor, SsdTier* disk, RemoteSource* remote, 
 
 void TierCopier::Enqueue(const std::shared_ptr<TierCopy>& copy) {
   Line& line = LineOf(copy->place);
-  remote_waiting_ += copy->IsRemote();
+  ++waiting_[copy->Way()];
   line.copies[copy->tenant].emplace(copy->place, copy);
   line.turns.Activate(copy->tenant);
 }
@@ -117,7 +119,7 @@ bool TierCopier::Dequeue(const TierCopy& copy) {
   Line& line = LineOf(copy.place);
   const auto own = line.copies.find(copy.tenant);
   if (own == line.copies.end() || own->second.erase(copy.place) == 0) return false;
-  remote_waiting_ -= copy.IsRemote();
+  --waiting_[copy.Way()];
   if (!own->second.empty()) return true;
   line.copies.erase(own);
   line.turns.Deactivate(copy.tenant);
@@ -190,8 +192,8 @@ std::optional<TierCopier::Turn> TierCopier::NextTurn(std::vector<Turn>& aside) {
 }
 
 TierCopier::Started TierCopier::StartPieceOf(const Turn& turn) {
-  const bool full_here = pieces_ >= max_pieces_, full_elsewhere = remote_pieces_ >= kRemotePieces;
-  bool refused[3] = {full_here, full_here, full_elsewhere};  // by way
+  std::array<bool, kWays.size()> refused;
+  std::ranges::transform(kWays, refused.begin(), [this](Way way) { return Full(way); });
   bool one_refused = false;
   for (const auto& [place, copy] : turn.line->copies.at(turn.tenant)) {
     bool& full = refused[copy->Way()];
@@ -211,22 +213,18 @@ TierCopier::Started TierCopier::StartPieceOf(const Turn& turn) {
     if (next->started == next->extents) Dequeue(*next);
     return Started::kPiece;
   }
-  return one_refused || refused[0] || refused[1] || refused[2] ? Started::kRefused : Started::kNothing;
-}
-
-size_t& TierCopier::InFlight(const TierCopy& copy) {
-  return copy.IsRemote() ? remote_pieces_ : pieces_;
+  return one_refused || std::ranges::count(refused, true) > 0 ? Started::kRefused : Started::kNothing;
 }
 
 bool TierCopier::StartPiece(const std::shared_ptr<TierCopy>& copy) {
   const uint64_t first = copy->started, count = std::min(kPieceExtents, copy->extents - first);
   copy->started += count;
   ++copy->in_flight;
-  ++InFlight(*copy);
+  ++pieces_[copy->Way()];
   if (Submit(copy, first, count)) return true;
   copy->started = first;
   --copy->in_flight;
-  --InFlight(*copy);
+  --pieces_[copy->Way()];
   return false;
 }
 
@@ -292,7 +290,7 @@ bool TierCopier::WriteFromGpu(const std::shared_ptr<TierCopy>& copy, uint64_t fi
 }
 
 void TierCopier::PieceDone(const std::shared_ptr<TierCopy>& copy, uint64_t first, const absl::Status& status) {
-  --InFlight(*copy);
+  --pieces_[copy->Way()];
   if (copy->ended.ok() && !status.ok()) {
     copy->ended = status;
     Dequeue(*copy);

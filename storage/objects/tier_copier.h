@@ -1,6 +1,8 @@
 // TierCopier: copies objects between tiers, their extents in order, several pieces at a time.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -22,12 +24,12 @@ namespace ashlar::storage {
 
 class TierCopy;  // one object on its way
 
-// The metadata thread only. The pieces in flight are bounded, those from other nodes apart: a slow node keeps no disk
-// waiting. Nor does it keep other nodes' copies waiting: the source bounds the pieces of each node
-// (RemoteSource::Read). Tenants take turns by the bytes that are moved for them. Within a tenant the copy that is
-// needed first has priority, and among equals the one that began first. A copy that nobody waits for comes after those
-// its tenant needs; it has a small share beside other tenants' needs, so that it makes progress. Pieces in flight are
-// not called back.
+// The metadata thread only. The pieces in flight are bounded, those by each way apart: a slow node keeps no disk
+// waiting, and a slow disk no copy from memory to memory. Nor does a slow node keep other nodes' copies waiting: the
+// source bounds the pieces of each node (RemoteSource::Read). Tenants take turns by the bytes that are moved for them.
+// Within a tenant the copy that is needed first has priority, and among equals the one that began first. A copy that
+// nobody waits for comes after those its tenant needs; it has a small share beside other tenants' needs, so that it
+// makes progress. Pieces in flight are not called back.
 class TierCopier {
  public:
   // One end of a copy: a slot of a memory tier, or of the disk (memory null), or a copy on another node (`remote` set),
@@ -43,7 +45,8 @@ class TierCopier {
     std::function<void(absl::Status)> done;         // once, last; both slots are untouched from then on
   };
 
-  // `disk` and `remote` may be null; all must outlive the copier, and the copier everything in flight.
+  // `disk` and `remote` may be null; all must outlive the copier, and the copier everything in flight. `max_pieces`: in
+  // flight between tiers of memory, and as many from and to the disk.
   TierCopier(Executor& executor, SsdTier* disk, RemoteSource* remote = nullptr, size_t max_pieces = 32);
 
   // Not from disk to disk, nor from a GPU's memory to a GPU's. Of the source, `available` extents can be read now;
@@ -64,6 +67,8 @@ class TierCopier {
 
  private:
   static constexpr size_t kRemotePieces = 64;
+  enum Way : uint8_t { kMemory, kDisk, kRemote };
+  static constexpr std::array kWays = {kMemory, kDisk, kRemote};
 
   friend class TierCopy;
   using Place = std::pair<Nanos, uint64_t>;  // needed at, begun as which
@@ -80,8 +85,10 @@ class TierCopier {
   Line& LineOf(const Place& place) { return place.first == kWhenIdle ? idle_ : needed_; }
   void Enqueue(const std::shared_ptr<TierCopy>& copy);
   bool Dequeue(const TierCopy& copy);  // false: it was in no line
-  bool MayStart() const { return pieces_ < max_pieces_ || (remote_waiting_ > 0 && remote_pieces_ < kRemotePieces); }
-  size_t& InFlight(const TierCopy& copy);
+  bool Full(Way way) const { return pieces_[way] >= (way == kRemote ? kRemotePieces : max_pieces_); }
+  bool MayStart() const {
+    return std::ranges::any_of(kWays, [this](Way way) { return waiting_[way] > 0 && !Full(way); });
+  }
   void PumpInTurn();
   std::optional<Turn> NextTurn(std::vector<Turn>& aside);
   enum class Started { kPiece, kNothing, kRefused };
@@ -99,8 +106,8 @@ class TierCopier {
   SsdTier* const disk_;
   RemoteSource* const remote_;
   const size_t max_pieces_;
-  size_t pieces_ = 0, remote_pieces_ = 0;  // in flight
-  size_t remote_waiting_ = 0;              // copies from other nodes that are in a line
+  std::array<size_t, kWays.size()> pieces_{};   // in flight, by way
+  std::array<size_t, kWays.size()> waiting_{};  // copies that are in a line, by way
   uint64_t begun_ = 0;
   uint64_t round_ = 0;  // in each of them a copy is refused once at most
   Line needed_, idle_;

@@ -24,8 +24,11 @@ class ManualExecutor final : public Executor {
 
   bool ShouldYield(TenantId) const override { return crowded_; }
 
+  Nanos LongestRun() const override { return longest_run_; }
+
   void set_capacity(size_t capacity) { capacity_ = capacity; }
-  void set_crowded(bool crowded) { crowded_ = crowded; }  // as where another tenant's work waits
+  void set_longest_run(Nanos longest_run) { longest_run_ = longest_run; }  // of work that hangs
+  void set_crowded(bool crowded) { crowded_ = crowded; }                   // as where another tenant's work waits
   size_t pending() const { return items_.size(); }
   TenantId tenant(size_t item) const { return items_.at(item).tenant; }
   void Work(size_t item);            // runs the item's work; what it posts and its `done` still wait
@@ -43,6 +46,7 @@ class ManualExecutor final : public Executor {
   };
   size_t capacity_;
   bool crowded_ = false;
+  Nanos longest_run_ = 0;
   std::deque<Item> items_;
   Item* working_ = nullptr;
 };

@@ -63,6 +63,19 @@ class TieredRig {
     Settle();
   }
 
+  // An operation of the disk does not return, and the cache has noticed; and again it has returned.
+  void StallDisk() {
+    io.set_longest_run(SsdTier::kDeadline);
+    cache->Tick();
+    executor.CompleteAll();
+  }
+  void EndStall() {
+    io.set_longest_run(0);
+    Settle();
+    cache->Tick();
+    Settle();
+  }
+
   Match Lookup(SessionId session, const ObjectHeader& plan) {
     const Query query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .tokens = plan.tokens};
     return cache->Lookup(session, {&query, 1});

@@ -15,10 +15,16 @@ constexpr std::string_view kNoRecord = "erased";  // a record that never was: it
 
 alignas(BlockFile::kBlockBytes) constexpr std::array<std::byte, limits::kExtentBytes> kZeroExtent{};
 
-absl::Status Overwrite(BlockFile& file, const Slot& slot) {
+constexpr uint64_t kShredExtents = 4;  // that are overwritten at once: the disk's deadline is for one piece
+
+// Overwrites a piece of the slot, from its extent `first` on.
+absl::Status Overwrite(BlockFile& file, const Slot& slot, uint64_t first) {
+  const uint64_t end = first + kShredExtents;
+  uint64_t extent = 0;
   absl::Status status;
   for (const ExtentRun& run : slot.runs) {
-    for (uint32_t i = 0; i < run.count && status.ok(); ++i) {
+    for (uint32_t i = 0; i < run.count && status.ok(); ++i, ++extent) {
+      if (extent < first || extent >= end) continue;
       status = file.Write((uint64_t{run.first} + i) * limits::kExtentBytes, kZeroExtent);
     }
   }
@@ -66,25 +72,33 @@ void SsdTier::ShredNext() {
     return;
   }
   shreds_ = true;
-  disk_.RunNext([this, slot = shredding_.front().slot](size_t) { return Overwrite(*file_, slot); },
-                [this, failed_syncs = commits_.failed_syncs()](const absl::Status& status) {
-                  shreds_ = false;
-                  Leaving leaving = std::move(shredding_.front());
-                  shredding_.pop_front();
-                  if (status.ok()) {
-                    EndShred(std::move(leaving), failed_syncs);
-                  } else {
-                    if (leaving.refused.ok()) Failed(status);
-                    NotShredded(std::move(leaving), status);
-                  }
-                  ShredNext();
-                });
+  Leaving& next = shredding_.front();
+  if (next.overwritten == 0) next.failed_syncs = commits_.failed_syncs();
+  disk_.RunNext([this, slot = next.slot, first = next.overwritten](size_t) { return Overwrite(*file_, slot, first); },
+                [this](const absl::Status& status) { Shredded(status); });
+}
+
+void SsdTier::Shredded(const absl::Status& status) {
+  shreds_ = false;
+  Leaving& piece = shredding_.front();
+  piece.overwritten += kShredExtents;
+  if (status.ok() && piece.overwritten < piece.slot.Extents()) return ShredNext();
+  Leaving leaving = std::move(piece);
+  shredding_.pop_front();
+  if (status.ok()) {
+    EndShred(std::move(leaving));
+  } else {
+    if (leaving.refused.ok()) Failed(status);
+    NotShredded(std::move(leaving), status);
+  }
+  ShredNext();
 }
 
 // All syncs of the file are the commits': one that fails leaves what was written before it in doubt, and commits must
 // know.
-void SsdTier::EndShred(Leaving leaving, uint64_t failed_syncs) {
+void SsdTier::EndShred(Leaving leaving) {
   ++shreds_ending_;
+  const uint64_t failed_syncs = leaving.failed_syncs;
   std::string record = leaving.record.empty() ? std::string(kNoRecord) : leaving.record;
   commits_.Put(std::move(record), std::nullopt, failed_syncs,
                [this, leaving = std::move(leaving)](const CommitQueue::Outcome& outcome) {
@@ -101,6 +115,7 @@ void SsdTier::EndShred(Leaving leaving, uint64_t failed_syncs) {
 // It stays where it is, and the tenant's.
 void SsdTier::NotShredded(Leaving leaving, const absl::Status& why) {
   leaving.refused = why;
+  leaving.overwritten = 0;
   unshredded_.push_back(std::move(leaving));
 }
 

@@ -25,6 +25,7 @@ constexpr uint64_t kProbeOffset = BlockFile::kBlockBytes;
 constexpr std::string_view kProbeName = "probe";
 constexpr Nanos kSecond = 1'000'000'000;
 constexpr Nanos kFirstProbe = kSecond, kSlowestProbe = 5 * kSecond;
+constexpr Nanos kLateTick = 2 * kSecond;
 constexpr Nanos kWell = 60 * kSecond;  // after so long it is tried at once again
 static_assert(kProbeOffset + BlockFile::kBlockBytes <= kHeaderExtents * kExtentBytes);
 static_assert(kExtentBytes % BlockFile::kBlockBytes == 0 && kSlabHeaderBytes <= BlockFile::kBlockBytes);
@@ -90,6 +91,7 @@ uint64_t SsdTier::SlabBytes(uint64_t capacity_bytes) {
 
 SsdTier::SsdTier(const SsdTierOptions& options, uint64_t extents, Executor& io)
     : slab_extents_(extents),
+      io_(io),
       disk_(io, options.pieces_in_flight),
       commits_(disk_, [this](const absl::Status& status) { Failed(status); }),
       patience_(kFirstProbe) {}
@@ -145,8 +147,24 @@ void SsdTier::Failed(const absl::Status& status) {
   commits_.HoldDeletions(true);
 }
 
+// No probe can succeed while the disk stalls, and one is due at once when it has answered. Behind a Tick that came late
+// the process may have stood still (SIGSTOP, a paused machine): then the next Tick judges.
+void SsdTier::CheckStall(Nanos since_last_tick) {
+  stood_still_ = since_last_tick > kLateTick && !stood_still_ && !stalled_;
+  if (stood_still_) return;
+  const bool before = std::exchange(stalled_, has_disk() && io_.LongestRun() >= kDeadline);
+  if (stalled_ && !before) {
+    const absl::Status why = absl::UnavailableError(
+        absl::StrCat("the disk hangs: an operation has not returned for ", kDeadline / kSecond, " s"));
+    Failed(why);
+    health_ = why;
+  } else if (before && !stalled_) {
+    next_probe_ = now_;
+  }
+}
+
 void SsdTier::Tick(Nanos now) {
-  now_ = now;
+  CheckStall(now - std::exchange(now_, now));
   if (!degraded() && now - well_since_ >= kWell) patience_ = kFirstProbe;
   if (now >= next_probe_) Probe([] {});
 }
@@ -177,7 +195,8 @@ void SsdTier::Probed(const absl::Status& status) {
   probing_ = false;
   patience_ = std::min(2 * patience_, kSlowestProbe);
   next_probe_ = now_ + patience_;
-  if (!absl::IsAborted(status)) health_ = status;  // that one tells of another failure, which is known
+  // ABORTED tells of another failure, which is known. While an operation hangs, the success of others says nothing.
+  if (!absl::IsAborted(status) && !stalled_) health_ = status;
   if (degraded()) return;
   well_since_ = now_;
   commits_.HoldDeletions(false);

@@ -117,10 +117,14 @@ class SsdTier final : public Tier {
   bool Read(const Slot& slot, uint64_t first, std::vector<std::byte*> targets, std::function<void(absl::Status)> done);
 
   // OK, or why the tier is degraded: the first write, sync or batch of records that failed since it was well, or what
-  // the latest attempt to write again has found. A degraded tier reads as ever, and keeps what it has. It takes no
-  // writes by the cache's own choice (storage/objects/placement.h); deletions wait.
+  // the latest attempt to write again has found, or that the disk is stalled. A degraded tier reads as ever, and keeps
+  // what it has. It takes no writes by the cache's own choice (storage/objects/placement.h); deletions wait.
   const absl::Status& health() const { return health_; }
   bool degraded() const { return !health_.ok(); }
+  // An operation of the disk has taken longer than kDeadline. It cannot be cancelled: its memory and its extents stay
+  // taken until it returns. Meanwhile nobody should wait for the disk. As of the latest Tick.
+  bool stalled() const { return stalled_; }
+  static constexpr Nanos kDeadline = 3'000'000'000;
   // Call it about once a second. Tries again what the disk has refused, at intervals that grow from one second to five.
   void Tick(Nanos now);
   // Tries it now: a block that means nothing is written and synced, then a batch of records. `done` once it is known
@@ -171,7 +175,9 @@ class SsdTier final : public Tier {
     Slot slot;
     std::string record;
     std::function<void()> done;
-    absl::Status refused;  // the latest failure to overwrite it
+    absl::Status refused = {};  // the latest failure to overwrite it
+    uint64_t overwritten = 0;   // extents
+    uint64_t failed_syncs = 0;  // when overwriting began
   };
   // Of a tenant that was not added.
   struct Unknown {
@@ -188,6 +194,7 @@ class SsdTier final : public Tier {
 
   SsdTier(const SsdTierOptions& options, uint64_t extents, Executor& io);
   void Failed(const absl::Status& status);
+  void CheckStall(Nanos since_last_tick);
   void Probed(const absl::Status& status);
   absl::Status CheckFormat(const SlabId& new_id);
   absl::Status LoadRecords();
@@ -196,12 +203,14 @@ class SsdTier final : public Tier {
   void Leave(Leaving leaving);
   void Left(const Leaving& leaving);
   void ShredNext();
-  void EndShred(Leaving leaving, uint64_t failed_syncs);
+  void Shredded(const absl::Status& status);
+  void EndShred(Leaving leaving);
   void NotShredded(Leaving leaving, const absl::Status& why);
   void ShredAgain(std::optional<TenantId> tenant);
   absl::Status Unshredded(TenantId tenant) const;
 
   const uint64_t slab_extents_;
+  const Executor& io_;
   BlockFile* file_ = nullptr;  // null: the tier has no disk
   RecordStore* records_ = nullptr;
   DiskQueue disk_;
@@ -221,6 +230,8 @@ class SsdTier final : public Tier {
   std::vector<WhenShredded> when_shredded_;
   std::map<std::string, std::vector<Unknown>> unknown_;  // by tenant
   absl::Status health_;
+  bool stalled_ = false;
+  bool stood_still_ = false;  // before the latest Tick: this process, it seems, not the disk
   bool probing_ = false;
   Nanos now_ = 0, next_probe_ = 0, well_since_ = 0, patience_;
   // Between Open and Recover.

@@ -69,7 +69,7 @@ void Composer::Continue(const Name& name) {
   for (size_t i = 0; i < call.objects.size() && verdict.outcome == MissReason::kNone; ++i) {
     // Its last byte is told of before it counts as whole.
     if (call.objects[i].copy().loaded >= call.objects[i]->header.Extents()) continue;
-    verdict.interiors[i] = verdict.outcome = call.objects[i]->gone;
+    verdict.interiors[i] = verdict.outcome = table_.Lost(call.objects[i]);
     if (verdict.outcome != MissReason::kNone) break;
     return table_.WhenLoaded(call.objects[i], call.objects[i]->header.bytes, [this, name] { Continue(name); });
   }

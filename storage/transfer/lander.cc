@@ -119,8 +119,9 @@ std::optional<uint64_t> Lander::Loaded(const Name& name, size_t source) {
   const size_t segment = landing.moving[source];
   const ObjectTable::Reference& object = landing.objects[segment];
   if (object.copy().whole()) return UINT64_MAX;  // also of one that is gone: its bytes stay
-  if (object->gone == MissReason::kNone) return object.copy().loaded * limits::kExtentBytes;
-  landing.verdict[segment] = object->gone;
+  const MissReason lost = table_.Lost(object);
+  if (lost == MissReason::kNone) return object.copy().loaded * limits::kExtentBytes;
+  landing.verdict[segment] = lost;
   return std::nullopt;
 }
 

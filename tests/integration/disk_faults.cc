@@ -1,4 +1,4 @@
-// Intercepts a process's calls to the C library by which RocksDB and the slab use the disk, and makes them fail
+// Intercepts a process's calls to the C library by which RocksDB and the slab use the disk, and makes them fail or hang
 // (disk_faults.h). Without device-mapper there is no device that fails on demand.
 #include "tests/integration/disk_faults.h"
 
@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -24,7 +25,7 @@ DiskFaults* Faults() {
   static DiskFaults* const faults = [] {
     static DiskFaults none{};
     const char* const path = std::getenv("ASHLAR_DISK_FAULTS");
-    const int fd = path == nullptr ? -1 : static_cast<int>(::openat(AT_FDCWD, path, O_RDWR | O_CLOEXEC));
+    const int fd = path == nullptr ? -1 : static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC));
     void* const shared =
         fd < 0 ? MAP_FAILED : ::mmap(nullptr, sizeof(DiskFaults), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     return shared == MAP_FAILED ? &none : static_cast<DiskFaults*>(shared);
@@ -47,7 +48,16 @@ bool InFolder(int fd) {
 }
 
 template <typename File>
+void WaitWhileHung(File file) {
+  if (Faults()->hang == 0 || !InFolder(file)) return;
+  ++Faults()->hung;
+  while (Faults()->hang != 0) ::usleep(1000);
+  --Faults()->hung;
+}
+
+template <typename File>
 bool Fails(const std::atomic<int> DiskFaults::*kind, File file) {
+  WaitWhileHung(file);
   const int error = Faults()->*kind;
   if (error == 0 || !InFolder(file)) return false;
   ++Faults()->struck;
@@ -123,12 +133,31 @@ int rename(const char* from, const char* to) noexcept {
 int unlink(const char* path) noexcept {
   return Fails(&DiskFaults::change, path) ? -1 : REAL(unlink)(path);
 }
+int unlinkat(int folder, const char* path, int flags) noexcept {
+  return Fails(&DiskFaults::change, folder) ? -1 : REAL(unlinkat)(folder, path, flags);
+}
+int close(int fd) {
+  WaitWhileHung(fd);
+  return REAL(close)(fd);
+}
+// In a folder that is open.
+int openat(int folder, const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  const bool changes = (flags & O_ACCMODE) != O_RDONLY || (flags & O_CREAT) != 0;
+  if (folder == AT_FDCWD) return REAL(openat)(folder, path, flags, mode);
+  if (!changes) WaitWhileHung(folder);
+  return changes && Fails(&DiskFaults::change, folder) ? -1 : REAL(openat)(folder, path, flags, mode);
+}
 int open(const char* path, int flags, ...) {
   va_list more;
   va_start(more, flags);
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
   va_end(more);
   const bool changes = (flags & O_ACCMODE) != O_RDONLY || (flags & O_CREAT) != 0;
+  if (!changes) WaitWhileHung(path);
   return changes && Fails(&DiskFaults::change, path) ? -1 : REAL(open)(path, flags, mode);
 }
 int open64(const char* path, int flags, ...) {
@@ -137,6 +166,7 @@ int open64(const char* path, int flags, ...) {
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
   va_end(more);
   const bool changes = (flags & O_ACCMODE) != O_RDONLY || (flags & O_CREAT) != 0;
+  if (!changes) WaitWhileHung(path);
   return changes && Fails(&DiskFaults::change, path) ? -1 : REAL(open64)(path, flags, mode);
 }
 

@@ -12,6 +12,8 @@ struct DiskFaults {
   std::atomic<int> read, write, sync;
   std::atomic<int> change;  // open for writing, make, rename, remove, resize
   std::atomic<int> struck;  // calls that have failed so far
+  std::atomic<int> hang;    // not 0: all of these calls, and close, wait until it is 0
+  std::atomic<int> hung;    // calls that wait now
 };
 
 }  // namespace ashlar::integration

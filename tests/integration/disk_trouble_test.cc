@@ -1,5 +1,5 @@
-// A disk that is full, read-only or failing, at the daemon's start and while it runs: memory continues to serve, the
-// tier reports that it is degraded, and is written again by itself.
+// A disk that is full, read-only, failing or hanging, at the daemon's start and while it runs: memory continues to
+// serve, the tier reports that it is degraded, and is written again by itself.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -356,6 +356,119 @@ TEST_F(FailingDisk, IsOpenedOnceItCanBe) {
     ExpectRecovery();
     EXPECT_TRUE(Eventually([&] { return Lands(*engine_, written_[0], kAll); }));
   }
+}
+
+// Of a disk that hangs: its calls do not return.
+class HangingDisk : public FailingDisk {
+ protected:
+  using Seconds = std::chrono::duration<double>;
+  static constexpr Seconds kDegradedWithin{10}, kLandedWithin{5}, kStoppedWithin{2};
+  static constexpr int kStuck = 3;  // exit code
+
+  void SetUp() override {
+    FailingDisk::SetUp();
+    options_.drain_seconds = 1;
+  }
+  void TearDown() override {
+    if (faults_ != nullptr) faults_->hang = 0;
+    FailingDisk::TearDown();
+  }
+  // A text that the disk alone has.
+  void BeginWithOneText() {
+    Begin(options_);
+    if (HasFatalFailure()) return;
+    written_.push_back(Fresh());
+    ExpectWritten(written_.back());
+    KillAndStart();
+  }
+  void Hang() {
+    begin_ = std::chrono::steady_clock::now();
+    faults_->hang = 1;
+  }
+  Seconds Since() const { return std::chrono::steady_clock::now() - begin_; }
+  // By SIGTERM, within the grace period and two seconds.
+  void ExpectEnd(int code) {
+    begin_ = std::chrono::steady_clock::now();
+    EXPECT_EQ(daemon_->Terminate(), code);
+    const Seconds took = Since();
+    EXPECT_LE(took, Seconds(options_.drain_seconds) + kStoppedWithin);
+    std::printf("stopped %.2f s after SIGTERM; grace period %u s\n", took.count(), options_.drain_seconds);
+  }
+
+ private:
+  std::chrono::steady_clock::time_point begin_;
+};
+
+TEST_F(HangingDisk, CostsMissesUntilItAnswers) {
+  BeginWithOneText();
+  if (HasFatalFailure()) return;
+  Hang();
+  const std::vector<Tokens> prompt = PromptOf(written_[0]);
+  const Match match = engine_->Lookup(prompt);
+  EXPECT_EQ(match.segments()[0].tier, TierKind::kSsd);
+  Landing landing = engine_->Land(match, prompt);
+  EXPECT_THAT(landing.Wait(kPatience), ::testing::Each(MissReason::kTierError));
+  const Seconds landed = Since();
+  EXPECT_LE(landed, kLandedWithin);
+  EXPECT_TRUE(landing.WaitQuiet(kPatience));
+  ExpectDegraded();
+  EXPECT_LE(Since(), kDegradedWithin);
+  EXPECT_GT(faults_->hung, 0);
+  std::printf("landing answered after %.2f s\n", landed.count());
+  const Match missed = engine_->Lookup(prompt);
+  for (const SegmentResult& segment : missed.segments()) {
+    EXPECT_EQ(segment.reason, MissReason::kTierError);
+  }
+  PublishWhatIsMissing(*engine_, written_[0]);
+  EXPECT_TRUE(Lands(*engine_, written_[0], kAll)) << "memory takes it again";
+  const Prompts others = {Fresh()};
+  faults_->hang = 0;
+  ExpectRecovery();
+  EXPECT_TRUE(Lands(*engine_, written_[0], kAll));
+  ExpectWritten(others[0]);
+}
+
+TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsEnd) {
+  BeginWithOneText();
+  if (HasFatalFailure()) return;
+  Hang();
+  PublishWhatIsMissing(*engine_, Fresh());
+  EXPECT_TRUE(Eventually([&] { return faults_->hung > 0; })) << "it is written";
+  ExpectEnd(kStuck);
+  EXPECT_THAT(daemon_->log(), ::testing::ContainsRegex("the disk hangs: [^\n]*thread=disk stuck=[1-9]"));
+  faults_->hang = 0;
+  daemon_->Start();
+  if (HasFatalFailure()) return;
+  degraded_ = false;
+  BeginEngine();
+  EXPECT_TRUE(Lands(*engine_, written_[0], kAll)) << "acknowledged before";
+}
+
+// Nothing was under way: it is closing its files.
+TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsEndWhereItCloses) {
+  BeginWithOneText();
+  if (HasFatalFailure()) return;
+  engine_.reset();
+  Hang();
+  ExpectEnd(kStuck);
+  EXPECT_THAT(daemon_->log(), ::testing::HasSubstr("does not stop in time"));
+}
+
+TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsStart) {
+  BeginWithOneText();
+  if (HasFatalFailure()) return;
+  engine_.reset();
+  daemon_->Kill();
+  Hang();
+  daemon_->Start();
+  if (HasFatalFailure()) return;
+  EXPECT_LE(Since(), kDegradedWithin);
+  std::printf("serving %.2f s after its start\n", Since().count());
+  BeginEngine();
+  ExpectDegraded();
+  faults_->hang = 0;
+  ExpectRecovery();
+  EXPECT_TRUE(Eventually([&] { return Lands(*engine_, written_[0], kAll); }));
 }
 
 }  // namespace

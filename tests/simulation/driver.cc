@@ -45,6 +45,7 @@ Driver::Driver(uint64_t seed, Bug bug) : world_(seed, DrawSizes(seed), bug) {
   add(6, &Driver::Forget);
   add(12, &Driver::Verify);
   add(335, &Driver::Execute);
+  add(4, &Driver::HangDisk);
   if (features_.slices) add(150, &Driver::GoOn);
   if (features_.prompts) add(40, &Driver::CommitText);
   if (features_.prompts) add(3, &Driver::OperateOnPrefix);
@@ -374,11 +375,39 @@ void Driver::Operate() {
 }
 
 void Driver::Execute() {
-  const bool first = world_.io.pending() == 0 || (world_.executor.pending() > 0 && Draw(2) == 0);
+  const size_t of_disk = world_.io.hangs() ? 0 : world_.io.pending();
+  const bool first = of_disk == 0 || (world_.executor.pending() > 0 && Draw(2) == 0);
   SimulatedExecutor& executor = first ? world_.executor : world_.io;
-  if (executor.pending() == 0) return;
+  if ((first ? world_.executor.pending() : of_disk) == 0) return;
   const bool drop = world_.bug == Bug::kDropsCompletions && Draw(8) == 0;
   executor.Proceed(Draw(executor.pending()), drop);
+}
+
+// For some steps; or it answers again.
+void Driver::HangDisk() {
+  if (!world_.io.hangs()) {
+    Note(Fault::kHang);
+    hung_ = true;
+    return world_.io.Hang(true);
+  }
+  if (Draw(2) == 0) OutlastHang();
+  world_.io.Hang(false);
+}
+
+// The disk's deadline passes. Promise 10: then nothing waits for the disk.
+void Driver::OutlastHang() {
+  if (world_.io.pending() == 0) return;
+  EndSlices();
+  world_.clock.Advance(storage::SsdTier::kDeadline);
+  for (int ticks = 0; ticks < 2; ++ticks) {  // the first one may come late
+    for (storage::Slice whole; !cache().Tick(whole);) {
+    }
+  }
+  ticks_ = ticked_in_parts_ = false;
+  CheckDeadlines();
+  while (world_.executor.pending() > 0) world_.executor.Proceed(0, false);
+  if (!world_.ssd->degraded()) Fail("a disk hangs, and its tier is not degraded");
+  if (!landings_.empty() || !compositions_.empty()) Fail("a landing or a composition waits for a disk that hangs");
 }
 
 }  // namespace ashlar::simulation

@@ -239,6 +239,8 @@ class Driver {
   void Operate();
   void OperateOnPrefix();
   void Execute();
+  void HangDisk();
+  void OutlastHang();
 
   // The oracle (oracle.cc).
   // `used`: it was found by a look-up, or offered again, at that time or later. None: that may not count.
@@ -268,7 +270,7 @@ class Driver {
   bool Corrupted(TenantId tenant) const {
     return world_.disk.counts().bit_flips > 0 || half_forgotten_.contains(tenant);
   }
-  bool TierFailed() const { return !world_.observer.tier_errors.empty(); }
+  bool TierFailed() const { return hung_ || !world_.observer.tier_errors.empty(); }
   Nanos DeadlineOf(const Reservation& reservation) const;
   bool SomethingIsOverdue();
 
@@ -301,6 +303,7 @@ class Driver {
   // When it was found, published or offered again last; and so that it surely counts.
   std::map<Text, Nanos> used_, surely_used_;
   bool drains_ = false;
+  bool hung_ = false;  // the disk did, ever
 
   std::map<TenantId, storage::OfferedPrefixes> offered_;
   std::map<TenantId, std::deque<Prompts::Offer>> talks_;  // the latest that were committed

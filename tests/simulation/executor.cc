@@ -15,6 +15,14 @@ bool SimulatedExecutor::Run(storage::TenantId tenant, std::function<void()> work
   return true;
 }
 
+void SimulatedExecutor::Hang(bool hangs) {
+  if (!hangs) {
+    hung_since_.reset();
+  } else if (!hung_since_) {
+    hung_since_ = clock_.Now();
+  }
+}
+
 void SimulatedExecutor::Begin() {
   auto [queue, item] = *waiting_.Take();
   waiting_.Charge(queue, 1);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -18,7 +19,8 @@ class SimulatedExecutor final : public storage::Executor {
  public:
   // Without turns (a mistake of the simulator's) work begins in the order in which it came. The seed draws when work
   // makes way though nobody waits.
-  SimulatedExecutor(bool takes_turns, uint64_t seed) : takes_turns_(takes_turns), random_(seed) {}
+  SimulatedExecutor(bool takes_turns, uint64_t seed, const storage::Clock& clock)
+      : takes_turns_(takes_turns), random_(seed), clock_(clock) {}
 
   bool Run(storage::TenantId tenant, std::function<void()> work, std::function<void()> done) override;
   void Post(storage::TenantId, std::function<void()> event) override { posted_.push_back(std::move(event)); }
@@ -26,6 +28,14 @@ class SimulatedExecutor final : public storage::Executor {
     const auto own = of_tenant_.find(tenant);
     const bool others = waiting_.size() > (own == of_tenant_.end() ? 0 : own->second);
     return others || random_() % 4 == 0;
+  }
+
+  // While it hangs no work ends. HideHang (a mistake of the simulator's): nobody is told.
+  void Hang(bool hangs);
+  bool hangs() const { return hung_since_.has_value(); }
+  void HideHang() { hides_hang_ = true; }
+  storage::Nanos LongestRun() const override {
+    return hangs() && pending() > 0 && !hides_hang_ ? clock_.Now() - *hung_since_ : 0;
   }
 
   size_t pending() const { return waiting_.size() + running_.size(); }
@@ -49,6 +59,9 @@ class SimulatedExecutor final : public storage::Executor {
 
   const bool takes_turns_;
   mutable std::mt19937_64 random_;
+  const storage::Clock& clock_;
+  std::optional<storage::Nanos> hung_since_;
+  bool hides_hang_ = false;
   size_t capacity_ = 64, threads_ = SIZE_MAX;
   storage::TurnQueue<Item> waiting_{1};
   std::vector<Item> running_;

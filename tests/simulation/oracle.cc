@@ -329,6 +329,7 @@ void Driver::Conclude() {
   EndSlices();
   cache().EndDrain();
   world_.disk.set_faults({});
+  world_.io.Hang(false);
   world_.executor.set_capacity(1024);
   world_.io.set_capacity(1024);
   for (const SessionId session : sessions_) {

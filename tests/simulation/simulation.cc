@@ -14,7 +14,7 @@ void Coverage::Add(const Coverage& other) {
 std::string Coverage::Missing() const {
   static constexpr const char* kFaultNames[kFaults] = {"read error",   "write error", "sync error", "record error",
                                                        "bit flip",     "disk full",   "crash",      "queue full",
-                                                       "engine death", "no space"};
+                                                       "engine death", "no space",    "disk hang"};
   static constexpr const char* kStateNames[kStates] = {"leased",   "reserved",   "publishing", "landing",   "copying",
                                                        "draining", "committing", "spanning",   "composing", "admitted",
                                                        "filling",  "expiring",   "evacuating"};

@@ -12,8 +12,8 @@
 // - Time passes before anybody notices overdue items: leases that were never used, reservations, pins, and objects
 //   that have a time to live.
 // - The disk fails as storage/testing/simulated_disk.h says: reads, writes, syncs and records fail, bits flip in the
-//   bytes read, it is full or runs full inside a write, and power fails at any point, after which only synced bytes are
-//   certain.
+//   bytes read, it is full or runs full inside a write, it hangs, and power fails at any point, after which only synced
+//   bytes are certain.
 // - The daemon is killed: memory tiers are lost.
 // Not simulated: memory that changes by itself (storage/cache_faults_test.cc flips its bits), a disk that lies about an
 // acknowledged sync (Bug::kLosesFlushes shows that the oracle would see it), and a process that runs out of memory.
@@ -23,8 +23,8 @@
 // published; nothing crosses tenants or conversations, and nothing is found that was not offered; leased data and
 // requests' pages stay, and data that nobody holds never blocks; budgets hold at every step; overdue items end, and
 // nothing else does; no tenant's work waits while more of another's begins than its turn; acknowledged objects are
-// there after a crash, and forgotten ones are not; a disk that is well again is written again by itself; and every
-// call is answered, once.
+// there after a crash, and forgotten ones are not; nobody waits for a disk that hangs; a disk that is well again is
+// written again by itself; and every call is answered, once.
 //
 // A run of many seeds in parts, on a machine that is needed for other things meanwhile:
 //   ASHLAR_SIMULATION_SEEDS=20000 ASHLAR_SIMULATION_PROGRESS=seeds.txt ASHLAR_SIMULATION_PART=2000
@@ -62,6 +62,7 @@ enum class Bug {
   kForgetsSlices,           // promise 6: a call that was begun in slices is not gone on with
   kRefusesProbes,           // promise 10: a disk that is well again refuses what is tried on it
   kForgetsTooEarly,         // what is to be forgotten is acknowledged before the disk has done so
+  kHidesHangs,              // promise 10: nobody is told that the disk hangs
 };
 
 enum class Fault : uint8_t {
@@ -75,8 +76,9 @@ enum class Fault : uint8_t {
   kQueueFull,
   kEngineDeath,
   kNoSpace,  // inside a write
+  kHang,     // of the disk
 };
-inline constexpr size_t kFaults = 10;
+inline constexpr size_t kFaults = 11;
 // The work under way when a fault struck.
 enum class State : uint8_t {
   kLeased,

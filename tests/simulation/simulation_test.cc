@@ -181,7 +181,8 @@ constexpr const char* kBugNames[] = {"None",
                                      "IgnoresShares",
                                      "ForgetsSlices",
                                      "RefusesProbes",
-                                     "ForgetsTooEarly"};
+                                     "ForgetsTooEarly",
+                                     "HidesHangs"};
 
 std::vector<Bug> AllBugs() {
   std::vector<Bug> bugs;

@@ -86,14 +86,15 @@ World::World(uint64_t seed, const Sizes& its_sizes, Bug its_bug)
       random(seed),
       disk(storage::SsdTier::SlabBytes(kTenants * its_sizes.ssd * limits::kExtentBytes), seed + 1),
       probed_file(disk.file(), its_bug),
-      executor(its_bug != Bug::kServesInOrder, seed + 2),
-      io(its_bug != Bug::kServesInOrder, seed + 3),
+      executor(its_bug != Bug::kServesInOrder, seed + 2, clock),
+      io(its_bug != Bug::kServesInOrder, seed + 3, clock),
       hbm(MakeMemory(its_sizes.hbm, TierKind::kHbm)),
       dram(MakeMemory(its_sizes.dram, TierKind::kDram)),
       faulty_hbm(hbm == nullptr ? nullptr : std::make_unique<FaultyTier>(*hbm, its_bug, random)),
       faulty_dram(std::make_unique<FaultyTier>(*dram, its_bug, random)) {
   executor.set_threads(sizes.threads);
   io.set_threads(sizes.threads);
+  if (bug == Bug::kHidesHangs) io.HideHang();
   Start();
 }
 
@@ -130,6 +131,7 @@ void World::CrashAndRestart() {
   ssd.reset();
   executor.Forget();
   io.Forget();
+  io.Hang(false);
   if (hbm != nullptr) faulty_hbm->Empty();
   faulty_dram->Empty();
   disk.set_faults({});

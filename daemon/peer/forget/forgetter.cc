@@ -55,7 +55,7 @@ absl::Status WriteForgotten(const std::string& folder, const std::set<ClusterFor
   const std::string path = ForgottenFile(folder), part = path + ".part";
   std::string text;
   for (const ClusterForgetting::Id& id : ids) absl::StrAppend(&text, HexOf(id), "\n");
-  UniqueFd file(open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  UniqueFd file(open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   const auto failed = [](const std::string& what) { return absl::ErrnoToStatus(errno, what); };
   if (!file.valid()) return failed(absl::StrCat("cannot write ", part));
   for (size_t at = 0; at < text.size();) {
@@ -73,15 +73,25 @@ absl::Status WriteForgotten(const std::string& folder, const std::set<ClusterFor
 
 }  // namespace
 
-Forgetter::Forgetter(EventLoop& loop, EventLoop& slow, const storage::Clock& clock, Directory& directory,
+Forgetter::Forgetter(storage::Executor* disk_io, const storage::Clock& clock, Directory& directory,
                      std::vector<std::string> names, std::string folder)
-    : loop_(loop),
-      slow_(slow),
-      clock_(clock),
-      directory_(directory),
-      names_(std::move(names)),
-      folder_(std::move(folder)),
-      recorded_(ReadForgotten(folder_)) {}
+    : disk_io_(disk_io), clock_(clock), directory_(directory), names_(std::move(names)), folder_(std::move(folder)) {
+  Read();
+}
+
+// Not by the caller: the disk may hang.
+void Forgetter::Read() {
+  read_ = folder_.empty();
+  if (read_) return;
+  const auto found = std::make_shared<std::set<ClusterForgetting::Id>>();
+  disk_io_->Run(
+      storage::kNoTenant, [found, folder = folder_] { *found = ReadForgotten(folder); },
+      [this, found] {
+        recorded_ = std::move(*found);
+        read_ = true;
+        if (cache_ != nullptr) Changed();
+      });
+}
 
 void Forgetter::Start(storage::Cache& cache,
                       std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside) {
@@ -90,6 +100,7 @@ void Forgetter::Start(storage::Cache& cache,
 }
 
 void Forgetter::Changed() {
+  if (!read_) return;
   known_ = directory_.Forgettings();
   const auto is_known = [this](const ClusterForgetting::Id& id) {
     return std::ranges::find(known_, id, &ClusterForgetting::id) != known_.end();
@@ -161,15 +172,15 @@ void Forgetter::Save() {
   if (folder_.empty()) return Record(id);
   std::set<ClusterForgetting::Id> ids = recorded_;
   ids.insert(id);
-  saving_ = true;
-  slow_.PostCompletion(storage::kNoTenant, [this, id, ids = std::move(ids)] {
-    const absl::Status written = WriteForgotten(folder_, ids);
-    loop_.PostCompletion(storage::kNoTenant, [this, id, written] {
-      saving_ = false;
-      if (written.ok()) return Record(id);
-      if (!todo_.empty()) TryLater("what was forgotten cannot be noted, and is forgotten again", written);
-    });
-  });
+  const auto written = std::make_shared<absl::Status>();
+  saving_ = disk_io_->Run(
+      storage::kNoTenant, [folder = folder_, ids = std::move(ids), written] { *written = WriteForgotten(folder, ids); },
+      [this, id, written] {
+        saving_ = false;
+        if (written->ok()) return Record(id);
+        if (!todo_.empty()) TryLater("what was forgotten cannot be noted, and is forgotten again", *written);
+      });
+  if (!saving_) TryLater(kCannotYet, absl::ResourceExhaustedError("the disk's queue is full"));
 }
 
 void Forgetter::Record(const ClusterForgetting::Id& id) {

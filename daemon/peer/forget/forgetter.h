@@ -21,9 +21,9 @@ namespace ashlar::daemon {
 // A forgetting that was done once more, because its record was lost, only costs misses. The metadata thread only.
 class Forgetter {
  public:
-  // All must outlive it. `names`: the tenants' names, by number. `folder`: the ssd tier's; empty: there is none. Files
-  // are written on `slow`.
-  Forgetter(EventLoop& loop, EventLoop& slow, const storage::Clock& clock, Directory& directory,
+  // All must outlive it. `names`: the tenants' names, by number. `folder`: the ssd tier's, whose file is read and
+  // written on `disk_io`, from now on; without a disk: empty, and null.
+  Forgetter(storage::Executor* disk_io, const storage::Clock& clock, Directory& directory,
             std::vector<std::string> names, std::string folder);
   // Once, before anything else. `forget_beside` as in AdminParts.
   void Start(storage::Cache& cache,
@@ -35,12 +35,13 @@ class Forgetter {
   const storage::Forgetting::Progress* Find(const ClusterForgetting::Id& id) const;
 
  private:
+  void Read();
   void Begin();
   void Save();
   void Record(const ClusterForgetting::Id& id);
   void TryLater(const char* what, const absl::Status& why);
 
-  EventLoop &loop_, &slow_;
+  storage::Executor* const disk_io_;
   const storage::Clock& clock_;
   Directory& directory_;
   const std::vector<std::string> names_;
@@ -50,6 +51,7 @@ class Forgetter {
   std::vector<ClusterForgetting> known_;          // rising
   std::deque<ClusterForgetting> todo_;            // of these; the first is under way
   std::shared_ptr<storage::Forgetting> running_;  // null: it has not begun
+  bool read_ = false;                             // what was recorded: nothing begins before
   bool saving_ = false;
   bool told_failure_ = false;
   storage::Nanos retry_at_ = 0;
