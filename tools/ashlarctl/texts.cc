@@ -55,17 +55,24 @@ absl::StatusOr<std::set<std::string>> StoredNamespaces(const std::string& tenant
   return found;
 }
 
-absl::Status NameModel(const Arguments& arguments, AdminClient& client, v1::Texts& texts) {
-  if (arguments.Has("model-file")) {
-    absl::StatusOr<ModelFile> model = ReadModelFile(arguments.Get("model-file"));
-    if (!model.ok()) return model.status();
-    texts.set_identity(std::move(model->identity));
-    texts.set_layout(std::move(model->layout));
-    return absl::OkStatus();
+// --namespace in lower case.
+absl::StatusOr<std::string> NamespaceDigits(const Arguments& arguments) {
+  const std::string hex = absl::AsciiStrToLower(arguments.Get("namespace"));
+  const bool digits = !hex.empty() && hex.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (digits && hex.size() <= kNamespaceDigits) return hex;
+  return Invalid("--namespace: expected 1 to ", kNamespaceDigits, " hexadecimal digits");
+}
+
+// Everything of --namespace or --model-file that needs no daemon.
+absl::Status CheckModel(const Arguments& arguments, v1::Texts& texts) {
+  if (arguments.Has("namespace") == arguments.Has("model-file")) {
+    return Invalid("--namespace: either it or --model-file is required");
   }
-  absl::StatusOr<std::string> ns = NamespaceBytes(arguments, client);
-  if (!ns.ok()) return ns.status();
-  texts.set_ns(*std::move(ns));
+  if (arguments.Has("namespace")) return NamespaceDigits(arguments).status();
+  absl::StatusOr<ModelFile> model = ReadModelFile(arguments.Get("model-file"));
+  if (!model.ok()) return model.status();
+  texts.set_identity(std::move(model->identity));
+  texts.set_layout(std::move(model->layout));
   return absl::OkStatus();
 }
 
@@ -82,11 +89,9 @@ absl::StatusOr<ObjectKind> KindOf(const Arguments& arguments, size_t index) {
 
 absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments, AdminClient& client) {
   if (!arguments.Has("namespace")) return "";
-  const std::string hex = absl::AsciiStrToLower(arguments.Get("namespace"));
-  const bool digits = !hex.empty() && hex.find_first_not_of("0123456789abcdef") == std::string::npos;
-  if (!digits || hex.size() > kNamespaceDigits) {
-    return Invalid("--namespace: expected 1 to ", kNamespaceDigits, " hexadecimal digits");
-  }
+  const absl::StatusOr<std::string> sound = NamespaceDigits(arguments);
+  if (!sound.ok()) return sound.status();
+  const std::string& hex = *sound;
   if (hex.size() == kNamespaceDigits) return absl::HexStringToBytes(hex);
   absl::StatusOr<std::set<std::string>> found = OpenedNamespaces(arguments.Get("tenant"), hex, client);
   // Objects outlive the daemon that a model was opened in.
@@ -105,11 +110,9 @@ absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments, AdminClie
 absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments, AdminClient& client) {
   if (!arguments.Has("tenant")) return Invalid("--tenant: required");
   if (arguments.files.empty()) return Invalid("TOKENS-FILE: at least one");
-  if (arguments.Has("namespace") == arguments.Has("model-file")) {
-    return Invalid("--namespace: either it or --model-file is required");
-  }
   v1::Texts texts;
   texts.set_tenant(arguments.Get("tenant"));
+  if (absl::Status status = CheckModel(arguments, texts); !status.ok()) return status;
   for (size_t i = 0; i < arguments.files.size(); ++i) {
     absl::StatusOr<std::string> tokens = ReadTokenFile(arguments.files[i], arguments.Has("binary"));
     if (!tokens.ok()) return tokens.status();
@@ -121,7 +124,9 @@ absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments, AdminClient& cli
     text->set_tokens(*std::move(tokens));
     text->set_salt(PackSalt(MakeSalt(arguments.Get("salt"))));
   }
-  if (absl::Status status = NameModel(arguments, client, texts); !status.ok()) return status;
+  absl::StatusOr<std::string> ns = NamespaceBytes(arguments, client);
+  if (!ns.ok()) return ns.status();
+  texts.set_ns(*std::move(ns));
   return texts;
 }
 
