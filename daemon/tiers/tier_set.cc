@@ -135,7 +135,7 @@ void TierSet::PrepareArena(TenantId tenant) {
   };
   // Where the thread takes no more, the next allocation makes it.
   arenas_->Run(
-      tenant, [arena] { arena->Make(); }, made);
+      tenant, [arena] { arena->MakeAhead(); }, made);
 }
 
 bool TierSet::StartOpening() {

@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "storage/memory/control_groups.h"
 #include "storage/memory/numa.h"
 
 namespace ashlar::storage {
@@ -94,6 +95,13 @@ absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& optio
     promised -= taken_of_wanted;
   }
   return absl::OkStatus();
+}
+
+void MapPages(std::byte* data, uint64_t bytes) {
+  constexpr uint64_t kPiece = uint64_t{2} << 20;
+  for (uint64_t at = 0; at < bytes; at += kPiece) {
+    madvise(data + at, std::min(kPiece, bytes - at), MADV_POPULATE_WRITE);
+  }
 }
 
 }  // namespace ashlar::storage

@@ -1,6 +1,7 @@
 // ReservePages: takes memory before it is promised, so that a lack of memory is an error now, and not a signal later.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -25,5 +26,9 @@ struct ReserveOptions {
   std::vector<uint32_t> only_nodes;  // unless empty: the NUMA nodes that the memfd is bound to
 };
 absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& options = {});
+
+// Maps pages that a memfd's mapping has, so that writing there takes no page faults, where the kernel can (5.14). Piece
+// by piece, because other threads' changes of mappings wait meanwhile. Harmless where nothing is mapped any more.
+void MapPages(std::byte* data, uint64_t bytes);
 
 }  // namespace ashlar::storage

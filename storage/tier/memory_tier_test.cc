@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "proto/limits.h"
+#include "storage/objects/object_bytes.h"
 
 namespace ashlar::storage {
 namespace {
@@ -89,6 +92,29 @@ TEST(MemoryTier, HoldsNoMoreThanTheBudget) {
   EXPECT_TRUE(tier->Allocate(1, 3).ok());
   EXPECT_EQ(tier->Usage().held_bytes, 10 * kExtentBytes);
 }
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // their own memory is touched, too
+TEST(MemoryTier, AnArenaThatWasMadeAheadTakesNoPageFaults) {
+  std::byte* const page = static_cast<std::byte*>(std::aligned_alloc(4096, 4096));
+  const bool can = madvise(page, 4096, MADV_POPULATE_WRITE) == 0;
+  std::free(page);
+  if (!can) GTEST_SKIP() << "this kernel maps no pages ahead";
+  const auto tier = MakeTier(100, 16);
+  ASSERT_TRUE(tier->AddTenant(1, 16 * kExtentBytes).ok());
+  const auto arena = tier->Prepare(1, kExtentBytes);
+  ASSERT_NE(arena, nullptr);
+  std::thread([&] { arena->MakeAhead(); }).join();
+  ASSERT_TRUE(tier->Prepared(1, arena).ok());
+  const auto slot = tier->Allocate(1, 16);
+  ASSERT_TRUE(slot.ok());
+  const std::vector<std::byte*> extents = ObjectBytes(*tier, *slot).extents();
+  rusage before{}, after{};
+  getrusage(RUSAGE_THREAD, &before);
+  for (std::byte* const extent : extents) std::memset(extent, 1, kExtentBytes);
+  getrusage(RUSAGE_THREAD, &after);
+  EXPECT_LT(after.ru_minflt - before.ru_minflt, 64) << "of " << 16 * kExtentBytes / 4096 << " pages";
+}
+#endif
 
 TEST(MemoryTier, PreparesArenasAheadOfNeed) {
   const auto tier = MakeTier(100, 4);
