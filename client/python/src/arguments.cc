@@ -175,6 +175,22 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 19> kFields{
                                                                                  {"timeout", "timeout_ms"},
                                                                                  {"rotary_dim", "frequencies"}}};
 
+// Calls that texts of errors name.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kCalls{{{"TakeQuietPages", "take_quiet_pages"},
+                                                                               {"LookAgain", "look_again"},
+                                                                               {"Finish", "finish"},
+                                                                               {"Move", "move"},
+                                                                               {"missing()", "missing"}}};
+
+std::string WithPythonsCalls(std::string text) {
+  for (const auto& [from, to] : kCalls) {
+    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
+      text.replace(at, from.size(), to);
+    }
+  }
+  return text;
+}
+
 template <size_t count>
 std::optional<std::string_view> Find(const std::array<std::pair<std::string_view, std::string_view>, count>& table,
                                      std::string_view name) {
@@ -189,7 +205,9 @@ std::optional<std::string_view> Find(const std::array<std::pair<std::string_view
 std::string InPythonsNames(std::string_view message) {
   const size_t end = message.find(": ");
   const std::string_view path = message.substr(0, end);
-  if (end == std::string_view::npos || path.find(' ') != std::string_view::npos) return std::string(message);
+  if (end == std::string_view::npos || path.find(' ') != std::string_view::npos) {
+    return WithPythonsCalls(std::string(message));
+  }
   std::vector<std::string> parts;
   bool of_memory = false, of_rows = false;
   for (size_t begin = 0; begin <= path.size();) {
@@ -221,7 +239,7 @@ std::string InPythonsNames(std::string_view message) {
   if (apart && parts[0] == "plan") parts.erase(parts.begin());
   std::string renamed;
   for (const std::string& part : parts) renamed += (renamed.empty() ? "" : ".") + part;
-  return renamed + std::string(message.substr(end));
+  return renamed + WithPythonsCalls(std::string(message.substr(end)));
 }
 
 namespace {

@@ -88,9 +88,10 @@ engine::Code Checked(const engine::Status& status);
 // "prompts[0].segment_lengths[2]: …" is Python's "segments[2]: …".
 std::string InPythonsNames(std::string_view message);
 
-// An argument that the bound function reads by name itself: nanobind's own errors list signatures.
+// An argument that the bound function reads by name itself: nanobind's own errors list signatures. One that is left out is
+// None, and refused as such where it is needed.
 inline auto Any(const char* name) {
-  return nb::arg(name).none();
+  return nb::arg(name).none() = nb::none();
 }
 
 void BindArguments(nb::module_& module);

@@ -398,7 +398,7 @@ void BindCache(nb::module_& module) {
       .def("warning", [](const PyCache& self) { return self.cache->warning(); })
       .def("begin", &Begin, nb::arg("type"), Any("tokens"), Any("segments"), Any("page_table"), Any("fill"),
            Any("conversation"), Any("needed_in_ms"), Any("media"), Any("cold_parallel"), Any("store_only"), Any("salt"),
-           nb::arg("wait"))
+           nb::arg("wait") = true)
       .def("land", &Land, nb::arg("type"), Any("plan"), Any("page_table"), Any("present_tokens"), Any("wait"))
       .def("commit", &Commit, Any("request"), Any("tokens"), Any("prompt_tokens"), Any("checkpoints"), Any("page_table"),
            Any("conversation"), Any("composed"), Any("media"), Any("salt"))

@@ -344,6 +344,7 @@ void BindSegments(nb::class_<PyRequest>& request) {
       .def("raw_start_wait_cold", &StartWaitCold, Any("timeout_ms"))
       .def("abandon", &Abandon, Any("missing"), nb::sig("def abandon(self, missing: int) -> None"))
       .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgainIn>, Any("page_table"),
+           nb::sig("def look_again(self, page_table: object) -> Verdict"),
            "Looks up and lands again, in these pages. Segments that miss again are computed in their place.")
       .def("lose", &Lose, Any("segments"), nb::sig("def lose(self, segments: collections.abc.Sequence[int]) -> Verdict"),
            "Abandons segments that another rank has missed.");
@@ -367,7 +368,8 @@ void BindSetting(nb::class_<PyRequest>& request) {
       .def("finish", &Waiting<&Request::Finish>,
            "The verdict; no token may be emitted before it. RESTART: compute the new plan. OTHER_PAGES: `move` first.")
       .def("poll_finish", &Waiting<&Request::PollFinish>)
-      .def("move", &InPages<&Request::Move, &Request::MoveTo>, Any("page_table"))
+      .def("move", &InPages<&Request::Move, &Request::MoveTo>, Any("page_table"),
+           nb::sig("def move(self, page_table: object) -> Verdict"))
       .def_prop_ro("pages_kept", [](const PyRequest& self) { return self.request->pages_kept(); })
       .def("plan_bytes", &PlanBytes, "The plan for another process (`Cache.land`); empty: no hit.");
 }

