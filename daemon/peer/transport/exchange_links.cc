@@ -28,6 +28,7 @@ LinkEvents Exchange::Events() {
           .received = [this](Link* link, std::span<const std::byte> header,
                              std::span<const std::byte> payload) { OnMessage(link, header, payload); },
           .lost = [this](Link& link, const absl::Status& why) { Lost(link, why); },
+          .silent = [this](size_t count) { Log("suspect", "", absl::StrCat(count, " connections said nothing")); },
           .closed = [this](Link& link) { Closed(link); }};
 }
 

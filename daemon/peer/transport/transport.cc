@@ -178,8 +178,9 @@ class Transport::Thread {
     if (!exchange_->ucx().Arm()) return;
     pollfd events[] = {{exchange_->ucx().event(), POLLIN, 0}, {inbox_->event(), POLLIN, 0}};
     const int64_t due = exchange_->due();
-    constexpr int64_t kMillisecond = 1'000'000, kLongest = 60'000;
-    int timeout = -1;
+    // Connections that say nothing wake nobody, and are looked for once a second.
+    constexpr int64_t kMillisecond = 1'000'000, kLongest = 1'000;
+    int timeout = kLongest;
     if (due != INT64_MAX) {
       timeout = static_cast<int>(std::clamp<int64_t>((due - exchange_->Now()) / kMillisecond + 1, 0, kLongest));
     }

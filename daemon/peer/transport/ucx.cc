@@ -83,6 +83,7 @@ absl::Status UcxWorker::Open(const TransportOptions& options) {
   if (absl::Status s = Listen(options.listen); !s.ok()) return s;
   listening_ = ListeningSockets();
   for (const int fd : before) listening_.erase(fd);
+  silent_ = std::make_unique<SilentSockets>(listening_);
   return options.allow.empty() ? absl::OkStatus() : AdmitOnly(listening_, options.allow);
 }
 
@@ -364,8 +365,17 @@ std::string UcxWorker::Lanes(Link& link) const {
   return joined;
 }
 
+// About once a second, as long as Progress is called that often.
+void UcxWorker::EndSilent() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - silent_ended_ < std::chrono::seconds(1)) return;
+  silent_ended_ = now;
+  if (const size_t ended = silent_->End(); ended > 0) events_.silent(ended);
+}
+
 bool UcxWorker::Progress() {
   bool some = ucp_worker_progress(worker_) != 0;
+  EndSilent();
   for (; !accepts_.empty(); some = true) {
     ucp_conn_request_h request = accepts_.front();
     accepts_.pop_front();

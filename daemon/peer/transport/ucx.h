@@ -39,6 +39,7 @@ struct LinkEvents {
   std::function<void(Link*, std::span<const std::byte> header, std::span<const std::byte> payload)> received;
   // The connection broke. Close follows by itself.
   std::function<void(Link&, const absl::Status&)> lost;
+  std::function<void(size_t count)> silent;  // so many connections were ended whose other end said nothing
   std::function<void(Link&)> closed;  // no send is under way; the link is destroyed behind the call
 };
 

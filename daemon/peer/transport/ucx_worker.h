@@ -4,6 +4,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include <chrono>
 #include <deque>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
+#include "daemon/peer/transport/silent_sockets.h"
 #include "daemon/peer/transport/ucx.h"
 
 namespace ashlar::daemon {
@@ -81,6 +83,7 @@ class UcxWorker final : public Ucx {
   void Post(std::unique_ptr<UcxSend> send);
   void Sent(UcxSend* send, ucs_status_t status);
   void DropClosed();
+  void EndSilent();
   void LetNobodyIn();
   void UnregisterAll();
 
@@ -104,6 +107,8 @@ class UcxWorker final : public Ucx {
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
   std::set<int> listening_;  // UCX's sockets
+  std::unique_ptr<SilentSockets> silent_;
+  std::chrono::steady_clock::time_point silent_ended_;  // when it was last asked
   int event_ = -1;
   HostPort address_;
   std::vector<UcxSetting> settings_;
