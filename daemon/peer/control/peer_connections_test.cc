@@ -129,6 +129,24 @@ TEST_F(PlainHolder, AnAddressThatIsAnotherNodesNowEndsWhatTheFormerHeld) {
   again->context.TryCancel();
 }
 
+// Calls that a stopping peer sent before its greeting's end are read after it now and then.
+TEST_F(PlainHolder, ACallBehindTheEndOfItsGreetingIsNoRefusal) {
+  ASSERT_NO_FATAL_FAILURE(Start("127.0.0.1"));
+  const auto renew = [](v1::Peer::Stub& stub) {
+    grpc::ClientContext context;
+    v1::PeerRenewRequest request;
+    v1::PeerRenewReply reply;
+    return stub.Renew(&context, request, &reply).error_code();
+  };
+  const auto stub = Dial();
+  Greet(*stub, "a")->context.TryCancel();
+  Await([&] { return calls_.Count("gone a") == 1; });
+  EXPECT_EQ(renew(*stub), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(refusals_.count(Refusal::kBadGreeting), 0u);
+  EXPECT_EQ(renew(*Dial()), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(refusals_.count(Refusal::kBadGreeting), 1u) << "it has never greeted";
+}
+
 // One that listens for IPv6 gets IPv4 peers by addresses that gRPC and the kernel write differently.
 TEST_F(PlainHolder, APeerOfTheOtherFamilyLeavesWithoutARefusal) {
   if (!std::filesystem::exists("/proc/net/if_inet6")) GTEST_SKIP() << "this kernel has no IPv6";

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/peer.grpc.pb.h"
 #include "daemon/peer/control/peer_listener.h"
+#include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/handed_over.h"
 #include "daemon/runtime/log.h"
 #include "proto/limits.h"
@@ -116,7 +117,9 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   void Leave(const std::string& address, const GreetStream* stream);
   std::shared_ptr<const Connection> Find(const Context& context);
   std::optional<storage::TenantId> FindTenant(const Connection& connection, const std::string& name);
+  bool HasGreeted(const std::string& address) const;
   void ConnectionEnded(const std::string& address);
+  void ForgetGreetings();
   void JudgeAgain();
   bool MakeServer();
 
@@ -127,7 +130,9 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
     Reactor* reactor = context->DefaultReactor();
     const std::shared_ptr<const Connection> connection = Find(*context);
     if (connection == nullptr) {
-      refusals.Add(Refusal::kBadGreeting, context->peer(), "a call without a greeting");
+      if (!HasGreeted(context->peer())) {
+        refusals.Add(Refusal::kBadGreeting, context->peer(), "a call without a greeting");
+      }
       reactor->Finish({grpc::StatusCode::FAILED_PRECONDITION, "greet first"});
     } else if (auto read = Read(request); !read.ok()) {
       reactor->Finish(ToGrpc(read.status()));
@@ -146,6 +151,7 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   }
 
   const Options options;
+  const MonotonicClock clock;
   const Tls* const tls;
   const PeerPolicy& policy;
   PeerCalls& calls;
@@ -156,6 +162,9 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   std::map<std::string, std::shared_ptr<Connection>> connections;  // that have greeted, by address
   std::map<std::string, std::string> address_of_node;              // where its present connection comes from
   std::set<std::string> spoke;                                     // addresses that made a call
+  // Addresses whose greeting was accepted, with the time of their connection's end (0: it is there). Calls that were
+  // sent before the end may be read after it, and are no refusal.
+  std::map<std::string, storage::Nanos> greeted;
   uint64_t explained = 0;  // handshakes that were refused whose connection has ended since
 
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
@@ -235,6 +244,7 @@ void PeerServer::Impl::Enter(const std::string& address, std::shared_ptr<Connect
         if (!same) calls.PeerGone(former->hello.node);
         replaced.push_back(former);
       }
+      greeted[address] = 0;
       address_of_node[hello.node] = address;
       connections[address] = connection;
       calls.PeerHere(hello);
@@ -338,6 +348,7 @@ void PeerServer::Impl::ConnectionEnded(const std::string& address) {
   const uint64_t by_certificate = tls == nullptr ? 0 : tls->clients_refused();
   {
     std::lock_guard lock(mutex);
+    if (const auto found = greeted.find(address); found != greeted.end()) found->second = clock.Now();
     if (spoke.erase(address) > 0) return;
     if (stopping) return;
     if (by_certificate > explained) {
@@ -346,6 +357,18 @@ void PeerServer::Impl::ConnectionEnded(const std::string& address) {
     }
   }
   refusals.Add(Refusal::kHandshake, address, "its connection ended before a greeting");
+}
+
+bool PeerServer::Impl::HasGreeted(const std::string& address) const {
+  std::lock_guard lock(mutex);
+  return greeted.contains(address);
+}
+
+// Of connections that ended a while ago.
+void PeerServer::Impl::ForgetGreetings() {
+  const storage::Nanos before = clock.Now() - options.check_every;
+  std::lock_guard lock(mutex);
+  std::erase_if(greeted, [&](const auto& one) { return one.second > 0 && one.second < before; });
 }
 
 void PeerServer::Impl::JudgeAgain() {
@@ -406,7 +429,10 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(Options options, c
     refusals.Add(Refusal::kTooMany, address, "too many connections");
   };
   events.ended = [impl = impl.get()](const std::string& address) { impl->ConnectionEnded(address); };
-  events.tick = [impl = impl.get()] { impl->JudgeAgain(); };
+  events.tick = [impl = impl.get()] {
+    impl->ForgetGreetings();
+    impl->JudgeAgain();
+  };
   auto listener = PeerListener::Start(impl->options.listen, impl->options.check_every, std::move(events));
   if (!listener.ok()) return listener.status();
   impl->listener = *std::move(listener);

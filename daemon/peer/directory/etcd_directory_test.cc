@@ -196,6 +196,26 @@ TEST_F(EtcdDirectoryTest, OneThatLeavesIsGoneAtOnce) {
   EXPECT_TRUE(Until([&] { return a->members() == 1; }));
 }
 
+TEST_F(EtcdDirectoryTest, LeavingIsNoFailure) {
+  for (int i = 0; i < 5; ++i) {
+    std::atomic<int> connected{0}, failed{0};
+    const SteadyClock clock;
+    const DirectoryEvents events = {.members_changed = [] {},
+                                    .announce_again = [] {},
+                                    .forgettings_changed = [] {},
+                                    .health_changed = [&](const DirectoryHealth& health) {
+                                      ++(health.connected ? connected : failed);
+                                    }};
+    auto directory = std::make_unique<EtcdDirectory>(
+        Options(), Member{.node = "a", .control_address = "a:1", .transport_address = "a:2", .version = "1"}, events,
+        clock);
+    ASSERT_TRUE(Until([&] { return connected > 0; }));
+    const int before = failed;
+    directory = nullptr;
+    EXPECT_EQ(failed, before) << "it has revoked its lease, and logs no failure";
+  }
+}
+
 TEST_F(EtcdDirectoryTest, TwoDaemonsOfOneNameAreToldApart) {
   const auto a = Join("same");
   ASSERT_TRUE(Until([&] { return a->directory.Health().connected; }));

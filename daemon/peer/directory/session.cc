@@ -307,6 +307,7 @@ void DirectorySession::Fail(const absl::Status& status) {
 }
 
 void DirectorySession::SetHealth(bool connected, const std::string& reason) {
+  if (leaving_) return;  // it revokes its lease, whose end is no failure
   DirectoryHealth health;
   {
     std::lock_guard lock(shared_.mutex);
@@ -370,6 +371,7 @@ void DirectorySession::EndBelief() {
 }
 
 void DirectorySession::Leave() {
+  leaving_ = true;
   RefuseForgettings(absl::UnavailableError("this node stops"));
   if (phase_ != Phase::kJoined) return;
   bool left = false;

@@ -168,6 +168,7 @@ class DirectorySession {
   int64_t registered_ = 0;              // create_revision of this node's member key
   int64_t fence_ = 0;                   // its mod_revision; writes that compare another one come to nothing
   bool in_doubt_ = false;               // a write was not answered, and etcd may do it yet
+  bool leaving_ = false;
   int64_t members_revision_ = 0;
   std::map<uint64_t, Record> records_;  // by incarnation
   // Where etcd lost this node, it may have lost others, too, and what they announced. They are believed for another
