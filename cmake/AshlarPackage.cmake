@@ -11,7 +11,7 @@ install(TARGETS ashlar-replay RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPON
 install(PROGRAMS tools/sizing DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME ashlar-sizing COMPONENT debian)
 install(PROGRAMS tools/trace-from-log DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME ashlar-trace-from-log COMPONENT debian)
 install(FILES deploy/prometheus/ashlar.rules.yml deploy/prometheus/prometheus.example.yml
-  DESTINATION ${CMAKE_INSTALL_DATADIR}/ashlar/prometheus COMPONENT debian)
+  deploy/prometheus/prometheus.kubernetes.example.yml DESTINATION ${CMAKE_INSTALL_DATADIR}/ashlar/prometheus COMPONENT debian)
 file(GLOB dashboards CONFIGURE_DEPENDS deploy/grafana/*.json)
 install(FILES ${dashboards} DESTINATION ${CMAKE_INSTALL_DATADIR}/ashlar/grafana COMPONENT debian)
 # Pages and completions come out of the programs, when they are installed.

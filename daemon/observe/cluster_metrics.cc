@@ -22,7 +22,7 @@ struct ClusterMetrics::Impl {
     constexpr auto kFirst = static_cast<int>(TakeOutcome::kTaken), kLast = static_cast<int>(TakeOutcome::kLate);
     for (int i = kFirst; i <= kLast; ++i) {
       const std::string outcome(Name(static_cast<TakeOutcome>(i)));
-      for (const char* why : {"drain", "hot"}) made_family.Add({{"why", why}, {"outcome", outcome}});
+      for (const char* why : {"drain", "hot"}) made_family.Add({{"reason", why}, {"outcome", outcome}});
       received_family.Add({{"outcome", outcome}});
     }
   }
@@ -98,7 +98,7 @@ struct ClusterMetrics::Impl {
   prometheus::Counter& lost =
       CounterFamily("ashlar_remote_lost_pieces_total", "Pieces of objects that no node delivered").Add({});
   prometheus::Counter& moved =
-      CounterFamily("ashlar_remote_moved_total", "Fetches that went on at another node").Add({});
+      CounterFamily("ashlar_remote_failovers_total", "Fetches that went on at another node").Add({});
   Family<prometheus::Counter>& bytes_family =
       CounterFamily("ashlar_transport_bytes_total", "Bytes between nodes, by direction");
   prometheus::Counter& sent = bytes_family.Add({{"direction", "sent"}});
@@ -175,7 +175,7 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   Follow(impl.taken, figures.taken_bytes);
   for (const auto& [why, outcome, count] : figures.offers) {
     prometheus::Counter& counter = why == "received" ? impl.received_family.Add({{"outcome", outcome}})
-                                                     : impl.made_family.Add({{"why", why}, {"outcome", outcome}});
+                                                     : impl.made_family.Add({{"reason", why}, {"outcome", outcome}});
     Follow(counter, count);
   }
   for (const auto& [reason, count] : figures.refusals) {

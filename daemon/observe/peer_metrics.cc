@@ -15,7 +15,7 @@ PeerMetrics::PeerMetrics(prometheus::Registry& registry)
                  .Help("How fast copies from another node come, as measured")
                  .Register(registry)),
       journeys_(prometheus::BuildGauge()
-                    .Name("ashlar_peer_journey_seconds")
+                    .Name("ashlar_peer_rtt_seconds")
                     .Help("How long a call of another node and its answer take, as measured")
                     .Register(registry)),
       bytes_(prometheus::BuildCounter()
@@ -32,13 +32,13 @@ PeerMetrics::Node& PeerMetrics::Find(const std::string& node) {
   const auto [found, is_new] = nodes_.try_emplace(node);
   Node& its = found->second;
   if (!is_new) return its;
-  its.rate = &rates_.Add({{"node", node}});
-  its.journey = &journeys_.Add({{"node", node}});
-  its.fetched.counter = &bytes_.Add({{"node", node}, {"direction", "fetched"}});
-  its.given.counter = &bytes_.Add({{"node", node}, {"direction", "given"}});
-  its.calls.counter = &failures_.Add({{"node", node}, {"what", "call"}});
-  its.connections.counter = &failures_.Add({{"node", node}, {"what", "connection"}});
-  its.stalls.counter = &failures_.Add({{"node", node}, {"what", "stall"}});
+  its.rate = &rates_.Add({{"peer", node}});
+  its.journey = &journeys_.Add({{"peer", node}});
+  its.fetched.counter = &bytes_.Add({{"peer", node}, {"direction", "fetched"}});
+  its.given.counter = &bytes_.Add({{"peer", node}, {"direction", "given"}});
+  its.calls.counter = &failures_.Add({{"peer", node}, {"type", "call"}});
+  its.connections.counter = &failures_.Add({{"peer", node}, {"type", "connection"}});
+  its.stalls.counter = &failures_.Add({{"peer", node}, {"type", "stall"}});
   return its;
 }
 

@@ -23,12 +23,12 @@ TEST_F(PeerMetricsTest, EachNodeHasItsOwnFigures) {
                 {.node = "b", .given_bytes = 900, .failed_calls = 4, .lost_connections = 5}});
   const std::string shown = Shown();
   for (const char* line :
-       {"ashlar_peer_rate_bytes_per_second{node=\"a\"} 2000000000", "ashlar_peer_journey_seconds{node=\"a\"} 0.25",
-        "ashlar_peer_bytes_total{direction=\"fetched\",node=\"a\"} 700",
-        "ashlar_peer_bytes_total{direction=\"given\",node=\"b\"} 900",
-        "ashlar_peer_failures_total{node=\"a\",what=\"stall\"} 3",
-        "ashlar_peer_failures_total{node=\"b\",what=\"call\"} 4",
-        "ashlar_peer_failures_total{node=\"b\",what=\"connection\"} 5"}) {
+       {"ashlar_peer_rate_bytes_per_second{peer=\"a\"} 2000000000", "ashlar_peer_rtt_seconds{peer=\"a\"} 0.25",
+        "ashlar_peer_bytes_total{direction=\"fetched\",peer=\"a\"} 700",
+        "ashlar_peer_bytes_total{direction=\"given\",peer=\"b\"} 900",
+        "ashlar_peer_failures_total{peer=\"a\",type=\"stall\"} 3",
+        "ashlar_peer_failures_total{peer=\"b\",type=\"call\"} 4",
+        "ashlar_peer_failures_total{peer=\"b\",type=\"connection\"} 5"}) {
     EXPECT_THAT(shown, HasSubstr(line));
   }
 }
@@ -36,15 +36,15 @@ TEST_F(PeerMetricsTest, EachNodeHasItsOwnFigures) {
 TEST_F(PeerMetricsTest, ANodeThatIsNoMemberHasNoSeries) {
   metrics_.Set({{.node = "a", .fetched_bytes = 700}, {.node = "b"}});
   metrics_.Set({{.node = "b"}});
-  EXPECT_THAT(Shown(), Not(HasSubstr("node=\"a\"")));
-  EXPECT_THAT(Shown(), HasSubstr("node=\"b\""));
+  EXPECT_THAT(Shown(), Not(HasSubstr("peer=\"a\"")));
+  EXPECT_THAT(Shown(), HasSubstr("peer=\"b\""));
   metrics_.Set({{.node = "a", .fetched_bytes = 800}});
-  EXPECT_THAT(Shown(), HasSubstr("direction=\"fetched\",node=\"a\"} 800"));
+  EXPECT_THAT(Shown(), HasSubstr("direction=\"fetched\",peer=\"a\"} 800"));
 }
 
 TEST_F(PeerMetricsTest, ACountThatBeganAnewAddsToWhatWasCounted) {
   for (const uint64_t bytes : {700, 50, 60}) metrics_.Set({{.node = "a", .fetched_bytes = bytes}});
-  EXPECT_THAT(Shown(), HasSubstr("direction=\"fetched\",node=\"a\"} 760"));
+  EXPECT_THAT(Shown(), HasSubstr("direction=\"fetched\",peer=\"a\"} 760"));
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-NODE, TENANT = 'instance=~"$node"', 'instance=~"$node", tenant=~"$tenant"'
-PROCESS = f'job="ashlar", {NODE}'  # other programs have metrics of these names, too
+# By job: a daemon that another job scrapes as well would count twice, and other programs have metrics of the process, too.
+NODE, TENANT = 'job="ashlar", instance=~"$node"', 'job="ashlar", instance=~"$node", tenant=~"$tenant"'
 TOKENS, OBJECTS, CALLS = "suffix: tokens/s", "suffix: objects/s", "suffix: calls/s"
 
 
@@ -86,7 +86,7 @@ FLEET = {
               "The time that a look-up adds to the time to first token, without the landing behind it.", red_from=0.1, alerts=("AshlarSlowLookups",)),
         Panel("How full the tiers are", "percentunit", [("ashlar:tier_used:ratio", "{{instance}} {{tier}}")],
               "What cached objects take of the tenants' budgets. A full tier is a good one: eviction makes room."),
-        Panel("Releases", "short", [("count by (version) (ashlar_build_info)", "{{version}}")], alerts=("AshlarVersionsDiffer",)),
+        Panel("Releases", "short", [("count by (version) (ashlar_build_info{job=\"ashlar\"})", "{{version}}")], alerts=("AshlarVersionsDiffer",)),
         Panel("Time since the start", "s", [('time() - process_start_time_seconds{job="ashlar"}', "{{instance}}")],
               "A daemon that starts again and again loses each time what memory alone has.", alerts=("AshlarRestarts",)),
         Panel("Memory of the daemons", "bytes", [('process_resident_memory_bytes{job="ashlar"}', "{{instance}}")]),
@@ -106,7 +106,7 @@ NODE_ROWS = {
             (median("ashlar_rpc_duration_seconds", where=LANDING), "landing, median"),
             (p99("ashlar_rpc_duration_seconds", where=LANDING), "landing, 99th")],
               "What the hits of a look-up save of computing, beside what look-up and landing add.", log=True, alerts=("AshlarSlowLookups",)),
-        Panel("Calls by method, 99th percentile", "s", [(p99("ashlar_rpc_duration_seconds", "method"), "{{method}}")], log=True),
+        Panel("Calls by method, 99th percentile", "s", [(p99("ashlar_rpc_duration_seconds", "method") + " > 0", "{{method}}")], log=True),
         Panel("Turns of the metadata thread, 99th percentile", "s", [(p99("ashlar_metadata_turn_seconds"), "turn")], red_from=0.01),
     ],
     "Memory and disk": [
@@ -142,8 +142,8 @@ NODE_ROWS = {
         Panel("Connections for bytes, by transport", "short", [gauge("ashlar_transport_peers", "{{instance}} {{path}}")]),
         Panel("Bytes between nodes", "Bps", [(rate("ashlar_transport_bytes_total", "direction"), "{{direction}}"),
                                              (rate("ashlar_transport_read_bytes_total", "instance"), "by network card, {{instance}}")]),
-        Panel("Copies from each node, as measured", "Bps", [(f"avg by (node) (ashlar_peer_rate_bytes_per_second{{{NODE}}} > 0)", "{{node}}")]),
-        Panel("Failed calls and copies, by node", "suffix: failures/s", [(rate("ashlar_peer_failures_total", "node, what"), "{{node}}: {{what}}")],
+        Panel("Copies from each node, as measured", "Bps", [(f"avg by (peer) (ashlar_peer_rate_bytes_per_second{{{NODE}}} > 0)", "{{peer}}")]),
+        Panel("Failed calls and copies, by node", "suffix: failures/s", [(rate("ashlar_peer_failures_total", "peer, type"), "{{peer}}: {{type}}")],
               orange_from=0.01),
         Panel("Objects asked of other nodes", OBJECTS, [(rate("ashlar_remote_objects_total", "outcome"), "{{outcome}}")]),
         Panel("Look-ups that did not wait for all nodes", "suffix: look-ups/s", [(rate("ashlar_remote_late_lookups_total", "instance"), "{{instance}}")],
@@ -165,10 +165,10 @@ NODE_ROWS = {
               [(f"max by (instance, where) (ashlar_forgettings_oldest_seconds{{{NODE}}})", "{{instance}} {{where}}")], red_from=300, alerts=("AshlarForgettingStuck",)),
     ],
     "Process": [
-        Panel("Memory of the process", "bytes", [gauge("process_resident_memory_bytes", "{{instance}}", PROCESS)], alerts=("AshlarDown",)),
-        Panel("Processor time, in cores", "percentunit", [(rate("process_cpu_seconds_total", "instance", PROCESS), "{{instance}}")], "100 % is one core."),
-        Panel("Open files", "short", [gauge("process_open_fds", "open {{instance}}", PROCESS), gauge("process_max_fds", "limit {{instance}}", PROCESS)], log=True),
-        Panel("Starts in an hour", "short", [(f"changes(process_start_time_seconds{{{PROCESS}}}[1h])", "{{instance}}")],
+        Panel("Memory of the process", "bytes", [gauge("process_resident_memory_bytes", "{{instance}}")], alerts=("AshlarDown",)),
+        Panel("CPU time", "suffix: cores", [(rate("process_cpu_seconds_total", "instance"), "{{instance}}")]),
+        Panel("Open files", "short", [gauge("process_open_fds", "open {{instance}}"), gauge("process_max_fds", "limit {{instance}}")], log=True),
+        Panel("Starts in an hour", "short", [(f"changes(process_start_time_seconds{{{NODE}}}[1h])", "{{instance}}")],
               orange_from=1, red_from=3, alerts=("AshlarRestarts",)),
         Panel("The last reload was taken over", "short", [gauge("ashlar_config_last_reload_successful", "{{instance}}")],
               red_below=1, alerts=("AshlarReloadRefused",)),

@@ -26,6 +26,8 @@ def unit_of(query):
         return "suffix: calls"
     if base.endswith("_bytes_per_second"):
         return "Bps"
+    if base == "process_cpu_seconds":
+        return "suffix: cores"  # CPU seconds a second
     if base.endswith("_seconds"):
         return "percentunit" if rated else "s"  # seconds a second are a share
     if ":ratio" in name:
@@ -48,7 +50,7 @@ class Dashboards(unittest.TestCase):
     def test_units_by_suffix(self):
         for query, unit in (("sum by (to) (rate(ashlar_copied_bytes_total{}[5m]))", "Bps"), ("ashlar_unsaved_bytes", "bytes"),
                             ("histogram_quantile(0.5, sum by (le) (rate(ashlar_rpc_duration_seconds_bucket[5m])))", "s"),
-                            ("sum(rate(process_cpu_seconds_total[5m]))", "percentunit"), ("ashlar:tier_used:ratio", "percentunit"),
+                            ("sum(rate(process_cpu_seconds_total[5m]))", "suffix: cores"), ("ashlar:tier_used:ratio", "percentunit"),
                             ("ashlar:lookup_saved_seconds:ratio_rate5m", "s"), ("ashlar_leases", "short")):
             self.assertEqual(unit_of(query), unit, query)
         count = 0

@@ -31,7 +31,7 @@ FILES = {
     "/usr/share/doc/ashlar/ashlard.example.yaml", "/usr/share/doc/ashlar/copyright", "/usr/share/doc/ashlar/changelog.gz", "/usr/share/doc/ashlar/NEWS.gz",
     "/usr/share/doc/ashlar/README.md", "/usr/share/doc/ashlar/SECURITY.md", "/usr/share/doc/ashlar/runbooks.md",
     "/usr/share/doc/ashlar/sizing.md", "/usr/bin/ashlar-replay", "/usr/bin/ashlar-sizing", "/usr/bin/ashlar-trace-from-log",
-    "/usr/share/ashlar/prometheus/prometheus.example.yml",
+    "/usr/share/ashlar/prometheus/prometheus.example.yml", "/usr/share/ashlar/prometheus/prometheus.kubernetes.example.yml",
     "/usr/share/man/man1/ashlarctl.1.gz", "/usr/share/man/man8/ashlard.8.gz",
     "/usr/share/bash-completion/completions/ashlarctl", "/usr/share/zsh/vendor-completions/_ashlarctl",
     "/usr/share/fish/vendor_completions.d/ashlarctl.fish", "/usr/share/ashlar/prometheus/ashlar.rules.yml",

@@ -59,8 +59,8 @@ class Panels(unittest.TestCase):
             return monitoring.Query("board", "panel", text, legend).missing(
                 [{"metric": dict.fromkeys(labels, "x"), "value": [0, value]} for value, *labels in samples], alone)
 
-        self.assertEqual(lacks("ashlar_peer_journey_seconds"), "no data")
-        self.assertEqual(lacks("ashlar_peer_journey_seconds", alone=True), "")
+        self.assertEqual(lacks("ashlar_peer_rtt_seconds"), "no data")
+        self.assertEqual(lacks("ashlar_peer_rtt_seconds", alone=True), "")
         both = ("instance", "tenant")
         self.assertEqual(lacks("ashlar_leases", ("0", *both), ("1", *both)), "")
         self.assertEqual(lacks("ashlar_leases", ("0", *both)), "nothing but 0")

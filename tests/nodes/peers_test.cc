@@ -42,7 +42,7 @@ TEST_F(PeerDaemonsTest, AnOperatorSeesEachPeer) {
   EXPECT_EQ(to[0]["node"], "node1");
   EXPECT_GT(to[0]["given_bytes"], 0);
   EXPECT_THAT(run(1, "peers"), testing::HasSubstr("node0: connected"));
-  EXPECT_GT(cluster_->daemon(1).Metric("ashlar_peer_bytes_total{direction=\"fetched\",node=\"node0\"}"), 0);
+  EXPECT_GT(cluster_->daemon(1).Metric("ashlar_peer_bytes_total{direction=\"fetched\",peer=\"node0\"}"), 0);
 }
 
 TEST_F(PeerDaemonsTest, WhatOneNodeHasServesTheOthers) {
