@@ -13,6 +13,7 @@ was wrong.
 
 import argparse
 import concurrent.futures
+import contextlib
 import fnmatch
 import json
 import os
@@ -32,8 +33,9 @@ from page_blocks import Command
 SKIPPED = 77
 SECONDS = 240  # for all commands of a page, and for any other program; a quiet machine needs a tenth
 RULES = "tests/docs/README.md"
-OTHERS = {"curl"}  # programs that are nobody's duty to have
-STARTED = "daemon started"  # what a daemon logs when it can be asked
+OTHERS = {"curl", "etcd"}  # programs that are nobody's duty to have
+STARTED = "daemon started|ready to serve client requests"  # what a daemon, or etcd, logs when it can be asked
+PORTS = (9464, 9465, 2379, 2380, 7461, 7462, 7471, 7472)  # of pages; each run has others in their place
 # Of a configuration that shows a part only.
 LISTEN = "listen: {rpc_socket: /run/ashlar/rpc.sock, session_socket: /run/ashlar/session.sock}\n"
 DRAM = "dram: {capacity_bytes: 16GiB}\n"
@@ -70,11 +72,12 @@ class Sandbox:
         (self.path / "build/release/.ninja_log").write_bytes(log.read_bytes() if log.exists() else b"")
         for name in ("run", "disk"):
             (self.path / name).mkdir(mode=0o700)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.places = {"/run/ashlar": str(self.path / "run"), "/var/lib/ashlar": str(self.path / "disk"),
-                       ":9464": f":{port}"}
+        self.places = {"/run/ashlar": str(self.path / "run"), "/var/lib/ashlar": str(self.path / "disk")}
+        with contextlib.ExitStack() as until_all_are_chosen:
+            for port in PORTS:
+                free = until_all_are_chosen.enter_context(socket.socket())
+                free.bind(("127.0.0.1", 0))
+                self.places[f":{port}"] = f":{free.getsockname()[1]}"
         self.environment = {**os.environ, "HOME": str(self.path), "PATH": f"{programs}:{os.environ['PATH']}",
                             "ASHLAR_ADMIN_SOCKET": str(self.path / "run/admin.sock")}
 
@@ -209,7 +212,7 @@ class Runner:
                 printed, status = sandbox.path / f".printed{i}", sandbox.path / f".status{i}"
                 script.append(f"{{ {text}\n}} >{printed} 2>&1 </dev/null; echo $? >{status}")
                 if page_blocks.bare(command.text).endswith("&"):
-                    script.append(f"for _ in $(seq 200); do grep -q '{STARTED}' {printed} && break; "
+                    script.append(f"for _ in $(seq 200); do grep -qE '{STARTED}' {printed} && break; "
                                   f"kill -0 $! 2>/dev/null || {{ echo ended >{status}; break; }}; sleep 0.05; done")
             shell = subprocess.Popen(["bash", "-c", "\n".join(script)], cwd=sandbox.path, env=sandbox.environment,
                                      start_new_session=True)

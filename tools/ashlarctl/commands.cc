@@ -88,7 +88,8 @@ std::vector<Command> CommandsOnTheDaemon() {
       {"status",
        "",
        "how the daemon is, on a few lines",
-       "It fails if the daemon drains, or a tier is degraded.",
+       "It fails unless the daemon serves: if it drains, if a tier takes no writes, or in a cluster if etcd or all "
+       "peers are not reached.",
        {},
        Status},
       {"top",

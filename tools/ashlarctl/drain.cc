@@ -76,10 +76,10 @@ absl::StatusOr<Answer> Drain(const Arguments& arguments, AdminClient& client) {
   } else if (!reply.done()) {
     answer.text = absl::StrCat("not drained: ", Left(reply), "\n");
   } else if (reply.unsaved_objects() > 0) {
-    answer.text = absl::StrCat("drained; not written, for want of a disk, or of room there: ", reply.unsaved_objects(),
-                               " objects, ", Bytes(reply.unsaved_bytes()), "\n");
+    answer.text = absl::StrCat("drained, without space for everything on a disk or a peer: a stop loses ",
+                               reply.unsaved_objects(), " objects, ", Bytes(reply.unsaved_bytes()), "\n");
   } else {
-    answer.text = "drained; the disk has everything\n";
+    answer.text = "drained: nothing is lost when the daemon stops\n";
   }
   return answer;
 }

@@ -83,6 +83,23 @@ TEST(Frame, ADaemonThatWasStartedAnewBeginsAtZero) {
   EXPECT_EQ(frame["tenants"][0]["tokens"]["hits"]["dram"], 5);
 }
 
+TEST(Summary, ANodeThatReachesNoPeerIsDegraded) {
+  v1::StatsReply stats = Stats(1, 1, 1);
+  v1::ClusterStats& cluster = *stats.mutable_cluster();
+  cluster.set_directory_connected(true);
+  cluster.set_members(1);
+  EXPECT_EQ(ClusterFault(stats), "") << "it is the first node";
+  cluster.set_members(4);
+  EXPECT_EQ(PeersOf(cluster), 3u);
+  EXPECT_EQ(ClusterFault(stats), "none of 3 peers is connected");
+  EXPECT_STREQ(StateOf(stats), "degraded");
+  cluster.set_peers_connected(2);
+  EXPECT_STREQ(StateOf(stats), "serving");
+  cluster.set_directory_connected(false);
+  EXPECT_EQ(ClusterFault(stats), "etcd is not reached");
+  EXPECT_STREQ(StateOf(stats), "degraded");
+}
+
 TEST(Summary, AStateIsTheWorstThatHolds) {
   v1::StatsReply stats = Stats(1, 1, 1);
   EXPECT_STREQ(StateOf(stats), "serving");

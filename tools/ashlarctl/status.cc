@@ -14,14 +14,16 @@ constexpr size_t kBarWidth = 24;
 constexpr size_t kReasons = 3;
 
 std::string ClusterLine(const v1::ClusterStats& cluster) {
-  return absl::StrFormat("peers     %d of %d connected to %s; directory %s, %d entries; %s fetched\n",
-                         cluster.peers_connected(), cluster.members(), cluster.node(),
+  return absl::StrFormat("cluster   node %s: %d of %d peers connected; directory %s, %d entries; %s fetched\n",
+                         cluster.node(), cluster.peers_connected(), PeersOf(cluster),
                          cluster.directory_connected() ? "connected" : "NOT connected", cluster.directory_entries(),
                          Bytes(cluster.fetched_bytes()));
 }
 
-json ClusterJson(const v1::ClusterStats& cluster) {
+json ClusterJson(const v1::StatsReply& stats) {
+  const v1::ClusterStats& cluster = stats.cluster();
   return {{"node", cluster.node()},
+          {"degraded", ClusterFault(stats)},
           {"members", cluster.members()},
           {"peers_connected", cluster.peers_connected()},
           {"directory_connected", cluster.directory_connected()},
@@ -49,7 +51,7 @@ absl::StatusOr<Answer> Status(const Arguments&, AdminClient& client) {
                  {"tokens", JsonOf(tokens)},
                  {"tiers", json::array()},
                  {"degraded", json::array()},
-                 {"cluster", stats.has_cluster() ? ClusterJson(stats.cluster()) : json(nullptr)}};
+                 {"cluster", stats.has_cluster() ? ClusterJson(stats) : json(nullptr)}};
   answer.text =
       absl::StrFormat("ashlard %s: %s, up %s\n", stats.version(), StateOf(stats), Duration(stats.uptime_seconds()));
   if (stats.cluster().slow_fabric()) {
@@ -58,6 +60,9 @@ absl::StatusOr<Answer> Status(const Arguments&, AdminClient& client) {
   for (const v1::DegradedTier& tier : stats.degraded()) {
     answer.json["degraded"].push_back({{"tier", TierName(tier.tier())}, {"reason", tier.reason()}});
     absl::StrAppendFormat(&answer.text, "degraded  %s: %s\n", TierName(tier.tier()), tier.reason());
+  }
+  if (const std::string fault = ClusterFault(stats); !fault.empty()) {
+    absl::StrAppendFormat(&answer.text, "degraded  cluster: %s\n", fault);
   }
   for (const TierSum& tier : TiersOf(stats)) {
     answer.json["tiers"].push_back({{"tier", tier.tier},

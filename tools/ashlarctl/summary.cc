@@ -81,10 +81,22 @@ std::vector<TierSum> TiersOf(const v1::TenantStats& tenant) {
   return sums;
 }
 
+uint64_t PeersOf(const v1::ClusterStats& cluster) {
+  return cluster.members() == 0 ? 0 : cluster.members() - 1;
+}
+
+std::string ClusterFault(const v1::StatsReply& stats) {
+  if (!stats.has_cluster()) return "";
+  const v1::ClusterStats& cluster = stats.cluster();
+  if (!cluster.directory_connected()) return "etcd is not reached";
+  if (PeersOf(cluster) == 0 || cluster.peers_connected() > 0) return "";
+  return absl::StrCat("none of ", PeersOf(cluster), " peers is connected");
+}
+
 const char* StateOf(const v1::StatsReply& stats) {
   if (stats.draining()) return "draining";
   if (stats.cluster().slow_fabric()) return "not ready";
-  return stats.degraded().empty() ? "serving" : "degraded";
+  return stats.degraded().empty() && ClusterFault(stats).empty() ? "serving" : "degraded";
 }
 
 std::string Bar(uint64_t part, uint64_t whole, size_t width) {

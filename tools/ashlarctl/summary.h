@@ -32,8 +32,13 @@ Tokens TokensOf(const v1::StatsReply& stats);
 std::vector<TierSum> TiersOf(const v1::StatsReply& stats);  // top to bottom
 std::vector<TierSum> TiersOf(const v1::TenantStats& tenant);
 
+// Returns the nodes of the cluster other than this one.
+uint64_t PeersOf(const v1::ClusterStats& cluster);
+// Returns why the cluster is of no use to this node: etcd is not reached, or none of the other nodes is connected.
+// Empty: it is of use, or the node has no cluster.
+std::string ClusterFault(const v1::StatsReply& stats);
 // "serving", "draining", "not ready" where RDMA was asked for and bytes go another way, or "degraded" where a tier
-// takes no writes.
+// takes no writes or ClusterFault is not empty.
 const char* StateOf(const v1::StatsReply& stats);
 // "[####------]", `width` characters in all.
 std::string Bar(uint64_t part, uint64_t whole, size_t width);
