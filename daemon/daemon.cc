@@ -30,6 +30,7 @@
 #include "daemon/rpc/rpc_server.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/log.h"
+#include "daemon/runtime/refused_connections.h"
 #include "daemon/runtime/worker_pool.h"
 #include "daemon/session/hosted_memory.h"
 #include "daemon/session/model_registry.h"
@@ -116,7 +117,8 @@ struct Daemon::Impl {
                  TenantsByUid(config),
                  config.sessions().region_bytes(),
                  config.sessions().max_regions(),
-                 SeatsOf(gpus, *tiers)},
+                 SeatsOf(gpus, *tiers),
+                 refused},
         models(FollowModels(cluster.get())),
         router(loops->clock, cache, Router::Options::From(config)),
         engine_service(
@@ -199,6 +201,7 @@ struct Daemon::Impl {
     const LogCounts lines = CountLogLines();
     levels.log_lines_dropped = lines.dropped;
     levels.log_lines_suppressed = lines.suppressed;
+    levels.refused_connections = refused.counts();
     if (cluster != nullptr) levels.cluster = cluster->figures();
     levels.router = router.figures();
     return levels;
@@ -246,7 +249,7 @@ struct Daemon::Impl {
     if (cluster != nullptr) {
       if (absl::Status status = cluster->Serve(); !status.ok()) return status;
     }
-    if (absl::Status status = events.Publish(config.events()); !status.ok()) return status;
+    if (absl::Status status = events.Publish(config.events(), refused); !status.ok()) return status;
     ready = true;
     absl::StatusOr<std::unique_ptr<HttpEndpoint>> started_http = StartHttp(config);
     if (!started_http.ok()) return started_http.status();
@@ -260,7 +263,7 @@ struct Daemon::Impl {
     const v1::Listen& listen = config.listen();
     RpcListener::Options connections{.of_a_user = RpcListener::kOfASession * size_t{config.sessions().max_sessions()}};
     for (const auto& [uid, user] : services.tenant_of_uid) connections.tenant_of_uid[uid] = user.id;
-    auto rpc = RpcServer::Start(listen.rpc_socket(), std::move(connections), engine_service, metrics);
+    auto rpc = RpcServer::Start(listen.rpc_socket(), std::move(connections), engine_service, metrics, refused);
     if (!rpc.ok()) return rpc.status();
     rpc_server = *std::move(rpc);
     loop.Every(kLevelsEvery, [this] {
@@ -272,7 +275,7 @@ struct Daemon::Impl {
     if (!session.ok()) return session.status();
     session_server = *std::move(session);
     if (listen.admin_socket().empty()) return absl::OkStatus();
-    auto admin = AdminServer::Start(listen.admin_socket(), admin_service, *audit);
+    auto admin = AdminServer::Start(listen.admin_socket(), admin_service, *audit, refused);
     if (!admin.ok()) return admin.status();
     admin_server = *std::move(admin);
     return absl::OkStatus();
@@ -336,6 +339,7 @@ struct Daemon::Impl {
   const int tenants;
   const std::unique_ptr<AuditLog> audit;
   Metrics metrics;
+  RefusedConnections refused;
   HostedMemory hosted;
   NodeEvents events;
   const std::unique_ptr<Loops> loops;

@@ -71,7 +71,7 @@ TEST(Metrics, CountWhatHappens) {
            "ashlar_checksum_failures_total{tenant=\"default\"} 0\n",
            "ashlar_reserve_outcomes_total{kind=\"checkpoint\",outcome=\"granted\",tenant=\"default\"} 1\n",
            "ashlar_region_bytes{tenant=\"default\"} 1048576\n",
-           "ashlar_connections_refused_total 0\n",
+           "ashlar_connections_refused_total{reason=\"too_many\",socket=\"rpc\"} 0\n",
            "ashlar_tier_used_bytes{tenant=\"default\",tier=\"dram\"} 262144\n",
            "ashlar_tier_held_bytes{tenant=\"default\",tier=\"dram\"} 1048576\n",
            "ashlar_tier_capacity_bytes{tenant=\"default\",tier=\"dram\"} 16777216\n",

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/config.pb.h"
+#include "daemon/events/zmq_publisher.h"
 #include "daemon/observe/http_server.h"
 #include "daemon/peer/channels/peer_bounds.h"
 #include "daemon/rpc/rpc_listener.h"
@@ -15,8 +16,9 @@
 namespace ashlar::daemon {
 namespace {
 
-// Sockets, polls, logs, libraries' files, connections of strangers, and of those who ask by HTTP.
-constexpr uint64_t kOwnFiles = 512 + HttpServer::kMaxConnections;
+// Sockets, polls, logs, libraries' files, and connections of strangers, of HTTP and of subscribers to events: all that
+// does not belong to a tenant or a peer is bounded, so that tenants always have theirs.
+constexpr uint64_t kOwnFiles = 512 + HttpServer::kMaxConnections + ZmqPublisher::kConnections;
 constexpr uint64_t kPerSession = 8;  // its socket, its process, and messages that carry descriptors on their way
 // Of every user, for each session that there may be: its RPC connections.
 constexpr uint64_t kPerUserAndSession = RpcListener::kOfASession * RpcListener::kDescriptors;

@@ -143,7 +143,7 @@ struct AdminServer::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const std::string& path, const AdminService& service,
-                                                                AuditLog& audit) {
+                                                                AuditLog& audit, RefusedConnections& refused) {
   auto impl = std::make_unique<Impl>(service, audit);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxRequestBytes));
@@ -156,11 +156,15 @@ absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const std::strin
   // The socket's mode keeps others out; asking who is there keeps them out however the socket came to them.
   RpcListener::Options options{.of_a_user = kConnections, .mode = kAdminSocketMode};
   options.tenant_of_uid = {{0, 0}, {geteuid(), 0}};
-  const auto admit = [impl = impl.get()](UniqueFd socket, uid_t user) {
+  options.refused = [&refused](uid_t uid, bool) {
+    refused.Add("admin", RefusedConnection::kTooMany, absl::StrCat("uid ", uid), "too many connections of this user");
+  };
+  const auto admit = [impl = impl.get(), &refused](UniqueFd socket, uid_t user) {
+    const std::optional<ucred> peer = PeerOf(socket.get());
     if (user != 0 && user != geteuid()) {
+      refused.Add("admin", RefusedConnection::kStranger, absl::StrCat("uid ", user), "expected root or the daemon's user");
       shutdown(socket.get(), SHUT_RDWR);
     } else {
-      const std::optional<ucred> peer = PeerOf(socket.get());
       if (peer) impl->operators.Add(socket.get(), OperatorOf(peer->uid, peer->pid));
       grpc::AddInsecureChannelFromFd(impl->server.get(), socket.Release());
     }

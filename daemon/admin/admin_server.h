@@ -7,16 +7,17 @@
 #include "absl/status/statusor.h"
 #include "daemon/admin/admin_service.h"
 #include "daemon/admin/audit_log.h"
+#include "daemon/runtime/refused_connections.h"
 
 namespace ashlar::daemon {
 
 // Calls block its own threads, of which there are few, and nobody else's.
 class AdminServer {
  public:
-  // `service` and `audit`, which is told of every call that changes something, must outlive the server. ALREADY_EXISTS
-  // when another daemon listens on `path`.
+  // `service`, `audit`, which gets every call that changes something, and `refused` must outlive the server.
+  // ALREADY_EXISTS when another daemon listens on `path`.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const std::string& path, const AdminService& service,
-                                                            AuditLog& audit);
+                                                            AuditLog& audit, RefusedConnections& refused);
   // Takes no new calls, awaits those in flight, for which the metadata thread must still run, and removes the socket.
   ~AdminServer();
 

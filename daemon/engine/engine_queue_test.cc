@@ -217,7 +217,8 @@ TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
 // A load balancer that goes by health sends nothing more, while calls that were taken still finish.
 TEST_F(BoundedQueueTest, WhileCallsFinishTheStoppingDaemonIsNotServing) {
   const std::string socket = absl::StrCat("/tmp/ashlard_drain_", getpid(), ".sock");
-  auto server = RpcServer::Start(socket, {{{geteuid(), 0}}, 64}, *service_, metrics_);
+  RefusedConnections refused;
+  auto server = RpcServer::Start(socket, {{{geteuid(), 0}}, 64}, *service_, metrics_, refused);
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ(Health(socket, "ashlar.v1.Cache"), kServing);
   FillQueue();

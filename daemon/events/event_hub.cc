@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace ashlar::daemon {
 
@@ -21,8 +22,10 @@ std::vector<CacheEvent> EventHub::Subscription::Take(size_t most, storage::Nanos
 void EventHub::Subscription::Add(const CacheEvent& event) {
   if (filter_.tenant.has_value() && *filter_.tenant != event.pool.tenant) return;
   if (filter_.ns.has_value() && *filter_.ns != event.ns) return;
+  bool first = false;
   {
     const std::lock_guard lock(mutex_);
+    first = events_.empty() && lost_ == 0;
     if (lost_ > 0 || events_.size() >= capacity_) {
       ++lost_;
       last_lost_ = event.sequence;
@@ -31,12 +34,15 @@ void EventHub::Subscription::Add(const CacheEvent& event) {
     }
   }
   some_.notify_one();
+  if (first && wake_) wake_();
 }
 
-std::shared_ptr<EventHub::Subscription> EventHub::Subscribe(const Filter& filter, size_t capacity) {
+std::shared_ptr<EventHub::Subscription> EventHub::Subscribe(const Filter& filter, size_t capacity,
+                                                            std::function<void()> wake) {
   auto subscription = std::make_shared<Subscription>();
   subscription->filter_ = filter;
   subscription->capacity_ = capacity;
+  subscription->wake_ = std::move(wake);
   const std::lock_guard lock(mutex_);
   std::erase_if(subscriptions_, [](const auto& one) { return one.expired(); });
   if (subscriptions_.size() >= kMostSubscribers) return nullptr;

@@ -55,6 +55,7 @@ class EventHub {
 
     Filter filter_;
     size_t capacity_ = 0;
+    std::function<void()> wake_;  // may be empty
     std::mutex mutex_;
     std::condition_variable some_;
     std::deque<CacheEvent> events_;  // guarded by mutex_, as below
@@ -65,8 +66,11 @@ class EventHub {
   // Events that wait for one subscriber, and subscribers.
   static constexpr size_t kMostWaiting = 65536, kMostSubscribers = 16;
 
-  // Ends with the last holder of what is returned. Null: there are too many. Any thread, as Take.
-  std::shared_ptr<Subscription> Subscribe(const Filter& filter, size_t capacity = kMostWaiting);
+  // Ends with the last holder of what is returned. Null: there are too many. Any thread, as Take. `wake` is called when
+  // there is something to take after there was nothing, on the metadata thread: it may not block. It may be called
+  // once more while the subscription ends, so it owns what it uses.
+  std::shared_ptr<Subscription> Subscribe(const Filter& filter, size_t capacity = kMostWaiting,
+                                          std::function<void()> wake = {});
   size_t subscribers() const;
 
   // What ObjectTableOptions::residence is told. The metadata thread.

@@ -14,13 +14,13 @@ storage::TellResidence NodeEvents::Telling(storage::TellResidence also) {
   };
 }
 
-absl::Status NodeEvents::Publish(const v1::Events& config) {
+absl::Status NodeEvents::Publish(const v1::Events& config, RefusedConnections& refused) {
   if (config.zmq_address().empty()) return absl::OkStatus();
   auto publisher = ZmqPublisher::Start({.address = config.zmq_address(),
                                         .replay_address = config.zmq_replay_address(),
                                         .topic = config.topic(),
                                         .kept = config.kept_batches()},
-                                       hub_, texts_);
+                                       hub_, texts_, refused);
   if (!publisher.ok()) return publisher.status();
   publisher_ = *std::move(publisher);
   return absl::OkStatus();

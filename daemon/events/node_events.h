@@ -19,7 +19,7 @@ class NodeEvents {
   // What the cache is made with: the hub is told of everything, and `also` after it (may be empty).
   storage::TellResidence Telling(storage::TellResidence also);
   // Publishes over ZeroMQ where the configuration asks for it.
-  absl::Status Publish(const v1::Events& config);
+  absl::Status Publish(const v1::Events& config, RefusedConnections& refused);
 
   EventHub& hub() { return hub_; }
   BlockTexts& texts() { return texts_; }

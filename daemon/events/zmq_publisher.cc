@@ -1,111 +1,222 @@
 #include "daemon/events/zmq_publisher.h"
 
-#include <zmq.h>
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
-#include <deque>
-#include <initializer_list>
+#include <list>
+#include <map>
 #include <span>
-#include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "daemon/events/event_connection.h"
+#include "daemon/events/kept_batches.h"
 #include "daemon/events/kv_events.h"
+#include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/port_wait.h"
+#include "daemon/runtime/tcp_socket.h"
+#include "daemon/runtime/unix_socket.h"
 
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kMostATurn = 256, kReplayPortion = 32;
-constexpr storage::Nanos kReplayEvery = 50'000'000;  // how long a request for a replay waits at most
-constexpr storage::Nanos kReplayBlocked = 2'000'000;
-
-struct EndSocket {
-  void operator()(void* socket) const { zmq_close(socket); }
-};
-struct EndContext {
-  void operator()(void* context) const { zmq_ctx_term(context); }
-};
-using Socket = std::unique_ptr<void, EndSocket>;
-
-std::string Number(uint64_t number) {
-  std::string bytes(8, '\0');
-  for (size_t i = 0; i < 8; ++i) bytes[i] = static_cast<char>(number >> (56 - 8 * i));
-  return bytes;
-}
-
-// False: the peer takes nothing more (EAGAIN), or has gone.
-bool Send(void* socket, std::initializer_list<std::string_view> frames) {
-  size_t left = frames.size();
-  for (const std::string_view frame : frames) {
-    const int flags = ZMQ_DONTWAIT | (--left > 0 ? ZMQ_SNDMORE : 0);
-    if (zmq_send(socket, frame.data(), frame.size(), flags) < 0) return false;
-  }
-  return true;
-}
-
-std::string BoundAt(void* socket) {
-  std::array<char, 512> address{};
-  size_t size = address.size();
-  if (socket == nullptr || zmq_getsockopt(socket, ZMQ_LAST_ENDPOINT, address.data(), &size) != 0) return {};
-  return address.data();
-}
+constexpr size_t kEventsATurn = 256;
+constexpr const char* kSocketName = "events";
+// The kernel's buffers of a connection, which grow without these.
+constexpr int kSendBuffer = 256 << 10, kReceiveBuffer = 16 << 10;
 
 double SecondsSince1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// A listener, and its address as ZeroMQ writes it.
+struct Bound {
+  Listener listener;
+  std::string address;
+  bool tcp = false;
+};
+
+absl::StatusOr<Bound> Bind(const std::string& address) {
+  absl::string_view at = address;
+  if (absl::ConsumePrefix(&at, "ipc://")) {
+    // The batches have texts of all tenants: the daemon's own user may read them.
+    absl::StatusOr<Listener> listener = Listen(std::string(at), SOCK_STREAM, kAdminSocketMode);
+    if (!listener.ok()) return absl::UnavailableError(absl::StrCat(address, ": ", listener.status().message()));
+    return Bound{*std::move(listener), address, false};
+  }
+  absl::ConsumePrefix(&at, "tcp://");
+  std::string plain(at);
+  if (absl::ConsumePrefix(&at, "*:")) plain = absl::StrCat("0.0.0.0:", at);
+  if (absl::EndsWith(plain, ":*")) plain.back() = '0';
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(plain);
+  if (!parsed.ok()) return absl::UnavailableError(absl::StrCat(address, ": ", parsed.status().message()));
+  absl::StatusOr<Listener> listener = ListenTcp(*parsed, kPortPatience);
+  if (!listener.ok()) return absl::UnavailableError(absl::StrCat(address, ": ", listener.status().message()));
+  const std::string host = plain.substr(0, plain.rfind(':'));
+  const std::string name = absl::StrCat("tcp://", host, ":", PortOf(listener->fd.get()));
+  return Bound{*std::move(listener), name, true};
+}
+
+void Configure(int socket, bool tcp) {
+  setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
+  setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &kReceiveBuffer, sizeof kReceiveBuffer);
+  if (!tcp) return;
+  const int on = 1, idle = 30, interval = 10, count = 3;  // seconds
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+}
+
+// The peer of a connection, by which connections are counted: an IP address, or a user of this machine.
+std::string PeerName(int socket, bool tcp) {
+  if (!tcp) {
+    const std::optional<ucred> peer = PeerOf(socket);
+    return absl::StrCat("uid ", peer.has_value() ? peer->uid : uid_t(-1));
+  }
+  const std::string address = PeerAddress(socket);
+  char text[INET6_ADDRSTRLEN] = "";
+  inet_ntop(address.size() == sizeof(in_addr) ? AF_INET : AF_INET6, address.data(), text, sizeof text);
+  return address.empty() ? "" : text;
+}
+
+RefusedConnection ReasonOf(const absl::Status& status) {
+  if (absl::IsFailedPrecondition(status)) return RefusedConnection::kVersion;
+  return absl::IsResourceExhausted(status) ? RefusedConnection::kTooMany : RefusedConnection::kProtocol;
+}
+
 }  // namespace
 
+// All but the atomics belongs to the thread.
 struct ZmqPublisher::Impl {
-  Impl(Options given, const BlockTexts& texts) : options(std::move(given)), texts(texts), context(zmq_ctx_new()) {}
+  static constexpr uint64_t kPublish = 0, kReplay = 1, kWake = 2, kFirst = 3;  // subjects of epoll's events
+
+  Impl(Options given, const BlockTexts& texts, RefusedConnections& refused)
+      : options(std::move(given)), texts(texts), refused(refused), kept(options.kept, options.most_bytes) {}
   ~Impl() {
     stopping = true;
+    eventfd_write(wake->get(), 1);
     if (thread.joinable()) thread.join();
   }
 
-  absl::StatusOr<Socket> Bind(int type, const std::string& address) const {
-    Socket socket(zmq_socket(context.get(), type));
-    const int now = 0;
-    zmq_setsockopt(socket.get(), ZMQ_LINGER, &now, sizeof now);
-    // ZeroMQ counts messages; one of ours has at most kMostBatchBytes.
-    const size_t waiting = std::max<size_t>(1, options.most_bytes / kMostBatchBytes);
-    const bool replays = type == ZMQ_ROUTER;
-    const int most = static_cast<int>(replays ? std::min(waiting, kMostReplayWaiting) : waiting);
-    zmq_setsockopt(socket.get(), ZMQ_SNDHWM, &most, sizeof most);
-    if (replays) {
-      const int tell = 1, requests = kMostReplays;
-      zmq_setsockopt(socket.get(), ZMQ_ROUTER_MANDATORY, &tell, sizeof tell);  // who takes nothing, instead of dropping
-      zmq_setsockopt(socket.get(), ZMQ_RCVHWM, &requests, sizeof requests);
+  bool Watch(int fd, uint64_t tag, uint32_t events, int operation = EPOLL_CTL_ADD) const {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = tag;
+    return epoll_ctl(epoll.get(), operation, fd, &event) == 0;
+  }
+
+  absl::Status Open() {
+    epoll = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+    wake = std::make_shared<UniqueFd>(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    bool watching = epoll.valid() && wake->valid() && Watch(wake->get(), kWake, EPOLLIN);
+    for (uint64_t i = 0; i < bound.size(); ++i) {
+      watching = watching && Watch(bound[i].listener.fd.get(), i, EPOLLIN);
     }
-    const int64_t longest = 1024;  // of a request
-    zmq_setsockopt(socket.get(), ZMQ_MAXMSGSIZE, &longest, sizeof longest);
-    int error = 0;
-    WaitForPort(address, kPortPatience, [&] {
-      error = zmq_bind(socket.get(), address.c_str()) == 0 ? 0 : zmq_errno();
-      return error == EADDRINUSE;
-    });
-    if (error != 0) {
-      return absl::UnavailableError(absl::StrCat(address, ": ", zmq_strerror(error)));
-    }
-    return socket;
+    return watching ? absl::OkStatus() : absl::ErrnoToStatus(errno, "cannot watch the sockets for events");
   }
 
   void Run() {
-    bool blocked = false;
+    bool more = false;  // there is something left to be done at once
     while (!stopping) {
-      const storage::Nanos patience = blocked ? kReplayBlocked : replays.empty() ? kReplayEvery : 0;
-      Publish(subscription->Take(kMostATurn, patience));
-      DropForgotten();
-      if (replay == nullptr) continue;
-      TakeRequests();
-      blocked = !SendReplay();
+      epoll_event events[64];
+      const int count = epoll_wait(epoll.get(), events, std::size(events), more ? 0 : WaitMillis());
+      for (int i = 0; i < count; ++i) Dispatch(events[i].data.u64, events[i].events);
+      const std::vector<CacheEvent> taken = subscription->Take(kEventsATurn, 0);
+      Publish(taken);
+      DropErased();
+      more = SendAll() || taken.size() == kEventsATurn;
+      CloseSilent();
     }
+  }
+
+  void Dispatch(uint64_t tag, uint32_t events) {
+    if (tag == kWake) {
+      eventfd_t ignored;
+      eventfd_read(wake->get(), &ignored);
+    } else if (tag < kFirst) {
+      AcceptSome(bound[tag].listener, [this, tag](UniqueFd socket) { Admit(tag, std::move(socket)); });
+    } else if (const auto found = connections.find(tag);
+               found != connections.end() && (events & ~uint32_t{EPOLLOUT}) != 0) {
+      Judge(tag, found->second.Read(kept, clock.Now()));
+    }
+  }
+
+  void Admit(uint64_t listener, UniqueFd socket) {
+    const bool tcp = bound[listener].tcp;
+    std::string peer = PeerName(socket.get(), tcp);
+    std::map<std::string, size_t> of_peer;
+    for (const auto& [id, one] : connections) ++of_peer[one.peer()];
+    if (of_peer[peer] >= kConnectionsOfAnAddress) {
+      return refused.Add(kSocketName, RefusedConnection::kTooMany, peer, "too many connections of this peer");
+    }
+    if (connections.size() >= kConnections) {
+      const auto most = std::ranges::max_element(of_peer, {}, [](const auto& one) { return one.second; });
+      const auto oldest =
+          std::ranges::find_if(connections, [&](const auto& one) { return one.second.peer() == most->first; });
+      refused.Add(kSocketName, RefusedConnection::kTooMany, most->first, "this peer has the most connections");
+      connections.erase(oldest);
+    }
+    Configure(socket.get(), tcp);
+    const uint64_t id = next_id++;
+    if (!Watch(socket.get(), id, EPOLLIN)) return;
+    const ZmtpSocket own = listener == kPublish ? ZmtpSocket::kPub : ZmtpSocket::kRouter;
+    connections.try_emplace(id, std::move(socket), own, options.topic, std::move(peer), clock.Now());
+  }
+
+  // Closes a connection whose status is not OK. False: it has.
+  bool Judge(uint64_t id, const absl::Status& status) {
+    if (status.ok()) return true;
+    const auto found = connections.find(id);
+    if (!absl::IsUnavailable(status)) {
+      refused.Add(kSocketName, ReasonOf(status), found->second.peer(), status.message());
+    }
+    connections.erase(found);
+    return false;
+  }
+
+  // True: some have more to send, and their sockets take it.
+  bool SendAll() {
+    bool more = false;
+    for (auto at = connections.begin(); at != connections.end();) {
+      const uint64_t id = at->first;
+      EventConnection& one = (at++)->second;
+      const bool blocked = one.blocked();
+      if (!Judge(id, one.Send(kept))) continue;
+      more |= one.more();
+      if (one.blocked() != blocked) Watch(one.socket(), id, one.blocked() ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
+    }
+    return more;
+  }
+
+  // They are in the order in which they came.
+  void CloseSilent() {
+    const storage::Nanos last = clock.Now() - std::chrono::nanoseconds(options.greeting).count();
+    for (auto at = connections.begin(); at != connections.end() && at->second.accepted() <= last;) {
+      if (at->second.ready()) {
+        ++at;
+        continue;
+      }
+      refused.Add(kSocketName, RefusedConnection::kSilent, at->second.peer(), "no greeting in time");
+      at = connections.erase(at);
+    }
+  }
+  int WaitMillis() const {
+    const auto silent = std::ranges::find_if(connections, [](const auto& one) { return !one.second.ready(); });
+    if (silent == connections.end()) return -1;
+    const storage::Nanos end = silent->second.accepted() + std::chrono::nanoseconds(options.greeting).count();
+    return static_cast<int>(std::clamp<storage::Nanos>((end - clock.Now()) / 1'000'000 + 1, 0, 60'000));
   }
 
   void Publish(std::span<const CacheEvent> events) {
@@ -117,118 +228,52 @@ struct ZmqPublisher::Impl {
   }
   void PublishBatch(std::span<const CacheEvent> events) {
     std::string batch;
-    do {  // again without the tokens that were forgotten meanwhile
-      DropForgotten();
+    do {  // again without the tokens that were erased meanwhile
+      DropErased();
       batch = EncodeKvEvents(events, texts, SecondsSince1970());
-    } while (forgettings != texts.forgettings());
+    } while (erasures != texts.forgettings());
     if (batch.empty()) return;
-    const uint64_t number = batches++;
-    Send(publish.get(), {options.topic, Number(number), batch});
-    kept_bytes += batch.size();
-    kept.emplace_back(number, std::move(batch));
-    for (; kept.size() > options.kept || kept_bytes > options.most_bytes; kept.pop_front()) {
-      kept_bytes -= kept.front().second.size();
-    }
+    kept.Add(std::move(batch));
+    batches = kept.next();
   }
-  void DropForgotten() {
-    if (const uint64_t now = texts.forgettings(); std::exchange(forgettings, now) == now) return;
-    kept.clear();
-    kept_bytes = 0;
+  // Nothing of the texts stays, also not in a connection that reads slowly.
+  void DropErased() {
+    if (const uint64_t now = texts.forgettings(); std::exchange(erasures, now) == now) return;
+    kept.Clear();
+    std::erase_if(connections, [](const auto& one) { return one.second.holds_batch(); });
   }
-
-  // A subscriber's later request takes the place of its earlier one.
-  void TakeRequests() {
-    while (replays.size() < kMostReplays) {
-      std::vector<std::string> frames;
-      while (true) {
-        std::array<char, 1024> frame{};
-        const int size = zmq_recv(replay.get(), frame.data(), frame.size(), ZMQ_DONTWAIT);
-        if (size < 0) return;
-        if (frames.size() < 4) frames.emplace_back(frame.data(), std::min<size_t>(size, frame.size()));
-        int more = 0;
-        size_t length = sizeof more;
-        zmq_getsockopt(replay.get(), ZMQ_RCVMORE, &more, &length);
-        if (more == 0) break;
-      }
-      // The asker, an empty frame, and the number to begin with.
-      if (frames.size() != 3 || frames[2].size() != 8) continue;
-      Replay asked{.to = frames[0], .next = 0, .end = batches, .moved = Clock::now()};
-      for (const char byte : frames[2]) asked.next = asked.next << 8 | static_cast<uint8_t>(byte);
-      const auto earlier = std::ranges::find(replays, asked.to, &Replay::to);
-      if (earlier == replays.end()) {
-        replays.push_back(std::move(asked));
-      } else {
-        asked.moved = earlier->moved;
-        *earlier = std::move(asked);
-      }
-    }
-  }
-  // Sends a portion of one of them. False: its reader takes nothing.
-  bool SendReplay() {
-    if (replays.empty()) return true;
-    Replay one = std::move(replays.front());
-    replays.pop_front();
-    const Clock::time_point now = Clock::now();
-    bool moved = false;
-    for (size_t i = 0; i < kReplayPortion; ++i) {
-      DropForgotten();
-      if (!kept.empty()) one.next = std::max(one.next, kept.front().first);
-      const bool over = kept.empty() || one.next >= one.end;
-      const bool sent = over ? Send(replay.get(), {one.to, "", "", Number(UINT64_MAX), ""})
-                             : Send(replay.get(), {one.to, "", options.topic, Number(one.next),
-                                                   kept[one.next - kept.front().first].second});
-      if (sent && over) return true;
-      if (!sent) {
-        const bool waits = zmq_errno() == EAGAIN && now - one.moved < std::chrono::nanoseconds(kReplayPatience);
-        if (waits) replays.push_back(std::move(one));
-        return moved || !waits;
-      }
-      moved = true;
-      one.moved = now;
-      ++one.next;
-    }
-    replays.push_back(std::move(one));
-    return true;
-  }
-
-  using Clock = std::chrono::steady_clock;
-  struct Replay {
-    std::string to;
-    uint64_t next = 0, end = 0;  // batches still to be sent
-    Clock::time_point moved;     // when its reader last took one
-  };
 
   const Options options;
   const BlockTexts& texts;
-  const std::unique_ptr<void, EndContext> context;
-  Socket publish, replay;
-  std::string address, replay_address;
+  RefusedConnections& refused;
+  const MonotonicClock clock;
+  std::vector<Bound> bound;  // of kPublish and kReplay
+  UniqueFd epoll;
+  std::shared_ptr<UniqueFd> wake = std::make_shared<UniqueFd>();
   std::shared_ptr<EventHub::Subscription> subscription;
-  std::deque<std::pair<uint64_t, std::string>> kept;  // their numbers follow one another
-  size_t kept_bytes = 0;
-  uint64_t forgettings = 0;  // of the texts, that `kept` has seen
-  std::deque<Replay> replays;
+  KeptBatches kept;
+  uint64_t erasures = 0;  // of the texts, that `kept` has seen
+  std::map<uint64_t, EventConnection> connections;
+  uint64_t next_id = kFirst;
   std::atomic<uint64_t> batches{0};
   std::atomic<bool> stopping{false};
   std::thread thread;
 };
 
 absl::StatusOr<std::unique_ptr<ZmqPublisher>> ZmqPublisher::Start(Options options, EventHub& hub,
-                                                                  const BlockTexts& texts) {
-  auto impl = std::make_unique<Impl>(std::move(options), texts);
-  absl::StatusOr<Socket> publish = impl->Bind(ZMQ_PUB, impl->options.address);
-  if (!publish.ok()) return publish.status();
-  impl->publish = *std::move(publish);
-  impl->address = BoundAt(impl->publish.get());
-  if (!impl->options.replay_address.empty()) {
-    absl::StatusOr<Socket> replay = impl->Bind(ZMQ_ROUTER, impl->options.replay_address);
-    if (!replay.ok()) return replay.status();
-    impl->replay = *std::move(replay);
-    impl->replay_address = BoundAt(impl->replay.get());
+                                                                  const BlockTexts& texts,
+                                                                  RefusedConnections& refused) {
+  auto impl = std::make_unique<Impl>(std::move(options), texts, refused);
+  for (const std::string& address : {impl->options.address, impl->options.replay_address}) {
+    if (address.empty()) continue;
+    absl::StatusOr<Bound> bound = Bind(address);
+    if (!bound.ok()) return bound.status();
+    impl->bound.push_back(*std::move(bound));
   }
-  impl->subscription = hub.Subscribe({}, EventHub::kMostWaiting);
+  if (absl::Status status = impl->Open(); !status.ok()) return status;
+  impl->subscription = hub.Subscribe({}, EventHub::kMostWaiting, [wake = impl->wake] { eventfd_write(wake->get(), 1); });
   if (impl->subscription == nullptr) return absl::ResourceExhaustedError("too many follow the events");
-  impl->thread = NamedThread("events", [impl = impl.get()] { impl->Run(); });
+  impl->thread = NamedThread("kv-events", [impl = impl.get()] { impl->Run(); });
   return std::unique_ptr<ZmqPublisher>(new ZmqPublisher(std::move(impl)));
 }
 
@@ -236,11 +281,11 @@ ZmqPublisher::ZmqPublisher(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) 
 ZmqPublisher::~ZmqPublisher() = default;
 
 std::string ZmqPublisher::address() const {
-  return impl_->address;
+  return impl_->bound.front().address;
 }
 
 std::string ZmqPublisher::replay_address() const {
-  return impl_->replay_address;
+  return impl_->bound.size() < 2 ? "" : impl_->bound[1].address;
 }
 
 uint64_t ZmqPublisher::batches() const {

@@ -1,7 +1,8 @@
-// ZmqPublisher: publishes events of prefixes' blocks over ZeroMQ, as vLLM's engines publish theirs.
+// ZmqPublisher: publishes events of prefixes' blocks as vLLM's engines publish theirs, to ZeroMQ's sockets.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,29 +10,34 @@
 #include "absl/status/statusor.h"
 #include "daemon/events/block_texts.h"
 #include "daemon/events/event_hub.h"
+#include "daemon/runtime/refused_connections.h"
 
 namespace ashlar::daemon {
 
-// A PUB socket whose messages are topic, sequence number (8 bytes, big endian, from 0) and batch; a ROUTER socket that
-// sends the kept batches from an asked sequence number on, and then one with number -1. One thread; it never waits for
-// a subscriber: ZeroMQ drops what a slow one does not take, which the numbers show. Replays are sent in portions,
-// between which it publishes; one whose reader takes nothing for kReplayPatience ends. What is kept goes with any
-// forgetting of texts: replays then begin later.
+// SUB sockets get messages of topic, sequence number (8 bytes, big endian, from 0) and batch. REQ and DEALER sockets at
+// the replay address get the kept batches from a requested sequence number on, and then one with number -1. One thread
+// serves all of them, and never waits for any: each reads the kept batches at its own pace, and misses those that are
+// no longer kept, which the numbers show. Erasing texts drops all kept batches.
+//
+// It speaks ZMTP itself, because libzmq bounds neither connections nor the bytes of what it receives (zmtp.h).
 class ZmqPublisher {
  public:
+  // Connections of both addresses together. Beyond kConnections, the address (or user of an ipc socket) with the most
+  // loses its oldest.
+  static constexpr size_t kConnections = 64, kConnectionsOfAnAddress = 16;
+
   struct Options {
-    std::string address;         // "tcp://HOST:PORT" or "ipc://PATH"
+    std::string address;         // "tcp://HOST:PORT" or "ipc://PATH"; HOST and PORT may be "*"
     std::string replay_address;  // empty: none
     std::string topic;
     size_t kept = 10'000;                  // batches
-    size_t most_bytes = size_t{64} << 20;  // of these, and of those that wait for one subscriber
+    size_t most_bytes = size_t{64} << 20;  // of these
+    std::chrono::milliseconds greeting{5'000};  // from a connection's start to the end of its greeting
   };
-  static constexpr storage::Nanos kReplayPatience = 1'000'000'000;
-  static constexpr size_t kMostReplays = 16;         // under way; further requests wait
-  static constexpr size_t kMostReplayWaiting = 128;  // messages of a replay that its reader has not taken
 
-  // UNAVAILABLE: an address cannot be bound. `hub` and `texts` must outlive it.
-  static absl::StatusOr<std::unique_ptr<ZmqPublisher>> Start(Options options, EventHub& hub, const BlockTexts& texts);
+  // UNAVAILABLE: an address cannot be bound. `hub`, `texts` and `refused` must outlive it.
+  static absl::StatusOr<std::unique_ptr<ZmqPublisher>> Start(Options options, EventHub& hub, const BlockTexts& texts,
+                                                             RefusedConnections& refused);
   ~ZmqPublisher();
   ZmqPublisher(const ZmqPublisher&) = delete;
   ZmqPublisher& operator=(const ZmqPublisher&) = delete;

@@ -21,12 +21,7 @@ CallMetrics::CallMetrics(prometheus::Registry& registry)
                           .Name("ashlar_lookup_duration_seconds")
                           .Help("From the arrival of a look-up to its answer, without the landing behind it")
                           .Register(registry)
-                          .Add({}, kCallSeconds)),
-      connections_refused_(prometheus::BuildCounter()
-                               .Name("ashlar_connections_refused_total")
-                               .Help("RPC connections beyond the number that their user may have")
-                               .Register(registry)
-                               .Add({})) {
+                          .Add({}, kCallSeconds)) {
   auto& family = prometheus::BuildHistogram()
                      .Name("ashlar_rpc_duration_seconds")
                      .Help("From the arrival of a call to its last answer, which is a landing's end where there is one")

@@ -23,12 +23,10 @@ class CallMetrics {
   void Finished(CacheCall call, absl::StatusCode code, double seconds);
   // `seconds`: until a look-up's answer, also of a LookupAndLand, whose landing goes on.
   void LookedUp(double seconds) { lookup_seconds_.Observe(seconds); }
-  void ConnectionRefused() { connections_refused_.Increment(); }
 
  private:
   prometheus::Family<prometheus::Counter>& finished_;
   prometheus::Histogram& lookup_seconds_;
-  prometheus::Counter& connections_refused_;
   std::array<prometheus::Histogram*, kCacheCalls.size()> seconds_{};  // by call
 };
 

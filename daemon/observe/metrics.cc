@@ -66,6 +66,10 @@ struct Metrics::Impl {
       prefixes.push_back({&checkpoint_family.Add(labels), &prefix_byte_family.Add(labels), &history_family.Add(labels),
                           &span_family.Add(labels), &span_saved_family.Add(labels)});
     }
+    // From the start: a counter that begins at 1 has not grown, for Prometheus.
+    for (const char* reason : {"too_many", "stranger", "version"}) {
+      for (const char* socket : {"rpc", "session"}) refused_family.Add({{"socket", socket}, {"reason", reason}});
+    }
   }
 
   Family<Counter>& CounterFamily(const char* name, const char* help) {
@@ -81,6 +85,8 @@ struct Metrics::Impl {
 
   const std::vector<std::string> tenants;
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
+  Family<Counter>& refused_family = CounterFamily(
+      "ashlar_connections_refused_total", "Connections that were refused or closed, by listening socket and reason");
 
   Counters<ObjectKind, TierKind> hits{
       CounterFamily("ashlar_hits_total", "Objects that look-ups found"), tenants, {"kind", "tier"}};
@@ -378,6 +384,10 @@ void Metrics::Set(const Levels& levels) {
   impl_->board.Set(ViewOf(levels, impl_->tallies));
   impl_->cluster.Set(levels.cluster);
   impl_->router.Set(levels.router);
+  for (const auto& [of, count] : levels.refused_connections) {
+    const auto& [socket, reason] = of;
+    Follow(impl_->refused_family.Add({{"socket", socket}, {"reason", std::string(Name(reason))}}), count);
+  }
   impl_->scrub.Set(levels.scrub);
   for (const auto& [tier, tenants] : levels.tiers) {
     const bool degraded = levels.degraded.contains(tier);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,6 +20,7 @@
 #include "daemon/observe/status_board.h"
 #include "daemon/observe/tallies.h"
 #include "daemon/runtime/event_loop.h"
+#include "daemon/runtime/refused_connections.h"
 #include "storage/objects/level.h"
 #include "storage/observer.h"
 #include "storage/prefix/prefixes.h"
@@ -47,6 +49,7 @@ struct Levels {
   storage::Scrubber::Totals scrub;
   ClusterFigures cluster;
   RouterFigures router;
+  std::map<std::pair<std::string, RefusedConnection>, uint64_t> refused_connections;  // by socket and reason, ever
 
   uint64_t admissions() const;  // of all tenants
   // Returns whether nothing is left that a drain waits for.

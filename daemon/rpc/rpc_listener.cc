@@ -57,7 +57,7 @@ struct RpcListener::Impl {
     const bool stranger = !options.tenant_of_uid.contains(peer->uid);
     const auto count = count_of_uid.find(peer->uid);
     if (count != count_of_uid.end() && count->second >= (stranger ? kOfAStranger : options.of_a_user)) {
-      if (options.refused) options.refused();
+      if (options.refused) options.refused(peer->uid, stranger);
       return;
     }
     // gRPC closes what it is given, and that number may be used again before its end shows here.

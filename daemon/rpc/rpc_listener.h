@@ -32,7 +32,8 @@ class RpcListener {
   struct Options {
     std::map<uid_t, storage::TenantId> tenant_of_uid;
     size_t of_a_user = 0;           // connections of one user of a tenant; more are closed at once
-    std::function<void()> refused;  // told of each that is closed so; on the listener's thread
+    // Called for each that is closed so, on the listener's thread.
+    std::function<void(uid_t uid, bool stranger)> refused;
     mode_t mode = kEngineSocketMode;
   };
   // Takes a connection: non-blocking, from `user`. Users who belong to no tenant are strangers. On the listener's

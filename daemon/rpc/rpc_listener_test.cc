@@ -64,7 +64,8 @@ class RpcListenerTest : public ::testing::Test {
   }
   void Listen(std::map<uid_t, storage::TenantId> tenant_of_uid, size_t of_a_user) {
     auto listener =
-        RpcListener::Start(path_ = folder_ + "/rpc.sock", {std::move(tenant_of_uid), of_a_user, [this] { ++refused_; }},
+        RpcListener::Start(path_ = folder_ + "/rpc.sock",
+                           {std::move(tenant_of_uid), of_a_user, [this](uid_t, bool) { ++refused_; }},
                            [this](UniqueFd socket, uid_t user) {
                              std::lock_guard lock(mutex_);
                              admitted_.push_back(std::move(socket));

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/rpc/cache_service.h"
 #include "daemon/rpc/calls_under_way.h"
@@ -125,13 +126,17 @@ struct RpcServer::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& path, RpcListener::Options options,
-                                                            EngineService& service, Metrics& metrics) {
+                                                            EngineService& service, Metrics& metrics,
+                                                            RefusedConnections& refused) {
   grpc::EnableDefaultHealthCheckService(true);
   auto impl = std::make_unique<Impl>(options.tenant_of_uid, service, metrics);
   if (absl::Status reserved = ReserveGrpcThreads(); !reserved.ok()) return reserved;
   // The first server starts the threads that all of them share.
   if (!impl->Open(impl->strangers)) return absl::InternalError("rpc_socket: gRPC cannot make a server");
-  options.refused = [&metrics] { metrics.calls().ConnectionRefused(); };
+  options.refused = [&refused](uid_t uid, bool stranger) {
+    refused.Add("rpc", stranger ? RefusedConnection::kStranger : RefusedConnection::kTooMany, absl::StrCat("uid ", uid),
+                "too many connections of this user");
+  };
   auto listener = RpcListener::Start(path, std::move(options),
                                      [impl = impl.get()](UniqueFd socket, uid_t user) {
                                        impl->Admit(std::move(socket), user);

@@ -13,15 +13,17 @@
 #include "daemon/engine/engine_service.h"
 #include "daemon/observe/metrics.h"
 #include "daemon/rpc/rpc_listener.h"
+#include "daemon/runtime/refused_connections.h"
 #include "storage/executor.h"
 
 namespace ashlar::daemon {
 
 class RpcServer {
  public:
-  // `service` and `metrics` must outlive the server. ALREADY_EXISTS when another daemon listens on `path`.
+  // `service`, `metrics` and `refused` must outlive the server. ALREADY_EXISTS when another daemon listens on `path`.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& path, RpcListener::Options options,
-                                                          EngineService& service, Metrics& metrics);
+                                                          EngineService& service, Metrics& metrics,
+                                                          RefusedConnections& refused);
   // Stop(0).
   ~RpcServer();
 

@@ -173,9 +173,12 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
     return respond(Goodbye(absl::InvalidArgumentError("hello.protocol_min: above hello.protocol_max")));
   }
   if (hello.protocol_max() < limits::kProtocolMin || hello.protocol_min() > limits::kProtocolMax) {
-    return respond(Goodbye(absl::FailedPreconditionError(
+    const std::string why =
         absl::StrCat("hello.protocol_max: this daemon speaks versions ", limits::kProtocolMin, " to ",
-                     limits::kProtocolMax, ", the client ", hello.protocol_min(), " to ", hello.protocol_max()))));
+                     limits::kProtocolMax, ", the client ", hello.protocol_min(), " to ", hello.protocol_max());
+    services_.refused.Add("session", RefusedConnection::kVersion,
+                          absl::StrCat("uid ", peer_.uid, ", process ", peer_.pid), why);
+    return respond(Goodbye(absl::FailedPreconditionError(why)));
   }
   if (hello.client().size() > kMaxClientName) {
     return respond(Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.client: longer than ", kMaxClientName))));

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "daemon/runtime/event_loop.h"
+#include "daemon/runtime/refused_connections.h"
 #include "daemon/runtime/unique_fd.h"
 #include "daemon/runtime/unix_socket.h"
 #include "daemon/session/budget.h"
@@ -62,6 +63,7 @@ struct SessionServices {
     std::optional<size_t> level;
   };
   std::vector<Seat> gpus;
+  RefusedConnections& refused;
   // The bytes that arenas may still take of the machine's memory: no engine's memory is given pages out of these.
   std::atomic<uint64_t> memory_to_come{0};
   std::shared_ptr<RegionGuard> guard = RegionGuard::Make();  // null: the kernel allows none

@@ -31,6 +31,7 @@ namespace {
 constexpr size_t kMaxWaiting = 64;
 constexpr storage::Nanos kPatience = 2'000'000'000;
 constexpr int kIdlePollMillis = 1000;
+constexpr const char* kSocketName = "session";
 
 using ConnectionId = uint64_t;
 
@@ -171,6 +172,8 @@ void SessionServer::Impl::Admit(UniqueFd socket) {
   if (!peer.has_value()) return;
   const auto tenant = services.tenant_of_uid.find(peer->uid);
   if (tenant == services.tenant_of_uid.end()) {
+    services.refused.Add(kSocketName, RefusedConnection::kStranger, absl::StrCat("uid ", peer->uid),
+                         "this user belongs to no tenant");
     return Refuse(std::move(socket), absl::PermissionDeniedError(
                                          absl::StrCat("user ", peer->uid, " belongs to no tenant of this daemon")));
   }
@@ -213,6 +216,10 @@ void SessionServer::Impl::Read(ConnectionId id) {
   Watch(connection.socket.get(), SocketTag(id), 0, EPOLL_CTL_MOD);
   if (silent.contains(id)) {
     if (absl::Status room = RoomFor(connection.protocol->tenant()); !room.ok()) {
+      if (absl::IsResourceExhausted(room)) {
+        services.refused.Add(kSocketName, RefusedConnection::kTooMany,
+                             absl::StrCat("tenant ", connection.protocol->tenant().name), room.message());
+      }
       return Deliver({id, SessionProtocol::Goodbye(room)});
     }
   }
