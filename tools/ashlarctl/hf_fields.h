@@ -49,7 +49,7 @@ class HfFields {
 
 // Refuses the first field that was not read, is not off (null, false, 0, or empty) and by its name may change what a
 // layer keeps: windows, heads, states, layers of other kinds. Names that are known not to matter pass.
-// `recurrence_matters`: no layer is a recurrence, and all layers are named, so that fields of a recurrence do nothing.
+// Without `recurrence_matters` (all layers are named, and none is a recurrence) fields of a recurrence pass, too.
 void RefuseUnread(HfFields& fields, bool recurrence_matters);
 
 }  // namespace ashlar::ctl
