@@ -153,7 +153,9 @@ Status CheckText(CacheState& cache, const Text& text, const std::string& field) 
     return MakeStatus(Code::kFailedPrecondition, "the cache was opened without capture_tokens");
   }
   if (text.tokens == nullptr || text.token_count == 0) return Invalid(field, ".tokens: none");
-  if (text.prompt_tokens > text.token_count) return Invalid(field, ".prompt_tokens: more than token_count");
+  if (text.prompt_tokens > limits::kMaxPromptTokens) {
+    return Invalid(field, ".prompt_tokens: more than ", limits::kMaxPromptTokens);
+  }
   if (text.checkpoints == nullptr || text.checkpoint_count == 0) return Invalid(field, ".checkpoints: none");
   if (text.outcomes == nullptr) return Invalid(field, ".outcomes: null");
   const auto media = DescribeMedia(text.media, text.media_count, text.token_count, field + ".media");

@@ -80,8 +80,8 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
   if (!tokens.ok()) return tokens.status();
   const uint64_t count = tokens->size();
   if (count == 0) return Invalid("tokens: empty");
-  if (request.prompt_tokens() == 0 || request.prompt_tokens() > count) {
-    return Invalid("prompt_tokens: not from 1 to ", count);
+  if (request.prompt_tokens() == 0 || request.prompt_tokens() > limits::kMaxPromptTokens) {
+    return Invalid("prompt_tokens: not from 1 to ", limits::kMaxPromptTokens);
   }
   const bool composed = request.provenance() == static_cast<uint32_t>(Provenance::kComposed);
   if (!composed && request.provenance() != static_cast<uint32_t>(Provenance::kExact))

@@ -169,7 +169,11 @@ size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std
                                                                        : ReuseKind::kBranch);
   }
   PrefixNode& end = *text.node;
-  MakeCandidate(end, ReuseKind::kRequestEnd);
+  // A prompt of more tokens than there are goes on after them: they end with a step of prefill, and not with a request.
+  const bool goes_on = prompt > tokens.size();
+  MakeCandidate(end, !goes_on                                       ? ReuseKind::kRequestEnd
+                     : end.depth() > shared.value_or(text.known) ? ReuseKind::kPlaced
+                                                                 : ReuseKind::kBranch);
   size_t kept = 0;
   for (PrefixNode* const node : text.at) kept += !node->data.kept && budget_.Admit(*node, now_) ? 1 : 0;
   kept += !end.data.kept && AdmitEnd(end, span) ? 1 : 0;

@@ -48,6 +48,27 @@ TEST(PrefixPlannerTest, ResumesAConversationAtTheVeryToken) {
   EXPECT_EQ(planner.budget().checkpoints(), 20u);
 }
 
+// An engine that cuts its prompts offers each step's end.
+TEST(PrefixPlannerTest, TheEndOfAStepOfPrefillIsNoRequestsEnd) {
+  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy});
+  const Tokens prompt = Numbers(0, 96), other = Join(Numbers(0, 64), Numbers(500, 32));
+  const auto kind = [&](const Tokens& text) {
+    std::optional<ReuseKind> found;
+    planner.tree().Walk(text, [&](const PrefixNode& node) {
+      if (node.depth() == text.size()) found = node.data.kind;
+    });
+    return found;
+  };
+  const auto first = [](const Tokens& text, size_t count) { return Tokens(text.begin(), text.begin() + count); };
+  planner.Commit(first(prompt, 32), prompt.size(), {});
+  planner.Commit(prompt, prompt.size(), {});
+  EXPECT_EQ(kind(first(prompt, 32)), ReuseKind::kPlaced);
+  EXPECT_EQ(kind(prompt), ReuseKind::kRequestEnd);
+  planner.Commit(other, other.size(), {});
+  planner.Commit(first(other, 64), other.size(), {});
+  EXPECT_EQ(kind(first(other, 64)), ReuseKind::kBranch) << "shared with an earlier prompt";
+}
+
 // Marconi's speculative insertion: what two prompts share is known when the second comes, and there for the third.
 TEST(PrefixPlannerTest, TheSecondPromptRevealsABranch) {
   PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy});

@@ -353,7 +353,8 @@ class Cache:
         """Offers the states of a text that was run through the model, for later texts to resume from.
 
         `checkpoints`: (depth, every linear layer's tensors), depths ascending, the last one the text's length. Returns
-        an outcome for each: "kept", or why the cache does not keep it. `prompt_tokens`: None means all are the prompt's.
+        an outcome for each: "kept", or why the cache does not keep it. `prompt_tokens`: None means all are the prompt's; more than
+        `tokens` are of a prompt that goes on after them.
         """
         return self._handle.commit(
             request,

@@ -164,7 +164,7 @@ def cache_table(cache, request):
     yield from ((name, FLAGS, [], begin) for name in ("fill", "cold_parallel", "store_only"))
     yield from (("store_only", [], [True], begin), ("plan", [None, 3, "text"], [b"", b"no plan"], land))
     yield from (("present_tokens", COUNTS, WIDE_COUNTS_OUT_OF_RANGE, land), ("wait", FLAGS, [], land))
-    yield from (("request", [3, "a", Odd()], [], commit), ("prompt_tokens", COUNTS[1:], [-1, 2**70, 401], commit))
+    yield from (("request", [3, "a", Odd()], [], commit), ("prompt_tokens", COUNTS[1:], [-1, 2**70, 2**22 + 1], commit))
     yield from (("composed", FLAGS, [], commit), ("node", TEXTS, [""], hand), ("wait_ms", COUNTS, COUNTS_OUT_OF_RANGE, hand))
     bad = [*LISTS, [3], [(400, None)], [(400, [3])], [(1.5, TENSORS)], [(400, [ashlar.LinearTensors(0, [1.0])])]]
     yield "checkpoints", bad, [[(400,)], [(-1, TENSORS)], [(7, TENSORS)], [(400, [ashlar.LinearTensors(1, STATE)])], []], commit

@@ -50,6 +50,16 @@ def test_the_plan_says_what_was_missed_and_why(daemon):
         assert request.plan_bytes() == b""
 
 
+def test_a_step_of_prefill_is_committed_as_a_part_of_its_prompt(daemon):
+    tokens = prompt("a step of prefill" * 16)
+    table, state = np.arange(64, dtype=np.int32), np.ones(shortest.HEADS * shortest.DIM**2, np.float32)
+    with open_cache(daemon, capture_tokens=16) as cache:
+        offered = [(len(tokens), [ashlar.LinearTensors(shortest.LINEAR, state)])]
+        assert cache.commit(tokens, offered, prompt_tokens=len(tokens) + 100, page_table=table) == ["kept"]
+        with cache.begin(np.concatenate([tokens, prompt("!")]), page_table=table) as request:
+            assert request.plan.prefix_tokens == len(tokens)
+
+
 def test_a_text_is_committed_and_resumed_by_another_engine(daemon):
     tokens = prompt(RULES, ARCH, "and more words than one block of two hundred and fifty-six tokens needs." * 4)
     table = np.arange(64, dtype=np.int32)

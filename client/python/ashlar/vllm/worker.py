@@ -389,7 +389,8 @@ class Worker:
         tables, tokens = self._described.pages(save.blocks, depths[-1]), save.tokens[: depths[-1]]
         with self._order.copies():
             checkpoints = [(depth, self._linear(save, depth)) for depth in depths]
-        prompt = min(len(tokens), save.prompt)
+        # A prompt's last whole block is its end, as nothing resumes from further on.
+        prompt = save.prompt if len(tokens) + self._described.block <= save.prompt else min(len(tokens), save.prompt)
         return cache.commit(tokens, checkpoints, prompt_tokens=prompt, page_table=_tables(tables), salt=save.salt)[-1]
 
     def _linear(self, save: Save, depth: int) -> list[ashlar.LinearTensors]:

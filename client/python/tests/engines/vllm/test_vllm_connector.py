@@ -119,7 +119,7 @@ ashlar.Cache.commit = commit
 """
 
 
-def test_decoded_tokens_are_told_from_the_prompts(shared_daemon):
+def test_the_end_of_a_step_is_told_from_a_prompts_end(shared_daemon):
     block = BLOCK["qwen3_5"]
     with Child("qwen3_5", connector(shared_daemon), max_num_batched_tokens=block, max_model_len=2048) as child:
         child.call("execute", COMMITS)
@@ -127,5 +127,5 @@ def test_decoded_tokens_are_told_from_the_prompts(shared_daemon):
         child.call("forget")
         prompt_end = 2 * block
         assert child.call("evaluate", "server.commits") == [
-            (block, block), (prompt_end, prompt_end), (3 * block, 2 * block + 50)
+            (block, 2 * block + 50), (prompt_end, prompt_end), (3 * block, 2 * block + 50)
         ]  # fmt: skip
