@@ -66,9 +66,9 @@ def transfer():
 def disk():
     names = ["sequential write", "random write", "sequential read", "random read"]
     rows = table("disk.md", ["value", *names])
-    # The last bold number of a cell is that of 16 values under way.
+    # The last bold number of a cell is that of 16 values in flight.
     bars = [(row[0], [float(re.findall(r"\*\*([\d.]+)\*\*", cell)[-1]) for cell in row[1:]]) for row in rows]
-    return Bars("GB/s over those of the bare disk, 16 values under way", names, bars)
+    return Bars("GB/s over those of the bare disk, 16 values in flight", names, bars)
 
 
 def decoding():
@@ -130,19 +130,19 @@ def conversations():
 def directory():
     sizes = ["20,000 entries", "100,000", "1,000,000"]
     row = {cells[0]: [number(cell) for cell in cells[1:]] for cells in table("directory.md", ["", *sizes])}
-    times = ["to mirror all from scratch, s", "etcd's processor time: announcing, s",
-             "etcd's processor time: the ninth one reads, s"]
-    bars = [(size, [1e6 / row["announcements a second, of all, mirrored by all"][i],
+    times = ["mirror all from scratch, s", "etcd's CPU time: announcing, s",
+             "etcd's CPU time: one more reads, s"]
+    bars = [(size, [1e6 / row["announcements per second, mirrored by all"][i],
                     *(row[time][i] * 1e6 / number(size) for time in times)]) for i, size in enumerate(sizes)]
-    names = ["announced to all", "mirrored anew", "etcd's processor: announcing", "etcd's processor: reading"]
+    names = ["announced to all", "mirrored anew", "etcd's CPU: announcing", "etcd's CPU: reading"]
     return Bars("Time an entry, by entries in all, µs", names, bars)
 
 
 def entries():
-    columns = ["by recency, ns", "in look-ups (53 ns)", "by price, in look-ups (77 to 104 ns)"]
+    columns = ["by recency, ns", "in lookups (53 ns)", "by price, in lookups (77 to 104 ns)"]
     rows = table("entries.md", ["operation", *columns])
     bars = [(row[0], [number(row[2]), number(row[3])]) for row in rows if row[2]]
-    return Bars("A full cache of 1,000,000 objects: time of an operation in look-ups of a hash table of that size",
+    return Bars("A full cache of 1,000,000 objects: time of an operation in lookups of a hash table of that size",
                 ["by recency", "by price"], bars)
 
 
@@ -160,8 +160,8 @@ def overhead():
 
 
 def prefix_tree():
-    rows = table("prefix-tree.md", ["tokens an edge", "walk, µs", "memcmp, µs", "ratio (bar 3)"])
-    bars = [(f"{row[0]} tokens an edge", [number(row[1]), number(row[2]), 3 * number(row[2])]) for row in rows]
+    rows = table("prefix-tree.md", ["tokens per edge", "walk, µs", "memcmp, µs", "ratio (bar 3)"])
+    bars = [(f"{row[0]} tokens per edge", [number(row[1]), number(row[2]), 3 * number(row[2])]) for row in rows]
     return Bars("A known prompt of 131,072 tokens, µs", ["walk through the tree", "memcmp of its tokens",
                 "bar, 3 times memcmp"], bars)
 
@@ -176,7 +176,7 @@ def remote():
     names = ["1 segment (5.7 MiB)", "11 segments (69.6 MiB)"]
     rows = table("remote.md", ["from", *(f"{name}, ms" for name in names)])
     bars = [(row[0], [number(row[1]), number(row[2])]) for row in rows]
-    return Bars("From the look-up until all is landed, by where it comes from, median, ms", names, bars,
+    return Bars("From the lookup until all is landed, by where it comes from, median, ms", names, bars,
                 logarithmic=True)
 
 
