@@ -33,10 +33,12 @@ class ForgetterTest : public ::testing::Test {
     a_.directory.Forget(forgetting, [](const absl::Status& told) { ASSERT_TRUE(told.ok()); });
   }
   std::unique_ptr<Forgetter> Make(PeerNode& node, const std::string& folder) {
-    auto made = std::make_unique<Forgetter>(node.loop, slow_, node.clock, node.directory,
-                                            std::vector<std::string>{"default"}, folder);
-    made->Start(node.cache, [this](storage::TenantId, const std::optional<NamespaceId>&) { ++pages_forgotten_; });
-    return made;
+    return node.OnLoop([&] {
+      auto made = std::make_unique<Forgetter>(&node.workers, node.clock, node.directory,
+                                              std::vector<std::string>{"default"}, folder);
+      made->Start(node.cache, [this](storage::TenantId, const std::optional<NamespaceId>&) { ++pages_forgotten_; });
+      return made;
+    });
   }
   // Until it has done all that is known, and has said so.
   static void Finish(PeerNode& node, Forgetter& forgetter) {
@@ -58,15 +60,12 @@ class ForgetterTest : public ::testing::Test {
   }
 
   const std::filesystem::path folder_;
-  MonotonicClock clock_;
-  EventLoop slow_{16, clock_};
   TestCluster cluster_;
   PeerNode a_{cluster_, "a"};
   int pages_forgotten_ = 0;
 };
 
 TEST_F(ForgetterTest, DoesEachOnceAlsoAfterARestart) {
-  slow_.Start();
   const auto first = Make(a_, folder_);
   a_.Publish(TestPlan(1, 64), 1);
   Ask(1);
@@ -97,7 +96,6 @@ TEST_F(ForgetterTest, DoesEachOnceAlsoAfterARestart) {
   std::stringstream text;
   text << std::ifstream(folder_ / "forgotten").rdbuf();
   EXPECT_EQ(text.str(), absl::StrCat("01010101010101010101010101010101\n", "02020202020202020202020202020202\n"));
-  slow_.Stop();
 }
 
 TEST_F(ForgetterTest, OfATenantThatIsNotHereThereIsNothing) {
@@ -139,7 +137,6 @@ TEST_F(ForgetterTest, NothingComesFromANodeThatHasNotForgotten) {
 }
 
 TEST_F(ForgetterTest, ARecordThatCannotBeWrittenIsTriedAgain) {
-  slow_.Start();
   const std::filesystem::path later = folder_ / "later";
   const auto forgetter = Make(a_, later);
   a_.Publish(TestPlan(1, 64), 1);
@@ -152,7 +149,6 @@ TEST_F(ForgetterTest, ARecordThatCannotBeWrittenIsTriedAgain) {
   std::filesystem::create_directory(later);
   Finish(a_, *forgetter);
   EXPECT_TRUE(std::filesystem::exists(later / "forgotten"));
-  slow_.Stop();
 }
 
 class ForgetterWithADisk : public ::testing::Test {
@@ -179,7 +175,7 @@ class ForgetterWithADisk : public ::testing::Test {
     }
   }
   Forgetter Make() {
-    Forgetter made(loop_, loop_, rig_.clock, directory_, {"nobody", rig_.names[0], "tenant2"}, "");
+    Forgetter made(nullptr, rig_.clock, directory_, {"nobody", rig_.names[0], "tenant2"}, "");
     made.Start(*rig_.cache, [](storage::TenantId, const std::optional<NamespaceId>&) {});
     return made;
   }
@@ -188,7 +184,6 @@ class ForgetterWithADisk : public ::testing::Test {
   storage::TieredRig rig_{{.hbm = 0}};
   TestCluster cluster_;
   TestDirectory directory_{cluster_, "a"};
-  EventLoop loop_{16, rig_.clock};  // without a folder nothing runs there
 };
 
 TEST_F(ForgetterWithADisk, ForgetsATenantThatIsNotConfigured) {
