@@ -290,8 +290,10 @@ TEST_F(Ashlarctl, EveryFieldOfEveryAnswerIsDocumented) {
 }
 
 TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
+  const std::string empty = daemon_.directory() + "/empty";
+  std::ofstream(empty).close();
   const struct {
-    const char* arguments;
+    std::string arguments;
     int code;
     const char* message;
   } kCases[] = {
@@ -304,8 +306,9 @@ TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
       {"explain --tenant default", 2, "TOKENS-FILE: at least one"},
       {"explain --tenant default /dev/null", 2, "--namespace: either it or --model-file is required"},
       {"explain --tenant default --namespace xyz /dev/null", 2, "--namespace: expected 1 to 64 hexadecimal digits"},
-      {"explain --tenant default --namespace abcd /dev/null", 2, "/dev/null: no tokens"},
-      {"explain --tenant default --model-file /dev/null /dev/null", 2, "/dev/null: ends within the identity"},
+      {"explain --tenant default --namespace abcd /dev/null", 2, "cannot read /dev/null: it is a device"},
+      {"explain --tenant default --namespace abcd " + empty, 2, "empty: no tokens"},
+      {"explain --tenant default --model-file " + empty + " " + empty, 2, "empty: ends within the identity"},
       {"explain --tenant default --namespace abcd /nonexistent", 1, "/nonexistent"},
       {"ls --namespace abc", 1, "--namespace: no model and no object has one that begins with abc"},
       {"health --socket /x", 2, "did you mean --rpc-socket?"},
