@@ -437,6 +437,7 @@ bool Daemon::Drain(storage::Nanos grace, const std::function<bool()>& interrupte
 
 bool Daemon::Stop(storage::Nanos grace) {
   if (impl_->stopped) return !impl_->disk_hangs;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(grace);
   impl_->stopped = true;
   impl_->ready = false;
   impl_->admin_server = nullptr;  // while the loop still answers
@@ -446,7 +447,8 @@ bool Daemon::Stop(storage::Nanos grace) {
   impl_->session_server = nullptr;  // ends every session: transfers in flight are cancelled
   if (impl_->cluster != nullptr && impl_->looping) impl_->cluster->Leave();
   impl_->workers.Stop();  // and here awaited
-  impl_->disk_hangs = !impl_->tiers->StopDisk(std::chrono::nanoseconds(kDiskPatience));
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(end - std::chrono::steady_clock::now());
+  impl_->disk_hangs = !impl_->tiers->StopDisk(std::max(left, std::chrono::nanoseconds(kDiskPatience)));
   impl_->loop.Stop();      // their completions run, sessions drain
   impl_->mappings.Stop();  // their memory is unmapped
   impl_->http = nullptr;

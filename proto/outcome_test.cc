@@ -26,7 +26,7 @@ void ExpectNames(int first, int last) {
 }
 
 TEST(Outcome, EveryOutcomeHasItsName) {
-  ExpectNames<MissReason>(0, 20);
+  ExpectNames<MissReason>(0, 21);
   ExpectNames<PolicyKind>(0, 6);
   ExpectNames<TierKind>(0, 4);
   ExpectNames<ReserveOutcome>(1, 7);

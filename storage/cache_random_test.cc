@@ -109,7 +109,7 @@ class RandomTest : public ::testing::TestWithParam<int> {
     SessionId session;
     ReservationId id;
     Name name;
-    Nanos deadline;
+    Nanos reserved_at;
     bool publishing = false;
     bool cancelled = false;
   };
@@ -147,7 +147,7 @@ class RandomTest : public ::testing::TestWithParam<int> {
     const auto reservation = rig_.cache.Reserve(session, plan);
     ASSERT_EQ(reservation.outcome, model_.Reserve(name, plan.Extents()));
     if (reservation.outcome != ReserveOutcome::kGranted) return;
-    reservations_.push_back({session, reservation.id, name, rig_.clock.Now() + kDeadline});
+    reservations_.push_back({session, reservation.id, name, rig_.clock.Now()});
   }
 
   // Most of the time the right source; sometimes one that misses a part.
@@ -166,11 +166,13 @@ class RandomTest : public ::testing::TestWithParam<int> {
                          if (!in_executor_) return;
                          const auto ended = std::ranges::find(reservations_, id, &Reservation::id);
                          ASSERT_NE(ended, reservations_.end());
+                         if (progress_.contains(ended->session)) progress_[ended->session] = rig_.clock.Now();
                          ASSERT_EQ(outcome,
                                    ended->cancelled ? PublishOutcome::kUnavailable : PublishOutcome::kPublished);
                          ended->cancelled ? model_.Abandon(name) : model_.Publish(name);
                          reservations_.erase(ended);
                        });
+    if (!reservation.publishing) progress_[reservation.session] = rig_.clock.Now();
     if (reservation.publishing) {
       ASSERT_EQ(*told, PublishOutcome::kUnknownReservation);
     } else if (bad) {
@@ -274,8 +276,16 @@ class RandomTest : public ::testing::TestWithParam<int> {
       model_.Abandon(reservation.name);
       return true;
     });
+    progress_.erase(session);
     sessions_.erase(sessions_.begin() + static_cast<ptrdiff_t>(i));
     Open();
+  }
+
+  // A session's publishes renew its other reservations, up to ten times the usual.
+  Nanos DeadlineOf(const Reservation& reservation) const {
+    const auto progress = progress_.find(reservation.session);
+    const Nanos since = progress == progress_.end() ? 0 : progress->second;
+    return std::max(reservation.reserved_at, std::min(since, reservation.reserved_at + 9 * kDeadline)) + kDeadline;
   }
 
   void Tick() {
@@ -287,7 +297,7 @@ class RandomTest : public ::testing::TestWithParam<int> {
       ends ? EndLease(l) : void(++l);
     }
     std::erase_if(reservations_, [&](const Reservation& reservation) {
-      if (reservation.publishing || reservation.deadline > now) return false;
+      if (reservation.publishing || DeadlineOf(reservation) > now) return false;
       model_.Abandon(reservation.name);
       return true;
     });
@@ -329,7 +339,8 @@ class RandomTest : public ::testing::TestWithParam<int> {
   uint64_t landings_ = 0;
   std::vector<SessionId> sessions_;
   std::vector<Reservation> reservations_;
-  std::vector<Lease> leases_;  // in order of granting, as the cache ends them
+  std::map<SessionId, Nanos> progress_;  // when each last published
+  std::vector<Lease> leases_;            // in order of granting, as the cache ends them
   Rig rig_;
 };
 

@@ -42,7 +42,9 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
   }
   request.set_media(PackMedia(text.media));
   request.set_salt(PackSalt(text.salt));
-  request.set_prompt_tokens(text.prompt_tokens);
+  // A daemon of an earlier protocol takes no prompt that goes on behind the text.
+  const bool goes_on = binding.connection->protocol() >= limits::kProtocolWithSalt;
+  request.set_prompt_tokens(goes_on ? text.prompt_tokens : std::min<uint64_t>(text.prompt_tokens, text.tokens.size()));
   request.set_provenance(static_cast<uint32_t>(text.provenance));
   if (text.conversation != ConversationId{}) {
     request.set_conversation(text.conversation.data(), text.conversation.size());

@@ -207,10 +207,9 @@ TEST(EngineCommitTenants, NobodyResumesFromAnotherTenantsText) {
   v1::CommitReply reply;
   ASSERT_TRUE(a.Call(a.CommitRequest(opened, Ascending(40, 7)), &reply).ok());
   ASSERT_EQ(reply.outcomes(0), static_cast<uint32_t>(CommitOutcome::kKept));
-  std::unique_ptr<RawSession> socket;
-  AsUser(54321, [&] { socket = std::make_unique<RawSession>(node); });
-  TestEngine b(node, SmallLayout(), std::move(socket));
-  ASSERT_EQ(b.tenant(), "b");
+  std::unique_ptr<TestEngine> b;
+  AsUser(54321, [&] { b = std::make_unique<TestEngine>(node); });
+  ASSERT_EQ(b->tenant(), "b");
   const auto depth = [](TestEngine& engine, uint64_t model) {
     auto match = engine.Make<v1::MatchRequest>();
     match.set_model(model);
@@ -219,7 +218,7 @@ TEST(EngineCommitTenants, NobodyResumesFromAnotherTenantsText) {
     EXPECT_TRUE(engine.Call(match, &found).ok());
     return found.prompts(0).prefix_depth();
   };
-  EXPECT_EQ(depth(b, b.OpenWithPrefixes().model), 0u);
+  EXPECT_EQ(depth(*b, b->OpenWithPrefixes().model), 0u);
   EXPECT_EQ(depth(a, opened.model), 40u);
 }
 

@@ -403,9 +403,8 @@ TEST(EngineServiceTenants, AnotherTenantsLeaseAndObjectsDoNotExist) {
   ASSERT_EQ(a.PublishRun(ObjectKind::kCheckpoint, tokens), PublishOutcome::kPublished);
   const std::string lease = a.Match(tokens, {24})->lease();
   ASSERT_EQ(lease.size(), 16u);
-  std::unique_ptr<RawSession> socket;
-  AsUser(54321, [&] { socket = std::make_unique<RawSession>(node); });
-  const auto b = std::make_unique<TestEngine>(node, SmallLayout(), std::move(socket));
+  std::unique_ptr<TestEngine> b;
+  AsUser(54321, [&] { b = std::make_unique<TestEngine>(node); });
   ASSERT_EQ(b->tenant(), "b");
   auto attach = b->Make<v1::AttachLeaseRequest>();
   attach.set_lease(lease);

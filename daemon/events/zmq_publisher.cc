@@ -195,7 +195,8 @@ struct ZmqPublisher::Impl {
       const bool blocked = one.blocked();
       if (!Judge(id, one.Send(kept))) continue;
       more |= one.more();
-      if (one.blocked() != blocked) Watch(one.socket(), id, one.blocked() ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
+      if (one.blocked() != blocked)
+        Watch(one.socket(), id, one.blocked() ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
     }
     return more;
   }
@@ -212,11 +213,13 @@ struct ZmqPublisher::Impl {
       at = connections.erase(at);
     }
   }
+  static constexpr int kLongestWait = 1'000;  // ms: an erasure does not wake this thread
+
   int WaitMillis() const {
     const auto silent = std::ranges::find_if(connections, [](const auto& one) { return !one.second.ready(); });
-    if (silent == connections.end()) return -1;
+    if (silent == connections.end()) return kLongestWait;
     const storage::Nanos end = silent->second.accepted() + std::chrono::nanoseconds(options.greeting).count();
-    return static_cast<int>(std::clamp<storage::Nanos>((end - clock.Now()) / 1'000'000 + 1, 0, 60'000));
+    return static_cast<int>(std::clamp<storage::Nanos>((end - clock.Now()) / 1'000'000 + 1, 0, kLongestWait));
   }
 
   void Publish(std::span<const CacheEvent> events) {
@@ -271,7 +274,8 @@ absl::StatusOr<std::unique_ptr<ZmqPublisher>> ZmqPublisher::Start(Options option
     impl->bound.push_back(*std::move(bound));
   }
   if (absl::Status status = impl->Open(); !status.ok()) return status;
-  impl->subscription = hub.Subscribe({}, EventHub::kMostWaiting, [wake = impl->wake] { eventfd_write(wake->get(), 1); });
+  impl->subscription =
+      hub.Subscribe({}, EventHub::kMostWaiting, [wake = impl->wake] { eventfd_write(wake->get(), 1); });
   if (impl->subscription == nullptr) return absl::ResourceExhaustedError("too many follow the events");
   impl->thread = NamedThread("kv-events", [impl = impl.get()] { impl->Run(); });
   return std::unique_ptr<ZmqPublisher>(new ZmqPublisher(std::move(impl)));

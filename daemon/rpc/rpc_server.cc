@@ -180,6 +180,7 @@ void RpcServer::Stop(storage::Nanos grace) {
   impl_->ForEachServer([&goodbye](grpc::Server& server) { server.Shutdown(goodbye); });
   std::lock_guard lock(impl_->mutex);  // the loop may be telling their health
   impl_->fronts.clear();
+  impl_->strangers.server = nullptr;  // before the service that it calls
   impl_->strangers = {};
 }
 

@@ -1,8 +1,11 @@
 #include "daemon/testing/engine.h"
 
 #include <fcntl.h>
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include <atomic>
 #include <numeric>
@@ -17,12 +20,15 @@
 namespace ashlar::daemon {
 namespace {
 
+// Connects on the calling thread, so that the daemon sees that thread's user (AsUser).
 std::unique_ptr<v1::Cache::Stub> MakeStub(const TestNode& node) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxReplyBytes));
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return v1::Cache::NewStub(grpc::CreateCustomChannel(absl::StrCat("unix:", node.rpc_socket()),
-                                                      grpc::InsecureChannelCredentials(), arguments));
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address = {.sun_family = AF_UNIX};
+  node.rpc_socket().copy(address.sun_path, sizeof address.sun_path - 1);
+  Require(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0, "connect");
+  return v1::Cache::NewStub(grpc::CreateCustomInsecureChannelFromFd("localhost", fd.Release(), arguments));
 }
 
 absl::Status ToAbsl(const grpc::Status& status) {

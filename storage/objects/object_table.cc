@@ -151,19 +151,18 @@ void ObjectTable::Defer(TenantId tenant, const Key& key, const TensorShard& shar
 ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute, double flops,
                                        size_t level) {
   Remember(pool.tenant, plan.ns, plan.shard, level);
-  // What nobody can have from a stalled disk is taken anew.
-  if (Entry* entry = segments_.Find(pool.tenant, plan.key, plan.shard);
-      entry != nullptr && entry->ready && placement_.OnStalledDisk(*entry)) {
-    Unlink(*entry, MissReason::kTierError, PolicyKind::kNone, TierKind::kSsd);
-  }
-  if (Entry* entry = segments_.Find(pool.tenant, plan.key, plan.shard)) {
-    if (!entry->ready) return {ReserveOutcome::kBeingPublished, {}};
-    placement_.Touch(*entry);
-    entry->doomed = false;
+  Entry* const there = segments_.Find(pool.tenant, plan.key, plan.shard);
+  // A copy that only a stalled disk has is replaced, unless an operator has pinned it.
+  const bool stalled = there != nullptr && there->ready && !there->pinned && placement_.OnStalledDisk(*there);
+  if (there != nullptr && !stalled) {
+    if (!there->ready) return {ReserveOutcome::kBeingPublished, {}};
+    placement_.Touch(*there);
+    there->doomed = false;
     return {ReserveOutcome::kAlreadyPresent, {}};
   }
   // Of a bundle that another shard has begun, this one is wanted.
-  const bool begun = plan.shard.size > 1 && !segments_.Bundle(pool.tenant, plan.key, plan.shard.size).empty();
+  const bool begun =
+      !stalled && plan.shard.size > 1 && !segments_.Bundle(pool.tenant, plan.key, plan.shard.size).empty();
   if (!begun && !promotion_[pool.tenant].PaysToKeep(plan.bytes, recompute)) {
     ghosts_.Remember(pool.tenant, plan.key,
                      {.reason = MissReason::kDeclined,
@@ -173,6 +172,7 @@ ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeade
                       .space = Ghost::SpaceOf(plan.ns)});
     return {ReserveOutcome::kDeclined, {}};
   }
+  if (stalled) Unlink(*there, MissReason::kTierError, PolicyKind::kNone, TierKind::kSsd);
   Entry& entry = Make(pool, plan, flops);
   if (!placement_.Reserve(entry, level, plan.Extents())) {
     entries_.erase(ObjectId{entry.id});

@@ -158,7 +158,8 @@ Prefixes::Parts Prefixes::Here(TenantId tenant, const PrefixText& text, bool own
   const Conversation* const talk =
       table == conversations_.end() ? nullptr : table->second->Find({model.ns, text.conversation()});
   const Conversation none;
-  for (const Mark* const mark : {&(talk == nullptr ? none : *talk).last, &(talk == nullptr ? none : *talk).before}) {
+  const Conversation& known = talk == nullptr ? none : *talk;
+  for (const Mark* const mark : {&known.last, &known.before, &known.saved}) {
     if (mark->depth == 0 || mark->depth > last) continue;
     depths.insert(mark->checkpoint());
     if (mark->span_begin > 0) add_span(mark->span_begin, mark->depth);

@@ -44,9 +44,9 @@ struct Prompt {
 // Match lives. A hit may still be on its way up from a slower tier, and its bytes arrive layer by layer: read a tuple
 // only after a WaitLayers that covers its layer, or after the verdict, of a landing of this Match; before that even the
 // exponents in view.heads may change. The verdict vouches for the bytes that tuples point to: a landing checks them,
-// and afterwards the lease holds until it is released. A match whose engine
-// cannot say that it still waits (it was stopped, say) ends after the daemon's leases.unused_seconds, and its memory
-// may then be given to other objects. A checkpoint's heads have form kZero: the state before it does not matter.
+// and afterwards the lease holds until it is released. The library tells
+// the daemon once, within two seconds, that a match is held; a match of which it could not ends after the daemon's
+// leases.unused_seconds, and its memory may then be given to other objects. All end with the session. A checkpoint's heads have form kZero: the state before it does not matter.
 // view.position is the segment's first position in the prompt.
 //
 // If the hbm tier lies on a GPU, states, transitions and tails lie there too: `memory` says so, and their pointers are

@@ -84,7 +84,7 @@ storage::Nanos PeerRates::Transfer(const std::string& node, uint64_t bytes, stor
   if (!rate.link_known) return 0;
   const double best = rate.link_bytes + static_cast<double>(Transport::kMessageBytes);
   const double time = static_cast<double>(bytes) * rate.link_nanos / best;
-  return rate.answers.mean() + static_cast<storage::Nanos>(time);
+  return std::max<storage::Nanos>(1, static_cast<storage::Nanos>(time));
 }
 
 void PeerRates::Came(const std::string& node, uint64_t bytes, storage::Nanos took) {

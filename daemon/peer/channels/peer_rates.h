@@ -48,7 +48,8 @@ class PeerRates {
 
   // Estimates the time until an object that is asked for now is here. 0: nothing is known of the node yet.
   storage::Nanos Estimate(const std::string& node, uint64_t bytes) const;
-  // The same from what all copies together brought in a second, which does not depend on how many share the link. Of
+  // The time of the bytes alone, from what all copies together brought in a second, which does not depend on how many
+  // share the link. Without the call that asks for them: objects share it, and copies overlap. Of
   // copies under way it counts at best: a message more than has come. 0: not enough has been measured lately.
   storage::Nanos Transfer(const std::string& node, uint64_t bytes, storage::Nanos now) const;
   // How long a copy of so many bytes that begins now is waited for: `factor` times what it should take behind those

@@ -84,7 +84,7 @@ void Forgetter::Read() {
   read_ = folder_.empty();
   if (read_) return;
   const auto found = std::make_shared<std::set<ClusterForgetting::Id>>();
-  disk_io_->Run(
+  reading_ = disk_io_->Run(
       storage::kNoTenant, [found, folder = folder_] { *found = ReadForgotten(folder); },
       [this, found] {
         recorded_ = std::move(*found);
@@ -152,6 +152,7 @@ void Forgetter::Begin() {
 }
 
 void Forgetter::Tick() {
+  if (!read_ && !reading_) Read();  // the queue was full
   if (todo_.empty() || saving_ || clock_.Now() < retry_at_) return;
   if (running_ == nullptr) Begin();
   if (running_ == nullptr) return;
