@@ -16,7 +16,7 @@ from ashlar.digests import Stopped, file_digest
 
 logger = logging.getLogger("ashlar")
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".py")  # and code that comes with them
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors", ".json", ".py")  # and code that comes with them
 _TOKENIZER = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|tekken|spiece|sentencepiece).*|.*\.(model|tiktoken)"
 )

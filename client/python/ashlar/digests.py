@@ -25,6 +25,7 @@ _SETTLED_NS = 2_000_000_000  # a file that changed less than this before it was 
 _MOST_ENTRIES = 4096
 _ATTEMPTS = 3
 _POLL = 0.05  # seconds
+_LOCKED = 600  # seconds, for which an entry's lock is waited for
 _ENTRY = re.compile(rb"ashlar-digest-1 ([0-9a-f]{64})\n")
 
 
@@ -70,6 +71,7 @@ def _entry(key: str, stop: threading.Event) -> Iterator[int | None]:
         logger.debug("digests: %s", error)
         yield None
         return
+    limit = time.monotonic() + _LOCKED
     try:
         while True:
             try:
@@ -78,10 +80,15 @@ def _entry(key: str, stop: threading.Event) -> Iterator[int | None]:
             except BlockingIOError:
                 if stop.wait(_POLL):
                     raise Stopped from None
+                if time.monotonic() > limit:  # by a process that is stopped, or forked from one that ended
+                    logger.warning("digests: %s is locked for %d s; the digest is computed once more", key, _LOCKED)
+                    break
             except OSError:  # a file system without locks: at worst the digest is computed twice
                 break
         yield entry
     finally:
+        with contextlib.suppress(OSError):  # a child that was forked meanwhile has the descriptor, too
+            fcntl.flock(entry, fcntl.LOCK_UN)
         os.close(entry)
 
 

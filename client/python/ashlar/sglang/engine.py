@@ -11,6 +11,14 @@ import sglang
 from ashlar import checkpoint
 
 
+def _named(place: str) -> str:
+    """A file by its content, where it can be read."""
+    try:
+        return (checkpoint.weights(place) if place else None) or place
+    except OSError:
+        return place
+
+
 @dataclasses.dataclass(frozen=True)
 class Engine:
     """Of SGLang's published configuration; empty where none is published."""
@@ -21,6 +29,11 @@ class Engine:
     dtype: str = ""
     quantization: str = ""
     kv_cache_dtype: str = ""
+    context_length: str = ""
+    json_model_override_args: str = ""
+    model_impl: str = ""
+    quantization_param_path: str = ""
+    decrypted_config_file: str = ""
 
     @staticmethod
     def here() -> Engine:
@@ -38,7 +51,8 @@ class Engine:
         """The forms by which pages of the same weights differ."""
         return (
             f"sglang={sglang.__version__} dtype={self.dtype} quantization={self.quantization} "
-            f"kv_cache_dtype={self.kv_cache_dtype}"
+            f"kv_cache_dtype={self.kv_cache_dtype} length={self.context_length} overrides={self.json_model_override_args} "
+            f"impl={self.model_impl} scales={_named(self.quantization_param_path)} config={_named(self.decrypted_config_file)}"
         )
 
     def model_id(self, name: str) -> str:

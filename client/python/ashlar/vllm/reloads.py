@@ -62,8 +62,8 @@ class EngineWeights:
     def begin(self, generation: str) -> None:
         """A step of this generation begins. Of a new one, whatever has changed has another name already."""
         if generation != self._generation:
+            self._generation = generation  # first: what raises is not tried again in each step
             self._watch.accept()
-            self._generation = generation
 
     def look(self, generation: str) -> Seen:
         """At a step of this generation. Does not wait for the device's work."""

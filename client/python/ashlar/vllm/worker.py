@@ -122,6 +122,7 @@ class Worker:
     def refuse(self) -> None:
         """Nothing can be served: what the scheduler asks for ends at once, and it is told to ask no more."""
         self._report.refusing[self._described.model.tensor_parallel_rank] += 1
+        self._described.identity.weights.close()
 
     def watch_weights(self, vllm_config: Any) -> None:
         """Raises Unsupported: a change of the model's weights would go unseen."""
@@ -155,19 +156,31 @@ class Worker:
         """At the model's weights. None: nothing watches them."""
         if self._weights is None or step.generation is None:
             return None
-        return self._weights.look(step.generation)
+        try:
+            return self._weights.look(step.generation)
+        except Exception:  # whatever it is, loads and saves of the step end
+            logger.exception("Ashlar: the model's weights could not be looked at")
+            self._weights.outdate(step.generation)
+            return Seen(self._weights, step.generation, None)
 
     def _are_current(self, seen: Seen | None) -> bool:
         """Whether the weights are those that the scheduler has a name for. Where they are not, it is told."""
-        if seen is None or seen.current():
+        if seen is None:
             return True
-        self._outdated.put(seen.generation)
-        return False
+        with self._order.copies():  # not on the engine's stream, whose next step is queued already
+            current = seen.current()
+        if not current:
+            self._outdated.put(seen.generation)
+        return current
 
     def start_loads(self, step: StepMetadata) -> None:
         composing = self._composer is not None and (self._composer.busy or bool(step.composes))
         if self._weights is not None and step.generation is not None:
-            self._weights.begin(step.generation)
+            try:
+                self._weights.begin(step.generation)
+            except Exception:  # whatever it is, the step's loads end
+                logger.exception("Ashlar: the model's weights could not be looked at")
+                self._weights.outdate(step.generation)
         seen = self._look(step) if step.loads or composing else None
         if self._composer is not None and step.generation is not None:
             self._composer.begin_generation(step.generation)
@@ -421,6 +434,7 @@ class Worker:
         return report or None
 
     def close(self) -> None:
+        self._described.identity.weights.close()
         if self._composer is not None:
             self._composer.close()
         if self._saver.is_alive():
