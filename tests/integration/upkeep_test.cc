@@ -99,6 +99,7 @@ TEST_F(Upkeep, WhatIsForgottenDoesNotComeBackAfterAKill) {
     EXPECT_TRUE(dry["dry_run"].get<bool>());
     EXPECT_EQ(dry["tiers"]["ssd"], dry["bytes"]);
     EXPECT_EQ(Hits(engine, 1), 3u) << "nothing was done";
+    EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_leases") == 0; })) << "they are released later";
     // The engine holds leases of one prompt.
     const Match held = engine.Lookup(MakePrompt(2, 3, 60));
     const json done = Ask("forget --tenant default");

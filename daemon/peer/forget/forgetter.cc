@@ -89,7 +89,7 @@ void Forgetter::Read() {
       [this, found] {
         recorded_ = std::move(*found);
         read_ = true;
-        if (cache_ != nullptr) Changed();
+        if (changed_) Changed();  // not before: what the directory does not know is dropped from the record
       });
 }
 
@@ -100,6 +100,7 @@ void Forgetter::Start(storage::Cache& cache,
 }
 
 void Forgetter::Changed() {
+  changed_ = true;
   if (!read_) return;
   known_ = directory_.Forgettings();
   const auto is_known = [this](const ClusterForgetting::Id& id) {

@@ -52,6 +52,7 @@ class Forgetter {
   std::deque<ClusterForgetting> todo_;            // of these; the first is under way
   std::shared_ptr<storage::Forgetting> running_;  // null: it has not begun
   bool read_ = false;                             // what was recorded: nothing begins before
+  bool changed_ = false;                          // the directory has told its erasures
   bool reading_ = false;
   bool saving_ = false;
   bool told_failure_ = false;
