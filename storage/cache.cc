@@ -307,7 +307,7 @@ bool Cache::WhenLoaded(SessionId session, const LeaseId& lease, size_t index, ui
 
 void Cache::Publish(SessionId session, ReservationId reservation, PublishSource source,
                     std::function<void(PublishOutcome)> done) {
-  impl_->publisher.Publish(session, reservation, std::move(source), std::move(done));
+  impl_->publisher.Publish(session, reservation, std::move(source), /*renews=*/true, std::move(done));
 }
 
 void Cache::Abandon(SessionId session, ReservationId reservation) {

@@ -125,7 +125,7 @@ void Prefixes::CommitJob::Copy(const Object& object, ReservationId reservation) 
   if (object.what == Object::kCheckpoint) source.tensors = commit_.checkpoints[object.checkpoint].tensors;
   if (object.what == Object::kSpan) source.tensors = commit_.span->tensors;
   ++under_way_;
-  prefixes_.publisher_.Publish(session_, reservation, std::move(source),
+  prefixes_.publisher_.Publish(session_, reservation, std::move(source), /*renews=*/false,
                                [self = shared_from_this(), object, reservation](PublishOutcome outcome) {
                                  --self->under_way_;
                                  if (outcome == PublishOutcome::kPublished) {

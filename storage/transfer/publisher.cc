@@ -49,13 +49,14 @@ const ObjectHeader* Publisher::Planned(SessionId session, ReservationId id) cons
   return found == reservations_.end() ? nullptr : &found->second.object->header;
 }
 
-void Publisher::Publish(SessionId session, ReservationId id, PublishSource source,
+void Publisher::Publish(SessionId session, ReservationId id, PublishSource source, bool renews,
                         std::function<void(PublishOutcome)> done) {
   const Name name(session, id);
   const auto found = reservations_.find(name);
   if (found == reservations_.end() || found->second.publish) return done(PublishOutcome::kUnknownReservation);
-  Progressed(session);
+  if (renews) Progressed(session);
   Reservation& reservation = found->second;
+  reservation.renews = renews;
   const ObjectTable::Reference& object = reservation.object;
   const ObjectHeader plan = source.plan.value_or(object->header);
   const Slot& slot = object.copy().slot;
@@ -91,7 +92,7 @@ void Publisher::Finish(const Name& name, std::optional<ObjectHeader> header, Nan
   const bool whole = header.has_value() && !torn;
   {
     const auto ended = reservations_.extract(name);
-    if (progress_.contains(name.first)) Progressed(name.first);  // not of a session that has ended
+    if (ended.mapped().renews && progress_.contains(name.first)) Progressed(name.first);  // not of a session that has ended
     if (whole) table_.Publish(ended.mapped().object, *std::move(header));
   }  // the reference goes: the object is idle, or abandoned
   done(whole ? PublishOutcome::kPublished : PublishOutcome::kUnavailable);

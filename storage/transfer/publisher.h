@@ -29,6 +29,7 @@ namespace ashlar::storage {
 // session, or, while no publish of it is in flight, by its deadline. An engine reserves several objects and computes
 // them one after the other, so each publish of a session renews the deadlines of its other reservations, up to
 // kMostRenewals times the reservation time: an engine that forgot one keeps others from publishing it no longer.
+// The objects of a prefix's commit, which the cache itself reserves and publishes, renew nothing.
 class Publisher {
  public:
   // `level_of`: where a session's engine publishes to.
@@ -43,8 +44,9 @@ class Publisher {
   Reserved Reserve(SessionId session, const TenantPool& pool, const ObjectHeader& plan, Nanos recompute, double flops);
   const ObjectHeader* Planned(SessionId session, ReservationId id) const;
   // `done` once, possibly before this returns. Every outcome but kBusy ends the reservation; kBusy: no thread is free,
-  // or the tenant has had its bytes for now.
-  void Publish(SessionId session, ReservationId id, PublishSource source, std::function<void(PublishOutcome)> done);
+  // or the tenant has had its bytes for now. `renews`: the session's other reservations.
+  void Publish(SessionId session, ReservationId id, PublishSource source, bool renews,
+               std::function<void(PublishOutcome)> done);
   // Harmless for an unknown reservation; a publish in flight continues.
   void Abandon(SessionId session, ReservationId id);
   // Abandons the session's reservations, a step each, and counts them in `abandoned`; publishes in flight stop and
@@ -64,6 +66,7 @@ class Publisher {
     Nanos reserved_at;
     Nanos deadline;
     std::optional<CancelFlag> publish;  // set while one is in flight
+    bool renews = true;                 // the publish in flight
   };
   using Name = std::pair<SessionId, ReservationId>;
   using Reservations = std::map<Name, Reservation>;
