@@ -92,7 +92,8 @@ void Publisher::Finish(const Name& name, std::optional<ObjectHeader> header, Nan
   const bool whole = header.has_value() && !torn;
   {
     const auto ended = reservations_.extract(name);
-    if (ended.mapped().renews && progress_.contains(name.first)) Progressed(name.first);  // not of a session that has ended
+    if (ended.mapped().renews && progress_.contains(name.first))
+      Progressed(name.first);  // not of a session that has ended
     if (whole) table_.Publish(ended.mapped().object, *std::move(header));
   }  // the reference goes: the object is idle, or abandoned
   done(whole ? PublishOutcome::kPublished : PublishOutcome::kUnavailable);
