@@ -4,6 +4,8 @@ import dataclasses
 
 # By job: a daemon that another job scrapes as well would count twice, and other programs have metrics of the process, too.
 NODE, TENANT = 'job="ashlar", instance=~"$node"', 'job="ashlar", instance=~"$node", tenant=~"$tenant"'
+# What the recording rules sum is of that job only, and has no label of it.
+RECORDED_NODE, RECORDED_TENANT = 'instance=~"$node"', 'instance=~"$node", tenant=~"$tenant"'
 TOKENS, OBJECTS, CALLS = "suffix: tokens/s", "suffix: objects/s", "suffix: calls/s"
 
 
@@ -101,7 +103,7 @@ NODE_ROWS = {
     ],
     "Time to first token": [
         Panel("Time added and saved", "s", [
-            ("sum by (instance) (ashlar:lookup_saved_seconds:ratio_rate5m{" + NODE + "})", "saved {{instance}}, mean"),
+            ("sum by (instance) (ashlar:lookup_saved_seconds:ratio_rate5m{" + RECORDED_NODE + "})", "saved {{instance}}, mean"),
             (median("ashlar_lookup_duration_seconds"), "look-up, median"), (p99("ashlar_lookup_duration_seconds"), "look-up, 99th"),
             (median("ashlar_rpc_duration_seconds", where=LANDING), "landing, median"),
             (p99("ashlar_rpc_duration_seconds", where=LANDING), "landing, 99th")],
@@ -177,9 +179,9 @@ NODE_ROWS = {
 }
 TENANT_ROWS = {
     "What it saves": [
-        Panel("Tokens reused", "percentunit", [("ashlar:tokens_reused:ratio_rate5m{" + TENANT + "}", "{{instance}} {{tenant}}")],
+        Panel("Tokens reused", "percentunit", [("ashlar:tokens_reused:ratio_rate5m{" + RECORDED_TENANT + "}", "{{instance}} {{tenant}}")],
               "The share of the tenant's tokens that was found.", alerts=("AshlarHitRateFell",)),
-        Panel("GPU time saved in an hour", "s", [("ashlar:saved_seconds:increase1h{" + TENANT + "}", "{{instance}} {{tenant}}")],
+        Panel("GPU time saved in an hour", "s", [("ashlar:saved_seconds:increase1h{" + RECORDED_TENANT + "}", "{{instance}} {{tenant}}")],
               "Seconds of computing that hits stood for, by the rates that the tenant's engines declare."),
         Panel("Why its tokens are missed", TOKENS, [(rate("ashlar_miss_tokens_total", "tenant, reason", TENANT), "{{tenant}} {{reason}}")]),
     ],

@@ -47,6 +47,15 @@ class Dashboards(unittest.TestCase):
                 if panel["type"] != "row":
                     yield panel
 
+    def test_recorded_series_are_not_selected_by_job(self):
+        count = 0
+        for panel in self.panels():
+            for target in panel["targets"]:
+                for selector in re.findall(r"\bashlar:[\w:]+\{([^}]*)\}", target["expr"]):
+                    self.assertNotRegex(selector, r"\bjob\b", f"{panel['title']}: the recording rules sum the job away")
+                    count += 1
+        self.assertGreater(count, 0)
+
     def test_units_by_suffix(self):
         for query, unit in (("sum by (to) (rate(ashlar_copied_bytes_total{}[5m]))", "Bps"), ("ashlar_unsaved_bytes", "bytes"),
                             ("histogram_quantile(0.5, sum by (le) (rate(ashlar_rpc_duration_seconds_bucket[5m])))", "s"),
