@@ -27,7 +27,7 @@ class KeptBatches {
   }
 
   uint64_t first() const { return next_ - batches_.size(); }  // the number of the oldest
-  uint64_t next() const { return next_; }                     // that the next one will have
+  uint64_t next() const { return next_; }                     // the number of the next
   // `number`: from first() to below next().
   const std::shared_ptr<const std::string>& at(uint64_t number) const { return batches_[number - first()]; }
 

@@ -117,23 +117,12 @@ Kinds ReadKdaLayers(HfFields& fields, const char* name, size_t layers) {
   return linear;
 }
 
-Kinds ReadAttentionIndices(HfFields& fields, const char* name, size_t layers) {
-  Kinds kinds(layers, LayerKind::kLinear);
-  SetListed(fields, name, 0, LayerKind::kAttention, kinds);
-  return kinds;
-}
-
-// LFM2.
-Kinds ReadFullAttention(HfFields& fields, const char* name, size_t layers) {
-  Kinds kinds(layers, LayerKind::kConvolution);
-  SetListed(fields, name, 0, LayerKind::kAttention, kinds);
-  return kinds;
-}
-
-// Zamba2: a shared attention block beside some of the Mamba-2 layers.
-Kinds ReadHybridLayers(HfFields& fields, const char* name, size_t layers) {
-  Kinds kinds(layers, LayerKind::kLinear);
-  SetListed(fields, name, 0, LayerKind::kBoth, kinds);
+// A list of the layers of kind `listed`; all others are of kind `rest`. LFM2: attention among convolutions. Zamba2: a
+// shared attention block beside some of the Mamba-2 layers.
+template <LayerKind listed, LayerKind rest>
+Kinds ReadListed(HfFields& fields, const char* name, size_t layers) {
+  Kinds kinds(layers, rest);
+  SetListed(fields, name, 0, listed, kinds);
   return kinds;
 }
 
@@ -176,10 +165,10 @@ constexpr Source kSources[] = {
     {"layers_block_type", ReadWords, true, true},
     {"attn_type_list", ReadAttentionFlags, true},
     {"full_attention_interval", ReadInterval},
-    {"attn_layer_indices", ReadAttentionIndices},
+    {"attn_layer_indices", ReadListed<LayerKind::kAttention, LayerKind::kLinear>},
     {"layer_group_size", ReadGroups, false, false, "bailing_"},
-    {"hybrid_layer_ids", ReadHybridLayers, false, false, "zamba2"},
-    {"full_attn_idxs", ReadFullAttention, false, false, "lfm2"},
+    {"hybrid_layer_ids", ReadListed<LayerKind::kBoth, LayerKind::kLinear>, false, false, "zamba2"},
+    {"full_attn_idxs", ReadListed<LayerKind::kAttention, LayerKind::kConvolution>, false, false, "lfm2"},
     {"attn_layer_period", ReadPeriod, false, false, "jamba"},
 };
 

@@ -1,7 +1,7 @@
 """Weights that change in a running engine: what is computed with them is not cached by the name of the former ones.
 
-A generation is the scheduler's name for a set of weights, empty for those of the start. Whoever changes weights may
-reset the connector, which begins another one. This watch finds changes without a reset.
+A generation is the scheduler's name for a set of weights, empty for those of the start. A reset of the connector
+begins another one. This watch finds weights that changed without a reset.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Scheduler:
         self._paused_until = self._warn_again = 0.0
         self._tokens_per_second = options.tokens_per_second  # of prefill; where it is not declared, as workers measure it
         self._renewing = False
-        self._generation = ""  # of the engine's weights: a name that nobody else has, after the first reset
+        self._generation = ""  # of the engine's weights; unique from the first reset on
         self._pool: Any = None
         self._happened: list[Any] = []
         self._opening = Opening(self._open, described.identity.weights, options.reopen_ms, "scheduler")
