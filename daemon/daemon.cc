@@ -70,7 +70,7 @@ storage::Tiers TiersOf(const TierSet& tiers, Cluster* cluster) {
 ModelRegistry::Events FollowModels(Cluster* cluster) {
   if (cluster == nullptr) return {};
   return {.remembered = [cluster](const NamespaceId& ns) { cluster->Follow(ns); },
-          .forgotten = [cluster](const NamespaceId& ns) { cluster->Unfollow(ns); }};
+          .erased = [cluster](const NamespaceId& ns) { cluster->Unfollow(ns); }};
 }
 
 std::vector<SessionServices::Seat> SeatsOf(const Gpus& gpus, const TierSet& tiers) {
@@ -131,12 +131,12 @@ struct Daemon::Impl {
                        [this] { return static_cast<double>(reloader.drain_seconds()); }, router,
                        [this] { return reloader.config() + (cluster == nullptr ? "" : cluster->DescribeTransport()); },
                        config.cluster().node(), events.hub(),
-                       [this](auto tenant, const auto& ns) { engine_service.ForgetBeside(tenant, ns); },
+                       [this](auto tenant, const auto& ns) { engine_service.EraseBeside(tenant, ns); },
                        [this](bool dry_run) { return reloader.Reload(dry_run); }, cluster.get()}),
         reloader(config, file, loop, *tiers, cache, services, engine_service.call_rates(), metrics, *audit) {
     if (cluster != nullptr) {
       cluster->Attach(cache, tiers->memory(), router,
-                      [this](auto tenant, const auto& ns) { engine_service.ForgetBeside(tenant, ns); });
+                      [this](auto tenant, const auto& ns) { engine_service.EraseBeside(tenant, ns); });
     }
     tiers->Configure(config, cache);
     SetCallRates(config, &engine_service.call_rates());

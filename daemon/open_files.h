@@ -12,7 +12,8 @@ class Config;
 namespace ashlar::daemon {
 
 // Most files that a daemon of this configuration has open: its arenas when the budgets are full, regions, hosted
-// memory, some for each session, connections with peers, and its own. No more descriptors than that are on their way to engines, either.
+// memory, some for each session, connections with peers, and its own. No more descriptors than that are on their way to
+// engines, either.
 uint64_t OpenFilesNeeded(const v1::Config& config);
 
 // Raises the soft limit to the hard one. FAILED_PRECONDITION, naming what the configuration could change, when that is

@@ -24,8 +24,8 @@
 namespace ashlar::daemon {
 namespace {
 
-// Main, reload, metadata, mappings, arenas, log, listeners, sessions, HTTP, the guard of regions, events and ZeroMQ's two,
-// RocksDB's three, and up to 16 that serve operators.
+// Main, reload, metadata, mappings, arenas, log, listeners, sessions, HTTP, the guard of regions, events and ZeroMQ's
+// two, RocksDB's three, and up to 16 that serve operators.
 constexpr uint64_t kOwnThreads = 38;
 // Transport and UCX, listener, directory, certificates.
 constexpr uint64_t kClusterThreads = 8;
@@ -85,7 +85,8 @@ std::vector<Limit> LimitsOf(const std::string& root) {
   for (const storage::ControlGroup& group : storage::ControlGroups("pids", root)) {
     const std::optional<uint64_t> most = storage::ReadNumber(group.folder + "/pids.max");
     const std::optional<uint64_t> used = storage::ReadNumber(group.folder + "/pids.current");
-    if (most && used) limits.push_back({absl::StrCat("the limit of its cgroup (pids.max in ", group.folder, ")"), *most, *used});
+    if (most && used)
+      limits.push_back({absl::StrCat("the limit of its cgroup (pids.max in ", group.folder, ")"), *most, *used});
   }
   if (std::optional<Limit> user = UserLimit(root)) limits.push_back(*std::move(user));
   // "0.01 0.02 0.05 2/345 6789": of 345 threads, 2 run.
@@ -116,8 +117,8 @@ absl::Status CheckThreads(const v1::Config& config, const std::string& root) {
   for (const Limit& limit : LimitsOf(root)) {
     if (limit.left() >= needed) continue;
     return absl::FailedPreconditionError(
-        absl::StrCat("threads: the daemon starts up to ", needed, ", and ", limit.name, " is ", limit.most, ", of which ",
-                     limit.used, " are in use: raise it, or lower workers.threads or ssd.threads"));
+        absl::StrCat("threads: the daemon starts up to ", needed, ", and ", limit.name, " is ", limit.most,
+                     ", of which ", limit.used, " are in use: raise it, or lower workers.threads or ssd.threads"));
   }
   return absl::OkStatus();
 }

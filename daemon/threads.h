@@ -12,8 +12,9 @@ class Config;
 
 namespace ashlar::daemon {
 
-// Threads that move bytes. Each takes jobs from the queue and spreads every one over all workers; the second fills the gaps
-// of the first. The spare ones are for tenants whose turn it is while others' jobs take long; otherwise they sleep.
+// Threads that move bytes. Each takes jobs from the queue and spreads every one over all workers; the second fills the
+// gaps of the first. The spare ones are for tenants whose turn it is while others' jobs take long; otherwise they
+// sleep.
 inline constexpr int kMovingThreads = 2, kMostSpareThreads = 30;
 
 // The most threads that a daemon with this configuration has at a time, those of its libraries included.

@@ -64,12 +64,14 @@ TEST_F(Threads, MustFitEachLimitWhichIsNamed) {
     EXPECT_TRUE(with(folder + "/pids.max", needed + 7).ok());
     const absl::Status refused = with(folder + "/pids.max", needed + 6);
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat("pids.max in ", root_, folder, ") is ", needed + 6)));
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr(absl::StrCat("pids.max in ", root_, folder, ") is ", needed + 6)));
     EXPECT_THAT(std::string(refused.message()), HasSubstr("of which 7 are in use"));
     Write(folder + "/pids.max", "max");
   }
   EXPECT_TRUE(with("/proc/sys/kernel/threads-max", needed + 1000).ok());
-  EXPECT_THAT(std::string(with("/proc/sys/kernel/threads-max", needed + 999).message()), HasSubstr("kernel.threads-max"));
+  EXPECT_THAT(std::string(with("/proc/sys/kernel/threads-max", needed + 999).message()),
+              HasSubstr("kernel.threads-max"));
 }
 
 TEST_F(Threads, TheUsersLimitCountsAllItsProcesses) {
@@ -120,7 +122,8 @@ TEST_F(Threads, APoolWorksWithThoseThatThereAre) {
   EXPECT_EQ(WithoutThreads([] {
               kernels::ThreadPool pool(8);
               int sum = 0;
-              pool.Run(10, [](void* context, int64_t i) { *static_cast<int*>(context) += static_cast<int>(i); }, &sum);
+              pool.Run(
+                  10, [](void* context, int64_t i) { *static_cast<int*>(context) += static_cast<int>(i); }, &sum);
               if (pool.Size() != 1 || sum != 45) _exit(2);
             }),
             0);

@@ -1,6 +1,6 @@
 // Adaptive transitions: the smallest form in which a head's transition may be stored.
 //
-// Decay lets most heads forget a long segment's past altogether, and the transition of a short one differs from its
+// Decay lets most heads erase a long segment's past altogether, and the transition of a short one differs from its
 // decay by few dimensions. So every head is stored as zero, low rank or dense, whichever is smallest with
 // ‖T − T̃‖₂ ≤ ε; composition skips and shrinks accordingly. The bound is absolute: what a segment does to a state of
 // norm 1 is wrong by at most ε.

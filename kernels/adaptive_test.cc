@@ -227,7 +227,7 @@ TEST_F(AdaptiveTest, TheErrorIsAsReportedAndWithinEpsilon) {
   }
 }
 
-TEST_F(AdaptiveTest, AHeadThatForgetsIsZeroAndOneThatDoesNotIsNever) {
+TEST_F(AdaptiveTest, AHeadThatErasesIsZeroAndOneThatDoesNotIsNever) {
   const int64_t tokens = 200;
   const Segment segment(random_, Family::kGdn, StateOrder::kKeyFirst, tokens, 1e-4, 1.0);
   const AdaptArgs args = segment.Args(tokens);

@@ -78,7 +78,7 @@ TEST_P(DecodingTest, RecurrentDecodingNeedsNoBuffer) {
 
 // m drafts at once are m steps of the recurrence. The state is not touched. Whatever number of drafts is accepted, the
 // rejected ones leave nothing behind.
-TEST_P(DecodingTest, VerifiesDraftsAndForgetsTheRejected) {
+TEST_P(DecodingTest, VerifiesDraftsAndErasesTheRejected) {
   ForEachCase(40, [&](const DecodeLayer& layer, DType state_type, DType buffer_type) {
     const TypedState initial(layer.shape, state_type, random_);
     Session session(random_, layer.shape, buffer_type, 40, &initial);

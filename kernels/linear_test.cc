@@ -272,7 +272,7 @@ TEST_P(LinearProperties, SegmentsComposeToOnePass) {
 }
 
 // Behind a head's transition of zero the state is the tuple's own, to the bit of its dtype.
-TEST_P(LinearProperties, ZeroForgetsWhatCameBefore) {
+TEST_P(LinearProperties, ZeroErasesWhatCameBefore) {
   const Layer layer = Draw(30, {});
   Prompt prompt(random_, layer, ChainOf(3));
   const LinearShape shape = prompt.shape;

@@ -19,7 +19,7 @@
   ROW(GetDrain, GetDrainRequest, DrainReply)          \
   ROW(Warm, Texts, WarmReply)                         \
   ROW(List, ListRequest, ListReply)                   \
-  ROW(Forget, ForgetRequest, ForgetReply)             \
+  ROW(Erase, EraseRequest, EraseReply)                \
   ROW(Verify, VerifyRequest, VerifyReply)             \
   ROW(GetVerify, GetVerifyRequest, VerifyReply)       \
   ROW(Reload, ReloadRequest, ReloadReply)

@@ -15,11 +15,11 @@ namespace ashlar {
 namespace {
 
 const char* KindOf(mode_t mode) {
-  return S_ISDIR(mode)                      ? "a folder"
-         : S_ISFIFO(mode)                   ? "a FIFO"
-         : S_ISSOCK(mode)                   ? "a socket"
+  return S_ISDIR(mode)                    ? "a folder"
+         : S_ISFIFO(mode)                 ? "a FIFO"
+         : S_ISSOCK(mode)                 ? "a socket"
          : S_ISCHR(mode) || S_ISBLK(mode) ? "a device"
-                                            : "no file";
+                                          : "no file";
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ class Cache {
   void SetLeaseBounds(TenantId tenant, size_t leases, size_t segments);
   // Takes in the objects that SsdTier::Recover returned: look-ups find them from now on, except those that have been
   // published meanwhile. Before any session, or once a disk that could not be opened is attached. `more`: others follow
-  // in another call, and until the last have come nothing can be forgotten.
+  // in another call, and until the last have come nothing can be erased.
   void Adopt(std::vector<SsdTier::Recovered> objects, bool more = false);
 
   // Takes in an object that another node has, so that look-ups find it there and bring it up from Tiers::remote; `cost`
@@ -216,7 +216,7 @@ class Cache {
   // no use of the object.
   std::vector<TierKind> Where(TenantId tenant, const Key& key, const TensorShard& shard = {}) const;
 
-  // Lists, counts, forgets and verifies many of them.
+  // Lists, counts, erases and verifies many of them.
   Upkeep& upkeep();
   const Upkeep& upkeep() const;
 

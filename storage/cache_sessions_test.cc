@@ -172,10 +172,10 @@ TEST_F(CacheSessionsTest, PublishesRenewTheSessionsOtherReservations) {
   }
 }
 
-TEST_F(CacheSessionsTest, AForgottenReservationEndsThoughItsSessionPublishes) {
-  const ReservationId forgotten = cache_.Reserve(kAnn, TestPlan(100, 64)).id;
+TEST_F(CacheSessionsTest, AErasedReservationEndsThoughItsSessionPublishes) {
+  const ReservationId erased = cache_.Reserve(kAnn, TestPlan(100, 64)).id;
   Nanos lived = 0;
-  for (uint64_t text = 1; cache_.Planned(kAnn, forgotten) != nullptr && text < 50; ++text) {
+  for (uint64_t text = 1; cache_.Planned(kAnn, erased) != nullptr && text < 50; ++text) {
     ASSERT_TRUE(rig_.Publish(kAnn, TestPlan(text, 16), text));
     rig_.clock.Advance(10 * kSecond);
     lived += 10 * kSecond;

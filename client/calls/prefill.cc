@@ -105,7 +105,7 @@ void Model::EndPrefill(const PrefillPlan& plan) {
   request.set_session(binding->connection->session());
   request.set_plan(plan.id);
   v1::EndPrefillReply reply;
-  // Should it fail, the daemon forgets the plan by its own deadline.
+  // Should it fail, the daemon erases the plan by its own deadline.
   binding->connection->rpc().EndPrefill(request, reply, impl_->reconnector->CallDeadline()).IgnoreError();
 }
 

@@ -161,7 +161,7 @@ std::vector<int32_t> Admission::PageTable(size_t segment) const {
 }
 
 AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* lacks) {
-  // A daemon that has not noticed yet that the session is gone would answer, and forget what it gave a moment later.
+  // A daemon that has not noticed yet that the session is gone would answer, and erase what it gave a moment later.
   if (!valid()) return AdmitOutcome::kUnavailable;
   auto request = impl_->Ask<v1::ExtendAdmissionRequest>();
   request.set_own_pages(own_pages);

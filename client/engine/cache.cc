@@ -112,7 +112,7 @@ Status CheckTexts(CacheState& cache, const Text* texts, uint32_t count) {
     if (began == nullptr || !began->exact().has_value()) {
       return MakeStatus(Code::kFailedPrecondition, field + ".request: not finished");
     }
-    // A salt that is forgotten here would give the text to all.
+    // A salt that is erased here would give the text to all.
     const Salt salt = MakeSalt({static_cast<const char*>(texts[i].salt), texts[i].salt_bytes});
     if (began->salt().value_or(salt) != salt) return Invalid(field, ".salt: not that of the request's prompt");
   }

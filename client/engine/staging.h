@@ -35,10 +35,10 @@ class Staging {
    private:
     friend class Staging;
     Held(Staging& staging, Region region) : staging_(&staging), region_(std::move(region)) {}
-    struct Forget {
+    struct Erase {
       void operator()(Staging*) const {}
     };
-    std::unique_ptr<Staging, Forget> staging_;  // null: moved from
+    std::unique_ptr<Staging, Erase> staging_;  // null: moved from
     Region region_;
     uint64_t used_ = 0;
   };

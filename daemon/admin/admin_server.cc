@@ -54,8 +54,8 @@ class Operators {
 
 // Calls that change something, or begin to.
 bool ChangesSomething(absl::string_view call) {
-  static constexpr absl::string_view kCalls[] = {"Pin",     "Unpin",  "Evict",  "Warm",  "Drain",
-                                                 "Undrain", "Forget", "Verify", "Reload"};
+  static constexpr absl::string_view kCalls[] = {"Pin",     "Unpin", "Evict",  "Warm",  "Drain",
+                                                 "Undrain", "Erase", "Verify", "Reload"};
   return std::ranges::count(kCalls, call) > 0;
 }
 
@@ -162,7 +162,8 @@ absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const std::strin
   const auto admit = [impl = impl.get(), &refused](UniqueFd socket, uid_t user) {
     const std::optional<ucred> peer = PeerOf(socket.get());
     if (user != 0 && user != geteuid()) {
-      refused.Add("admin", RefusedConnection::kStranger, absl::StrCat("uid ", user), "expected root or the daemon's user");
+      refused.Add("admin", RefusedConnection::kStranger, absl::StrCat("uid ", user),
+                  "expected root or the daemon's user");
       shutdown(socket.get(), SHUT_RDWR);
     } else {
       if (peer) impl->operators.Add(socket.get(), OperatorOf(peer->uid, peer->pid));

@@ -53,7 +53,7 @@ struct AdminParts {
   EventHub& events;
   // Drops a tenant's texts, of one namespace where it is given, and its shared pages that nobody uses; others are found
   // no more. On the metadata thread.
-  std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside;
+  std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside;
   // Any thread but the metadata thread. `dry_run`: says what it would change.
   std::function<absl::StatusOr<std::vector<ConfigChange>>(bool dry_run)> reload;
   Cluster* cluster = nullptr;  // null: this node is alone
@@ -98,21 +98,21 @@ class AdminService {
   absl::Status WithEach(const v1::Texts& texts, v1::ObjectsReply* reply,
                         const std::function<bool(storage::TenantId, const Key&)>& act) const;
 
-  // Forget of this node alone, and of all nodes; they wait for so many seconds at most.
-  absl::Status ForgetHere(const v1::ForgetRequest& request, const storage::Selection& selection, double wait,
-                          v1::ForgetReply* reply) const;
-  absl::Status ForgetEverywhere(const v1::ForgetRequest& request, const storage::Selection& selection, double wait,
-                                v1::ForgetReply* reply) const;
-  // A forgetting that the calls of one command go on with.
+  // Erase of this node alone, and of all nodes; they wait for so many seconds at most.
+  absl::Status EraseHere(const v1::EraseRequest& request, const storage::Selection& selection, double wait,
+                         v1::EraseReply* reply) const;
+  absl::Status EraseEverywhere(const v1::EraseRequest& request, const storage::Selection& selection, double wait,
+                               v1::EraseReply* reply) const;
+  // An erasure that the calls of one command go on with.
   struct Pending {
     std::string token;
     storage::TenantId tenant = 0;
     std::optional<NamespaceId> ns;
-    std::shared_ptr<storage::Forgetting> forgetting;
+    std::shared_ptr<storage::Erasure> erasure;
   };
   // That of the token, or without one a new one: what was published since another one began is its, too. On the
   // metadata thread.
-  absl::StatusOr<Pending> ForgettingOf(const std::string& token, const storage::Selection& selection) const;
+  absl::StatusOr<Pending> ErasureOf(const std::string& token, const storage::Selection& selection) const;
 
   class Differences;
   void WriteText(storage::TenantId tenant, const storage::Query& query, const storage::Explanation& why,
@@ -122,8 +122,8 @@ class AdminService {
   const AdminParts parts_;
   const storage::Nanos started_;
   // Those that the disk has not acknowledged, oldest first. The metadata thread's, as the number of all so far.
-  mutable std::deque<Pending> forgettings_;
-  mutable uint64_t forgettings_begun_ = 0;
+  mutable std::deque<Pending> erasures_;
+  mutable uint64_t erasures_begun_ = 0;
 };
 
 }  // namespace ashlar::daemon

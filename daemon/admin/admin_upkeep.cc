@@ -1,4 +1,4 @@
-// An operator's calls on many objects: List, Forget, Verify.
+// An operator's calls on many objects: List, Erase, Verify.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -29,7 +29,7 @@ constexpr std::chrono::milliseconds kUpkeepPoll{10};
 constexpr std::chrono::seconds kDirectoryPatience{20};
 constexpr uint64_t kVerifyRate = uint64_t{256} << 20;
 constexpr size_t kLeastNsBytes = 2;
-constexpr size_t kMostPendingForgettings = 64;  // for the disk
+constexpr size_t kMostPendingErasures = 64;  // for the disk
 
 double InSeconds(Nanos nanos) {
   return static_cast<double>(nanos) * 1e-9;
@@ -57,7 +57,7 @@ void Write(const storage::Listed& object, const std::string& tenant, v1::ListedO
   out->set_of_shards(object.shard.size);
 }
 
-void Write(const storage::Inventory::Tally& tally, v1::ForgetReply* out) {
+void Write(const storage::Inventory::Tally& tally, v1::EraseReply* out) {
   out->set_objects(tally.objects);
   out->set_bytes(tally.bytes);
   out->set_leased_objects(tally.leased_objects);
@@ -70,8 +70,8 @@ void Write(const storage::Inventory::Tally& tally, v1::ForgetReply* out) {
   }
 }
 
-void Write(const storage::Forgetting::Progress& progress, v1::ForgetReply* out) {
-  Write(progress.forgotten, out);
+void Write(const storage::Erasure::Progress& progress, v1::EraseReply* out) {
+  Write(progress.erased, out);
   out->set_done(progress.done);
   out->set_on_disk(progress.on_disk);
   if (!progress.overwritten.ok()) out->set_not_overwritten(std::string(progress.overwritten.message()));
@@ -174,7 +174,7 @@ absl::Status AdminService::List(const v1::ListRequest& request, v1::ListReply* r
   return absl::OkStatus();
 }
 
-absl::Status AdminService::Forget(const v1::ForgetRequest& request, v1::ForgetReply* reply) const {
+absl::Status AdminService::Erase(const v1::EraseRequest& request, v1::EraseReply* reply) const {
   if (request.tenant().empty() && request.ns().empty()) return Invalid("tenant: either it or ns is required");
   const absl::StatusOr<storage::Selection> selection = Select(request.tenant(), request.ns());
   if (!selection.ok()) return selection.status();
@@ -190,20 +190,20 @@ absl::Status AdminService::Forget(const v1::ForgetRequest& request, v1::ForgetRe
     return counted;
   }
   const bool everywhere = parts_.cluster != nullptr && !request.this_node();
-  return everywhere ? ForgetEverywhere(request, *selection, wait, reply) : ForgetHere(request, *selection, wait, reply);
+  return everywhere ? EraseEverywhere(request, *selection, wait, reply) : EraseHere(request, *selection, wait, reply);
 }
 
-absl::Status AdminService::ForgetHere(const v1::ForgetRequest& request, const storage::Selection& selection,
-                                      double wait, v1::ForgetReply* reply) const {
+absl::Status AdminService::EraseHere(const v1::EraseRequest& request, const storage::Selection& selection, double wait,
+                                     v1::EraseReply* reply) const {
   absl::StatusOr<Pending> pending = absl::InternalError("not begun");
-  absl::Status ran = OnLoop([&] { pending = ForgettingOf(request.forgetting(), selection); });
+  absl::Status ran = OnLoop([&] { pending = ErasureOf(request.erasure(), selection); });
   if (!ran.ok()) return ran;
   if (!pending.ok()) return pending.status();
-  storage::Forgetting::Progress progress;
+  storage::Erasure::Progress progress;
   const auto go_on = [&](Slice& slice) {
-    pending->forgetting->Run(slice);
-    progress = pending->forgetting->progress();
-    if (progress.done) std::erase_if(forgettings_, [&](const Pending& each) { return each.token == pending->token; });
+    pending->erasure->Run(slice);
+    progress = pending->erasure->progress();
+    if (progress.done) std::erase_if(erasures_, [&](const Pending& each) { return each.token == pending->token; });
     return progress.found_gone;
   };
   ran = InSlices(go_on);
@@ -217,64 +217,64 @@ absl::Status AdminService::ForgetHere(const v1::ForgetRequest& request, const st
   }
   if (!ran.ok()) return ran;
   Write(progress, reply);
-  if (!progress.done) reply->set_forgetting(pending->token);
+  if (!progress.done) reply->set_erasure(pending->token);
   return absl::OkStatus();
 }
 
-absl::Status AdminService::ForgetEverywhere(const v1::ForgetRequest& request, const storage::Selection& selection,
-                                            double wait, v1::ForgetReply* reply) const {
+absl::Status AdminService::EraseEverywhere(const v1::EraseRequest& request, const storage::Selection& selection,
+                                           double wait, v1::EraseReply* reply) const {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(wait);
-  ClusterForgetting::Id id{};
-  if (request.forgetting().empty()) {
+  ClusterErasure::Id id{};
+  if (request.erasure().empty()) {
     const auto told = std::make_shared<std::promise<absl::Status>>();
     std::future<absl::Status> answer = told->get_future();
-    id = parts_.cluster->Forget(parts_.tenants.at(*selection.tenant), selection.ns,
-                                [told](const absl::Status& status) { told->set_value(status); });
+    id = parts_.cluster->Erase(parts_.tenants.at(*selection.tenant), selection.ns,
+                               [told](const absl::Status& status) { told->set_value(status); });
     if (answer.wait_for(kDirectoryPatience) != std::future_status::ready) {
       return absl::UnavailableError("the directory does not answer, and may have been told: call again");
     }
     if (const absl::Status status = answer.get(); !status.ok()) return status;
-  } else if (request.forgetting().size() == id.size()) {
-    std::ranges::copy(request.forgetting(), id.begin());
+  } else if (request.erasure().size() == id.size()) {
+    std::ranges::copy(request.erasure(), id.begin());
   } else {
-    return Invalid("forgetting: not ", id.size(), " bytes");
+    return Invalid("erasure: not ", id.size(), " bytes");
   }
-  std::optional<Cluster::ForgettingState> state;
+  std::optional<Cluster::ErasureState> state;
   bool done = false;
   for (bool first = true; first || (!done && std::chrono::steady_clock::now() < deadline); first = false) {
     if (!first) std::this_thread::sleep_for(kUpkeepPoll);
-    if (const absl::Status ran = OnLoop([&] { state = parts_.cluster->forgetting(id); }); !ran.ok()) return ran;
-    if (!state.has_value()) return absl::NotFoundError("forgetting: the directory remembers none of this number");
+    if (const absl::Status ran = OnLoop([&] { state = parts_.cluster->erasure(id); }); !ran.ok()) return ran;
+    if (!state.has_value()) return absl::NotFoundError("erasure: the directory remembers none of this number");
     done = std::ranges::all_of(state->nodes, [](const auto& node) { return node.second; });
   }
   if (state->here.has_value()) Write(*state->here, reply);
   reply->set_done(done);
-  reply->set_forgetting(id.data(), id.size());
+  reply->set_erasure(id.data(), id.size());
   for (const auto& [name, has] : state->nodes) {
-    v1::ForgetNode* node = reply->add_nodes();
+    v1::EraseNode* node = reply->add_nodes();
     node->set_node(name);
     node->set_done(has);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<AdminService::Pending> AdminService::ForgettingOf(const std::string& token,
-                                                                 const storage::Selection& selection) const {
+absl::StatusOr<AdminService::Pending> AdminService::ErasureOf(const std::string& token,
+                                                              const storage::Selection& selection) const {
   if (!token.empty()) {
-    const auto found = std::ranges::find(forgettings_, token, &Pending::token);
-    if (found != forgettings_.end() && found->tenant == *selection.tenant && found->ns == selection.ns) return *found;
-    return absl::NotFoundError("forgetting: this daemon remembers none of this number for it: begin anew");
+    const auto found = std::ranges::find(erasures_, token, &Pending::token);
+    if (found != erasures_.end() && found->tenant == *selection.tenant && found->ns == selection.ns) return *found;
+    return absl::NotFoundError("erasure: this daemon remembers none of this number for it: begin anew");
   }
-  auto forgetting = parts_.cache.upkeep().Forget(*selection.tenant, parts_.tenants.at(*selection.tenant), selection.ns);
-  if (!forgetting.ok()) return forgetting.status();
-  parts_.forget_beside(*selection.tenant, selection.ns);
+  auto erasure = parts_.cache.upkeep().Erase(*selection.tenant, parts_.tenants.at(*selection.tenant), selection.ns);
+  if (!erasure.ok()) return erasure.status();
+  parts_.erase_beside(*selection.tenant, selection.ns);
   // The oldest one's command was given up, or will begin anew. The disk goes on with it.
-  if (forgettings_.size() == kMostPendingForgettings) forgettings_.pop_front();
-  forgettings_.push_back({.token = absl::StrCat(absl::Hex(started_, absl::kZeroPad16), "-", ++forgettings_begun_),
-                          .tenant = *selection.tenant,
-                          .ns = selection.ns,
-                          .forgetting = *std::move(forgetting)});
-  return forgettings_.back();
+  if (erasures_.size() == kMostPendingErasures) erasures_.pop_front();
+  erasures_.push_back({.token = absl::StrCat(absl::Hex(started_, absl::kZeroPad16), "-", ++erasures_begun_),
+                       .tenant = *selection.tenant,
+                       .ns = selection.ns,
+                       .erasure = *std::move(erasure)});
+  return erasures_.back();
 }
 
 absl::Status AdminService::Verify(const v1::VerifyRequest& request, v1::VerifyReply* reply) const {

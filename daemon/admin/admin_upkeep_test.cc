@@ -55,13 +55,13 @@ class AdminUpkeepTest : public ::testing::Test {
     v1::ListReply reply;
     return Call(&v1::Admin::Stub::List, request, &reply).error_message();
   }
-  v1::ForgetReply Forget(const std::string& tenant, const std::string& ns = "", bool dry_run = false) {
-    v1::ForgetRequest request;
+  v1::EraseReply Erase(const std::string& tenant, const std::string& ns = "", bool dry_run = false) {
+    v1::EraseRequest request;
     request.set_tenant(tenant);
     request.set_ns(ns);
     request.set_dry_run(dry_run);
-    v1::ForgetReply reply;
-    const grpc::Status status = Call(&v1::Admin::Stub::Forget, request, &reply);
+    v1::EraseReply reply;
+    const grpc::Status status = Call(&v1::Admin::Stub::Erase, request, &reply);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return reply;
   }
@@ -133,24 +133,24 @@ TEST_F(AdminUpkeepTest, NamesTheFieldOfABadList) {
   EXPECT_THAT(Refusal(request), HasSubstr("most: "));
 }
 
-TEST_F(AdminUpkeepTest, ForgetsATenantAfterSayingHowMuch) {
+TEST_F(AdminUpkeepTest, ErasesATenantAfterSayingHowMuch) {
   Publish(3);
   const std::string ns = List().objects(0).ns();
   ASSERT_EQ(Reason(1), MissReason::kNone);  // leased
-  const v1::ForgetReply dry = Forget("default", "", true);
+  const v1::EraseReply dry = Erase("default", "", true);
   EXPECT_EQ(dry.objects(), 3u);
   EXPECT_EQ(dry.leased_objects(), 1u);
   ASSERT_EQ(dry.tiers_size(), 1);
   EXPECT_EQ(dry.tiers(0).bytes(), dry.bytes());
   EXPECT_FALSE(dry.done());
   EXPECT_EQ(List().objects_size(), 3) << "nothing was done";
-  const v1::ForgetReply done = Forget("", ns);
+  const v1::EraseReply done = Erase("", ns);
   EXPECT_EQ(done.objects(), 3u);
   EXPECT_EQ(done.bytes(), dry.bytes());
   EXPECT_TRUE(done.done());
   EXPECT_EQ(List().objects_size(), 0);
   for (const int run : {0, 1, 2}) EXPECT_EQ(Reason(run), MissReason::kNeverSeen);
-  EXPECT_EQ(Forget("default").objects(), 0u);
+  EXPECT_EQ(Erase("default").objects(), 0u);
   Publish(1);
   EXPECT_EQ(Reason(0), MissReason::kNone);
 }
@@ -164,53 +164,53 @@ class AdminUpkeepDiskTest : private SsdFolder, public AdminUpkeepTest {
  protected:
   AdminUpkeepDiskTest()
       : AdminUpkeepTest(absl::StrCat("ssd: {folder: ", folder.path(), "/ssd, capacity_bytes: 16MiB}\n")) {}
-  v1::ForgetReply Begin() {
-    v1::ForgetRequest request;
+  v1::EraseReply Begin() {
+    v1::EraseRequest request;
     request.set_tenant("default");
     request.set_wait_seconds(1e-9);  // the disk takes longer
-    v1::ForgetReply reply;
-    EXPECT_TRUE(Call(&v1::Admin::Stub::Forget, request, &reply).ok());
+    v1::EraseReply reply;
+    EXPECT_TRUE(Call(&v1::Admin::Stub::Erase, request, &reply).ok());
     EXPECT_FALSE(reply.done());
     return reply;
   }
 };
 
 // One whose command was given up takes nothing that was published since, so that no other command may go on with it.
-TEST_F(AdminUpkeepDiskTest, EachCommandForgetsWhatIsThereWhenItBegins) {
+TEST_F(AdminUpkeepDiskTest, EachCommandErasesWhatIsThereWhenItBegins) {
   Publish(1);
-  const v1::ForgetReply begun = Begin();
+  const v1::EraseReply begun = Begin();
   EXPECT_EQ(begun.objects(), 1u);
   Publish(2);
-  const v1::ForgetReply done = Forget("default");
+  const v1::EraseReply done = Erase("default");
   EXPECT_TRUE(done.done());
   EXPECT_EQ(done.objects(), 2u);
   EXPECT_EQ(List().objects_size(), 0);
   Publish(1);
-  v1::ForgetRequest again;
+  v1::EraseRequest again;
   again.set_tenant("default");
-  again.set_forgetting(begun.forgetting());
-  v1::ForgetReply reply;
-  EXPECT_TRUE(Call(&v1::Admin::Stub::Forget, again, &reply).ok());
+  again.set_erasure(begun.erasure());
+  v1::EraseReply reply;
+  EXPECT_TRUE(Call(&v1::Admin::Stub::Erase, again, &reply).ok());
   EXPECT_TRUE(reply.done());
   EXPECT_EQ(reply.objects(), 1u) << "the calls of one command go on with its own";
   EXPECT_EQ(List().objects_size(), 1);
-  EXPECT_EQ(Call(&v1::Admin::Stub::Forget, again, &reply).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Call(&v1::Admin::Stub::Erase, again, &reply).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(AdminUpkeepDiskTest, CommandsThatWereGivenUpRefuseNoOther) {
   for (int i = 0; i < 100; ++i) Begin();
-  EXPECT_TRUE(Forget("default").done());
+  EXPECT_TRUE(Erase("default").done());
 }
 
-TEST_F(AdminUpkeepTest, NamesTheFieldOfABadForget) {
-  v1::ForgetRequest request;
-  v1::ForgetReply reply;
-  EXPECT_THAT(Call(&v1::Admin::Stub::Forget, request, &reply).error_message(), HasSubstr("tenant: either it or ns"));
+TEST_F(AdminUpkeepTest, NamesTheFieldOfABadErase) {
+  v1::EraseRequest request;
+  v1::EraseReply reply;
+  EXPECT_THAT(Call(&v1::Admin::Stub::Erase, request, &reply).error_message(), HasSubstr("tenant: either it or ns"));
   request.set_ns(std::string(32, 'x'));
-  EXPECT_THAT(Call(&v1::Admin::Stub::Forget, request, &reply).error_message(), HasSubstr("tenant: required"));
+  EXPECT_THAT(Call(&v1::Admin::Stub::Erase, request, &reply).error_message(), HasSubstr("tenant: required"));
   request.set_tenant("default");
   request.set_wait_seconds(-1);
-  EXPECT_THAT(Call(&v1::Admin::Stub::Forget, request, &reply).error_message(), HasSubstr("wait_seconds: "));
+  EXPECT_THAT(Call(&v1::Admin::Stub::Erase, request, &reply).error_message(), HasSubstr("wait_seconds: "));
 }
 
 TEST_F(AdminUpkeepTest, VerifiesAllCopiesAndSaysHowFarItIs) {
@@ -251,12 +251,12 @@ class AuditedTest : public AdminUpkeepTest {
 
 TEST_F(AuditedTest, WhoDidWhatIsWrittenDownWithItsOutcome) {
   Publish(2);
-  Forget("default", "", true);
+  Erase("default", "", true);
   v1::ListReply listed = List();
-  v1::ForgetReply reply;
-  v1::ForgetRequest bad;
+  v1::EraseReply reply;
+  v1::EraseRequest bad;
   bad.set_tenant("nobody");
-  EXPECT_FALSE(Call(&v1::Admin::Stub::Forget, bad, &reply).ok());
+  EXPECT_FALSE(Call(&v1::Admin::Stub::Erase, bad, &reply).ok());
   v1::WarmReply warm;
   v1::Texts texts;
   texts.set_tenant("nobody");
@@ -266,7 +266,7 @@ TEST_F(AuditedTest, WhoDidWhatIsWrittenDownWithItsOutcome) {
   ASSERT_TRUE(Call(&v1::Admin::Stub::Undrain, v1::UndrainRequest(), &drain).ok());
   const std::vector<nlohmann::json> lines = Lines();
   ASSERT_EQ(lines.size(), 5u) << "questions are no actions";
-  EXPECT_EQ(lines[0]["action"], "Forget");
+  EXPECT_EQ(lines[0]["action"], "Erase");
   EXPECT_THAT(lines[0]["request"].get<std::string>(), HasSubstr("tenant=default dry_run=true"));
   EXPECT_THAT(lines[0]["outcome"].get<std::string>(), HasSubstr("ok objects=2"));
   EXPECT_THAT(lines[1]["outcome"].get<std::string>(), HasSubstr("NOT_FOUND"));

@@ -42,7 +42,7 @@ TEST_F(AuditLogTest, WritesALineAnActionForItsOwnerAlone) {
   auto log = AuditLog::Open(path);
   ASSERT_TRUE(log.ok()) << log.status();
   (*log)->Write({.by = {.uid = 0, .pid = 42, .login_uid = 1000},
-                 .action = "Forget",
+                 .action = "Erase",
                  .request = "tenant=a\"b",
                  .outcome = "ok objects=3",
                  .seconds = 0.5});
@@ -54,7 +54,7 @@ TEST_F(AuditLogTest, WritesALineAnActionForItsOwnerAlone) {
   std::string line;
   ASSERT_TRUE(std::getline(lines, line));
   const auto json = nlohmann::json::parse(line);
-  EXPECT_EQ(json["action"], "Forget");
+  EXPECT_EQ(json["action"], "Erase");
   EXPECT_EQ(json["user"], "root");
   EXPECT_EQ(json["uid"], 0);
   EXPECT_EQ(json["pid"], 42);

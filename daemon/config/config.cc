@@ -23,8 +23,8 @@
 #include "daemon/config/yaml_message.h"
 #include "daemon/runtime/host_port.h"
 #include "proto/invalid.h"
-#include "proto/regular_file.h"
 #include "proto/limits.h"
+#include "proto/regular_file.h"
 #include "storage/lookup/lease.h"
 #include "storage/memory/numa.h"
 

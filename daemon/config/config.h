@@ -16,8 +16,8 @@ namespace ashlar::daemon {
 // accepts, a daemon can be started with. INVALID_ARGUMENT names the field.
 absl::Status ParseConfig(const std::string& yaml, v1::Config* config);
 
-// Puts variables of the environment in place of ${NAME}, but in comments. INVALID_ARGUMENT names the line, and the variable that is not
-// set.
+// Puts variables of the environment in place of ${NAME}, but in comments. INVALID_ARGUMENT names the line, and the
+// variable that is not set.
 absl::StatusOr<std::string> ExpandEnvironment(const std::string& text);
 
 // Reads a regular file likewise, its variables expanded. NOT_FOUND or PERMISSION_DENIED if it cannot be read.

@@ -288,14 +288,14 @@ TEST_F(BoundedQueueTest, TheMetadataThreadDoesNotUnmap) {
   EXPECT_NE(gone.get_future().get(), metadata.get_future().get());
 }
 
-TEST(LandingLedger, RemembersBoundedlyAndNeverForgetsTowardsWriting) {
+TEST(LandingLedger, RemembersBoundedlyAndNeverErasesTowardsWriting) {
   LandingLedger ledger;
   EXPECT_TRUE(ledger.MayStart(0));
   ledger.Silence(5);
   EXPECT_FALSE(ledger.MayStart(5));
   EXPECT_TRUE(ledger.MayStart(4));
   for (uint64_t i = 0; i < 2 * LandingLedger::kRemembered; ++i) ledger.Silence(10 + 2 * i);
-  EXPECT_FALSE(ledger.MayStart(5)) << "forgotten by raising the floor above it";
+  EXPECT_FALSE(ledger.MayStart(5)) << "erased by raising the floor above it";
   EXPECT_FALSE(ledger.MayStart(10));
   EXPECT_FALSE(ledger.MayStart(10 + 2 * (2 * LandingLedger::kRemembered - 1)));
   EXPECT_TRUE(ledger.MayStart(10 + 2 * (2 * LandingLedger::kRemembered - 1) + 1));

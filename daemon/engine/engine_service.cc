@@ -75,7 +75,7 @@ void EngineService::OpenModel(const v1::OpenModelRequest& request, v1::OpenModel
   const Session::Description& about = (*session)->about();
   auto model = Model::Open(about.tenant_name, request, layouts_, about.models);
   if (absl::IsResourceExhausted(model.status())) {  // models remembered for operators give way
-    models_.Forget(about.tenant);
+    models_.Erase(about.tenant);
     model = Model::Open(about.tenant_name, request, layouts_, about.models);
   }
   if (!model.ok()) return done(model.status());
@@ -98,9 +98,9 @@ void EngineService::CloseModel(const v1::CloseModelRequest& request, v1::CloseMo
   });
 }
 
-void EngineService::ForgetBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns) {
-  pools_.Forget(tenant);
-  if (texts_ != nullptr) texts_->Forget(tenant, ns);
+void EngineService::EraseBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns) {
+  pools_.Erase(tenant);
+  if (texts_ != nullptr) texts_->Erase(tenant, ns);
 }
 
 void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done) {

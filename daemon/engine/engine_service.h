@@ -99,7 +99,7 @@ class EngineService {
   storage::PagePool::Levels PageLevels(storage::TenantId tenant) const {
     return pools_.levels(tenant);
   }
-  void ForgetBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns);  // as in AdminParts
+  void EraseBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns);  // as in AdminParts
 
  private:
   class PromptLookup;  // one prompt's, with its answer

@@ -32,7 +32,7 @@ std::optional<BlockText> BlockTexts::Find(storage::TenantId tenant, const Key& b
   return known->second->text;
 }
 
-void BlockTexts::Forget(storage::TenantId tenant, const std::optional<NamespaceId>& ns) {
+void BlockTexts::Erase(storage::TenantId tenant, const std::optional<NamespaceId>& ns) {
   const std::lock_guard lock(mutex_);
   for (auto known = order_.begin(); known != order_.end();) {
     if (known->tenant != tenant || (ns.has_value() && known->ns != *ns)) {
@@ -43,7 +43,7 @@ void BlockTexts::Forget(storage::TenantId tenant, const std::optional<NamespaceI
     known_.erase({tenant, known->key});
     known = order_.erase(known);
   }
-  ++forgettings_;
+  ++erasures_;
 }
 
 }  // namespace ashlar::daemon

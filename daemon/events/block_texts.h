@@ -31,9 +31,9 @@ class BlockTexts {
   void Note(storage::TenantId tenant, const NamespaceId& ns, const PrefixKeys& keys);
   std::optional<BlockText> Find(storage::TenantId tenant, const Key& block) const;
   // Drops the tenant's texts; with `ns`, those of this namespace alone.
-  void Forget(storage::TenantId tenant, const std::optional<NamespaceId>& ns);
-  // Rises with every Forget, after its texts have gone: callers that keep what they found then drop it.
-  uint64_t forgettings() const { return forgettings_; }
+  void Erase(storage::TenantId tenant, const std::optional<NamespaceId>& ns);
+  // Rises with every Erase, after its texts have gone: callers that keep what they found then drop it.
+  uint64_t erasures() const { return erasures_; }
 
  private:
   struct Known {
@@ -47,7 +47,7 @@ class BlockTexts {
   std::list<Known> order_;  // guarded by mutex_, as below; the latest last
   absl::flat_hash_map<std::pair<storage::TenantId, Key>, std::list<Known>::iterator> known_;
   size_t tokens_ = 0;
-  std::atomic<uint64_t> forgettings_{0};
+  std::atomic<uint64_t> erasures_{0};
 };
 
 }  // namespace ashlar::daemon

@@ -32,10 +32,10 @@ class EventConnection {
   int socket() const { return socket_.get(); }
   const std::string& peer() const { return peer_; }
   storage::Nanos accepted() const { return accepted_; }
-  bool ready() const { return ready_; }      // its greeting is complete
-  bool blocked() const { return blocked_; }  // the socket takes nothing more
+  bool ready() const { return ready_; }                   // its greeting is complete
+  bool blocked() const { return blocked_; }               // the socket takes nothing more
   bool holds_batch() const { return batch_ != nullptr; }  // it is in the middle of sending one
-  bool more() const { return more_; }        // Send has stopped, although the socket takes more
+  bool more() const { return more_; }                     // Send has stopped, although the socket takes more
 
  private:
   static constexpr size_t kTurnBytes = size_t{1} << 20;

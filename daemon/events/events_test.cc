@@ -260,7 +260,7 @@ uint64_t NumberOf(const std::string& big) {
   return number;
 }
 
-TEST_F(KvEventsTest, ForgottenTextsAreThoseOfOneTenantOrNamespace) {
+TEST_F(KvEventsTest, ErasedTextsAreThoseOfOneTenantOrNamespace) {
   NamespaceId other;
   other.bytes[0] = 1;
   std::vector<int32_t> tokens(kBlock, 5);
@@ -268,14 +268,14 @@ TEST_F(KvEventsTest, ForgottenTextsAreThoseOfOneTenantOrNamespace) {
   texts_.Note(0, other, others);
   texts_.Note(1, kTextNs, keys_);
   const Key &block = keys_.blocks()[0], &others_block = others.blocks()[0];
-  texts_.Forget(0, kTextNs);
+  texts_.Erase(0, kTextNs);
   EXPECT_FALSE(texts_.Find(0, block).has_value());
   EXPECT_TRUE(texts_.Find(0, others_block).has_value());
   EXPECT_TRUE(texts_.Find(1, block).has_value());
-  texts_.Forget(0, std::nullopt);
+  texts_.Erase(0, std::nullopt);
   EXPECT_FALSE(texts_.Find(0, others_block).has_value());
   EXPECT_TRUE(texts_.Find(1, block).has_value());
-  EXPECT_EQ(texts_.forgettings(), 2u);
+  EXPECT_EQ(texts_.erasures(), 2u);
 }
 
 TEST_F(KvEventsTest, ABatchHasAtMostItsBound) {
@@ -321,7 +321,8 @@ class LargeKvEventsTest : public KvEventsTest {
     large_.tokens = kMostEventTokens;
     const std::string place = "ipc://" + testing::TempDir() + "/events-" + std::to_string(getpid());
     auto publisher = ZmqPublisher::Start(
-        {.address = place, .replay_address = place + "-replay", .topic = "kv", .most_bytes = kMostBytes}, hub_, texts_, refused_);
+        {.address = place, .replay_address = place + "-replay", .topic = "kv", .most_bytes = kMostBytes}, hub_, texts_,
+        refused_);
     ASSERT_TRUE(publisher.ok()) << publisher.status();
     publisher_ = *std::move(publisher);
   }
@@ -399,9 +400,9 @@ TEST_F(LargeKvEventsTest, AReplayThatNobodyReadsCostsOthersNothing) {
   EXPECT_LE(waited, 2 * kMostBytes + (size_t{1} << 20)) << "not 64 times what is kept";
 }
 
-TEST_F(LargeKvEventsTest, AReplayHasNothingFromBeforeAForgetting) {
+TEST_F(LargeKvEventsTest, AReplayHasNothingFromBeforeAnErasure) {
   TellLarge(3);
-  texts_.Forget(0, std::nullopt);
+  texts_.Erase(0, std::nullopt);
   Reader asking(context_.get(), ZMQ_DEALER, publisher_->replay_address());
   asking.Ask(Big(0));
   EXPECT_EQ(asking.Message().at(2), Big(UINT64_MAX));

@@ -72,7 +72,7 @@ std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts&
   Json all = Json::array();
   for (const CacheEvent& event : events) {
     if (event.kind == CacheEvent::Kind::kGap) {
-      all = Json::array({{{"type", "AllBlocksCleared"}}});  // what came before it is forgotten with the rest
+      all = Json::array({{{"type", "AllBlocksCleared"}}});  // what came before it is erased with the rest
       continue;
     }
     if (!IsPublished(event)) continue;

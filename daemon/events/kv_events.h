@@ -21,7 +21,7 @@ constexpr size_t kMostBatchBytes = 64 << 10;
 size_t CountForABatch(std::span<const CacheEvent> events);
 
 // Encodes what of the events is about blocks of shared prefixes; empty: nothing is. A gap is AllBlocksCleared: whoever
-// follows forgets what it knew. `seconds`: since 1970.
+// follows erases what it knew. `seconds`: since 1970.
 std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts& texts, double seconds);
 
 }  // namespace ashlar::daemon

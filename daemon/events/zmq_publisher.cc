@@ -234,14 +234,14 @@ struct ZmqPublisher::Impl {
     do {  // again without the tokens that were erased meanwhile
       DropErased();
       batch = EncodeKvEvents(events, texts, SecondsSince1970());
-    } while (erasures != texts.forgettings());
+    } while (erasures != texts.erasures());
     if (batch.empty()) return;
     kept.Add(std::move(batch));
     batches = kept.next();
   }
   // Nothing of the texts stays, also not in a connection that reads slowly.
   void DropErased() {
-    if (const uint64_t now = texts.forgettings(); std::exchange(erasures, now) == now) return;
+    if (const uint64_t now = texts.erasures(); std::exchange(erasures, now) == now) return;
     kept.Clear();
     std::erase_if(connections, [](const auto& one) { return one.second.holds_batch(); });
   }

@@ -30,8 +30,8 @@ class ZmqPublisher {
     std::string address;         // "tcp://HOST:PORT" or "ipc://PATH"; HOST and PORT may be "*"
     std::string replay_address;  // empty: none
     std::string topic;
-    size_t kept = 10'000;                  // batches
-    size_t most_bytes = size_t{64} << 20;  // of these
+    size_t kept = 10'000;                       // batches
+    size_t most_bytes = size_t{64} << 20;       // of these
     std::chrono::milliseconds greeting{5'000};  // from a connection's start to the end of its greeting
   };
 

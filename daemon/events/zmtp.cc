@@ -155,8 +155,8 @@ absl::Status ZmtpReader::ReadReady(absl::string_view properties) {
     properties.remove_prefix(value_bytes);
   }
   if (Takes(own_, socket)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "READY: a socket of another type, expected ", own_ == ZmtpSocket::kPub ? "SUB" : "REQ or DEALER"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("READY: a socket of another type, expected ", own_ == ZmtpSocket::kPub ? "SUB" : "REQ or DEALER"));
 }
 
 absl::Status ZmtpReader::AddFrame(absl::string_view body, bool more, std::vector<ZmtpInput>& inputs) {

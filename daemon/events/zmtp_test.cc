@@ -24,7 +24,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::string ReadyOf(const std::string& socket) {
-  const std::string body = std::string("\x05READY\x0bSocket-Type\0\0\0", 21) + static_cast<char>(socket.size()) + socket;
+  const std::string body =
+      std::string("\x05READY\x0bSocket-Type\0\0\0", 21) + static_cast<char>(socket.size()) + socket;
   return std::string(1, 4) + static_cast<char>(body.size()) + body;
 }
 // What a SUB or DEALER socket sends first.
@@ -179,7 +180,8 @@ TEST_F(HostileClients, ConnectionsOfAnAddressAreBoundedAndLeaveOthersSpace) {
   std::vector<UniqueFd> held;
   const size_t addresses = ZmqPublisher::kConnections / ZmqPublisher::kConnectionsOfAnAddress;
   for (size_t address = 2; address < 2 + addresses; ++address) {
-    for (size_t i = 0; i < ZmqPublisher::kConnectionsOfAnAddress; ++i) held.push_back(greet(static_cast<uint8_t>(address)));
+    for (size_t i = 0; i < ZmqPublisher::kConnectionsOfAnAddress; ++i)
+      held.push_back(greet(static_cast<uint8_t>(address)));
     EXPECT_TRUE(Closed(greet(static_cast<uint8_t>(address)))) << "one more of this address";
   }
   const UniqueFd router = greet(1);

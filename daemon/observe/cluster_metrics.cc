@@ -45,14 +45,14 @@ struct ClusterMetrics::Impl {
       GaugeFamily("ashlar_directory_bytes", "Bytes of memory that knowing of other nodes' objects takes").Add({});
   prometheus::Gauge& queued =
       GaugeFamily("ashlar_directory_queued", "Announcements and withdrawals that wait to be written").Add({});
-  Family<prometheus::Gauge>& forgettings_family =
-      GaugeFamily("ashlar_forgettings_waiting", "Forgettings that a present node has not acknowledged, by which node");
-  Family<prometheus::Gauge>& forgetting_age_family =
-      GaugeFamily("ashlar_forgettings_oldest_seconds", "For how long the oldest of these has waited");
-  prometheus::Gauge& forgettings_here = forgettings_family.Add({{"where", "here"}});
-  prometheus::Gauge& forgettings_elsewhere = forgettings_family.Add({{"where", "elsewhere"}});
-  prometheus::Gauge& forgetting_age_here = forgetting_age_family.Add({{"where", "here"}});
-  prometheus::Gauge& forgetting_age_elsewhere = forgetting_age_family.Add({{"where", "elsewhere"}});
+  Family<prometheus::Gauge>& erasures_family =
+      GaugeFamily("ashlar_erasures_pending", "Erasures that a present node has not acknowledged, by which node");
+  Family<prometheus::Gauge>& erasure_age_family =
+      GaugeFamily("ashlar_erasures_oldest_age_seconds", "For how long the oldest of these has waited");
+  prometheus::Gauge& erasures_here = erasures_family.Add({{"where", "here"}});
+  prometheus::Gauge& erasures_elsewhere = erasures_family.Add({{"where", "elsewhere"}});
+  prometheus::Gauge& erasure_age_here = erasure_age_family.Add({{"where", "here"}});
+  prometheus::Gauge& erasure_age_elsewhere = erasure_age_family.Add({{"where", "elsewhere"}});
   prometheus::Gauge& readers =
       GaugeFamily("ashlar_peer_readers", "Connected nodes that have opened objects here").Add({});
   prometheus::Gauge& leases = GaugeFamily("ashlar_peer_leases", "Objects that other nodes hold here").Add({});
@@ -137,10 +137,10 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.entry_bytes.Set(static_cast<double>(figures.directory_bytes));
   impl.queued.Set(static_cast<double>(figures.directory_queued));
   impl.by_node.Set(figures.peers);
-  impl.forgettings_here.Set(static_cast<double>(figures.forgettings_here.count));
-  impl.forgettings_elsewhere.Set(static_cast<double>(figures.forgettings_elsewhere.count));
-  impl.forgetting_age_here.Set(figures.forgettings_here.oldest_seconds);
-  impl.forgetting_age_elsewhere.Set(figures.forgettings_elsewhere.oldest_seconds);
+  impl.erasures_here.Set(static_cast<double>(figures.erasures_here.count));
+  impl.erasures_elsewhere.Set(static_cast<double>(figures.erasures_elsewhere.count));
+  impl.erasure_age_here.Set(figures.erasures_here.oldest_seconds);
+  impl.erasure_age_elsewhere.Set(figures.erasures_elsewhere.oldest_seconds);
   impl.readers.Set(static_cast<double>(figures.peer_readers));
   impl.leases.Set(static_cast<double>(figures.peer_leases));
   impl.by_am.Set(static_cast<double>(figures.peers_by_am));

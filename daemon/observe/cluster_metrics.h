@@ -14,8 +14,8 @@
 
 namespace ashlar::daemon {
 
-// Forgettings that some present node has not acknowledged.
-struct WaitingForgettings {
+// Erasures that some present node has not acknowledged.
+struct PendingErasures {
   uint64_t count = 0;
   double oldest_seconds = 0;  // for how long this node has seen one wait
 };
@@ -30,7 +30,7 @@ struct ClusterFigures {
   bool directory_connected = false;
   uint64_t directory_entries = 0, directory_bytes = 0, directory_queued = 0;
   uint64_t directory_dropped = 0, directory_resyncs = 0;
-  WaitingForgettings forgettings_here, forgettings_elsewhere;         // that wait for this node, and for others
+  PendingErasures erasures_here, erasures_elsewhere;                  // that wait for this node, and for others
   uint64_t opened = 0, missed = 0, failed = 0, joined = 0, late = 0;  // objects asked of peers; late: look-ups
   uint64_t fetched_bytes = 0, failed_pieces = 0, moved = 0;
   uint64_t hedges_won = 0, hedges_lost = 0;  // pieces that a second node was asked for

@@ -182,7 +182,8 @@ struct Metrics::Impl {
       {"tier"}};
   Family<Gauge>& degraded_family = GaugeFamily("ashlar_tier_degraded", "1 while the tier takes no writes");
   Counter& log_dropped =
-      CounterFamily("ashlar_log_lines_dropped_total", "Log lines that were dropped because stderr was not read").Add({});
+      CounterFamily("ashlar_log_lines_dropped_total", "Log lines that were dropped because stderr was not read")
+          .Add({});
   Counter& log_suppressed =
       CounterFamily("ashlar_log_lines_suppressed_total",
                     "Log lines beyond the limit of their message and tenant, of which the log has a summary")

@@ -12,8 +12,8 @@
 #include "daemon/peer/channels/peer_channels.h"
 #include "daemon/peer/control/peer_server.h"
 #include "daemon/peer/directory/etcd_directory.h"
-#include "daemon/peer/forget/acknowledgements.h"
-#include "daemon/peer/forget/forgetter.h"
+#include "daemon/peer/erase/acknowledgements.h"
+#include "daemon/peer/erase/eraser.h"
 #include "daemon/runtime/log.h"
 #include "daemon/security/peer_policy.h"
 #include "daemon/security/tls.h"
@@ -140,7 +140,7 @@ struct Cluster::Impl {
                    .version = Version()},
                   Events(), clock),
         peers(loop, clock, NamesOf(config), directory, *transport, channels, channels, OptionsOf(config)),
-        forgetter(disk_io, clock, directory, NamesOf(config), disk_io != nullptr ? config.ssd().folder() : ""),
+        eraser(disk_io, clock, directory, NamesOf(config), disk_io != nullptr ? config.ssd().folder() : ""),
         acknowledgements(directory, clock) {}
   ~Impl() {
     server = nullptr;
@@ -151,7 +151,7 @@ struct Cluster::Impl {
   DirectoryEvents Events() {
     return {.members_changed = [this] { slow.PostCompletion(storage::kNoTenant, [this] { MembersChanged(); }); },
             .announce_again = [this] { loop.PostCompletion(storage::kNoTenant, [this] { peers.AnnounceAgain(); }); },
-            .forgettings_changed = [this] { loop.PostCompletion(storage::kNoTenant, [this] { forgetter.Changed(); }); },
+            .erasures_changed = [this] { loop.PostCompletion(storage::kNoTenant, [this] { eraser.Changed(); }); },
             .health_changed =
                 [](const DirectoryHealth& health) {
                   Log(health.connected ? LogLevel::kInfo : LogLevel::kWarning,
@@ -185,7 +185,7 @@ struct Cluster::Impl {
   PeerChannels channels;
   EtcdDirectory directory;
   Peers peers;
-  Forgetter forgetter;
+  Eraser eraser;
   Acknowledgements acknowledgements;
   std::unique_ptr<PeerServer> server;
   bool left = false;  // the slow loop's
@@ -243,14 +243,14 @@ PromptHandOff& Cluster::hand_off() {
 }
 
 void Cluster::Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
-                     std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside) {
+                     std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside) {
   for (storage::MemoryTier* tier : tiers) Holder::RegisterArenas(*impl_->transport, *tier);
   impl_->peers.Start(cache, {tiers.begin(), tiers.end()});
-  impl_->forgetter.Start(cache, std::move(forget_beside));
+  impl_->eraser.Start(cache, std::move(erase_beside));
   impl_->peers.Route(router);
   impl_->loop.Every(kFlushEvery, [this] {
     impl_->peers.Flush();
-    impl_->forgetter.Tick();
+    impl_->eraser.Tick();
   });
   impl_->loop.Every(kSecond, [this] { impl_->peers.Tick(); });
 }
@@ -274,24 +274,24 @@ void Cluster::Unfollow(const NamespaceId& ns) {
   impl_->directory.Unfollow(ns);
 }
 
-ClusterForgetting::Id Cluster::Forget(const std::string& tenant, const std::optional<NamespaceId>& ns,
-                                      std::function<void(const absl::Status&)> done) {
-  ClusterForgetting forgetting{.tenant = tenant, .ns = ns, .node = impl_->options.node()};
+ClusterErasure::Id Cluster::Erase(const std::string& tenant, const std::optional<NamespaceId>& ns,
+                                  std::function<void(const absl::Status&)> done) {
+  ClusterErasure erasure{.tenant = tenant, .ns = ns, .node = impl_->options.node()};
   std::random_device random;
-  for (uint8_t& byte : forgetting.id) byte = static_cast<uint8_t>(random());
-  impl_->directory.Forget(forgetting, std::move(done));
-  return forgetting.id;
+  for (uint8_t& byte : erasure.id) byte = static_cast<uint8_t>(random());
+  impl_->directory.Erase(erasure, std::move(done));
+  return erasure.id;
 }
 
-std::optional<Cluster::ForgettingState> Cluster::forgetting(const ClusterForgetting::Id& id) const {
-  const std::vector<ClusterForgetting> known = impl_->directory.Forgettings();
-  const auto found = std::ranges::find(known, id, &ClusterForgetting::id);
+std::optional<Cluster::ErasureState> Cluster::erasure(const ClusterErasure::Id& id) const {
+  const std::vector<ClusterErasure> known = impl_->directory.Erasures();
+  const auto found = std::ranges::find(known, id, &ClusterErasure::id);
   if (found == known.end()) return std::nullopt;
-  ForgettingState state;
+  ErasureState state;
   for (const auto& member : impl_->directory.Members()) {
-    state.nodes.emplace_back(member->node, member->forgotten >= found->revision);
+    state.nodes.emplace_back(member->node, member->erased >= found->revision);
   }
-  if (const storage::Forgetting::Progress* here = impl_->forgetter.Find(id)) state.here = *here;
+  if (const storage::Erasure::Progress* here = impl_->eraser.Find(id)) state.here = *here;
   return state;
 }
 
@@ -304,7 +304,7 @@ ClusterFigures Cluster::figures() const {
   const DirectoryStats directory = impl_->directory.Stats();
   const CertificateTerm certificate = impl_->trusted->tls == nullptr ? CertificateTerm() : impl_->trusted->tls->term();
   const TransportStats& transport = impl_->Transported();
-  const Acknowledgements::Waiting forgettings = impl_->acknowledgements.Look();
+  const Acknowledgements::Waiting erasures = impl_->acknowledgements.Look();
   ClusterFigures figures{.members = directory.members,
                          .peers_connected = impl_->channels.connected(),
                          .directory_connected = impl_->directory.Health().connected,
@@ -313,8 +313,8 @@ ClusterFigures Cluster::figures() const {
                          .directory_queued = directory.queued_announcements + directory.queued_withdrawals,
                          .directory_dropped = directory.dropped_announcements + directory.dropped_withdrawals,
                          .directory_resyncs = directory.resyncs,
-                         .forgettings_here = forgettings.here,
-                         .forgettings_elsewhere = forgettings.elsewhere,
+                         .erasures_here = erasures.here,
+                         .erasures_elsewhere = erasures.elsewhere,
                          .opened = peers.lookup.opened,
                          .missed = peers.lookup.missed,
                          .failed = peers.lookup.failed,

@@ -41,9 +41,9 @@ class Cluster {
   // Comments for the configuration in effect: what carries the bytes between nodes.
   std::string DescribeTransport() const;
   // Once, when there is a cache, before any of the loops runs. `tiers`: those of memory, by the numbers of their
-  // arenas; their arenas must outlive this. `forget_beside` as in AdminParts.
+  // arenas; their arenas must outlive this. `erase_beside` as in AdminParts.
   void Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
-              std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside);
+              std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside);
   // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();
@@ -56,17 +56,16 @@ class Cluster {
   void Follow(const NamespaceId& ns);
   void Unfollow(const NamespaceId& ns);
 
-  // Has all nodes forget a tenant, by its name, or one of its namespaces: those that are present, and those that come
-  // back within kForgettingLifeSeconds. `done` as in Directory::Forget. Any thread.
-  ClusterForgetting::Id Forget(const std::string& tenant, const std::optional<NamespaceId>& ns,
-                               std::function<void(const absl::Status&)> done);
-  struct ForgettingState {
-    std::vector<std::pair<std::string, bool>> nodes;  // present ones, this one first: has it forgotten?
-    std::optional<storage::Forgetting::Progress>
-        here;  // none: it has not begun here, or had been done before a restart
+  // Has all nodes erase a tenant, by its name, or one of its namespaces: those that are present, and those that come
+  // back within kErasureLifeSeconds. `done` as in Directory::Erase. Any thread.
+  ClusterErasure::Id Erase(const std::string& tenant, const std::optional<NamespaceId>& ns,
+                           std::function<void(const absl::Status&)> done);
+  struct ErasureState {
+    std::vector<std::pair<std::string, bool>> nodes;  // present ones, this one first: has it erased?
+    std::optional<storage::Erasure::Progress> here;   // none: it has not begun here, or had been done before a restart
   };
   // None: the directory does not remember it. The metadata thread only, as the next ones.
-  std::optional<ForgettingState> forgetting(const ClusterForgetting::Id& id) const;
+  std::optional<ErasureState> erasure(const ClusterErasure::Id& id) const;
 
   // The cache has begun to drain, or has ended that.
   void SetDraining(bool draining);

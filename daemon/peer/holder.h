@@ -71,7 +71,7 @@ class Holder {
   std::map<std::string, OfNode> ByNode() const;
   // Name and incarnation of each node that has asked and has not gone.
   std::vector<std::string> Readers() const;
-  // Forgets how much was sent to nodes that are not among these, and hold nothing.
+  // Erases how much was sent to nodes that are not among these, and hold nothing.
   void Keep(const std::set<std::string>& nodes);
 
  private:

@@ -96,10 +96,10 @@ void Peers::Tick() {
   holder_->Tick();
   objects_.Tick(asker_);
   announcer_.Tick();
-  ForgetStrangers();
+  DropStrangers();
 }
 
-void Peers::ForgetStrangers() {
+void Peers::DropStrangers() {
   if (stopped_) return;  // nobody is a peer any more
   const storage::Nanos now = clock_.Now();
   std::vector<HostPort> addresses;

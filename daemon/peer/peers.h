@@ -116,8 +116,8 @@ class Peers final : public PeerCalls {
 
  private:
   void PostGone(const std::string& name);
-  // Forgets what was measured of nodes that have been no members for long, and their addresses at once.
-  void ForgetStrangers();
+  // Erases what was measured of nodes that have been no members for long, and their addresses at once.
+  void DropStrangers();
   // The peer has not gone since, nor started again: what it holds from now on is taken back when it has.
   bool IsHere(const PeerHello& peer);
 

@@ -99,7 +99,7 @@ TEST_F(PeersTest, EachNodeSaysWhatItHasWithEachOther) {
   EXPECT_EQ(none.fetched_bytes, 0u);
 }
 
-TEST_F(PeersTest, TheAddressOfANodeThatHasGoneIsForgotten) {
+TEST_F(PeersTest, TheAddressOfANodeThatHasGoneIsErased) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   a.Publish(Plan(1), 1);
   EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
@@ -251,7 +251,7 @@ TEST_F(PeersTest, AnEvictedObjectIsSentToItsEnd) {
 }
 
 // A reader that dies holds nothing at its holder.
-TEST_F(PeersTest, AReaderThatHasGoneIsForgotten) {
+TEST_F(PeersTest, AReaderThatHasGoneIsErased) {
   PeerNode a(cluster_, "a");
   const ObjectHeader plan = Plan(1, 8000);
   a.Publish(plan, 1);

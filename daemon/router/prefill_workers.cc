@@ -205,7 +205,7 @@ void PrefillWorkers::Tick() {
       queued = worker.queue.erase(queued);
     }
     if (worker.waiting && worker.waits_until <= now) waiting.push_back(std::exchange(worker.waiting, nullptr));
-    entry = worker.idle() && now - worker.asked_at > kForgetAfter ? workers_.erase(entry) : std::next(entry);
+    entry = worker.idle() && now - worker.asked_at > kDropAfter ? workers_.erase(entry) : std::next(entry);
   }
   for (const Answer& answer : waiting) answer(Given());
   for (auto& [done, status] : ended) done(status);

@@ -40,7 +40,7 @@ class PrefillWorkers {
   static constexpr size_t kMostWorkers = 1024;             // of this node, shared out among its tenants
   static constexpr size_t kLeastWorkers = 16;              // but so many of each tenant
   static constexpr storage::Nanos kPause = 1'000'000'000;  // between two requests of one that is not gone
-  static constexpr storage::Nanos kForgetAfter = 60'000'000'000;
+  static constexpr storage::Nanos kDropAfter = 60'000'000'000;
 
   struct Engine {
     storage::SessionId session = 0;

@@ -153,13 +153,13 @@ TEST_F(PrefillWorkersTest, OthersWorkIsRefusedAndSoIsTooMuch) {
   EXPECT_THAT(workers_.Offers(0, kNs), IsEmpty()) << "it has no room";
 }
 
-TEST_F(PrefillWorkersTest, OneThatDoesNotComeBackIsNotOfferedAndThenForgotten) {
+TEST_F(PrefillWorkersTest, OneThatDoesNotComeBackIsNotOfferedAndThenErased) {
   Serve(1, {}, 0);
   workers_.Tick();
   EXPECT_THAT(workers_.Offers(0, kNs), SizeIs(1));
   clock_.Advance(PrefillWorkers::kPause + 1);
   EXPECT_THAT(workers_.Offers(0, kNs), IsEmpty());
-  clock_.Advance(PrefillWorkers::kForgetAfter);
+  clock_.Advance(PrefillWorkers::kDropAfter);
   workers_.Tick();
   EXPECT_EQ(workers_.stats().workers, 0u);
 }

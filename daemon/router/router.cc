@@ -407,14 +407,14 @@ void Router::Tick() {
   }
   for (const auto& task : overdue) Failed(task);
   Retry();
-  std::vector<std::pair<storage::SessionId, uint64_t>> forgotten;
+  std::vector<std::pair<storage::SessionId, uint64_t>> erased;
   for (auto& [id, plan] : plans_) {
     if (plan.waiting && plan.waits_until <= now) Tell(plan, /*over=*/true);
     // A warm-up has nobody who asks: it ends with its segments.
     if (plan.asker.session == kNobody) continue;
-    if (!plan.waiting && now - plan.asked_at > options_.forget_after) forgotten.emplace_back(plan.asker.session, id);
+    if (!plan.waiting && now - plan.asked_at > options_.drop_after) erased.emplace_back(plan.asker.session, id);
   }
-  for (const auto& [session, id] : forgotten) End(session, id);
+  for (const auto& [session, id] : erased) End(session, id);
 }
 
 void Router::RunOn(EventLoop& loop) {

@@ -44,9 +44,9 @@ class Router {
     storage::Nanos least_patience = 2'000'000'000;  // so much longer than that
     uint32_t tries = 3;                             // workers that a segment is given to before its asker gets it
     size_t plans_of_a_session = 64;
-    size_t given_to_a_node = 24;                    // at a time; a node's connection carries other calls, too
-    storage::Nanos forget_after = 120'000'000'000;  // a plan that nobody asks about
-    size_t tenants = 1;                             // of this node, which share its table of workers
+    size_t given_to_a_node = 24;                  // at a time; a node's connection carries other calls, too
+    storage::Nanos drop_after = 120'000'000'000;  // a plan that nobody asks about
+    size_t tenants = 1;                           // of this node, which share its table of workers
 
     static Options From(const v1::Config& config);  // as ParseConfig accepted it
   };

@@ -122,7 +122,7 @@ class RouterTest : public testing::Test {
   storage::TieredRig rig_{{.hbm = 0, .dram = kDram, .ssd = 0, .remote = &other_}};
   FakeElsewhere elsewhere_;
   Router router_{
-      rig_.clock, *rig_.cache, {.patience = 2, .least_patience = kSecond, .tries = 2, .forget_after = 60 * kSecond}};
+      rig_.clock, *rig_.cache, {.patience = 2, .least_patience = kSecond, .tries = 2, .drop_after = 60 * kSecond}};
 };
 
 TEST_F(RouterTest, WithoutWorkersAllIsTheAskers) {
@@ -244,7 +244,7 @@ TEST_F(RouterTest, AnAskerThatDiesKeepsNothing) {
   EXPECT_TRUE(absl::IsNotFound((*Await(planned.plan))->status()));
 }
 
-TEST_F(RouterTest, PlansAreASessionsOwnBoundedAndForgotten) {
+TEST_F(RouterTest, PlansAreASessionsOwnBoundedAndErased) {
   OfferRemote({"b"}, 1e9);
   const Router::Planned planned = Plan({Cold(1)});
   EXPECT_TRUE(absl::IsNotFound((*Await(planned.plan, 0, kHelper))->status()));
@@ -311,7 +311,7 @@ TEST_F(RouterTest, ANodeIsGivenNoMoreThanItsShareHoweverManyWorkersItHas) {
 }
 
 // Nobody asks how it stands with it, however long it takes.
-TEST_F(RouterTest, AWarmUpIsNotForgottenWhileItIsComputed) {
+TEST_F(RouterTest, AWarmUpIsNotErasedWhileItIsComputed) {
   OfferRemote({"b"}, 1);  // a token a second
   const auto warm = [this] {
     Router::States states;

@@ -44,7 +44,7 @@ struct RpcListener::Impl {
         if (id == kListener) {
           AcceptSome(listener, [this](UniqueFd socket) { Take(std::move(socket)); });
         } else if (id != kWake) {
-          Forget(id);
+          Erase(id);
         }
       }
     }
@@ -66,7 +66,7 @@ struct RpcListener::Impl {
     if (!given.valid() || !Watch(socket.get(), id, 0)) return;  // a hang-up is reported without being asked for
     if (stranger && strangers.size() == kOfStrangers) {
       shutdown(connections.at(*strangers.begin()).socket.get(), SHUT_RDWR);
-      Forget(*strangers.begin());
+      Erase(*strangers.begin());
     }
     if (stranger) strangers.insert(id);
     ++count_of_uid[peer->uid];
@@ -74,9 +74,9 @@ struct RpcListener::Impl {
     admit(std::move(given), peer->uid);
   }
 
-  void Forget(ConnectionId id) {
+  void Erase(ConnectionId id) {
     const auto found = connections.find(id);
-    if (found == connections.end()) return;  // forgotten earlier in this round
+    if (found == connections.end()) return;  // erased earlier in this round
     const auto count = count_of_uid.find(found->second.uid);
     if (--count->second == 0) count_of_uid.erase(count);
     // Closing this end takes it out of the epoll set only when gRPC's is closed, too.

@@ -31,7 +31,7 @@ class RpcListener {
 
   struct Options {
     std::map<uid_t, storage::TenantId> tenant_of_uid;
-    size_t of_a_user = 0;           // connections of one user of a tenant; more are closed at once
+    size_t of_a_user = 0;  // connections of one user of a tenant; more are closed at once
     // Called for each that is closed so, on the listener's thread.
     std::function<void(uid_t uid, bool stranger)> refused;
     mode_t mode = kEngineSocketMode;

@@ -63,14 +63,13 @@ class RpcListenerTest : public ::testing::Test {
     std::filesystem::remove_all(folder_);
   }
   void Listen(std::map<uid_t, storage::TenantId> tenant_of_uid, size_t of_a_user) {
-    auto listener =
-        RpcListener::Start(path_ = folder_ + "/rpc.sock",
-                           {std::move(tenant_of_uid), of_a_user, [this](uid_t, bool) { ++refused_; }},
-                           [this](UniqueFd socket, uid_t user) {
-                             std::lock_guard lock(mutex_);
-                             admitted_.push_back(std::move(socket));
-                             users_.push_back(user);
-                           });
+    auto listener = RpcListener::Start(path_ = folder_ + "/rpc.sock",
+                                       {std::move(tenant_of_uid), of_a_user, [this](uid_t, bool) { ++refused_; }},
+                                       [this](UniqueFd socket, uid_t user) {
+                                         std::lock_guard lock(mutex_);
+                                         admitted_.push_back(std::move(socket));
+                                         users_.push_back(user);
+                                       });
     ASSERT_TRUE(listener.ok()) << listener.status();
     listener_ = *std::move(listener);
     ASSERT_EQ(chmod(path_.c_str(), 0666), 0);

@@ -137,10 +137,9 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& p
     refused.Add("rpc", stranger ? RefusedConnection::kStranger : RefusedConnection::kTooMany, absl::StrCat("uid ", uid),
                 "too many connections of this user");
   };
-  auto listener = RpcListener::Start(path, std::move(options),
-                                     [impl = impl.get()](UniqueFd socket, uid_t user) {
-                                       impl->Admit(std::move(socket), user);
-                                     });
+  auto listener = RpcListener::Start(path, std::move(options), [impl = impl.get()](UniqueFd socket, uid_t user) {
+    impl->Admit(std::move(socket), user);
+  });
   if (!listener.ok()) return listener.status();
   impl->listener = *std::move(listener);
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(impl)));

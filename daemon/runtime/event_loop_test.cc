@@ -147,7 +147,7 @@ TEST_F(EventLoopTest, WaitsItsTurnOnAnyThread) {
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
 }
 
-TEST_F(EventLoopTest, WhatComesWhileACallerRunsIsNotForgotten) {
+TEST_F(EventLoopTest, WhatComesWhileACallerRunsIsNotErased) {
   std::atomic<int> ticks{0};
   loop_.Every(1'000'000, [&] { ++ticks; });
   loop_.Start();

@@ -66,8 +66,8 @@ class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
     Write(message);
     const size_t dropped = pool_ == nullptr ? 0 : pool_->overrun_counter();
     if (dropped == reported_) return;
-    const std::string line = FormatLogLine(json_lines, "log lines were dropped: stderr was not read",
-                                           {{"lines", dropped - reported_}});
+    const std::string line =
+        FormatLogLine(json_lines, "log lines were dropped: stderr was not read", {{"lines", dropped - reported_}});
     reported_ = dropped;
     Write(spdlog::details::log_msg("", spdlog::level::warn, line));
   }

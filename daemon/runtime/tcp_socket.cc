@@ -26,7 +26,7 @@ struct Address {
 
 UniqueFd ListenAt(const addrinfo& at) {
   UniqueFd socket(::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  // SO_REUSEADDR: a daemon that starts again does not wait for the connections of the one before to be forgotten.
+  // SO_REUSEADDR: a daemon that starts again does not wait for the connections of the one before to be erased.
   // TCP_NODELAY: the kernel passes it on to accepted sockets. Without it the last part of an answer that takes several
   // segments waits for the acknowledgement of those before, which the other end delays by 40 ms.
   const int yes = 1;

@@ -30,19 +30,19 @@ void ModelRegistry::Remember(storage::TenantId tenant, std::shared_ptr<const Mod
   for (const Opened& other : opened) all_bytes += other.layout_bytes;
   while (opened.size() > kModels || all_bytes > kLayoutBytes) {
     all_bytes -= opened.back().layout_bytes;
-    if (events_.forgotten) events_.forgotten(opened.back().model->ns);
+    if (events_.erased) events_.erased(opened.back().model->ns);
     gone.push_back(std::move(opened.back()));
     opened.pop_back();
   }
 }
 
-void ModelRegistry::Forget(storage::TenantId tenant) {
+void ModelRegistry::Erase(storage::TenantId tenant) {
   std::deque<Opened> gone;  // after the lock
   std::lock_guard lock(mutex_);
   const auto opened = opened_.find(tenant);
   if (opened != opened_.end()) gone.swap(opened->second);
   for (const Opened& one : gone) {
-    if (events_.forgotten) events_.forgotten(one.model->ns);
+    if (events_.erased) events_.erased(one.model->ns);
   }
 }
 

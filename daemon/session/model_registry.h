@@ -22,10 +22,10 @@ namespace ashlar::daemon {
 // bounded size, the one that was opened longest ago going first.
 class ModelRegistry {
  public:
-  // Are told of a namespace once for each of its models that is remembered, and once when that is forgotten. May be
+  // Are told of a namespace once for each of its models that is remembered, and once when that is erased. May be
   // empty; called with a lock held, so they must not call the registry.
   struct Events {
-    std::function<void(const NamespaceId&)> remembered, forgotten;
+    std::function<void(const NamespaceId&)> remembered, erased;
   };
   explicit ModelRegistry(Events events = {}) : events_(std::move(events)) {}
 
@@ -34,7 +34,7 @@ class ModelRegistry {
 
   void Remember(storage::TenantId tenant, std::shared_ptr<const Model> model);
   // All of a tenant's.
-  void Forget(storage::TenantId tenant);
+  void Erase(storage::TenantId tenant);
   // Null: not remembered.
   std::shared_ptr<const Model> Find(storage::TenantId tenant, const NamespaceId& ns) const;
   // All whose namespace begins with these bytes, the one that was opened last first.

@@ -47,7 +47,7 @@ TEST(ModelRegistry, IsBoundedInModelsAndInLayouts) {
   EXPECT_EQ(registry.List(1).size(), 2u);
   EXPECT_EQ(registry.Find(1, MakeModel(100)->ns), nullptr);
   registry.Remember(2, MakeModel(1));
-  registry.Forget(1);
+  registry.Erase(1);
   EXPECT_TRUE(registry.List(1).empty());
   EXPECT_EQ(registry.List(2).size(), 1u);
 }

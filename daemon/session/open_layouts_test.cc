@@ -51,7 +51,7 @@ TEST(OpenLayouts, AreSharedWhileAnybodyHasThem) {
   EXPECT_EQ(layouts.Find(ns, {}), nullptr);
   EXPECT_TRUE(charged.expired());
   layouts.Share({}, {}, SmallLayout(), nullptr);
-  EXPECT_EQ(layouts.size(), 1u) << "what nobody has is forgotten";
+  EXPECT_EQ(layouts.size(), 1u) << "what nobody has is erased";
 }
 
 TEST(OpenLayouts, OneModelTakesItsTablesOnce) {

@@ -163,8 +163,8 @@ NODE_ROWS = {
         Panel("Objects of other nodes that are known", "short", [gauge("ashlar_directory_entries", "{{instance}}")]),
         Panel("Announcements that wait", "short", [gauge("ashlar_directory_queued", "{{instance}}")]),
         Panel("Announcements dropped", "suffix: announcements/s", [(rate("ashlar_directory_dropped_total", "instance"), "{{instance}}")], orange_from=0.01),
-        Panel("Waiting to be forgotten, the oldest", "s",
-              [(f"max by (instance, where) (ashlar_forgettings_oldest_seconds{{{NODE}}})", "{{instance}} {{where}}")], red_from=300, alerts=("AshlarForgettingStuck",)),
+        Panel("Waiting to be erased, the oldest", "s",
+              [(f"max by (instance, where) (ashlar_erasures_oldest_age_seconds{{{NODE}}})", "{{instance}} {{where}}")], red_from=300, alerts=("AshlarErasureStuck",)),
     ],
     "Process": [
         Panel("Memory of the process", "bytes", [gauge("process_resident_memory_bytes", "{{instance}}")], alerts=("AshlarDown",)),

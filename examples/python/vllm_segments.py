@@ -52,7 +52,7 @@ def row(model, daemon, tokens, options):
         order = [texts[0], *random.Random(turn).sample(texts[1:], count - 1)]
         whole = sum(order, []) + engines.prompt((tokens, "query", turn), options.query)
         for engine in (bare, cached):
-            engine.call("forget")
+            engine.call("erase")
         took = cached.call("first_token", whole, declared)
         without = bare.call("first_token", whole)
         if turn == 0:  # the texts are computed and published; the engine, too, is slow in its first step of a length

@@ -104,7 +104,7 @@ class Server:
     def block(self):
         return self.llm.llm_engine.vllm_config.cache_config.block_size
 
-    def forget(self):
+    def erase(self):
         self.llm.generate([{"prompt_token_ids": [1, 2, 3]}], self.sampling, use_tqdm=False)
         return self.llm.reset_prefix_cache()
 
@@ -256,10 +256,10 @@ def one_length(bare, cached, daemon, seed, tokens, repeats):
     for turn in range(-WARM, repeats):
         text, found, pair = prompt((*seed, turn), tokens), {}, [("without", bare), ("cold", cached)]
         for kind, engine in pair[:: 1 if turn % 2 else -1]:
-            engine.call("forget")
+            engine.call("erase")
             found[kind] = engine.call("first_token", text)
         cached.call("rest", 0.3)
-        cached.call("forget")
+        cached.call("erase")
         found["dram"] = cached.call("first_token", text)
         if turn >= 0:
             for kind, seconds in found.items():
@@ -268,7 +268,7 @@ def one_length(bare, cached, daemon, seed, tokens, repeats):
     daemon.start()
     cached.call("rest", 2.5)
     for turn in range(-WARM, repeats):
-        cached.call("forget")
+        cached.call("erase")
         seconds = cached.call("first_token", prompt((*seed, turn), tokens))
         if turn >= 0:
             times["ssd"].append(seconds)

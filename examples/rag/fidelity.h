@@ -16,7 +16,7 @@ double RelativeL2(std::span<const float> a, std::span<const float> b);
 
 // Relative L2 error of the first linear layer's states against one pass over the whole prompt: the greatest over heads
 // and over the positions behind each landed interior. With `ashlar`, interiors are composed; with `naive`, states are
-// added (T := I); with `zero_transition`, what stood before an interior is forgotten (T := 0).
+// added (T := I); with `zero_transition`, what stood before an interior is erased (T := 0).
 struct Layer0Error {
   double ashlar = 0, naive = 0, zero_transition = 0;
 };

@@ -93,10 +93,10 @@ void DecodeBuffers::Settle(RecurrentState& states) {
                       *queue_)
         .Wait();
   }
-  Forget();
+  Erase();
 }
 
-void DecodeBuffers::Forget() {
+void DecodeBuffers::Erase() {
   filled_ = 0;
   copied_ = false;
 }

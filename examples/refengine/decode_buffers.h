@@ -27,7 +27,7 @@ class DecodeBuffers final : public SeamAdvancer {
   // Brings the states up to the last token.
   void Settle(RecurrentState& states);
   // The states have been changed by other means, or given up.
-  void Forget();
+  void Erase();
 
  private:
   struct Layer {

@@ -113,7 +113,7 @@ TEST_P(DecodeTest, OtherWorkSettles) {
 }
 
 // Tokens that wait are of the text that was left.
-TEST_P(DecodeTest, GoingBackForgetsWhatWaits) {
+TEST_P(DecodeTest, GoingBackErasesWhatWaits) {
   const std::vector<int32_t> text = Text(kPrompt + 20);
   const std::span<const int32_t> all(text);
   const std::unique_ptr<Engine> engine = Decoding({8, DType::kF16, true});

@@ -62,7 +62,7 @@ void Sequence::Place(std::vector<int32_t> page_table, std::vector<SharedSpan> sh
 void Sequence::Rewind(int64_t length, const RecurrentState& recurrent) {
   length_ = length;
   recurrent_ = recurrent;
-  if (buffers_ != nullptr) buffers_->Forget();
+  if (buffers_ != nullptr) buffers_->Erase();
 }
 
 uint64_t Sequence::Surrender() {
@@ -78,7 +78,7 @@ void Sequence::Clear() {
     page_table_.clear();
   }
   recurrent_ = zero_;
-  if (buffers_ != nullptr) buffers_->Forget();
+  if (buffers_ != nullptr) buffers_->Erase();
   length_ = 0;
 }
 

@@ -1,5 +1,5 @@
 // Weights for a model without training, with which it behaves like a trained one: activations near unit scale at every
-// depth, attention that picks out a few keys, and linear heads of both kinds, forgetting and remembering.
+// depth, attention that picks out a few keys, and linear heads of both kinds, erasure and remembering.
 #include <algorithm>
 #include <cmath>
 
@@ -17,7 +17,7 @@ constexpr float kAttentionRms = 0.25f;
 // Each sublayer adds this much to a residual stream that starts at 1; attention half as much.
 constexpr float kSublayerRms = 0.5f;
 constexpr float kAttentionShare = 0.5f;
-// The share that remembering heads add, beside forgetting ones. Trained models mostly look nearby: the error of a
+// The share that remembering heads add, beside erasure ones. Trained models mostly look nearby: the error of a
 // segment that is computed alone is concentrated at its ends (HYPIC §3.2). Without this share the error would lie
 // evenly over its tokens, and no seam, however wide, would show a difference.
 constexpr float kRememberingShare = 0.3f;

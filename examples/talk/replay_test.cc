@@ -18,7 +18,7 @@ TEST(Cuts, ATextThatGoesOnWhereItEndedKeepsItsCuts) {
   EXPECT_EQ(cuts.end(), 400u);
 }
 
-TEST(Cuts, WhatLiesBehindTheResumptionIsForgotten) {
+TEST(Cuts, WhatLiesBehindTheResumptionIsErased) {
   Cuts cuts;
   cuts.Add({128, 256, 300});
   cuts.Add({301});

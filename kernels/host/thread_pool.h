@@ -16,8 +16,8 @@ namespace ashlar::kernels {
 // batch has work left, the oldest first. Indices of a batch are handed out in ascending order. Run allocates nothing.
 class ThreadPool final : public Workers {
  public:
-  // `threads` counts the calling thread: n makes n − 1 threads, 1 makes none, 0 makes one thread a core. When the process
-  // may have no more threads, the pool has fewer.
+  // `threads` counts the calling thread: n makes n − 1 threads, 1 makes none, 0 makes one thread a core. When the
+  // process may have no more threads, the pool has fewer.
   explicit ThreadPool(int threads);
   // No Run may be in progress.
   ~ThreadPool() override;

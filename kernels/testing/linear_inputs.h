@@ -33,7 +33,7 @@ struct Character {
   double magnitude = 1;
 };
 // Keys confined to a few dimensions of a dense random basis, without decay: an erasing family's transition is the
-// identity on all others, and nothing that was ever wrong is forgotten.
+// identity on all others, and nothing that was ever wrong is erased.
 inline constexpr Character kPersistentSubspace = {Keys::kSubspace, Decay::kNone};
 inline constexpr Character kCharacters[] = {{Keys::kRandom, Decay::kByHead},
                                             {Keys::kRandom, Decay::kSlow},

@@ -70,7 +70,7 @@ class Tuple {
   // rank.
   std::vector<double> Transition(int32_t head) const;
   void SetTransition(int32_t head, std::span<const double> values);
-  // Forgets a head's transition.
+  // Erases a head's transition.
   void MakeZero(int32_t head);
   void MakeLowRank(int32_t head, const Factors& factors);
   Factors LowRank(int32_t head) const;

@@ -13,7 +13,7 @@ namespace {
 
 // Compares the table with a list, oldest first. Under any puts, replacements and erasures the oldest entries are
 // dropped first, and no others.
-TEST(BoundedTable, ForgetsTheOldestFirst) {
+TEST(BoundedTable, ErasesTheOldestFirst) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);

@@ -9,7 +9,7 @@ const Ghost* GhostTable::Find(TenantId tenant, const Key& key) const {
   return memory == memories_.end() ? nullptr : memory->second.Find(key);
 }
 
-void GhostTable::Forget(TenantId tenant, const Key& key) {
+void GhostTable::Erase(TenantId tenant, const Key& key) {
   const auto memory = memories_.find(tenant);
   if (memory != memories_.end()) memory->second.Erase(key);
 }
@@ -20,7 +20,7 @@ uint64_t Ghost::SpaceOf(const NamespaceId& ns) {
   return space;
 }
 
-void GhostTable::ForgetAll(TenantId tenant, const NamespaceId* ns) {
+void GhostTable::EraseAll(TenantId tenant, const NamespaceId* ns) {
   if (ns == nullptr) {
     memories_.erase(tenant);
     return;

@@ -44,12 +44,12 @@ class GhostTable {
   void Remember(TenantId tenant, const Key& key, const Ghost& ghost) {
     memories_.try_emplace(tenant, max_ghosts_).first->second.Put(key, ghost);
   }
-  // Null: nothing is remembered. Valid until the next Remember or Forget.
+  // Null: nothing is remembered. Valid until the next Remember or Erase.
   const Ghost* Find(TenantId tenant, const Key& key) const;
   // The object is there again. Harmless for a key that is not remembered.
-  void Forget(TenantId tenant, const Key& key);
+  void Erase(TenantId tenant, const Key& key);
   // Everything of a tenant, or of one of its namespaces.
-  void ForgetAll(TenantId tenant, const NamespaceId* ns);
+  void EraseAll(TenantId tenant, const NamespaceId* ns);
 
   size_t size(TenantId tenant) const;
 

@@ -41,9 +41,9 @@ TEST(GhostTable, TellsAllThatItWasTold) {
   table.Remember(1, MakeKey(7), {.reason = MissReason::kAbandoned});
   EXPECT_EQ(Why(table, 1, 7), MissReason::kAbandoned) << "the last thing that happened";
   EXPECT_EQ(table.size(1), 1u);
-  table.Forget(1, MakeKey(7));
-  table.Forget(1, MakeKey(7));
-  table.Forget(9, MakeKey(7));
+  table.Erase(1, MakeKey(7));
+  table.Erase(1, MakeKey(7));
+  table.Erase(9, MakeKey(7));
   EXPECT_EQ(Why(table, 1, 7), MissReason::kNeverSeen);
 }
 

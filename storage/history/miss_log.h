@@ -19,7 +19,7 @@ class MissLog {
 
   void Add(TenantId tenant, const Miss& miss);
   std::vector<Miss> Last(TenantId tenant, size_t most) const;  // newest first
-  void Forget(TenantId tenant, const NamespaceId* ns);         // null: all of the tenant
+  void Erase(TenantId tenant, const NamespaceId* ns);          // null: all of the tenant
 
  private:
   struct Ring {

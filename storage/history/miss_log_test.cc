@@ -17,7 +17,7 @@ std::vector<Nanos> Last(const MissLog& log, TenantId tenant, size_t most) {
   return times;
 }
 
-TEST(MissLog, TellsTheNewestFirstAndForgetsTheOldest) {
+TEST(MissLog, TellsTheNewestFirstAndErasesTheOldest) {
   MissLog log(3);
   EXPECT_THAT(Last(log, 1, 5), IsEmpty());
   log.Add(1, {.at = 1});

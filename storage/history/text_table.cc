@@ -13,7 +13,7 @@ void TextTable::Remember(TenantId tenant, const TextDigest& text, const Namespac
   memory.Put(text, namespaces);
 }
 
-void TextTable::Forget(TenantId tenant, const NamespaceId* ns) {
+void TextTable::Erase(TenantId tenant, const NamespaceId* ns) {
   if (ns == nullptr) {
     memories_.erase(tenant);
     return;

@@ -24,8 +24,8 @@ class TextTable {
   // The last namespace but `ns` under which the text was published; null: none is remembered. Valid until the next
   // Remember.
   const NamespaceId* Elsewhere(TenantId tenant, const TextDigest& text, const NamespaceId& ns) const;
-  // Forgets what a tenant published, or under which texts one of its namespaces stands.
-  void Forget(TenantId tenant, const NamespaceId* ns);
+  // Erases what a tenant published, or under which texts one of its namespaces stands.
+  void Erase(TenantId tenant, const NamespaceId* ns);
 
  private:
   // The last two that differ: whoever asks, one of them is another's.

@@ -32,7 +32,7 @@ TEST(TextTable, KnowsAnotherNamespaceWhoeverAsks) {
   EXPECT_EQ(*table.Elsewhere(1, kText, Ns(3)), Ns(2)) << "the one before";
 }
 
-TEST(TextTable, ForgetsTheTextThatWasPublishedLongestAgo) {
+TEST(TextTable, ErasesTheTextThatWasPublishedLongestAgo) {
   TextTable table(2);
   table.Remember(1, kText, Ns(1));
   table.Remember(1, kOtherText, Ns(1));

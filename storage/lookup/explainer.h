@@ -30,10 +30,10 @@ class Explainer {
   // Remembers a miss, and answers its reason: of one that was never seen it may be known better.
   MissReason Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);
   std::vector<Miss> LastMisses(TenantId tenant, size_t most) const { return misses_.Last(tenant, most); }
-  // Forgets the texts and misses of a tenant, or of one of its namespaces.
-  void Forget(TenantId tenant, const NamespaceId* ns) {
-    texts_.Forget(tenant, ns);
-    misses_.Forget(tenant, ns);
+  // Erases the texts and misses of a tenant, or of one of its namespaces.
+  void Erase(TenantId tenant, const NamespaceId* ns) {
+    texts_.Erase(tenant, ns);
+    misses_.Erase(tenant, ns);
   }
 
  private:

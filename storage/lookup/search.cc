@@ -239,10 +239,10 @@ bool Search::AnswerPrefix(Slice& slice) {
     }
     const Found found = Matcher::Describe(objects_[next_]);
     if (found.reason != MissReason::kNone) {
-      ForgetPrefix(found.reason);
+      DropPrefix(found.reason);
       LetPrefixGo();
     } else if (has_room_ && !has_room_(found)) {
-      ForgetPrefix(MissReason::kBusy);
+      DropPrefix(MissReason::kBusy);
     } else {
       match_.found.push_back(found);
     }
@@ -254,7 +254,7 @@ bool Search::AnswerPrefix(Slice& slice) {
   return GoTo(Stage::kSettle);
 }
 
-void Search::ForgetPrefix(MissReason instead) {
+void Search::DropPrefix(MissReason instead) {
   match_.found.resize(prefix_.objects.begin);
   for (Found& found : match_.found) {
     if (found.reason == MissReason::kCovered) found.reason = instead;

@@ -52,7 +52,7 @@ class Search {
   bool GoTo(Stage stage);  // true
   bool PrefixIsKnown();    // or that there is none: the segments are next
   void LetPrefixGo();
-  void ForgetPrefix(MissReason instead);
+  void DropPrefix(MissReason instead);
   void Grant();
   void RefuseAll(MissReason reason, bool counted);
 
@@ -83,7 +83,7 @@ class Search {
   LeasedObjects found_;  // one a query, then the prefix's objects
   Matcher::Others of_found_;
   Matcher::Others lost_;  // found, and gone before the answer
-  bool any_ = false;  // is held
+  bool any_ = false;      // is held
   Match match_;
 };
 

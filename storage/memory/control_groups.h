@@ -12,8 +12,8 @@ struct ControlGroup {
   std::string folder;  // its files
   int version = 2;     // of cgroups: file names differ
 };
-// The groups of the process for a controller ("memory", "pids"): its own and those above, of the unified hierarchy and of
-// version 1. Folders need not exist. `root` stands before all paths.
+// The groups of the process for a controller ("memory", "pids"): its own and those above, of the unified hierarchy and
+// of version 1. Folders need not exist. `root` stands before all paths.
 std::vector<ControlGroup> ControlGroups(const std::string& controller, const std::string& root = "");
 
 // The number in a file; nothing where the file says "max", or is not there.

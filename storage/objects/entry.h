@@ -57,7 +57,7 @@ struct Entry : RankedObject {
   bool pinned = false;    // by an operator: one copy stays in some tier
   bool doomed = false;    // not wanted any more: it ends with its last reference, unless it is reserved again
   bool erased = false;    // by an operator: nothing of it stays
-  bool damaged = false;   // a checksum failed; a forgetting that a crash ended may have begun to overwrite it
+  bool damaged = false;   // a checksum failed; an erasure that a crash ended may have begun to overwrite it
   bool behind = false;    // waits to be written to the tiers below
   bool unsaved = false;   // published, and no copy on the disk: memory has it alone
   bool deferred = false;  // is not written to the disk ahead of need (ObjectTable::Defer)

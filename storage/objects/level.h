@@ -51,11 +51,11 @@ class Level {
   // A slot that is there from before, as after a restart.
   void Adopt(const TenantPool& pool, uint64_t extents) { shares_[pool].used += extents; }
 
-  // The entry's copy here is whole: ranked from now on until it is forgotten; it may be given up while it is idle.
+  // The entry's copy here is whole: ranked from now on until it is erased; it may be given up while it is idle.
   void Track(Entry& entry, Rank& copy);
   void Touch(Rank& copy) { policy_.Touch(copy); }
   void SetIdle(const TenantPool& pool, Rank& copy, bool idle);
-  void Forget(Rank& copy) { policy_.Forget(copy); }  // not idle
+  void Erase(Rank& copy) { policy_.Erase(copy); }  // not idle
 
   void AddTo(PoolShares& shares) const;
   TierKind kind() const { return tier_.kind(); }

@@ -217,7 +217,7 @@ void ObjectTable::Appear(Entry& entry) {
   const Ghost* const ghost = ghosts_.Find(entry.pool.tenant, entry.header.key);
   const bool evicted = ghost != nullptr && ghost->reason == MissReason::kEvicted;
   reuse_.Came(entry.pool.tenant, entry.reuse, evicted ? &ghost->reuse : nullptr);
-  ghosts_.Forget(entry.pool.tenant, entry.header.key);
+  ghosts_.Erase(entry.pool.tenant, entry.header.key);
   Use(entry);
   // A shard that leaves takes its bundle along, so a pin of one shard holds for shards that come later.
   if (entry.header.shard.size > 1) {
@@ -400,16 +400,16 @@ void ObjectTable::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKi
     for (Entry* other : segments_.Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size)) {
       if (other == &entry || !other->ready) continue;
       bundle.push_back(other->id);
-      Forget(*other, why, policy, tier);
+      Erase(*other, why, policy, tier);
     }
   }
-  Forget(entry, why, policy, tier);
+  Erase(entry, why, policy, tier);
   for (const ObjectId id : bundle) {
     if (const auto gone = entries_.find(id); gone != entries_.end()) placement_.Discard(*gone->second);
   }
 }
 
-void ObjectTable::Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
+void ObjectTable::Erase(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
   segments_.Remove(entry);
   entry.gone = why;
   if (entry.pinned) pins_.erase({entry.pinned_until, entry.id});

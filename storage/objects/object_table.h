@@ -167,8 +167,8 @@ class ObjectTable final : public Offers {
   // overwritten, and no ghost is left. One that is being published ends as soon as it is published. Harmless if it is
   // gone.
   void Erase(ObjectId id);
-  // Forgets what is remembered of objects that have gone, of a tenant or of one of its namespaces.
-  void ForgetGhosts(TenantId tenant, const NamespaceId* ns) { ghosts_.ForgetAll(tenant, ns); }
+  // Erases what is remembered of objects that have gone, of a tenant or of one of its namespaces.
+  void DropGhosts(TenantId tenant, const NamespaceId* ns) { ghosts_.EraseAll(tenant, ns); }
   // Returns whether something of an object that has ended is on the disk yet, or on its way there; Shred: and has that
   // overwritten.
   bool OnDisk(ObjectId id) const;
@@ -244,7 +244,7 @@ class ObjectTable final : public Offers {
   void FindExpired(Nanos now);
   // Unlinks the entry with its bundle: the rest of a bundle is of no use.
   void Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
-  void Forget(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
+  void Erase(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
   void Pin(Entry& entry, Nanos until);
   void Unpin(Entry& entry);
   void Unreference(Entry& entry, bool last);

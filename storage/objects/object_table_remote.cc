@@ -81,7 +81,7 @@ void ObjectTable::Erase(ObjectId id) {
   const Key key = found->header.key;
   for (Entry* shard : segments_.All(tenant, key)) shard->erased = true;
   if (found->ready) Unlink(*found, MissReason::kEvicted, PolicyKind::kOperator, placement_.Nearest(*found));
-  ghosts_.Forget(tenant, key);
+  ghosts_.Erase(tenant, key);
 }
 
 bool ObjectTable::Shred(ObjectId id) {

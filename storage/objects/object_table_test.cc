@@ -117,7 +117,7 @@ TEST_F(ObjectTableTest, TakesNothingFromOtherTenants) {
   EXPECT_EQ(Find(1, 2), MissReason::kEvicted);
 }
 
-TEST_F(ObjectTableTest, HidesWhatIsNotPublishedAndForgetsWhatNeverIs) {
+TEST_F(ObjectTableTest, HidesWhatIsNotPublishedAndErasesWhatNeverIs) {
   {
     const ObjectTable::Room room = table_.Reserve({1}, Plan(1, 4));
     EXPECT_EQ(Find(1), MissReason::kBeingPublished);

@@ -134,7 +134,7 @@ void Placement::Changed(Entry& entry) {
   }
   --entry.holds;
   if (entry.gone != MissReason::kNone) return Vacate(entry);
-  if (!ForgetIfRemote(entry)) Refresh(entry);
+  if (!DropIfRemote(entry)) Refresh(entry);
 }
 
 void Placement::Discard(Entry& entry) {
@@ -169,7 +169,7 @@ void Placement::Refresh(Entry& entry) {
     const bool ranked = here && copy.whole();
     if (ranked && !copy.rank.tracked()) levels_[i]->Track(entry, copy.rank);
     levels_[i]->SetIdle(entry.pool, copy.rank, ranked && !last && !Used(entry, i));
-    if (!ranked && copy.rank.tracked()) levels_[i]->Forget(copy.rank);
+    if (!ranked && copy.rank.tracked()) levels_[i]->Erase(copy.rank);
   }
   Reside(entry, here);
   const bool elsewhere = entry.remote != 0 || entry.hand == Entry::Hand::kTaken;
@@ -331,7 +331,7 @@ void Placement::CopyFailed(Entry& entry, size_t level, const absl::Status& statu
   const bool awaited = level < memory_ && entry.copies[level].users > 0 && entry.gone == MissReason::kNone;
   if (awaited) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
   if (entry.gone != MissReason::kNone) return Vacate(entry);
-  if (ForgetIfRemote(entry)) return;
+  if (DropIfRemote(entry)) return;
   LeaveRemote(entry);  // another copy may have become whole while this one was still reading
   Refresh(entry);
   if (flushing_ && !wanted) QueueBehind(entry);  // it was still draining when all else was queued

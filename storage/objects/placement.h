@@ -151,7 +151,7 @@ class Placement {
   void RemoveRemote(Entry& entry);
   void LeaveRemote(Entry& entry);  // removes it where this node has a copy of its own and nothing reads the other
   // Ends an object that only another node has, and that nobody waits for. True: it may be vacated.
-  bool ForgetIfRemote(Entry& entry);
+  bool DropIfRemote(Entry& entry);
   TierCopier::End EndOf(const Entry& entry, size_t level) const;
   // False: there is none, or the entry went for it; then it may be vacated.
   bool MakeRoom(Entry& entry, size_t level, uint64_t extents);

@@ -36,7 +36,7 @@ void Placement::Distrust(Entry& entry) {
   if (entry.came_by != 0) remote_->Damaged(std::exchange(entry.came_by, 0));
 }
 
-bool Placement::ForgetIfRemote(Entry& entry) {
+bool Placement::DropIfRemote(Entry& entry) {
   if (entry.remote == 0 || entry.gone != MissReason::kNone || entry.references > 0 || entry.pinned) return false;
   const bool elsewhere = std::ranges::any_of(entry.copies.begin(), entry.copies.begin() + levels(),
                                              [](const Copy& copy) { return copy.state != State::kNone; });

@@ -40,7 +40,7 @@ void LruPolicy::MoveToRecentEnd(Rank& copy) {
   copy.order->older = &copy;
 }
 
-void LruPolicy::Forget(Rank& copy) {
+void LruPolicy::Erase(Rank& copy) {
   Unlink(copy);
   copy.order = nullptr;
 }
@@ -113,7 +113,7 @@ void PricePolicy::Touch(Rank& copy) {
   Append(copy, RingOf(copy.object->pool, *copy.object));
 }
 
-void PricePolicy::Forget(Rank& copy) {
+void PricePolicy::Erase(Rank& copy) {
   Unlink(copy);
   copy.order = nullptr;
 }

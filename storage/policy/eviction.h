@@ -60,14 +60,14 @@ class EvictionPolicy {
   virtual void Track(const TenantPool& pool, Rank& copy) = 0;
   // The object was looked up, or its last reference went: it was in use until now.
   virtual void Touch(Rank& copy) = 0;
-  virtual void Forget(Rank& copy) = 0;
+  virtual void Erase(Rank& copy) = 0;
 
   struct Allowance {
     TenantPool pool;
     uint64_t extents = 0;  // that this pool may lose at most
   };
   // Returns the pools' idle copies that should leave first, in that order: just enough for `extents`, or none if all of
-  // them are not enough. They stay tracked until Forget.
+  // them are not enough. They stay tracked until Erase.
   virtual std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) = 0;
   // Returns whether an object that would come is worth more than each of these. By default none is known to be.
   virtual bool IsDearer(const RankedObject& /*coming*/, std::span<RankedObject* const> /*than*/) const { return false; }
@@ -80,7 +80,7 @@ class LruPolicy final : public EvictionPolicy {
   PolicyKind kind() const override { return PolicyKind::kLru; }
   void Track(const TenantPool& pool, Rank& copy) override;
   void Touch(Rank& copy) override;
-  void Forget(Rank& copy) override;
+  void Erase(Rank& copy) override;
   std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) override;
 
  private:
@@ -101,7 +101,7 @@ class LruPolicy final : public EvictionPolicy {
 // The cheapest first: what having it saves, a byte, times the uses that are to be expected a request of keeping it
 // (reuse_models.h). Objects that the model does not tell apart, and whose worth is of one half octave, stand in one
 // ring by their last use; of each ring the oldest is taken for the cheapest, as it is unless likelihood rises with age.
-// Track, Touch and Forget are O(1), Victims O(rings) a copy returned: some dozens of them are not empty.
+// Track, Touch and Erase are O(1), Victims O(rings) a copy returned: some dozens of them are not empty.
 class PricePolicy final : public EvictionPolicy {
  public:
   explicit PricePolicy(const ReuseModels& models) : models_(models) {}
@@ -109,7 +109,7 @@ class PricePolicy final : public EvictionPolicy {
   PolicyKind kind() const override { return PolicyKind::kPrice; }
   void Track(const TenantPool& pool, Rank& copy) override;
   void Touch(Rank& copy) override;
-  void Forget(Rank& copy) override;
+  void Erase(Rank& copy) override;
   std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) override;
   bool IsDearer(const RankedObject& coming, std::span<RankedObject* const> than) const override;
 

@@ -118,9 +118,9 @@ TEST_P(EvictionPolicyTest, ComparesPoolsByAgeAndTakesFromNoneMoreThanIsAllowed) 
   EXPECT_THAT(victims(0, 99), IsEmpty());
 }
 
-TEST_P(EvictionPolicyTest, ForgetsForGood) {
+TEST_P(EvictionPolicyTest, ErasesForGood) {
   for (ObjectId id = 1; id <= 3; ++id) Track(kPool, id, 1);
-  policy_->Forget(Copy(2));
+  policy_->Erase(Copy(2));
   EXPECT_THAT(Victims(kPool, 2), ElementsAre(1, 3));
   EXPECT_FALSE(Copy(2).tracked());
 }

@@ -29,7 +29,7 @@ class PromotionCost {
   // 0: the engine did not say. One in kProbe hits that do not pay is taken anyway: otherwise a cost that was high once
   // would never be measured again.
   bool Pays(TierKind from, uint64_t bytes, Nanos recompute, Nanos ahead = 0);
-  // The same where the copy's time is known from elsewhere, which forgets old measurements itself: nothing is probed.
+  // The same where the copy's time is known from elsewhere, which erases old measurements itself: nothing is probed.
   bool PaysWith(Nanos copy, uint64_t bytes, Nanos recompute, Nanos ahead);
   // Returns whether to keep an offered object: at best it will be had from the top. Probes as Pays does.
   bool PaysToKeep(uint64_t bytes, Nanos recompute);

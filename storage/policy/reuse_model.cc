@@ -49,7 +49,7 @@ void ReuseModel::Ended(const Subject& subject, uint64_t age, bool used) {
   factor.expected += Expected(subject, age);
   changed_[kind] = true;
   remembered_ += 1;
-  if (remembered_ > kRemembered) Forget();
+  if (remembered_ > kRemembered) Erase();
 }
 
 void ReuseModel::GivenUp(const Subject& subject) {
@@ -59,8 +59,7 @@ void ReuseModel::GivenUp(const Subject& subject) {
 void ReuseModel::AskedForAgain(const Subject& subject, uint64_t age) {
   const auto kind = static_cast<size_t>(subject.kind);
   Counts& counts = ended_[kind][UsesBucket(subject.uses)];
-  for (double* of : {&counts.last.back(), &counts.through.back()})
-    *of = std::max(*of - 1, 0.0);  // or forgotten in part
+  for (double* of : {&counts.last.back(), &counts.through.back()}) *of = std::max(*of - 1, 0.0);  // or erased in part
   Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
   factor.expected = std::max(factor.expected - Expected(subject, kForever), 0.0);
   Ended(subject, age, true);
@@ -73,7 +72,7 @@ void ReuseModel::GoesOn(const Subject& subject, uint64_t age) {
   going_on_factors_[kind][SizeBucket(subject.fresh)].expected += Expected(subject, age);
 }
 
-void ReuseModel::Forget() {
+void ReuseModel::Erase() {
   remembered_ /= 2;
   changed_.fill(true);
   for (auto& kind : ended_) {

@@ -107,7 +107,7 @@ class ReuseModel {
   static double PartOf(size_t bucket, uint64_t age);  // that is over at that age, which lies in it
   static void RecordAge(Counts& counts, uint64_t age, bool used);
   double Expected(const Subject& subject, uint64_t age) const;
-  void Forget();
+  void Erase();
   void SetRates(size_t kind, size_t uses, const Known& counts, const Known& kinds);
 
   ByUses<Counts> ended_{}, going_on_{};

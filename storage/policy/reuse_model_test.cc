@@ -171,7 +171,7 @@ TEST(ReuseModelTest, FactorsAreBounded) {
 }
 
 // Counts are halved when there are many, so what was true long ago gives way.
-TEST(ReuseModelTest, ForgetsWhatWasLongAgo) {
+TEST(ReuseModelTest, ErasesWhatWasLongAgo) {
   ReuseModel model;
   End(model, kEnd, 4, false, 60'000);
   model.Refresh();
@@ -219,7 +219,7 @@ TEST(ReuseModelTest, WhatWasGivenUpCountsAsNeverUsedUntilItIsAskedForAgain) {
   EXPECT_LT(model.Rate(segment, 100'000), model.Rate(segment, 100));
 }
 
-TEST(ReuseModelTest, AskingForWhatTheLawHasForgottenInPartDoesNoHarm) {
+TEST(ReuseModelTest, AskingForWhatTheLawHasErasedInPartDoesNoHarm) {
   ReuseModel model;
   const Subject segment{.kind = ReuseKind::kSegment};
   model.GivenUp(segment);

@@ -94,7 +94,7 @@ void CheckpointBudget::NoteHeld(PrefixNode& node) {
   if (!node.data.kept) return;
   const size_t place = node.data.kept_place;
   kept_[place].held = !MayGo(node);
-  if (kept_[place].held && kept_[place].cheap) ForgetCheap(place);
+  if (kept_[place].held && kept_[place].cheap) DropCheap(place);
 }
 
 void CheckpointBudget::Pressed() {
@@ -158,7 +158,7 @@ void CheckpointBudget::Remove(PrefixNode& node) {
   }
   node.data.kept = false;
   const size_t place = node.data.kept_place, last = kept_.size() - 1;
-  if (kept_[place].cheap) ForgetCheap(place);
+  if (kept_[place].cheap) DropCheap(place);
   if (place != last) {
     kept_[place] = kept_[last];
     kept_[place].node->data.kept_place = place;
@@ -168,7 +168,7 @@ void CheckpointBudget::Remove(PrefixNode& node) {
   RefreshAround(node);
 }
 
-void CheckpointBudget::ForgetCheap(size_t place) {
+void CheckpointBudget::DropCheap(size_t place) {
   kept_[place].cheap = false;
   std::erase_if(cheap_, [place](const Cheap& cheap) { return cheap.place == place; });
 }
@@ -238,7 +238,7 @@ PrefixNode* CheckpointBudget::Cheapest(const PrefixNode* spared, RequestTime now
     PrefixNode* const node = cheapest == cheap_.end() ? nullptr : kept_[cheapest->place].node;
     if (node == nullptr || node == seen) return seen;
     if (node == spared) {  // in the way of those that may go
-      ForgetCheap(cheapest->place);
+      DropCheap(cheapest->place);
       continue;
     }
     seen = node;

@@ -129,7 +129,7 @@ class CheckpointBudget {
   void DrawAhead();
   size_t PlaceOf(uint32_t draw) const { return uint64_t{draw} * (kept_.size() - kNeighbours + 1) >> 32; }
   std::vector<Cheap>::iterator CheapestDrawn();  // when it was last looked at
-  void ForgetCheap(size_t place);
+  void DropCheap(size_t place);
 
   const PrefixCosts costs_;
   const uint64_t capacity_;

@@ -50,7 +50,7 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   void Finish();
   // Removes the key from those being written. True: nobody else is copying the object in.
   bool Written(const Key& key);
-  // Null where the namespace has been forgotten meanwhile.
+  // Null where the namespace has been erased meanwhile.
   Space* FindSpace() const;
   static PrefixPlanner::Kept IsKept(std::span<PrefixNode* const> way, uint64_t depth);
   // Returns whether a copied checkpoint is not to be kept any more, because checkpoints of more worth may have come

@@ -21,7 +21,7 @@ using RequestTime = uint64_t;
 struct PromptTail {
   RequestTime came = 0;
   uint64_t begin = 0, prompt_end = 0, end = 0;  // depths; decoded tokens are behind the prompt's end
-  bool parted = false;                          // another prompt has parted from it, or it is forgotten
+  bool parted = false;                          // another prompt has parted from it, or it is erased
 };
 
 // Under which keys bytes of a prefix are stored (proto/prefix.h), where they are.

@@ -171,7 +171,7 @@ size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std
   PrefixNode& end = *text.node;
   // A prompt of more tokens than there are goes on after them: they end with a step of prefill, and not with a request.
   const bool goes_on = prompt > tokens.size();
-  MakeCandidate(end, !goes_on                                       ? ReuseKind::kRequestEnd
+  MakeCandidate(end, !goes_on                                    ? ReuseKind::kRequestEnd
                      : end.depth() > shared.value_or(text.known) ? ReuseKind::kPlaced
                                                                  : ReuseKind::kBranch);
   size_t kept = 0;
@@ -196,7 +196,7 @@ bool PrefixPlanner::MayBear(const PrefixNode& base) {
 // Leaves that are kept move to the back of the list; one request passes only some of them.
 void PrefixPlanner::Trim() {
   for (size_t stayed = 0; tree_.bytes() > options_.history_bytes && !leaves_.empty() && stayed < kSweep;) {
-    if (!ForgetOldest()) ++stayed;
+    if (!DropOldest()) ++stayed;
   }
 }
 
@@ -349,7 +349,7 @@ void PrefixPlanner::Visit(PrefixNode& node) {
   if (node.leaf()) leaves_.insert({node.data.visited, node.data.serial, &node});
 }
 
-bool PrefixPlanner::ForgetOldest() {
+bool PrefixPlanner::DropOldest() {
   PrefixNode& leaf = *leaves_.begin()->node;
   // The kept leaf is worth its tokens, unless tokens are most of all bytes, as for a model without keys and values.
   if (leaf.data.leases > 0 || (leaf.data.kept && tree_.bytes() <= 2 * options_.history_bytes)) {

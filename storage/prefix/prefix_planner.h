@@ -106,7 +106,7 @@ class PrefixPlanner {
 
  private:
   static constexpr RequestTime kLeastRefresh = 20;  // requests between two looks at all that goes on
-  static constexpr size_t kSweep = 64;              // entries looked at a request, and leaves that cannot be forgotten
+  static constexpr size_t kSweep = 64;              // entries looked at a request, and leaves that cannot be erased
   static constexpr size_t kRefreshed = 16;          // one in so many of these has its price looked at
   static constexpr size_t kHanging = 64;            // spans from one depth: a look-up compares with each
   static constexpr double kPlacedMargin = 4;        // guesses pay so many times the going price: few are right
@@ -145,7 +145,7 @@ class PrefixPlanner {
   void Disown(PrefixNode& node);
   void Visit(PrefixNode& node);
   void Trim();
-  bool ForgetOldest();  // false: it is kept, or leased
+  bool DropOldest();  // false: it is kept, or leased
   void Sweep();
 
   // Assign the stored blocks' keys when an edge is split, or joined to the edge behind it.

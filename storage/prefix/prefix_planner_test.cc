@@ -182,7 +182,7 @@ TEST(PrefixPlannerTest, EmptyPromptsAreNothing) {
   EXPECT_EQ(planner.Lookup(Numbers(0, 6)).resume, 5u);
 }
 
-TEST(PrefixPlannerTest, ForgetsPromptsButNotWhatIsKept) {
+TEST(PrefixPlannerTest, ErasesPromptsButNotWhatIsKept) {
   constexpr uint64_t kHistory = 200'000;
   // Room for some thirty ends; history for some eighty prompts.
   PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 30 * (1000 + 500 * 10), .history_bytes = kHistory});
@@ -194,11 +194,11 @@ TEST(PrefixPlannerTest, ForgetsPromptsButNotWhatIsKept) {
     ASSERT_EQ(count.bytes, planner.budget().bytes());
   }
   EXPECT_GE(planner.budget().checkpoints(), 25u);
-  EXPECT_EQ(planner.Lookup(Numbers(0, 500)).shared, 0u) << "long forgotten";
+  EXPECT_EQ(planner.Lookup(Numbers(0, 500)).shared, 0u) << "long erased";
 }
 
 // Most known prefixes are kept, so that nearly every leaf that the planner comes to has to stay.
-TEST(PrefixPlannerTest, ForgetsWhatIsBetweenThatWhichIsKept) {
+TEST(PrefixPlannerTest, ErasesWhatIsBetweenThatWhichIsKept) {
   constexpr uint64_t kHistory = 200'000;
   PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 75 * (1000 + 500 * 10), .history_bytes = kHistory});
   for (int i = 0; i < 2000; ++i) {
@@ -314,7 +314,7 @@ std::vector<uint64_t> Traffic(const PrefixCosts& costs, uint64_t traffic, uint64
 
 TEST(PrefixPlannerTest, RandomTrafficKeepsTheBooksAndDecidesTheSame) {
   for (int round = 0; round < 3; ++round) {
-    const uint64_t seed = round == 0 ? 2746265446 : std::random_device()();  // forgot a prefix that was leased
+    const uint64_t seed = round == 0 ? 2746265446 : std::random_device()();  // erased a prefix that was leased
     SCOPED_TRACE("seed " + std::to_string(seed));
     for (const PrefixCosts& costs : {kTokenCosts, kPageCosts}) {
       const std::vector<uint64_t> decided = Traffic(costs, seed, 5);

@@ -1,5 +1,5 @@
 // Recovery: look-ups find prefixes again that an earlier run of the daemon left on its disk, or of a namespace that was
-// forgotten.
+// erased.
 #include <algorithm>
 #include <ranges>
 #include <set>
@@ -37,7 +37,7 @@ void Prefixes::Probe(Space& space, const PrefixText& text) {
     std::ranges::reverse(tried);
     if (own) {
       for (const uint64_t depth : tried) {
-        if (Remember(space.tenant, text, depth)) Forget(depths, {depth, depth / block * block});
+        if (Remember(space.tenant, text, depth)) Erase(depths, {depth, depth / block * block});
       }
     } else {
       Recover(space, text, tried, depths);
@@ -46,7 +46,7 @@ void Prefixes::Probe(Space& space, const PrefixText& text) {
   if (depths.empty()) recovered_.erase(found);
 }
 
-void Prefixes::Forget(Depths& depths, const Depths::key_type& place) {
+void Prefixes::Erase(Depths& depths, const Depths::key_type& place) {
   const auto count = depths.find(place);
   if (--count->second == 0) depths.erase(count);
 }
@@ -59,7 +59,7 @@ void Prefixes::Recover(Space& space, const PrefixText& text, std::span<const uin
   const std::vector<PrefixPlanner::Recovery> outcomes = space.planner->Recover(text.tokens(), found);
   const uint64_t block = text.model().block_tokens;
   for (size_t i = 0; i < found.size(); ++i) {
-    if (outcomes[i] != PrefixPlanner::Recovery::kKnown) Forget(depths, {there[i], there[i] / block * block});
+    if (outcomes[i] != PrefixPlanner::Recovery::kKnown) Erase(depths, {there[i], there[i] / block * block});
   }
   Name(space, text, there.back());
 }
@@ -73,7 +73,7 @@ void Prefixes::ProbeSpans(Space& space, const PrefixText& text) {
   if (text.own()) {
     for (const auto& [end, begin] : Tried(spans, OwnCheckpoints(space.tenant, text), text)) {
       if (FindSpan(space.tenant, text.model(), text.own()->Span(begin, end)) != There::kWhole) continue;
-      if (Remember(space.tenant, text, end, begin)) Forget(spans, {end, begin});
+      if (Remember(space.tenant, text, end, begin)) Erase(spans, {end, begin});
     }
   }
   if (spans.empty()) recovered_spans_.erase(found);
@@ -112,7 +112,7 @@ void Prefixes::RecoverSpans(Space& space, const PrefixText& text, Depths& spans)
   if (found.empty()) return;
   const std::vector<PrefixPlanner::Recovery> outcomes = space.planner->Recover(text.tokens(), found);
   for (size_t i = 0; i < found.size(); ++i) {
-    if (outcomes[i] == PrefixPlanner::Recovery::kKept) Forget(spans, there[i]);
+    if (outcomes[i] == PrefixPlanner::Recovery::kKept) Erase(spans, there[i]);
   }
   Name(space, text, there.back().first);
 }

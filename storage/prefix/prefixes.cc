@@ -137,12 +137,12 @@ Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
     ++own;
     if (oldest == spaces_.end() || it->second.asked < oldest->second.asked) oldest = it;
   }
-  if (own > kNamespaces) Forget(oldest);
+  if (own > kNamespaces) Erase(oldest);
   return space;
 }
 
 // The prefixes that it keeps are found again as after a restart.
-void Prefixes::Forget(std::map<NamespaceId, Space>::iterator space) {
+void Prefixes::Erase(std::map<NamespaceId, Space>::iterator space) {
   const uint64_t block = space->second.planner->costs().page_tokens;
   recovered_of_[space->first] = space->second.tenant;
   Depths& depths = recovered_[space->first];
@@ -157,7 +157,7 @@ void Prefixes::Forget(std::map<NamespaceId, Space>::iterator space) {
   spaces_.erase(space);
 }
 
-void Prefixes::Forget(TenantId tenant, const NamespaceId* ns) {
+void Prefixes::Erase(TenantId tenant, const NamespaceId* ns) {
   const auto is_meant = [&](const NamespaceId& whose, TenantId owner) {
     return owner == tenant && (ns == nullptr || whose == *ns);
   };

@@ -149,9 +149,9 @@ class Prefixes {
   void Adopt(TenantId tenant, const ObjectHeader& header);
   // The same of one that another node has. Nobody says when it has gone, so its depth is counted once.
   void AdoptRemote(TenantId tenant, const ObjectHeader& header);
-  // Forgets the prompts and conversations of a tenant, or of one of its namespaces. Their objects stay the caller's
+  // Erases the prompts and conversations of a tenant, or of one of its namespaces. Their objects stay the caller's
   // concern.
-  void Forget(TenantId tenant, const NamespaceId* ns);
+  void Erase(TenantId tenant, const NamespaceId* ns);
 
   // A depth at which a prompt may resume: every object that it needs is there. At least the prompt's last token is left
   // to compute.
@@ -205,7 +205,7 @@ class Prefixes {
   Stats stats(TenantId tenant) const;
 
  private:
-  static constexpr size_t kNamespaces = 16;  // of a tenant; then the one that was asked longest ago is forgotten
+  static constexpr size_t kNamespaces = 16;          // of a tenant; then the one that was asked longest ago is erased
   static constexpr size_t kConversations = 1 << 16;  // of a tenant, likewise
   static constexpr size_t kProbes = 64;              // depths of recovered checkpoints that a look-up tries, and spans
   static constexpr size_t kListed = 64;              // depths inside a span that a look-up lists, the deepest
@@ -265,8 +265,8 @@ class Prefixes {
   static std::vector<Depths::key_type> Tried(const Depths& spans, std::span<const uint64_t> begins,
                                              const PrefixText& text);
   void RecoverSpans(Space& space, const PrefixText& text, Depths& spans);
-  void Forget(std::map<NamespaceId, Space>::iterator space);
-  static void Forget(Depths& depths, const Depths::key_type& place);  // one of those there
+  void Erase(std::map<NamespaceId, Space>::iterator space);
+  static void Erase(Depths& depths, const Depths::key_type& place);  // one of those there
   // The depths behind the span's begin, up to `depth`, but for those that are known.
   static void AddSpan(Asked& asked, uint64_t begin, uint64_t depth, bool own, const Key& key);
   void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans, Asked& asked);

@@ -241,7 +241,7 @@ class PrefixWorld {
     }
   }
 
-  void Forget(std::list<Lease>::iterator lease) {
+  void Erase(std::list<Lease>::iterator lease) {
     for (Landing& landing : landings_) {
       if (landing.lease == &*lease) landing.lease = nullptr;
     }
@@ -252,7 +252,7 @@ class PrefixWorld {
     if (leases_.empty()) return;
     const auto lease = std::next(leases_.begin(), static_cast<ptrdiff_t>(Draw(leases_.size())));
     rig_.cache->Release(lease->session, lease->match.lease);
-    Forget(lease);
+    Erase(lease);
   }
 
   void Die() {
@@ -260,7 +260,7 @@ class PrefixWorld {
     const SessionId session = sessions_[i];
     for (auto next = leases_.begin(); next != leases_.end();) {
       const auto lease = next++;
-      if (lease->session == session) Forget(lease);
+      if (lease->session == session) Erase(lease);
     }
     sessions_.erase(sessions_.begin() + static_cast<ptrdiff_t>(i));
     rig_.cache->CloseSession(session, [] {});

@@ -291,7 +291,7 @@ TEST_F(RestartedPrefixesTest, TextsOfOneLengthAreEachFoundAgain) {
 }
 
 // A tenant with more namespaces than are remembered at a time.
-TEST_F(PrefixesTest, AForgottenNamespaceIsFoundAgain) {
+TEST_F(PrefixesTest, AErasedNamespaceIsFoundAgain) {
   const Tokens text = Numbers(0, 400);
   Serve(text);
   for (uint8_t i = 0; i < 20; ++i) {

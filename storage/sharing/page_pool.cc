@@ -122,7 +122,7 @@ void PagePool::PassDuty(Resident& segment) {
 
 void PagePool::RestIfUnused(Resident& segment) {
   if (!segment.references.empty() || segment.pins > 0) return;
-  if (segment.forgotten) {
+  if (segment.erased) {
     shared_pages_ -= segment.pages.size();
     return Drop(segment);
   }
@@ -131,18 +131,18 @@ void PagePool::RestIfUnused(Resident& segment) {
   shared_pages_ -= segment.pages.size();
 }
 
-void PagePool::Forget() {
+void PagePool::Erase() {
   Reclaim(free_.size() + idle_pages_);
   std::vector<Key> used;
   for (const auto& [key, segment] : segments_) {
-    if (!segment->forgotten) used.push_back(key);
+    if (!segment->erased) used.push_back(key);
   }
   std::ranges::sort(used);
   for (const Key& key : used) {
     std::unique_ptr<Resident> segment = std::move(segments_.extract(key).mapped());
-    segment->forgotten = true;
+    segment->erased = true;
     segment->key = Key();  // no hash is a small number and zeros
-    const uint64_t number = ++forgotten_;
+    const uint64_t number = ++erased_;
     std::memcpy(segment->key.bytes.data(), &number, sizeof number);
     const Key anew = segment->key;
     segments_.emplace(anew, std::move(segment));

@@ -93,7 +93,7 @@ class PagePool {
 
   // Segments that nobody uses give up their pages; others are shared with no later request, and give them up when their
   // last one ends.
-  void Forget();
+  void Erase();
 
   struct Levels {
     uint64_t pages = 0;
@@ -121,7 +121,7 @@ class PagePool {
     std::set<AdmissionId> references;
     AdmissionId filler = 0;               // of them, while it is not filled; 0: an ended one still writes
     uint64_t pins = 0;                    // of its pages
-    bool forgotten = false;               // under a key that no engine names
+    bool erased = false;                  // under a key that no engine names
     std::list<Resident*>::iterator idle;  // in idle_, while there is neither
   };
   struct Admission {
@@ -153,7 +153,7 @@ class PagePool {
   uint64_t idle_pages_ = 0, shared_pages_ = 0, pinned_pages_ = 0;
   uint64_t references_ = 0;  // entries of `segments` of all admissions, and the admissions
   uint64_t reclaimed_segments_ = 0;
-  uint64_t forgotten_ = 0;  // segments that were in use, ever
+  uint64_t erased_ = 0;  // segments that were in use, ever
   bool closed_ = false;
   AdmissionId next_ = 1;
   std::map<AdmissionId, Admission> admissions_;

@@ -96,7 +96,7 @@ TEST(PagePool, WhatNobodyFilledIsNotKept) {
   EXPECT_FALSE(pool.InUse());
 }
 
-TEST(PagePool, WhatIsForgottenIsSharedWithNobodyLater) {
+TEST(PagePool, WhatIsErasedIsSharedWithNobodyLater) {
   PagePool pool(20);
   const auto running = pool.Admit(std::vector{Text(1, 4), Text(2, 3)}, 1).admission;
   EXPECT_TRUE(pool.Filled(running, 0));
@@ -104,8 +104,8 @@ TEST(PagePool, WhatIsForgottenIsSharedWithNobodyLater) {
   EXPECT_TRUE(pool.Filled(over, 0));
   pool.End(over);
   const std::vector<PageId> held = Pages(pool, running, 0);
-  pool.Forget();
-  pool.Forget();
+  pool.Erase();
+  pool.Erase();
   EXPECT_EQ(pool.levels().idle, 0u) << "nobody used it";
   EXPECT_EQ(pool.levels().shared, 7u);
   EXPECT_EQ(Pages(pool, running, 0), held) << "requests keep what they have";

@@ -88,10 +88,10 @@ void PagePools::ReleaseAll(SessionId session) {
   }
 }
 
-void PagePools::Forget(TenantId tenant) {
+void PagePools::Erase(TenantId tenant) {
   for (const auto& [region, place] : places_) {
     if (place.tenant != tenant) continue;
-    if (const std::shared_ptr<PagePool> pool = place.pool.lock()) pool->Forget();
+    if (const std::shared_ptr<PagePool> pool = place.pool.lock()) pool->Erase();
   }
 }
 

@@ -53,8 +53,8 @@ class PagePools {
   void Release(SessionId session, const LeaseId& lease);
   void ReleaseAll(SessionId session);
 
-  // PagePool::Forget in all pools of a tenant.
-  void Forget(TenantId tenant);
+  // PagePool::Erase in all pools of a tenant.
+  void Erase(TenantId tenant);
 
   // The levels of all pools of a tenant together.
   PagePool::Levels levels(TenantId tenant) const;

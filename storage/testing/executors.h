@@ -31,10 +31,10 @@ class ManualExecutor final : public Executor {
   void set_crowded(bool crowded) { crowded_ = crowded; }                   // as where another tenant's work waits
   size_t pending() const { return items_.size(); }
   TenantId tenant(size_t item) const { return items_.at(item).tenant; }
-  void Work(size_t item);            // runs the item's work; what it posts and its `done` still wait
-  void Complete(size_t item);        // work, unless it has run, what it posted, then done; the item goes
-  void Forget() { items_.clear(); }  // as when the process is killed
-  void CompleteAll();                // in order of submission, including what completions submit
+  void Work(size_t item);           // runs the item's work; what it posts and its `done` still wait
+  void Complete(size_t item);       // work, unless it has run, what it posted, then done; the item goes
+  void Erase() { items_.clear(); }  // as when the process is killed
+  void CompleteAll();               // in order of submission, including what completions submit
 
  private:
   struct Item {

@@ -41,8 +41,8 @@ class TieredRig {
   void Restart() {
     cache.reset();
     ssd.reset();
-    io.Forget();
-    executor.Forget();
+    io.Erase();
+    executor.Erase();
     if (hbm != nullptr) hbm = TestTier({{1, options_.hbm}, {2, options_.hbm}}, TierKind::kHbm);
     disk.Restart();
     Start();

@@ -8,9 +8,9 @@ namespace ashlar::storage {
 
 absl::Status CheckOwner(const std::string& path, const struct stat& info) {
   if (info.st_uid != geteuid()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, ": belongs to user ", info.st_uid, "; expected the daemon's user, ", geteuid(),
-                     "; check what is in it, then chown it, or remove it"));
+    return absl::FailedPreconditionError(absl::StrCat(path, ": belongs to user ", info.st_uid,
+                                                      "; expected the daemon's user, ", geteuid(),
+                                                      "; check what is in it, then chown it, or remove it"));
   }
   if (S_ISREG(info.st_mode) && info.st_nlink > 1) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -20,8 +20,7 @@ absl::Status CheckOwner(const std::string& path, const struct stat& info) {
 }
 
 absl::Status IsLink(const std::string& path) {
-  return absl::FailedPreconditionError(
-      absl::StrCat(path, ": is a symbolic link, which is not followed; remove it"));
+  return absl::FailedPreconditionError(absl::StrCat(path, ": is a symbolic link, which is not followed; remove it"));
 }
 
 }  // namespace ashlar::storage

@@ -189,7 +189,7 @@ class Machine {
     const uint64_t used = tier_->Usage(stored->tenant).used_bytes;
     tier_->Free(stored->slot);
     if (tier_->Usage(stored->tenant).used_bytes < used) {
-      Forget(*stored);
+      Erase(*stored);
     } else {
       stored->state = Stored::kLost;
       lost_.push_back(stored);
@@ -207,10 +207,10 @@ class Machine {
     const auto stored = objects_[random_() % objects_.size()];
     if (stored->state != Stored::kAcknowledged || stored->readers > 0) return;
     stored->state = Stored::kErasing;
-    tier_->Erase(stored->tenant, stored->header.key, stored->slot, [this, stored] { Forget(*stored); });
+    tier_->Erase(stored->tenant, stored->header.key, stored->slot, [this, stored] { Erase(*stored); });
   }
 
-  void Forget(const Stored& gone) {
+  void Erase(const Stored& gone) {
     std::erase_if(objects_, [&](const auto& stored) { return stored.get() == &gone; });
   }
 

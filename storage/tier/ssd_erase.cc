@@ -45,7 +45,7 @@ void SsdTier::Erase(TenantId tenant, const Key& key, Slot slot, std::function<vo
 }
 
 // Bytes that are to be overwritten have their record until they are: after a crash it says where they lie. What a
-// restart finds by it fails its checksums, or is whole, and the next forgetting has it.
+// restart finds by it fails its checksums, or is whole, and the next erasure has it.
 void SsdTier::Leave(Leaving leaving) {
   if (to_shred_.erase(leaving.slot.runs.front().first) > 0) {
     shredding_.push_back(std::move(leaving));

@@ -132,7 +132,7 @@ class SsdTier final : public Tier {
   bool Probe(std::function<void()> done);
   bool probing() const { return probing_; }
 
-  // Forgets a committed object, of which nothing is under way. Its extents can be allocated again, and `done` is
+  // Erases a committed object, of which nothing is under way. Its extents can be allocated again, and `done` is
   // called, once the deletion of its record is durable; until then it may come back after a crash: whole, or with
   // checksums that fail where its bytes were to be overwritten. A deletion that fails is tried again with the next
   // commit, erasure, or allocation that finds no room.

@@ -192,7 +192,7 @@ TEST_F(SsdTierTest, AFullDiskIsAnErrorLikeAnyOther) {
   EXPECT_TRUE(Holds(kept, 1));
 }
 
-// fsync reports an error once: what it did not write is forgotten, and the next one succeeds.
+// fsync reports an error once: what it did not write is erased, and the next one succeeds.
 TEST_F(SsdTierTest, NoLaterSyncVouchesForWhatAFailedOneCovered) {
   OpenWithTenants();
   const Slot first = tier_->Allocate(kAcme, 1).value();

@@ -28,7 +28,7 @@ namespace ashlar::storage {
 // Holds the reservations of all sessions. A reservation ends published, or abandoned: by its engine, by the end of its
 // session, or, while no publish of it is in flight, by its deadline. An engine reserves several objects and computes
 // them one after the other, so each publish of a session renews the deadlines of its other reservations, up to
-// kMostRenewals times the reservation time: an engine that forgot one keeps others from publishing it no longer.
+// kMostRenewals times the reservation time: an engine that erased one keeps others from publishing it no longer.
 // The objects of a prefix's commit, which the cache itself reserves and publishes, renew nothing.
 class Publisher {
  public:

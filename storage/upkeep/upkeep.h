@@ -1,4 +1,4 @@
-// Upkeep: what operators do with many objects at once: list, count, forget and verify them.
+// Upkeep: what operators do with many objects at once: list, count, erase and verify them.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@
 #include "storage/objects/object_table.h"
 #include "storage/prefix/prefixes.h"
 #include "storage/tier/tiers.h"
-#include "storage/upkeep/forgetting.h"
+#include "storage/upkeep/erasure.h"
 #include "storage/upkeep/inventory.h"
 #include "storage/upkeep/scrubber.h"
 
@@ -37,14 +37,14 @@ class Upkeep {
   const Scrubber& scrubber() const { return scrubber_; }
   // Whether more of the disk's objects are to be adopted.
   void set_adopting(bool adopting) { adopting_ = adopting; }
-  // As Forgetting. UNAVAILABLE where the disk cannot be opened, or its objects are still being adopted: they would come
+  // As Erasure. UNAVAILABLE where the disk cannot be opened, or its objects are still being adopted: they would come
   // back.
-  absl::StatusOr<std::shared_ptr<Forgetting>> Forget(TenantId tenant, std::string name, std::optional<NamespaceId> ns) {
+  absl::StatusOr<std::shared_ptr<Erasure>> Erase(TenantId tenant, std::string name, std::optional<NamespaceId> ns) {
     if (disk_ != nullptr && !disk_->has_disk()) {
       return absl::UnavailableError("the ssd tier's disk cannot be opened: its objects are to come");
     }
     if (adopting_) return absl::UnavailableError("the ssd tier's objects are being taken in");
-    return std::make_shared<Forgetting>(table_, prefixes_, explainer_, disk_, tenant, std::move(name), ns);
+    return std::make_shared<Erasure>(table_, prefixes_, explainer_, disk_, tenant, std::move(name), ns);
   }
 
  private:

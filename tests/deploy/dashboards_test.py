@@ -95,7 +95,7 @@ class Dashboards(unittest.TestCase):
 
     def test_an_alert_that_a_panel_names_has_its_threshold_there(self):
         """Where the alert is about the value itself."""
-        wanted = {"AshlarSlowLookups": 0.1, "AshlarTierDegraded": 1, "AshlarSlowFabric": 1, "AshlarForgettingStuck": 300,
+        wanted = {"AshlarSlowLookups": 0.1, "AshlarTierDegraded": 1, "AshlarSlowFabric": 1, "AshlarErasureStuck": 300,
                   "AshlarDirectoryLost": 1, "AshlarReloadRefused": 1, "AshlarRestarts": 3}
         found = {}
         for panel in self.panels():

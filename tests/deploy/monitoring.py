@@ -73,7 +73,7 @@ MAY_BE_ZERO = {
     "ashlar_compositions",
     "ashlar_directory_dropped_total",
     "ashlar_draining",
-    "ashlar_forgettings_oldest_seconds",
+    "ashlar_erasures_oldest_age_seconds",
     "ashlar_landings",
     "ashlar_memory_refusals_total",
     "ashlar_peer_failures_total",

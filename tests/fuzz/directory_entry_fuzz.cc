@@ -1,4 +1,4 @@
-// An entry of the cluster's directory, which any node may have written: its key, and what is held, or is to be forgotten.
+// An entry of the cluster's directory, which any node may have written: its key, and what is held, or is to be erased.
 #include "daemon/peer/directory/directory_keys.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -10,10 +10,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t key_size = keys.EntryKey({}, 0).size();
   const absl::string_view key = bytes.substr(0, key_size), value = bytes.substr(key.size());
   keys.ReadMember(key);
-  const std::optional<ClusterForgetting> forgetting = DecodeForgetting(bytes);
-  if (forgetting.has_value()) FUZZ_EXPECT(DecodeForgetting(EncodeForgetting(*forgetting)) == forgetting);
-  const std::optional<ClusterForgetting::Id> id = keys.ReadForgetting(bytes);
-  if (id.has_value()) FUZZ_EXPECT(keys.ForgettingKey(*id) == bytes);
+  const std::optional<ClusterErasure> erasure = DecodeErasure(bytes);
+  if (erasure.has_value()) FUZZ_EXPECT(DecodeErasure(EncodeErasure(*erasure)) == erasure);
+  const std::optional<ClusterErasure::Id> id = keys.ReadErasure(bytes);
+  if (id.has_value()) FUZZ_EXPECT(keys.ErasureKey(*id) == bytes);
   const std::optional<DirectoryKeys::Entry> entry = keys.ReadEntry(key);
   if (!entry.has_value()) return 0;
   FUZZ_EXPECT(keys.EntryKey(entry->id, entry->incarnation) == key);

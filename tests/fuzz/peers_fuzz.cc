@@ -164,13 +164,13 @@ void Node::Engine(uint8_t what) {
   Run();
 }
 
-// An entry of the directory about the other nodes, or a forgetting, as its bytes say.
+// An entry of the directory about the other nodes, or an erasure, as its bytes say.
 void Node::Tell(PeersInput& input) {
   const uint8_t text = input.Byte();
   const std::string value = input.Bytes();
-  if (const auto forgetting = daemon::DecodeForgetting(value); (text & 0x80) != 0) {
-    if (directory.forgettings.size() < 4 && forgetting.has_value()) directory.forgettings.push_back(*forgetting);
-    if (value.empty()) directory.forgettings.clear();
+  if (const auto erasure = daemon::DecodeErasure(value); (text & 0x80) != 0) {
+    if (directory.erasures.size() < 4 && erasure.has_value()) directory.erasures.push_back(*erasure);
+    if (value.empty()) directory.erasures.clear();
     return;
   }
   const ObjectHeader& plan = PlanOf(text);
@@ -242,10 +242,10 @@ void Node::End() {
   FUZZ_EXPECT(answered == asked);
   const daemon::PeersStats stats = peers.stats();
   FUZZ_EXPECT(stats.holder.leases == 0 && stats.holder.nodes == 0 && stats.objects.reading == 0);
-  const auto forgetting = cache->upkeep().Forget(kTenant, "tenant", std::nullopt);
-  FUZZ_EXPECT(forgetting.ok());
+  const auto erasure = cache->upkeep().Erase(kTenant, "tenant", std::nullopt);
+  FUZZ_EXPECT(erasure.ok());
   storage::Slice whole;
-  FUZZ_EXPECT((*forgetting)->Run(whole));
+  FUZZ_EXPECT((*erasure)->Run(whole));
   Run();
   const storage::Cache::Stats left = cache->stats();
   FUZZ_EXPECT(left.leases == 0 && left.reservations == 0 && left.landings == 0 && left.copies_under_way == 0);

@@ -145,7 +145,7 @@ class HostileDirectory final : public daemon::Directory {
   using Holding = daemon::Holding;
   std::vector<std::shared_ptr<const daemon::Member>> members;  // this node first
   std::map<Key, Holding> claims;                               // what the others hold, they say
-  std::vector<daemon::ClusterForgetting> forgettings;
+  std::vector<daemon::ClusterErasure> erasures;
 
   bool Announce(const NamespaceId&, const Key&, const Holding&, double) override { return true; }
   void Withdraw(const NamespaceId&, const Key&, const TensorShard&) override {}
@@ -166,13 +166,13 @@ class HostileDirectory final : public daemon::Directory {
   }
   std::vector<uint64_t> Depths(const NamespaceId&, uint64_t, size_t) const override { return {}; }
   std::vector<uint64_t> SpanEnds(const NamespaceId&, uint64_t, uint64_t, size_t) const override { return {}; }
-  void Forget(const daemon::ClusterForgetting&, std::function<void(const absl::Status&)> done) override {
+  void Erase(const daemon::ClusterErasure&, std::function<void(const absl::Status&)> done) override {
     done(absl::UnavailableError("nobody asks for it"));
   }
-  std::vector<daemon::ClusterForgetting> Forgettings() const override { return forgettings; }
-  void Forgot(int64_t) override {}
-  bool BeingForgotten(const std::string& tenant, const NamespaceId& ns) const override {
-    return std::ranges::any_of(forgettings, [&](const daemon::ClusterForgetting& one) {
+  std::vector<daemon::ClusterErasure> Erasures() const override { return erasures; }
+  void Erased(int64_t) override {}
+  bool BeingErased(const std::string& tenant, const NamespaceId& ns) const override {
+    return std::ranges::any_of(erasures, [&](const daemon::ClusterErasure& one) {
       return one.tenant == tenant && (!one.ns.has_value() || *one.ns == ns);
     });
   }

@@ -257,7 +257,7 @@ TEST_F(Ashlarctl, EveryFieldOfEveryAnswerIsDocumented) {
                 {"unpin", texts},
                 {"ls", ""},
                 {"verify", ""},
-                {"forget", " --tenant default --dry-run"},
+                {"erase", " --tenant default --dry-run"},
                 {"reload", ""},
                 {"evict", texts},
                 {"status", ""},

@@ -76,7 +76,7 @@ class DaemonProcess {
   std::string metrics_socket() const { return directory_ + "/metrics.sock"; }
   ClientOptions client_options() const;
   std::string Http(const std::string& path) const;  // the metrics socket's answer, with its status line
-  std::string Metrics() const;  // the text of the metrics endpoint; empty where nobody answers
+  std::string Metrics() const;                      // the text of the metrics endpoint; empty where nobody answers
   // A sample of the metrics endpoint, by its name with labels as it is written there; 0 when it is not there.
   double Metric(const std::string& sample) const;
 

@@ -24,8 +24,9 @@ class ReloadOf : public testing::Test {
     ASSERT_EQ(std::rename(config_.c_str(), kept_.c_str()), 0);
     put();
     daemon_.Signal(SIGHUP);
-    EXPECT_TRUE(Eventually([&] { return daemon_.log().find("cannot read " + config_ + ": " + why) != std::string::npos; },
-                           std::chrono::seconds(1)));
+    EXPECT_TRUE(
+        Eventually([&] { return daemon_.log().find("cannot read " + config_ + ": " + why) != std::string::npos; },
+                   std::chrono::seconds(1)));
     std::filesystem::remove(config_);
     ASSERT_EQ(std::rename(kept_.c_str(), config_.c_str()), 0);
   }

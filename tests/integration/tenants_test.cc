@@ -57,8 +57,7 @@ grpc::StatusCode CloseModelRaw(const std::shared_ptr<grpc::Channel>& channel, co
   const grpc::Slice slice(bytes);
   grpc::ByteBuffer reply;
   grpc::Status status;
-  const auto call =
-      stub.PrepareUnaryCall(&context, "/ashlar.v1.Cache/CloseModel", grpc::ByteBuffer(&slice, 1), &queue);
+  const auto call = stub.PrepareUnaryCall(&context, "/ashlar.v1.Cache/CloseModel", grpc::ByteBuffer(&slice, 1), &queue);
   call->StartCall();
   call->Finish(&reply, &status, nullptr);
   void* tag;

@@ -34,8 +34,9 @@ constexpr uid_t kDaemonUser = 65528, kOtherTenant = 65531;
 constexpr uint32_t kGraceSeconds = 1;
 
 DaemonOptions Options() {
-  return {.tenants = "tenants:\n  - {name: alpha, uids: [0], dram_bytes: 32MiB}\n  - {name: beta, uids: [65531], "
-                     "dram_bytes: 16MiB}\n",
+  return {.tenants =
+              "tenants:\n  - {name: alpha, uids: [0], dram_bytes: 32MiB}\n  - {name: beta, uids: [65531], "
+              "dram_bytes: 16MiB}\n",
           .ssd = "64MiB",
           .drain_seconds = kGraceSeconds,
           .uid = kDaemonUser};
@@ -56,7 +57,8 @@ class ThreadLimit : public testing::Test {
     std::thread([&] {  // the system call itself changes this thread alone
       ASSERT_EQ(::syscall(SYS_setresuid, -1, user, -1), 0);
       work();
-    }).join();
+    })
+        .join();
   }
   static std::shared_ptr<grpc::Channel> Connect(const std::string& path) {
     const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -102,7 +104,8 @@ TEST_F(ThreadLimit, ReachedAfterTheStartStallsNobody) {
     const struct rlimit none = {.rlim_cur = 1, .rlim_max = 1};
     ASSERT_EQ(::syscall(SYS_setresuid, kDaemonUser, kDaemonUser, kDaemonUser), 0);
     ASSERT_EQ(::prlimit(daemon.pid(), RLIMIT_NPROC, &none, nullptr), 0);
-  }).join();
+  })
+      .join();
 
   constexpr int kConnections = 24, kThreads = 6;
   std::vector<std::shared_ptr<grpc::Channel>> channels;

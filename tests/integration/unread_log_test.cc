@@ -96,9 +96,8 @@ TEST_F(UnreadLog, ATenantCannotFillIt) {
     for (ssize_t got; (got = ::read(read_end_, bytes, sizeof bytes)) > 0;) log.append(bytes, got);
   });
   OpenAndCloseSessions(kSessions);
-  EXPECT_TRUE(Eventually([&] {
-    return daemon_->Http("/metrics").find("ashlar_log_lines_suppressed_total 1") != std::string::npos;
-  }));
+  EXPECT_TRUE(Eventually(
+      [&] { return daemon_->Http("/metrics").find("ashlar_log_lines_suppressed_total 1") != std::string::npos; }));
   Terminate();
   ::close(write_end_);
   reader.join();

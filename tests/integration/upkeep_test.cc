@@ -1,4 +1,4 @@
-// An operator lists, forgets and verifies what a real daemon has, reloads its configuration, and closes its sandbox.
+// An operator lists, erases and verifies what a real daemon has, reloads its configuration, and closes its sandbox.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -90,11 +90,11 @@ TEST_F(Upkeep, ListsPageByPage) {
   EXPECT_THAT(Run("ls --tenant nobody").output, HasSubstr("tenant: there is no \"nobody\""));
 }
 
-TEST_F(Upkeep, WhatIsForgottenDoesNotComeBackAfterAKill) {
+TEST_F(Upkeep, WhatIsErasedDoesNotComeBackAfterAKill) {
   {
     TestEngine engine(daemon_.client_options());
     for (const uint64_t prompt : {1, 2, 3, 4}) PublishOnDisk(engine, prompt);
-    const json dry = Ask("forget --tenant default --dry-run");
+    const json dry = Ask("erase --tenant default --dry-run");
     EXPECT_EQ(dry["objects"], 12);
     EXPECT_TRUE(dry["dry_run"].get<bool>());
     EXPECT_EQ(dry["tiers"]["ssd"], dry["bytes"]);
@@ -102,7 +102,7 @@ TEST_F(Upkeep, WhatIsForgottenDoesNotComeBackAfterAKill) {
     EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_leases") == 0; })) << "they are released later";
     // The engine holds leases of one prompt.
     const Match held = engine.Lookup(MakePrompt(2, 3, 60));
-    const json done = Ask("forget --tenant default");
+    const json done = Ask("erase --tenant default");
     EXPECT_EQ(done["objects"], 12);
     EXPECT_EQ(done["leased_objects"], 3);
     EXPECT_TRUE(done["done"].get<bool>());
@@ -115,11 +115,11 @@ TEST_F(Upkeep, WhatIsForgottenDoesNotComeBackAfterAKill) {
   EXPECT_EQ(Ask("ls")["objects"].size(), 0u);
   PublishOnDisk(engine, 1);
   EXPECT_EQ(Hits(engine, 1), 3u) << "the tenant goes on";
-  EXPECT_EQ(Run("forget").code, 2);
-  EXPECT_THAT(Run("forget --tenant nobody").output, HasSubstr("tenant: there is no \"nobody\""));
+  EXPECT_EQ(Run("erase").code, 2);
+  EXPECT_THAT(Run("erase --tenant nobody").output, HasSubstr("tenant: there is no \"nobody\""));
 }
 
-TEST_F(Upkeep, TheBytesOfForgottenObjectsAreNotOnTheDiskAnyMore) {
+TEST_F(Upkeep, TheBytesOfErasedObjectsAreNotOnTheDiskAnyMore) {
   TestEngine engine(daemon_.client_options());
   const std::vector<Tokens> prompt = MakePrompt(1, 3, 60);
   PublishOnDisk(engine, 1);
@@ -130,7 +130,7 @@ TEST_F(Upkeep, TheBytesOfForgottenObjectsAreNotOnTheDiskAnyMore) {
     return bytes.str().find(secret) != std::string::npos;
   };
   ASSERT_TRUE(is_there());
-  EXPECT_TRUE(Ask("forget --tenant default")["done"].get<bool>());
+  EXPECT_TRUE(Ask("erase --tenant default")["done"].get<bool>());
   EXPECT_FALSE(is_there());
 }
 
@@ -179,7 +179,7 @@ class ReplayAsker {
   void* const socket_;
 };
 
-TEST(UpkeepOfEvents, TokensOfForgottenTextsAreReplayedToNobody) {
+TEST(UpkeepOfEvents, TokensOfErasedTextsAreReplayedToNobody) {
   const std::string place = testing::TempDir() + "/upkeep-" + std::to_string(getpid());
   DaemonOptions options = kWithDisk;
   options.more = "events: {zmq_address: \"ipc://" + place + "\", zmq_replay_address: \"ipc://" + place + "-replay\"}";
@@ -191,11 +191,11 @@ TEST(UpkeepOfEvents, TokensOfForgottenTextsAreReplayedToNobody) {
   ASSERT_TRUE(Eventually([&] { return !router.All().tokens.empty(); }));
   const std::string ns =
       json::parse(RunAshlarctl(ASHLARCTL, "ls --json", daemon.admin_socket()).output)["objects"][0]["namespace"];
-  EXPECT_EQ(RunAshlarctl(ASHLARCTL, "forget --namespace " + ns, daemon.admin_socket()).code, 0);
+  EXPECT_EQ(RunAshlarctl(ASHLARCTL, "erase --namespace " + ns, daemon.admin_socket()).code, 0);
   EXPECT_EQ(router.All().tokens, Tokens());
   engine.Commit({.tokens = tokens, .depths = {tokens.size()}});
   ASSERT_TRUE(Eventually([&] { return !router.All().tokens.empty(); })) << "the tenant goes on";
-  EXPECT_EQ(RunAshlarctl(ASHLARCTL, "forget --tenant default", daemon.admin_socket()).code, 0);
+  EXPECT_EQ(RunAshlarctl(ASHLARCTL, "erase --tenant default", daemon.admin_socket()).code, 0);
   EXPECT_EQ(router.All().tokens, Tokens());
 }
 

@@ -122,7 +122,7 @@ std::string DaemonCluster::KeepMember(size_t node) const {
   return "";
 }
 
-void DaemonCluster::ForgetMember(const std::string& key) const {
+void DaemonCluster::RemoveMember(const std::string& key) const {
   AskEtcd("/v3/kv/deleterange", absl::StrCat("{\"key\":\"", key, "\"}"));
 }
 

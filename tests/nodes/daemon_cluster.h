@@ -53,12 +53,12 @@ class DaemonCluster {
   // The sum over all daemons, which must all be running, of a sample as DaemonProcess::Metric names it.
   double Sum(const std::string& sample) const;
 
-  // Keys of the default cluster in etcd: of members (`m`), entries (`e`) or forgettings (`f`). Negative: no answer.
+  // Keys of the default cluster in etcd: of members (`m`), entries (`e`) or erasures (`f`). Negative: no answer.
   int64_t KeysInEtcd(char kind) const;
   // Has etcd keep a node's member key though its lease ends, so that the others go on believing in a node that has
-  // gone. Returns that key, for ForgetMember; empty: there was none.
+  // gone. Returns that key, for RemoveMember; empty: there was none.
   std::string KeepMember(size_t node) const;
-  void ForgetMember(const std::string& key) const;
+  void RemoveMember(const std::string& key) const;
   // The gauges of running daemons that say they hold something for engines or for each other, a line each, and the
   // keys that etcd has too many; empty: there is nothing. `all_announced`: etcd must have an entry of each object.
   std::string Held(bool all_announced) const;

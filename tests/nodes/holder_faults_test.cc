@@ -52,7 +52,8 @@ class HolderFaultsTest : public PeerDaemonsTest {
   // Pieces and fetches that another node took over.
   double TakenOver() {
     const DaemonProcess& daemon = cluster_->daemon(1);
-    return daemon.Metric("ashlar_remote_failovers_total") + daemon.Metric("ashlar_remote_hedges_total{outcome=\"won\"}");
+    return daemon.Metric("ashlar_remote_failovers_total") +
+           daemon.Metric("ashlar_remote_hedges_total{outcome=\"won\"}");
   }
   static size_t Landed(const std::vector<MissReason>& reasons) {
     return static_cast<size_t>(std::ranges::count(reasons, MissReason::kNone));

@@ -281,7 +281,7 @@ TEST_F(PeerFaultsTest, APeerOfAnotherVersionGetsNothing) {
   EXPECT_EQ(cluster_->daemon(1).Metric("ashlar_cluster_members"), 3) << "etcd has all three";
   ExpectToLand(cluster_->daemon(1), here, true);
   peer.Kill();
-  cluster_->ForgetMember(member);
+  cluster_->RemoveMember(member);
 }
 
 // Nothing of a node that has gone stays in etcd.

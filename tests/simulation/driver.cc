@@ -42,7 +42,7 @@ Driver::Driver(uint64_t seed, Bug bug) : world_(seed, DrawSizes(seed), bug) {
   add(30, &Driver::SetFaults);
   add(5, &Driver::Crash);
   add(10, &Driver::Operate);
-  add(6, &Driver::Forget);
+  add(6, &Driver::Erase);
   add(12, &Driver::Verify);
   add(335, &Driver::Execute);
   add(4, &Driver::HangDisk);
@@ -129,7 +129,7 @@ void Driver::Published(SessionId session, storage::ReservationId id, PublishOutc
   if (outcome == PublishOutcome::kPublished) {
     published_.insert(found->text);
     republished_.insert(found->text);
-    forgotten_.erase(found->text);
+    erased_.erase(found->text);
     used_[found->text] = surely_used_[found->text] = world_.clock.Now();
   }
   const bool copied = outcome == PublishOutcome::kPublished || outcome == PublishOutcome::kUnavailable;
@@ -318,7 +318,7 @@ void Driver::SetFaults() {
 
 void Driver::Crash() {
   Note(Fault::kCrash);
-  ForgetSlices();
+  DropSlices();
   using Name = std::tuple<TenantId, Key, TensorShard>;
   std::vector<Name> names;
   for (const auto& [text, plan] : Plans()) names.emplace_back(text.first, plan.key, plan.shard);
@@ -343,11 +343,11 @@ void Driver::Crash() {
   for (auto& [text, used] : used_) used = surely_used_[text] = world_.clock.Now();
   draining_ = 0;
   drains_ = false;
-  if (std::exchange(forgetting_, nullptr) != nullptr) half_forgotten_.insert(forgets_);
+  if (std::exchange(erasure_, nullptr) != nullptr) half_erased_.insert(erases_);
   world_.CrashAndRestart();
   for (int i = 0; i < kSessions; ++i) Open();
   if (!std::ranges::all_of(names, on_disk)) Fail("what the disk acknowledged is not there after a crash");
-  CheckForgotten();
+  CheckErased();
 }
 
 void Driver::Operate() {

@@ -192,7 +192,7 @@ class Driver {
   void NoteEnded();
   bool SomethingEnds() const;
   void EndSlices();
-  void ForgetSlices();
+  void DropSlices();
 
   // Exact prefixes (driver_prompts.cc).
   void LandPrefix(Lease& lease);
@@ -222,10 +222,10 @@ class Driver {
   void ConcludePages();
 
   // Operators' work on many objects (driver_upkeep.cc).
-  void Forget();
-  void GoOnForgetting();
+  void Erase();
+  void GoOnErasure();
   bool IsThere(const Text& text);
-  void CheckForgotten();
+  void CheckErased();
   void Verify();
   uint64_t Damaged();
   void CheckDamage();
@@ -245,7 +245,7 @@ class Driver {
   // The oracle (oracle.cc).
   // `used`: it was found by a look-up, or offered again, at that time or later. None: that may not count.
   void CheckHit(const Text& text, const Found& found, std::optional<Nanos> used);
-  void CheckNotForgotten(const Text& text, uint64_t begun_at_step);
+  void CheckNotErased(const Text& text, uint64_t begun_at_step);
   void CheckUse(const Text& text, std::optional<Nanos> used);
   bool Leased(const Text& text);
   bool InUse(const Text& text);
@@ -267,9 +267,7 @@ class Driver {
   void CheckWrittenAgain();
   void Conclude();
 
-  bool Corrupted(TenantId tenant) const {
-    return world_.disk.counts().bit_flips > 0 || half_forgotten_.contains(tenant);
-  }
+  bool Corrupted(TenantId tenant) const { return world_.disk.counts().bit_flips > 0 || half_erased_.contains(tenant); }
   bool TierFailed() const { return hung_ || !world_.observer.tier_errors.empty(); }
   Nanos DeadlineOf(const Reservation& reservation) const;
   bool SomethingIsOverdue();
@@ -313,12 +311,12 @@ class Driver {
   std::map<uint64_t, Commit> commits_;                    // under way
   uint64_t next_commit_ = 1;
 
-  std::shared_ptr<storage::Forgetting> forgetting_;  // null: none
-  TenantId forgets_ = 0;                             // whom
-  bool forgotten_is_gone_ = false;
-  std::set<TenantId> half_forgotten_;   // a crash came first, and objects may be overwritten in part
-  std::set<Text> republished_;          // since it began
-  std::map<Text, uint64_t> forgotten_;  // for good, and not published since: at which step
+  std::shared_ptr<storage::Erasure> erasure_;  // null: none
+  TenantId erases_ = 0;                        // whom
+  bool erased_is_gone_ = false;
+  std::set<TenantId> half_erased_;   // a crash came first, and objects may be overwritten in part
+  std::set<Text> republished_;       // since it began
+  std::map<Text, uint64_t> erased_;  // for good, and not published since: at which step
 
   std::map<TenantId, Region> regions_;
   std::map<LeaseId, Request> requests_;

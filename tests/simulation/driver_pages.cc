@@ -165,12 +165,12 @@ bool Driver::FillFromCache(const LeaseId& name, size_t segment, const Text& text
     return false;
   }
   CheckHit(text, match.found[0], true);
-  CheckNotForgotten(text, report_.step);
+  CheckNotErased(text, report_.step);
   leases_.push_back({.session = request.session, .id = match.lease, .texts = {text}, .composed = true});
   const std::shared_ptr<PagePool> pool = regions_.at(request.tenant).pool;
   const TestPages& memory = regions_.at(request.tenant).memory;
   storage::LandTarget target{.rows = memory.Rows(), .segments = {{0, 0}}, .page_table = pages, .keep = memory.keep()};
-  if (world_.bug != Bug::kForgetsPagePins) {
+  if (world_.bug != Bug::kErasesPagePins) {
     pool->Pin(pages);
     target.keep = {nullptr, [keep = memory.keep(), pool, pages](const void*) { pool->Unpin(pages); }};
   }

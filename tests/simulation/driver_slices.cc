@@ -77,7 +77,7 @@ void Driver::Searched(Searching& searching, Match match) {
     const bool changed = sliced && (found.reason == MissReason::kEvicted || found.reason == MissReason::kExpired);
     if (found.reason == MissReason::kNone) {
       CheckHit(text, found, searching.begun);
-      CheckNotForgotten(text, searching.begun_at_step);
+      CheckNotErased(text, searching.begun_at_step);
       lease.texts.push_back(text);
     } else if (found.reason == MissReason::kCovered) {
       if (match.prefix.depth <= begin) Fail("covered by no prefix");
@@ -112,7 +112,7 @@ void Driver::Close(SessionId session, const std::function<void()>& drained) {
 }
 
 void Driver::Tick() {
-  if (world_.bug == Bug::kForgetsDeadlines) {
+  if (world_.bug == Bug::kErasesDeadlines) {
     ticks_ = false;
   } else {
     storage::Slice slice = AnySlice();
@@ -126,7 +126,7 @@ void Driver::Tick() {
 
 // One of the calls that are under way.
 void Driver::GoOn() {
-  if (world_.bug == Bug::kForgetsSlices) return;
+  if (world_.bug == Bug::kDropsSlices) return;
   if (ticks_ && Draw(2) == 0) return Tick();
   if (!searches_.empty() && Draw(2) == 0) return GoOnSearching(Any(searches_));
   storage::Slice slice = AnySlice();
@@ -159,7 +159,7 @@ bool Driver::SomethingEnds() const {
 
 // All that is under way is gone on with, to its end.
 void Driver::EndSlices() {
-  if (world_.bug == Bug::kForgetsSlices) return;
+  if (world_.bug == Bug::kDropsSlices) return;
   storage::Slice whole;
   for (; !searches_.empty(); searches_.pop_front()) {
     searches_.front().search->Run(whole);
@@ -171,7 +171,7 @@ void Driver::EndSlices() {
 }
 
 // As when the daemon is killed.
-void Driver::ForgetSlices() {
+void Driver::DropSlices() {
   searches_.clear();
   releasing_.clear();
   closing_.clear();

@@ -1,4 +1,4 @@
-// Operators' work on many objects: forgetting a tenant, and verifying all copies.
+// Operators' work on many objects: erasing a tenant, and verifying all copies.
 #include <optional>
 
 #include "tests/simulation/driver.h"
@@ -12,39 +12,39 @@ constexpr int kRounds = 10'000;
 
 }  // namespace
 
-// Begins to forget a tenant, or goes on with that.
-void Driver::Forget() {
-  if (forgetting_ != nullptr) return GoOnForgetting();
+// Begins to erase a tenant, or goes on with that.
+void Driver::Erase() {
+  if (erasure_ != nullptr) return GoOnErasure();
   if (Draw(4) != 0) return;
-  forgets_ = 1 + Draw(kTenants);
-  const auto begun = cache().upkeep().Forget(forgets_, "tenant" + std::to_string(forgets_), std::nullopt);
-  if (!begun.ok()) return Fail("a tenant is not forgotten, and the disk is there");
-  forgetting_ = *begun;
-  forgotten_is_gone_ = false;
+  erases_ = 1 + Draw(kTenants);
+  const auto begun = cache().upkeep().Erase(erases_, "tenant" + std::to_string(erases_), std::nullopt);
+  if (!begun.ok()) return Fail("a tenant is not erased, and the disk is there");
+  erasure_ = *begun;
+  erased_is_gone_ = false;
   republished_.clear();
   evicted_prefixes_ = true;
   for (const auto& [text, plan] : Plans()) {
-    if (text.first == forgets_) operator_evicted_.insert(text);
+    if (text.first == erases_) operator_evicted_.insert(text);
   }
 }
 
-void Driver::GoOnForgetting() {
+void Driver::GoOnErasure() {
   storage::Slice slice = AnySlice();
-  const bool done = forgetting_->Run(slice);
-  const bool gone = forgetting_->progress().found_gone;
-  if (done && !gone) Fail("forgotten, and still to be found");
-  const auto is_of_it = [this](const Text& text) { return text.first == forgets_ && !republished_.contains(text); };
-  if (gone && !std::exchange(forgotten_is_gone_, true)) {
+  const bool done = erasure_->Run(slice);
+  const bool gone = erasure_->progress().found_gone;
+  if (done && !gone) Fail("erased, and still to be found");
+  const auto is_of_it = [this](const Text& text) { return text.first == erases_ && !republished_.contains(text); };
+  if (gone && !std::exchange(erased_is_gone_, true)) {
     for (const auto& [text, plan] : Plans()) {
-      if (is_of_it(text) && IsThere(text)) Fail("a tenant is forgotten, and something of it is there");
+      if (is_of_it(text) && IsThere(text)) Fail("a tenant is erased, and something of it is there");
     }
   }
-  if (!done && !(gone && world_.bug == Bug::kForgetsTooEarly)) return;
+  if (!done && !(gone && world_.bug == Bug::kErasesTooEarly)) return;
   for (const auto& [text, plan] : Plans()) {
-    if (is_of_it(text)) forgotten_[text] = report_.step;
+    if (is_of_it(text)) erased_[text] = report_.step;
   }
-  forgetting_ = nullptr;
-  Reach(Event::kForgotten);
+  erasure_ = nullptr;
+  Reach(Event::kErased);
 }
 
 bool Driver::IsThere(const Text& text) {
@@ -52,10 +52,10 @@ bool Driver::IsThere(const Text& text) {
   return !cache().Where(text.first, plan.key, plan.shard).empty();
 }
 
-// What was acknowledged as forgotten does not come back, with a crash or without one.
-void Driver::CheckForgotten() {
-  for (const auto& [text, step] : forgotten_) {
-    if (IsThere(text)) return Fail("what was forgotten is there again");
+// What was acknowledged as erased does not come back, with a crash or without one.
+void Driver::CheckErased() {
+  for (const auto& [text, step] : erased_) {
+    if (IsThere(text)) return Fail("what was erased is there again");
   }
 }
 
@@ -84,16 +84,16 @@ void Driver::CheckDamage() {
 // The disk is well: what was begun ends.
 void Driver::ConcludeUpkeep() {
   storage::Scrubber& scrubber = cache().upkeep().scrubber();
-  for (int round = 0; scrubber.report().running || forgetting_ != nullptr; ++round) {
+  for (int round = 0; scrubber.report().running || erasure_ != nullptr; ++round) {
     if (round == kRounds) return Fail("an operator's work does not end");
     world_.clock.Advance(kSecond);
     scrubber.Tick();
-    if (forgetting_ != nullptr) GoOnForgetting();
+    if (erasure_ != nullptr) GoOnErasure();
     if (round % 8 == 0) cache().Tick();
     RunAll();
   }
   CheckDamage();
-  CheckForgotten();
+  CheckErased();
 }
 
 }  // namespace ashlar::simulation

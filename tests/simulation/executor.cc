@@ -47,7 +47,7 @@ void SimulatedExecutor::Proceed(uint64_t draw, bool drop_completion) {
   ended.done();
 }
 
-void SimulatedExecutor::Forget() {
+void SimulatedExecutor::Erase() {
   while (waiting_.Take()) {
   }
   of_tenant_.clear();

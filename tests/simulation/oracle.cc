@@ -61,10 +61,10 @@ void Driver::CheckHit(const Text& text, const Found& found, std::optional<Nanos>
 }
 
 // A look-up that was begun before keeps what it had found by then, as leases do, and those who attach to them.
-void Driver::CheckNotForgotten(const Text& text, uint64_t begun_at_step) {
+void Driver::CheckNotErased(const Text& text, uint64_t begun_at_step) {
   for (const Text& part : BundleOf(text)) {
-    const auto forgotten = forgotten_.find(part);
-    if (forgotten != forgotten_.end() && forgotten->second <= begun_at_step) Fail("found what was forgotten");
+    const auto erased = erased_.find(part);
+    if (erased != erased_.end() && erased->second <= begun_at_step) Fail("found what was erased");
   }
 }
 

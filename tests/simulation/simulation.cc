@@ -38,7 +38,7 @@ constexpr const char* kEventNames[kEvents] = {"prefixes landed",   "conversation
                                               "spans kept",        "composed",
                                               "not composed",      "shared pages filled",
                                               "shared pages read", "pages reclaimed",
-                                              "expired",           "forgotten"};
+                                              "expired",           "erased"};
 
 }  // namespace
 

@@ -23,7 +23,7 @@
 // published; nothing crosses tenants or conversations, and nothing is found that was not offered; leased data and
 // requests' pages stay, and data that nobody holds never blocks; budgets hold at every step; overdue items end, and
 // nothing else does; no tenant's work waits while more of another's begins than its turn; acknowledged objects are
-// there after a crash, and forgotten ones are not; nobody waits for a disk that hangs; a disk that is well again is
+// there after a crash, and erased ones are not; nobody waits for a disk that hangs; a disk that is well again is
 // written again by itself; and every call is answered, once.
 //
 // A run of many seeds in parts, on a machine that is needed for other things meanwhile:
@@ -54,14 +54,14 @@ enum class Bug {
   kMixesConversations,      // promise 2: a conversation's states are stored under another one's name
   kComposesInAnotherOrder,  // promise 8
   kWritesRefusedStates,     // promise 8: a composition that cannot be had is begun all the same
-  kForgetsPagePins,         // promise 3: pages are given to others while a landing still writes to them
-  kForgetsDeadlines,        // overdue items stay
+  kErasesPagePins,          // promise 3: pages are given to others while a landing still writes to them
+  kErasesDeadlines,         // overdue items stay
   kExpiresEarly,            // objects within their time to live end
   kServesInOrder,           // promise 9: work begins in the order in which it came, whosever it is
   kIgnoresShares,           // promise 9: a tenant may have any number of calls in flight
-  kForgetsSlices,           // promise 6: a call that was begun in slices is not gone on with
+  kDropsSlices,             // promise 6: a call that was begun in slices is not gone on with
   kRefusesProbes,           // promise 10: a disk that is well again refuses what is tried on it
-  kForgetsTooEarly,         // what is to be forgotten is acknowledged before the disk has done so
+  kErasesTooEarly,          // what is to be erased is acknowledged before the disk has done so
   kHidesHangs,              // promise 10: nobody is told that the disk hangs
 };
 
@@ -109,7 +109,7 @@ enum class Event : uint8_t {
   kPagesShared,
   kPagesReclaimed,
   kExpired,
-  kForgotten,  // a tenant, for good
+  kErased,  // a tenant, for good
 };
 inline constexpr size_t kEvents = 12;
 

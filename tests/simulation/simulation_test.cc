@@ -174,14 +174,14 @@ constexpr const char* kBugNames[] = {"None",
                                      "MixesConversations",
                                      "ComposesInAnotherOrder",
                                      "WritesRefusedStates",
-                                     "ForgetsPagePins",
-                                     "ForgetsDeadlines",
+                                     "ErasesPagePins",
+                                     "ErasesDeadlines",
                                      "ExpiresEarly",
                                      "ServesInOrder",
                                      "IgnoresShares",
-                                     "ForgetsSlices",
+                                     "ErasesSlices",
                                      "RefusesProbes",
-                                     "ForgetsTooEarly",
+                                     "ErasesTooEarly",
                                      "HidesHangs"};
 
 std::vector<Bug> AllBugs() {

@@ -129,8 +129,8 @@ void World::CrashAndRestart() {
   cache.reset();
   mover.reset();
   ssd.reset();
-  executor.Forget();
-  io.Forget();
+  executor.Erase();
+  io.Erase();
   io.Hang(false);
   if (hbm != nullptr) faulty_hbm->Empty();
   faulty_dram->Empty();

@@ -79,7 +79,7 @@ absl::StatusOr<Answer> Unpin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Evict(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Warm(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Ls(const Arguments& arguments, AdminClient& client);
-absl::StatusOr<Answer> Forget(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Erase(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Verify(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Reload(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Drain(const Arguments& arguments, AdminClient& client);

@@ -73,6 +73,9 @@ class Parser {
   }
 
   absl::StatusOr<CommandLine> Parse(const std::vector<std::string>& words) {
+    if (!words.empty() && words[0] == "forget") {
+      return absl::InvalidArgumentError("forget: this command has been renamed; run ashlarctl erase");
+    }
     const absl::Status parsed = command_line::ParseWords(app_, words, line_.printed);
     if (!parsed.ok()) return parsed;
     if (line_.printed) return line_;

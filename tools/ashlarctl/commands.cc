@@ -57,7 +57,7 @@ std::vector<Command> CommandsOnMany() {
         {"limit", "N", "at most so many, 1000 if not given", {}},
         {"after", "CURSOR", "go on behind an earlier listing, which said where", {}}},
        Ls},
-      {"forget",
+      {"erase",
        "",
        "ends all that is cached, and known, of a tenant or of a model",
        "Look-ups that begin then find nothing of it; one that began before keeps what it found, and leased bytes leave "
@@ -71,7 +71,7 @@ std::vector<Command> CommandsOnMany() {
         {"dry-run", "", "only say how much it is, on this node", {}},
         {"this-node", "", "other nodes of the cluster keep theirs, and may give it to this one again", {}},
         {"seconds", "S", "how long it waits for disks and other nodes, 60 if not given", {}}},
-       Forget},
+       Erase},
       {"verify",
        "",
        "verifies the checksums of all copies in all tiers, at a bounded rate",

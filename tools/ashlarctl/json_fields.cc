@@ -122,7 +122,7 @@ std::map<std::string, FieldList> Table() {
         {"objects[].of_shards", "1: the whole object"},
         {"next", "where --after goes on; null: there is no more"},
         {"more", ""}}},
-      {"forget",
+      {"erase",
        {{"dry_run", ""},
         {"objects", "of this node, that were ended, or would be"},
         {"bytes", "of these"},

@@ -45,6 +45,7 @@ std::string RefusalOf(const std::vector<std::string>& words) {
 TEST(CommandLine, ArgumentsThatACommandDoesNotTakeAreNamed) {
   EXPECT_THAT(RefusalOf({"stats", "file"}), HasSubstr("file: unknown argument of ashlarctl stats"));
   EXPECT_THAT(RefusalOf({"stats", "--hard"}), HasSubstr("--hard: unknown option of ashlarctl stats"));
+  EXPECT_EQ(RefusalOf({"forget", "--tenant", "t"}), "forget: this command has been renamed; run ashlarctl erase");
   EXPECT_THAT(RefusalOf({"stauts"}), HasSubstr("stauts: unknown command of ashlarctl; did you mean status?"));
   EXPECT_THAT(RefusalOf({"pin", "--untill=2030"}), HasSubstr("did you mean --until?"));
   EXPECT_THAT(RefusalOf({"pin", "--until"}), HasSubstr("--until: 1 required TIME missing"));

@@ -1,4 +1,4 @@
-// ashlarctl ls, forget, verify, reload: what an operator does with many objects, and with the configuration.
+// ashlarctl ls, erase, verify, reload: what an operator does with many objects, and with the configuration.
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ using nlohmann::json;
 constexpr uint64_t kDefaultLimit = 1000;
 constexpr uint32_t kPage = 1000;
 constexpr std::chrono::milliseconds kUpkeepPoll{200};
-constexpr double kForgetPatience = 60, kOneCall = 10, kMostPatience = 366.0 * 24 * 3600;
+constexpr double kErasePatience = 60, kOneCall = 10, kMostPatience = 366.0 * 24 * 3600;
 
 std::string KindName(uint32_t kind) {
   return std::string(Name(static_cast<ObjectKind>(kind)));
@@ -114,7 +114,7 @@ absl::StatusOr<v1::ListRequest> ListingOf(const Arguments& arguments, AdminClien
   return request;
 }
 
-Answer Described(const v1::ForgetReply& reply, bool dry_run) {
+Answer Described(const v1::EraseReply& reply, bool dry_run) {
   Answer answer{.json = {{"dry_run", dry_run},
                          {"objects", reply.objects()},
                          {"bytes", reply.bytes()},
@@ -130,15 +130,15 @@ Answer Described(const v1::ForgetReply& reply, bool dry_run) {
     answer.json["tiers"][TierName(tier.tier())] = tier.bytes();
     absl::StrAppend(&tiers, tiers.empty() ? ": " : ", ", TierName(tier.tier()), " ", Bytes(tier.bytes()));
   }
-  answer.text = absl::StrCat(dry_run ? "would forget " : "forgotten: ", reply.objects(), " objects, ",
-                             Bytes(reply.bytes()), tiers, "\n");
+  answer.text = absl::StrCat(dry_run ? "would erase " : "erased: ", reply.objects(), " objects, ", Bytes(reply.bytes()),
+                             tiers, "\n");
   if (reply.leased_objects() > 0) {
     absl::StrAppend(&answer.text, reply.leased_objects(), " of them are in use: ", Bytes(reply.leased_bytes()),
                     " leave", dry_run ? "" : "s", " memory with their leases\n");
   }
   if (dry_run) return answer;
   std::vector<std::string> waits;
-  for (const v1::ForgetNode& node : reply.nodes()) {
+  for (const v1::EraseNode& node : reply.nodes()) {
     answer.json["nodes"].push_back({{"node", node.node()}, {"done", node.done()}});
     if (!node.done()) waits.push_back(node.node());
   }
@@ -147,8 +147,8 @@ Answer Described(const v1::ForgetReply& reply, bool dry_run) {
     absl::StrAppend(&answer.text, "not acknowledged yet, and it may come back from there: ", absl::StrJoin(waits, ", "),
                     ". Call again.\n");
   } else if (reply.nodes_size() > 0) {
-    absl::StrAppend(&answer.text, "forgotten by all ", reply.nodes_size(),
-                    " nodes that are present; one that is away forgets when it comes back, within 30 days\n");
+    absl::StrAppend(&answer.text, "erased by all ", reply.nodes_size(),
+                    " nodes that are present; one that is away erases when it comes back, within 30 days\n");
   } else if (!reply.done()) {
     answer.failed = true;
     absl::StrAppend(&answer.text,
@@ -262,11 +262,11 @@ absl::StatusOr<Answer> Ls(const Arguments& arguments, AdminClient& client) {
   return answer;
 }
 
-absl::StatusOr<Answer> Forget(const Arguments& arguments, AdminClient& client) {
+absl::StatusOr<Answer> Erase(const Arguments& arguments, AdminClient& client) {
   if (!arguments.Has("tenant") && !arguments.Has("namespace")) {
     return Invalid("--tenant: either it or --namespace is required");
   }
-  v1::ForgetRequest request;
+  v1::EraseRequest request;
   request.set_tenant(arguments.Get("tenant"));
   const absl::StatusOr<std::string> ns = NamespaceBytes(arguments, client);
   if (!ns.ok()) return ns.status();
@@ -274,17 +274,17 @@ absl::StatusOr<Answer> Forget(const Arguments& arguments, AdminClient& client) {
   request.set_dry_run(arguments.Has("dry-run"));
   request.set_this_node(arguments.Has("this-node"));
   request.set_wait_seconds(kOneCall);
-  double seconds = kForgetPatience;
+  double seconds = kErasePatience;
   if (arguments.Has("seconds") && (!absl::SimpleAtod(arguments.Get("seconds"), &seconds) || !std::isfinite(seconds) ||
                                    seconds <= 0 || seconds > kMostPatience)) {
     return Invalid("--seconds: not a number of seconds, at most a year");
   }
   const std::chrono::duration<double> patience(seconds);
   const auto begin = std::chrono::steady_clock::now();
-  v1::ForgetReply reply;
+  v1::EraseReply reply;
   do {
-    if (absl::Status status = client.Forget(request, &reply); !status.ok()) return status;
-    request.set_forgetting(reply.forgetting());
+    if (absl::Status status = client.Erase(request, &reply); !status.ok()) return status;
+    request.set_erasure(reply.erasure());
   } while (!request.dry_run() && !reply.done() && std::chrono::steady_clock::now() - begin < patience);
   return Described(reply, request.dry_run());
 }

@@ -62,7 +62,7 @@ class Loop {
       layer_seconds_.push_back(profile[Part::kRecurrence]);
     }
   }
-  void Forget() { seconds_.clear(), layer_seconds_.clear(); }
+  void Erase() { seconds_.clear(), layer_seconds_.clear(); }
   // Means over whole rounds of a buffer, medians of which are taken: {token, layers}.
   std::pair<double, double> Times(int32_t round) const {
     const auto of = [&](const std::vector<double>& times) {
@@ -114,7 +114,7 @@ nlohmann::json Compare(const Options& options, const refengine::Model& model, co
   const int64_t tokens = int64_t{round} * (3 * options.repetitions + 2);
   Loop recurrent(model, workers, {}, tokens), buffered(model, workers, way, tokens);
   for (int i = -1; i < 3 * options.repetitions; ++i) {
-    if (i == 0) recurrent.Forget(), buffered.Forget();  // warm
+    if (i == 0) recurrent.Erase(), buffered.Erase();  // warm
     recurrent.Decode(round);
     buffered.Decode(round);
   }

@@ -17,7 +17,7 @@ class DiskEngine {
  public:
   virtual ~DiskEngine() = default;
 
-  // Forgets all values and stores `values` of `value_bytes` each, a multiple of an extent.
+  // Erases all values and stores `values` of `value_bytes` each, a multiple of an extent.
   virtual absl::Status Fill(size_t values, uint64_t value_bytes) = 0;
   // Writes or reads all values, each once, in this order, `depth` of them at a time. Returns when all are done.
   virtual absl::Status Write(const std::vector<uint32_t>& order, int depth) = 0;

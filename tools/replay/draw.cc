@@ -25,10 +25,11 @@ std::string Quoted(const std::string& text) {
 
 std::string Script(const Curves& curves) {
   const size_t panels = curves.panels.size();
-  std::string script = absl::StrCat(
-      "set terminal svg noenhanced size 900,", 420 * panels, " font 'sans,12' background 'white'\nset multiplot layout ", panels, ",1 title ", Quoted(curves.title),
-      "\nset key outside right\nset grid\nset xlabel ", Quoted(curves.x), "\nset ylabel ", Quoted(curves.y),
-      "\nset yrange [0:*]\n", curves.logarithmic ? "set logscale x 2\n" : "");
+  std::string script = absl::StrCat("set terminal svg noenhanced size 900,", 420 * panels,
+                                    " font 'sans,12' background 'white'\nset multiplot layout ", panels, ",1 title ",
+                                    Quoted(curves.title), "\nset key outside right\nset grid\nset xlabel ",
+                                    Quoted(curves.x), "\nset ylabel ", Quoted(curves.y), "\nset yrange [0:*]\n",
+                                    curves.logarithmic ? "set logscale x 2\n" : "");
   for (const Curves::Panel& panel : curves.panels) {
     absl::StrAppend(&script, "set title ", Quoted(panel.title), "\nplot ");
     for (size_t i = 0; i < panel.curves.size(); ++i) {

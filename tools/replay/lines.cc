@@ -14,7 +14,7 @@ namespace ashlar::replay {
 namespace {
 
 constexpr size_t kLongestLine = size_t{256} << 20;  // bytes; a conversation of millions of tokens is shorter
-constexpr int kLargestWindow = 27;  // log2: what `zstd --long=27` writes
+constexpr int kLargestWindow = 27;                  // log2: what `zstd --long=27` writes
 
 std::string Resolve(const std::string& path) {
   return !std::filesystem::exists(path) && std::filesystem::exists(path + ".zst") ? path + ".zst" : path;

@@ -99,7 +99,7 @@ class SegmentReplay {
   bool Find(const std::vector<int32_t>& text, uint64_t begin);
   void Publish(std::vector<int32_t> text);
   Object& Keep(uint64_t bytes, storage::Reuse reuse, const storage::Reuse* gone);
-  void Forget(Object& object);
+  void Erase(Object& object);
   void FindPrefix(std::span<const int32_t> tokens);
   void PublishPrefixes(std::span<const int32_t> tokens);
   void GonePrefix(storage::PrefixNode& node);
@@ -209,9 +209,9 @@ SegmentReplay::Object& SegmentReplay::Keep(uint64_t bytes, storage::Reuse reuse,
   return *kept_.emplace(id, std::move(object)).first->second;
 }
 
-void SegmentReplay::Forget(Object& object) {
+void SegmentReplay::Erase(Object& object) {
   reuse_.GivenUp(0, object.ranked.reuse);
-  order_->Forget(object.rank);
+  order_->Erase(object.rank);
   if (object.prefix != nullptr) {
     by_prefix_.erase(object.prefix);
   } else {
@@ -254,7 +254,7 @@ void SegmentReplay::PublishPrefixes(std::span<const int32_t> tokens) {
 
 void SegmentReplay::GonePrefix(storage::PrefixNode& node) {
   const auto found = by_prefix_.find(&node);
-  if (found != by_prefix_.end()) Forget(*kept_.at(found->second));
+  if (found != by_prefix_.end()) Erase(*kept_.at(found->second));
 }
 
 bool SegmentReplay::EvictFor(uint64_t bytes) {
@@ -267,7 +267,7 @@ bool SegmentReplay::EvictFor(uint64_t bytes) {
     if (victims.empty()) return false;
     Object& victim = *kept_.at(victims.front()->id);
     if (victim.prefix == nullptr) {
-      Forget(victim);
+      Erase(victim);
       continue;
     }
     std::vector<int32_t> tokens;

@@ -6,13 +6,14 @@
  * know is zero. In an array all elements have the size of the first.
  *
  * Errors. Calls return a code: ASHLAR_OK, one of the three that are no errors, or an error, whose text
- * ashlar_error_message() returns to the thread that made the call. ASHLAR_INVALID_ARGUMENT begins with the field's name,
- * and nothing has changed. A cache failure is a miss, never an error.
+ * ashlar_error_message() returns to the thread that made the call. ASHLAR_INVALID_ARGUMENT begins with the field's
+ * name, and nothing has changed. A cache failure is a miss, never an error.
  *
- * Memory. The library gives out handles, which *_end and ashlar_close take back (null is allowed), and pointers into its
- * own memory, valid as long as said. It keeps no pointer of the caller's longer than said there.
+ * Memory. The library gives out handles, which *_end and ashlar_close take back (null is allowed), and pointers into
+ * its own memory, valid as long as said. It keeps no pointer of the caller's longer than said there.
  *
- * Threads. A cache may be used by any thread, a request and a job by one thread at a time. Handles may end in any order.
+ * Threads. A cache may be used by any thread, a request and a job by one thread at a time. Handles may end in any
+ * order.
  */
 #ifndef ASHLAR_H
 #define ASHLAR_H
@@ -84,7 +85,8 @@ ASHLAR_API int32_t ashlar_start_serve_prefill(ashlar_cache* cache, uint32_t wait
                                               ashlar_job** job);
 ASHLAR_API int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out);
 /* Return how many pages were written to `pages`. The first waits up to timeout_ms. */
-ASHLAR_API uint64_t ashlar_take_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity, uint32_t timeout_ms);
+ASHLAR_API uint64_t ashlar_take_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity,
+                                            uint32_t timeout_ms);
 ASHLAR_API uint64_t ashlar_poll_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity);
 /* Of one group of layers, where groups number their pages apart; the calls above take the first. 0 does not wait. */
 ASHLAR_API uint64_t ashlar_take_quiet_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
@@ -100,8 +102,8 @@ ASHLAR_API int32_t ashlar_request_segment(const ashlar_request* request, uint32_
 ASHLAR_API uint32_t ashlar_request_missing_count(const ashlar_request* request);
 ASHLAR_API int32_t ashlar_request_missing(const ashlar_request* request, uint32_t index, ashlar_run* out);
 /* outcome (ashlar_publish_name) may be null. */
-ASHLAR_API int32_t ashlar_request_publish(ashlar_request* request, uint32_t missing, const ashlar_computed_run* computed,
-                                          uint8_t* outcome);
+ASHLAR_API int32_t ashlar_request_publish(ashlar_request* request, uint32_t missing,
+                                          const ashlar_computed_run* computed, uint8_t* outcome);
 ASHLAR_API int32_t ashlar_request_start_publish(ashlar_request* request, uint32_t missing,
                                                 const ashlar_computed_run* computed, uint8_t* outcome,
                                                 ashlar_job** job);
@@ -118,7 +120,8 @@ ASHLAR_API uint32_t ashlar_request_elsewhere(const ashlar_request* request);
 /* Waits for them. ASHLAR_RESTART: there are more missing runs, at the end; compute them, and call it again.
  * ASHLAR_PENDING: not all have come in time. ASHLAR_OK: nothing is left to wait for. Then look again. */
 ASHLAR_API int32_t ashlar_request_wait_cold(ashlar_request* request, uint32_t timeout_ms);
-/* Does not wait: ashlar_job_result has the code. Other calls on the request say ASHLAR_PENDING until the job is over. */
+/* Does not wait: ashlar_job_result has the code. Other calls on the request say ASHLAR_PENDING until the job is over.
+ */
 ASHLAR_API int32_t ashlar_request_start_wait_cold(ashlar_request* request, uint32_t timeout_ms, ashlar_job** job);
 ASHLAR_API int32_t ashlar_request_look_again(ashlar_request* request, const int32_t* page_table, uint64_t page_count);
 ASHLAR_API int32_t ashlar_request_start_look_again(ashlar_request* request, const int32_t* page_table,

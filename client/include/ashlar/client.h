@@ -122,7 +122,7 @@ struct MatchAndLanding {
 };
 
 // The right, and the duty, to publish one object. An engine that cannot fill it calls Model::Abandon; one that is
-// forgotten is reclaimed after the daemon's leases.reservation_seconds. Each Publish of the session renews its other
+// erased is reclaimed after the daemon's leases.reservation_seconds. Each Publish of the session renews its other
 // reservations, up to ten times that.
 struct Reservation {
   ReserveOutcome outcome = ReserveOutcome::kUnavailable;

@@ -46,8 +46,9 @@ struct Prompt {
 // exponents in view.heads may change. The verdict vouches for the bytes that tuples point to: a landing checks them,
 // and afterwards the lease holds until it is released. The library tells
 // the daemon once, within two seconds, that a match is held; a match of which it could not ends after the daemon's
-// leases.unused_seconds, and its memory may then be given to other objects. All end with the session. A checkpoint's heads have form kZero: the state before it does not matter.
-// view.position is the segment's first position in the prompt.
+// leases.unused_seconds, and its memory may then be given to other objects. All end with the session. A checkpoint's
+// heads have form kZero: the state before it does not matter. view.position is the segment's first position in the
+// prompt.
 //
 // If the hbm tier lies on a GPU, states, transitions and tails lie there too: `memory` says so, and their pointers are
 // for that GPU's kernels and copies. GPU memory, unlike any other, is not protected against writing: an engine that

@@ -1,5 +1,5 @@
-// Arguments from Python, read by name. A value that cannot be taken raises TypeError (another type) or ValueError (out of
-// range), whose message begins with the argument's name.
+// Arguments from Python, read by name. A value that cannot be taken raises TypeError (another type) or ValueError (out
+// of range), whose message begins with the argument's name.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -88,8 +88,8 @@ engine::Code Checked(const engine::Status& status);
 // "prompts[0].segment_lengths[2]: …" is Python's "segments[2]: …".
 std::string InPythonsNames(std::string_view message);
 
-// An argument that the bound function reads by name itself: nanobind's own errors list signatures. One that is left out is
-// None, and refused as such where it is needed.
+// An argument that the bound function reads by name itself: nanobind's own errors list signatures. One that is left out
+// is None, and refused as such where it is needed.
 inline auto Any(const char* name) {
   return nb::arg(name).none() = nb::none();
 }

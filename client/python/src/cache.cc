@@ -113,8 +113,8 @@ struct ReadOptions {
   template <typename Number, typename Descriptor>
   void ReadMemory(nb::handle options, Number number, Descriptor descriptor) {
     engine::Memory& memory = open.memory;
-    memory.kind =
-        static_cast<engine::MemoryKind>(MemberOf("memory_kind", options.attr("memory_kind"), "ashlar.cache", "MemoryKind"));
+    memory.kind = static_cast<engine::MemoryKind>(
+        MemberOf("memory_kind", options.attr("memory_kind"), "ashlar.cache", "MemoryKind"));
     memory.pages = number("pages");
     for (const nb::handle place : Elements("places", options.attr("places"), "a sequence of ashlar.PagePlace")) {
       places.push_back(ReadPlace(At("places", places.size()), place));
@@ -258,18 +258,19 @@ std::vector<std::string> Commit(PyCache& self, nb::handle request, nb::handle to
   const std::vector<engine::Media> inputs = ReadMedia(media);
   const std::string secret = Bytes("salt", salt);
   std::vector<uint8_t> outcomes(read.offers.size());
-  engine::Text text{.request = of == nullptr ? nullptr : of->request.shared().get(),
-                    .tokens = given.data(),
-                    .token_count = given.size(),
-                    .prompt_tokens = prompt_tokens.is_none() ? given.size() : Whole<uint64_t>("prompt_tokens", prompt_tokens),
-                    .checkpoints = read.offers.data(),
-                    .checkpoint_count = static_cast<uint32_t>(read.offers.size()),
-                    .composed = Flag("composed", composed),
-                    .outcomes = outcomes.data(),
-                    .media = inputs.data(),
-                    .media_count = inputs.size(),
-                    .salt = secret.data(),
-                    .salt_bytes = secret.size()};
+  engine::Text text{
+      .request = of == nullptr ? nullptr : of->request.shared().get(),
+      .tokens = given.data(),
+      .token_count = given.size(),
+      .prompt_tokens = prompt_tokens.is_none() ? given.size() : Whole<uint64_t>("prompt_tokens", prompt_tokens),
+      .checkpoints = read.offers.data(),
+      .checkpoint_count = static_cast<uint32_t>(read.offers.size()),
+      .composed = Flag("composed", composed),
+      .outcomes = outcomes.data(),
+      .media = inputs.data(),
+      .media_count = inputs.size(),
+      .salt = secret.data(),
+      .salt_bytes = secret.size()};
   const PageTables pages("page_table", page_table, self.model->groups);
   pages.Put(text);
   ReadBytes("conversation", conversation, text.conversation);
@@ -360,7 +361,8 @@ void ComputeAlone(PyCache& self, nb::handle of, nb::handle missing_run, nb::hand
   std::optional<Strided> kept[2];
   if (runs[missing].transition && transition.is_none()) throw Refused("transition", "needed for this run");
   if (!transition.is_none()) {
-    alone.transition = DataOf<float>("transition", kept[0].emplace(ArrayOf("transition", transition)), widths.transition);
+    alone.transition =
+        DataOf<float>("transition", kept[0].emplace(ArrayOf("transition", transition)), widths.transition);
   }
   if (!decay.is_none()) alone.decay = DataOf<float>("decay", kept[1].emplace(ArrayOf("decay", decay)), widths.decays);
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) { return cache.ComputeAlone(alone); }));
@@ -400,8 +402,8 @@ void BindCache(nb::module_& module) {
            Any("conversation"), Any("needed_in_ms"), Any("media"), Any("cold_parallel"), Any("store_only"), Any("salt"),
            nb::arg("wait") = true)
       .def("land", &Land, nb::arg("type"), Any("plan"), Any("page_table"), Any("present_tokens"), Any("wait"))
-      .def("commit", &Commit, Any("request"), Any("tokens"), Any("prompt_tokens"), Any("checkpoints"), Any("page_table"),
-           Any("conversation"), Any("composed"), Any("media"), Any("salt"))
+      .def("commit", &Commit, Any("request"), Any("tokens"), Any("prompt_tokens"), Any("checkpoints"),
+           Any("page_table"), Any("conversation"), Any("composed"), Any("media"), Any("salt"))
       .def("compute_alone", &ComputeAlone, Any("request"), Any("missing"), Any("layer"), Any("state"), Any("q"),
            Any("k"), Any("v"), Any("g"), Any("beta"), Any("out"), Any("transition"), Any("decay"), Any("norm_epsilon"),
            Any("q_scale"))

@@ -32,9 +32,9 @@ struct OpenedModel {
   size_t groups = 0;  // of layers, in the cache's memory; 0: one page table serves all
 };
 
-// A handle of the client's. Python may close or release it on one thread while a call of another is under way: each call
-// holds it until it has returned. Its end may wait for the daemon, so that the interpreter is released meanwhile. In a
-// forked child every use throws, and closing does nothing.
+// A handle of the client's. Python may close or release it on one thread while a call of another is under way: each
+// call holds it until it has returned. Its end may wait for the daemon, so that the interpreter is released meanwhile.
+// In a forked child every use throws, and closing does nothing.
 template <typename Engine>
 class Held {
  public:

@@ -228,7 +228,8 @@ nb::object ConvTail(PyRequest& self, nb::handle step, nb::handle layer) {
   const auto number = Whole<uint32_t>("layer", layer);
   const LinearWidths& widths = self.model->description.Linear(number);
   engine::Tuple tuple;
-  if (Checked(self.request->StepTuple(Whole<uint32_t>("step", step), number, &tuple)) != Code::kOk || tuple.conv_tail == nullptr) {
+  if (Checked(self.request->StepTuple(Whole<uint32_t>("step", step), number, &tuple)) != Code::kOk ||
+      tuple.conv_tail == nullptr) {
     return nb::none();
   }
   return nb::bytes(static_cast<const char*>(tuple.conv_tail), widths.conv_tail_bytes);
@@ -346,7 +347,8 @@ void BindSegments(nb::class_<PyRequest>& request) {
       .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgainIn>, Any("page_table"),
            nb::sig("def look_again(self, page_table: object) -> Verdict"),
            "Looks up and lands again, in these pages. Segments that miss again are computed in their place.")
-      .def("lose", &Lose, Any("segments"), nb::sig("def lose(self, segments: collections.abc.Sequence[int]) -> Verdict"),
+      .def("lose", &Lose, Any("segments"),
+           nb::sig("def lose(self, segments: collections.abc.Sequence[int]) -> Verdict"),
            "Abandons segments that another rank has missed.");
 }
 

@@ -46,7 +46,7 @@ def test_a_cache_is_closed_while_work_is_awaited_by_a_job(daemon):
     assert serving.result() is None
 
 
-def test_a_handle_that_is_forgotten_lets_others_run_while_it_ends(daemon):
+def test_a_handle_that_is_erased_lets_others_run_while_it_ends(daemon):
     tokens = np.arange(400, dtype=np.int32)
     cache = open_cache(daemon, timeout_ms=300, capture_tokens=16)
     state = np.zeros(512, np.float32)
@@ -57,13 +57,13 @@ def test_a_handle_that_is_forgotten_lets_others_run_while_it_ends(daemon):
     waking = subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {daemon.pid}"])
     ended = threading.Event()
 
-    def forget():
+    def erase():
         nonlocal request, cache
         del request, cache
         gc.collect()
         ended.set()
 
-    thread = threading.Thread(target=forget)
+    thread = threading.Thread(target=erase)
     thread.start()
     counted = 0
     while not ended.is_set():

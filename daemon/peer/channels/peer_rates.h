@@ -22,7 +22,7 @@ class PeerRates {
   bool MayAsk(const std::string& node) const;
   // Nodes that failed to answer and have not answered since.
   std::set<std::string> Failing() const;
-  // Forgets nodes that are not among these, once no copy from them is under way.
+  // Erases nodes that are not among these, once no copy from them is under way.
   void Keep(const std::set<std::string>& nodes);
 
   // A copy of so many bytes begins, and ends, whatever became of it.

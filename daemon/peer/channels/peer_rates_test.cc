@@ -52,7 +52,7 @@ TEST(PeerRatesTest, SaysOfANodeWhatAnOperatorLooksAt) {
   EXPECT_EQ(figures.bytes, kPiece);
 }
 
-TEST(PeerRatesTest, NodesThatHaveGoneAreForgottenOnceNothingOfTheirsIsUnderWay) {
+TEST(PeerRatesTest, NodesThatHaveGoneAreErasedOnceNothingOfTheirsIsUnderWay) {
   PeerRates rates;
   for (const char* node : {"a", "b", "c"}) rates.Came(node, kPiece, kSecond);
   rates.Begins("c", kPiece, 0);

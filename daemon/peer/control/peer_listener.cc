@@ -76,7 +76,7 @@ struct PeerListener::Impl {
         if (id == kListener) {
           AcceptSome(listener, [this](UniqueFd socket) { Take(std::move(socket)); });
         } else if (id != kWake) {
-          Forget(id);
+          Erase(id);
         }
       }
       if (clock.Now() < due) continue;
@@ -104,7 +104,7 @@ struct PeerListener::Impl {
     events.admit(std::move(given), address);
   }
 
-  void Forget(ConnectionId id) {
+  void Erase(ConnectionId id) {
     const auto found = connections.find(id);
     if (found == connections.end()) return;
     const auto count = of_host.find(found->second.host);

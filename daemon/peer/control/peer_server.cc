@@ -119,7 +119,7 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   std::optional<storage::TenantId> FindTenant(const Connection& connection, const std::string& name);
   bool HasGreeted(const std::string& address) const;
   void ConnectionEnded(const std::string& address);
-  void ForgetGreetings();
+  void DropGreetings();
   void JudgeAgain();
   bool MakeServer();
 
@@ -365,7 +365,7 @@ bool PeerServer::Impl::HasGreeted(const std::string& address) const {
 }
 
 // Of connections that ended a while ago.
-void PeerServer::Impl::ForgetGreetings() {
+void PeerServer::Impl::DropGreetings() {
   const storage::Nanos before = clock.Now() - options.check_every;
   std::lock_guard lock(mutex);
   std::erase_if(greeted, [&](const auto& one) { return one.second > 0 && one.second < before; });
@@ -430,7 +430,7 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(Options options, c
   };
   events.ended = [impl = impl.get()](const std::string& address) { impl->ConnectionEnded(address); };
   events.tick = [impl = impl.get()] {
-    impl->ForgetGreetings();
+    impl->DropGreetings();
     impl->JudgeAgain();
   };
   auto listener = PeerListener::Start(impl->options.listen, impl->options.check_every, std::move(events));

@@ -31,23 +31,23 @@ struct Member {
   uint64_t incarnation = 0;
   std::string control_address, transport_address;  // host:port
   std::string version;                             // of the daemon
-  int64_t forgotten = 0;                           // it has done all forgettings up to this revision
+  int64_t erased = 0;                              // it has done all erasures up to this revision
   bool operator==(const Member&) const = default;
 };
 
 // Every node is to end what it has of a tenant, or of one of its namespaces: also one that comes within
-// kForgettingLife.
-struct ClusterForgetting {
+// kErasureLife.
+struct ClusterErasure {
   using Id = std::array<uint8_t, 16>;  // random
   Id id{};
   std::string tenant;             // its name
   std::optional<NamespaceId> ns;  // none: all of the tenant's
   std::string node;               // whose operator asked for it
-  int64_t revision = 0;           // etcd's, by which forgettings have an order
-  bool operator==(const ClusterForgetting&) const = default;
+  int64_t revision = 0;           // etcd's, by which erasures have an order
+  bool operator==(const ClusterErasure&) const = default;
 };
-inline constexpr int64_t kForgettingLifeSeconds = int64_t{30} * 24 * 3600;
-inline constexpr size_t kMostForgettings = 1024;  // that are remembered at a time
+inline constexpr int64_t kErasureLifeSeconds = int64_t{30} * 24 * 3600;
+inline constexpr size_t kMostErasures = 1024;  // that are remembered at a time
 
 // The facts by which a node chooses among holders.
 struct Holding {
@@ -101,8 +101,8 @@ struct DirectoryEvents {
   std::function<void()> members_changed;
   // etcd lost what this node announced, or never had it: all of it is to be announced again, as there is Room().
   std::function<void()> announce_again;
-  // Some came or ended, or what this node said it has done is to be said again (Forgot).
-  std::function<void()> forgettings_changed;
+  // Some came or ended, or what this node said it has done is to be said again (Erased).
+  std::function<void()> erasures_changed;
   std::function<void(const DirectoryHealth&)> health_changed;
 };
 
@@ -137,15 +137,15 @@ class Directory {
   virtual std::vector<uint64_t> SpanEnds(const NamespaceId& ns, uint64_t begin, uint64_t end, size_t most) const = 0;
 
   // Tells all nodes, and those that come later. `done` is called once: OK when the directory has it for good.
-  // UNAVAILABLE: it cannot be reached, and nobody may have been told. RESOURCE_EXHAUSTED: there are kMostForgettings.
+  // UNAVAILABLE: it cannot be reached, and nobody may have been told. RESOURCE_EXHAUSTED: there are kMostErasures.
   // On any thread.
-  virtual void Forget(const ClusterForgetting& forgetting, std::function<void(const absl::Status&)> done) = 0;
+  virtual void Erase(const ClusterErasure& erasure, std::function<void(const absl::Status&)> done) = 0;
   // Rising by revision; as last known while the directory is away.
-  virtual std::vector<ClusterForgetting> Forgettings() const = 0;
+  virtual std::vector<ClusterErasure> Erasures() const = 0;
   // This node has done all up to that revision, and says so to the others.
-  virtual void Forgot(int64_t revision) = 0;
-  // A present member has not done a forgetting of this namespace: what nodes send of it may be what is to be forgotten.
-  virtual bool BeingForgotten(const std::string& tenant, const NamespaceId& ns) const = 0;
+  virtual void Erased(int64_t revision) = 0;
+  // A present member has not done an erasure of this namespace: what nodes send of it may be what is to be erased.
+  virtual bool BeingErased(const std::string& tenant, const NamespaceId& ns) const = 0;
 
   // Present members, this node first. While etcd is away: as last known.
   virtual std::vector<std::shared_ptr<const Member>> Members() const = 0;

@@ -72,17 +72,17 @@ std::optional<uint64_t> DirectoryKeys::ReadMember(absl::string_view key) const {
   return ReadBigEndian(key.substr(head));
 }
 
-std::string DirectoryKeys::Forgettings() const {
+std::string DirectoryKeys::Erasures() const {
   return prefix_ + "f";
 }
 
-std::string DirectoryKeys::ForgettingKey(const ClusterForgetting::Id& id) const {
-  return Forgettings() + std::string(id.begin(), id.end());
+std::string DirectoryKeys::ErasureKey(const ClusterErasure::Id& id) const {
+  return Erasures() + std::string(id.begin(), id.end());
 }
 
-std::optional<ClusterForgetting::Id> DirectoryKeys::ReadForgetting(absl::string_view key) const {
-  ClusterForgetting::Id id;
-  const std::string prefix = Forgettings();
+std::optional<ClusterErasure::Id> DirectoryKeys::ReadErasure(absl::string_view key) const {
+  ClusterErasure::Id id;
+  const std::string prefix = Erasures();
   if (key.size() != prefix.size() + id.size() || !absl::StartsWith(key, prefix)) return std::nullopt;
   std::copy(key.begin() + static_cast<ptrdiff_t>(prefix.size()), key.end(), id.begin());
   return id;
@@ -175,25 +175,25 @@ std::optional<Holding> DecodeHolding(absl::string_view value, const EntryId& id)
   return holding;
 }
 
-std::string EncodeForgetting(const ClusterForgetting& forgetting) {
-  v1::DirectoryForgetting message;
-  message.set_tenant(forgetting.tenant);
-  if (forgetting.ns.has_value()) message.set_ns(forgetting.ns->bytes.data(), forgetting.ns->bytes.size());
-  message.set_node(forgetting.node);
+std::string EncodeErasure(const ClusterErasure& erasure) {
+  v1::DirectoryErasure message;
+  message.set_tenant(erasure.tenant);
+  if (erasure.ns.has_value()) message.set_ns(erasure.ns->bytes.data(), erasure.ns->bytes.size());
+  message.set_node(erasure.node);
   return message.SerializeAsString();
 }
 
-std::optional<ClusterForgetting> DecodeForgetting(absl::string_view value) {
-  v1::DirectoryForgetting message;
+std::optional<ClusterErasure> DecodeErasure(absl::string_view value) {
+  v1::DirectoryErasure message;
   if (!message.ParseFromArray(value.data(), static_cast<int>(value.size())) || message.tenant().empty()) {
     return std::nullopt;
   }
-  ClusterForgetting forgetting{.tenant = message.tenant(), .node = message.node()};
-  if (message.ns().empty()) return forgetting;
-  NamespaceId& ns = forgetting.ns.emplace();
+  ClusterErasure erasure{.tenant = message.tenant(), .node = message.node()};
+  if (message.ns().empty()) return erasure;
+  NamespaceId& ns = erasure.ns.emplace();
   if (message.ns().size() != ns.bytes.size()) return std::nullopt;
   std::memcpy(ns.bytes.data(), message.ns().data(), ns.bytes.size());
-  return forgetting;
+  return erasure;
 }
 
 std::string EncodeMember(const Member& member) {
@@ -202,7 +202,7 @@ std::string EncodeMember(const Member& member) {
   message.set_control_address(member.control_address);
   message.set_transport_address(member.transport_address);
   message.set_version(member.version);
-  message.set_forgotten(member.forgotten);
+  message.set_erased(member.erased);
   return message.SerializeAsString();
 }
 
@@ -216,7 +216,7 @@ std::optional<Member> DecodeMember(absl::string_view value, uint64_t incarnation
                 .control_address = message.control_address(),
                 .transport_address = message.transport_address(),
                 .version = message.version(),
-                .forgotten = message.forgotten()};
+                .erased = message.erased()};
 }
 
 }  // namespace ashlar::daemon

@@ -2,7 +2,7 @@
 //
 //   P "m" incarnation                          a member; under its lease
 //   P "e" namespace key incarnation shard      an object that this incarnation holds; under no lease
-//   P "f" id                                   a forgetting; under a lease of its own, which nobody keeps
+//   P "f" id                                   an erasure; under a lease of its own, which nobody keeps
 //
 // Namespace and key are the first 16 bytes of their digests, which are uniform: nobody finds another text with the same
 // ones, and who did would only send a fetch, which gives the whole key, to a node that then has nothing.
@@ -43,9 +43,9 @@ class DirectoryKeys {
   std::string MemberKey(uint64_t incarnation) const;
   std::optional<uint64_t> ReadMember(absl::string_view key) const;  // the incarnation
 
-  std::string Forgettings() const;  // the prefix of all of them
-  std::string ForgettingKey(const ClusterForgetting::Id& id) const;
-  std::optional<ClusterForgetting::Id> ReadForgetting(absl::string_view key) const;
+  std::string Erasures() const;  // the prefix of all of them
+  std::string ErasureKey(const ClusterErasure::Id& id) const;
+  std::optional<ClusterErasure::Id> ReadErasure(absl::string_view key) const;
 
   std::string Entries() const;  // the prefix of all of them
   std::string EntriesOf(const ShortDigest& ns) const;
@@ -76,8 +76,8 @@ std::string EncodeHolding(const Holding& holding);
 std::optional<Holding> DecodeHolding(absl::string_view value, const EntryId& id);
 
 // Without id and revision, which the key has. None: it names no tenant, or a namespace that is none.
-std::string EncodeForgetting(const ClusterForgetting& forgetting);
-std::optional<ClusterForgetting> DecodeForgetting(absl::string_view value);
+std::string EncodeErasure(const ClusterErasure& erasure);
+std::optional<ClusterErasure> DecodeErasure(absl::string_view value);
 
 std::string EncodeMember(const Member& member);
 std::optional<Member> DecodeMember(absl::string_view value, uint64_t incarnation);

@@ -99,11 +99,11 @@ TEST(DirectoryKeys, AnyBytesAreReadOrRefused) {
       EXPECT_LE(holding->bytes, kMostHoldingBytes);
     }
     DecodeMember(bytes, 1);
-    if (const auto forgetting = DecodeForgetting(bytes)) {
-      EXPECT_EQ(DecodeForgetting(EncodeForgetting(*forgetting)), forgetting);
-      EXPECT_FALSE(forgetting->tenant.empty());
+    if (const auto erasure = DecodeErasure(bytes)) {
+      EXPECT_EQ(DecodeErasure(EncodeErasure(*erasure)), erasure);
+      EXPECT_FALSE(erasure->tenant.empty());
     }
-    EXPECT_FALSE(keys.ReadForgetting(bytes));
+    EXPECT_FALSE(keys.ReadErasure(bytes));
     EXPECT_FALSE(keys.ReadEntry(bytes));
     EXPECT_FALSE(keys.ReadMember(bytes));
   }
@@ -112,27 +112,27 @@ TEST(DirectoryKeys, AnyBytesAreReadOrRefused) {
   EXPECT_FALSE(DecodeMember("", 1)) << "no name";
 }
 
-TEST(DirectoryKeys, ForgettingsAreReadBack) {
+TEST(DirectoryKeys, ErasuresAreReadBack) {
   const DirectoryKeys keys("/a", "c");
-  ClusterForgetting forgetting{.tenant = "t", .node = "n"};
-  forgetting.id.fill(0xfe);
-  const std::string key = keys.ForgettingKey(forgetting.id);
-  EXPECT_EQ(keys.ReadForgetting(key), forgetting.id);
-  EXPECT_FALSE(keys.ReadForgetting(key + "x"));
-  EXPECT_FALSE(keys.ReadForgetting(keys.MemberKey(1)));
+  ClusterErasure erasure{.tenant = "t", .node = "n"};
+  erasure.id.fill(0xfe);
+  const std::string key = keys.ErasureKey(erasure.id);
+  EXPECT_EQ(keys.ReadErasure(key), erasure.id);
+  EXPECT_FALSE(keys.ReadErasure(key + "x"));
+  EXPECT_FALSE(keys.ReadErasure(keys.MemberKey(1)));
   EXPECT_FALSE(keys.ReadMember(key));
   EXPECT_FALSE(keys.ReadEntry(key));
-  auto read = DecodeForgetting(EncodeForgetting(forgetting));
+  auto read = DecodeErasure(EncodeErasure(erasure));
   ASSERT_TRUE(read.has_value());
   EXPECT_EQ(read->tenant, "t");
   EXPECT_EQ(read->node, "n");
   EXPECT_FALSE(read->ns.has_value());
-  forgetting.ns.emplace().bytes.fill(7);
-  read = DecodeForgetting(EncodeForgetting(forgetting));
+  erasure.ns.emplace().bytes.fill(7);
+  read = DecodeErasure(EncodeErasure(erasure));
   ASSERT_TRUE(read.has_value());
-  EXPECT_EQ(read->ns, forgetting.ns);
-  EXPECT_FALSE(DecodeForgetting(std::string("\x0a\x01t\x12\x01n", 6))) << "a namespace of one byte";
-  EXPECT_FALSE(DecodeForgetting("")) << "no tenant";
+  EXPECT_EQ(read->ns, erasure.ns);
+  EXPECT_FALSE(DecodeErasure(std::string("\x0a\x01t\x12\x01n", 6))) << "a namespace of one byte";
+  EXPECT_FALSE(DecodeErasure("")) << "no tenant";
 }
 
 TEST(DirectoryKeys, SlicesCoverANamespaceOnce) {

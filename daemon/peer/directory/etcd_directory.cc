@@ -137,45 +137,45 @@ std::vector<uint64_t> EtcdDirectory::SpanEnds(const NamespaceId& ns, uint64_t be
   return state_->shared.mirror.SpanEnds(ns, begin, end, most);
 }
 
-void EtcdDirectory::Forget(const ClusterForgetting& forgetting, std::function<void(const absl::Status&)> done) {
+void EtcdDirectory::Erase(const ClusterErasure& erasure, std::function<void(const absl::Status&)> done) {
   absl::Status refused;
   {
     DirectoryShared& shared = state_->shared;
     std::lock_guard lock(shared.mutex);
     if (!shared.health.connected) {
       refused = absl::UnavailableError(absl::StrCat("the directory cannot be reached: ", shared.health.reason));
-    } else if (shared.forgettings.size() + shared.to_forget.size() >= kMostForgettings) {
-      refused = absl::ResourceExhaustedError(absl::StrCat("the cluster remembers ", kMostForgettings, " forgettings"));
+    } else if (shared.erasures.size() + shared.to_erase.size() >= kMostErasures) {
+      refused = absl::ResourceExhaustedError(absl::StrCat("the cluster remembers ", kMostErasures, " erasures"));
     } else {
-      shared.to_forget.push_back({forgetting, std::move(done)});
+      shared.to_erase.push_back({erasure, std::move(done)});
     }
   }
   if (!refused.ok()) return done(refused);
   state_->session.Wake();
 }
 
-std::vector<ClusterForgetting> EtcdDirectory::Forgettings() const {
-  std::vector<ClusterForgetting> forgettings;
+std::vector<ClusterErasure> EtcdDirectory::Erasures() const {
+  std::vector<ClusterErasure> erasures;
   std::lock_guard lock(state_->shared.mutex);
-  for (const auto& [revision, forgetting] : state_->shared.forgettings) forgettings.push_back(forgetting);
-  return forgettings;
+  for (const auto& [revision, erasure] : state_->shared.erasures) erasures.push_back(erasure);
+  return erasures;
 }
 
-void EtcdDirectory::Forgot(int64_t revision) {
+void EtcdDirectory::Erased(int64_t revision) {
   {
     std::lock_guard lock(state_->shared.mutex);
-    if (std::exchange(state_->shared.forgot, revision) == revision) return;
+    if (std::exchange(state_->shared.erased, revision) == revision) return;
   }
   state_->session.Wake();
 }
 
-bool EtcdDirectory::BeingForgotten(const std::string& tenant, const NamespaceId& ns) const {
+bool EtcdDirectory::BeingErased(const std::string& tenant, const NamespaceId& ns) const {
   const DirectoryShared& shared = state_->shared;
   std::lock_guard lock(state_->shared.mutex);
-  if (shared.forgettings.empty()) return false;
+  if (shared.erasures.empty()) return false;
   int64_t everywhere = INT64_MAX;
-  for (const auto& member : shared.members) everywhere = std::min(everywhere, member->forgotten);
-  return std::any_of(shared.forgettings.upper_bound(everywhere), shared.forgettings.end(), [&](const auto& one) {
+  for (const auto& member : shared.members) everywhere = std::min(everywhere, member->erased);
+  return std::any_of(shared.erasures.upper_bound(everywhere), shared.erasures.end(), [&](const auto& one) {
     return one.second.tenant == tenant && (!one.second.ns || *one.second.ns == ns);
   });
 }

@@ -38,10 +38,10 @@ class EtcdDirectory final : public Directory {
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const override;
   std::vector<uint64_t> Depths(const NamespaceId& ns, uint64_t end, size_t most) const override;
   std::vector<uint64_t> SpanEnds(const NamespaceId& ns, uint64_t begin, uint64_t end, size_t most) const override;
-  void Forget(const ClusterForgetting& forgetting, std::function<void(const absl::Status&)> done) override;
-  std::vector<ClusterForgetting> Forgettings() const override;
-  void Forgot(int64_t revision) override;
-  bool BeingForgotten(const std::string& tenant, const NamespaceId& ns) const override;
+  void Erase(const ClusterErasure& erasure, std::function<void(const absl::Status&)> done) override;
+  std::vector<ClusterErasure> Erasures() const override;
+  void Erased(int64_t revision) override;
+  bool BeingErased(const std::string& tenant, const NamespaceId& ns) const override;
   std::vector<std::shared_ptr<const Member>> Members() const override;
   DirectoryHealth Health() const override;
   DirectoryStats Stats() const override;

@@ -200,12 +200,11 @@ TEST_F(EtcdDirectoryTest, LeavingIsNoFailure) {
   for (int i = 0; i < 5; ++i) {
     std::atomic<int> connected{0}, failed{0};
     const SteadyClock clock;
-    const DirectoryEvents events = {.members_changed = [] {},
-                                    .announce_again = [] {},
-                                    .forgettings_changed = [] {},
-                                    .health_changed = [&](const DirectoryHealth& health) {
-                                      ++(health.connected ? connected : failed);
-                                    }};
+    const DirectoryEvents events = {
+        .members_changed = [] {},
+        .announce_again = [] {},
+        .erasures_changed = [] {},
+        .health_changed = [&](const DirectoryHealth& health) { ++(health.connected ? connected : failed); }};
     auto directory = std::make_unique<EtcdDirectory>(
         Options(), Member{.node = "a", .control_address = "a:1", .transport_address = "a:2", .version = "1"}, events,
         clock);
@@ -245,7 +244,7 @@ TEST_F(EtcdDirectoryTest, AFullQueueDropsWhatIsWorthLeast) {
   EXPECT_FALSE(a.directory.Announce(NamespaceOf(1), DigestOf(1), {.bytes = uint64_t{1} << 40}, 99));
   EXPECT_FALSE(a.directory.Health().connected);
   EXPECT_TRUE(Until([&] { return a.directory.Health().reason != "not connected yet"; }));
-  EXPECT_THAT(a.directory.Health().reason, ::testing::HasSubstr("127.0.0.1:1: reading forgettings: "));
+  EXPECT_THAT(a.directory.Health().reason, ::testing::HasSubstr("127.0.0.1:1: reading erasures: "));
 }
 
 TEST_F(EtcdDirectoryTest, ANodeKeepsToItsShareOfTheBudget) {
@@ -266,50 +265,50 @@ TEST_F(EtcdDirectoryTest, ANodeKeepsToItsShareOfTheBudget) {
   EXPECT_GT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
 }
 
-TEST_F(EtcdDirectoryTest, WhatIsToBeForgottenReachesThoseThatComeLater) {
+TEST_F(EtcdDirectoryTest, WhatIsToBeErasedReachesThoseThatComeLater) {
   const auto a = Join("a"), b = Join("b");
   ASSERT_TRUE(Until([&] { return a->members() == 2 && b->members() == 2; }));
-  ClusterForgetting forgetting{.tenant = "t", .ns = NamespaceOf(1), .node = "a"};
-  forgetting.id.fill(9);
+  ClusterErasure erasure{.tenant = "t", .ns = NamespaceOf(1), .node = "a"};
+  erasure.id.fill(9);
   const auto tell = [&](Node& node) {
     std::promise<absl::Status> told;
-    node.directory.Forget(forgetting, [&](const absl::Status& status) { told.set_value(status); });
+    node.directory.Erase(erasure, [&](const absl::Status& status) { told.set_value(status); });
     return told.get_future().get();
   };
   ASSERT_TRUE(tell(*a).ok());
-  ASSERT_EQ(a->directory.Forgettings().size(), 1u) << "at once";
-  const int64_t revision = a->directory.Forgettings()[0].revision;
+  ASSERT_EQ(a->directory.Erasures().size(), 1u) << "at once";
+  const int64_t revision = a->directory.Erasures()[0].revision;
   EXPECT_GT(revision, 0);
-  ASSERT_TRUE(Until([&] { return b->directory.Forgettings() == a->directory.Forgettings(); }));
+  ASSERT_TRUE(Until([&] { return b->directory.Erasures() == a->directory.Erasures(); }));
   const auto later = Join("c");
-  ASSERT_TRUE(Until([&] { return later->directory.Forgettings() == a->directory.Forgettings(); }));
-  EXPECT_GT(later->forgettings_changes, 0);
-  const auto being_forgotten = [](const Node& node) { return node.directory.BeingForgotten("t", NamespaceOf(1)); };
-  EXPECT_TRUE(being_forgotten(*a));
-  EXPECT_FALSE(a->directory.BeingForgotten("t", NamespaceOf(2)));
-  EXPECT_FALSE(a->directory.BeingForgotten("u", NamespaceOf(1)));
-  a->directory.Forgot(revision);
-  b->directory.Forgot(revision);
-  const auto forgot = [&](const Node& node, const std::string& who) {
+  ASSERT_TRUE(Until([&] { return later->directory.Erasures() == a->directory.Erasures(); }));
+  EXPECT_GT(later->erasures_changes, 0);
+  const auto being_erased = [](const Node& node) { return node.directory.BeingErased("t", NamespaceOf(1)); };
+  EXPECT_TRUE(being_erased(*a));
+  EXPECT_FALSE(a->directory.BeingErased("t", NamespaceOf(2)));
+  EXPECT_FALSE(a->directory.BeingErased("u", NamespaceOf(1)));
+  a->directory.Erased(revision);
+  b->directory.Erased(revision);
+  const auto erased = [&](const Node& node, const std::string& who) {
     const auto members = node.directory.Members();
     const auto member = std::ranges::find(members, who, &Member::node);
-    return member == members.end() ? -1 : (*member)->forgotten;
+    return member == members.end() ? -1 : (*member)->erased;
   };
-  ASSERT_TRUE(Until([&] { return forgot(*later, "a") == revision && forgot(*later, "b") == revision; }));
+  ASSERT_TRUE(Until([&] { return erased(*later, "a") == revision && erased(*later, "b") == revision; }));
   EXPECT_EQ(a->members(), 3u) << "it is the member that it was";
-  EXPECT_TRUE(being_forgotten(*a)) << "c has not";
-  later->directory.Forgot(revision);
+  EXPECT_TRUE(being_erased(*a)) << "c has not";
+  later->directory.Erased(revision);
   for (const Node* node : {a.get(), b.get(), later.get()}) {
-    EXPECT_TRUE(Until([&] { return !being_forgotten(*node); }));
+    EXPECT_TRUE(Until([&] { return !being_erased(*node); }));
   }
   // An etcd that has lost everything has lost this, too, and what was done is said again by its revisions.
   etcd_->Wipe();
   ASSERT_TRUE(Until([&] { return !a->directory.Health().connected; }));
   EXPECT_EQ(tell(*a).code(), absl::StatusCode::kUnavailable);
-  const int changes = a->forgettings_changes;
+  const int changes = a->erasures_changes;
   etcd_->Start();
-  ASSERT_TRUE(Until([&] { return a->forgettings_changes > changes && a->directory.Forgettings().empty(); }));
-  EXPECT_TRUE(Until([&] { return forgot(*a, "a") == 0; }));
+  ASSERT_TRUE(Until([&] { return a->erasures_changes > changes && a->directory.Erasures().empty(); }));
+  EXPECT_TRUE(Until([&] { return erased(*a, "a") == 0; }));
 }
 
 TEST_F(EtcdDirectoryTest, TheMirrorIsBounded) {

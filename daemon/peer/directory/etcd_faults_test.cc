@@ -82,7 +82,7 @@ TEST_F(EtcdFaultsTest, AnEtcdThatWasRestoredEmptyIsFilledAgain) {
   ASSERT_TRUE(Until([&] { return b_->Holders(1, 8).empty() && b_->directory.Stats().entries == 498; }));
   EXPECT_EQ(a_->asked_again, asked + 1);
   EXPECT_EQ(b_->Holders(1, 0), Names{"a"});
-  // Nothing that was known is forgotten before others had a lease's time to say it again.
+  // Nothing that was known is erased before others had a lease's time to say it again.
   for (int i = 0; i < 800; ++i) {
     ASSERT_EQ(b_->Holders(1, 9), Names{"a"});
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -266,10 +266,10 @@ TEST_F(EtcdFaultsTest, TlsIsHeldToTheAuthority) {
   // One after another: each with its reason for failing, but the last.
   const struct {
     std::string authority, identity, reason;
-  } kCases[] = {{"", "", "reading forgettings"},
-                {"ca.pem", "", "reading forgettings"},
-                {"ca.pem", "stranger", "reading forgettings"},
-                {"foreign.pem", "client", "reading forgettings"},
+  } kCases[] = {{"", "", "reading erasures"},
+                {"ca.pem", "", "reading erasures"},
+                {"ca.pem", "stranger", "reading erasures"},
+                {"foreign.pem", "client", "reading erasures"},
                 {"missing.pem", "client", file("missing.pem")},
                 {"ca.pem", "client", ""}};
   for (const auto& c : kCases) {

@@ -18,12 +18,12 @@ class LocalDirectory final : public Directory {
   std::vector<Located> Locate(const NamespaceId&, std::span<const Key>) const override { return {}; }
   std::vector<uint64_t> Depths(const NamespaceId&, uint64_t, size_t) const override { return {}; }
   std::vector<uint64_t> SpanEnds(const NamespaceId&, uint64_t, uint64_t, size_t) const override { return {}; }
-  void Forget(const ClusterForgetting&, std::function<void(const absl::Status&)> done) override {
+  void Erase(const ClusterErasure&, std::function<void(const absl::Status&)> done) override {
     done(absl::UnavailableError("this node has no cluster"));
   }
-  std::vector<ClusterForgetting> Forgettings() const override { return {}; }
-  void Forgot(int64_t) override {}
-  bool BeingForgotten(const std::string&, const NamespaceId&) const override { return false; }
+  std::vector<ClusterErasure> Erasures() const override { return {}; }
+  void Erased(int64_t) override {}
+  bool BeingErased(const std::string&, const NamespaceId&) const override { return false; }
   std::vector<std::shared_ptr<const Member>> Members() const override { return {self_}; }
   DirectoryHealth Health() const override { return {.connected = true}; }
   DirectoryStats Stats() const override { return {.members = 1}; }

@@ -115,7 +115,7 @@ std::optional<uint16_t> MemberNumbers::Intern(uint64_t incarnation) {
   return number;
 }
 
-void MemberNumbers::ForgetIfUnused(uint64_t incarnation) {
+void MemberNumbers::DropIfUnused(uint64_t incarnation) {
   const auto found = known_.find(incarnation);
   if (found->second.present || found->second.entries > 0) return;
   taken_[found->second.number] = false;
@@ -135,7 +135,7 @@ void MemberNumbers::SetPresent(const std::vector<std::shared_ptr<const Member>>&
     if (list->size() <= *number) list->resize(*number + 1);
     (*list)[*number] = member;
   }
-  for (const uint64_t incarnation : before) ForgetIfUnused(incarnation);
+  for (const uint64_t incarnation : before) DropIfUnused(incarnation);
   std::lock_guard lock(mutex_);
   list_ = std::move(list);
 }
@@ -143,7 +143,7 @@ void MemberNumbers::SetPresent(const std::vector<std::shared_ptr<const Member>>&
 void MemberNumbers::Count(uint16_t number, int64_t entries) {
   const uint64_t incarnation = incarnations_[number];
   known_[incarnation].entries += entries;
-  ForgetIfUnused(incarnation);
+  DropIfUnused(incarnation);
 }
 
 std::shared_ptr<const MemberNumbers::List> MemberNumbers::Present() const {
@@ -379,7 +379,7 @@ void Mirror::Put(const EntryId& id, uint64_t incarnation, const Holding& holding
     members_.Count(*member, 1);
     ++entries_;
   } else if (member.has_value()) {
-    members_.Count(*member, 0);  // forgets one that is unknown otherwise
+    members_.Count(*member, 0);  // erases one that is unknown otherwise
   }
   if (refused) ++refused_;
 }

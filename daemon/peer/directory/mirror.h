@@ -46,7 +46,7 @@ class MemberNumbers {
     int64_t entries = 0;
     bool present = false;
   };
-  void ForgetIfUnused(uint64_t incarnation);
+  void DropIfUnused(uint64_t incarnation);
 
   absl::flat_hash_map<uint64_t, Known> known_;  // by incarnation
   std::vector<uint64_t> incarnations_;          // by number

@@ -134,7 +134,7 @@ TEST(MemberNumbers, AreGivenAgainAndBounded) {
   for (uint64_t i = 0; i < 200000; ++i) {
     const auto number = numbers.Intern(i + 1);
     ASSERT_TRUE(number.has_value()) << i;
-    if (i % 2 == 1 || i > 1000) numbers.Count(*number, 0);  // it has no entries, and is forgotten
+    if (i % 2 == 1 || i > 1000) numbers.Count(*number, 0);  // it has no entries, and is erased
   }
   EXPECT_EQ(numbers.Intern(1), 0);
   for (uint64_t i = 0; i < 65536 - 501; ++i) ASSERT_TRUE(numbers.Intern(1000000 + i).has_value()) << i;
@@ -226,7 +226,7 @@ class ModelledMirror {
     }
     mirror_.members().SetPresent(MembersOf(present_));
   }
-  // A round in which about half of a namespace comes again; the other half is forgotten.
+  // A round in which about half of a namespace comes again; the other half is erased.
   void HalfComesAgain(uint64_t ns) {
     mirror_.BeginRound(Shorten(NamespaceOf(ns)));
     ++round_;

@@ -21,8 +21,7 @@ constexpr storage::Nanos kLeaveTimeout = kSecond;
 // An empty path is no file, an empty file an error.
 absl::StatusOr<std::string> ReadFile(absl::string_view field, const std::string& path) {
   if (path.empty()) return std::string();
-  absl::StatusOr<std::string> text =
-      ReadRegularFile(absl::StrCat("cluster.etcd.", field), path, kMaxConfigFileBytes);
+  absl::StatusOr<std::string> text = ReadRegularFile(absl::StrCat("cluster.etcd.", field), path, kMaxConfigFileBytes);
   if (text.ok() && text->empty()) return Invalid("cluster.etcd.", field, ": ", path, " is empty");
   return text;
 }
@@ -55,7 +54,7 @@ DirectorySession::DirectorySession(const EtcdDirectoryOptions& options, std::sha
       shared_(*shared),
       random_(seed),
       client_(std::move(client)) {
-  last_watch_ = kForgettingWatch;
+  last_watch_ = kErasureWatch;
   filled_at_ = clock.Now();
 }
 
@@ -87,8 +86,8 @@ storage::Nanos DirectorySession::Step() {
   if (phase_ == Phase::kJoined) KeepLease();
   if (phase_ == Phase::kJoined && believe_until_ > 0 && clock_.Now() >= believe_until_) EndBelief();
   if (phase_ == Phase::kJoined) Reconcile();
-  if (phase_ == Phase::kJoined) TellForgettings();
-  if (phase_ == Phase::kJoined) TellForgot();
+  if (phase_ == Phase::kJoined) TellErasures();
+  if (phase_ == Phase::kJoined) TellErased();
   if (phase_ == Phase::kJoined) {
     const storage::Nanos write_at = Write();
     return std::min({write_at, believe_until_ > 0 ? believe_until_ : INT64_MAX, keep_alive_at_,
@@ -125,14 +124,14 @@ void DirectorySession::NoteTerm(const std::string& certificate) {
   shared_.counted.certificate_seconds = term.seconds;
 }
 
-// Forgettings first: a node that has registered knows of all that were there before.
+// Erasures first: a node that has registered knows of all that were there before.
 void DirectorySession::Authenticated() {
   etcdserverpb::RangeRequest request;
-  request.set_key(keys_.Forgettings());
-  request.set_range_end(RangeEnd(keys_.Forgettings()));
+  request.set_key(keys_.Erasures());
+  request.set_range_end(RangeEnd(keys_.Erasures()));
   client_->Range(request, [this](const absl::Status& status, const auto& response) {
-    if (!status.ok()) return Fail("reading forgettings", status);
-    GotForgettings(response);
+    if (!status.ok()) return Fail("reading erasures", status);
+    GotErasures(response);
     ReadMembers();
   });
 }
@@ -194,7 +193,7 @@ void DirectorySession::Register(bool again) {
   put->set_key(key);
   // Revisions of an etcd that may be another one said what it had done: it is said again.
   Member self = *self_;
-  if (!again) self.forgotten = 0;
+  if (!again) self.erased = 0;
   self_ = std::make_shared<const Member>(std::move(self));
   put->set_value(EncodeMember(*self_));
   put->set_lease(lease_);
@@ -219,11 +218,11 @@ void DirectorySession::Register(bool again) {
     if (again) return Joined();
     {
       std::lock_guard lock(shared_.mutex);
-      shared_.forgot = 0;
+      shared_.erased = 0;
     }
     Joined();
     if (events_.announce_again) events_.announce_again();
-    if (events_.forgettings_changed) events_.forgettings_changed();
+    if (events_.erasures_changed) events_.erasures_changed();
   });
 }
 
@@ -250,7 +249,7 @@ void DirectorySession::Joined() {
       },
       [this](const absl::Status& status) { Fail("keeping the lease", status); });
   StartWatch(keys_.Members(), members_revision_, kMemberWatch);
-  StartWatch(keys_.Forgettings(), forgettings_revision_, kForgettingWatch);
+  StartWatch(keys_.Erasures(), erasures_revision_, kErasureWatch);
 }
 
 void DirectorySession::KeepLease() {
@@ -293,8 +292,8 @@ void DirectorySession::Fail(const absl::Status& status) {
     follow.watch = 0;
     follow.reading = 0;
   }
-  in_doubt_ |= !in_flight_.empty() || telling_forgot_;
-  writing_ = sweep_reading_ = telling_forgot_ = false;
+  in_doubt_ |= !in_flight_.empty() || telling_erased_;
+  writing_ = sweep_reading_ = telling_erased_ = false;
   doomed_.clear();
   sweep_from_.clear();
   sweep_slices_ = 0;
@@ -303,7 +302,7 @@ void DirectorySession::Fail(const absl::Status& status) {
     shared_.queue.Return(std::exchange(in_flight_, {}));
   }
   SetHealth(false, absl::StrCat(endpoint, ": ", status.message()));
-  RefuseForgettings(absl::UnavailableError(absl::StrCat("the directory cannot be reached: ", status.message())));
+  RefuseErasures(absl::UnavailableError(absl::StrCat("the directory cannot be reached: ", status.message())));
 }
 
 void DirectorySession::SetHealth(bool connected, const std::string& reason) {
@@ -349,7 +348,7 @@ void DirectorySession::PublishMembers() {
   all.insert(all.begin(), self_);
   bool changed = false;
   {
-    // Before its entries are believed: a member that has something to forget is known (BeingForgotten).
+    // Before its entries are believed: a member that has something to erase is known (BeingErased).
     std::lock_guard lock(shared_.mutex);
     changed = !std::ranges::equal(all, shared_.members, [](const auto& a, const auto& b) { return *a == *b; });
     shared_.members = std::move(all);
@@ -372,7 +371,7 @@ void DirectorySession::EndBelief() {
 
 void DirectorySession::Leave() {
   leaving_ = true;
-  RefuseForgettings(absl::UnavailableError("this node stops"));
+  RefuseErasures(absl::UnavailableError("this node stops"));
   if (phase_ != Phase::kJoined) return;
   bool left = false;
   etcdserverpb::LeaseRevokeRequest request;

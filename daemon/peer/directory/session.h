@@ -41,13 +41,13 @@ struct DirectoryShared {
   DirectoryStats counted;  // what happened; sizes are taken when somebody asks
   Mirror mirror;
 
-  struct ToForget {
-    ClusterForgetting forgetting;
+  struct ToErase {
+    ClusterErasure erasure;
     std::function<void(const absl::Status&)> done;
   };
-  std::vector<ToForget> to_forget;                   // that etcd has not been told
-  std::map<int64_t, ClusterForgetting> forgettings;  // by revision, as etcd has them
-  int64_t forgot = 0;                                // up to which this node has done them
+  std::vector<ToErase> to_erase;               // that etcd has not been told
+  std::map<int64_t, ClusterErasure> erasures;  // by revision, as etcd has them
+  int64_t erased = 0;                          // up to which this node has done them
 };
 
 class DirectorySession {
@@ -65,7 +65,7 @@ class DirectorySession {
                    DirectoryShared* shared);
 
   // Numbers of watches; those of namespaces follow.
-  static constexpr int64_t kMemberWatch = 1, kForgettingWatch = 2;
+  static constexpr int64_t kMemberWatch = 1, kErasureWatch = 2;
 
   void Run();   // until `stopping`
   void Wake();  // by any thread: something is to be looked at
@@ -129,13 +129,13 @@ class DirectorySession {
   void ReadPage(const ShortDigest& ns, uint64_t number, const std::string& from, int64_t revision, uint32_t slices);
   void FitPage(const absl::Status& status, storage::Nanos took, storage::Nanos limit);
 
-  // session_forget.cc: what all nodes are to forget.
-  void GotForgettings(const etcdserverpb::RangeResponse& response);
-  void GotForgettingEvent(const mvccpb::Event& event);
-  bool PutForgetting(const mvccpb::KeyValue& pair);  // the mutex is held; false: it is none
-  void TellForgettings();                            // to etcd, one after another
-  void TellForgot();
-  void RefuseForgettings(const absl::Status& why);
+  // session_erase.cc: what all nodes are to erase.
+  void GotErasures(const etcdserverpb::RangeResponse& response);
+  void GotErasureEvent(const mvccpb::Event& event);
+  bool PutErasure(const mvccpb::KeyValue& pair);  // the mutex is held; false: it is none
+  void TellErasures();                            // to etcd, one after another
+  void TellErased();
+  void RefuseErasures(const absl::Status& why);
 
   // session_write.cc: transactions.
   storage::Nanos Write();  // sends one, where it may; returns when to look again
@@ -189,9 +189,9 @@ class DirectorySession {
   double tokens_ = 0;
   storage::Nanos filled_at_ = 0;
   storage::Nanos sweep_at_ = 0;
-  int64_t forgettings_revision_ = 0;
-  std::vector<DirectoryShared::ToForget> forgetting_;  // that etcd is being told: at most one
-  bool telling_forgot_ = false;
+  int64_t erasures_revision_ = 0;
+  std::vector<DirectoryShared::ToErase> erasure_;  // that etcd is being told: at most one
+  bool telling_erased_ = false;
   bool sweep_reading_ = false, swept_last_ = false;
   std::string sweep_from_;     // empty: from the first entry
   uint32_t sweep_slices_ = 0;  // of the namespace that it names; 0: the next namespace is to be found

@@ -116,9 +116,9 @@ void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
   Note(response.header());
   const auto watch = watches_.find(response.watch_id());
   Follow* const follow = watch == watches_.end() ? nullptr : &follows_.at(watch->second);
-  const bool forgettings = response.watch_id() == kForgettingWatch;
+  const bool erasures = response.watch_id() == kErasureWatch;
   const bool members = follow == nullptr && response.watch_id() <= kMemberWatch;
-  if (follow == nullptr && !members && !forgettings) return;  // no longer followed
+  if (follow == nullptr && !members && !erasures) return;  // no longer followed
   if (response.canceled()) {
     if (follow != nullptr && response.compact_revision() > 0) {
       follow->watch = follow->revision = 0;
@@ -134,8 +134,8 @@ void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
     last = std::max(last, event.kv().mod_revision());
     if (members) {
       GotMemberEvent(event);
-    } else if (forgettings) {
-      GotForgettingEvent(event);
+    } else if (erasures) {
+      GotErasureEvent(event);
     } else {
       GotEntryEvent(event);
     }
@@ -143,7 +143,7 @@ void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
   }
   if (follow != nullptr) follow->revision = std::max(follow->revision, last);
   if (members && !response.events().empty()) PublishMembers();
-  if (forgettings && !response.events().empty() && events_.forgettings_changed) events_.forgettings_changed();
+  if (erasures && !response.events().empty() && events_.erasures_changed) events_.erasures_changed();
   std::lock_guard lock(shared_.mutex);
   shared_.counted.watch_events += response.events_size();
   shared_.counted.revision_lag = response.header().revision() - last;

@@ -32,7 +32,7 @@ storage::Nanos DirectorySession::FillBucket(size_t wanted) {
 }
 
 storage::Nanos DirectorySession::Write() {
-  if (writing_ || telling_forgot_) return INT64_MAX;
+  if (writing_ || telling_erased_) return INT64_MAX;
   const storage::Nanos sweep_at = IsSweeper() ? sweep_at_ : INT64_MAX;
   const bool sweeps = clock_.Now() >= sweep_at;
   if (sweeps && doomed_.empty() && !sweep_reading_) ReadDoomed();

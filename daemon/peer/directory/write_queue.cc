@@ -4,7 +4,7 @@
 
 namespace ashlar::daemon {
 
-void WriteQueue::Forget(const EntryId& id) {
+void WriteQueue::Erase(const EntryId& id) {
   const auto found = announcements_.find(id);
   if (found == announcements_.end()) return;
   ranks_.erase(found->second.rank);
@@ -17,10 +17,10 @@ bool WriteQueue::Announce(const DirectoryWrite& write) {
     // A refused announcement says nothing: a withdrawal that waits is sent.
     if (capacity_ == 0 || std::prev(ranks_.end())->worth >= write.worth) return false;
     const EntryId least = std::prev(ranks_.end())->id;
-    Forget(least);
+    Erase(least);
     given_up_.insert(least);
   }
-  Forget(write.id);
+  Erase(write.id);
   withdrawals_.erase(write.id);
   given_up_.erase(write.id);
   const auto rank = ranks_.insert({write.worth, sequence_++, write.id}).first;
@@ -29,7 +29,7 @@ bool WriteQueue::Announce(const DirectoryWrite& write) {
 }
 
 bool WriteQueue::Withdraw(const EntryId& id) {
-  Forget(id);
+  Erase(id);
   given_up_.erase(id);
   if (withdrawals_.contains(id)) return true;
   if (withdrawals_.size() == capacity_) {
@@ -61,7 +61,7 @@ std::vector<DirectoryWrite> WriteQueue::Take(size_t most) {
   while (writes.size() < most && !ranks_.empty()) {
     const Rank rank = *ranks_.begin();
     writes.push_back({rank.id, announcements_.at(rank.id).holding, rank.worth});
-    Forget(rank.id);
+    Erase(rank.id);
   }
   return writes;
 }

@@ -60,7 +60,7 @@ class WriteQueue {
     Holding holding;
     std::set<Rank>::iterator rank;
   };
-  void Forget(const EntryId& id);  // an announcement that waits
+  void Erase(const EntryId& id);  // an announcement that waits
 
   const size_t capacity_;
   uint64_t sequence_ = 0;

@@ -52,9 +52,9 @@ void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member
       if (reply.ok()) {
         opened.push_back(TakeOpened((*reply)[i], member, asked_at));
         absl::StatusOr<OpenedObject>& object = opened.back();
-        if (!object.ok() || !directory_.BeingForgotten(names_.at(tenant), object->header.ns)) continue;
+        if (!object.ok() || !directory_.BeingErased(names_.at(tenant), object->header.ns)) continue;
         Close(member, object->lease);
-        object = absl::NotFoundError("the cluster is forgetting it");
+        object = absl::NotFoundError("the cluster is erasing it");
       } else {
         opened.push_back(reply.status());
       }

@@ -48,7 +48,7 @@ class Opener {
       : loop_(loop), clock_(clock), directory_(directory), asker_(asker), rates_(rates), names_(std::move(names)) {}
 
   // One result a wanted object, in order: a miss, a refusal, a header that is none, and an object that the cluster is
-  // forgetting are errors. The objects are the caller's, to be closed.
+  // erasure are errors. The objects are the caller's, to be closed.
   using Opened = std::vector<absl::StatusOr<OpenedObject>>;
   void Open(storage::TenantId tenant, std::shared_ptr<const Member> member, std::vector<PeerObject> wanted,
             std::function<void(Opened)> done);

@@ -105,9 +105,9 @@ absl::Status RemotePrefill::Adopt(const std::shared_ptr<const Member>& member, c
     opener_.Close(member, opened->lease);
     return absl::DataLossError("header: of another namespace or kind than was asked for");
   }
-  if (directory_.BeingForgotten(names_.at(work.tenant), work.ns)) {  // it may have been there before
+  if (directory_.BeingErased(names_.at(work.tenant), work.ns)) {  // it may have been there before
     opener_.Close(member, opened->lease);
-    return absl::NotFoundError("the cluster is forgetting it");
+    return absl::NotFoundError("the cluster is erasing it");
   }
   ObjectHeader header = opened->header;
   const storage::Nanos cost = rates_.Estimate(member->node, header.bytes);

@@ -12,7 +12,7 @@ namespace ashlar::daemon {
 void Replicas::Asked(const std::string& node, storage::TenantId tenant, const Key& key) {
   if (options_.bytes_per_second == 0) return;
   const storage::Nanos now = clock_.Now();
-  if (demand_.size() >= options_.objects && !demand_.contains({tenant, key})) Forget(now);
+  if (demand_.size() >= options_.objects && !demand_.contains({tenant, key})) Erase(now);
   if (demand_.size() >= options_.objects && !demand_.contains({tenant, key})) return;
   Demand& demand = demand_[{tenant, key}];
   std::erase_if(demand.askers, [&](const auto& asker) { return now - asker.second > options_.window; });
@@ -29,9 +29,9 @@ void Replicas::Wait(const Place& place) {
 }
 
 // At most once a second: it looks at all.
-void Replicas::Forget(storage::Nanos now) {
-  if (now - forgot_at_ < 1'000'000'000) return;
-  forgot_at_ = now;
+void Replicas::Erase(storage::Nanos now) {
+  if (now - erased_at_ < 1'000'000'000) return;
+  erased_at_ = now;
   std::erase_if(demand_,
                 [&](const auto& one) { return !one.second.waits && now - one.second.asked_at > options_.window; });
 }

@@ -57,7 +57,7 @@ class Replicas {
   };
   static Place PlaceOf(const storage::Offering& offering) { return {offering.pool.tenant, offering.key}; }
   void Wait(const Place& place);
-  void Forget(storage::Nanos now);
+  void Erase(storage::Nanos now);
   bool Paused(const Member& member, storage::TenantId tenant) const;
   void Pause(const Member& member, storage::TenantId tenant, storage::Nanos time);
   bool Wants(const Member& member, const storage::Offering& offering) const;
@@ -82,7 +82,7 @@ class Replicas {
   std::map<std::pair<uint64_t, storage::TenantId>, storage::Nanos> not_before_;
   std::map<uint64_t, storage::Nanos> busy_until_;  // by the member's incarnation
   double allowance_ = 0;                           // bytes
-  storage::Nanos allowed_at_ = 0, forgot_at_ = 0;
+  storage::Nanos allowed_at_ = 0, erased_at_ = 0;
   uint64_t turn_ = 0;
 };
 

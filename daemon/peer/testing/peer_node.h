@@ -45,7 +45,7 @@ class TestCluster final {
   std::mutex mutex;
   std::vector<Told> told;                  // guarded by mutex, as below
   std::map<std::string, PeerNode*> nodes;  // that can be reached
-  std::vector<ClusterForgetting> forgettings;
+  std::vector<ClusterErasure> erasures;
 };
 
 // One node's view of it.
@@ -86,21 +86,21 @@ class TestDirectory : public Directory {
   std::vector<uint64_t> SpanEnds(const NamespaceId& ns, uint64_t begin, uint64_t end, size_t most) const override {
     return DepthsOf(ObjectKind::kSpan, ns, begin, end, most);
   }
-  void Forget(const ClusterForgetting& forgetting, std::function<void(const absl::Status&)> done) override {
+  void Erase(const ClusterErasure& erasure, std::function<void(const absl::Status&)> done) override {
     {
       const std::lock_guard lock(cluster_.mutex);
-      cluster_.forgettings.push_back(forgetting);
-      cluster_.forgettings.back().revision = static_cast<int64_t>(cluster_.forgettings.size());
+      cluster_.erasures.push_back(erasure);
+      cluster_.erasures.back().revision = static_cast<int64_t>(cluster_.erasures.size());
     }
     done(absl::OkStatus());
   }
-  std::vector<ClusterForgetting> Forgettings() const override {
+  std::vector<ClusterErasure> Erasures() const override {
     const std::lock_guard lock(cluster_.mutex);
-    return cluster_.forgettings;
+    return cluster_.erasures;
   }
-  void Forgot(int64_t revision) override { forgotten = revision; }
-  bool BeingForgotten(const std::string& tenant, const NamespaceId& ns) const override;
-  std::atomic<int64_t> forgotten{0};
+  void Erased(int64_t revision) override { erased = revision; }
+  bool BeingErased(const std::string& tenant, const NamespaceId& ns) const override;
+  std::atomic<int64_t> erased{0};
   std::vector<std::shared_ptr<const Member>> Members() const override;
   DirectoryHealth Health() const override { return {.connected = true}; }
   DirectoryStats Stats() const override { return {}; }
@@ -417,13 +417,13 @@ inline std::vector<std::shared_ptr<const Member>> TestDirectory::Members() const
   return members;
 }
 
-inline bool TestDirectory::BeingForgotten(const std::string& tenant, const NamespaceId& ns) const {
+inline bool TestDirectory::BeingErased(const std::string& tenant, const NamespaceId& ns) const {
   const std::lock_guard lock(cluster_.mutex);
-  int64_t everywhere = forgotten;
+  int64_t everywhere = erased;
   for (const auto& [name, node] : cluster_.nodes) {
-    everywhere = std::min<int64_t>(everywhere, node->directory.forgotten);
+    everywhere = std::min<int64_t>(everywhere, node->directory.erased);
   }
-  return std::ranges::any_of(cluster_.forgettings, [&](const ClusterForgetting& one) {
+  return std::ranges::any_of(cluster_.erasures, [&](const ClusterErasure& one) {
     return one.revision > everywhere && one.tenant == tenant && (!one.ns || *one.ns == ns);
   });
 }

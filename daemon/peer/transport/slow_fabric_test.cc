@@ -91,7 +91,7 @@ TEST_F(SlowFabricTest, AFabricThatIsWellAgainIsNotSlow) {
   EXPECT_TRUE(slow());
 }
 
-TEST_F(SlowFabricTest, APeerThatIsForgottenIsNotSlow) {
+TEST_F(SlowFabricTest, APeerThatIsErasedIsNotSlow) {
   StartOne(true);
   Lose(Reach("tcp/eth0"));
   transport_->KeepPeers({});

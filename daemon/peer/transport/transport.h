@@ -180,7 +180,7 @@ class Transport {
                 Done done);
   // Ends a request soon, with CANCELLED unless it ended before; `done` is called as ever.
   void Cancel(uint64_t request);
-  // Only these are peers: what is known of others is forgotten, and connections that this side made to them end, but
+  // Only these are peers: what is known of others is erased, and connections that this side made to them end, but
   // for those with requests that wait or run. Call it again for these.
   void KeepPeers(std::vector<HostPort> peers);
 

@@ -88,7 +88,7 @@ TEST_F(TransportPeersTest, PeersHaveTurnsAlsoWhereOneRequestFits) {
   EXPECT_TRUE(order == "abababab" || order == "babababa") << order;
 }
 
-TEST_F(TransportPeersTest, PeersThatAreNoneAnyMoreAreForgotten) {
+TEST_F(TransportPeersTest, PeersThatAreNoneAnyMoreAreErased) {
   std::vector<std::byte> there(5000, std::byte{7}), here(5000);
   const Grant read = holder_->Allow(GrantAccess::kRead, there.size(), std::make_shared<HeldBytes>(Spans{there}));
   ASSERT_TRUE(Fetch(read, 0, {here}).ok());
@@ -103,7 +103,7 @@ TEST_F(TransportPeersTest, PeersThatAreNoneAnyMoreAreForgotten) {
   EXPECT_EQ(here, there);
 }
 
-TEST_F(TransportPeersTest, APeerWithARequestUnderWayIsNotForgotten) {
+TEST_F(TransportPeersTest, APeerWithARequestUnderWayIsNotErased) {
   // A holder that does not answer.
   struct Silent final : GrantedBytes {
     void Resolve(uint64_t, uint64_t, std::function<void(absl::StatusOr<Spans>)> answer) override { kept = answer; }

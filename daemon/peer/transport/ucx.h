@@ -40,7 +40,7 @@ struct LinkEvents {
   // The connection broke. Close follows by itself.
   std::function<void(Link&, const absl::Status&)> lost;
   std::function<void(size_t count)> silent;  // so many connections were ended whose other end said nothing
-  std::function<void(Link&)> closed;  // no send is under way; the link is destroyed behind the call
+  std::function<void(Link&)> closed;         // no send is under way; the link is destroyed behind the call
 };
 
 // A key of a peer's memory, unpacked for one connection. Destroyed before its Ucx.

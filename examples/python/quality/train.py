@@ -59,7 +59,7 @@ def build() -> transformers.PreTrainedModel:
 
 
 def remember(model: transformers.PreTrainedModel) -> None:
-    """Lets heads start with memories of 20 to 20,000 tokens: the usual start forgets within a few."""
+    """Lets heads start with memories of 20 to 20,000 tokens: the usual start erases within a few."""
     for layer in model.model.layers:
         if hasattr(layer, "linear_attn"):
             mixer = layer.linear_attn

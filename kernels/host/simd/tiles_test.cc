@@ -44,7 +44,7 @@ class TilesTest : public ::testing::TestWithParam<std::tuple<Family, StateOrder>
   Runner host_{Host()}, reference_{Reference()};
 };
 
-// Without decay nothing that was ever wrong is forgotten: what is left out of products would add up.
+// Without decay nothing that was ever wrong is erased: what is left out of products would add up.
 TEST_P(TilesTest, ComposeLongChainsAsExactlyAsVectors) {
   for (const int interiors : {64, 256}) {
     for (const Character character : {kPersistentSubspace, Character{Keys::kCorrelated, Decay::kSlow}}) {

@@ -200,7 +200,7 @@ void Calls::ServerEnded(size_t from, uint64_t number) {
   const std::string node = found->second.hello.node;
   At(all_, from, found->second.there, found->second.wire, [number](Calls& there) { there.Reset(number); });
   servers_.erase(found);
-  if (all_.bug != Bug::kForgetsPeersGone) served_->PeerGone(node);
+  if (all_.bug != Bug::kKeepsPeersGone) served_->PeerGone(node);
 }
 
 size_t Calls::connected() const {

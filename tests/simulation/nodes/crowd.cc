@@ -177,12 +177,12 @@ CrowdReport Crowd::Run() {
   report.keep_alives_second = static_cast<double>(counts.keep_alives - kept_alive) / 60;
 
   for (size_t node = 0; node < options_.nodes / 10; ++node) Kill(members_[node * 10]);
-  report.dead_forgotten = Until([&] { return AllKnown(); });
+  report.dead_erased = Until([&] { return AllKnown(); });
   const double swept = Until([&] { return AllWhole(); });
-  report.swept = swept < 0 ? swept : report.dead_forgotten + swept;
+  report.swept = swept < 0 ? swept : report.dead_erased + swept;
 
   etcd_.Stop();
-  etcd_.Forget();
+  etcd_.Erase();
   etcd_.Start();
   const Nanos emptied = schedule_.now();
   report.emptied_members = Until([&] { return etcd_.Count() >= Living() && AllKnown(); });
@@ -209,7 +209,7 @@ std::string ToJson(const CrowdOptions& options, const CrowdReport& report) {
       ", \"events_a_node_s\": ", report.events_a_node_second, ", \"bytes_a_node_s\": ", report.bytes_a_node_second,
       ", \"bytes_an_event\": ", report.bytes_an_event, ", \"keep_alives_s\": ", report.keep_alives_second,
       ", \"entries_a_mirror\": ", report.entries_a_mirror, ", \"bytes_a_mirror\": ", report.bytes_a_mirror,
-      ", \"dead_forgotten_s\": ", report.dead_forgotten, ", \"swept_s\": ", report.swept,
+      ", \"dead_erased_s\": ", report.dead_erased, ", \"swept_s\": ", report.swept,
       ", \"emptied_members_s\": ", report.emptied_members, ", \"emptied_announced_s\": ", report.emptied_announced,
       "}");
 }

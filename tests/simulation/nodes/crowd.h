@@ -28,7 +28,7 @@ struct CrowdReport {
   double events_a_node_second = 0, bytes_a_node_second = 0, bytes_an_event = 0;
   double keep_alives_second = 0;
   uint64_t entries_a_mirror = 0, bytes_a_mirror = 0;  // the largest one
-  double dead_forgotten = 0;                          // a tenth of the nodes is killed: until no other believes them
+  double dead_erased = 0;                             // a tenth of the nodes is killed: until no other believes them
   double swept = 0;                                   // until etcd has no keys of theirs
   double emptied_members = 0;                         // etcd loses everything: until each knows all members again
   double emptied_announced = 0;                       // until every mirror is whole again, and etcd has every key

@@ -67,8 +67,8 @@ TEST(Crowd, AHundredNodesConvergeWithinTheirBudgets) {
   // The budget lets so many keys through; what is over is the first second's and the members' own.
   EXPECT_LT(report.keys_a_node_second, 1.1 * report.budget_a_node_second);
   EXPECT_LT(report.announced, 2 * static_cast<double>(options.objects) / report.budget_a_node_second + lease);
-  EXPECT_GT(report.dead_forgotten, 0);
-  EXPECT_LT(report.dead_forgotten, lease + 1);
+  EXPECT_GT(report.dead_erased, 0);
+  EXPECT_LT(report.dead_erased, lease + 1);
   EXPECT_GT(report.swept, 0);
   EXPECT_LT(report.emptied_members, lease);
 }

@@ -29,7 +29,7 @@ void Etcd::Start() {
   }
 }
 
-void Etcd::Forget() {
+void Etcd::Erase() {
   keys_.clear();
   changes_.clear();
   leases_.clear();

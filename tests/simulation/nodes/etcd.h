@@ -1,5 +1,5 @@
 // Etcd: an etcd of one member in simulated time: revisions, transactions, ranges in the past, leases, watches,
-// compaction. It keeps what it has over a restart, unless it is told to forget it.
+// compaction. It keeps what it has over a restart, unless it is told to erase it.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class Etcd {
   bool up() const { return up_; }
   void Stop();
   void Start();
-  void Forget();   // everything, as where it was set up anew; it must be down
+  void Erase();    // everything, as where it was set up anew; it must be down
   void Compact();  // all but what there is now
   Nanos slow = 0;  // by so much each answer is late, at most
   Nanos Late() { return slow > 0 ? schedule_.DrawTime(slow) : 0; }

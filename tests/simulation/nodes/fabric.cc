@@ -219,7 +219,7 @@ void SimulatedUcx::CompleteSends() {
 
 bool SimulatedUcx::Progress() {
   bool some = !inbox_.empty() || !left_.empty();
-  if (fabric_.bug == Bug::kForgetsSends) left_.clear();
+  if (fabric_.bug == Bug::kErasesSends) left_.clear();
   CompleteSends();
   // The next call has the events that come of these.
   for (const auto& event : std::exchange(inbox_, {})) event();

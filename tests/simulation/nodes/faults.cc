@@ -196,7 +196,7 @@ void Driver::HarmEtcd() {
       if (schedule_.Chance(50)) return;
       Reach(Event::kEtcdEmptied);
       if (etcd_.up()) etcd_.Stop();
-      etcd_.Forget();
+      etcd_.Erase();
       etcd_.Start();
       break;
     case 3:

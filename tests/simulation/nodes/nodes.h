@@ -42,9 +42,9 @@ enum class Bug : uint8_t {
   kKeepsDeletedKeys,    // etcd says that it has deleted what it has not
   kComesBackAsItself,   // a node that was started again draws the incarnation that it had
   kDropsCalls,          // a call of a peer is never answered, and nobody's time ends it
-  kForgetsPeersGone,    // nobody is told that a peer has gone, and no time ends what it holds
-  kForgetsSends,        // a send of the data plane is never completed
-  kForgetsDeadlines,    // nobody looks at the deadlines of look-ups, leases and offers
+  kKeepsPeersGone,      // nobody is told that a peer has gone, and no time ends what it holds
+  kErasesSends,         // a send of the data plane is never completed
+  kErasesDeadlines,     // nobody looks at the deadlines of look-ups, leases and offers
   kStopsClocks,         // a machine's clock stands still
   kNeverTakesOffers,    // nodes say of every offer, for ever, that they are busy
   kServesFormerNodes,   // a node that was started again is served as the one that it was first

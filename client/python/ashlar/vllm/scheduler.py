@@ -102,7 +102,7 @@ class Scheduler:
 
     def close(self) -> None:
         for followed in list(self._followed.values()):
-            self._forget(followed)
+            self._erase(followed)
         self._opening.close()
 
     def reset(self) -> bool:
@@ -222,7 +222,7 @@ class Scheduler:
             followed.lookup.handle.end()
             followed.lookup = None
 
-    def _forget(self, followed: _Followed) -> None:
+    def _erase(self, followed: _Followed) -> None:
         self._drop(followed)
         self._followed.pop(followed.request.request_id, None)
 
@@ -276,7 +276,7 @@ class Scheduler:
             followed.saved = max(followed.saved, followed.loading)
         followed.loading = 0
         if followed.ended:
-            self._forget(followed)
+            self._erase(followed)
 
     # ---- saving
 
@@ -471,4 +471,4 @@ class Scheduler:
         if followed.loading:
             followed.ended = True
         else:
-            self._forget(followed)
+            self._erase(followed)

@@ -71,7 +71,7 @@ class Node {
                   {.node = name, .control_address = name + ":1", .transport_address = name + ":2", .version = "1"},
                   {.members_changed = [this] { ++member_changes; },
                    .announce_again = [this] { Again(); },
-                   .forgettings_changed = [this] { ++forgettings_changes; },
+                   .erasures_changed = [this] { ++erasures_changes; },
                    .health_changed = [this](const DirectoryHealth&) { ++health_changes; }},
                   clock_) {}
 
@@ -107,7 +107,7 @@ class Node {
   std::map<std::pair<uint64_t, uint64_t>, Holding> held_;
 
  public:
-  std::atomic<int> member_changes{0}, forgettings_changes{0}, health_changes{0}, asked_again{0};
+  std::atomic<int> member_changes{0}, erasures_changes{0}, health_changes{0}, asked_again{0};
   EtcdDirectory directory;  // last: its thread calls all of the above
 };
 

@@ -45,7 +45,7 @@ def expected():
             if model not in children:
                 children[model] = engines.Child(model, enable_prefix_caching=True)
             for key, prompt in missing.items():  # one by one: a batch of another shape may round in another way
-                children[model].call("forget")
+                children[model].call("erase")
                 answers[key] = children[model].generate([prompt], tokens)[0][:2]
         return [answers[key] for key in keys]
 

@@ -91,7 +91,7 @@ def ask_without_names_apart(server, tokens, lengths):
         return ask(server, tokens, None)
     finally:
         scheduler_module.name_apart = own
-        server.forget()
+        server.erase()
 
 
 # ---- states held to a reference
@@ -413,7 +413,7 @@ def watch_settings(server):
 
 
 def set_again(server):
-    """Of requests that were set more than once: how far what was left is apart, relatively. Forgets all of them."""
+    """Of requests that were set more than once: how far what was left is apart, relatively. Erases all of them."""
     kept, server.settings = server.settings, {}
     several = [each for each in kept.values() if len(each) > 1]
     return [max(_apart(new, old) for old, new in zip(each[0], each[-1])) for each in several]

@@ -27,10 +27,10 @@ def test_a_failed_load_is_computed_within_multi_connector(shared_daemon, expecte
     text = prompt("multi", 600)
     with Child("qwen3", transfer=within_multi(shared_daemon)) as child:
         same(child.generate([text]), expected("qwen3", [text]))
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text]), expected("qwen3", [text]))
         child.call("execute", OTHER_PLANS)
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text]), expected("qwen3", [text]))
         assert child.call("evaluate", "server.core().scheduler.recompute_kv_load_failures")
 
@@ -40,7 +40,7 @@ def test_engines_of_other_lengths_share_nothing_under_longrope(shared_daemon):
     text = prompt("longrope", 600)
     with Child("phi3", connector(shared_daemon), max_model_len=1024) as child:
         short = child.generate([text])
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text]), [each[:2] for each in short], 2e-2)
         assert saved(child) == 512
     with Child("phi3", connector(shared_daemon), max_model_len=4096) as child:
@@ -62,7 +62,7 @@ def test_a_model_that_writes_into_its_configuration_is_found_across_processes(sh
     text = prompt("writes", 600)
     with Child("qwen3", connector(shared_daemon), tensor_parallel_size=2) as child:
         child.generate([text])
-        child.call("forget")
+        child.call("erase")
         child.generate([text])
         assert saved(child) == 512
 
@@ -74,7 +74,7 @@ def test_halves_that_name_different_models_say_so(shared_daemon, expected, monke
     with Child("qwen3", connector(shared_daemon)) as child:
         child.call("execute", SAID)
         for _ in range(2):
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), expected("qwen3", [text]))
         said = [text for text in child.call("evaluate", "server.said") if "differ" in text]
         assert said == ["Ashlar: this engine runs without the cache: its scheduler and a worker differ in layout.form"]
@@ -124,7 +124,7 @@ def test_the_end_of_a_step_is_told_from_a_prompts_end(shared_daemon):
     with Child("qwen3_5", connector(shared_daemon), max_num_batched_tokens=block, max_model_len=2048) as child:
         child.call("execute", COMMITS)
         child.generate([prompt("ends", 2 * block + 50)], block)
-        child.call("forget")
+        child.call("erase")
         prompt_end = 2 * block
         assert child.call("evaluate", "server.commits") == [
             (block, 2 * block + 50), (prompt_end, prompt_end), (3 * block, 2 * block + 50)

@@ -57,7 +57,7 @@ def test_blocks_are_held_until_their_save_has_ended(model, shared_daemon, expect
         settle(child, blocks - 1)
         before = saved(child)
         for text, answer in zip(texts, wanted):
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), [answer])
         assert saved(child) - before == 2 * block * count(child, "saves", "kept") > 0
 
@@ -73,7 +73,7 @@ def test_a_daemon_killed_while_it_saves_changes_no_answer(model, daemon, expecte
     with Child(model, by_default(daemon, call_ms=400, land_ms=600, quiet_ms=200, lookup_ms=100)) as child:
         free = child.call("free_blocks")
         for _ in range(moments):
-            child.call("forget")
+            child.call("erase")
             killer = threading.Timer(draw.uniform(0, 0.25), daemon.kill)
             killer.start()
             same(child.generate(texts), wanted, CLOSE)

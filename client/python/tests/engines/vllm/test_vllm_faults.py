@@ -34,10 +34,10 @@ def test_a_daemon_killed_and_restarted_at_random_moments(harmed, expected):
     wanted = expected(model, texts)
     moments = int(os.environ.get("ASHLAR_VLLM_KILLS", "6"))
     same(child.generate(texts), wanted, CLOSE)
-    child.call("forget")
+    child.call("erase")
     free, files = child.call("free_blocks"), child.call("files")
     for _ in range(moments):
-        child.call("forget")
+        child.call("erase")
         killer = threading.Timer(draw.uniform(0, 0.25), daemon.kill)
         killer.start()
         same(child.generate(texts), wanted, CLOSE)
@@ -56,7 +56,7 @@ def test_a_frozen_daemon_delays_and_nothing_else(harmed, expected):
     texts = [prompt(f"frozen {model} {i}", 2 * BLOCK[model] + 5 + i) for i in range(2)]
     wanted = expected(model, texts)
     same(child.generate(texts), wanted, CLOSE)
-    child.call("forget")
+    child.call("erase")
     free = child.call("free_blocks")
     for _ in range(3):
         stop = threading.Timer(draw.uniform(0, 0.05), lambda: os.kill(daemon.pid, signal.SIGSTOP))
@@ -69,10 +69,10 @@ def test_a_frozen_daemon_delays_and_nothing_else(harmed, expected):
         os.kill(daemon.pid, signal.SIGCONT)
         child.call("evaluate", "__import__('time').sleep(1.5)")
         same(child.generate(texts), wanted, CLOSE)
-        child.call("forget")
+        child.call("erase")
     deadline = time.monotonic() + 20
     while child.call("free_blocks") != free and time.monotonic() < deadline:
-        child.call("forget")
+        child.call("erase")
     assert child.call("free_blocks") == free, "blocks in doubt came back"
 
 
@@ -85,7 +85,7 @@ def test_a_daemon_that_comes_later_is_used(tmp_path, expected):
         with ashlar.daemon.start(dram="128MiB", arena="8MiB", folder=str(tmp_path)):
             deadline = time.monotonic() + 20
             while saved(child) == 0 and time.monotonic() < deadline:
-                child.call("forget")
+                child.call("erase")
                 same(child.generate([text]), expected("qwen3", [text]))
             assert saved(child) > 0
 
@@ -115,7 +115,7 @@ def test_a_plan_of_another_version_is_computed_instead(model, engine, expected):
     child = engine(model)
     text = prompt(f"version {model}", 2 * BLOCK[model] + 3)
     same(child.generate([text]), expected(model, [text]))
-    child.call("forget")
+    child.call("erase")
     child.call(
         "execute",
         "import ashlar\n"
@@ -126,7 +126,7 @@ def test_a_plan_of_another_version_is_computed_instead(model, engine, expected):
     same(child.generate([text]), expected(model, [text]))
     assert count(child, "load_failures") == failures + 1 and saved(child) == before
     child.call("execute", "import ashlar\nashlar.Request.plan_bytes = server.real")
-    child.call("forget")
+    child.call("erase")
     same(child.generate([text]), expected(model, [text]))
     assert saved(child) - before == 2 * BLOCK[model]
 
@@ -152,7 +152,7 @@ def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine,
     child, block = engine("qwen3"), BLOCK["qwen3"]
     text = prompt("in doubt", 3 * block + 40)
     same(child.generate([text]), expected("qwen3", [text]))
-    child.call("forget")
+    child.call("erase")
     free = child.call("free_blocks")
     child.generate([text[: block + 5]])
     child.call("execute", IN_DOUBT.format(block=block))
@@ -176,7 +176,7 @@ def test_a_full_cache_keeps_what_it_can(model, tmp_path, expected):
     ) as child:
         for _ in range(2):
             for text in texts:
-                child.call("forget")
+                child.call("erase")
                 same(child.generate([text], 3), expected(model, [text], 3))
         assert child.call("free_blocks") == 255
 
@@ -202,11 +202,11 @@ def test_what_the_connector_raises_fails_no_request(engine, expected):
     settle(child, 255)
     of_scheduler = ("match", "_look_up", "_offer", "allocated", "sources", "finished", "take_events", "awaits_reports")
     for name in of_scheduler:
-        child.call("forget")
+        child.call("erase")
         child.call("execute", BREAK.format(name=name, scheduler=True))
         same(child.generate([text], timeout=20), expected("qwen3_5", [text]))
         child.call("execute", MEND.format(name=name, scheduler=True))
-    child.call("forget")
+    child.call("erase")
     child.call("execute", BREAK.format(name="begin_step", scheduler=False))
     same(child.generate([text], timeout=20), expected("qwen3_5", [text]))
     child.call("execute", MEND.format(name="begin_step", scheduler=False))

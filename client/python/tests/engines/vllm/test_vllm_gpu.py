@@ -283,7 +283,7 @@ def test_prompts_are_resumed_from_a_gpus_memory_with_the_same_answer(model, far_
         same(child.generate([text]), [answer])
         for reader in (child, other):  # its own blocks once more, and those of an engine that has only the daemon
             before = saved(reader)
-            reader.call("forget")
+            reader.call("erase")
             same(reader.generate([text]), [answer])
             assert saved(reader) - before == depth
     assert count(child, "load_failures") == count(other, "load_failures") == 0
@@ -315,7 +315,7 @@ def test_a_driver_that_refuses_leaves_an_engine_without_the_cache(gpu_daemon, ex
     emulated_gpu.emulate(monkeypatch, emulated_gpu.Driver("cuMemCreate"))
     with Child("qwen3", connector(gpu_daemon)) as child:
         for _ in range(2):
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), expected("qwen3", [text]))
         assert saved(child) == 0 and count(child, "saves", "kept") == 0
 
@@ -325,7 +325,7 @@ def test_a_daemon_without_that_gpu_leaves_an_engine_without_the_cache(shared_dae
     emulated_gpu.emulate(monkeypatch, emulated_gpu.Driver(), emulated_gpu.Order())
     with Child("qwen3", connector(shared_daemon)) as child:
         for _ in range(2):
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), expected("qwen3", [text]))
         assert saved(child) == 0 and count(child, "saves", "kept") == 0
 

@@ -107,7 +107,7 @@ def test_other_versions_of_vllm_are_served_without_the_cache(version, monkeypatc
         text = prompt("other vllm", 600)
         with Child("qwen3", connector(shared_daemon)) as child:
             for _ in range(2):
-                child.call("forget")
+                child.call("erase")
                 same(child.generate([text]), expected("qwen3", [text]))
             assert child.call("metrics") == {}
 

@@ -29,7 +29,7 @@ def test_a_daemon_of_another_version_is_refused_and_a_right_one_is_used_later(tm
                 while any(reason not in each for each in child.call("evaluate", said)) and time.monotonic() < deadline:
                     time.sleep(0.05)
                 assert all(reason in each for each in child.call("evaluate", said)), "said with the versions"
-                child.call("forget")
+                child.call("erase")
                 same(child.generate([text]), expected("qwen3", [text]))
             assert child.call("metrics") == {} and all(other.heard), "each was asked, and refused"
             other.close()
@@ -38,7 +38,7 @@ def test_a_daemon_of_another_version_is_refused_and_a_right_one_is_used_later(tm
             with ashlar.daemon.start(dram="128MiB", arena="8MiB", folder=str(tmp_path)):
                 deadline = time.monotonic() + 20
                 while saved(child) == 0 and time.monotonic() < deadline:
-                    child.call("forget")
+                    child.call("erase")
                     same(child.generate([text]), expected("qwen3", [text]))
                 assert saved(child) > 0
 
@@ -56,15 +56,15 @@ def test_a_full_disk_keeps_what_it_can(model, tmp_path, expected):
     ) as child:
         while counted("ashlar_evictions_total") == 0 and len(texts) < 60:
             texts.append(prompt(f"disk full {model} {len(texts)}", 3 * BLOCK[model] + 1))
-            child.call("forget")
+            child.call("erase")
             same(child.generate(texts[-1:], 3), expected(model, texts[-1:], 3))
         assert counted("ashlar_evictions_total") > 0, "both tiers are full"
         assert counted("ashlar_tier_used_bytes", 'tier="ssd"') > 0
         for text in [texts[-1], texts[0], texts[1], texts[-2]]:
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text], 3), expected(model, [text], 3))
         assert saved(child) > 0
-        child.call("forget")
+        child.call("erase")
         assert child.call("free_blocks") == 255
 
 
@@ -79,7 +79,7 @@ def test_a_killed_engine_leaves_nothing_at_the_daemon(model, daemon, expected):
     for turn in range(2):
         child = Child(model, connector(daemon))
         child.generate(texts[:2])
-        child.call("forget")
+        child.call("erase")
         deadline = time.monotonic() + 20
         while (now := held(daemon.metrics_socket))["sessions"] < 2 and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -14,11 +14,11 @@ def test_the_second_request_is_resumed_with_the_same_answer(model, engine, expec
     wanted = expected(model, [text])
     same(child.generate([text]), wanted)
     before = saved(child)
-    child.call("forget")
+    child.call("erase")
     same(child.generate([text]), wanted)
     assert saved(child) - before == 2 * block
     longer = text + prompt("more", 100)
-    child.call("forget")
+    child.call("erase")
     same(child.generate([longer]), expected(model, [longer]))
     assert saved(child) - before == 4 * block
 
@@ -51,7 +51,7 @@ def test_prompts_shorter_than_a_block_are_not_looked_up(model, engine, expected)
     for tokens in (5, BLOCK[model] - 1, BLOCK[model]):  # the last one is computed in any case
         text = prompt(f"short {tokens}", tokens)
         for _ in range(2):
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text], 4), expected(model, [text], 4))
     after = child.call("metrics")
     lookups = [{key: value for key, value in each.items() if key[0] in ("lookups", "hits")} for each in (before, after)]
@@ -65,7 +65,7 @@ def test_a_longer_prefix_than_the_engines_own_is_loaded_behind_it(model, engine,
     first = prompt(f"own {model}", 2 * block + 1)
     longer = first[: 2 * block] + prompt("behind", 2 * block + 50)
     same(child.generate([longer]), expected(model, [longer]))
-    child.call("forget")
+    child.call("erase")
     same(child.generate([first]), expected(model, [first]))  # loaded: two blocks, which are the engine's now
     before = saved(child)
     same(child.generate([longer]), expected(model, [longer]))
@@ -80,7 +80,7 @@ def test_chunked_prefill_of_several_requests_in_flight(model, shared_daemon, exp
     with Child(model, connector(shared_daemon), max_num_batched_tokens=2 * block, max_num_seqs=3) as child:
         wanted = expected(model, texts)
         same(child.generate(texts), wanted, CLOSE)
-        child.call("forget")
+        child.call("erase")
         before = saved(child)
         same(child.generate(texts), wanted, CLOSE)
         assert saved(child) - before >= (3 + 5 + 1 + 3) * block - 2 * block
@@ -107,7 +107,7 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
                 assert max(abs(a - b) for a, b in zip(logs[:parting], others)) < 0.06
         preempted = child.call("evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')")
         assert preempted > 0
-        child.call("forget")
+        child.call("erase")
         assert child.call("free_blocks") == blocks - 1, "nothing is held that is not used"
 
 
@@ -122,7 +122,7 @@ def test_a_restarted_daemon_serves_from_its_disk(model, tmp_path, expected):
             same(child.generate([text]), expected(model, [text]))
             daemon.start()
             child.call("evaluate", "__import__('time').sleep(2)")
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), expected(model, [text]))
             assert count(child, "hits", "ssd", "keys" if model == "qwen3" else "states_and_keys") == 1
 
@@ -142,11 +142,11 @@ def test_states_and_keys_come_together_or_not_at_all(engine, expected):
     whole = prompt("together", 5 * block + 1)  # one step of prefill: its states are kept at 5 blocks alone
     same(child.generate([whole]), expected("qwen3_5", [whole]))
     part = whole[: 3 * block + 50]
-    child.call("forget")
+    child.call("erase")
     before = saved(child)
     same(child.generate([part]), expected("qwen3_5", [part]))
     assert saved(child) == before
-    child.call("forget")
+    child.call("erase")
     same(child.generate([part]), expected("qwen3_5", [part]))
     assert saved(child) - before == 3 * block
 
@@ -157,7 +157,7 @@ def test_keys_alone_are_found_at_every_depth_of_a_plain_model(engine, expected):
     child.generate([whole])
     for tokens, found in ((300, 256), (800, 768), (1450, 1408)):
         part = whole[:tokens]
-        child.call("forget")
+        child.call("erase")
         before = saved(child)
         same(child.generate([part]), expected("qwen3", [part]))
         assert saved(child) - before in (found, found // 256 * 256)

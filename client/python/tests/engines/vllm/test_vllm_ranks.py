@@ -21,7 +21,7 @@ def wanted(texts):
     with Child(MODEL, tensor_parallel_size=RANKS) as child:
         answers = []
         for text in texts:
-            child.call("forget")
+            child.call("erase")
             answers.append(child.generate([text])[0][:2])
     assert len({tuple(tokens) for tokens, _ in answers}) > 1, "an answer depends on its prompt"
     return answers
@@ -40,7 +40,7 @@ def test_every_rank_loads_its_own_shard(daemon, texts, wanted):
     with two_ranks(daemon) as child:
         by_rank(child, "watch")
         same(child.generate(texts[:1]), wanted[:1])
-        child.call("forget")
+        child.call("erase")
         same(child.generate(texts[:1]), wanted[:1])
         assert saved(child) == depth
         ranks = by_rank(child, "watched")
@@ -60,7 +60,7 @@ def test_a_load_that_fails_on_one_rank_is_computed_on_all(daemon, texts, wanted)
     with two_ranks(daemon, call_ms=400, land_ms=600, quiet_ms=200, lookup_ms=100) as child:
         by_rank(child, "watch")
         same(child.generate(texts[:1]), wanted[:1])
-        child.call("forget")
+        child.call("erase")
         free = child.call("free_blocks")
         for rank in range(RANKS):
             by_rank(child, "spoil", rank)
@@ -68,7 +68,7 @@ def test_a_load_that_fails_on_one_rank_is_computed_on_all(daemon, texts, wanted)
             same(child.generate(texts[:1]), wanted[:1])
             if rank == 0:  # counts are the first rank's
                 assert count(child, "load_failures") == failures + 1 and saved(child) == before
-            child.call("forget")
+            child.call("erase")
         by_rank(child, "spoil", None)
         before = saved(child)
         same(child.generate(texts[:1]), wanted[:1])
@@ -82,10 +82,10 @@ def test_a_load_that_fails_on_one_rank_is_computed_on_all(daemon, texts, wanted)
         daemon.start()
         deadline, before = time.monotonic() + 20, saved(child)
         while saved(child) == before and time.monotonic() < deadline:
-            child.call("forget")
+            child.call("erase")
             same(child.generate(texts[:1]), wanted[:1])
         assert saved(child) > before, "the restarted daemon is used by both ranks"
         deadline = time.monotonic() + 20
-        while child.call("forget") and child.call("free_blocks") != free and time.monotonic() < deadline:
+        while child.call("erase") and child.call("free_blocks") != free and time.monotonic() < deadline:
             time.sleep(0.2)
         assert child.call("free_blocks") == free

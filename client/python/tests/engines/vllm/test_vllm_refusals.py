@@ -22,7 +22,7 @@ def test_a_worker_that_cannot_be_served_holds_no_blocks(model, error, shared_dae
         for _ in range(2):
             for text in texts:
                 same(child.generate([text]), expected(model, [text]))
-        child.call("forget")
+        child.call("erase")
         assert child.call("free_blocks") == 63, "all but the null block"
         assert count(child, "saves", "kept") == 0 and count(child, "hits", "dram", "keys") == 0
         before = child.call("metrics")
@@ -44,7 +44,7 @@ def test_where_no_prompt_can_be_set_declared_segments_are_a_prompt_like_any_othe
 
     def ask(name):
         whole = prompt(f"unset {model} {name}", 2 * BLOCK[model] + 20)
-        child.call("forget")
+        child.call("erase")
         return child.call("evaluate", f"__import__('segment_probe').ask_and_hear(server, {whole!r}, [300] * 2)")
 
     with Child(model, connector(shared_daemon, segments=True), **settings) as child:

@@ -24,7 +24,7 @@ def test_a_change_without_a_reset_is_seen(model, shared_daemon, engine, expected
     text, later = prompt(f"reload {model}", 900), prompt(f"reload later {model}", 900)
     with Child(model, connector(shared_daemon)) as child:
         same(child.generate([text]), expected(model, [text]))
-        child.call("forget")
+        child.call("erase")
         child.generate([text])
         before = saved(child)
         assert before > 0
@@ -32,16 +32,16 @@ def test_a_change_without_a_reset_is_seen(model, shared_daemon, engine, expected
         assert answer[0][1] != expected(model, [text])[0][1], "the weights are other ones"
         assert saved(child) == before, "no stale hit"
         fresh = child.generate([later])
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text]), [each[:2] for each in answer])
-        child.call("forget")
+        child.call("erase")
         same(child.generate([later]), [each[:2] for each in fresh])
         assert saved(child) > before, "what was stored afterwards is found by this engine"
         child.call("execute", BACK)
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text]), expected(model, [text]))
     other = engine(model)
-    other.call("forget")
+    other.call("erase")
     count = saved(other)
     same(other.generate([later]), expected(model, [later]))
     assert saved(other) == count, "nothing of other weights is found by the checkpoint's name"
@@ -56,7 +56,7 @@ def test_what_was_computed_before_is_not_resumed_in_the_engines_own_cache(shared
         child.generate([prompt("seen by this one", 300)])  # vLLM is told nothing, and no reset comes
         answer = child.generate([longer])
         assert answer[0][2] == 0, "neither vLLM's blocks of former weights nor Ashlar's"
-        child.call("forget")
+        child.call("erase")
         same(child.generate([longer]), [each[:2] for each in answer])
 
 
@@ -88,14 +88,14 @@ def test_all_ranks_change_together(shared_daemon):
     ranks = dict(tensor_parallel_size=2, worker_extension_cls="tiny_engines.Watched")
     with Child("qwen3", connector(shared_daemon), **ranks) as child:
         child.generate([text])
-        child.call("forget")
+        child.call("erase")
         child.generate([text])
         before = saved(child)
         assert before > 0
         answer = changed(child, text, "llm.collective_rpc('flip_weights')")
         assert saved(child) == before
         for _ in range(2):  # the first one's load failed, and it was not kept
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), [each[:2] for each in answer])
         assert saved(child) > before
 
@@ -120,6 +120,6 @@ def test_a_model_that_cannot_be_watched_is_not_cached(shared_daemon, expected, m
     text = prompt("unwatched", 300)
     with Child("qwen3", connector(shared_daemon)) as child:
         for _ in range(2):
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), expected("qwen3", [text]))
         assert saved(child) == 0

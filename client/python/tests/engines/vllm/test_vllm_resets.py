@@ -25,7 +25,7 @@ def test_behind_a_reset_nothing_of_former_weights_is_found(shared_daemon, engine
     text = prompt("reset", 600)
     with Child("qwen3", connector(shared_daemon)) as child:
         same(child.generate([text]), expected("qwen3", [text]))
-        child.call("forget")
+        child.call("erase")
         child.generate([text])
         before = saved(child)
         assert before == 512
@@ -33,11 +33,11 @@ def test_behind_a_reset_nothing_of_former_weights_is_found(shared_daemon, engine
         assert child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)")
         answer = child.generate([text])
         assert saved(child) == before and answer[0][1] != expected("qwen3", [text])[0][1]
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text]), [each[:2] for each in answer])
         assert saved(child) == before + 512, "what was stored behind it is found"
     other = engine("qwen3")
-    other.call("forget")
+    other.call("erase")
     same(other.generate([text]), expected("qwen3", [text]))  # and by nobody else
 
 
@@ -50,7 +50,7 @@ def test_a_request_that_goes_on_over_a_reset_is_not_saved(shared_daemon):
         assert not child.call("evaluate", "server.connector().reset_cache()"), "its keys are of two sets of weights"
         child.call("execute", "while llm.llm_engine.has_unfinished_requests():\n    llm.llm_engine.step()")
         assert child.call("evaluate", f"(lambda half: {kept})(server.connector()._scheduler)") == before
-        child.call("forget")
+        child.call("erase")
         assert child.call("evaluate", "server.connector().reset_cache()")
 
 
@@ -71,7 +71,7 @@ def test_segments_that_are_set_over_a_reset_are_left(shared_daemon):
         child.call("execute", OTHER_WEIGHTS)
         probe(child, "go_on")
         assert count(child, "segments_published") == 0 and count(child, "load_failures") == 1
-        child.call("forget")
+        child.call("erase")
         probe(child, "ask", sum(parts, []) + query, [100] * 3)
         assert count(child, "segments_published") == 3, "later ones are of the new weights, by their own name"
     with Child("qwen3_5", options) as child:
@@ -140,7 +140,7 @@ def test_an_idle_engine_waits_for_no_daemon_that_hangs(daemon):
     with Child("qwen3", options) as child:
         text = prompt("hangs", 600)
         child.generate([text])
-        child.call("forget")
+        child.call("erase")
         child.call("execute", "import ashlar\nserver.real = ashlar.Request.poll_finish\n"
                    "ashlar.Request.poll_finish = lambda self: ashlar.Verdict.PENDING\n"
                    "server.quiet = ashlar.Request.poll_quiet\nashlar.Request.poll_quiet = ashlar.Request.poll_finish")
@@ -150,5 +150,5 @@ def test_an_idle_engine_waits_for_no_daemon_that_hangs(daemon):
         assert time.monotonic() - began < 5 and child.call("free_blocks") < 255
         child.call("execute", "import ashlar\nashlar.Request.poll_finish = server.real\nashlar.Request.poll_quiet = server.quiet")
         child.generate([prompt("behind it", 20)])
-        child.call("forget")
+        child.call("erase")
         assert child.call("free_blocks") == 255

@@ -13,23 +13,23 @@ def test_what_goes_wrong_in_a_composer_is_computed(segmented, expected):
     wanted = expected(MODEL, [sum(parts, []) + query], 4)
     pages, _ = child.probe("state_of")
     for what in ("_into_blocks", "_take_step", "_compose", "_fill", "_take"):
-        child.call("forget")
+        child.call("erase")
         child.probe("fail_the_next", what)
         failures = count(child, "load_failures")
         answer = child.ask(parts, query)
         same([answer], wanted)
         assert count(child, "load_failures") == failures + 1
         assert child.probe("state_of")[1] == 0
-    child.call("forget")
+    child.call("erase")
     assert child.ask(parts, query)[2] == 400
     assert child.probe("state_of") == (pages, 0), "pages in doubt came back"
-    child.call("forget")
+    child.call("erase")
     child.probe("stall_the_next", 1.5)
     same([child.ask(parts, query)], wanted)
     deadline = time.monotonic() + 30
     while child.ask(parts, query)[1] == wanted[0][1] and time.monotonic() < deadline:
-        child.call("forget")
-    child.call("forget")
+        child.call("erase")
+    child.call("erase")
     assert child.ask(parts, query)[2] == 400, "behind the one that was given up"
     assert child.probe("state_of") == (pages, 0)
     long = prompt("long", 2100)  # more than one step of the engine
@@ -40,7 +40,7 @@ def settles(child, state):
     """Sets a prompt of its own until nothing is held any more."""
     deadline = time.monotonic() + 30
     while child.probe("state_of") != state and time.monotonic() < deadline:
-        child.call("forget")
+        child.call("erase")
         child.ask(texts("settles", 2), prompt("settles", 20))
     assert child.probe("state_of") == state
 
@@ -56,7 +56,7 @@ def test_a_prompt_that_waits_for_others_is_not_late(segmented):
 
 def test_prompts_behind_one_that_hangs_are_computed(segmented, expected):
     child, query = segmented(MODEL), prompt("hangs", 20)
-    child.call("forget")
+    child.call("erase")
     state, failures = child.probe("state_of"), count(child, "load_failures")
     prompts = [(sum(texts(f"hangs {i}", 2), []) + query, [100] * 2) for i in range(3)]
     child.probe("stall_the_next", 5)
@@ -70,15 +70,15 @@ def test_a_request_that_is_given_up_leaves_nothing(segmented):
     child, query = segmented(MODEL), prompt("left", 20)
     parts = texts("left", 4)
     child.ask(parts, query)
-    child.call("forget")
+    child.call("erase")
     free, state = child.call("free_blocks"), child.probe("state_of")
     counts = [count(child, name) for name in ("segments_published", "load_failures")]
     child.probe("begin_to_set", "1000000", sum(parts[::-1], []) + query, [100] * 4)
     assert child.probe("abort", "1000000") in ([], ["abort"])
-    child.call("forget")
+    child.call("erase")
     assert child.call("free_blocks") == free
     child.probe("go_on")
     assert [count(child, name) for name in ("segments_published", "load_failures")] == counts, "nothing is computed for it"
     settles(child, state)
-    child.call("forget")
+    child.call("erase")
     assert child.call("free_blocks") == free

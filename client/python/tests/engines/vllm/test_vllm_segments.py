@@ -25,17 +25,17 @@ def test_segments_are_found_in_any_order_and_at_any_position(model, segmented, e
     first = child.ask(parts, query)
     assert count(child, "segments_published") - before == 4
     assert first[2] == 400, "no multiple of the engine's block: the state stands where the segments end"
-    child.call("forget")
+    child.call("erase")
     again = child.ask(parts, query)
     assert again == first, "landed as it was published"
     assert count(child, "segments_published") - before == 4
-    child.call("forget")
+    child.call("erase")
     others = [parts[i] for i in (0, 3, 1)]
     saved = count(child, "tokens_saved", "dram", "composed")
     tokens, logs, cached = child.ask(others, query)
     assert count(child, "segments_published") - before == 4, "the same first text; interiors at other positions"
     assert count(child, "tokens_saved", "dram", "composed") - saved == 100 + 2 * 84 and cached == 300
-    child.call("forget")
+    child.call("erase")
     child.ask([parts[i] for i in (2, 0, 1, 3)], query)
     assert count(child, "segments_published") - before == 6, "as a first text, and as one behind others: two objects"
     (wanted,) = expected(model, [sum(others, []) + query], 4)
@@ -87,7 +87,7 @@ def test_drift_by_seam_width_is_below_that_of_naive_addition(segmented):
             for naive in (False, True):
                 head = child.probe("set_seams", width, width, naive=naive)
                 assert head == max(3, width), "never narrower than the convolution"
-                child.call("forget")
+                child.call("erase")
                 answers = [child.ask(parts, query, 1, everything=True) for parts, query in prompts]
                 found[width, naive] = sum(map(divergence, real, answers)) / len(prompts)
             print(f"seams of {width}: KL {found[width, False]:.2e}, naive {found[width, True]:.2e}")
@@ -108,7 +108,7 @@ def test_nothing_composed_is_taken_for_exact(segmented, expected, engine):
     plain = child.probe("ask", whole, None)  # the composed one's blocks are still in the engine
     same([plain], wanted)
     assert plain[2] == 0
-    child.call("forget")
+    child.call("erase")
     plain = child.probe("ask", whole, None)  # now Ashlar has an exact prefix: of the plain request alone
     same([plain], wanted)
     assert plain[2] == 768
@@ -139,7 +139,7 @@ def test_segments_are_found_under_their_own_salt_alone(segmented):
             before = count(child, "segments_published")
             answers.append(child.ask(parts, query, salt=salt))
             assert count(child, "segments_published") - before == published, salt
-        child.call("forget")
+        child.call("erase")
     assert all(answer == answers[0] for answer in answers)
 
 
@@ -161,7 +161,7 @@ def test_without_names_of_their_own_composed_blocks_would_be_taken_for_exact(seg
 )
 def test_a_wrong_declaration_is_named_and_changes_nothing(given, reason, segmented, expected):
     child, whole = segmented(MODEL), sum(texts("wrong", 4), []) + prompt("wrong", 20)
-    child.call("forget")
+    child.call("erase")
     answer, heard = child.probe("ask_and_hear", whole, given)
     same([answer], expected(MODEL, [whole], 4))
     assert any("kv_transfer_params.ashlar_segments" in line and reason in line for line in heard), heard
@@ -172,7 +172,7 @@ def test_without_the_flag_declared_segments_are_a_prompt_like_any_other(engine, 
     child = engine(MODEL)
     text = f"__import__('segment_probe').ask(server, {whole!r}, [100] * 4)"
     for cached in (0, 384):
-        child.call("forget")
+        child.call("erase")
         answer = child.call("evaluate", text)
         same([answer], expected(MODEL, [whole], 4))
         assert answer[2] == cached, "exact, and kept as exact"
@@ -184,10 +184,10 @@ def test_prompts_of_both_kinds_beside_each_other(segmented, expected):
     sets = [parts[:3], parts[3:], [parts[0], parts[5], parts[2]]]
     alone = []
     for some in sets:
-        child.call("forget")
+        child.call("erase")
         alone.append(child.ask(some, query))
     plain = sum(parts, []) + query
-    child.call("forget")
+    child.call("erase")
     prompts = [(sum(some, []) + query, [100] * 3) for some in sets] + [(plain, None)]
     together = child.probe("ask_together", prompts)
     for one, other in zip(together, alone):
@@ -202,7 +202,7 @@ def test_segments_of_few_tokens_and_prompts_without_a_query(segmented, expected)
     for number in (1, 2, 5):
         some = parts[:number]
         whole = sum(some, [])
-        child.call("forget")
+        child.call("erase")
         tokens, logs, cached = child.ask(some, [])
         assert cached <= len(whole) - 1, "the last token is always computed"
         assert abs(logs[0] - expected(MODEL, [whole], 4)[0][1][0]) < 0.2
@@ -215,11 +215,11 @@ def test_an_engine_that_loads_alone_publishes_nothing(segmented, expected):
     published = count(child, "segments_published")
     child.probe("publish", False)
     try:
-        child.call("forget")
+        child.call("erase")
         assert child.ask(known, query) == composed
-        child.call("forget")
+        child.call("erase")
         same([child.ask(new, query)], expected(MODEL, [sum(new, []) + query], 4))
-        child.call("forget")
+        child.call("erase")
         mixed = child.ask([known[0], new[1], known[2]], query)
         assert mixed[2] == 300, "the missing one is computed in the prompt, between those that are cached"
     finally:
@@ -249,7 +249,7 @@ def test_a_preempted_prompt_is_set_again_with_the_same_answer(shared_daemon, seg
             for _ in range(5):
                 before = preemptions(child)
                 answers = child.probe("ask_together", prompts, new)
-                child.call("forget")
+                child.call("erase")
                 assert (child.call("free_blocks"), child.probe("state_of", 20)) == (free, state), "nothing is held"
                 if preemptions(child) > before:
                     return answers
@@ -286,13 +286,13 @@ def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
         with Segmented(MODEL, waits) as child:
             composed = child.ask(parts, query)
             assert composed[2] == 400
-            child.call("forget")
+            child.call("erase")
             free = child.call("free_blocks")
             daemon.kill()
             same([child.ask(parts, query)], wanted)
             daemon.start()
             for _ in range(int(os.environ.get("ASHLAR_VLLM_KILLS", "6"))):
-                child.call("forget")
+                child.call("erase")
                 killer = threading.Timer(draw.uniform(0, 0.3), daemon.kill)
                 killer.start()
                 answer = child.ask(parts, query)
@@ -303,10 +303,10 @@ def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
             deadline = time.monotonic() + 20
             hits = count(child, "hits", "dram", "composed")
             while count(child, "hits", "dram", "composed") == hits and time.monotonic() < deadline:
-                child.call("forget")
+                child.call("erase")
                 child.ask(parts, query)
             assert count(child, "hits", "dram", "composed") > hits, "the restarted daemon is used again"
-            child.call("forget")
+            child.call("erase")
             assert child.call("free_blocks") == free
 
 
@@ -341,7 +341,7 @@ def test_a_trained_hybrid_keeps_its_answers_composed_and_loses_them_by_naive_add
     with Segmented(str(tmp_path), options, load_format="safetensors") as child:
 
         def accuracy(prompts):
-            child.call("forget")
+            child.call("erase")
             found = child.probe("next_tokens", prompts)
             return 100 * sum(map(int.__eq__, found, right)) / len(right)
 

@@ -69,7 +69,7 @@ def test_prompts_are_resumed_with_the_same_answer_and_the_same_states(model, eng
         kept = child.call("evaluate", "server.kept")
         for _ in range(2):
             before = saved(child)
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), [answer])
             assert saved(child) - before == depth(model, len(text))
         assert child.call("evaluate", "server.filled")[depth(model, len(text))] == kept[depth(model, len(text))]
@@ -94,11 +94,11 @@ def test_a_state_that_is_not_loaded_shows(model, part, engine, expected):
     ((tokens, logs),) = expected(model, [text])
     same(child.generate([text]), [(tokens, logs)])
     child.call("execute", SPOIL.format(part=part))
-    child.call("forget")
+    child.call("erase")
     ((wrong, others, _),) = child.generate([text])
     child.call("execute", UNDO)
     assert wrong != tokens or max(abs(a - b) for a, b in zip(logs, others)) > 1e-3
-    child.call("forget")
+    child.call("erase")
     same(child.generate([text]), [(tokens, logs)])
 
 
@@ -107,7 +107,7 @@ def test_a_longer_prefix_than_the_engines_own_is_loaded_behind_it(engine, expect
     first = prompt(f"own {model}", 2 * block + 1)
     longer = first[: 2 * block] + prompt("behind", 2 * block + 1)
     same(child.generate([longer]), expected(model, [longer]))
-    child.call("forget")
+    child.call("erase")
     same(child.generate([first]), expected(model, [first]))
     before = saved(child)
     same(child.generate([longer]), expected(model, [longer]))
@@ -132,16 +132,16 @@ def test_several_requests_in_flight_and_a_daemon_that_is_killed(tmp_path, expect
         model, connector(daemon, **waits), max_num_batched_tokens=2 * block, max_num_seqs=3
     ) as child:
         same(child.generate(texts), wanted)
-        child.call("forget")
+        child.call("erase")
         free, before = child.call("free_blocks"), saved(child)
         same(child.generate(texts), wanted)
         assert saved(child) - before >= sum(depth(model, each) for each in lengths) - 2 * block  # a look-up may be late
-        child.call("forget")
+        child.call("erase")
         killer = threading.Timer(random.Random(seed).uniform(0, 0.25), daemon.kill)
         killer.start()
         same(child.generate(texts), wanted)
         killer.join()
-        child.call("forget")
+        child.call("erase")
         same(child.generate(texts), wanted)
         daemon.start()
         serves_again(child, texts, wanted)
@@ -157,7 +157,7 @@ def test_states_of_16_bits_are_resumed_as_the_engine_resumes_its_own(dtype, stat
         child.generate([text])
         own = [each[:2] for each in child.generate([text])]
         assert saved(child) == 0
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text]), own, 1e-6)
         assert saved(child) == depth(model, len(text))
 
@@ -166,6 +166,6 @@ def test_every_rank_has_its_own_states(shared_daemon, model="granite"):
     text = prompt(f"ranks {model}", 2 * BLOCK[model] + 1)
     with Child(model, connector(shared_daemon), tensor_parallel_size=2) as child:
         wanted = [each[:2] for each in child.generate([text])]
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text]), wanted)
         assert saved(child) == depth(model, len(text))

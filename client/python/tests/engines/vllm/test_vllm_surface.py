@@ -32,7 +32,7 @@ def test_prompts_hit_what_was_stored_under_their_own_salt(model, engine, expecte
     salts = [None, "mine", "theirs"]
     for stored, salt in enumerate(salts):
         for i, each in enumerate(salts[: stored + 1]):
-            child.call("forget")
+            child.call("erase")
             answer = child.generate([text], salt=each)
             same(answer, plain)
             assert (answer[0][2] >= 2 * BLOCK[model]) == (i < stored), (each, "behind", salts[:stored])
@@ -42,7 +42,7 @@ def test_statistics_are_in_the_engines_own(engine, expected):
     child, block = engine("qwen3_5"), BLOCK["qwen3_5"]
     text = prompt("statistics", 2 * block + 40)
     child.generate([text])
-    child.call("forget")
+    child.call("erase")
     before = child.call("metrics")
     child.generate([text])
     after = child.call("metrics")
@@ -66,11 +66,11 @@ def test_events_say_what_was_stored(shared_daemon, engine):
         )
         text = prompt("events", 600)
         child.generate([text])
-        child.call("forget")
+        child.call("erase")
         stored = child.call("evaluate", "[(e.medium, e.block_size, e.token_ids, len(e.block_hashes)) for e in server.seen]")
         assert stored == [("ASHLAR", 128, text[:512], 4)]
         child.generate([text], salt="mine")
-        child.call("forget")
+        child.call("erase")
         keys = child.call("evaluate", "[(e.extra_keys, e.token_ids, e.block_hashes) for e in server.seen]")
         assert [extra for extra, _, _ in keys] == [None, [("mine",), None, None, None]]
         assert keys[0][1] == keys[1][1] and not set(keys[0][2]) & set(keys[1][2]), "other blocks of the same tokens"

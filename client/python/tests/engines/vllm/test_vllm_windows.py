@@ -29,7 +29,7 @@ def test_prompts_of_every_length_are_resumed_with_the_same_answer(model, engine,
         same(child.generate([text]), [answer])
         for _ in range(2):
             before = saved(child)
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), [answer])
             assert saved(child) - before == depth(len(text))
     with Child(model, connector(shared_daemon)) as other:  # all that it knows is in the daemon
@@ -50,11 +50,11 @@ def test_a_window_that_is_not_loaded_shows(model, engine, expected):
     same(child.generate([text]), [(tokens, logs)])
     fill = "import ashlar.vllm.memory as memory\n"
     child.call("execute", fill + "server.fill = memory.Window.fill\nmemory.Window.fill = lambda *_: None")
-    child.call("forget")
+    child.call("erase")
     (wrong, others, _), = child.generate([text])
     child.call("execute", fill + "memory.Window.fill = server.fill")
     assert wrong != tokens or max(abs(a - b) for a, b in zip(logs, others)) > 1e-3
-    child.call("forget")
+    child.call("erase")
     same(child.generate([text]), [(tokens, logs)])
 
 
@@ -77,7 +77,7 @@ def test_blocks_that_the_engine_has_let_go_of_are_not_needed(model, engine, expe
     other = engine(model)
     for tokens in (2000, 1600, 900):
         part = text[:tokens]
-        other.call("forget")
+        other.call("erase")
         before = saved(other)
         same(other.generate([part]), expected(model, [part]), CLOSE)
         assert depth(tokens) - (saved(other) - before) < 256
@@ -89,7 +89,7 @@ def test_a_longer_prefix_than_the_engines_own_is_loaded_behind_it(model, engine,
     first = prompt(f"own {model}", 257)
     longer = first[:256] + prompt("behind", 300)
     same(child.generate([longer]), expected(model, [longer]))
-    child.call("forget")
+    child.call("erase")
     same(child.generate([first]), expected(model, [first]))
     before = saved(child)
     same(child.generate([longer]), expected(model, [longer]))
@@ -103,12 +103,12 @@ def test_chunked_prefill_of_several_requests_in_flight(model, shared_daemon, exp
     with Child(model, connector(shared_daemon), max_num_batched_tokens=256, max_num_seqs=3) as child:
         wanted = expected(model, texts)
         same(child.generate(texts), wanted, CLOSE)
-        child.call("forget")
+        child.call("erase")
         before = saved(child)
         same(child.generate(texts), wanted, CLOSE)
         assert saved(child) - before >= sum(map(depth, lengths)) - 256  # a busy machine's look-ups may be late
         assert count(child, "load_failures") == 0
-        child.call("forget")
+        child.call("erase")
         assert child.call("free_blocks") == 255, "all but the null block"
 
 
@@ -123,7 +123,7 @@ def test_preempted_requests_resume_with_the_same_answer(model, blocks, shared_da
             same(child.generate(texts, 24), wanted, CLOSE)
         preempted = child.call("evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')")
         assert preempted > 0
-        child.call("forget")
+        child.call("erase")
         assert child.call("free_blocks") == blocks - 1, "nothing is held that is not used"
 
 
@@ -138,10 +138,10 @@ def test_daemons_that_are_killed_or_frozen(model, tmp_path, expected):
         model, connector(daemon, call_ms=400, land_ms=600, quiet_ms=200, lookup_ms=100)
     ) as child:
         same(child.generate(texts), wanted, CLOSE)
-        child.call("forget")
+        child.call("erase")
         free = child.call("free_blocks")
         for harm in (daemon.kill, lambda: os.kill(daemon.pid, signal.SIGSTOP), daemon.kill):
-            child.call("forget")
+            child.call("erase")
             timer = threading.Timer(draw.uniform(0, 0.25), harm)
             timer.start()
             same(child.generate(texts), wanted, CLOSE)
@@ -164,7 +164,7 @@ def test_a_restarted_daemon_serves_from_its_disk(model, tmp_path, expected):
             daemon.stop()
             daemon.start()
             child.call("evaluate", "__import__('time').sleep(2)")
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), expected(model, [text]))
             assert count(child, "hits", "ssd", "keys") == 1
 
@@ -176,7 +176,7 @@ def test_every_rank_has_its_own_windows(shared_daemon):
             answers = child.generate([text])
             wanted = wanted or [each[:2] for each in answers]  # one rank adds in another order
             same(answers, wanted)
-            child.call("forget")
+            child.call("erase")
             same(child.generate([text]), wanted)
             assert saved(child) == number * depth(700), "once by the engine that saved it, twice by the next one"
 
@@ -185,7 +185,7 @@ def test_a_plan_of_another_version_is_computed_instead(engine, expected):
     child = engine("ministral")
     text = prompt("version ministral", 600)
     same(child.generate([text]), expected("ministral", [text]))
-    child.call("forget")
+    child.call("erase")
     child.call(
         "execute",
         "import ashlar\nserver.real = ashlar.Request.plan_bytes\n"
@@ -201,7 +201,7 @@ def test_a_model_of_windows_alone_runs_without_the_cache(shared_daemon):
     with Child("ministral_windows", connector(shared_daemon)) as child:
         text = prompt("windows alone", 600)
         first = child.generate([text])
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text]), [each[:2] for each in first])
         assert child.call("metrics") == {}
 
@@ -214,9 +214,9 @@ def test_an_engine_that_keeps_all_blocks_of_windows_is_served(shared_daemon, eng
         assert child.call("evaluate", "len(server.core().scheduler.kv_cache_config.kv_cache_groups)") == 1
         same(child.generate([text]), expected("ministral", [text]))
         assert saved(child) == 0
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text]), expected("ministral", [text]))
         assert saved(child) == depth(800)
-        child.call("forget")
+        child.call("erase")
         same(child.generate([text[:600]]), expected("ministral", [text[:600]]))
         assert saved(child) == depth(800) + 512

@@ -270,7 +270,7 @@ class _Server:
         self.generate([tokens_list], new_tokens)
         return time.perf_counter() - began
 
-    def forget(self):
+    def erase(self):
         """The engine's own prefix cache, not Ashlar's."""
         deadline = time.monotonic() + 2  # behind a daemon that hangs blocks are held for longer
         while self.core().scheduler.has_requests() and time.monotonic() < deadline:
@@ -358,7 +358,7 @@ def serves_again(child, texts, wanted, close=1e-4):
     """A daemon that came back is used again, and every answer until then is right."""
     deadline, before = time.monotonic() + 20, saved(child)
     while saved(child) == before and time.monotonic() < deadline:
-        child.call("forget")
+        child.call("erase")
         same(child.generate(texts), wanted, close)
     assert saved(child) > before, "the restarted daemon is used again"
 
@@ -367,7 +367,7 @@ def settle(child, free):
     """Steps until every save has ended: blocks are held until then."""
     deadline = time.monotonic() + 30
     while True:
-        child.call("forget")
+        child.call("erase")
         if child.call("free_blocks") == free or time.monotonic() > deadline:
             break
         time.sleep(0.02)

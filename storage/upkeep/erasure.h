@@ -1,4 +1,4 @@
-// Forgetting: all that the cache has, and knows, of a tenant or of one of its namespaces goes, and does not come back.
+// Erasure: all that the cache has, and knows, of a tenant or of one of its namespaces goes, and does not come back.
 #pragma once
 
 #include <cstdint>
@@ -25,19 +25,19 @@ namespace ashlar::storage {
 // leave with their leases. On a disk the records are deleted and the bytes overwritten. Prompts, conversations, ghosts,
 // texts and misses go with them. Counters, learned prices, and the sketch of how often keys were used stay: no text can
 // be told from these.
-class Forgetting {
+class Erasure {
  public:
   // The references must outlive it, and it the calls of SsdTier that it has begun. By its name `disk` may know a tenant
   // that has no budget there, or that nobody configures (kNoTenant). `ns` none: all of the tenant's.
-  Forgetting(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, SsdTier* disk, TenantId tenant,
-             std::string name, std::optional<NamespaceId> ns);
+  Erasure(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, SsdTier* disk, TenantId tenant,
+          std::string name, std::optional<NamespaceId> ns);
 
   // Goes on; true once all is done: the objects have ended, and of those that had something on the disk nothing is
   // there that a restart would find. Of leased objects that is so, too. Call it again until then.
   bool Run(Slice& slice);
 
   struct Progress {
-    Inventory::Tally forgotten;
+    Inventory::Tally erased;
     uint64_t on_disk = 0;      // objects of which something is still there
     bool found_gone = false;   // look-ups find nothing of it any more
     bool done = false;         // for good

@@ -1,5 +1,5 @@
-// What is forgotten is found by nobody, leaves every tier, and does not come back after a crash.
-#include "storage/upkeep/forgetting.h"
+// What is erased is found by nobody, leaves every tier, and does not come back after a crash.
+#include "storage/upkeep/erasure.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,23 +20,23 @@ using limits::kExtentBytes;
 using ::testing::Each;
 using ::testing::IsEmpty;
 
-class ForgettingTest : public TiersTest {
+class ErasureTest : public TiersTest {
  protected:
-  std::shared_ptr<Forgetting> Start(std::optional<NamespaceId> ns = std::nullopt) {
-    auto forgetting = rig_->cache->upkeep().Forget(1, "tenant1", ns);
-    EXPECT_TRUE(forgetting.ok()) << forgetting.status();
-    return *forgetting;
+  std::shared_ptr<Erasure> Start(std::optional<NamespaceId> ns = std::nullopt) {
+    auto erasure = rig_->cache->upkeep().Erase(1, "tenant1", ns);
+    EXPECT_TRUE(erasure.ok()) << erasure.status();
+    return *erasure;
   }
   // Until it is acknowledged.
-  Forgetting::Progress Forget(std::optional<NamespaceId> ns = std::nullopt) {
-    const auto forgetting = Start(ns);
+  Erasure::Progress Erase(std::optional<NamespaceId> ns = std::nullopt) {
+    const auto erasure = Start(ns);
     for (int rounds = 0; rounds < 100; ++rounds) {
       Slice whole;
-      if (forgetting->Run(whole)) return forgetting->progress();
+      if (erasure->Run(whole)) return erasure->progress();
       rig_->Settle();
     }
     ADD_FAILURE() << "it does not end";
-    return forgetting->progress();
+    return erasure->progress();
   }
   // Extents of the slab that are not zero, behind its header.
   size_t Written() {
@@ -50,7 +50,7 @@ class ForgettingTest : public TiersTest {
   }
 };
 
-TEST_F(ForgettingTest, NothingOfATenantIsLeftInAnyTier) {
+TEST_F(ErasureTest, NothingOfATenantIsLeftInAnyTier) {
   Make({.hbm = 4, .dram = 8, .ssd = 64});
   rig_->cache->OpenSession(2, 2);
   for (uint64_t text = 1; text <= 6; ++text) PublishAndSettle(text);
@@ -58,11 +58,11 @@ TEST_F(ForgettingTest, NothingOfATenantIsLeftInAnyTier) {
   ASSERT_TRUE(rig_->Publish(2, others, 1));
   rig_->Settle();
   ASSERT_EQ(Written(), 21u);
-  const Forgetting::Progress done = Forget();
-  EXPECT_EQ(done.forgotten.objects, 6u);
-  EXPECT_EQ(done.forgotten.bytes, 6 * Plan(1).bytes);
-  EXPECT_EQ(done.forgotten.leased_objects, 0u);
-  EXPECT_EQ(done.forgotten.tier_bytes[static_cast<size_t>(TierKind::kSsd)], 6 * Plan(1).bytes);
+  const Erasure::Progress done = Erase();
+  EXPECT_EQ(done.erased.objects, 6u);
+  EXPECT_EQ(done.erased.bytes, 6 * Plan(1).bytes);
+  EXPECT_EQ(done.erased.leased_objects, 0u);
+  EXPECT_EQ(done.erased.tier_bytes[static_cast<size_t>(TierKind::kSsd)], 6 * Plan(1).bytes);
   EXPECT_TRUE(done.overwritten.ok());
   for (const Tier* const tier : {static_cast<Tier*>(rig_->hbm.get()), static_cast<Tier*>(rig_->dram.get()),
                                  static_cast<Tier*>(rig_->ssd.get())}) {
@@ -78,29 +78,29 @@ TEST_F(ForgettingTest, NothingOfATenantIsLeftInAnyTier) {
   EXPECT_EQ(Land(1), TierKind::kHbm) << "what is published later stays";
 }
 
-TEST_F(ForgettingTest, AnotherNamespaceOfTheTenantStays) {
+TEST_F(ErasureTest, AnotherNamespaceOfTheTenantStays) {
   Make({});
   PublishAndSettle(1);
   NamespaceId other;
   other.bytes.fill(7);
-  EXPECT_EQ(Forget(other).forgotten.objects, 0u);
+  EXPECT_EQ(Erase(other).erased.objects, 0u);
   EXPECT_EQ(Ask(1).reason, MissReason::kNone);
-  EXPECT_EQ(Forget(Plan(1).ns).forgotten.objects, 1u);
+  EXPECT_EQ(Erase(Plan(1).ns).erased.objects, 1u);
   EXPECT_EQ(Ask(1).reason, MissReason::kNeverSeen);
 }
 
 // At every point of the disk's work from the call to its acknowledgement, and right behind it.
-TEST_F(ForgettingTest, ACrashBehindTheAcknowledgementBringsNothingBack) {
+TEST_F(ErasureTest, ACrashBehindTheAcknowledgementBringsNothingBack) {
   for (uint64_t point = 0;; ++point) {
     SCOPED_TRACE(point);
     Make({.hbm = 0, .dram = 8, .ssd = 64, .seed = point + 1});
     for (uint64_t text = 1; text <= 4; ++text) PublishAndSettle(text);
     rig_->disk.CrashAfter(point);
-    const auto forgetting = Start();
+    const auto erasure = Start();
     bool done = false;
     for (int rounds = 0; rounds < 20 && !done; ++rounds) {
       Slice whole;
-      done = forgetting->Run(whole);
+      done = erasure->Run(whole);
       for (uint64_t text = 1; text <= 4; ++text) EXPECT_NE(Ask(text).reason, MissReason::kNone) << "at once";
       if (!done) rig_->Settle();
     }
@@ -115,7 +115,7 @@ TEST_F(ForgettingTest, ACrashBehindTheAcknowledgementBringsNothingBack) {
     }
     EXPECT_FALSE(done) << "acknowledged by a disk that had stopped";
     if (point % 2 == 0) Land(1 + point / 2 % 4);  // which ends it, where it is overwritten in part
-    EXPECT_TRUE(Forget().done);
+    EXPECT_TRUE(Erase().done);
     EXPECT_EQ(Written(), 0u) << "the second time finds what the first one left";
     rig_->disk.Crash();
     Restart();
@@ -124,13 +124,13 @@ TEST_F(ForgettingTest, ACrashBehindTheAcknowledgementBringsNothingBack) {
   }
 }
 
-TEST_F(ForgettingTest, LeasedBytesStayUntilTheLeaseEndsAndNobodyElseFindsThem) {
+TEST_F(ErasureTest, LeasedBytesStayUntilTheLeaseEndsAndNobodyElseFindsThem) {
   Make({.hbm = 0, .dram = 16, .ssd = 64});
   PublishAndSettle(1);
   const Match match = rig_->Lookup(kSession, Plan(1));
-  const Forgetting::Progress done = Forget();
-  EXPECT_EQ(done.forgotten.leased_objects, 1u);
-  EXPECT_EQ(done.forgotten.leased_bytes, Plan(1).bytes);
+  const Erasure::Progress done = Erase();
+  EXPECT_EQ(done.erased.leased_objects, 1u);
+  EXPECT_EQ(done.erased.leased_bytes, Plan(1).bytes);
   EXPECT_EQ(Used(*rig_->ssd), 0u) << "the disk has nothing that a restart would find";
   EXPECT_EQ(Used(*rig_->dram), 3u);
   EXPECT_EQ(TupleError(*rig_->dram, *match.found[0].slot, *match.found[0].header, 1), 0.0);
@@ -140,25 +140,25 @@ TEST_F(ForgettingTest, LeasedBytesStayUntilTheLeaseEndsAndNobodyElseFindsThem) {
   EXPECT_EQ(rig_->cache->stats().objects, 0u);
 }
 
-TEST_F(ForgettingTest, WhatIsBeingPublishedEndsWhenItIs) {
+TEST_F(ErasureTest, WhatIsBeingPublishedEndsWhenItIs) {
   Make({});
   const Cache::Reservation room = rig_->cache->Reserve(kSession, Plan(1));
   std::optional<PublishOutcome> outcome;
   rig_->cache->Publish(kSession, room.id, TestSource(Plan(1), 1), [&](PublishOutcome o) { outcome = o; });
-  EXPECT_EQ(Forget().forgotten.objects, 0u);
+  EXPECT_EQ(Erase().erased.objects, 0u);
   rig_->Settle();
   EXPECT_TRUE(outcome);
   EXPECT_EQ(Ask(1).reason, MissReason::kNeverSeen);
   EXPECT_EQ(Used(*rig_->hbm), 0u);
 }
 
-TEST_F(ForgettingTest, ACopyOnItsWayToTheDiskDoesNotArriveThere) {
+TEST_F(ErasureTest, ACopyOnItsWayToTheDiskDoesNotArriveThere) {
   for (size_t steps = 0; steps < 12; ++steps) {
     SCOPED_TRACE(steps);
     Make({.hbm = 0, .dram = 16, .ssd = 64});
     ASSERT_TRUE(rig_->Publish(kSession, Plan(1), 1));
     for (size_t i = 0; i < steps && rig_->io.pending() > 0; ++i) rig_->io.Complete(0);
-    EXPECT_TRUE(Forget().done);
+    EXPECT_TRUE(Erase().done);
     EXPECT_EQ(Used(*rig_->ssd), 0u);
     EXPECT_EQ(Written(), 0u);
     rig_->disk.Crash();
@@ -167,64 +167,64 @@ TEST_F(ForgettingTest, ACopyOnItsWayToTheDiskDoesNotArriveThere) {
   }
 }
 
-TEST_F(ForgettingTest, ADegradedDiskIsNotAcknowledgedBeforeItIsWell) {
+TEST_F(ErasureTest, ADegradedDiskIsNotAcknowledgedBeforeItIsWell) {
   Make({.hbm = 0, .dram = 16, .ssd = 64});
   PublishAndSettle(1);
   rig_->disk.set_faults({.record_error = 1});
-  const auto forgetting = Start();
+  const auto erasure = Start();
   for (int rounds = 0; rounds < 10; ++rounds) {
     Slice whole;
-    EXPECT_FALSE(forgetting->Run(whole));
+    EXPECT_FALSE(erasure->Run(whole));
     rig_->Settle();
   }
-  EXPECT_TRUE(forgetting->progress().found_gone);
+  EXPECT_TRUE(erasure->progress().found_gone);
   EXPECT_EQ(Ask(1).reason, MissReason::kNeverSeen);
   rig_->disk.set_faults({});
   rig_->LetDiskRecover();
   Slice whole;
-  for (int rounds = 0; rounds < 10 && !forgetting->Run(whole); ++rounds) rig_->Settle();
-  EXPECT_TRUE(forgetting->progress().done);
+  for (int rounds = 0; rounds < 10 && !erasure->Run(whole); ++rounds) rig_->Settle();
+  EXPECT_TRUE(erasure->progress().done);
   EXPECT_EQ(Written(), 0u);
 }
 
-TEST_F(ForgettingTest, BytesThatCannotBeOverwrittenAreReportedAndTriedAgain) {
+TEST_F(ErasureTest, BytesThatCannotBeOverwrittenAreReportedAndTriedAgain) {
   Make({.hbm = 0, .dram = 16, .ssd = 64});
   PublishAndSettle(1);
   rig_->disk.set_faults({.write_error = 1});
-  const auto forgetting = Start();
+  const auto erasure = Start();
   Slice whole;
   for (int rounds = 0; rounds < 10; ++rounds) {
-    EXPECT_FALSE(forgetting->Run(whole));
+    EXPECT_FALSE(erasure->Run(whole));
     rig_->Settle();
     if (rounds % 3 == 2) rig_->LetDiskRecover();  // in vain
   }
-  EXPECT_FALSE(forgetting->progress().overwritten.ok());
+  EXPECT_FALSE(erasure->progress().overwritten.ok());
   EXPECT_EQ(Used(*rig_->ssd), 3u) << "nobody else gets these extents";
   EXPECT_EQ(Ask(1).reason, MissReason::kNeverSeen);
   rig_->disk.set_faults({});
   rig_->LetDiskRecover();
-  const Forgetting::Progress again = Forget();
-  EXPECT_EQ(again.forgotten.objects, 0u);
+  const Erasure::Progress again = Erase();
+  EXPECT_EQ(again.erased.objects, 0u);
   EXPECT_TRUE(again.done);
   EXPECT_EQ(Written(), 0u);
   EXPECT_EQ(Used(*rig_->ssd), 0u);
-  for (int rounds = 0; rounds < 10 && !forgetting->Run(whole); ++rounds) rig_->Settle();
-  EXPECT_TRUE(forgetting->progress().done) << "the first one ends, too";
+  for (int rounds = 0; rounds < 10 && !erasure->Run(whole); ++rounds) rig_->Settle();
+  EXPECT_TRUE(erasure->progress().done) << "the first one ends, too";
 }
 
 // It was evicted before, while the disk was about to acknowledge it.
-TEST_F(ForgettingTest, WhatWentBeforeDoesNotComeBackEither) {
+TEST_F(ErasureTest, WhatWentBeforeDoesNotComeBackEither) {
   for (size_t steps = 0; steps < 12; ++steps) {
     SCOPED_TRACE(steps);
     Make({.hbm = 0, .dram = 16, .ssd = 64});
     ASSERT_TRUE(rig_->Publish(kSession, Plan(1), 1));
     for (size_t i = 0; i < steps && rig_->io.pending() > 0; ++i) rig_->io.Complete(0);
     rig_->cache->Evict(1, Plan(1).key);
-    const auto forgetting = Start();
+    const auto erasure = Start();
     bool done = false;
     for (int rounds = 0; rounds < 100 && !done; ++rounds) {
       Slice whole;
-      done = forgetting->Run(whole);
+      done = erasure->Run(whole);
       if (!done && rig_->io.pending() > 0) rig_->io.Complete(0);
       if (!done && rig_->executor.pending() > 0) rig_->executor.Complete(0);
     }
@@ -236,28 +236,28 @@ TEST_F(ForgettingTest, WhatWentBeforeDoesNotComeBackEither) {
 }
 
 // Nobody configures it any more, or its budget on the disk is gone.
-TEST_F(ForgettingTest, ObjectsOfATenantWithoutABudgetOnTheDiskGo) {
+TEST_F(ErasureTest, ObjectsOfATenantWithoutABudgetOnTheDiskGo) {
   Make({.hbm = 0, .dram = 8, .ssd = 64});
   PublishAndSettle(1);
   PublishAndSettle(2);
   rig_->names[0] = "renamed";
   Restart();
   ASSERT_EQ(Written(), 6u);
-  const auto forget = [&](std::optional<NamespaceId> ns) {
-    const auto forgetting = *rig_->cache->upkeep().Forget(kNoTenant, "tenant1", ns);
+  const auto erase = [&](std::optional<NamespaceId> ns) {
+    const auto erasure = *rig_->cache->upkeep().Erase(kNoTenant, "tenant1", ns);
     for (int rounds = 0; rounds < 100; ++rounds) {
       Slice whole;
-      if (forgetting->Run(whole)) break;
+      if (erasure->Run(whole)) break;
       rig_->Settle();
     }
-    EXPECT_TRUE(forgetting->progress().done);
-    return forgetting->progress().forgotten.objects;
+    EXPECT_TRUE(erasure->progress().done);
+    return erasure->progress().erased.objects;
   };
   NamespaceId other = Plan(1).ns;
   other.bytes[0] ^= 1;
-  EXPECT_EQ(forget(other), 0u);
+  EXPECT_EQ(erase(other), 0u);
   EXPECT_EQ(Written(), 6u);
-  EXPECT_EQ(forget(std::nullopt), 2u);
+  EXPECT_EQ(erase(std::nullopt), 2u);
   EXPECT_EQ(Written(), 0u);
   EXPECT_EQ(rig_->ssd->Usage().used_bytes, 0u);
   rig_->names[0] = "tenant1";
@@ -266,26 +266,26 @@ TEST_F(ForgettingTest, ObjectsOfATenantWithoutABudgetOnTheDiskGo) {
 }
 
 // A disk that is attached late gives its objects in several parts, between which operators' calls run.
-TEST_F(ForgettingTest, NothingIsForgottenUntilTheDisksObjectsAreAdopted) {
+TEST_F(ErasureTest, NothingIsErasedUntilTheDisksObjectsAreAdopted) {
   Make({.hbm = 0, .dram = 8, .ssd = 64});
   rig_->cache->Adopt({}, /*more=*/true);
-  EXPECT_TRUE(absl::IsUnavailable(rig_->cache->upkeep().Forget(1, "tenant1", std::nullopt).status()));
+  EXPECT_TRUE(absl::IsUnavailable(rig_->cache->upkeep().Erase(1, "tenant1", std::nullopt).status()));
   rig_->cache->Adopt({});
-  EXPECT_TRUE(rig_->cache->upkeep().Forget(1, "tenant1", std::nullopt).ok());
+  EXPECT_TRUE(rig_->cache->upkeep().Erase(1, "tenant1", std::nullopt).ok());
 }
 
-class ForgettingPrefixesTest : public PrefixesTest {
+class ErasurePrefixesTest : public PrefixesTest {
  protected:
-  ForgettingPrefixesTest() : PrefixesTest({.hbm = 0, .dram = 256, .ssd = 512}) {}
-  void Forget() {
-    const auto forgetting = rig_.cache->upkeep().Forget(1, "tenant1", std::nullopt);
+  ErasurePrefixesTest() : PrefixesTest({.hbm = 0, .dram = 256, .ssd = 512}) {}
+  void Erase() {
+    const auto erasure = rig_.cache->upkeep().Erase(1, "tenant1", std::nullopt);
     Slice whole;
-    for (int rounds = 0; rounds < 100 && !(*forgetting)->Run(whole); ++rounds) rig_.Settle();
-    EXPECT_TRUE((*forgetting)->progress().done);
+    for (int rounds = 0; rounds < 100 && !(*erasure)->Run(whole); ++rounds) rig_.Settle();
+    EXPECT_TRUE((*erasure)->progress().done);
   }
 };
 
-TEST_F(ForgettingPrefixesTest, PromptsAndConversationsAreForgottenToo) {
+TEST_F(ErasurePrefixesTest, PromptsAndConversationsAreErasedToo) {
   const Tokens shared = Numbers(0, 600), own = Numbers(50000, 600);
   Serve(shared);
   PrefixCommit composed = engine_.Offer(own, 590, {256}, Conversation(1));
@@ -294,7 +294,7 @@ TEST_F(ForgettingPrefixesTest, PromptsAndConversationsAreForgottenToo) {
   ASSERT_EQ(Ask(Join(shared, {1})).prefix.depth, 600u);
   ASSERT_EQ(Ask(Join(own, {1}), kAnn, Conversation(1)).prefix.depth, 600u);
   ASSERT_GT(rig_.cache->prefix_stats(1).history_bytes, 0u);
-  Forget();
+  Erase();
   EXPECT_EQ(rig_.cache->prefix_stats(1).namespaces, 0u);
   EXPECT_EQ(rig_.cache->prefix_stats(1).history_bytes, 0u);
   EXPECT_EQ(Ask(Join(shared, {1})).prefix.depth, 0u);
@@ -303,12 +303,12 @@ TEST_F(ForgettingPrefixesTest, PromptsAndConversationsAreForgottenToo) {
   EXPECT_EQ(Ask(Join(shared, {1})).prefix.depth, 600u) << "and are learned anew";
 }
 
-TEST_F(ForgettingPrefixesTest, APrefixThatIsBeingCommittedEndsToo) {
+TEST_F(ErasurePrefixesTest, APrefixThatIsBeingCommittedEndsToo) {
   const Tokens text = Numbers(0, 600);
   std::optional<std::vector<CommitOutcome>> outcomes;
   rig_.cache->Commit(kAnn, engine_.Offer(text, 600, {}),
                      [&](std::vector<CommitOutcome> o) { outcomes = std::move(o); });
-  Forget();
+  Erase();
   EXPECT_TRUE(outcomes);
   EXPECT_EQ(Ask(Join(text, {1})).prefix.depth, 0u);
   EXPECT_EQ(rig_.cache->stats().objects, 0u);

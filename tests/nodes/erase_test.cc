@@ -1,4 +1,4 @@
-// An operator has a whole cluster forget a tenant: the nodes that are there, and one that was down, with its disk.
+// An operator has a whole cluster erase a tenant: the nodes that are there, and one that was down, with its disk.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,7 +15,7 @@ using integration::Ended;
 using nlohmann::json;
 using testing::HasSubstr;
 
-class ForgetDaemonsTest : public PeerDaemonsTest {
+class EraseDaemonsTest : public PeerDaemonsTest {
  protected:
   void StartWithDisks(size_t daemons) {
     Start({.daemons = daemons,
@@ -43,7 +43,7 @@ class ForgetDaemonsTest : public PeerDaemonsTest {
   }
 };
 
-TEST_F(ForgetDaemonsTest, NodesThatAreThereForgetAndOneThatWasDownDoesWhenItComesBack) {
+TEST_F(EraseDaemonsTest, NodesThatAreThereEraseAndOneThatWasDownDoesWhenItComesBack) {
   StartWithDisks(3);
   const std::vector<Tokens> prompt = NewPrompt(), later = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
@@ -51,7 +51,7 @@ TEST_F(ForgetDaemonsTest, NodesThatAreThereForgetAndOneThatWasDownDoesWhenItCome
   for (const size_t node : {0, 1, 2}) AwaitOnDisk(node, prompt.size());
   cluster_->daemon(2).Kill();
 
-  const json done = Ask(0, "forget --tenant default");  // it waits until node 2 counts as absent
+  const json done = Ask(0, "erase --tenant default");  // it waits until node 2 counts as absent
   EXPECT_EQ(done["objects"], prompt.size());
   EXPECT_EQ(done["nodes"], json::parse(R"([{"node": "node0", "done": true}, {"node": "node1", "done": true}])"));
   EXPECT_TRUE(done["done"].get<bool>());
@@ -61,14 +61,12 @@ TEST_F(ForgetDaemonsTest, NodesThatAreThereForgetAndOneThatWasDownDoesWhenItCome
   }
 
   cluster_->daemon(2).Start();
-  const bool forgot = Eventually([&] {
+  const bool erased = Eventually([&] {
     EXPECT_EQ(HitsAt(0, prompt), 0u) << "nothing comes back from the node that had it";
     return Objects(2) == 0;
   });
-  ASSERT_TRUE(forgot) << cluster_->daemon(2).log();
-  const auto says_so = [&] {
-    return absl::StrContains(cluster_->daemon(2).log(), "forgotten, as the cluster was asked");
-  };
+  ASSERT_TRUE(erased) << cluster_->daemon(2).log();
+  const auto says_so = [&] { return absl::StrContains(cluster_->daemon(2).log(), "erased, as the cluster was asked"); };
   ASSERT_TRUE(Eventually(says_so)) << cluster_->daemon(2).log();
   EXPECT_EQ(HitsAt(1, prompt), 0u);
 
@@ -83,38 +81,38 @@ TEST_F(ForgetDaemonsTest, NodesThatAreThereForgetAndOneThatWasDownDoesWhenItCome
   ExpectToLandInTheEnd(cluster_->daemon(1), later);
 }
 
-TEST_F(ForgetDaemonsTest, WithoutTheDirectoryNothingIsForgottenUnlessThisNodeAloneIsMeant) {
+TEST_F(EraseDaemonsTest, WithoutTheDirectoryNothingIsErasedUnlessThisNodeAloneIsMeant) {
   StartWithDisks(2);
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
   ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
   cluster_->etcd().Kill();
   ASSERT_TRUE(Eventually([&] { return cluster_->daemon(0).Metric("ashlar_directory_connected") == 0; }));
-  const Ended refused = Run(0, "forget --tenant default");
+  const Ended refused = Run(0, "erase --tenant default");
   EXPECT_NE(refused.code, 0);
   EXPECT_THAT(refused.output, HasSubstr("the directory cannot be reached"));
   EXPECT_EQ(Objects(0), prompt.size());
-  const json here = Ask(0, "forget --tenant default --this-node");
+  const json here = Ask(0, "erase --tenant default --this-node");
   EXPECT_EQ(here["objects"], prompt.size());
   EXPECT_EQ(here["nodes"], json::array());
   EXPECT_EQ(Objects(0), 0u);
   EXPECT_EQ(Objects(1), prompt.size());
 }
 
-TEST_F(ForgetDaemonsTest, ANodeThatCannotAcknowledgeShowsInMetrics) {
+TEST_F(EraseDaemonsTest, ANodeThatCannotAcknowledgeShowsInMetrics) {
   StartWithDisks(2);
   Publish(cluster_->daemon(0), NewPrompt());
-  // The second node cannot write down what it has forgotten.
-  const std::string in_the_way = cluster_->daemon(1).ssd_folder() + "/forgotten.part";
+  // The second node cannot write down what it has erased.
+  const std::string in_the_way = cluster_->daemon(1).ssd_folder() + "/erased.part";
   ASSERT_TRUE(std::filesystem::create_directory(in_the_way));
-  EXPECT_EQ(Run(0, "forget --tenant default --seconds 1").code, 1);
+  EXPECT_EQ(Run(0, "erase --tenant default --seconds 1").code, 1);
   const auto waits = [this](size_t node, const std::string& where) {
-    return cluster_->daemon(node).Metric("ashlar_forgettings_waiting{where=\"" + where + "\"}") == 1 &&
-           cluster_->daemon(node).Metric("ashlar_forgettings_oldest_seconds{where=\"" + where + "\"}") > 0;
+    return cluster_->daemon(node).Metric("ashlar_erasures_pending{where=\"" + where + "\"}") == 1 &&
+           cluster_->daemon(node).Metric("ashlar_erasures_oldest_age_seconds{where=\"" + where + "\"}") > 0;
   };
   EXPECT_TRUE(Eventually([&] { return waits(1, "here") && waits(0, "elsewhere"); }));
-  EXPECT_EQ(cluster_->daemon(0).Metric("ashlar_forgettings_waiting{where=\"here\"}"), 0);
-  EXPECT_THAT(cluster_->daemon(1).log(), HasSubstr("what was forgotten cannot be noted"));
+  EXPECT_EQ(cluster_->daemon(0).Metric("ashlar_erasures_pending{where=\"here\"}"), 0);
+  EXPECT_THAT(cluster_->daemon(1).log(), HasSubstr("what was erased cannot be noted"));
   std::filesystem::remove(in_the_way);
   EXPECT_TRUE(Eventually([&] { return !waits(1, "here") && !waits(0, "elsewhere"); }));
 }

@@ -1,11 +1,11 @@
-#include "storage/upkeep/forgetting.h"
+#include "storage/upkeep/erasure.h"
 
 #include <utility>
 
 namespace ashlar::storage {
 
-Forgetting::Forgetting(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, SsdTier* disk, TenantId tenant,
-                       std::string name, std::optional<NamespaceId> ns)
+Erasure::Erasure(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, SsdTier* disk, TenantId tenant,
+                 std::string name, std::optional<NamespaceId> ns)
     : table_(table),
       prefixes_(prefixes),
       explainer_(explainer),
@@ -15,10 +15,10 @@ Forgetting::Forgetting(ObjectTable& table, Prefixes& prefixes, Explainer& explai
       last_(table.newest()),
       erased_(std::make_shared<std::optional<absl::Status>>()) {}
 
-void Forgetting::Tell(const Entry& entry) {
+void Erasure::Tell(const Entry& entry) {
   if (!entry.ready) return;
   const uint64_t bytes = entry.header.bytes;
-  Inventory::Tally& tally = progress_.forgotten;
+  Inventory::Tally& tally = progress_.erased;
   ++tally.objects;
   tally.bytes += bytes;
   tally.leased_objects += entry.references > 0 ? 1 : 0;
@@ -29,7 +29,7 @@ void Forgetting::Tell(const Entry& entry) {
   }
 }
 
-bool Forgetting::EndObjects(Slice& slice) {
+bool Erasure::EndObjects(Slice& slice) {
   return table_.Walk(after_, last_, slice, [this](Entry& entry) {
     if (entry.gone != MissReason::kNone) {
       // It went before, and was on its way to the disk: for a moment it may be found there.
@@ -52,26 +52,26 @@ bool Forgetting::EndObjects(Slice& slice) {
   });
 }
 
-bool Forgetting::Run(Slice& slice) {
+bool Erasure::Run(Slice& slice) {
   if (progress_.done) return true;
   if (known_) {
     // Before the objects: with their prefixes gone, nothing is asked for them that ends them for another reason. Behind
     // them again, for what engines have asked meanwhile.
-    prefixes_.Forget(*selection_.tenant, selection_.ns ? &*selection_.ns : nullptr);
+    prefixes_.Erase(*selection_.tenant, selection_.ns ? &*selection_.ns : nullptr);
     known_ = false;
     if (disk_ != nullptr) {
       const SsdTier::Erased unknown = disk_->EraseUnknown(name_, selection_.ns, *selection_.tenant);
-      progress_.forgotten.objects += unknown.objects;
-      progress_.forgotten.bytes += unknown.bytes;
-      progress_.forgotten.tier_bytes[static_cast<size_t>(TierKind::kSsd)] += unknown.bytes;
+      progress_.erased.objects += unknown.objects;
+      progress_.erased.bytes += unknown.bytes;
+      progress_.erased.tier_bytes[static_cast<size_t>(TierKind::kSsd)] += unknown.bytes;
     }
   }
   if (!progress_.found_gone) {
     if (!EndObjects(slice)) return false;
     const NamespaceId* const ns = selection_.ns ? &*selection_.ns : nullptr;
-    prefixes_.Forget(*selection_.tenant, ns);
-    table_.ForgetGhosts(*selection_.tenant, ns);
-    explainer_.Forget(*selection_.tenant, ns);
+    prefixes_.Erase(*selection_.tenant, ns);
+    table_.DropGhosts(*selection_.tenant, ns);
+    explainer_.Erase(*selection_.tenant, ns);
     progress_.found_gone = true;
   }
   // Something is being read from there, or written, for a moment.
@@ -89,7 +89,7 @@ bool Forgetting::Run(Slice& slice) {
   return progress_.done;
 }
 
-bool Forgetting::Overwritten() {
+bool Erasure::Overwritten() {
   if (!std::exchange(asked_, true)) {
     disk_->WhenErased(*selection_.tenant, [erased = erased_](const absl::Status& status) { *erased = status; });
   }

@@ -1,4 +1,4 @@
-// Acknowledgements: which nodes have not yet said that they have forgotten what the cluster is to forget, and for how
+// Acknowledgements: which nodes have not yet said that they have erased what the cluster is to erase, and for how
 // long they have not.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace ashlar::daemon {
 
-// Present nodes alone are waited for. Ages are by this process's clock, from when it first saw that a forgetting waits:
+// Present nodes alone are waited for. Ages are by this process's clock, from when it first saw that an erasure waits:
 // no clock of another machine is believed. One thread.
 class Acknowledgements {
  public:
@@ -23,14 +23,14 @@ class Acknowledgements {
   Acknowledgements(const Directory& directory, const storage::Clock& clock) : directory_(directory), clock_(clock) {}
 
   struct Waiting {
-    WaitingForgettings here, elsewhere;  // for this node, and for others
-    std::vector<std::string> nodes;      // others that one has waited for longer than kPatience; rising
+    PendingErasures here, elsewhere;  // for this node, and for others
+    std::vector<std::string> nodes;   // others that one has waited for longer than kPatience; rising
   };
   // Call it about once a second.
   Waiting Look();
 
  private:
-  using Since = std::map<ClusterForgetting::Id, storage::Nanos>;
+  using Since = std::map<ClusterErasure::Id, storage::Nanos>;
 
   const Directory& directory_;
   const storage::Clock& clock_;

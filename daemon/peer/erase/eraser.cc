@@ -1,4 +1,4 @@
-#include "daemon/peer/forget/forgetter.h"
+#include "daemon/peer/erase/eraser.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -19,31 +19,31 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr storage::Nanos kForgetAgain = 1'000'000'000;
-constexpr char kCannotYet[] = "what the cluster forgets cannot be forgotten yet";
-constexpr size_t kIdDigits = 2 * std::tuple_size_v<ClusterForgetting::Id>;
+constexpr storage::Nanos kEraseAgain = 1'000'000'000;
+constexpr char kCannotYet[] = "what the cluster erases cannot be erased yet";
+constexpr size_t kIdDigits = 2 * std::tuple_size_v<ClusterErasure::Id>;
 
-std::string ForgottenFile(const std::string& folder) {
+std::string ErasedFile(const std::string& folder) {
   return folder + "/forgotten";
 }
 
-std::string HexOf(const ClusterForgetting::Id& id) {
+std::string HexOf(const ClusterErasure::Id& id) {
   return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(id.data()), id.size()));
 }
 
-// A line that is none names no forgetting: that is done again.
-std::set<ClusterForgetting::Id> ReadForgotten(const std::string& folder) {
-  std::set<ClusterForgetting::Id> ids;
+// A line that is none names no erasure: that is done again.
+std::set<ClusterErasure::Id> ReadErased(const std::string& folder) {
+  std::set<ClusterErasure::Id> ids;
   if (folder.empty()) return ids;
-  constexpr size_t kMostBytes = 2 * kMostForgettings * (kIdDigits + 1);
-  const absl::StatusOr<std::string> text = ReadRegularFile("", ForgottenFile(folder), kMostBytes);
+  constexpr size_t kMostBytes = 2 * kMostErasures * (kIdDigits + 1);
+  const absl::StatusOr<std::string> text = ReadRegularFile("", ErasedFile(folder), kMostBytes);
   if (!text.ok()) return ids;
   for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
     if (line.size() != kIdDigits || !std::ranges::all_of(line, [](unsigned char c) { return std::isxdigit(c); })) {
       continue;
     }
     const std::string bytes = absl::HexStringToBytes(line);
-    ClusterForgetting::Id id;
+    ClusterErasure::Id id;
     std::ranges::copy(bytes, id.begin());
     ids.insert(id);
   }
@@ -51,10 +51,10 @@ std::set<ClusterForgetting::Id> ReadForgotten(const std::string& folder) {
 }
 
 // Durably, and in whole or not at all.
-absl::Status WriteForgotten(const std::string& folder, const std::set<ClusterForgetting::Id>& ids) {
-  const std::string path = ForgottenFile(folder), part = path + ".part";
+absl::Status WriteErased(const std::string& folder, const std::set<ClusterErasure::Id>& ids) {
+  const std::string path = ErasedFile(folder), part = path + ".part";
   std::string text;
-  for (const ClusterForgetting::Id& id : ids) absl::StrAppend(&text, HexOf(id), "\n");
+  for (const ClusterErasure::Id& id : ids) absl::StrAppend(&text, HexOf(id), "\n");
   UniqueFd file(open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   const auto failed = [](const std::string& what) { return absl::ErrnoToStatus(errno, what); };
   if (!file.valid()) return failed(absl::StrCat("cannot write ", part));
@@ -73,19 +73,19 @@ absl::Status WriteForgotten(const std::string& folder, const std::set<ClusterFor
 
 }  // namespace
 
-Forgetter::Forgetter(storage::Executor* disk_io, const storage::Clock& clock, Directory& directory,
-                     std::vector<std::string> names, std::string folder)
+Eraser::Eraser(storage::Executor* disk_io, const storage::Clock& clock, Directory& directory,
+               std::vector<std::string> names, std::string folder)
     : disk_io_(disk_io), clock_(clock), directory_(directory), names_(std::move(names)), folder_(std::move(folder)) {
   Read();
 }
 
 // Not by the caller: the disk may hang.
-void Forgetter::Read() {
+void Eraser::Read() {
   read_ = folder_.empty();
   if (read_) return;
-  const auto found = std::make_shared<std::set<ClusterForgetting::Id>>();
+  const auto found = std::make_shared<std::set<ClusterErasure::Id>>();
   reading_ = disk_io_->Run(
-      storage::kNoTenant, [found, folder = folder_] { *found = ReadForgotten(folder); },
+      storage::kNoTenant, [found, folder = folder_] { *found = ReadErased(folder); },
       [this, found] {
         recorded_ = std::move(*found);
         read_ = true;
@@ -93,28 +93,28 @@ void Forgetter::Read() {
       });
 }
 
-void Forgetter::Start(storage::Cache& cache,
-                      std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> forget_beside) {
+void Eraser::Start(storage::Cache& cache,
+                   std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside) {
   cache_ = &cache;
-  forget_beside_ = std::move(forget_beside);
+  erase_beside_ = std::move(erase_beside);
 }
 
-void Forgetter::Changed() {
+void Eraser::Changed() {
   changed_ = true;
   if (!read_) return;
-  known_ = directory_.Forgettings();
-  const auto is_known = [this](const ClusterForgetting::Id& id) {
-    return std::ranges::find(known_, id, &ClusterForgetting::id) != known_.end();
+  known_ = directory_.Erasures();
+  const auto is_known = [this](const ClusterErasure::Id& id) {
+    return std::ranges::find(known_, id, &ClusterErasure::id) != known_.end();
   };
   std::erase_if(progress_, [&](const auto& one) { return !is_known(one.first); });
-  std::erase_if(recorded_, [&](const ClusterForgetting::Id& id) { return !is_known(id); });
-  const auto under_way = todo_.empty() ? ClusterForgetting::Id{} : todo_.front().id;
+  std::erase_if(recorded_, [&](const ClusterErasure::Id& id) { return !is_known(id); });
+  const auto under_way = todo_.empty() ? ClusterErasure::Id{} : todo_.front().id;
   todo_.clear();
-  for (const ClusterForgetting& one : known_) {
+  for (const ClusterErasure& one : known_) {
     if (!recorded_.contains(one.id)) todo_.push_back(one);
   }
   if (running_ != nullptr) {
-    const auto same = std::ranges::find(todo_, under_way, &ClusterForgetting::id);
+    const auto same = std::ranges::find(todo_, under_way, &ClusterErasure::id);
     if (same == todo_.end()) {
       running_ = nullptr;
     } else {
@@ -122,37 +122,37 @@ void Forgetter::Changed() {
     }
   }
   int64_t done = 0;
-  for (const ClusterForgetting& one : known_) {
+  for (const ClusterErasure& one : known_) {
     if (!recorded_.contains(one.id)) break;
     done = one.revision;
   }
-  directory_.Forgot(done);
+  directory_.Erased(done);
 }
 
-const storage::Forgetting::Progress* Forgetter::Find(const ClusterForgetting::Id& id) const {
+const storage::Erasure::Progress* Eraser::Find(const ClusterErasure::Id& id) const {
   const auto found = progress_.find(id);
   return found == progress_.end() ? nullptr : &found->second;
 }
 
-void Forgetter::TryLater(const char* what, const absl::Status& why) {
-  retry_at_ = clock_.Now() + kForgetAgain;
+void Eraser::TryLater(const char* what, const absl::Status& why) {
+  retry_at_ = clock_.Now() + kEraseAgain;
   if (std::exchange(told_failure_, true)) return;
   Log(LogLevel::kWarning, what,
       {{"tenant", todo_.front().tenant}, {"by", todo_.front().node}, {"error", std::string(why.message())}});
 }
 
-void Forgetter::Begin() {
-  const ClusterForgetting& wish = todo_.front();
+void Eraser::Begin() {
+  const ClusterErasure& wish = todo_.front();
   const auto found = std::ranges::find(names_, wish.tenant);
   const bool known = found != names_.end();  // else the disk may have something of it
   const auto tenant = known ? static_cast<storage::TenantId>(found - names_.begin()) : storage::kNoTenant;
-  absl::StatusOr<std::shared_ptr<storage::Forgetting>> begun = cache_->upkeep().Forget(tenant, wish.tenant, wish.ns);
+  absl::StatusOr<std::shared_ptr<storage::Erasure>> begun = cache_->upkeep().Erase(tenant, wish.tenant, wish.ns);
   if (!begun.ok()) return TryLater(kCannotYet, begun.status());
-  if (known) forget_beside_(tenant, wish.ns);
+  if (known) erase_beside_(tenant, wish.ns);
   running_ = *std::move(begun);
 }
 
-void Forgetter::Tick() {
+void Eraser::Tick() {
   if (!read_ && !reading_) Read();  // the queue was full
   if (todo_.empty() || saving_ || clock_.Now() < retry_at_) return;
   if (running_ == nullptr) Begin();
@@ -169,35 +169,35 @@ void Forgetter::Tick() {
   }
 }
 
-void Forgetter::Save() {
-  const ClusterForgetting::Id id = todo_.front().id;
+void Eraser::Save() {
+  const ClusterErasure::Id id = todo_.front().id;
   if (folder_.empty()) return Record(id);
-  std::set<ClusterForgetting::Id> ids = recorded_;
+  std::set<ClusterErasure::Id> ids = recorded_;
   ids.insert(id);
   const auto written = std::make_shared<absl::Status>();
   saving_ = disk_io_->Run(
-      storage::kNoTenant, [folder = folder_, ids = std::move(ids), written] { *written = WriteForgotten(folder, ids); },
+      storage::kNoTenant, [folder = folder_, ids = std::move(ids), written] { *written = WriteErased(folder, ids); },
       [this, id, written] {
         saving_ = false;
         if (written->ok()) return Record(id);
-        if (!todo_.empty()) TryLater("what was forgotten cannot be noted, and is forgotten again", *written);
+        if (!todo_.empty()) TryLater("what was erased cannot be noted, and is erased again", *written);
       });
   if (!saving_) TryLater(kCannotYet, absl::ResourceExhaustedError("the disk's queue is full"));
 }
 
-void Forgetter::Record(const ClusterForgetting::Id& id) {
+void Eraser::Record(const ClusterErasure::Id& id) {
   recorded_.insert(id);
   told_failure_ = false;
-  const auto done = std::ranges::find(known_, id, &ClusterForgetting::id);
+  const auto done = std::ranges::find(known_, id, &ClusterErasure::id);
   if (done != known_.end()) {
-    const storage::Forgetting::Progress progress =
-        running_ == nullptr ? storage::Forgetting::Progress() : running_->progress();
-    Log(LogLevel::kInfo, "forgotten, as the cluster was asked to",
+    const storage::Erasure::Progress progress =
+        running_ == nullptr ? storage::Erasure::Progress() : running_->progress();
+    Log(LogLevel::kInfo, "erased, as the cluster was asked to",
         {{"tenant", done->tenant},
          {"namespace", done->ns.has_value() ? done->ns->Hex() : ""},
          {"by", done->node},
-         {"objects", progress.forgotten.objects},
-         {"bytes", progress.forgotten.bytes}});
+         {"objects", progress.erased.objects},
+         {"bytes", progress.erased.bytes}});
   }
   running_ = nullptr;
   Changed();

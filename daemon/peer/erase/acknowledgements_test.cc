@@ -1,4 +1,4 @@
-#include "daemon/peer/forget/acknowledgements.h"
+#include "daemon/peer/erase/acknowledgements.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,24 +13,24 @@ using testing::IsEmpty;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
 
-// Says who is there and what is to be forgotten, and does nothing else.
+// Says who is there and what is to be erased, and does nothing else.
 class SaidDirectory final : public Directory {
  public:
   std::vector<std::shared_ptr<const Member>> members;
-  std::vector<ClusterForgetting> forgettings;
+  std::vector<ClusterErasure> erasures;
 
-  void Say(const std::string& node, int64_t forgotten) {
+  void Say(const std::string& node, int64_t erased) {
     for (auto& member : members) {
       if (member->node != node) continue;
-      member = std::make_shared<const Member>(Member{.node = node, .forgotten = forgotten});
+      member = std::make_shared<const Member>(Member{.node = node, .erased = erased});
       return;
     }
-    members.push_back(std::make_shared<const Member>(Member{.node = node, .forgotten = forgotten}));
+    members.push_back(std::make_shared<const Member>(Member{.node = node, .erased = erased}));
   }
   void Wish(int64_t revision) {
-    ClusterForgetting one{.tenant = "acme", .node = "here", .revision = revision};
+    ClusterErasure one{.tenant = "acme", .node = "here", .revision = revision};
     one.id.fill(static_cast<uint8_t>(revision));
-    forgettings.push_back(one);
+    erasures.push_back(one);
   }
 
   bool Announce(const NamespaceId&, const Key&, const Holding&, double) override { return false; }
@@ -42,10 +42,10 @@ class SaidDirectory final : public Directory {
   std::vector<Located> Locate(const NamespaceId&, std::span<const Key>) const override { return {}; }
   std::vector<uint64_t> Depths(const NamespaceId&, uint64_t, size_t) const override { return {}; }
   std::vector<uint64_t> SpanEnds(const NamespaceId&, uint64_t, uint64_t, size_t) const override { return {}; }
-  void Forget(const ClusterForgetting&, std::function<void(const absl::Status&)>) override {}
-  std::vector<ClusterForgetting> Forgettings() const override { return forgettings; }
-  void Forgot(int64_t) override {}
-  bool BeingForgotten(const std::string&, const NamespaceId&) const override { return false; }
+  void Erase(const ClusterErasure&, std::function<void(const absl::Status&)>) override {}
+  std::vector<ClusterErasure> Erasures() const override { return erasures; }
+  void Erased(int64_t) override {}
+  bool BeingErased(const std::string&, const NamespaceId&) const override { return false; }
   std::vector<std::shared_ptr<const Member>> Members() const override { return members; }
   DirectoryHealth Health() const override { return {}; }
   DirectoryStats Stats() const override { return {}; }
@@ -57,7 +57,7 @@ class AcknowledgementsTest : public ::testing::Test {
     for (const char* node : {"here", "second", "third"}) directory_.Say(node, 0);
   }
   // (count, seconds) of a side.
-  static std::pair<uint64_t, double> Of(const WaitingForgettings& side) { return {side.count, side.oldest_seconds}; }
+  static std::pair<uint64_t, double> Of(const PendingErasures& side) { return {side.count, side.oldest_seconds}; }
   using Side = std::pair<uint64_t, double>;
 
   SaidDirectory directory_;
@@ -65,7 +65,7 @@ class AcknowledgementsTest : public ::testing::Test {
   Acknowledgements acknowledgements_{directory_, clock_};
 };
 
-TEST_F(AcknowledgementsTest, NothingWaitsWhereNothingIsToBeForgottenOrAllHave) {
+TEST_F(AcknowledgementsTest, NothingWaitsWhereNothingIsToBeErasedOrAllHave) {
   EXPECT_EQ(Of(acknowledgements_.Look().here), Side(0, 0));
   directory_.Wish(5);
   for (const char* node : {"here", "second", "third"}) directory_.Say(node, 5);
@@ -101,7 +101,7 @@ TEST_F(AcknowledgementsTest, NodesThatAreLateAreNamedUntilTheyAcknowledgeOrGo) {
   const Acknowledgements::Waiting waiting = acknowledgements_.Look();
   EXPECT_EQ(Of(waiting.elsewhere), Side(0, 0));
   EXPECT_THAT(waiting.nodes, IsEmpty());
-  // Where it comes back and has not forgotten, the wait begins anew.
+  // Where it comes back and has not erased, the wait begins anew.
   directory_.Say("second", 0);
   acknowledgements_.Look();
   clock_.Advance(kSecond);

@@ -1,4 +1,4 @@
-#include "daemon/peer/forget/acknowledgements.h"
+#include "daemon/peer/erase/acknowledgements.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace {
 
 constexpr size_t kMostNamed = 16;  // in one line of the log
 
-WaitingForgettings SumOf(const std::map<ClusterForgetting::Id, storage::Nanos>& since, storage::Nanos now) {
-  WaitingForgettings sum{.count = since.size()};
+PendingErasures SumOf(const std::map<ClusterErasure::Id, storage::Nanos>& since, storage::Nanos now) {
+  PendingErasures sum{.count = since.size()};
   for (const auto& [id, began] : since) {
     sum.oldest_seconds = std::max(sum.oldest_seconds, static_cast<double>(now - began) * 1e-9);
   }
@@ -29,13 +29,13 @@ Acknowledgements::Waiting Acknowledgements::Look() {
   const std::vector<std::shared_ptr<const Member>> members = directory_.Members();  // this node first
   Since here, elsewhere;
   std::set<std::string> late;
-  const auto age_of = [now](const Since& before, Since& since, const ClusterForgetting::Id& id) {
+  const auto age_of = [now](const Since& before, Since& since, const ClusterErasure::Id& id) {
     const auto known = before.find(id);
     return now - (since[id] = known == before.end() ? now : known->second);
   };
-  for (const ClusterForgetting& one : directory_.Forgettings()) {
+  for (const ClusterErasure& one : directory_.Erasures()) {
     for (size_t i = 0; i < members.size(); ++i) {
-      if (members[i]->forgotten >= one.revision) continue;
+      if (members[i]->erased >= one.revision) continue;
       const bool is_other = i > 0;
       const storage::Nanos age = is_other ? age_of(elsewhere_, elsewhere, one.id) : age_of(here_, here, one.id);
       if (is_other && age > kPatience) late.insert(members[i]->node);
@@ -46,7 +46,7 @@ Acknowledgements::Waiting Acknowledgements::Look() {
   Waiting waiting{.here = SumOf(here_, now), .elsewhere = SumOf(elsewhere_, now), .nodes = {late.begin(), late.end()}};
   if (!waiting.nodes.empty() && waiting.nodes != named_) {
     const size_t named = std::min(waiting.nodes.size(), kMostNamed);
-    Log(LogLevel::kWarning, "other nodes do not acknowledge what the cluster is to forget",
+    Log(LogLevel::kWarning, "other nodes do not acknowledge what the cluster is to erase",
         {{"nodes", absl::StrJoin(waiting.nodes.begin(), waiting.nodes.begin() + static_cast<ptrdiff_t>(named), " ")},
          {"count", waiting.nodes.size()},
          {"seconds", static_cast<int64_t>(waiting.elsewhere.oldest_seconds)}});
