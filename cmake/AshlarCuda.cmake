@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Whether the cuda back end is built: ASHLAR_CUDA_FOUND.
 set(ASHLAR_CUDA AUTO CACHE STRING "Build the cuda back end: AUTO (where a compiler is found), ON or OFF")
 set_property(CACHE ASHLAR_CUDA PROPERTY STRINGS AUTO ON OFF)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Third-party libraries, all from Debian 12. docs/libraries.md says why each was chosen.
 find_package(absl REQUIRED)
 find_package(Protobuf REQUIRED)

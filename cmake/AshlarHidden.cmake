@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Libraries that other programs load (the C ABI, the Python module): they export what their version script names, and
 # carry gRPC hidden inside. A process that loads one may have another gRPC of its own (grpcio, vLLM), and gRPC keeps
 # state that is the process's: two of them must not share symbols.

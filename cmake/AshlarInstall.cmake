@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # `cmake --install`: the client library for those who write engines (component client), and the programs (component node).
 #
 # Headers keep their folders below one root, include/ashlar, so that <ashlar/client.h> finds the kernels and formats that it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The Debian package: `cpack -G DEB` in the build folder, from what component node installs and what a distribution adds
 # (component debian): unit, configuration, manual pages, completions, rules, dashboards.
 set(debian ${PROJECT_SOURCE_DIR}/deploy/debian)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Run by cpack on the files of the package: owners cannot be told by their rights, and, with SOURCE_DATE_EPOCH, neither
 # by their times. Then the same build makes the same package.
 file(GLOB_RECURSE all LIST_DIRECTORIES true ${CPACK_TEMPORARY_DIRECTORY}/*)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Compile options of every target of ours, and the two ways a target is declared.
 
 find_program(ASHLAR_CCACHE ccache)

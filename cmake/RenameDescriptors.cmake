@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -DIN=FILE.pb.cc -DOUT=FILE -DAS=ashl_x -P RenameDescriptors.cmake
 # Writes generated code whose descriptors call the package ashl_x.v1 and the files ashl_x/v1/…: of the length of "ashlar",
 # because lengths stand in the descriptors. Classes, wire formats and names of calls stay as they are.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole daemon in one object, so that a test can run it in its own process.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The daemon as a whole: the metrics that operators see, its end, and the binary.
 #include "daemon/daemon.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the parts of a daemon are made with, as its configuration says.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlard --config FILE.yaml: the cache daemon of one node.
 #include <signal.h>
 #include <sys/stat.h>

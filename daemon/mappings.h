@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CheckMappings: the kernel's limit on the mappings of a process (vm.max_map_count). Every arena is a mapping, and so
 // is every region; beyond the limit the allocator gets no memory either, and the process dies. So the configuration
 // bounds the mappings, and before anybody is served they are checked to fit beside those that the daemon itself needs.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RaiseOpenFilesLimit: the process's limit on open files. Every arena is an open file, and so is every connection.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/open_files.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reloader: takes over a changed configuration while the daemon runs, all of it or nothing.
 #pragma once
 

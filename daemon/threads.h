@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits on threads: a daemon starts all its threads when it starts, so a limit that is too low shows there.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adaptive transitions: the smallest form in which a head's transition may be stored.
 //
 // Decay lets most heads erase a long segment's past altogether, and the transition of a short one differs from its

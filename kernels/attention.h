@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Full attention over keys that stand in an engine's pages, in three ways to stand: turned to their positions when they
 // were landed (HYPIC §4.4), unrotated and turned while they are loaded (MEPIC §5.3), or turned from their segment's
 // start on, with a query turned to meet them. Rules that hold for every operation stand in kernels.h.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every back end against the reference, and the three ways of standing keys at a position against each other.
 #include <gtest/gtest.h>
 

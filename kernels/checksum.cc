@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/checksum.h"
 
 // The state's size and alignment.

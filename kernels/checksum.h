@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A unit's checksum, XXH3-64 with seed 0, the same on every back end.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decoding linear layers from buffers (KVBuffer §3): the last tokens' keys and corrected writes wait beside the state,
 // and the state takes them in once for many tokens. All families but mamba1, whose decay is no vector over d_k. Which
 // form pays, and how long a buffer: decoding_choice.h. Rules that hold for every operation stand in kernels.h. The

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments of decoding that make no sense abort with the field's name.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Choosing the way of decoding a linear layer: the recurrence, or a buffer of some capacity (KVBuffer §3.2 and §3.4,
 // counted with a flush that reads and writes the state in the pass that reads it anyway, and with only filled slots
 // read). The cheapest way is chosen, by one of two kinds of costs:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measuring on this machine what decoding_choice.h chooses by.
 #pragma once
 

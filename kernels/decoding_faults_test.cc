@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults that a decoder may have, committed by hand: each is far outside of what is accepted.
 #include <gtest/gtest.h>
 

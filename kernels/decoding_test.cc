@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decoding from buffers: every back end against the recurrence over the same tokens, and against the reference.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The place where kernels run: queues, events that tell of completion, and the workers that a caller lends.
 //
 // A back end never owns threads. The process makes a Workers (and, for asynchrony, a queue with a thread of its own)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arithmetic of element types (tensor/types.h), and their conversion one number at a time. Vector code has its own
 // conversions and is checked against these.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions of element types: every number of 16 and 8 bits, and rounding against the compiler's own half and against
 // neighbours found by search.
 #include "kernels/dtype.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gpu: a GPU whose memory a process shares with others: its back end, arenas in its memory, and the part of the
 // processor's memory that it reaches.
 #pragma once

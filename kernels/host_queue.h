@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HostQueue: the queue of back ends that compute on the processor: work is done when it has been submitted.
 #pragma once
 

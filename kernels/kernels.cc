@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Argument checks, one place for all back ends. They abort: a bad argument here is an error of the program.
 #include "kernels/kernels.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mathematics of a cached prompt, one interface for several back ends (reference, host, cuda), each checked against
 // `reference` by the tests beside this file with the tolerance declared per operation.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments that make no sense end the program with the field's name, whatever the back end.
 #include "kernels/kernels.h"
 

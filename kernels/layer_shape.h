@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Converts a layer that an engine has declared (tensor/layer.h) to the kernels' form. Tables and frequencies stay the
 // layer's: the layer must outlive the result.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linear-attention layers: S_t = T_t S_{t−1} + u_t, o_t = S_tᵀ q_t. Composing tuples of segments, advancing seams
 // (HYPIC §4.2–4.3, equations 2, 4, 6). Rules that hold for every operation stand in kernels.h.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Capturing and composing tuples of linear layers: every back end against the reference, over families, orders, dtypes,
 // forms and shapes; and what must hold for each of them alone.
 #include <algorithm>

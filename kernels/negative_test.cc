@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults that implementations of HYPIC have had or could have. Each must give an error far above the harness's
 // tolerance; otherwise the harness would pass an implementation that has the fault. Faults of convolution tails are in
 // examples/refengine/composition_test.cc, beside the convolution.

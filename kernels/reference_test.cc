@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reference itself against cases small enough to be worked out by hand: where the truth is anchored.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rotary position embedding, as far as the cache needs it: turning keys and queries.
 #pragma once
 

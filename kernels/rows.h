@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys and values on their way between stored objects and an engine's pages: landing, gathering, turning, hashing.
 // Rules that hold for every operation stand in kernels.h.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every back end against the reference: turning keys, landing rows in pages and gathering them, in every element type.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Advancing linear layers through interiors and runs: every back end against the reference and against one pass over
 // all tokens, over families, orders, dtypes and forms.
 #include <algorithm>

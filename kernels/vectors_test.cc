@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Independent vectors, computed in fp64 by programs that share no code with this project: every back end reproduces
 // them. testdata/README.md says what they hold.
 #include "kernels/testing/vectors.h"

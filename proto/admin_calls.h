@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls of ashlar.v1.Admin (ashlar/v1/admin.proto), a row each, in its order: the daemon's service and ashlarctl's
 // client are made from this table.
 #pragma once

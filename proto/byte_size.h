@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes as people write them: in the configuration and in the options of every tool.
 #pragma once
 

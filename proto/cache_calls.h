@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls of ashlar.v1.Cache (ashlar/v1/cache.proto), a row each, in its order. The daemon's service and metrics and
 // the client's calls are made from this table: a new call costs a row here, its handler in daemon/engine/, and its use.
 #pragma once

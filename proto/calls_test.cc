@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tables of calls hold what the service descriptors say, so that no call can lack its row.
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>

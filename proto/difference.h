@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FirstDifference: the field in which two engines' declarations differ, so that neither finds what the other published.
 #pragma once
 

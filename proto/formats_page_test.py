@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Holds docs/formats.md to the code: its Python program must print the golden files and the vectors shown below it, and its
 tables of limits and outcomes must be those of the headers.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Golden files for tests: bytes in hex under proto/testdata, compared exactly.
 //
 // A difference means that bytes on a disk or a socket have changed: that needs a new version number

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Invalid: refuses bad input with INVALID_ARGUMENT and a message that names the field first.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Namespaces and keys: SHA-256 over the canonical bytes described in docs/formats.md.
 //
 // Cryptographic because a tenant who chooses tokens must not be able to forge another text's key.

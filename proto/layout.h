@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Identity and Layout: an engine's declaration when it opens a model. Identity names the model, Layout is the exact
 // shape of its cached state. Both enter the namespace through our own canonical encoding; nothing is shared across
 // namespaces. Beside them, outside the namespace: the engine's shard and its cost model (proto/ashlar/v1/cache.proto).

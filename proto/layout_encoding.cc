@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The canonical encoding: docs/formats.md has its tables. Both directions go through layout_fields.h.
 #include <bit>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every field of identities and layouts, once, in the order of the canonical encoding. A coder is called with each
 // one's name and value, and told by Enter what the names of the fields behind it begin with.
 #pragma once

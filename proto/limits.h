@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every limit that both ends of a socket, or two versions of a disk, must agree on. Proofs are at the end.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading a table of parts: the forms' properties, and the places of units.
 #include "proto/object.h"
 

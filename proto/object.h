@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The object format: one immutable run of bytes that holds everything cached for one key, the same in every tier and
 // on the wire. Header, table of parts, parts (docs/formats.md has every byte; proto/testdata pins them).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CheckObject: the rules of a header beyond its encoding, and the error of one that breaks any. For DecodeHeader.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The forms in which heads' transitions are stored: plans with them, and headers that say something else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

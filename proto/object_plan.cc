@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Planning objects: which parts an object of a layout stores, in which forms, and where they lie.
 #include <algorithm>
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Planning objects: the parts that a layout gives, and the places of their units.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Outcomes of one segment, one reservation, one publish, as storage decides, the daemon counts and the client reports
 // them. Numbers travel on the wire and name metrics: never reuse one.
 #pragma once

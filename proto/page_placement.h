@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PlaceInPages: the place of a segment in pages that many requests share in place (MEPIC §3.2.1, §3.3.1).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits of prefill by other engines (docs/router.md) that both ends of a socket must agree on, beside proto/limits.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The storage of an exact prefix: its keys and values in blocks, its states in checkpoints, each an object of its own.
 //
 // A *block* (kPrefixBlock) has the keys and values of one run of tokens at a multiple of a fixed length, and no states:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReadRegularFile: reads a file whose path an operator gave, without waiting and within a bound.
 #pragma once
 

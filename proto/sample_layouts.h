@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layouts for tests: one fixed example, which the golden files and docs/formats.md use, and random valid ones; forms
 // that their heads may have.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TensorShard: the tensor-parallel shard of a model that one process of an engine computes. Shards of one size are one
 // *bundle*: the shards of a key hit, are leased and are evicted as one. A shard is outside the namespace: all shards of
 // a bundle share keys.

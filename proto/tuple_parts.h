@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FindTuple: one linear layer's tuple in an object, read in the same way by daemon and engine.
 #pragma once
 

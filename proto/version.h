@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The release of which all programs and libraries of a build are (CMakeLists.txt: project VERSION).
 #pragma once
 

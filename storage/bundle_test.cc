@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor-parallel shards of one key: they hit, are leased and are evicted as one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cache: the one façade of storage. It decides which objects are kept, for whom, and for how long.
 //
 // A deterministic state machine: one thread (the metadata thread) makes all calls, and all callbacks come on it. The

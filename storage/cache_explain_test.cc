@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Why it missed: what the cache tells of what is not there, and that asking changes nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bad bytes, bad calls and full queues: each is a miss with a reason, and nothing else changes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random operations against a model: every answer is predicted, and budgets hold at every step.
 #include <gtest/gtest.h>
 

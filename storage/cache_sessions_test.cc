@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ends: of sessions, landings, leases and reservations.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

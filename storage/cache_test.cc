@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cache's calls when nothing fails.
 #include "storage/cache.h"
 

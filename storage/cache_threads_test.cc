@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The same cache over real threads: what the sanitizers look at.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A drain before memory is lost: objects that memory alone has are written to the disk, and nothing new begins.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

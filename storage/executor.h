@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Clock, Executor: time and concurrency for the cache, both injected, so that a simulator can decide every order.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects of every linear family, state type and form of transition: published, verified, composed from where they lie,
 // and no larger than their forms ask for.
 #include <gtest/gtest.h>

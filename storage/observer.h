@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Observer: is told of every event worth counting.
 #pragma once
 

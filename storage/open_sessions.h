@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OpenSessions: the sessions of a cache, with the tenant of each and the memory tier that its engine works in.
 #pragma once
 

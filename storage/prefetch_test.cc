@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects matched ahead of their need: they come up after those needed sooner, and before those that nobody waits for.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffered spans through the cache: a prompt that parts inside an answer resumes at the very token, and every number
 // that lands or is mapped tells of which text it is.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects that another node has: found, brought up, landed, and let go; and never wrong.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

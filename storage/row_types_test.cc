@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys and values of every type and kind of attention, from one engine's pages through an object into another's.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionTransfers: counts the work that still touches a session's memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Slice: how much of a long call may be done now. Such a call does some steps and continues when it is called again;
 // meanwhile the thread serves others.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A disk whose operations do not return costs misses: nobody waits for it, and nothing that it has is lost.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

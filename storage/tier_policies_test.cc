@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Policies over the tiers: admission, floors, pins, expiry, and hits that do not pay.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

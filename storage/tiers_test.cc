@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects move between tiers: written behind, given up above, found below, copied up again, and never wrong.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

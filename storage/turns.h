@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns: tenants take turns by their cost, by deficit round robin (Shreedhar and Varghese, 1996).
 //
 // A thread or queue that serves several tenants one piece at a time (the metadata thread, the workers, copies between

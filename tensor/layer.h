@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One layer's shape and the numbers that its mathematics needs besides tokens, as an engine declares it. proto/layout.h
 // validates and encodes it; kernels/layer_shape.h converts it to the kernels' form.
 #pragma once

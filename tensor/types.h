@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The basic types of cached tensors: element types, stored forms of keys, families of linear layers, stored forms of
 // their transitions and states. The contract (proto/) and the mathematics (kernels/) both use them.
 //

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The Debian 12 packages that building and testing take, and a function that installs those that are missing.
 # Sourced by tools/test and tools/demo: this list is the only one.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ashlar/adapt_transitions.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packs many items into as few calls as the limits allow.
 #pragma once
 

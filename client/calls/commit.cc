@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Offering a text's states for others to resume from: Model::Commit.
 #include <algorithm>
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ComposeCall: one Advance or Compose call, its verdict, and the proof that it can write no more.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/calls/land_call.h"
 
 #include <grpcpp/channel.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LandCall: one Land or LookupAndLand call, its match, its progress, its verdict, and the proof that it can write no
 // more.
 #pragma once

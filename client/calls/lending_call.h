@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CallLending: calls during which the daemon reads the engine's memory, which is the engine's own again when they
 // return.
 #pragma once

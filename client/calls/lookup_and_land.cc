@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model::LookupAndLand: the daemon lands what it finds before the engine has read the answer.
 #include <utility>
 

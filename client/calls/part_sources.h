@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PartSources: writes the places of linear layers' tensors in a region into the daemon's message.
 #pragma once
 

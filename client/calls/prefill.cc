@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model::PlanPrefill, AwaitPrefill, EndPrefill and ServePrefill: engines that compute segments for one another.
 #include "ashlar/prefill.h"
 

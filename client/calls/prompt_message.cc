@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/calls/prompt_message.h"
 
 #include <sys/random.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a prompt into the daemon's message.
 #pragma once
 

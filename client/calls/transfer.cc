@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model::Publish and Model::Land: moving bytes between the engine's memory and the cache.
 #include <algorithm>
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WritingCall: a call during which the daemon writes into the engine's memory, and the proof that it can write no more
 // (docs/decisions: a landing in doubt stays in doubt).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Background: runs calls of the daemon that an engine has started and does not wait for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The boundary of the engine's API, which could be C's: no exception crosses it, and a forked child's copy of a handle
 // refuses.
 #pragma once

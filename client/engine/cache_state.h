@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CacheState, the implementation behind Cache: the session, the model, the memory, and the state that its requests
 // share.
 #pragma once

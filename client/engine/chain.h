@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BuildSteps: the steps that set a prompt, which are parts taken from the cache, in the prompt's order, and computed
 // runs between them.
 #pragma once

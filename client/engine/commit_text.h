@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CommitText: offers a text that an engine has run through its model for later texts to resume from.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Advancing a layer by the daemon: inputs are copied into memory that it sees, and results are copied back once they
 // are right.
 #include <algorithm>

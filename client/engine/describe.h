@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Converts the engine's plain structs to the arguments of the client's calls.
 #pragma once
 

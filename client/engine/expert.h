@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls for engines in C++ that use the client's own API (ashlar/client.h) beside the small one.
 #pragma once
 

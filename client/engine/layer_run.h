@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Advancing one linear layer along a part of a prompt's chain, by kernels in this process or by the daemon.
 #pragma once
 

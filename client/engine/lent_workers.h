@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LentWorkers: the threads that an engine lends, in the form that kernels take.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages may lie on a GPU; what this process itself reads and writes may not lie beside them there.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The page tables that an engine's calls give: one of all attention layers, or one for each group of layers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EncodePlan, DecodePlan: a plan as a string of bytes, by which a scheduler passes its look-up to the processes that
 // land it.
 //

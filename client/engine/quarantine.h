@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that the daemon may still write into, and pages that are the cache's: of landings and staging of compositions
 // whose end is not known, and of requests that ended before they were done.
 #pragma once

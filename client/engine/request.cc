@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The handles: Request and Job.
 #include <algorithm>
 #include <memory>

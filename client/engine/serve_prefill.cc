@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cache::ServePrefill: an engine that computes segments for others.
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Setting, the implementation behind Request: one prompt being set, from its look-up to the verdict.
 #pragma once
 

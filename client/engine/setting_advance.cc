@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cached parts of a plan, for kernels: the engine's own, the library's in this process, or the daemon's.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Filling: runs that a prompt misses and this engine computes alone are reserved, published or given up.
 #include <algorithm>
 #include <cstring>

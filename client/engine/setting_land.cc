@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Landing a plan: layers, the verdict, and pages in doubt.
 #include <algorithm>
 #include <utility>

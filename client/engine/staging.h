@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Staging: memory that the daemon reads and writes on this engine's behalf, beside the engine's own: published tensors,
 // and rows to compose.
 #pragma once

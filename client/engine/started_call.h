@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls that are started and whose status is the job's result, and the entry of calls on a cache.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Statuses as the engine's API has them: a code and a message of bounded length.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Puts an engine's tensors of linear layers where the daemon can read them.
 #pragma once
 

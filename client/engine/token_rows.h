@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReadyRows: a layer's inputs as the recurrence takes them, with all strides set. Those that are to be normalised or
 // scaled are copied.
 #pragma once

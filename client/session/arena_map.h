@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ArenaMap: the daemon's arenas in this process: fetched on first need, mapped once, for reading alone, shared by all
 // matches.
 #pragma once

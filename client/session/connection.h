@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connection: one life of the daemon as a client sees it: the session, the calls, the mapped arenas, the leases. When
 // the session ends, the connection is over for good; the reconnector makes a new one.
 #pragma once

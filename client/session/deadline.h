@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deadline: a point of CLOCK_MONOTONIC by which a call returns.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Descriptor, Mapping: owners of file descriptors and of mappings.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LeaseTable: the leases that this session holds, counted. Several matches may share one lease, and the last of them
 // releases it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MappedObject: a cached object read in place. It checks the bytes in the daemon's memory, and points into them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OpenedModel: the engine's declaration of a model, and the daemon's handles for it on the current connection.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerProcess: the daemon's process, and whether it is certainly dead.
 #pragma once
 

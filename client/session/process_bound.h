@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MakeProcessBound, CreatorProcess: objects that belong to one process. A forked child has a copy of its parent's
 // client, but none of its threads, and locks in whatever state they were: nothing in that copy may be called or
 // destroyed there, gRPC least of all.

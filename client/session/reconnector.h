@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reconnector: keeps a client connected. It notices the daemon's end, connects again with growing pauses, and restores
 // on the new connection the models and regions that the engine had opened and registered.
 #pragma once

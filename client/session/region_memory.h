@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RegionMemory: one region of memory that engine and daemon share, and the daemon's number for it.
 #pragma once
 

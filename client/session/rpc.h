@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rpc: calls of the Cache service (proto/ashlar/v1/cache.proto) on one daemon.
 #pragma once
 

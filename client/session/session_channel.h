@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionChannel: the session with the daemon, its socket, and the requests and descriptors that cross it
 // (proto/ashlar/v1/session.proto).
 #pragma once

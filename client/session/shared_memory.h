@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SharedMemory: a region or an arena that this process shares with the daemon, as it is mapped here.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/session/unix_socket.h"
 
 #include <pthread.h>

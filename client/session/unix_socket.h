@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ConnectUnix: connects to a Unix socket, within a deadline and until told to stop.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fixtures of this folder's tests: memory files, descriptors of processes, a listening socket.
 #pragma once
 

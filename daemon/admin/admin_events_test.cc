@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events over the admin socket of a daemon in this process.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>

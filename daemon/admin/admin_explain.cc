@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Why it missed: Explain, LastMisses, Models.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An operator's calls on single objects: Pin, Unpin, Evict.
 #include <cmath>
 

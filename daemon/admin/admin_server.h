@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AdminServer: gRPC in front of the admin service, on a Unix socket of its own, for root and the daemon's own user.
 #pragma once
 

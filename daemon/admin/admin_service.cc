@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An operator's calls on the daemon: Stats, Sessions, Peers, GetConfig and the drain; and the common part of all calls.
 #include "daemon/admin/admin_service.h"
 

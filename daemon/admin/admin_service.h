@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AdminService: the calls of ashlar.v1.Admin for operators, apart from their transport.
 //
 // Calls come on any thread but the metadata thread, for which they wait: texts are hashed, and models compared, on the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operators' calls over the admin socket of a daemon in this process.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An operator's calls on many objects: List, Erase, Verify.
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Warm: an operator has texts computed by engines that offer prefill.
 #include <future>
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AuditLog: who has done what to the daemon, one line an action, in the log and in a file of its own.
 #pragma once
 

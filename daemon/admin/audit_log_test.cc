@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What operators do is written down, and nothing of what engines' texts say.
 #include "daemon/admin/audit_log.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/config/cluster_config.h"
 
 #include <arpa/inet.h>

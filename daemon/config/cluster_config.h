@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of the configuration that is about other nodes.
 #pragma once
 

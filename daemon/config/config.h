@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The daemon's configuration: a YAML file that is read into the message declared in proto/ashlar/v1/config.proto.
 #pragma once
 

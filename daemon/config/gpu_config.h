@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPUs of a configuration, and the hbm tiers on them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/config/prefill_config.h"
 
 #include "ashlar/v1/config.pb.h"

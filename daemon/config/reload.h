@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which fields of a configuration may change while the daemon runs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a running daemon takes over of a changed configuration, and what it refuses.
 #include "daemon/config/reload.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // YAML to a protobuf message and back, by reflection: the message is the only declaration of what may stand in the
 // file.
 #pragma once

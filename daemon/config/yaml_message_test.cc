@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which numbers a configuration's file may write as 0.
 #include "daemon/config/yaml_message.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hit must pay: what an engine declares that computing takes, against what landings are seen to take.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CompositionPlan: an Advance or Compose request, read and checked: every number before anything is done.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeping what a text was computed with, for others to resume from: Commit.
 #include <span>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exact prefixes through the calls of ashlar.v1.Cache.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

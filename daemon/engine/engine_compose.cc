@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The composition service: Advance, Compose.
 #include <utility>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every way to get Advance and Compose wrong, each refused by name and changing nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

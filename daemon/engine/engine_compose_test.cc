@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The composition service over gRPC: the kernels' bits, and what becomes of what cannot be had.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A finished prompt for an engine on another node: HandOff.
 #include <memory>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HandOff as engines call it: what is malformed, and where there is no other node.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Landing: Land, LookupAndLand, CancelLanding, Quiesce.
 #include <algorithm>
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Multimodal inputs through the calls of ashlar.v1.Cache: the same tokens with another image are another text.
 #include <gtest/gtest.h>
 

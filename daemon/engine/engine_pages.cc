@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In-place sharing: Admit, ExtendAdmission, MarkFilled, AttachAdmission.
 #include <algorithm>
 #include <cassert>

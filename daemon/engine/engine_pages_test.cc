@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In-place sharing through a daemon: pages of a hosted region that requests reference, by lease.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

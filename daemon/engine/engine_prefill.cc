@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cold prompts in parallel: PlanPrefill, AwaitPrefill, EndPrefill for engines that ask, ServePrefill for those that
 // compute.
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PlanPrefill, AwaitPrefill, EndPrefill and ServePrefill over a daemon: two engines, one computes for the other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bringing objects in: Reserve, Publish, Abandon.
 #include <algorithm>
 #include <optional>

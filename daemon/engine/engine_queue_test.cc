@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls when the metadata queue is full, and when a session ends under them.
 #include <fcntl.h>
 #include <gmock/gmock.h>

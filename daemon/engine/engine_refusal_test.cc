@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every way to get the calls of ashlar.v1.Cache wrong, each refused by name and changing nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Salts through the calls of ashlar.v1.Cache: the same tokens under another salt are another text.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EngineService: the calls of ashlar.v1.Cache for engines, apart from their transport.
 //
 // Calls come on any thread. Checks and hashes that need only the session are made there; then the call moves to the

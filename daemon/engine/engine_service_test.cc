@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls of ashlar.v1.Cache over gRPC, with raw stubs: what they do.
 #include "daemon/engine/engine_service.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tenants in turn at the service: whoever asks for much keeps nobody else waiting.
 #include <fcntl.h>
 #include <gmock/gmock.h>

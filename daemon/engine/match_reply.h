@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MatchReplyWriter: writes matches into a reply that always fits a message.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/engine/match_reply.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PromptLookup: looks one prompt up and writes its answer, in slices.
 #pragma once
 

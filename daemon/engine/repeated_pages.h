@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RepeatedPages: finds the entries of a page table that name a page that another entry names too.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SharedPlaces: the places in an engine's regions that one call names. Each is checked, and all against one another.
 #pragma once
 

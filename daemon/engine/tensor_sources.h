@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TensorSources: the places of one object's tensors in an engine's regions, as its request gives them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BlockTexts: the tokens of prefixes' blocks, which the cache itself does not keep, for those who are told of blocks.
 #pragma once
 

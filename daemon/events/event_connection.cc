@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/events/event_connection.h"
 
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EventConnection: one subscriber, or one asker of replays, over ZMTP. It queues nothing: it reads the kept batches at
 // its own pace, and misses those that are no longer kept when it comes to them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EventHub: tells subscribers what the cache of this node stores, moves and removes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events of the cache: bounded for each subscriber, and over ZeroMQ in the form that routers follow.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // KeptBatches: the latest batches of events. Subscribers and replays read them at their own pace.
 #pragma once
 

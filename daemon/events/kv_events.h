@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batches of events in the form of vLLM's KV events (docs/formats.md), as msgpack.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NodeEvents: the events of one daemon, and who is told of them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ZmqPublisher: publishes events of prefixes' blocks as vLLM's engines publish theirs, to ZeroMQ's sockets.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ZmtpReader: reads what the other end of a ZMTP 3 connection sends (https://rfc.zeromq.org/spec/23, mechanism NULL).
 //
 // libzmq bounds messages by their number only: an endless message of many frames, or endless subscriptions, take memory

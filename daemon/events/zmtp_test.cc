@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ZMTP as bytes, and connections that break its rules or hold what others need.
 #include "daemon/events/zmtp.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/observe/call_metrics.h"
 
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CallMetrics: engines' calls and connections, for Prometheus. Thread-safe.
 #pragma once
 

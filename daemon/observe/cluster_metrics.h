@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ClusterMetrics: what a node does with others, for Prometheus. All families are there on a node that is alone, too, at
 // 0.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Follow: a Prometheus counter for a count that is kept elsewhere.
 #pragma once
 

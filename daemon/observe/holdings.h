@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Holdings: the resources that each tenant's sessions hold of the daemon, in Prometheus' terms.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HttpEndpoint: the daemon's HTTP routes (/, /metrics, /healthz, /readyz) on the listeners that a configuration asks
 // for.
 #pragma once

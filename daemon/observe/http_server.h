@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HttpServer: answers scrapers and probes. One thread serves all connections by events, so a peer that says nothing, or
 // reads slowly, holds a descriptor for a while and delays nobody.
 #pragma once

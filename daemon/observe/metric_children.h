@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Children: a family's metrics, by tenant and the values of more labels.
 #pragma once
 

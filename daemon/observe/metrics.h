@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Metrics: the daemon's counters, in Prometheus' terms. README.md lists the families.
 #pragma once
 

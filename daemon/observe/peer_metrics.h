@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerMetrics: what this node knows of each other one, for Prometheus.
 #pragma once
 

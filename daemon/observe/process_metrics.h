@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ProcessMetrics: what the daemon's process takes of the machine, under the names that Prometheus' own libraries use,
 // and whether the configuration that it runs with is its file's.
 #pragma once

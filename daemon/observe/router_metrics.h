@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RouterMetrics: prefill by other engines, for Prometheus.
 #pragma once
 

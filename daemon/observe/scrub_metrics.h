@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ScrubMetrics: how far the verification of checksums is, for Prometheus.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StatusBoard: what a node has and does, as one HTML page for people (route / of listen.metrics_address). It names no
 // tenant: everybody who reaches the address can read it.
 #pragma once

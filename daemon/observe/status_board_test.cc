@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/observe/status_board.h"
 
 #include <gmock/gmock.h>

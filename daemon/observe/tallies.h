@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tallies: the counts of one tenant since the daemon started.
 #pragma once
 

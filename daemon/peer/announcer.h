@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Announcer: tells the directory what this node holds, as far as that is worth telling.
 #pragma once
 

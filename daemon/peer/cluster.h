@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cluster: this node's part in a cluster as the configuration asks for it: who the others are, what they have, and how
 // they are reached.
 #pragma once

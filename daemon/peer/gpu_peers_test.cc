@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nodes with a tier on an emulated GPU, whose memory the transport reaches: what lies there alone goes to other nodes
 // from there, and what others have comes there.
 #include <gmock/gmock.h>

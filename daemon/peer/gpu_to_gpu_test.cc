@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a GPU of one node to a GPU of another: emulated ones, or those of the machine with the UCX that is there.
 #include "kernels/gpu.h"
 

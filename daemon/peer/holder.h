@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Holder: this node as other nodes see it. It leases objects to them, says where the bytes lie that the transport
 // sends, and takes all back when a node has gone.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Peers: what this node does with others, apart from how they talk: it fetches from them, serves them, and says what it
 // holds.
 #pragma once

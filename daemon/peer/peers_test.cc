@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nodes that fetch from one another, over a real transport: what one publishes lands at the others, whoever fails.
 #include "daemon/peer/peers.h"
 

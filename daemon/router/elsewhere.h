@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefillElsewhere: the engines of other nodes that offer prefill.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lpt: shares a prompt's cold segments out over workers (HYPIC §4.4, equation 9).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/router/prefill_workers.h"
 
 #include <algorithm>

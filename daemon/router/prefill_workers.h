@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefillWorkers: the engines of this node that offer prefill, what each has been given, and how fast each is.
 #pragma once
 

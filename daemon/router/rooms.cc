@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Room in this node's memory for segments that others compute: taken before they begin, so that no result comes in
 // vain.
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Router: has the cold segments of a prompt computed by several engines at once (HYPIC §4.4).
 //
 // An engine that misses segments asks for a plan. Some segments stay its own; the others are assigned to engines that

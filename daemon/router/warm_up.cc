@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans that nobody waits for: texts that engines are asked to compute ahead of their need.
 #include <algorithm>
 #include <memory>

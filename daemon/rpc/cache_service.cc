@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/rpc/cache_service.h"
 
 #include <google/protobuf/arena.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gRPC service of ashlar.v1.Cache: it checks requests while they are bytes, then parses them and calls the engine
 // service.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CallMemory: bounds what a tenant's calls take beside gRPC's own bound on the bytes of requests. One of many small
 // parts is many times as large once it is parsed; texts are as large again as their bytes, and not counted. Answers
 // gRPC keeps until they are read, and does not count. What a look-up works with beside its request is not counted

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CallsUnderWay: counts the calls under way, and stops taking new ones.
 #pragma once
 

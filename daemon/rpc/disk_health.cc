@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/rpc/disk_health.h"
 
 #include "daemon/rpc/rpc_server.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DiskHealth: tells the log and gRPC's health service when the ssd tier becomes degraded, and when it recovers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/rpc/grpc_threads.h"
 
 #include <grpc/grpc.h>

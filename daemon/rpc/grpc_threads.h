@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gRPC's threads: their number, and starting them ahead.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gate before the parser: checks of a request while it is still bytes. Two bytes can become a hundred of heap.
 #pragma once
 

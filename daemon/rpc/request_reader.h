@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RequestReader: reads one tenant's long requests, one behind the other, on a thread of their own.
 //
 // Checking, parsing and hashing a request takes up to half a second, by its length. gRPC has few threads (two on a

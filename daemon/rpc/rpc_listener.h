@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RpcListener: accepts the RPC socket's connections, and bounds them for each user. gRPC alone would accept everybody.
 #pragma once
 

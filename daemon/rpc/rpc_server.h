@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RpcServer: gRPC in front of the engine service: the callback API and the standard health service, on a Unix socket.
 //
 // Every user of a tenant has a gRPC server of its own, so that the service knows the user of each call. The servers of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EventLoop: a bounded queue of closures that run one at a time, tenants in turn, and a thread that runs them. The
 // metadata thread is such a loop: closures on it own the cache and all of its state. Another loop makes and unmaps
 // large memory.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tenants' turns on the event loop, by the time that their closures take.
 #include <gtest/gtest.h>
 

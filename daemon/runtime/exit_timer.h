@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ExitTimer: ends the process when its stop takes too long, whatever its threads wait for.
 #pragma once
 

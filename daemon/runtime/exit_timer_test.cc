@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/runtime/exit_timer.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tells ThreadSanitizer of an order between threads that lies inside a library built without it, such as gRPC.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/runtime/host_port.h"
 
 #include "absl/strings/numbers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HostPort: a TCP address in a configuration.
 #pragma once
 

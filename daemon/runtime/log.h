@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Log: the daemon's log, one line an event on stderr, as text or as JSON.
 //
 // Once LogInBackground has been called, no caller waits for stderr: lines go through a bounded queue to a thread that

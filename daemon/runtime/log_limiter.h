@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LogLimiter: bounds how many log lines one event of one tenant leaves, so that no tenant fills the log.
 #pragma once
 

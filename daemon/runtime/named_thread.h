@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NamedThread: starts one of the daemon's threads, under a name that `top -H`, perf and debuggers show.
 #pragma once
 

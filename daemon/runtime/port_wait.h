@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waiting for a TCP port that another process is about to release.
 #pragma once
 

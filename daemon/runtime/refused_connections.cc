@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/runtime/refused_connections.h"
 
 #include "daemon/runtime/event_loop.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RefusedConnections: connections that this daemon refused or closed, counted for metrics and logged.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RoundTrips: how long the answers of another process have taken, and how long the next one is therefore waited for.
 #pragma once
 

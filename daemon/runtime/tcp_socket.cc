@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/runtime/tcp_socket.h"
 
 #include <netdb.h>

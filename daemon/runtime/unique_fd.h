@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // UniqueFd: a file descriptor with one owner.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unix sockets by path: claiming the path, listening, and messages that carry descriptors.
 #pragma once
 

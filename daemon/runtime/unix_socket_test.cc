@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unix sockets by path: stale sockets, and the lock that claims a path.
 #include "daemon/runtime/unix_socket.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WorkerPool: threads that move bytes for the cache, away from the metadata thread.
 #pragma once
 

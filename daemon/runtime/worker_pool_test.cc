@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tenants side by side: none waits for what another one has asked for.
 #include "daemon/runtime/worker_pool.h"
 

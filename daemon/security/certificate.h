@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Certificates of nodes: which authorities are trusted, and which node a certificate names.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/security/peer_policy.h"
 
 #include "ashlar/v1/config.pb.h"

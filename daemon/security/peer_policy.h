@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerPolicy: which nodes are peers of this one, and which tenants each of them shares with it.
 //
 // A tenant's name is the same on all nodes, because it enters the namespace of its keys. Both ends consult their own

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Refusals: why other daemons were refused, counted by reason and logged.
 #pragma once
 

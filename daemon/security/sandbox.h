@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sandbox: what the daemon gives up of its process's rights, so that somebody who has taken it over cannot use them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A sandboxed process does what a daemon does, and nothing else. Each test gives its rights up in a process of its own.
 #include "daemon/security/sandbox.h"
 

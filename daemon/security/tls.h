@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tls: mutual TLS between daemons, with files that may be replaced while connections live.
 //
 // Files are read again every `check_every`. What has changed is taken when it was read alike twice in a row and makes

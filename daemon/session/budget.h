@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Budget: a bound on one resource (bytes of regions, regions, bytes of models), for one session or for all sessions of
 // a tenant.
 #pragma once

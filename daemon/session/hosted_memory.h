@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HostedMemory: memory that the daemon has made for engines, or has taken pages for, and its charge from then until it
 // is given back.
 //

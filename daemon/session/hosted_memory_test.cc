@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hosted memory: how long it is charged, and when it is emptied.
 #include "daemon/session/hosted_memory.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LandingLedger: the landings of one session that must not start any more.
 #pragma once
 

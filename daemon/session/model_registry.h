@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ModelRegistry: the models that engines opened last. Operators' questions name them, and misses are compared with
 // them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OpenLayouts: the layouts of opened models. Sessions, ranks of one kind and exact prefixes share equal layouts,
 // because their tables may take 32 MiB.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model, Pages: an opened model, and the pages that an engine declared for it.
 #pragma once
 

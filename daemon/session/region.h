@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Region: memory that the daemon shares with one engine. It is the engine's own memfd, a memfd that was made for it
 // (hosted_memory.h), or memory of a GPU of either kind.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RegionGuard: keeps the daemon from allocating pages of engines' own memory.
 //
 // An engine may free pages of its memfd at any moment, also between the check that precedes a call and the call's

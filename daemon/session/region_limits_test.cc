@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bounds on the daemon's mappings, descriptors and memory that engines take by their regions.
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RowArray: the rows of one plane in an engine's pages, which are all keys, or all values, of one layer.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Session: one engine process's connection, with the memory and models that it has brought.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionProtocol: the messages of one session socket, apart from the socket: requests in, replies out.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionServer: the session socket. It accepts engines, hands descriptors over, and notices the engines' deaths.
 #pragma once
 

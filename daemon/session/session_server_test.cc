@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The session socket, spoken to without the client library.
 #include "daemon/session/session_server.h"
 

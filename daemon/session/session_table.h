@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionTable: all sessions, from their opening to the moment when nothing touches their memory any more.
 #pragma once
 

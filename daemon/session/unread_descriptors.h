@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // UnreadDescriptors: descriptors that were sent to engines which have not read them. The kernel counts them against the
 // daemon's user until they are read or the receiving socket is gone; beyond its limit on open files it sends no more,
 // to anybody.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TestAuthority: signs certificates of nodes, good ones and others, for tests.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ChildProcess, for tests: a program that a test starts, freezes and kills.
 #pragma once
 

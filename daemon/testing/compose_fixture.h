@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For tests of the composition service: an engine with three published runs, and the kernels' own result of a request.
 #pragma once
 

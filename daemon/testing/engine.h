@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For tests: an engine that speaks to a daemon without the client library.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EtcdProcess, for tests: a real etcd of one member, with its data in a folder of its own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FakePeerCalls, for tests: has nothing, and notes what it is told.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/testing/http_peer.h"
 
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HttpPeer, for tests: an HTTP client that writes byte by byte if need be.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TestNode: a daemon in this process, for tests, and helpers that look at it from outside.
 #pragma once
 

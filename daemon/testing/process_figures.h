@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts of this process: its open files and its mappings.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For tests: malformed requests, each refused by the name of its field.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The folder of the ssd tier: its owner and mode, and the setting aside of damaged files.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gpus: the GPUs that a configuration names, with the queues of each.
 #pragma once
 

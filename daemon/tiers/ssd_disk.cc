@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/tiers/ssd_disk.h"
 
 #include <sys/random.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SsdDisk: the disk of the ssd tier, its slab and records, opened and read.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierSet: the tiers that a configuration asks for, with the threads that read and write the disk.
 #pragma once
 

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # usage: build_ucx.sh URL SHA256 PREFIX
 # Builds a release of UCX that is newer than Debian's. Its libraries go beside the package, into PREFIX.
 set -eu

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # usage: check_arguments.sh built|given [ROOT]
 # Refuses, by name, build arguments that lead to no image, before anything is downloaded or compiled. They are in the
 # environment, as ARG puts them there. ROOT: the base's root, / if not given.

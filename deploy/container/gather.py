@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Gathers what an image needs from an installed Debian: the files of some packages and of all that they depend on, their
 licences, dpkg's record of them, and a bill of materials in SPDX 2.3.
 

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # usage: write_pages.sh ASHLARD ASHLARCTL CHANGELOG SHARE
 # Writes what the programs say of themselves into SHARE: manual pages, completions, and the packed list of changes.
 set -eu

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the Grafana dashboards beside this file: the panels of panels.py, described in the words of docs/metrics.md. They are
 committed; a test holds them to this script.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dashboards: boards, their rows by topic, and the panels of each row."""
 
 import dataclasses

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes deploy/kustomize/base/prometheusrule.yaml, the rules for the Prometheus operator, from ashlar.rules.yml beside this
 file. It is committed; a test holds it to this script.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Doxygen's input filter: turns the headers' plain comments into documentation comments. usage: comments.py FILE"""
 
 import pathlib

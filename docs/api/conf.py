@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sphinx configuration of the Python API reference. tools/docs runs it."""
 
 project = "Ashlar"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The shortest complete engine, in C: one linear and one attention layer, prompts set from cached segments, greedy
  * decoding. All that it knows of the cache is ashlar.h. usage: shortest_c RPC-SOCKET SESSION-SOCKET [ROUNDS] */
 #include <math.h>

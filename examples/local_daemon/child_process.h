@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Processes that a tool starts: as another user, within limits, gone with the tool.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "examples/local_daemon/local_daemon.h"
 
 #include <fcntl.h>

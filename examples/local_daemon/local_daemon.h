@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LocalDaemon: a private ashlard for one run of a tool, started in a fresh folder under /tmp and removed with it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LocalEtcd: a private etcd for one run of a program, in a fresh folder under /tmp and removed with it.
 #pragma once
 

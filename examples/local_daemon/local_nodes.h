@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LocalNodes: the daemons of a cluster on this machine, with an etcd of their own, for one run of a program.
 #pragma once
 

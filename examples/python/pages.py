@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of bytes under keys of the caller's own, in a private daemon: python3 examples/python/pages.py"""
 
 import hashlib

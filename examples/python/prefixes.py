@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commits the states of a text, and resumes a longer text from them. docs/python.md walks through it.
 
 usage: prefixes.py    (it starts a private daemon)

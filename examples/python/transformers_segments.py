@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The time to first token of `generate` for a prompt of cached segments, with and without Ashlar, in Transformers.
 
 The model has Qwen3-Next's layers and random weights: times are real, answers mean nothing. Needs torch and transformers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time to the first token of vLLM for prompts set from cached segments, on the processor, with a small hybrid model of
 random weights.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time to the first token of vLLM with and without Ashlar, on the processor, with a small model of random weights.
 
     python3 examples/python/vllm_ttft.py --json ttft.json

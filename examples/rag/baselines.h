@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The three ways of serving that Ashlar is compared with (HYPIC §6.1), each in this process with the same engine.
 #pragma once
 

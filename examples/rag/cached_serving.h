@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Serving with Ashlar: what an engine does around its own layers to have a prompt set from cached segments.
 // Match and land, fill the misses, compute the seams (HYPIC §4; docs/architecture.md, "A request").
 #pragma once

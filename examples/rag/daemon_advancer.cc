@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "examples/rag/daemon_advancer.h"
 
 namespace ashlar::rag {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Has the cache advance linear layers of a request, as an engine without kernels would.
 #pragma once
 

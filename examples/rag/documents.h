@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Documents of the main job: text files of a folder, cut into sections that are retrieved and cached by themselves.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The differences between a prompt that was set from segments and one that was computed whole.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages of an engine in memory that no daemon knows of.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The main job: questions retrieve sections of documents, and every prompt is served four ways (HYPIC §6.1).
 #pragma once
 

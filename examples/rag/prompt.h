@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A request's prompt: instructions, retrieved sections in the order of their rank, question. Every part is tokenised by
 // itself, so that a section's tokens do not depend on where it stands.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The report of the main job: a line a request, a summary, and the same numbers in JSON.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Retrieval by BM25 (Robertson and Zaragoza 2009, k1 = 1.2, b = 0.75), and questions to retrieve for.
 #pragma once
 

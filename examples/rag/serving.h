@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The common part of all ways of serving a prompt, and their result.
 #pragma once
 

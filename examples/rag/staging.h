@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's memory as the cache sees it: where pages lie, and tensors of linear layers.
 #pragma once
 

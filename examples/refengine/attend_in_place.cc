@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention where cached segments are shared in place: the sequence's own keys stand turned in its own pages, shared
 // ones as their segment left them. Two passes over the keys, merged by their log-sum-exp.
 #include <algorithm>

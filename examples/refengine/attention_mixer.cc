@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocked attention: a block of queries passes over blocks of keys with two matrix products and a running softmax, so
 // that scores never leave the cache. Query heads that share a key head share its blocks.
 #include <algorithm>

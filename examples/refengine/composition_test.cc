@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A prompt set from cached segments, against full recompute: what must be exact is, and the known mistakes show.
 #include <algorithm>
 #include <iterator>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shape of a reference model: [linear × 3, full attention] × blocks, a SwiGLU MLP behind every mixer.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decoding from buffers (KVBuffer §3): the keys and writes of a sequence's last tokens wait beside the states of its
 // linear layers, which take them in once for many tokens.
 #pragma once

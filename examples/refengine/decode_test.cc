@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decoding from buffers in the engine's own loop, held to the recurrence.
 #include <gtest/gtest.h>
 

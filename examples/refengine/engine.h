@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Engine: computes a sequence along a chain of computed runs and cached interiors. Prefill, isolated prefill, seams and
 // decode are all one call (HYPIC §4.3).
 //

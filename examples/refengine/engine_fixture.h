@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The common fixture of the engine's tests: a small model with fresh random weights, pages, threads, and error
 // measures.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "examples/refengine/flops.h"
 
 #include "examples/refengine/tokenizer.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Floating-point operations of a chain, and what this machine could do at best: the measure of how honest an opponent
 // full recompute is.
 #pragma once

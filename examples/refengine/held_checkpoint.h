@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SnapshotAt, HeldCheckpoint: recurrent states at depths of a text, as a chain leaves them and as another chain resumes
 // from them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Paged keys and values of all attention layers, in memory that the caller gives (a region shared with the daemon).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cached layers of one run together with the tables of heads that they point into.
 #pragma once
 

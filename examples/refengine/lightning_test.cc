@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The model with lightning's recurrence, whose linear layers turn their keys: agrees with the plain model, and is set
 // from cached segments as exactly as the other.
 #include "examples/refengine/composition_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix products: the one place that knows OpenBLAS. OpenBLAS is held to one thread; the split over threads is ours,
 // so that every way of computing uses the same workers and no foreign threads spin beside them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of one layer between its norm and its residual, for all rows of a pass: the two token mixers and the MLP.
 // Each keeps scratch memory that grows to the largest pass and is then reused.
 #pragma once

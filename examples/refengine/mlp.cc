@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "examples/refengine/matrix.h"
 #include "examples/refengine/mixers.h"
 #include "examples/refengine/rows.h"

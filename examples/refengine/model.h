@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model: a reference model's configuration and weights, and its declaration to the cache.
 #pragma once
 

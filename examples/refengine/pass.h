@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cuts a chain into passes: slices whose computed tokens go through all layers at once.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The model once more, written from its formulas alone: one token after the other, plain loops, fp64. Tests compare the
 // engine with it; it shares nothing with the engine but the weights.
 #pragma once

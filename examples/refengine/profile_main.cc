@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // refengine-profile: what the demo's model costs on this machine. Prints a full prefill's time by part, its share of
 // the FMA peak measured in the same run, and the same prompt set from cached segments.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A text that is resumed from what was kept of it: which bits are the same, and what rounding does where they are not.
 #include <cmath>
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's work on single rows of activations: norms, activations, convolution, rotation, softmax. Vectorised for
 // the processor that runs (Highway); everything is fp32. Sizes in floats.
 #pragma once

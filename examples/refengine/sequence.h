@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One running text: its pages, and the state of every linear layer behind its last token.
 #pragma once
 

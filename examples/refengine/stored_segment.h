@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A segment's cached form held in this process: what the daemon would keep, without the daemon. Serves tests, and the
 // comparisons (naive addition, omitted transitions) that measure what composition is worth.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Text as UTF-8 bytes: ids 0–255 are bytes, a few special tokens follow.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights for a model without training, with which it behaves like a trained one: activations near unit scale at every
 // depth, attention that picks out a few keys, and linear heads of both kinds, erasure and remembering.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shortest engine of conversations: the first turn is set from cached segments, and every later one resumes where
 // the turn before it ended. docs/integrate.md says what is new against main.cc.
 #include <algorithm>

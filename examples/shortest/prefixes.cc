@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shortest engine that reuses exact prefixes and nothing else: a text resumes at the token at which an earlier one
 // was checkpointed. docs/integrate.md says what is new against main.cc.
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TinyModel: the model of conversation.cc and prefixes.cc, one linear and one attention layer. It knows nothing of the
 // cache but its plain types. main.cc has the same model in its one file.
 #pragma once

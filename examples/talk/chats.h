@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversations to be had about documents: what they begin with, and what the user says next.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversations with Ashlar: every turn is resumed where its text, or as much of it as is known, was left.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversations through a real daemon: what is resumed, from where, and with which bits.
 #include "examples/talk/conversation_serving.h"
 

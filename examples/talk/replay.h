@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replay: a text computed from its first token on, without any cache, in the steps in which it was computed with one.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "examples/talk/span_staging.h"
 
 namespace ashlar::talk {

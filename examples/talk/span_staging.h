@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the engine takes down what its linear layers see of a text's last tokens.
 #pragma once
 

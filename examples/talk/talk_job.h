@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversations that take turns, each resumed where it was left, against full recompute and against never leaving.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations of kernels/attention.h on a CUDA queue: keys are split among blocks, and parts merged by log-sum-exp.
 #pragma once
 

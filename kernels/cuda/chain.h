@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The general kernel of linear layers: a chain of steps, each a cached interior or a run of tokens, on a state that
 // stays in registers. It does every operation of linear.h in every family, form, dtype and size; compose.h and decay.h
 // are faster at what they do.

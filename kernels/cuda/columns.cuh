@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Columns of a state in registers, as the chain kernel holds them: eight lanes a column, four columns a warp.
 #pragma once
 

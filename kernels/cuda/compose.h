@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Composing chains of dense, low-rank and vanished transitions on the tensor cores (MATH: "On the GPU").
 #pragma once
 

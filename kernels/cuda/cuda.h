@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cuda back end, for GPUs of compute capability 8.0, 9.0 and 10.0.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/decay.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numbers.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Composing chains of scalar, diagonal and elementwise transitions: every number of a state decays by itself, so the
 // state streams through registers and each tuple is read once.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations of kernels/decoding.h on a CUDA queue. A column of the state takes in the buffer's slots one after
 // another in registers, so state and buffer are read once and nothing else is moved.
 #pragma once

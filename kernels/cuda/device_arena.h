@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An arena in a GPU's memory, by the driver's virtual memory management: other processes map it by a descriptor.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arenas in a GPU's memory, and in that of the emulated one: what both must do.
 #include "kernels/cuda/device_arena.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's calls that arenas are made of, by pointer: a program that contains them starts without a driver, and
 // tests bring one of their own.
 #pragma once

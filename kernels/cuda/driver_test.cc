@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finding the driver's calls in a library. No GPU is needed: CUDA's toolkit has a library of stubs with all names.
 #include "kernels/cuda/driver.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A warp's sixteen rows of Z = Sᵀ in tensor-core fragments, and products with matrices in shared memory.
 //
 // Z lies as the tensor cores leave their results: tile n has columns 8n … 8n + 7; lane l holds of it rows l / 4

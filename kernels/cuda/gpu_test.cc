@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A GPU as other processes' memory needs it; on the emulated one, too.
 #include "kernels/gpu.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows cut into items: what one thread reads, turns and writes at once.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launching kernels, and what happens when CUDA refuses: the program ends with CUDA's reason.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations of kernels/linear.h on a CUDA queue: each copies the caller's structs to the device, then starts
 // kernels.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements of cached tensors on the device: reading them as fp32, writing them rounded to nearest even.
 #pragma once
 

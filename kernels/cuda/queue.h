@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaQueue: the queue of the cuda back end. It has a stream, and keeps calls' arguments until their work is done.
 #pragma once
 

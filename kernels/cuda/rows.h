@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations of kernels/rows.h on a CUDA queue.
 #pragma once
 

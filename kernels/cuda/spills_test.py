@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compiles the CUDA sources for every target and fails if the assembler reports a kernel that spills registers.
 
 usage: spills_test.py NVCC SOURCE_ROOT ARCHITECTURE[,…] FILE.cu …

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs of tokens on columns of a state: the recurrence, one token after another.
 #pragma once
 

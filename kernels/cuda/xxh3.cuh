@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // XXH3-64 with seed 0 by a block of threads: the numbers of kernels/checksum.h, computed from one unit's bytes.
 //
 // Bytes are read in stripes of 64. The term that a stripe adds to the eight accumulators does not depend on them; only

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The host back end: Highway, dispatched at run time to what the processor has.
 #include "kernels/host/attention/attention.h"
 #include "kernels/host/decoding/decoding.h"

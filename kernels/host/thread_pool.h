@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ThreadPool: the workers that a process creates and lends to kernels, and to other parallel work of its own.
 #pragma once
 

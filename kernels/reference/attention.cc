@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention, one query at a time over all it sees, with every score in memory before the softmax.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reference as a back end.
 #include "kernels/host_queue.h"
 #include "kernels/reference/reference.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decoding from buffers the long way: the state is rebuilt in fp64 slot by slot, and then the recurrence goes on.
 #include <cmath>
 #include <vector>

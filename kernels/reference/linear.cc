@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The recurrence and its composition in plain loops, fp64 throughout (HYPIC equations 2, 4 and 6; all families).
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The common parts of the reference's operations on linear layers: matrices in fp64, tokens, one step of the
 // recurrence.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One row of keys or values, and its turn in fp64.
 #pragma once
 

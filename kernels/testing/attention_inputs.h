@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random contexts of attention: spans of keys and values in pages, standing in each of the three ways, and queries.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The back ends under test, each with and without workers.
 #pragma once
 

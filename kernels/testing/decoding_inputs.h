@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layers, states and token buffers for the tests of decoding, in memory of their own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A call's arguments in the memory of a device: tests and benchmarks make theirs in the processor's.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The comparison of results and the accepted errors (the kernels' README has the reasons).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The common fixture of the tests of linear layers.
 #pragma once
 

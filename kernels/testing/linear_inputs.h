@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random inputs of the linear layers, all families: tokens of several characters, and whole prompts of interiors and
 // runs.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The names of families, element types and state orders, as test vectors, figures and the tests themselves have them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random stored rows, page pools and rotations for the tests of operations that move, turn and read keys and values.
 #pragma once
 

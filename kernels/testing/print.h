@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Printers that show a GoogleTest parameter by its name, the same in every run.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random numbers of the kernels' tests. A seed is fresh in every run and printed with every failure.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inputs and outputs of operations on linear layers, in memory of their own: states and tuples of any dtype and
 // form.
 #pragma once

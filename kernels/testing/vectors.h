@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Holds a back end to independent test vectors: numbers of a program that shares no code with this project.
 #pragma once
 

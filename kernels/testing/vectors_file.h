@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Test vectors as a file holds them: JSON in the form that testdata/README.md describes.
 #pragma once
 

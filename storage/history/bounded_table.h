@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BoundedTable: a hash table of bounded size that drops its oldest entries first.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Query, and Explanation: why a look-up missed, or what it would find, with everything that is known.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GhostTable: remembers objects that are gone, and why, to explain later misses of them.
 #pragma once
 

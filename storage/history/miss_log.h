@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MissLog: the latest misses of every tenant.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TextTable: remembers under which namespaces a text was published.
 #pragma once
 

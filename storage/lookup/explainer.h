@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Explainer: why look-ups miss. It compares a query with the objects that are here, that are gone, and that other
 // namespaces have.
 #pragma once

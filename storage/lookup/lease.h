@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LeaseTable: leases, the engines' rights to the objects that a look-up found.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Match: the result of a look-up.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matcher: finds objects for look-ups (storage/lookup/search.h), leases, answers and counts them.
 #pragma once
 

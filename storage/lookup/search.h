@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Search: one look-up, cut into slices.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Look-ups in slices: as in one piece where nothing happens in between, and right whatever does.
 #include "storage/lookup/search.h"
 

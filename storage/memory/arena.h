@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arena: one slab of shared memory that engines can map, but never write.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ControlGroups: the cgroups that limit this process, of either version.
 #pragma once
 

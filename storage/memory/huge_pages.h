@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HugePages, NodePool: memory for random access, in huge pages if the kernel grants any.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AllowLocking, LockPages: keep memory out of swap.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReservePages: takes memory before it is promised, so that a lack of memory is an error now, and not a signal later.
 #pragma once
 

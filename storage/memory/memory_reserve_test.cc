@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "storage/memory/memory_reserve.h"
 
 #include <gmock/gmock.h>

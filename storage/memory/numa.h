@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The choice of NUMA nodes from which shared memory comes. The one system call is made directly: libnuma would add only
 // a dependency, because it reads the same kernel files to learn which nodes there are.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Level: one tier as a place for copies. It counts how much each pool of each tenant has, and chooses the victims when
 // space is needed.
 #pragma once

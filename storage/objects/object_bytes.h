@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ObjectBytes: the addresses of an object's bytes in this process.
 #pragma once
 

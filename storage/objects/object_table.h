@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ObjectTable: the objects of all tenants. It finds them by key, counts references, pins them, and ends them for a
 // reason.
 #pragma once

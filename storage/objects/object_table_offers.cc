@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects on their way between nodes without an engine that waits for them: handed over in a drain, and taken.
 #include <algorithm>
 #include <functional>

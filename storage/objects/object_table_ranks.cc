@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shards of a bundle, each at the level of its rank.
 #include <algorithm>
 #include <utility>

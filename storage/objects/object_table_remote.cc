@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects that other nodes have, taken in and let go; what others are told of this node's; and all objects, one after
 // another.
 #include <algorithm>

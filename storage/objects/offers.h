@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Offers: objects that pass between nodes without an engine that waits for them.
 #pragma once
 

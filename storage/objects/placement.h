@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Placement: the copies of objects in the tiers, and their moves between tiers; one level a tier, top to bottom. Tiers
 // of several GPUs are levels side by side: none of them is above or below another.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copying down ahead of need: from memory to the tiers below, and to the disk in a drain.
 #include <algorithm>
 #include <utility>

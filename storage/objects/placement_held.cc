@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies that are held by those who look at them where they lie, and what becomes of a damaged one.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects that other nodes have: taken in, and let go once this node has its own copy or no use for them. Where objects
 // reside on this node, as those are told who tell other nodes.
 #include <algorithm>

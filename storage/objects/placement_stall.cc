@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A disk that is stalled (SsdTier::stalled): nobody waits for what comes from it. Copies that are under way keep their
 // places, and go on once the disk answers.
 #include <vector>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bringing objects to the memory tier that an engine lands from: from below, or by way of the tier below from another
 // GPU.
 #include <algorithm>

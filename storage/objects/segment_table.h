@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SegmentTable: finds objects by key.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierCopier: copies objects between tiers, their extents in order, several pieces at a time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Of whole ways between tiers the tests of placement see enough; here is what they cannot: whose turn it is.
 #include "storage/objects/tier_copier.h"
 

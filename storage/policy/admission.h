@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Admission policies: which objects are worth writing to a disk. Data that is used once should not wear it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "storage/policy/compute_cost.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ComputeCost: the FLOPs of computing tokens, as an engine declares them, or estimated from shapes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Eviction policies: which copies leave when a tier needs space.
 #pragma once
 

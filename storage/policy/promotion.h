@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PromotionCosts: whether a hit pays. It compares the measured time of copying an object up from a tier and landing it
 // with the time of computing it again.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReuseModel: how soon a kept object will be used again, learned from earlier uses.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReuseModels: the record of objects' uses, and from it the likelihood of the next one.
 #pragma once
 

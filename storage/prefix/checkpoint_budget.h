@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CheckpointBudget: which checkpoints, and the pages that they need, are kept within a capacity.
 #pragma once
 

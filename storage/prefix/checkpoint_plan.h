@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CheckpointPlan: where in a prompt to checkpoint, so that prompts that part from it recompute the least.
 #pragma once
 

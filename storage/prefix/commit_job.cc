@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "storage/prefix/commit_job.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CommitJob: one text's commit under way. It copies the blocks, checkpoints and span that are to be kept, block by
 // block.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BestCover: which cached prefix and segments a prompt takes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OverlapModel: where prompts part from earlier ones.
 #pragma once
 

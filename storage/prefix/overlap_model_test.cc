@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "storage/prefix/overlap_model.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Committing a text: which parts of it are kept, and which older ones they replace. commit_job.h copies them in.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefixEntry: the record of one prefix in the tree, and how it is kept.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefixPlanner: exact reuse of prefixes. It knows what prompts share, where they may resume, where to checkpoint, and
 // what is kept.
 #pragma once

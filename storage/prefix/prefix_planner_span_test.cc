@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Spans in the accounts: when a span stands for states, who finds it, and that it leaves with the states it hangs on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recovery: look-ups find prefixes again that an earlier run of the daemon left on its disk, or of a namespace that was
 // erased.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefixTree: a radix tree over the tokens of prompts, which stores a common beginning once.
 #pragma once
 

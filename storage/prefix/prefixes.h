@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prefixes: exact prefixes as objects. It carries out for bytes what storage/prefix/prefix_planner.h decides for each
 // namespace.
 #pragma once

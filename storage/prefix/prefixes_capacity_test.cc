@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exact prefixes in little space: which of them leave, and that no prompt gets the bytes of another text.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

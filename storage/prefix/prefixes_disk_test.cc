@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exact prefixes and the disk: how much a conversation writes, and what a restart finds of it.
 #include <gtest/gtest.h>
 

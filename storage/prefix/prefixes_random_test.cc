@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exact prefixes in any order of calls and completions, over a disk that fails, engines that die and power cuts: what
 // lands is what was computed for exactly these tokens, and what was composed lands for its conversation alone.
 #include <gtest/gtest.h>

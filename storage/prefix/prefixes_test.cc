@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exact prefixes through the cache: every number that lands tells of which text it is.
 #include "storage/prefix/prefixes.h"
 

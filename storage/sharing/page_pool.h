@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PagePool: the pages of one hosted region, allocated here, so that requests of its engine share segments in place
 // (MEPIC §3.2).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PagePools: the page pools of all hosted regions, and the leases under which engines' requests hold pages there.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects for tests of the disk: headers that fill a given number of extents, and bytes to fill them with.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An engine for tests: a small hybrid layout, objects whose every number is known, pages to publish from and land into.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Executors and workers for tests: orders chosen by hand, or real threads.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LayerOf: layouts for the shapes that the kernels' tests draw.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OfferedPrefixes: the texts that engines have offered. A look-up may find nothing else.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OnGpu: an engine's memory on one GPU.
 #pragma once
 

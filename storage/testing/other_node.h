@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OtherNode: a whole cache on another node, as the source of copies for the cache under test. The test says when its
 // reads end, and how.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An engine for tests whose every number tells of which text it is: rows and states are functions of all tokens up to
 // where they stand, so that nothing can be taken for something else.
 #pragma once

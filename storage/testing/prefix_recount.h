@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts what is kept for prefixes anew from the tree alone, as plainly as possible.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefixesTest: the fixture of the tests of exact prefixes, a cache of three tiers and engines of two tenants.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A cache with everything around it in a test's hands.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SimulatedDisk: a disk that fails as disks do, and in the same way again for the same seed.
 //
 // The fault model:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "storage/testing/simulated_disk.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A real SSD tier in a folder, with threads for its input and output, and objects whose bytes name their version.
 #pragma once
 

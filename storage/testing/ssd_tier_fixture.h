@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SsdTierTest: the fixture of the SSD tier's tests, a tier of two tenants on a simulated disk.
 #pragma once
 

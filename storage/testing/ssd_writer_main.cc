@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stores and erases objects in the SSD tier of a folder until it is killed, and says on its output what was
 // acknowledged. usage: ssd_writer FOLDER SEED
 #include <unistd.h>

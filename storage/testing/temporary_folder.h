@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A folder on a disk for one test, removed with all that is in it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TieredRig: a cache of three tiers, with everything around it in a test's hands: two memory tiers over a simulated
 // disk.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A test that publishes, asks and lands through several tiers, one line each.
 #pragma once
 

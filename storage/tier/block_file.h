@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BlockFile: the bytes of a disk tier, one file of fixed size, read and written in whole pages.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ComingArena: an arena that is made ahead of need.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CommitQueue: group commit. Data becomes durable before the records that name it; one sync and one batch serve many
 // records.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DiskError: whether a disk's error is worth trying again.
 #pragma once
 

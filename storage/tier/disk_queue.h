@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DiskQueue: disk work on a bounded executor, cut into pieces, begun in order, and never lost once it was taken.
 #pragma once
 

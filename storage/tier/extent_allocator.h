@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ExtentAllocator: the free extents of one tenant's arenas.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CheckOwner: refuses files and folders that another user controls.
 #pragma once
 

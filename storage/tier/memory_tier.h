@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MemoryTier: a memory tier in arenas of one tenant each: sealed shared memory, or a GPU's, which nothing can seal.
 #pragma once
 

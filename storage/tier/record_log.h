@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ScanRecordLog: reads RocksDB's log of its latest batches around damage.
 #pragma once
 

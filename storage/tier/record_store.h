@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RecordStore: small records by name, written in atomic, durable batches. They say what lies where on a disk.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RemoteSource: the copies that other nodes hold, as a place below the disk that objects come up from.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Power failures at any point of random work: what was acknowledged is there afterwards, byte for byte, and nothing is
 // half there. The disk's fault model is stated in storage/testing/simulated_disk.h.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Erasing objects: their records, their extents, and where it is asked for their bytes.
 #include <algorithm>
 #include <array>

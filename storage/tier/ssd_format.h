@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SsdRecord, and the encodings by which the SSD tier finds its objects again (docs/formats.md).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process that stores objects in a real slab and a real RocksDB, killed at any moment, again and again.
 #include <fcntl.h>
 #include <gtest/gtest.h>

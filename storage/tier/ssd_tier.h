@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SsdTier: objects in the extents of one slab file, and a record for each that gives its place. Acknowledged objects
 // survive kill -9 and power loss, as far as the disk tells the truth (docs/formats.md has every byte).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The SSD tier's start: the objects that an earlier tier left on the disk, damaged records, and a disk that comes late.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tier: a place with a capacity that holds objects in slots.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiers: the tiers of a cache, top to bottom; those of several GPUs stand side by side.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CancelFlag: asks work on other threads to stop.
 #pragma once
 

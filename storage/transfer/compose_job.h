@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ComposeJob: one composition. It applies cached tuples and runs of tokens to an engine's running states.
 #pragma once
 

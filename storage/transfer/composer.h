@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Composer: the compositions in flight, their references, and their outcomes.
 #pragma once
 

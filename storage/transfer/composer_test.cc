@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compositions through the cache: what is verified, what is kept, and what becomes of calls that end early.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

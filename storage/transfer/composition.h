@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inputs of a composition beside cached tuples: an engine's running states, and the tokens between interiors.
 //
 // The caller has checked that all pointers here lie inside memory that `keep` keeps mapped, that outputs overlap

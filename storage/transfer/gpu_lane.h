@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GpuLane: work on a GPU, for jobs that move bytes to and from its memory. Many calls are under way at once, and their
 // checksums come back in memory that both sides reach.
 #pragma once

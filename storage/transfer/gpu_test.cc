@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Publishing from and landing into a GPU's memory, on the emulated one: a processor that touches that memory dies.
 #include "kernels/gpu.h"
 

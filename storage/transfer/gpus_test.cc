@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two emulated GPUs under one cache, each with a tier of its own above one dram; and compositions on a GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // InFlight: the landings and compositions that tenants have in flight at once, and their bounds.
 #pragma once
 

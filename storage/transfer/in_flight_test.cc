@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bounds of a session's and a tenant's work in flight: beyond them they are turned away, and nobody else is.
 #include "storage/transfer/in_flight.h"
 

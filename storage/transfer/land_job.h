@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LandJob: one landing. Objects' keys and values are written to an engine's pages, and their tuples are verified in
 // place.
 #pragma once

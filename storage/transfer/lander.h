@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lander: the landings in flight, their objects and references, and the outcome of every segment.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mover: moves bytes between engines' memory and objects. Kernels copy, rotate and hash them in one pass, on the
 // injected executor, in parallel over the lent workers.
 #pragma once

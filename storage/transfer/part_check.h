@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PartCheck: verifies parts of objects in place.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PublishJob: one publish. An engine's tensors and pages become an object's bytes.
 #pragma once
 

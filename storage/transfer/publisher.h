@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Publisher: publishing in two phases, reserve and then copy in. Nobody finds an object before its bytes are whole and
 // hashed.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rates: how much of one thing tenants may have in a second: bytes moved, calls made.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tenants' rates: beyond them a tenant is turned away until the next second, and nobody else is.
 #include "storage/transfer/rates.h"
 

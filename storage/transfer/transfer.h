@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ends of transfers between an engine's memory and an object: a publish's sources, a landing's targets.
 //
 // Tensors and pages lie in the processor's memory or in a GPU's; those of one transfer in the memory of one GPU at

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "storage/transfer/transfer.h"
 
 #include <gtest/gtest.h>

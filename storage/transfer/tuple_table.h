@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TupleTable: an object's tuples in the kernels' form.
 #pragma once
 

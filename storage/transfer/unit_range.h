@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // UnitRange: the grain of parallel work on an object, which is a run of one part's units, about a MiB.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // VerifiedLayers: how many layers of one lease's tuples landings have verified.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Erasure: all that the cache has, and knows, of a tenant or of one of its namespaces goes, and does not come back.
 #pragma once
 

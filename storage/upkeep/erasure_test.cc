@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is erased is found by nobody, leaves every tier, and does not come back after a crash.
 #include "storage/upkeep/erasure.h"
 

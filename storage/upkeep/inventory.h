@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Inventory: the objects of the cache, as operators list and count them.
 #pragma once
 

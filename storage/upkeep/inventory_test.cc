@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects listed in pages and slices, while others come and go.
 #include "storage/upkeep/inventory.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scrubber: reads the copies of all objects, one after another, at a bounded rate, and verifies their checksums.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All copies are verified, at the rate that is asked for, and damaged ones are misses afterwards.
 #include "storage/upkeep/scrubber.h"
 

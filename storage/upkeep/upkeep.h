@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Upkeep: what operators do with many objects at once: list, count, erase and verify them.
 #pragma once
 

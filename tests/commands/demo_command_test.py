@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """tools/demo over a small project with the real presets: it builds the demo and its daemon, no tests, no CUDA unless asked, and
 hands its arguments on. tools/test's preset has both again.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """tools/measure-house counts what a small tree holds.
 
 usage: measure_house_test.py SOURCE_ROOT

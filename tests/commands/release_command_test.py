@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """tools/release names what is not ready, and tags what is.
 
 usage: release_command_test.py SOURCE_ROOT

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """tools/test over a small project whose tests pass, fail, are skipped or cannot start: the last line and the exit status must
 say so.
 

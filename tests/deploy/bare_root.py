@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A bare Debian, made by debootstrap and kept, to install into; and what an engine outside needs to try a daemon there."""
 
 import contextlib

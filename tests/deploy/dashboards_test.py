@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The dashboards as they are read: every panel says what it shows, in the unit of its metrics, in a row of its topic, and
 links to runbooks that exist.
 

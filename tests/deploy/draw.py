@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws what operators see of a node under load, from real daemons and a real Prometheus: the panels of every dashboard and
 `ashlarctl top` as SVG, the status page as PNG where Chromium is installed. For docs/pictures; no test runs it.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes under load that share an etcd, each with an engine of its own, and the Prometheus that scrapes them."""
 
 import dataclasses

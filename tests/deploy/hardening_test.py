@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Looks into binaries for what makes attacks harder: position-independent, relocations read-only, stack protector,
 fortified libc calls, and indirect branches that land on marks.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The image's build arguments: each is documented, and those that lead to no image are refused by name before anything is
 downloaded or compiled.
 

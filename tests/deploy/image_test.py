@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The container's image, built for real from this build's package on a bare Debian, without a registry, and run for real:
 as its own user, on a read-only root, without a network and without capabilities, with an engine outside.
 

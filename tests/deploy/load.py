@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A load that makes the metrics of a node move: an engine in Python that publishes, reuses, commits and resumes. Engines of
 several nodes share some of their texts.
 

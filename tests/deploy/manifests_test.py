@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Renders the Kubernetes manifests, and holds them to three versions' schemas, to policies, and to the daemon itself.
 
 usage: manifests_test.py SOURCE_ROOT ASHLARD

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real Prometheus that scrapes daemons and evaluates the rules of deploy/prometheus, and the queries of the panels."""
 
 import contextlib

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The Debian package: what is in it, and, with ASHLAR_BARE_ROOT=1, its life on a bare Debian: installed, started, used,
 upgraded to, removed and purged.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every query of every panel, asked of a real Prometheus that scrapes real daemons under load, returns data: with the
 labels that its legend names, and not only 0, but for what monitoring.MAY_BE_ZERO lists. Without etcd there is one daemon, and
 what several do may be 0.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Rules, runbooks and dashboards belong together: promtool tries the rules, every alert has its runbook, and what is
 queried exists.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program under a seccomp profile as container runtimes read it (OCI's format), without a container.
 
 usage: seccomp.py PROFILE PROGRAM [ARGUMENT...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The seccomp profile of the daemon's container, and the filter of the unit, which allows as much: the daemon serves under
 it, with its sandbox closed and its guard of engines' memory on.
 

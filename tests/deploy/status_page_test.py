@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The status page, laid out by headless Chromium at 400 pixels, in the light and in the dark: that of a real daemon, and one with
 all its parts, as FILLED (daemon_http_test) writes it.
 

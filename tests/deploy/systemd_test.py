@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The systemd unit: well formed, and hardened as far as systemd measures it.
 
 usage: systemd_test.py SOURCE_ROOT

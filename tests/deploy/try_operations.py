@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A platform engineer's afternoon, in minutes: daemons under load, Prometheus, and faults that must raise their alert
 and let it go again. tools/try-operations calls it.
 

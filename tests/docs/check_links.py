@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks that pages lead somewhere, and that their tables are whole. Prints every breach.
 
 - Relative links and anchors of all pages resolve.

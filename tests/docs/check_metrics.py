@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Holds the tables of docs/metrics.md and docs/misses.md to the daemon. Prints a metric without a row, a row without a
 metric, a row with another type or other labels, and a reason for misses without a row.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Plants one difference at a time between a page, sources and a daemon's metrics: check_metrics must find it."""
 
 import unittest

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Changes a number, a picture or a page of docs/benchmarks: tools/bench/draw_tables.py must see each.
 
 usage: draw_tables_test.py SOURCE_ROOT

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code blocks of pages: finds them, cuts commands out of them, and compares a command's output with the page's."""
 
 import dataclasses

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the code blocks of docs/, CONTRIBUTING.md and every README.md. Prints every block that is wrong.
 
 What is done with a block follows from the language behind its fence; tests/docs/README.md has the languages, and the

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Plants one wrong block at a time into a small tree of right ones, with scripts in place of the programs: run_blocks
 must find it."""
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An entry of the cluster's directory, which any node may have written: its key, and what is held, or is to be erased.
 #include "daemon/peer/directory/directory_keys.h"
 #include "tests/fuzz/fuzz.h"

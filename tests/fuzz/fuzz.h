@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The common part of fuzz targets. A target is one function over bytes; libFuzzer or replay.cc calls it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model's config.json, as an operator downloads it: refused by field, or a layout that has one encoding.
 #include <string>
 

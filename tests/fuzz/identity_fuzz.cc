@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An identity's canonical bytes, as an engine sends them.
 #include "proto/key.h"
 #include "proto/layout.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input: a fuzzer's bytes, from the front.
 #pragma once
 

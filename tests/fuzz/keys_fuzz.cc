@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inputs of a key: tokens on the wire, a kind, hashes of media. Inputs that differ must not share a key.
 #include <array>
 #include <cstring>

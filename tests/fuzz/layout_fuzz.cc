@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layout's canonical bytes, as an engine sends them; and what the daemon plans with a layout that it has accepted.
 #include <string>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An object's header, as it may come from a disk or another node.
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages of the control plane between daemons, as another daemon's process wrote them: greetings, requests, and
 // replies to what this node asked. An input is a byte that says which, and the message. What is read is within its
 // bounds, and is read again from what this node would write.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The node that is fuzzed: cache, peers, router and transport as a daemon puts them together, on one thread, and the
 // operations that an input is a list of.
 #pragma once

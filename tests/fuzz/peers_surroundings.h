@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Surroundings of the peers of a fuzzed node: links, a directory and calls to another node, whose answers are the
 // fuzzer's. One thread.
 #pragma once

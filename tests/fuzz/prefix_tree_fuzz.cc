@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The prefix tree, and the planner over it: a byte string is a list of operations. The tree must be what a list of
 // sequences is; what the planner keeps must sum up, within its capacity.
 #include <algorithm>

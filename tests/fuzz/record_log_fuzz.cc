@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RocksDB's log of its latest batches, as a start finds it: bytes that are no log, and logs that damage has struck.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands for libFuzzer where there is none: runs a target over the files of folders, whole and cut off at every length.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The session socket of a whole daemon. An input is a conversation: datagrams, each behind a byte that says what is
 // special about it and a byte of its length. Every datagram gets one reply, or the end of the session.
 #include <fcntl.h>

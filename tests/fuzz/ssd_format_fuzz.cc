@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes that the SSD tier reads back from its disk: the manifest, a slab's first bytes, records.
 #include <cstring>
 #include <string>

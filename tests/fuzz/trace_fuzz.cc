@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A trace of recorded requests, from anywhere: refused with a reason, or requests whose prompts can be put together.
 // The first byte names the format, and whether the files are packed; a zero byte parts the two files of stf.
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The header of a message between two transports. An input is the size of a payload, two bytes, and a header.
 #include <cstring>
 

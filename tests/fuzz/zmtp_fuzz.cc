@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a client sends to the addresses of events, cut at any place: what the daemon keeps of it is bounded.
 #include <string>
 #include <vector>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Installs the client into a folder, builds engine/main.cc against it by CMake and by pkg-config, and runs it.
 
 usage: install_test.py BUILD CXX

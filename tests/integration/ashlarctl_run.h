@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl as a shell runs it.
 #pragma once
 

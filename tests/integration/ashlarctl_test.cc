@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl as an operator runs it, against a real daemon that a real engine uses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention of every kind and element type, however its keys are turned and stored, through a real daemon: what one
 // engine publishes out of its pages, another lands in its own.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many prompts, many objects: as few calls as the limits allow, and no item suffers for another.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of a tensor-parallel engine, each in a session of its own: what they share is a hit for all of them or for
 // none.
 #include <gmock/gmock.h>

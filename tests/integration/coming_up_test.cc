@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hit that only the disk has comes up while engines use it: an engine waits for each layer, and then the layer is
 // there.
 #include <gmock/gmock.h>

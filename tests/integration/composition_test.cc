@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The composition service under a whole engine: the same bits as the engine's kernels, and what a daemon that dies or
 // stands still in the middle costs.
 #include <gmock/gmock.h>

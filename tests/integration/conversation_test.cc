@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversations of the reference engine over a real daemon: whatever becomes of what they left there, the next turn is
 // answered, with the bits of a text that was computed the same way without a cache.
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Changes bytes where no engine could.
 #pragma once
 

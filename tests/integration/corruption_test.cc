@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes that change inside the daemon's memory are noticed, never landed as good.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DaemonProcess: a real ashlard in a folder of its own, which a test starts, freezes, kills and restarts.
 #pragma once
 

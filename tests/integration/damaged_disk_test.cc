@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Disks that were damaged while no daemon ran: it starts on each, serves what it can prove, and nothing else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The daemon's death, at rest and in the middle of a landing; the rule for late writes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Intercepts a process's calls to the C library by which RocksDB and the slab use the disk, and makes them fail or hang
 // (disk_faults.h). Without device-mapper there is no device that fails on demand.
 #include "tests/integration/disk_faults.h"

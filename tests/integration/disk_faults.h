@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DiskFaults: which of a process's calls on the files of a folder are to fail. A test shares it with disk_faults.cc,
 // which the process has loaded (LD_PRELOAD).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/integration/disk_load.h"
 
 #include <fcntl.h>

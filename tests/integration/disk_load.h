@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A load for the disk: the prompts that a daemon says it has acknowledged there, checks that they land as published,
 // and engines that publish more of them.
 #pragma once

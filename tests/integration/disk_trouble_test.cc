@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A disk that is full, read-only, failing or hanging, at the daemon's start and while it runs: memory continues to
 // serve, the tier reports that it is degraded, and is written again by itself.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A daemon that is told to stop leaves on its disk what its memory had, and its engines compute meanwhile.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

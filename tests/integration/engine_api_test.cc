@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's API over a real daemon: setting prompts, filling misses, restarts, and refusals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's API over a real daemon: prompts whose pages are given by groups of layers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's API where processes fork, memory runs out and connections break.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // integration_engine RPC_SOCKET SESSION_SOCKET UID COMMAND SEED SEGMENTS TOKENS [LEASE]
 //
 // Connects as user UID (0: as it is), does one thing with the prompt MakePrompt(SEED, SEGMENTS, TOKENS), prints what

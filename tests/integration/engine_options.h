@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The test engines' models and memory in the form of the engine's API.
 #pragma once
 

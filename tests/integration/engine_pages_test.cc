@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's API: whose a request's pages are, what ends with it, and what is committed of it, whatever the order of
 // calls.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An engine in a process of its own (engine_main.cc), that a test can kill.
 #pragma once
 

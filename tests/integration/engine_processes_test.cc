@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's API in several processes: a plan as bytes, and an engine of its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's API over a real daemon: many missing runs that are published by one call.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Salts of the engine's API over a real daemon: prompts hit what was stored under their own salt, and nothing else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's API over a real daemon: look-ups that were started behind a daemon that hangs, prompts that are stored
 // without a look-up, and hand-offs where there is no cluster.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Requests that are small to send and large to take, and more of them than there is room for.
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A forked child's copy of a client refuses, and leaves its parent's session alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every linear family through a real daemon, its heads in mixed forms: the service composes and advances with the bits
 // of a process that has the kernels and maps the tuples, and both agree with the reference.
 #include <gmock/gmock.h>

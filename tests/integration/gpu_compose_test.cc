@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The composition service for engines whose states lie on a GPU: the GPU does what the reference says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's API with pages on a GPU: what lands there, and what is published from there, is what the processor's
 // memory would hold. Built twice, as gpu_test.cc.
 #include <gmock/gmock.h>

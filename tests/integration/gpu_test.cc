@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Engines whose memory lies on a GPU. Built twice: against an emulated GPU on every machine, whose memory kills a
 // processor that touches it, and against CUDA where there is a compiler for it; then it needs a GPU to run.
 #include "kernels/gpu.h"

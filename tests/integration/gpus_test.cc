@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One daemon that serves two GPUs: engines on each, one dram below both, and an hbm tier on each where there is one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GroupedEngine: an engine of two attention layers, whose pages one table names, or one table for each of two groups.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Engines that do not keep to the protocol: refused by the field's name, and nothing else happens.
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Leases: shared between processes, ended by release and by death, and what they protect.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Looking up and landing in one call: what two calls do, and nothing that they would not.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small ext4 of its own, which a test can fill, empty and make read-only: an image mounted by a loop device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A group of processes whose memory is limited, by whichever of the kernel's ways this machine has.
 #pragma once
 

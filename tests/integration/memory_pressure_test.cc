@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gRPC ends calls with RESOURCE_EXHAUSTED when its memory runs short, whatever the daemon has begun by then.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Models open and close, as in an engine that swaps adapters.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Network namespaces: a network stack of its own each, for processes and for the sockets of a test.
 //
 // None has a name. One lasts as long as a process is in it or a descriptor holds it, so that a test that crashes leaves

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs a small benchmark of several nodes and checks the JSON that it writes: its fields, and what holds on any machine.
 It asks for no speed.
 

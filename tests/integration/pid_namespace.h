@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Processes in a PID namespace of their own, as containers start them: outside of it they have a number, and inside of
 // it nothing outside has one.
 #pragma once

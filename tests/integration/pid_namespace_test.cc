@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Daemon and engine in PID namespaces of their own, as in two containers: neither has a number for the other.
 #include "tests/integration/pid_namespace.h"
 

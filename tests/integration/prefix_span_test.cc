@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffered spans end to end: a prompt that parts inside a text resumes at the very token, from bytes in the daemon's
 // memory, whoever runs the recurrence.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exact prefixes: a text is resumed where an earlier one that begins alike was checkpointed, with the same bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

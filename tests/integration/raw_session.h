@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The session socket and the service as a hostile engine would use them: any bytes, any fields.
 #pragma once
 

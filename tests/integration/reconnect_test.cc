@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Models and regions on an engine's next connection, when the daemon has little room for them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A reload whose configuration is no regular file: it fails at once, and blocks nothing that follows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

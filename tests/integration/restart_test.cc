@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The daemon killed under load, again and again, on one disk: what that had acknowledged is found again and lands as it
 // was published. And the disks that a daemon refuses.
 #include <gmock/gmock.h>

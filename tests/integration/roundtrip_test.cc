@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A published object is found and landed, byte for byte.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The common fixture of tests of a whole engine over a real daemon: a model, prompts, engines that serve.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A whole engine over a real daemon: whatever becomes of the cache, a request gets its answer.
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two requests share segments in place, in pages that the daemon allocates (MEPIC), and say the same as with copies
 // that were landed for each.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One tenant's use of the daemon's mappings, descriptors and memory: others do not notice it.
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nothing crosses tenants: not by key, not by lease, not by descriptor.
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel_posix.h>

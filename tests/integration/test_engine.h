@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An engine without a model: its states, keys and values are numbers made from the tokens, so that any process can say
 // what a cached segment must contain.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits on threads: named at the start, and harmless afterwards.
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel_posix.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Processes in a time namespace of their own: their CLOCK_MONOTONIC differs from that of all others.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An engine whose clock is not the daemon's.
 #include "tests/integration/time_namespace.h"
 

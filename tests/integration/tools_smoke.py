@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
 
 usage: tools_smoke.py demo|entries|land|load|neighbours|nodes|regenerate|sharing|store|ssd|talk BINARY

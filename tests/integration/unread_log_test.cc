@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A daemon whose stderr is a pipe that nobody reads, and one whose log a tenant tries to fill.
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An operator lists, erases and verifies what a real daemon has, reloads its configuration, and closes its sandbox.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

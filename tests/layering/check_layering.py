@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks the rules that keep the folders apart (docs/architecture.md, the parts). Prints every breach.
 
 usage: check_layering.py [ROOT]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Plants one breach at a time into a small clean tree: the checker must find that one and nothing else."""
 
 import pathlib

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws which folders include which into docs/structure.md, as Mermaid, or checks that the page shows today's includes.
 
 usage: draw_includes.py --write | --check [ROOT]

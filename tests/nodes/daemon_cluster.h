@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DaemonCluster: a daemon on each node of a network, and etcd on one more.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A daemon on each node, which do not know of each other: each serves its own engines, whatever becomes of the others.
 #include "tests/nodes/daemon_cluster.h"
 

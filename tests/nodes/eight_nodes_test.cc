@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Eight daemons, each in a network stack of its own, and etcd in a ninth.
 #include <memory>
 #include <vector>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An operator has a whole cluster erase a tenant: the nodes that are there, and one that was down, with its disk.
 #include <filesystem>
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // etcd on a node of its own, with its clients on others.
 #include <gtest/gtest.h>
 

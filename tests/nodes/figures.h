@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Figures: what a fault cost, as its test measured it.
 #pragma once
 

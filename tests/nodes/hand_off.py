@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hands a text that one node has to another, and resumes there from its own memory.
 
 usage: hand_off.py RPC-SOCKET SESSION-SOCKET NODE RPC-SOCKET-THERE SESSION-SOCKET-THERE

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finished prompts that engines in C and Python hand to the daemon of another node.
 #include <gtest/gtest.h>
 

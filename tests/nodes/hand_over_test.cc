@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Daemons that stop one after another hand what only their memory has to those that go on.
 #include <vector>
 

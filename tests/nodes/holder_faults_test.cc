@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults of the node that sends, while it sends: what lands is right, and what does not is a miss.
 #include <unistd.h>
 

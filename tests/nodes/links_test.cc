@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Links that are slow, and holders that stand still: what lookups say of them, and how soon hits come back.
 #include <chrono>
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Network: nodes with a network stack of their own each, on a switch of the test's own.
 //
 // The switch lies in a network namespace too, so that the machine's own network never sees any of it. It is either a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The network of the tests of many nodes: what its links are told to do, TCP sees.
 #include "tests/nodes/network.h"
 

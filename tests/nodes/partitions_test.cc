@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Networks that carry in one direction only, or between some of the nodes only: each look-up ends in time, as a hit by
 // a node that is reached or as a miss, and what was cut off is found again once the network is whole.
 #include <algorithm>

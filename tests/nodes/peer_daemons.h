@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerDaemonsTest: daemons of one cluster, each in a network stack of its own, with a real etcd and mutual TLS.
 #pragma once
 

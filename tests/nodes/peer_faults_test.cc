@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What breaks between daemons of a cluster, and what engines see of it: a miss at most. Long faults last as long as
 // issue and pages say where ASHLAR_LONG_FAULTS is set, and a few seconds elsewhere.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // peer_of_version: takes a daemon's place, with its certificate, and speaks one version of the peers' protocol.
 //
 //   peer_of_version VERSION NODE LISTEN PEM PEER PEER_ADDRESS

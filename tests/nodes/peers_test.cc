@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Daemons of one cluster, each in a network stack of its own, with a real etcd and mutual TLS: what one has serves the
 // engines of the others, and whatever fails between them costs engines a miss at most.
 #include <nlohmann/json.hpp>

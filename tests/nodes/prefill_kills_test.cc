@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Engines that are killed while several nodes compute a cold prompt: the one that asked, and one that computes for it.
 // ASHLAR_PREFILL_KILLS=50 kills so many of each.
 #include <gtest/gtest.h>

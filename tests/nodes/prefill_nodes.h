@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefillTest: daemons of a cluster, whose engines compute cold prompts together.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reference engine, really computing: a cold prompt that three nodes computed together has the logits of one node.
 #include <gtest/gtest.h>
 

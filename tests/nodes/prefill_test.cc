@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cold prompts that several nodes' engines compute at once: what comes is right, and whatever fails costs time only.
 #include "tests/nodes/prefill_nodes.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Relay: a switch in this process, whose links delay, lose, duplicate, reorder, throttle and cut what they carry.
 //
 // Each port is one end of a veth pair; the other end is a node's device. The relay reads raw frames of every port and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Traffic: TCP between two nodes, whose two ends the test has itself.
 #pragma once
 

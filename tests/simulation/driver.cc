@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's steps: one call, fault or completion each. This file has the steps of segments, and those common to all.
 #include "tests/simulation/driver.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The clients, operators and faults of one simulation, drawn step by step, and the oracle that watches them.
 #pragma once
 

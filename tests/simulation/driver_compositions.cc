@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's steps on running states: segments' interiors are composed onto them.
 #include <cmath>
 

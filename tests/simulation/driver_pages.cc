@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's steps on hosted regions: requests are admitted to their pages, fill segments for each other, and end.
 #include <cstring>
 #include <numeric>

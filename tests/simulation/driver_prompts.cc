@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's steps on exact prefixes: prompts are looked up, landed and committed, and conversations continue.
 #include "tests/simulation/driver.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls in slices: between two of them anything else may happen.
 #include <iterator>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operators' work on many objects: erasing a tenant, and verifying all copies.
 #include <optional>
 

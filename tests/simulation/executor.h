@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An executor whose every order is the simulation's, and which keeps an account of the tenants that it lets wait.
 #pragma once
 

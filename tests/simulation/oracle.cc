@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle: the promises, checked as each step shows them.
 #include <cstring>
 #include <tuple>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Progress: how far a long run of seeds has come, in a file, so that it can be run in parts.
 #pragma once
 

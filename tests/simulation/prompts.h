@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The prompts of all simulations, with all states, keys and values that engines compute of them.
 #pragma once
 

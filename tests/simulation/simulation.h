@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cache on a simulated clock, executors and disk, with random clients of two tenants, against an oracle. A failure
 // is a seed.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many seeds, every bug, and that a seed is all that it takes to see a failure again.
 #include "tests/simulation/simulation.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The segments of all simulations: their plans, the sources that engines publish, and the results of composing them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // World: the surroundings of a simulated cache (tiers, disk, clock and executors), all in the simulation's hands.
 #pragma once
 

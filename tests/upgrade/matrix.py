@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs every earlier release with this build in every pairing: engine with daemon, daemon with another's disk, daemon with
 daemon, and a node's daemon that is replaced under a running engine. A pairing works, or is refused by name where the versions in the sources say so. `tools/test --upgrade` calls it.
 

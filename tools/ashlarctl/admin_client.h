@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls of ashlar.v1.Admin, over the daemon's admin socket.
 #pragma once
 

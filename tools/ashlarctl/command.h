@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments and answers of ashlarctl's sub-commands.
 #pragma once
 

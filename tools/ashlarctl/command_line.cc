@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ParseCommandLine, and the help: CLI11 over the table of commands.
 #include "tools/command_line/command_line.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of ashlarctl's commands.
 #include "tools/ashlarctl/command.h"
 #include "tools/ashlarctl/manual.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl doctor: which settings of this machine, and of the daemon that runs, hurt it; each with its remedy.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl drain, undrain: before a daemon is stopped.
 #include <unistd.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers and foreign texts as people read them, and the names of what the daemon sends as numbers (proto/outcome.h).
 #pragma once
 

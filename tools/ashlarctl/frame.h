@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One screen of `ashlarctl top`.
 #pragma once
 

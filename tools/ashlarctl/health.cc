@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl health: the question of a probe, asked where engines ask.
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layout of a model whose config.json (Hugging Face) is at hand: what its layers keep, before any engine runs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading of a Hugging Face configuration field by field. Fields that nothing reads are known by name afterwards.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kind of each layer of a Hugging Face configuration.
 #pragma once
 

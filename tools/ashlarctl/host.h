@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The settings of a machine, and of a daemon's process, that decide how well it runs there: facts, and what to think of
 // them.
 #pragma once

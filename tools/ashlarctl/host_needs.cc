@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NeedsOf: what a daemon's configuration asks of its machine.
 #include <yaml-cpp/yaml.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Judge: what a machine's settings mean for a daemon there.
 #include <numeric>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fields of each command's answer with --json, for the manual page and for those who read the answers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl layout: what a token, a segment and a conversation of a model cost, and how much a working set needs.
 #include <iterator>
 #include <string>

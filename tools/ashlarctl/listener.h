@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The process that listens on a Unix socket, or the reason why a client cannot reach it.
 #pragma once
 

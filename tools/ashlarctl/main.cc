@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl: what an operator asks of a running daemon.
 #include <algorithm>
 #include <clocale>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The help, the manual page and the completion scripts of ashlarctl, all made from the table of commands.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl pin, unpin, evict: what an operator does with single objects.
 #include <cstdint>
 

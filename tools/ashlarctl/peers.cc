@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl peers: the other nodes of a cluster, as one of them sees them.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Redaction: answers of a daemon without names. A name gets an alias that is the same wherever it occurs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl stats, sessions, config: how the daemon is.
 #include <cstdint>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl status: how a daemon is, on a few lines.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

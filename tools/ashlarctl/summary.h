@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sums of a StatsReply, over all tenants or in an interval between two replies.
 #pragma once
 

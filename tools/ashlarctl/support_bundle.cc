@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl support-bundle: what somebody else needs to understand a daemon, in one file, without names of tenants,
 // models and users. It has no metrics and no log.
 #include <fcntl.h>

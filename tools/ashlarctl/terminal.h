@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The width of the terminal, and texts that fit it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The texts that a command is about, as its arguments name them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/ashlarctl/token_file.h"
 
 #include <gmock/gmock.h>

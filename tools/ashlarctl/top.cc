@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl top: a live view, until it is interrupted.
 #include <sys/ioctl.h>
 #include <unistd.h>

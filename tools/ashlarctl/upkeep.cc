@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl ls, erase, verify, reload: what an operator does with many objects, and with the configuration.
 #include <unistd.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlarctl warm: has texts computed before anybody asks for them.
 #include <algorithm>
 #include <cstdint>

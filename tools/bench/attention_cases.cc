@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention over a long context of cached segments: one decoding query, and the queries of a seam.
 #include <cmath>
 #include <memory>

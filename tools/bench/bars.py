@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws figures as groups of bars. draw_tables.py takes the figures from the pages."""
 
 import dataclasses

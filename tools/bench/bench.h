@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlar-bench: figures with the limit of the machine beside them, measured in the same run.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RocksDB with values in blob files, for comparison: what the SSD tier could have been built on.
 #include <rocksdb/db.h>
 #include <rocksdb/options.h>

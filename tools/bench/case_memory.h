@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory on which the cases of `ashlar-bench kernels` work.
 #pragma once
 

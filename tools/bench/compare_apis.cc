@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench land`, last table: the time of ashlar/engine.h beside that of the calls below it. Both make their calls
 // in turn, in one session and on the same pages. A value is a segment of one attention layer, as `ashlar-bench store`
 // has it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CompareApis: ashlar/engine.h and ashlar/client.h, call by call.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench decode`: decoding a batch from buffers against recurrent decoding, and verifying drafts against as many
 // recurrent steps that keep a state each. gdn as in Qwen3-Next, states of fp32 and of bf16, buffers of fp16; the
 // layers' states together exceed any cache. States of fp32 also with a copy of fp16 that tokens read which do not

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A batch of requests that decode through several linear layers, as the benchmarks of decoding run it.
 #pragma once
 

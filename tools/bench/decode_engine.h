@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DecodeByEngine: the reference engine's decode loop, by the recurrence and from buffers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decoding from token buffers: a batch of requests in one layer at a time.
 #include <array>
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ways to keep values on a disk, measured alike: the SSD tier, RocksDB's BlobDB, and the disk itself.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that each take the next item of a list until none is left or one failed, and memory for what they move.
 #pragma once
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws the figures of `ashlar-bench load --json FILE` as curves: draw_load.py FILE OUT.svg
 
 Over the rate of requests, one curve for each way of serving: time to first token (median and 99th percentile), and

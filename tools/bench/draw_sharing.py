@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws the figures of `ashlar-bench sharing --json FILE` as curves: draw_sharing.py FILE OUT.svg
 
 Bytes in use over the requests in flight and over the chunks of each: shared in place against a copy for every request,

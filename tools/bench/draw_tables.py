@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws the tables of the pages in docs/benchmarks as bar charts, one picture per page, or checks that pictures show them.
 
 usage: draw_tables.py --write | --check

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws the figures of `ashlar-bench transitions --json FILE` as curves: draw_transitions.py FILE OUT.svg
 
 Over the segment's length: bytes kept and time of composition against dense storage, and the error of the composed

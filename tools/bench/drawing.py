@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The part that the scripts beside this one share: a file of figures comes in, a picture of curves goes out.
 
 bars.py begins its pictures with the same frame and grid.

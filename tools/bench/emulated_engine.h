@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EmulatedEngine: an engine that sleeps as long as its GPU would compute. All else of it is real: qwen3-next's layout
 // scaled down, tuples, keys and values in pages, and the calls to the daemon of its node.
 #pragma once

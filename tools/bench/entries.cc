@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench entries`: the cost of the cache's own book-keeping with a million objects.
 //
 // All calls are made through the façade that the daemon uses (storage/cache.h), on one thread as in the daemon. No

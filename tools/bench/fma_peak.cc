@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The peak rate of the processor's multiply-add units, for its widest vectors.
 #include <chrono>
 #include <numeric>

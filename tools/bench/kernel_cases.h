@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // KernelCase: the operations of kernels/ that `ashlar-bench kernels` times, a table with a file for each subject.
 #pragma once
 

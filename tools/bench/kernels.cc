@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench kernels`: every case of the table against what memory and multiply-add units can do in the same minute.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench land`: landing cached attention pages through a real daemon, against memcpy.
 #include <algorithm>
 #include <cmath>

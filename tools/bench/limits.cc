@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The limits that figures are held against.
 #include <algorithm>
 #include <atomic>

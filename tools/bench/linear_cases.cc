@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linear layers: composing, capturing and advancing, at the sizes of real models.
 #include <array>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlar-bench COMMAND: the table of its commands.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench mirror`: eight daemons that mirror a million entries of a real etcd: memory, the time from scratch,
 // announcements a second, etcd's load; and a look-up of a prompt of 128 k tokens without and with a full mirror.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The role of `ashlar-bench mirror` that runs in processes of its own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages of keys or values as an engine holds them, for the cases of rows and of attention.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench prefix`: what the prefix tree and the planner over it cost. A prompt is walked against comparing its
 // tokens alone; requests and evictions among a million nodes, against a look-up in a hash table of as many.
 #include <malloc.h>

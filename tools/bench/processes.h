@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Facts of processes that benchmarks start: memory, processor time, metrics; and on which cores they run.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The disk's own rate: one file past the page cache, a thread for every value under way, no index.
 #include <condition_variable>
 #include <mutex>

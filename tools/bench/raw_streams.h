@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TCP streams without anything above them: the limit that transfers between daemons are held to.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands for redis_store.cc where hiredis was not found.
 #include "tools/bench/value_store.h"
 

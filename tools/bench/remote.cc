@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench remote`: from the look-up of a prompt until all of it is landed, where another node has it, against the
 // same from the node's own memory and disk, and against computing it. Computing is emulated, all else is real.
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench router`: time to first token of a cold prompt whose segments several nodes' engines compute at once
 // (HYPIC Fig. 14's shape), for segments of one length and of mixed lengths. Prefill is emulated: an engine sleeps as
 // long as its GPU would compute. All else is real: daemons of a cluster with etcd, tuples and keys and values of

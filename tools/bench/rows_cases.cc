@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Landing and turning: a segment's keys and values on their way into an engine's pages.
 #include <cmath>
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of the kind that an engine shares with the daemon: a memfd, mapped and touched.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench sharing`: what requests that share segments in place hold, against copies for each (MEPIC §4.3, §4.4).
 //
 // The page pools are those of the daemon (storage/sharing/page_pools.h), with the sizes of Qwen3-Next: pages are

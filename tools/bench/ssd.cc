@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench ssd`: values on a disk, through the SSD tier, against the same disk without it.
 #include <algorithm>
 #include <cstdio>

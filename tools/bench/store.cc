@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench store`: the daemon as a store of values for another process, against memcpy and a Redis server.
 #include <sys/types.h>
 #include <time.h>

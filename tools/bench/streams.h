@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReadStream, UpdateStream: the rate at which this machine's cores walk through memory that no cache holds. They are
 // the limits of kernels that read states, and of kernels that read and write them.
 #pragma once

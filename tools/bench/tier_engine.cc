@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The SSD tier as the cache drives it: one thread that owns it, and threads that read and write.
 #include <condition_variable>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench traffic`: how long landings from a node's own memory take while other nodes fetch from it as fast as
 // they can, and it fetches from them. The node and its engines have one half of the cores, all others the other half.
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Transfers between two processes over the daemons' transport, on loopback and between two network namespaces.
 #pragma once
 

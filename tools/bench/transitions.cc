@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench transitions`: what storing transitions as zero, low rank or dense saves in bytes and in composition,
 // and what it costs in error, over decay and the segment's length.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ValueStore: the stores that `ashlar-bench store` measures, each a process of its own that keeps values for this one.
 #pragma once
 

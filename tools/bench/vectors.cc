@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench vectors FILE`: every back end against test vectors of an independent program.
 #include "kernels/testing/vectors.h"
 

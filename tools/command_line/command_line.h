@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Command lines of the tools. CLI11 parses them; this adds what all tools answer in the same way.
 #pragma once
 

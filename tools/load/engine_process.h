@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An engine process as the sweep sees it (load.h, RunEngine).
 #pragma once
 

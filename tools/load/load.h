@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench load`: time to first token and throughput of several engine processes under load (HYPIC Fig. 11's
 // shape).
 #pragma once

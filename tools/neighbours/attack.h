@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attack: one tenant's attacks on a daemon, none of which may reach another tenant. Each is as hard as a process of
 // that tenant can make it, and reports afterwards how much it achieved.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attacks by calls: on the one thread that looks up, on the workers that land, and on what the daemon keeps for whoever
 // asks.
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The attack by commits: each puts a text of millions of tokens into the tree of prefixes, cut at each state.
 #include <cstring>
 #include <memory>

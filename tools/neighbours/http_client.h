@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connections to a port of loopback, as scrapers of metrics make them.
 #pragma once
 

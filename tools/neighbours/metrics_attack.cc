@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The attack on the metrics endpoint, which any local user can make: connections that say nothing, that say it slowly,
 // and that do not read.
 #include <poll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench neighbours`: what one tenant's attacks do to another tenant's match, landing and release.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pressed calls of ashlar.v1.Cache: a client that waits for nothing keeps a number of them under way all the time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RawSession and the calls of an engine without manners: it has no queue of its own and reads no replies.
 #pragma once
 

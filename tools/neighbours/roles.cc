@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Victim and attacker as processes: a line asks, a line answers.
 #include <cstdio>
 #include <cstdlib>

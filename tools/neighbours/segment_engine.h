@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An engine's side that victim and attackers share: one small model, and one segment of it that was published once.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attacks on the session socket: what the kernel counts for the daemon, mappings and descriptors on their way.
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine that others' attacks must not reach: it matches, lands and releases one segment, again and again.
 #pragma once
 

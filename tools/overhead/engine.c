@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* engine.cc in C, over ashlar.h. usage: overhead_c RPC-SOCKET SESSION-SOCKET PAGES wall|thread */
 #define _POSIX_C_SOURCE 199309L
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine of the overhead benchmark over the C++ engine API; engine.c and engine.py are the same in C and in Python.
 // usage: overhead_cc RPC-SOCKET SESSION-SOCKET PAGES wall|thread. Commands on standard input, a line of nanoseconds for
 // each, by the wall's clock or by what the thread has computed:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """engine.cc in Python. usage: engine.py RPC-SOCKET SESSION-SOCKET PAGES wall|thread"""
 
 import sys

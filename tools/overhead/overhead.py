@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cost of calls from C and from Python beside the same calls from C++, against one daemon, in one run.
 
 Three engines that do the same (engine.cc, engine.c, engine.py) take turns, each round in another order. They are started

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """overhead.py measures all operations in all languages, in little. Figures of a busy machine are not judged."""
 
 import json

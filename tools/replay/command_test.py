@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ashlar-replay as it is run: figures in the table and the file, a picture, and errors that name what is wrong.
 
 usage: command_test.py ASHLAR_REPLAY

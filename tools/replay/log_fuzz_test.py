@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Damaged logs of engines: trace-from-log refuses each by its line, or writes a trace in which every request is whole.
 
 usage: log_fuzz_test.py SOURCE_ROOT    (environment: ASHLAR_LOG_SECONDS, how long; ASHLAR_LOG_SEED)

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """From an engine's log to what a cache saves: logs of three engines give the same trace, the replayer finds in it what a
 plain count finds, and the costs are those of a pocket calculator.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlar-replay: what policies make of recorded requests.
 #include <cerrno>
 #include <cstdio>

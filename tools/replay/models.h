@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of a model's cached state, and the FLOPs of computing it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Policy: a cache of prefixes under some policy, through which a trace is replayed, and its results.
 #pragma once
 

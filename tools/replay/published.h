@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The published policies that are compared with, with their faults mended: no byte beyond the capacity, an eviction
 // counts the bytes that it evicts, and an entry that does not fit alone is refused.
 #pragma once

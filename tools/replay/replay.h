@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replaying traces: several policies at several capacities.
 #pragma once
 

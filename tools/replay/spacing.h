@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ways of placing checkpoints that know nothing of where prompts part.
 #pragma once
 

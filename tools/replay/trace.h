@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recorded requests, from files in the formats that traces are published in.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ashlar for engines in C, and for whatever calls C: the engine API (ashlar/engine.h has its full description, which
  * holds here, too: the order of calls, waiting, pages, two processes, forks).
  *

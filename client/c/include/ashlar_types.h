@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Codes, numbers, handles and structs of Ashlar for C: ashlar.h, which engines include, says how they are used. */
 #ifndef ASHLAR_TYPES_H
 #define ASHLAR_TYPES_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The border between C and C++. Sized structs and codes with a thread's error text cross it; exceptions do not.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ashlar_open: from the structs of C to an opened cache.
 #include <cstring>
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls on a request, and on a job.
 #include <memory>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The engine of the tests of the C ABI, and those that lie in files of their own. */
 #ifndef ASHLAR_C_TESTING_ENGINE_H
 #define ASHLAR_C_TESTING_ENGINE_H

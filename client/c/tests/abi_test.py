@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Holds the C ABI to client/c/abi.txt: symbols and their signatures, sizes, offsets and types of structs' fields, numbers
 of enumerations.
 

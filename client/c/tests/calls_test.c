@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calls of the C ABI that the example does not make, against a real daemon.
  * usage: calls_c many|present|gpu|cold|started|groups|numbers|other_pages|salts|resume RPC-SOCKET SESSION-SOCKET
  *        calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME */

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the C example, and calls that it does not make, against a real daemon, also over the daemon's death, and beside Debian's own gRPC.
 
 usage: example_test.py SHORTEST_C ASHLARD LIBRARY CALLS_C [EMULATED_ASHLARD]

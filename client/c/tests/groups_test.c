@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Pages that are given by groups of layers. */
 #include "client/c/testing/engine.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Prompts that are handed to an engine of another node. */
 #include "client/c/testing/engine.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Numbers that are left out, and such as do not fit. */
 #include "client/c/testing/engine.h"
 

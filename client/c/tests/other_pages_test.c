@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A prompt whose pages the daemon still writes to when it has begun: the request comes, and goes on in others. */
 #include "client/c/testing/engine.h"
 

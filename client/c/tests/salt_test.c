@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Texts of different salts share nothing. */
 #include "client/c/testing/engine.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AdaptTransitions: chooses the forms in which a segment's transitions are published. An engine calls it between
 // computing and publishing them.
 #pragma once

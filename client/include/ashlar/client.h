@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The client library. One Client is one session with the daemon of this node; all methods are thread-safe.
 //
 // Errors. A cache failure is a miss: matching, landing, composing and publishing never fail a request, they return each

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's API to the cache. An engine makes these calls, in this order:
 //
 //   Cache::Open     connects, opens the model, takes or registers the memory, declares the pages

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plain types of the engine's API (ashlar/engine.h): statuses, the model, its memory, the options of Open, prompts
 // and their plans.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prompt; Match, the result of a prompt's look-up; and Landing.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cold prompts in parallel: engines that compute segments for one another (docs/router.md).
 #pragma once
 

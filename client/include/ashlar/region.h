@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Region: memory that engine and daemon share; PagedCache: the places of paged keys and values in it.
 #pragma once
 

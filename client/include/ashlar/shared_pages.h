@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In-place sharing (MEPIC §3.2; docs/decisions): requests of one engine reference segments in its KV pool instead of
 // holding copies. It is for engines that take the pool's memory from the daemon (Client::HostRegion) and let the daemon
 // allocate its page ids (PagedCache::allocate). Their attention reads keys in place (kernels::AttendUnrotated,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffered spans (KVBuffer §6): the inputs of an engine's linear layers for a text's last tokens. The engine offers
 // them beside the states there, and gets them back in place if the daemon kept them. The state behind any of these
 // tokens is the state of the checkpoint before them, run through the recurrence: no projections, no MLPs.

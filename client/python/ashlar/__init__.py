@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ashlar for engines written in Python: assemble prompts from cached segments and prefixes, and publish computed ones::
 
     import ashlar

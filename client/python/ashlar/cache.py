@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine API (ashlar/engine.h) for Python.
 
 Arrays are anything with DLPack: NumPy, torch on the processor, JAX. None is copied; a call that waits releases the GIL

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names a checkpoint by its content: one name in every folder, and on every node, that has the same files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A private daemon for notebooks and tests.
 
     with ashlar.daemon.start(dram="1GiB") as daemon:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Digests of large files. Each is computed once: a folder of the user keeps it by the file's inode, size and times."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine's description of its model: identity, layers, and the shape of their cached state.
 
 The numbers of the enumerations are those of docs/formats.md and never change.

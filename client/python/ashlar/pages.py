@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of bytes under keys that the caller makes, in the cache: for engines that hash prefixes themselves.
 
     store = ashlar.PageStore(daemon.rpc_socket, daemon.session_socket, model_id="m", weights_digest="w",

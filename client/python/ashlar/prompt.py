@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A prompt that says where its segments end."""
 
 from __future__ import annotations

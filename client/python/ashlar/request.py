@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A prompt that is being set (ashlar/engine.h), and what is said of it: its plan, and the tensors of computed runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that were started and are asked for (ashlar/engine.h, Job)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Notices that the weights of a model in memory are other ones: what is cached of it is then another model's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/python/src/arguments.h"
 
 #include <nanobind/stl/string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments from Python, read by name. A value that cannot be taken raises TypeError (another type) or ValueError (out
 // of range), whose message begins with the argument's name.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays from Python (NumPy, torch, anything with DLPack) as the engine API takes them: never copied, always checked.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cache in Python: a session with the daemon, an opened model, and the memory of its pages.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>

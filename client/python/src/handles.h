@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The handles that Python holds: a cache, and a request that keeps what its calls point to.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/python/src/inputs.h"
 
 namespace ashlar::python {

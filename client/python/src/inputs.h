@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arrays of Advance and ComputeAlone, checked against the layer's widths.
 #pragma once
 

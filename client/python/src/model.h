@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model as the package's dataclasses describe it (ashlar/model.py), in the engine API's structs.
 #pragma once
 

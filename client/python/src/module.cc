@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The extension module of the package `ashlar`: the engine API (ashlar/engine.h) for Python, without policy of its own.
 // ashlar/cache.py is what users call.
 #include <nanobind/nanobind.h>

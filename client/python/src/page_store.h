@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageStore: pages of bytes under keys that the caller makes, stored as objects of the cache. For engines that hash
 // prefixes themselves and never tell the tokens (SGLang's HiCache): the key is hashed to a text of eight tokens,
 // followed by zeros up to the number of tokens that the page stands for.

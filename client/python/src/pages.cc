@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageStore in Python: keys are bytes of 32, slots are numbers. ashlar/pages.py is what users call.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>

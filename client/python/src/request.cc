@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Request in Python: a prompt being set.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>

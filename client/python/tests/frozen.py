@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A daemon that stands still, for the tests of those that wait for it."""
 
 import os

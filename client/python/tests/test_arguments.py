@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every public call refuses values that make no sense: TypeError or ValueError, beginning with the argument's name."""
 
 import asyncio

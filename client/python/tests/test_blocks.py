@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """States in an engine's own blocks, rows that the library normalises, decays, doubts: what real engines need."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package against a real daemon: what engines do, and what they do wrong."""
 
 import asyncio

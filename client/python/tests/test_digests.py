@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The digest of a checkpoint: of all its bytes, once for each content of a file."""
 
 import multiprocessing

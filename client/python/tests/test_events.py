@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events over ZeroMQ, followed as routers follow vLLM's engines: the structs are those of vLLM 0.32's KV events."""
 
 import time

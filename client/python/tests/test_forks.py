@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forked children: a daemon and handles are the parent's alone, and a child that uses or ends its copies does no harm."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages on an emulated GPU (kernels/cuda/emulator): its driver's allocations are memfds that bear the GPU's name. Here they
 are mapped as the processor's memory, which a real GPU's could not be."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages by groups of layers, prompts that are only stored, and hand-offs without a cluster."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handles that end on one thread while a call of another is under way."""
 
 import asyncio

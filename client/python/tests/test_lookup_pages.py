@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of a lookup that found nothing to land."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PageStore: pages of bytes under their callers' keys, against a real daemon."""
 
 import hashlib

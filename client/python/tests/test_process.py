@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The module in processes that hold other versions of gRPC and Protobuf, that fork, and that check types."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel, built from what this build has made, in an environment of its own."""
 
 import os

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CallFailure: what the error of a call to another node says about that node.
 #pragma once
 

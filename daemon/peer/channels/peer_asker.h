@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerAsker: the calls that this node makes to others about objects that it fetches.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerBounds: the most open files and mappings that a daemon's part of a cluster takes, for the checks at its start.
 #pragma once
 

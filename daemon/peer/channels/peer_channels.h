@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerChannels: a connection to each member of the cluster, as the directory lists them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerProbes: asks nodes that did not answer, until they answer again.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A node that did not answer, and answers again.
 #include "daemon/peer/channels/peer_probes.h"
 

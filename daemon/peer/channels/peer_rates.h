@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerRates: how long answers and copies from each other node take, as measured.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefillAsker: the calls that this node makes to others about engines there that offer prefill.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerCalls: what this node answers its peers, and learns of them.
 #pragma once
 

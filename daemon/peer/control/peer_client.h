@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerClient: the calls to one other daemon. It connects by itself, greets, and connects again when that ends.
 #pragma once
 

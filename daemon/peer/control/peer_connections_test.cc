@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connections between daemons: what they take, and how they end.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two ends of the calls between daemons, over real sockets: who gets in, who does not, and what is noticed.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerListener: accepts peers' TCP connections, bounds them, and tells of their ends. gRPC alone would accept all.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The messages between daemons as plain structs, read from Protobuf and checked, or written to it. Every Read function
 // answers INVALID_ARGUMENT that begins with the field's name; replies of a peer are checked as requests are.
 #pragma once

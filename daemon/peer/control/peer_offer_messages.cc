@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Offers, read from messages and checked, or written into them.
 #include <algorithm>
 #include <cmath>

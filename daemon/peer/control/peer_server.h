@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerServer: gRPC in front of PeerCalls, on a TCP address, for other daemons.
 //
 // With TLS, only members with a good certificate get through the handshake; then a greeting must name the node that the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of docs/cluster.md against the constants that it is computed from.
 #include <gtest/gtest.h>
 

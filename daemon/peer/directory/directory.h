@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Directory: which objects the other nodes of the cluster hold. One node has a LocalDirectory; many have an
 // EtcdDirectory each.
 //

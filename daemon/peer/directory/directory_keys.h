@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directory's keys and values in etcd (docs/formats.md, section 10). With P = prefix, '/', cluster, '/':
 //
 //   P "m" incarnation                          a member; under its lease

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Eight nodes and many entries: what a mirror takes, and how fast one is filled. ASHLAR_DIRECTORY_ENTRIES=1000000 for
 // the figures of docs/benchmarks/directory.md; by default a part. ASHLAR_DIRECTORY_JSON names a file for them.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Our part of etcd's API against etcd's own files, where Debian's golang-etcd-server-dev is installed.
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/peer/directory/etcd_client.h"
 
 #include <grpcpp/alarm.h>

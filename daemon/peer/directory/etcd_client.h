@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EtcdClient: asynchronous calls of etcd's v3 API over one connection at a time.
 //
 // One thread uses it, and gets all callbacks, within Poll; Wake may be called by any thread. A call of an earlier

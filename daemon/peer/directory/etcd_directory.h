@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EtcdDirectory: a directory of which every node keeps a mirror, fed by etcd's watches.
 //
 // A thread of its own does all input and output. Where etcd is away, what is known goes on being used, announcements

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An EtcdDirectory while etcd is away, slow, empty, compacted, or refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

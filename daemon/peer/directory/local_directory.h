@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LocalDirectory: the directory of a node that is alone. It has one member, and nobody to tell.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mirror: the entries of followed namespaces, as etcd has them, in this node's memory.
 //
 // One object held by one node takes one slot of 36 bytes and one of control in a flat hash table that is 7/16 to 7/8

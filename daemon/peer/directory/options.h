@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EtcdDirectoryOptions: what an EtcdDirectory is made with. The defaults are those of the configuration.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DirectorySession: an EtcdDirectory's dealings with etcd, on its thread.
 //
 // Joining: a token (where there is a user), all members, a lease, this node's member key under it, which is written

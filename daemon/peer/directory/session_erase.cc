@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Of a DirectorySession: what all nodes are to erase. An erasure is a key under a lease that nobody keeps; a node
 // says in its member key up to which one it has done them.
 #include <utility>

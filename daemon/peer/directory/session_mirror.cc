@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Of a DirectorySession: what comes from etcd into the mirror.
 #include <algorithm>
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Of a DirectorySession: what goes to etcd. One transaction at a time, so that the order of words on one object is
 // kept, and within the node's share of the cluster's budget.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WriteQueue: what one node is to say to etcd, bounded. The latest word on an object replaces an earlier one that
 // waits. Not thread-safe.
 #pragma once

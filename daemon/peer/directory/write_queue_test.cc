@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/peer/directory/write_queue.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Acknowledgements: which nodes have not yet said that they have erased what the cluster is to erase, and for how
 // long they have not.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Eraser: ends on this node what the cluster is to erase, each erasure once, and says so in the directory. They
 // are begun in their order, those of tenants that are not configured here as well: the disk may have objects of theirs.
 // What was done is remembered beside the disk's objects, which a restart brings back.

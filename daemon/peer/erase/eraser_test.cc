@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nodes of a test erase what their cluster is to erase: each wish once, across restarts. Nothing of it comes from
 // nodes that have not erased yet.
 #include "daemon/peer/erase/eraser.h"

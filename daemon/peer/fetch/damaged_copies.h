@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DamagedCopies: which members have sent wrong bytes of which objects lately, so that others are asked for these first.
 #pragma once
 

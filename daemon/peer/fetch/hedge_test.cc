@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A holder that is slow: a second one is asked for the same bytes, and the first to come win.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

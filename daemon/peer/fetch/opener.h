@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opener: asks other nodes for objects, several in one call, and reads their answers.
 #pragma once
 

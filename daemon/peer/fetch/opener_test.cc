@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors of calls and the nodes that they count against; leases that a close did not reach.
 #include "daemon/peer/fetch/opener.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RemoteLookup: finds what a prompt may use on other nodes, before this node's cache looks it up.
 #pragma once
 

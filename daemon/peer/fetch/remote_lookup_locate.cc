@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Locating: what the directory, and this node, have of a lookup's prompts.
 #include <algorithm>
 #include <functional>

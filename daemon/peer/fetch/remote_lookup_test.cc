@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Look-ups whose time is over while others, which have joined them, still wait.
 #include "daemon/peer/fetch/remote_lookup.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/peer/fetch/remote_objects.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RemoteObjects: the objects that other nodes keep for this one, as storage reads them. It fetches their bytes, renews
 // their leases, asks a second holder where the first one is slow, and goes on at another where one fails.
 #pragma once

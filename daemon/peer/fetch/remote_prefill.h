@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RemotePrefill: engines on other nodes that offer prefill, as the router uses them.
 #pragma once
 

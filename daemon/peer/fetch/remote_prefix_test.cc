@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prefixes that other nodes have, in a namespace with checkpoints of many other texts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nodes that read each other's arenas where they lie, by UCX's software in place of network cards: what one publishes
 // lands at the others, whoever fails.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DrainHandOver: in a drain, gives other nodes what this one's memory alone has, while the disk takes its part.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OfferTaker: judges what other nodes offer, and fetches what this one wants of it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Offerer: offers objects of this node to others, within bounds, and counts what they answer.
 #pragma once
 

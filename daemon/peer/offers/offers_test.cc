@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What nodes offer to one another: taken where there is room, handed over in a drain, copied where it is hot.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/peer/offers/prompt_hand_off.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PromptHandOff: hands the states and pages of a text to the node whose engine goes on with it.
 #pragma once
 

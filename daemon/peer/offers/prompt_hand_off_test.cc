@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A finished prompt goes to the node that is named, and is resumed from there without a look elsewhere.
 #include "daemon/peer/offers/prompt_hand_off.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replicas: copies of what several nodes have asked this one for, at nodes that have room for them.
 #pragma once
 

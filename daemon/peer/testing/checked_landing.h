@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LandUnder: a landing at a node of tests, with every byte compared.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EmulatedGpuUcx: UCX by the library, over TCP, that reaches emulated GPUs' memory as one with CUDA reaches real ones.
 #pragma once
 

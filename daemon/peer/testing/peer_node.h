@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PeerNode: a node of a cluster inside a test's process: a cache with its threads, a transport on loopback, and peers
 // that it calls without a control plane.
 #pragma once

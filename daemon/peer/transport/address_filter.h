@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Address filters: the kernel drops what other hosts send to a listening socket.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exchange: the state of all transfers of a transport. One thread, the transport's, calls all of it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handles events of connections.
 #include <algorithm>
 

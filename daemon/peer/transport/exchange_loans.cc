@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loans: a reader borrows bytes of its holder, has its card read them, and returns them.
 #include <algorithm>
 #include <iterator>

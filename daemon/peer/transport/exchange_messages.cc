@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handles messages. Every one of them may come from somebody who means harm.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Transfers whose memory is a GPU's, over a connection that is none: what leaves this node is what is looked at.
 #include <gtest/gtest.h>
 

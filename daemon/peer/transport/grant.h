@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Grant: the right to read or to write some bytes of another daemon, for whoever knows it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Remote reads between processes, one of which is killed or stopped in the middle.
 #include <gtest/gtest.h>
 #include <sys/wait.h>

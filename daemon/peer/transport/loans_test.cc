@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Remote reads: the reader's side reads bytes where they lie at their holder, here by UCX's software in place of cards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

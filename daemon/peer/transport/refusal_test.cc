@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transport refuses requests without a grant or outside of it, messages that are none, and peers that mean harm.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/peer/transport/registered_areas.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RegisteredAreas: the areas of this process's memory that network cards may read for peers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RemoteMemory: where the bytes behind a grant lie at their owner, for a network card that reads them there.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SilentSockets: ends TCP connections that UCX has accepted and whose other end says nothing. UCX accepts without a
 // limit and waits without a deadline, so that anything that reaches its ports could take every descriptor.
 #pragma once

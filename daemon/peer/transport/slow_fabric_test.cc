@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A transport over a UCX of the test's own, which says what carries a link: the fabric's state follows that.
 #include <gtest/gtest.h>
 

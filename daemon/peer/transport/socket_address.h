@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Socket addresses as UCX takes and shows them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SpanList: spans of memory as one run of bytes.
 #pragma once
 

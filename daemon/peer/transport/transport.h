@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Transport: the data plane between daemons. Bytes go straight from memory to memory of two daemons over UCX, as active
 // messages that carry a grant; whoever has no grant reads and writes nothing.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The figures of a transport's peers, of those that have gone, too.
 #include <gtest/gtest.h>
 

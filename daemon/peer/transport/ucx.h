@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ucx: UCX's worker, listener and endpoints behind an interface without its headers. One thread calls all of it.
 #pragma once
 

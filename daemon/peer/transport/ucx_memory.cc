@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of this process that cards of peers read, and that this one's card reads into.
 #include <ucp/api/ucp.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/peer/transport/ucx_settings.h"
 
 #include <arpa/inet.h>

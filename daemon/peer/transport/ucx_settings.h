@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The UCX_* settings of a transport: what the code sets, what the operator may change, and what came of it.
 #pragma once
 

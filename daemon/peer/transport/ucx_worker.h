@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // UcxWorker: Ucx by the library. Its class is here because it has two files: connections and messages (ucx.cc), and
 // memory that cards read (ucx_memory.cc).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Wire: the header of every message between two transports. Bytes from a peer are judged here, before any other code
 // sees them.
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes ashlard.json beside this file, the seccomp profile of the daemon's container, from three sources: the unit's filter of
 system calls, systemd's sets, and the list of what the daemon's own sandbox refuses. It is committed; a test holds it to this
 script where systemd-analyze is of the release in SYSTEMD.

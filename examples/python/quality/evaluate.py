@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cost of reusing segments for a trained hybrid: the accuracy of task.py by full recompute, by Ashlar at several seams,
 by naive addition of states, by stale keys alone; and how far the states drift, layer by layer.
 

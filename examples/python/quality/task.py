@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A task over several segments that needs both kinds of layers: recall of values that later segments overwrite, and
 copying of phrases.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains the small hybrid of docs/benchmarks/quality.md until it solves task.py, and keeps its weights.
 
 usage: train.py [--out FILE] [--steps N] [--seed N]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times the cuda back end against the copy bandwidth of the same GPU, measured between the repetitions. Prints JSON.
 //
 // usage: cuda_bench

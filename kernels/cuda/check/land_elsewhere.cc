@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lands keys into the device memory of another process, which checks the bytes: what a daemon does for an engine.
 //
 // usage: cuda_land_elsewhere ipc|arena; exit status 0 only if every byte is as expected. The other process is this

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sends an arena of one GPU to an arena of another process by UCX, and checks the bytes: what a transport between nodes
 // with GPUs would do. UCX_TLS says by what: cuda_copy goes through the processor's memory, cuda_ipc does not.
 //

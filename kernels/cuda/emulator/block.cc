@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/emulator/block.h"
 
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a block of a kernel's threads on one thread of the processor: each is a fiber that runs until it must wait for
 // others. Warps take turns in an order that changes from barrier to barrier, so that a missing barrier shows.
 #pragma once

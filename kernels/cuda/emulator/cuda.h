@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // As much of CUDA's driver as arenas use: names, numbers and shapes as in NVIDIA's header of this name. driver.h has a
 // driver that does it.
 #pragma once

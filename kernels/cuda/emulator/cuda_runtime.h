@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // As much of CUDA's runtime as the back end uses, on a processor: memory is memory, and work is done when it is
 // submitted. Kernels that include <cuda_runtime.h> get this file in the emulated build.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of gpu/device_isa.cuh for a processor: that header says what each instruction does, this one emulates
 // it.
 #pragma once

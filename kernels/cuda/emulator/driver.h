@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A driver on a processor: a device's memory is a memfd that only the emulated runtime can touch, inside a copy or a
 // kernel. A thread that uses a device address otherwise gets a signal, as it would get an illegal access from a GPU.
 #pragma once

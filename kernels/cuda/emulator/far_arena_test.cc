@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arenas in the memory of the emulated GPU. Its driver is the table that a GPU's would fill, so every call can be made
 // to fail; its memory is far: a processor that touches it dies.
 #include <gmock/gmock.h>

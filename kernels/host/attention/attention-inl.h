@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One part of a call of attention: a block of query rows passes over blocks of keys with two products and a running
 // softmax, so that scores never leave the cache. Included once for every target of Highway.
 //

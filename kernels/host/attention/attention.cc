@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver of attention: splits a call into parts, and merges what the parts of a query saw.
 #include "kernels/host/attention/attention.h"
 

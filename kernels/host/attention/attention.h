@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention over keys in pages, on the processor's vectors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The division of one call of attention. A unit is a block of query tokens with all their heads, so that keys are read
 // once; all heads of a token stand one after another, as they lie in a page. A part is a unit's share of a chunk of the
 // keys; parts of a unit are merged by their maxima and sums.

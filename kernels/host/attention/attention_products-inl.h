@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention's two products on vectors: queries times keys, and weights times values. Included once for every target of
 // Highway.
 #if defined(ASHLAR_KERNELS_HOST_ATTENTION_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention's two products on the matrix unit (tiles.h), for a block of kMaxBlock keys of one head: scores as keys
 // times queries, and weights times values. Included once for every target of Highway.
 #if defined(ASHLAR_KERNELS_HOST_ATTENTION_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)

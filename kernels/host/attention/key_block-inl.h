@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks of keys and values in their pages, and on their way to fp32 rows. Included once for every target of Highway.
 #if defined(ASHLAR_KERNELS_HOST_KEY_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_KEY_BLOCK_INL_H_

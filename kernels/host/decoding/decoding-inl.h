@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decoding one head of one request from its state and buffer. Included once for every target of Highway.
 //
 // Let E be the position of the last filled slot. Slots' keys are decayed to E, new tokens' keys and queries from E on,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The drivers of decoding from buffers: heads of all requests are one row of work, cut into runs of neighbours.
 #include "kernels/host/decoding/decoding.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decoding from token buffers on the processor's vectors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The three products that decoding from buffers is made of. Rows of matrices are whole vectors long (padded with zeros)
 // and may lie anywhere. Included once for every target of Highway.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One head's slots of a token buffer, and its new tokens, as vectors that meet a state: decayed to one position, so
 // that products with them need no decay any more. Included once for every target of Highway.
 

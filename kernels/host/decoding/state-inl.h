@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One head's state in the caller's order. It is changed where it lies if fp32, or if bf16 and changed only once, since
 // each change rounds; else in a copy of fp32. Included once for every target of Highway.
 

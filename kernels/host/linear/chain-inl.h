@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A chain, head by head and panel by panel. Included once for every target of Highway.
 
 #if defined(ASHLAR_KERNELS_HOST_CHAIN_INL_H_) == defined(HWY_TARGET_TOGGLE)

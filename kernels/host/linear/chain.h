@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chain: the arguments that Compose, ComposeTransitions, Capture and AdvanceSeam have in common.
 #pragma once
 

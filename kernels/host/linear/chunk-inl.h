@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One chunk of tokens of a head, in chunkwise form (HYPIC equation 2 over several tokens at once): every family but
 // mamba1. Included once for every target of Highway.
 //

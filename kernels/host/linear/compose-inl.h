@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One head's transition of a cached interior, in whatever form it is stored, acting on panels of X. Matrices are
 // multiplied on the matrix unit where there is one.
 //

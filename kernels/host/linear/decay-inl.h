@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decays: exponentials of their logarithms, and sums of these along a chain. Included once for every target of Highway.
 
 #if defined(ASHLAR_KERNELS_HOST_DECAY_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs of tokens of mamba1, whose decay differs from element to element: token by token, a panel at a time.
 // Included once for every target of Highway.
 

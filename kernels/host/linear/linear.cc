@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The drivers of the linear layers' operations. All four are one thing: columns of X = [S | T] that start somewhere,
 // pass through interiors and runs of tokens, and end somewhere. Columns never meet, and neither do heads, so work is
 // split over both.

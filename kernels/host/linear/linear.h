@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The linear layers on vectors, fp32 (HYPIC equations 2–6, runs of tokens in chunkwise form).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Few tokens: the recurrence itself, in place, two passes over a head's state a token. Decoding is one token a call.
 // Included once for every target of Highway.
 

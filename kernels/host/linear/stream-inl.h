@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chains of interiors alone whose transitions are decays: S ← D ⊙ S + S_C, one pass over memory and nothing else to do.
 // States are taken as they lie, in either order. Included once for every target of Highway.
 

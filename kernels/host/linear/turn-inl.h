@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turning a cached end state to where its segment stands: S_{C|p} = R(p) S_{C|0} on the key axis, the rows of a panel.
 // Included once for every target of Highway.
 

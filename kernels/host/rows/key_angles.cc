@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/host/rows/key_angles.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cosines and sines of the angles by which consecutive unrotated keys are turned.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys and values on their way between stored units and paged slots, and units' checksums, on the processor's vectors.
 #pragma once
 

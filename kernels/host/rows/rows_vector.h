@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inner loops of rows.cc, compiled for every vector width and chosen at run time.
 #pragma once
 

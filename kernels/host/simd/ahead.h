@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that will be read next, on its way while the present is computed.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vectors of fp32 numbers from and to arrays of every element type: loads are exact, stores round once, to nearest.
 // Included once for every target of Highway.
 #if defined(ASHLAR_KERNELS_HOST_ELEMENT_INL_H_) == defined(HWY_TARGET_TOGGLE)

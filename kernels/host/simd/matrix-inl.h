@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The caller's matrices on their way in and out of panels: element types, both orders. Numbers are widened to fp32 when
 // they are read, and rounded once to nearest even when they are written. Included once for every target of Highway.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Panels, and the product on vectors that everything in linear.cc is made of but matrices on the matrix unit
 // (tiles-inl.h). Included once for every target of Highway.
 //

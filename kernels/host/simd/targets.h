@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The selection of vector widths that are compiled. Every file that is compiled for each width includes this before
 // hwy/foreach_target.h.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linear layers on the host back end as other processors run it: each vector width that was compiled and that this
 // machine has, without a matrix unit.
 #include <gtest/gtest.h>

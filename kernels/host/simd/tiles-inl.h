@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrices of fp32 cut into parts of bf16, in the order in which the matrix unit reads them (tiles.h). Included once
 // for every target of Highway; of use if a panel is as wide as two tiles.
 //

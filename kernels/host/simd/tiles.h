@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Products of matrices on a processor's matrix unit (Intel AMX), which multiplies bf16 and sums in fp32.
 //
 // A tile is 16 rows of 64 bytes: 16 × 16 sums, or 16 × 32 numbers of bf16. Operands of fp32 are multiplied in parts

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Composition and attention on the processor's matrix unit: long chains, which must stay as exact as fp32 vectors,
 // sizes that leave tiles partly empty, and memory that ends where the numbers do.
 #include "kernels/host/simd/tiles.h"

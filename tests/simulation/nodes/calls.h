@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls: the control plane of one node in a simulation. It connects to each member, greets, and carries the calls both
 // ways as the messages that gRPC would carry. Who connects to whom, greetings and ends of connections are as in
 // daemon/peer/control; that code itself, TLS and gRPC are left out.

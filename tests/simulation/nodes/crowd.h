@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Crowd: the directories of many nodes on one simulated etcd, with nothing else around them, and what they cost.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hundred directories on one simulated etcd: all know all, within their budgets, whoever dies.
 #include "tests/simulation/nodes/crowd.h"
 

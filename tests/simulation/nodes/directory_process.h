@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DirectoryProcess: a node's directory, driven in simulated time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engines, operators and faults of one simulation of several nodes, and the oracle that watches them.
 #pragma once
 

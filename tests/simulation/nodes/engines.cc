@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engines and operators of all nodes.
 #include <algorithm>
 

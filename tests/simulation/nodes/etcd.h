@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Etcd: an etcd of one member in simulated time: revisions, transactions, ranges in the past, leases, watches,
 // compaction. It keeps what it has over a restart, unless it is told to erase it.
 #pragma once

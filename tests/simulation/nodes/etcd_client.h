@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SimulatedEtcdClient: one node's connection with the simulated etcd.
 #pragma once
 

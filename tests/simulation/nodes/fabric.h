@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fabric: the data plane's connections in a simulation, below the code that has grants, tickets and transfers
 // (daemon/peer/transport/exchange.h). Bytes leave their sources some time after they were handed over.
 #pragma once

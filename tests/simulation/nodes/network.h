@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Network: the links between machines of a simulation. Messages take time, overtake one another, wait while a link is
 // cut and are sent again where they were lost, as TCP does it.
 #pragma once

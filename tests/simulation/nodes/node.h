@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Node: one daemon's part of a cluster, put together as daemon/peer/cluster.cc does it, with a cache, a router, and
 // workers in simulated time.
 #pragma once

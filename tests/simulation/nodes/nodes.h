@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several nodes of a cluster in simulated time: caches, directories, peers, routers and the data plane's protocol as
 // the daemon has them, over a simulated network, clocks and an etcd, against an oracle. A failure is a seed.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many seeds of several nodes, every bug, and that a seed is all that it takes to see a failure again.
 #include <gtest/gtest.h>
 #include <malloc.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle: what must hold while faults happen, and what must be so when they have ended.
 #include <algorithm>
 

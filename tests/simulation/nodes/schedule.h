@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Schedule: simulated time, and everything that is to happen in it, one event after another.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A storage backend of SGLang's HiCache (interface v2), loaded by its dynamic backend:
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name": "ashlar",

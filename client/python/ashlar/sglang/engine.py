@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model as the engine of this process describes it, the names of its pages, and what its ranks agree on."""
 
 from __future__ import annotations

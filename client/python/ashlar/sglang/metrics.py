@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts in SGLang's own metrics: counters of the process that its Prometheus endpoint gathers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of HiCache's pools as objects of the cache.
 
 HiCache names pages by chained hashes of their tokens, so what it finds are exact prefixes. A page of keys and values, a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Follows changes of an engine's weights in place, of which SGLang does not tell its storage backend.
 
 Its weight updater and its flush of GPU and host memory are wrapped, once in a process. Between a change and the flush

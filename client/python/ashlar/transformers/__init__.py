@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transformers with Ashlar: `generate` and `forward` of a model reuse exact prefixes, and segments at any position.
 
     cache = ashlar.cache_for(model, daemon)

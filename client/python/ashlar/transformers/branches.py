@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The depths inside a prompt at which its states are offered, beside those that the daemon asks for and its end: where
 later prompts are likely to part from it."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which calls of `generate` and `forward` the cache serves: those that run one whole prompt, and whose states follow from
 its tokens alone. For any other call a function here says why it is left to the model."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Derives the cached state's shape of a model of Transformers from how it behaves: it is run on a few tokens, and its
 cache and its rules' calls are looked at. Nothing numeric is derived from the config."""
 

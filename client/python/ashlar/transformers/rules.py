@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recurrences of Transformers' linear layers: what a layer hands to its rule, in the form that kernels take.
 
 Every linear layer of Transformers calls one function of its module with all tokens of a run, its *rule*. A tape takes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets one prompt for a model of Transformers: looks it up, computes what is missing, takes the rest from the cache.
 
 Each step of the plan is one run of the model over the step's tokens, on a DynamicCache into which cached steps are put:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Notices that a model's weights are others than those that its cache was opened for."""
 
 from __future__ import annotations

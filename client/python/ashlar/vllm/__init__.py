@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ashlar as a KV connector of vLLM.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "AshlarConnector",

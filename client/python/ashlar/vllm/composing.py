@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts set from segments, in a worker: published where they are missing, landed, composed into the engine's blocks.
 
 The engine takes such a prompt for one whose first tokens are loaded from elsewhere. A thread talks to the daemon; runs of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The class that vLLM loads: each of its calls goes to the half of this process, and none of them can fail a request."""
 
 from __future__ import annotations

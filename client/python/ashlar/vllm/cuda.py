@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's key and value caches on a GPU, in an allocation that the daemon can map.
 
 torch's own allocations cannot be shared by descriptors as the daemon takes them. CUDA's virtual memory management makes

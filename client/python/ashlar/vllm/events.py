@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events for those who route by what caches hold (vLLM's `kv_events_config`)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's own model, run by the connector on tokens of one request, between two steps of the engine.
 
 vLLM hands a connector its caches, and no model. The model is found as the owner of a layer that vLLM names

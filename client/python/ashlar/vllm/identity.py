@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What decides an engine's keys, values and states: its model's configuration, weights, tokenizer, arguments and environment.
 
 Engines share what is cached where all of this agrees. A field of vLLM's configuration is part of it unless it is listed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's key and value caches in memory that the daemon can map: a memfd, or an exported allocation on a GPU (cuda.py).
 
 vLLM asks a connector for the context in which it allocates its caches (`get_mem_pool_context`). In that context one call

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages between the connector's two halves: from scheduler to workers with each step, and back with its output."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's model as the cache knows it: its identity, its layers, and the depths at which the engine can resume.
 
 Scheduler and workers describe it from the same configuration and come to the same namespace.

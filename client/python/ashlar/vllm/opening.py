@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Opening the cache without making the engine wait for a daemon that is not there."""
 
 from __future__ import annotations

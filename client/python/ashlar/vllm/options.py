@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of the connector: `kv_connector_extra_config` of vLLM's transfer config."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order between the engine's work on a device and what the connector and the daemon do in its blocks.
 
 A processor's work has ended when its call returns. A GPU's goes on: the daemon, another process, knows nothing of the

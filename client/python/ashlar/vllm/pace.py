@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long the engine computes a token of a prompt, by its recent steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights that change in a running engine: what is computed with them is not cached by the name of the former ones.
 
 A generation is the scheduler's name for a set of weights, empty for those of the start. A reset of the connector

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The connector's half in the scheduler: looks prompts up, hands plans to the workers, decides what is saved."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts that say where their segments end, and what is decided of them without the cache: whether they can be set at
 all, the layout of what is kept for them, and the names of what is composed.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts in the engine's own statistics: its log line and its Prometheus endpoint."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The versions of vLLM that the connector knows. Segments rely on its inside, which may change with any of them."""
 
 from __future__ import annotations

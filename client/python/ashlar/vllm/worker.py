@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The connector's half in a worker: lands plans in the engine's blocks, and commits what the step has computed."""
 
 from __future__ import annotations

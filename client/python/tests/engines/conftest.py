@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures of tests that drive real engines. `tools/test --engines` runs them; tools/test alone does not."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A daemon's own account of itself, and a daemon of another version: for tests of all engines."""
 
 import http.client

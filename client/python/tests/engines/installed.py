@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package as users install it: its wheel, in a virtual environment of its own above the engines'."""
 
 import os

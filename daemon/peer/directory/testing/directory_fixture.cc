@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "daemon/peer/directory/testing/directory_fixture.h"
 
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of the directory share these: keys by number, patience, and members in processes of their own, which a test
 // can kill.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests and tools grant this memory, which is in pieces, and see who asks for it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RawClient: somebody who has UCX, and speaks to a transport without one of their own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Transports that read where bytes lie, by UCX's software, and registered memory for them.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang stands in a folder of its own beside the other engines (tools/engines-environment)."""
 
 import pathlib

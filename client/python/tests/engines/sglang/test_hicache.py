@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The storage backend behind SGLang's own classes: its factory, host pools, and the HiCache controller's storage calls.
 
 SGLang's copies between GPU and host memory need a GPU: host pools are filled by hand.

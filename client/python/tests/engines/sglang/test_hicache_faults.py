@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Daemons that die, hang, are full or speak another version: each costs misses, and none a wrong page or an error."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine takes pages of the same weights, which something must name, in the same form."""
 
 import dataclasses

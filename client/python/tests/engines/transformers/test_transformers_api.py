@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ashlar.attach` takes, leaves alone and refuses the right models and calls; no fault of the cache reaches its user."""
 
 import importlib.metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models in 16 bits: what reuse adds to their own rounding stays below it."""
 
 import pytest

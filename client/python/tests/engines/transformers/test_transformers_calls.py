@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of `generate` and `forward` that the cache leaves to the model, each for the reason that `Reuse.last` then gives."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts of `attach`: tokens and seconds saved, by tier and kind."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each family of tiny models: what is cached of it, composed and gone on from, against the model alone."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Daemons that hang, are full, or speak another version, and processes that die: `generate` answers as without a cache."""
 
 import os

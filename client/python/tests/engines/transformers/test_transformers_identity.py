@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a model is named: by what it is and how it is set, and not by the place that it was loaded from."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of docs/transformers.md, from the installed wheel."""
 
 import re

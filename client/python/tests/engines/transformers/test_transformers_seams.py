@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cost of segments in exactness: the logits' divergence from a full recompute, by seam width, next to naive addition.
 Random weights: figures of a trained model are in docs/benchmarks/quality.md."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts over one text: how much of it the second one finds, and prompts that are shorter than one before."""
 
 import pytest

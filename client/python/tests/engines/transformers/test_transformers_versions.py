@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oldest and the newest version of Transformers that the package accepts, each in a process of its own: vLLM holds
 the environment to one between them. tools/engines-environment keeps them in folders of their own."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights that change in place: nothing of the former ones is found, and nothing of the new ones is stored under their name."""
 
 import logging

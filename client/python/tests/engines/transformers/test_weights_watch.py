@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A change of a model's weights in memory is seen, in whatever way it is made."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny random models in fp32, one for each family, whose heads remember 20 to 1,000 tokens."""
 
 import torch

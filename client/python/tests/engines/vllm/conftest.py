@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines are forked children of pytest's own process, which has imported vLLM: a start takes seconds, not half a minute."""
 
 import os

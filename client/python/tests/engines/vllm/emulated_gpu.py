@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GPU's driver and streams, emulated for the connector: the driver's allocations are memfds, as the emulated daemon's
 (kernels/cuda/emulator) are, mapped as the processor's memory, so that the engine's own kernels run in it."""
 

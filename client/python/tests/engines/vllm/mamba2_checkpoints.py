@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """States of Mamba-2 in the middle of a step, which vLLM 0.32 keeps with a GPU alone.
 
 With prefix caching its Mamba-2 layers ask the scan for the states behind all chunks. The scan for processors gives the last

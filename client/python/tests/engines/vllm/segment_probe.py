@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that the tests of segments make inside an engine's process: `Child.call("evaluate", ...)` calls these."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny engines that set prompts from segments, for the tests."""
 
 from tiny_engines import Child, prompt

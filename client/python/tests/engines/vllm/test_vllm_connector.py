@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the connector tells the engine, the daemon and the log."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves as engines in production make them: behind the step, while the next ones run. Elsewhere a step waits for its saves."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fault around the connector is a miss: no request fails, and no answer differs."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Caches on a GPU, as far as that goes without one: the driver, its streams and the daemon's GPU are emulated, and the
 engine computes on the processor. No part of this has run on a real GPU."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the connector names a model: one name for one checkpoint, wherever it lies, and another one for any other."""
 
 import dataclasses

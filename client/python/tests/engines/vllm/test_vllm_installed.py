@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of docs/vllm.md, from the installed wheel; and the server that the page shows, by HTTP."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Daemons of another version, with a full disk, and behind engines that were killed."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prefixes through the connector: what is found is what was computed, by tokens and by log-probabilities."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor parallelism: each rank saves and loads its own shard, and a prefix is there when it is there for all."""
 
 import os

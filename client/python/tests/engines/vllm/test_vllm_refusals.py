@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Halves of the connector that cannot serve all: nothing is held, nothing is awaited, and what is left is served."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights that change in a running engine without a reset of the connector: no stale hit, and nothing kept by their name."""
 
 import pytest

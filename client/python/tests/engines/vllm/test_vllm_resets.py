@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines that operators change while they run: other weights in place, pauses, an end with requests under way."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts set from segments through the connector: what goes wrong, waits or is given up while they are set."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts set from segments through the connector: what is composed, that it stays apart from what is exact, and faults."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hybrids whose states nothing composes: Mamba-2 (Granite-4, Falcon-H1, Nemotron-H) and short convolutions (LFM2)."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The connector as operators and routers see it: options, identity, statistics, events."""
 
 import pytest

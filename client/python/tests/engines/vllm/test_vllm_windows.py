@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with several groups of attention layers: full attention, and windows whose older blocks the engine lets go of."""
 
 import os

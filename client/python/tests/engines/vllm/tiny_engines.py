@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny models and engines for the tests: each engine is a forked child of this process, which has imported vLLM once."""
 
 import contextlib

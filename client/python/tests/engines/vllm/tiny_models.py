@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations of the tiny models that vLLM's tests run."""
 
 COMMON = dict(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trained hybrid of docs/benchmarks/quality.md for vLLM: its gated delta nets' weights, named and ordered as Qwen3.5's."""
 
 import json
