@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the code blocks of docs/, CONTRIBUTING.md and every README.md. Prints every block that is wrong.
 
-What is done with a block follows from the language behind its fence; tests/docs/README.md has the languages, and the
-table of commands that are checked in a cheaper way. A block of another language, and a row of that table without a
-command, are wrong.
+The language after a block's fence selects the check (tests/docs/README.md). command_checks.txt lists the commands that
+are checked in a cheaper way. A block of another language, and a line of that file without a command, are wrong.
 
 usage: run_blocks.py --root ROOT --bin FOLDER [--compiler CXX] [PAGE...]
 
@@ -33,7 +32,7 @@ from page_blocks import Command
 
 SKIPPED = 77
 SECONDS = 240  # for all commands of a page, and for any other program; a quiet machine needs a tenth
-RULES = "tests/docs/README.md"
+RULES = "tests/docs/command_checks.txt"
 OTHERS = {"curl", "etcd"}  # programs that are nobody's duty to have
 STARTED = "daemon started|ready to serve client requests"  # what a daemon, or etcd, logs when it can be asked
 PORTS = (9464, 9465, 2379, 2380, 7461, 7462, 7471, 7472)  # of pages; each run has others in their place
@@ -51,9 +50,9 @@ class Wrong(Exception):
 
 
 def rules(text):
-    """The table of exceptions: [(pattern, [(how, of what)])]."""
+    """The commands that are not run: [(pattern, [(how, of what)])]."""
     found = []
-    for row in re.findall(r"^\| `([^`]+)` \|([^|]*)\|[^|]+\|$", text, re.M):
+    for row in re.findall(r"^([^|#\n][^|\n]*) \| ([^|\n]*) \| [^|\n]+$", text, re.M):
         checks = [tuple(check) for check in re.findall(r"(\w+)(?: of)? `([^`]+)`|(presets|cases)", row[1])]
         found.append((row[0], [(how or alone, what) for how, what, alone in checks]))
     return found

@@ -32,13 +32,12 @@ echo "tenant default"
 exit 0
 """,
 }
-RULES = """| command | instead | why |
-|---|---|---|
-| `tools/slow*` | options of `tools/slow` | long |
-| `*some_test --gtest_filter=*` | cases | long |
-| `cmake --preset *` | presets | long |
-| `tests/long.py` | script `tests/long_test.py` | long |
-| `tests/longer.py *` | script `tests/long_test.py::test_the_same_in_little` | long |
+RULES = """# pattern | checks | reason
+tools/slow* | options of `tools/slow` | long
+*some_test --gtest_filter=* | cases | long
+cmake --preset * | presets | long
+tests/long.py | script `tests/long_test.py` | long
+tests/longer.py * | script `tests/long_test.py::test_the_same_in_little` | long
 """
 PAGE = """# Page
 
@@ -114,7 +113,7 @@ tests/longer.py --all
 CLEAN = {
     "README.md": PAGE,
     "docs/other.md": "No blocks here, but `code`.\n",
-    "tests/docs/README.md": RULES,
+    "tests/docs/command_checks.txt": RULES,
     "tools/slow": "#!/bin/bash\necho 'slow [--all]'\n",
     "client/include/ashlar/client.h": "namespace ashlar {}\nint Answer();\n\nint Third();\nint Question();\n",
     "client/CMakeLists.txt": "# The client.\nadd_library(client)\n",
@@ -152,7 +151,7 @@ WRONG = [
     ("the prompt's tokens", "$ false", "README.md:60: a command in a block of text"),
     ("the prompt's tokens", "tokens\nA=1 cmake --build .", "README.md:61: a command in a block of text"),
     ('{"tokens": 1}', "{tokens: 1}", "README.md:64: is no JSON"),
-    ("tools/slow --all   # for hours\n", "", "tests/docs/README.md: no page has a command like tools/slow*"),
+    ("tools/slow --all   # for hours\n", "", "tests/docs/command_checks.txt: no page has a command like tools/slow*"),
 ]
 
 
@@ -196,8 +195,8 @@ class RunBlocksTest(unittest.TestCase):
         self.assertEqual(self.counts(), (BLOCKS, 1, 0))
 
     def test_a_test_of_engines_is_looked_up_by_file_and_name(self):
-        page, rule = "```sh\npython3 ask.py\n```\n", "| `python3 ask.py` | engines `vllm/test_ask.py::test_it_asks` | torch |\n"
-        tree = {"README.md": page, "tests/docs/README.md": rule}
+        page, rule = "```sh\npython3 ask.py\n```\n", "python3 ask.py | engines `vllm/test_ask.py::test_it_asks` | torch\n"
+        tree = {"README.md": page, "tests/docs/command_checks.txt": rule}
         file = "client/python/tests/engines/vllm/test_ask.py"
         self.assertEqual(self.check({**tree, file: "def test_it_asks(daemon):\n    pass\n"}), ([], []))
         for other in ({}, {file: "def test_it_asks_not(daemon):\n    pass\n"}):
