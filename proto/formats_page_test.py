@@ -23,17 +23,31 @@ class FormatsPage(unittest.TestCase):
         printed = subprocess.run([sys.executable, program], check=True, capture_output=True, text=True).stdout
         vectors = dict(line.split() for line in printed.splitlines())
         self.assertEqual(
-            set(vectors), {"identity", "layout", "namespace", "key_segment", "key_checkpoint_media", "key_prefix_block",
-                           "key_prefix_checkpoint", "key_prefix_span", "key_own_checkpoint", "key_prefix_block_media",
-                           "key_prefix_checkpoint_media", "salt", "key_segment_salt", "key_prefix_checkpoint_salt",
-                           "layout_tails"})
+            set(vectors),
+            {
+                "identity",
+                "layout",
+                "namespace",
+                "key_segment",
+                "key_checkpoint_media",
+                "key_prefix_block",
+                "key_prefix_checkpoint",
+                "key_prefix_span",
+                "key_own_checkpoint",
+                "key_prefix_block_media",
+                "key_prefix_checkpoint_media",
+                "salt",
+                "key_segment_salt",
+                "key_prefix_checkpoint_salt",
+                "layout_tails",
+            },
+        )
         for name, value in vectors.items():
             golden = (ROOT / "proto/testdata" / f"{name}.hex").read_text(encoding="utf-8")
             self.assertEqual(value, golden.replace("\n", ""), name)
 
     def test_outcomes_are_those_of_the_header(self):
-        for enum, body in re.findall(r"^enum class (\w+) : uint8_t \{(.*?)\};", OUTCOMES,
-                                     re.MULTILINE | re.DOTALL):
+        for enum, body in re.findall(r"^enum class (\w+) : uint8_t \{(.*?)\};", OUTCOMES, re.MULTILINE | re.DOTALL):
             values = re.findall(r"\bk(\w+) = (\d+)", body)
             words = [f"{number} {re.sub(r'(?<!^)(?=[A-Z])', '_', name).lower()}" for name, number in values]
             self.assertIn(f"| `{enum}` | {', '.join(words)} |", PAGE)
@@ -52,16 +66,19 @@ class FormatsPage(unittest.TestCase):
         self.assertEqual(shown(r"\n\| version \| u32 \| (\d+) \|"), constant(fields, "kIdentityVersion"))
         layout = tuple(constant(fields, f"kLayoutVersion{end}") for end in ("Min", "Max"))
         self.assertEqual(shown(r"\n\| version \| u32 \| (\d+), or (\d+) where"), layout)
-        self.assertEqual(shown(r"magic `AshlarOb` \|\n\| 8 \| u32 \| format version, (\d+) \|"),
-                         constant("proto/object_encoding.cc", "kFormatVersion"))
+        self.assertEqual(
+            shown(r"magic `AshlarOb` \|\n\| 8 \| u32 \| format version, (\d+) \|"),
+            constant("proto/object_encoding.cc", "kFormatVersion"),
+        )
         ssd = constant("storage/tier/ssd_format.h", "kSsdFormatVersion")
         self.assertEqual(shown(r"magic `AshlarSl` .*\n\| 8 \| u32 \| format version, (\d+) \|"), ssd)
         self.assertEqual(shown(r"magic `AshlarSr` \|\n\| 8 \| u32 \| format version, (\d+) \|"), ssd)
         self.assertEqual(shown(r'SHA-256\( "(ashlar/namespace/\d+)"'), constant("proto/key.cc", "kNamespaceDomain"))
         self.assertEqual(shown(r"key       = SHA-256\( u8 (\d+) "), constant("proto/key.cc", "kKeyVersion"))
         chained = constant("proto/key.cc", "kChainedKeyVersion")
-        self.assertEqual(set(re.findall(r"^(?:block|checkpoint|span|own).*SHA-256\( u8 (\d+) ", PAGE, re.MULTILINE)),
-                         {chained})
+        self.assertEqual(
+            set(re.findall(r"^(?:block|checkpoint|span|own).*SHA-256\( u8 (\d+) ", PAGE, re.MULTILINE)), {chained}
+        )
 
 
 if __name__ == "__main__":

@@ -17,27 +17,45 @@ import subprocess
 
 # Packages that other packages name as needed: their maintainer scripts have run already, they are a package manager's, or of
 # tools that are left out.
-LEFT_OUT = {"adduser", "init-system-helpers", "debconf", "dpkg", "apt", "perl-base", "passwd", "debianutils", "openssl", "python3"}
+LEFT_OUT = {
+    "adduser",
+    "init-system-helpers",
+    "debconf",
+    "dpkg",
+    "apt",
+    "perl-base",
+    "passwd",
+    "debianutils",
+    "openssl",
+    "python3",
+}
 UCX = pathlib.Path("/opt/ucx")  # one that is not Debian's
 SBOM = "usr/share/doc/ashlar/sbom.spdx.json"
-NOT_NEEDED = re.compile(r"^/usr/share/(man|info|locale|lintian|bug|doc/(?!.*/copyright$))"
-                        r"|^/usr/share/(bash-completion|zsh|fish|ashlar)|^/usr/bin/ashlar-|^/lib/systemd|^/etc/(init\.d|default|cron)")
+NOT_NEEDED = re.compile(
+    r"^/usr/share/(man|info|locale|lintian|bug|doc/(?!.*/copyright$))"
+    r"|^/usr/share/(bash-completion|zsh|fish|ashlar)|^/usr/bin/ashlar-|^/lib/systemd|^/etc/(init\.d|default|cron)"
+)
 
 
 def query(package, field):
-    return subprocess.run(["dpkg-query", "-W", f"-f=${{{field}}}", package], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["dpkg-query", "-W", f"-f=${{{field}}}", package], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def installed(name):
-    done = subprocess.run(["dpkg-query", "-W", "-f=${db:Status-Status}", name], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["dpkg-query", "-W", "-f=${db:Status-Status}", name], capture_output=True, text=True, check=False
+    )
     return done.returncode == 0 and done.stdout.startswith("installed")
 
 
 def providers():
     """Virtual packages, by the installed packages that provide them."""
     found = {}
-    for line in subprocess.run(["dpkg-query", "-W", "-f=${Package}\t${Provides}\n"], capture_output=True, text=True,
-                               check=True).stdout.splitlines():
+    for line in subprocess.run(
+        ["dpkg-query", "-W", "-f=${Package}\t${Provides}\n"], capture_output=True, text=True, check=True
+    ).stdout.splitlines():
         package, provides = line.split("\t")
         for name in re.findall(r"[a-z0-9][a-z0-9+.-]+(?= *[(,]|$)", provides):
             found.setdefault(name, package)
@@ -60,14 +78,18 @@ def closure(names):
 
 
 def files(package):
-    for path in subprocess.run(["dpkg-query", "-L", package], capture_output=True, text=True, check=True).stdout.splitlines():
+    for path in subprocess.run(
+        ["dpkg-query", "-L", package], capture_output=True, text=True, check=True
+    ).stdout.splitlines():
         if not NOT_NEEDED.search(path) and os.path.lexists(path):
             yield path
 
 
 def checksums(package, to):
     """dpkg's checksums of the package's files that are under `to`, by which a scanner knows whose file it sees."""
-    done = subprocess.run(["dpkg-query", "--control-show", package, "md5sums"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["dpkg-query", "--control-show", package, "md5sums"], capture_output=True, text=True, check=False
+    )
     lines = done.stdout.splitlines() if done.returncode == 0 else []  # a package of links alone has none
     return "".join(f"{line}\n" for line in sorted(lines) if os.path.lexists(to / line.split(maxsplit=1)[1]))
 
@@ -96,31 +118,65 @@ def bill_of_materials(packages):
     for name, needs in packages.items():
         version, source = query(name, "Version"), query(name, "source:Package")
         architecture = query(name, "Architecture")
-        entries.append({
-            "SPDXID": f"SPDXRef-{name}", "name": name, "versionInfo": version, "downloadLocation": "NOASSERTION",
-            "filesAnalyzed": False, "licenseConcluded": "NOASSERTION", "licenseDeclared": licences(name),
-            "copyrightText": "NOASSERTION", "supplier": f"Person: {query(name, 'Maintainer')}",
-            "sourceInfo": f"source package {source} {query(name, 'source:Version')}",
-            "externalRefs": [{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl",
-                              "referenceLocator": f"pkg:deb/debian/{name}@{version}?arch={architecture}"}]})
-        relations.append({"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES",
-                          "relatedSpdxElement": f"SPDXRef-{name}"})
-        relations += [{"spdxElementId": f"SPDXRef-{name}", "relationshipType": "DEPENDS_ON",
-                       "relatedSpdxElement": f"SPDXRef-{each}"} for each in sorted(set(needs))]
-    extracted = sorted({each for entry in entries for each in re.findall(r"LicenseRef-[\w.+-]+", entry["licenseDeclared"])})
+        entries.append(
+            {
+                "SPDXID": f"SPDXRef-{name}",
+                "name": name,
+                "versionInfo": version,
+                "downloadLocation": "NOASSERTION",
+                "filesAnalyzed": False,
+                "licenseConcluded": "NOASSERTION",
+                "licenseDeclared": licences(name),
+                "copyrightText": "NOASSERTION",
+                "supplier": f"Person: {query(name, 'Maintainer')}",
+                "sourceInfo": f"source package {source} {query(name, 'source:Version')}",
+                "externalRefs": [
+                    {
+                        "referenceCategory": "PACKAGE-MANAGER",
+                        "referenceType": "purl",
+                        "referenceLocator": f"pkg:deb/debian/{name}@{version}?arch={architecture}",
+                    }
+                ],
+            }
+        )
+        relations.append(
+            {
+                "spdxElementId": "SPDXRef-DOCUMENT",
+                "relationshipType": "DESCRIBES",
+                "relatedSpdxElement": f"SPDXRef-{name}",
+            }
+        )
+        relations += [
+            {
+                "spdxElementId": f"SPDXRef-{name}",
+                "relationshipType": "DEPENDS_ON",
+                "relatedSpdxElement": f"SPDXRef-{each}",
+            }
+            for each in sorted(set(needs))
+        ]
+    extracted = sorted(
+        {each for entry in entries for each in re.findall(r"LicenseRef-[\w.+-]+", entry["licenseDeclared"])}
+    )
     digest = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
     return {
-        "spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT", "name": "ashlar",
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": "ashlar",
         "documentNamespace": f"https://ashlar.invalid/sbom/{digest}",
         "creationInfo": {"created": "1970-01-01T00:00:00Z", "creators": ["Tool: ashlar-gather"]},
-        "packages": entries, "relationships": relations,
-        "hasExtractedLicensingInfos": [{"licenseId": each, "extractedText": f"as in /usr/share/doc/*/copyright: {each[11:]}"}
-                                       for each in extracted]}
+        "packages": entries,
+        "relationships": relations,
+        "hasExtractedLicensingInfos": [
+            {"licenseId": each, "extractedText": f"as in /usr/share/doc/*/copyright: {each[11:]}"} for each in extracted
+        ],
+    }
 
 
 def write_users(to, user, group):
-    (to / "etc/passwd").write_text(f"root:x:0:0::/nonexistent:/usr/sbin/nologin\n"
-                                   f"ashlar:x:{user}:{group}::/nonexistent:/usr/sbin/nologin\n")
+    (to / "etc/passwd").write_text(
+        f"root:x:0:0::/nonexistent:/usr/sbin/nologin\nashlar:x:{user}:{group}::/nonexistent:/usr/sbin/nologin\n"
+    )
     (to / "etc/group").write_text(f"root:x:0:\nashlar:x:{group}:\n")
     for folder in ("run/ashlar", "var/lib/ashlar"):
         place = to / folder
@@ -149,14 +205,17 @@ def main():
         for path in files(name):
             copy(path, to)
         (records / name).write_text(
-            subprocess.run(["dpkg-query", "-s", name], capture_output=True, text=True, check=True).stdout)
+            subprocess.run(["dpkg-query", "-s", name], capture_output=True, text=True, check=True).stdout
+        )
         (records / f"{name}.md5sums").write_text(checksums(name, to))
     (to / "etc").mkdir(exist_ok=True)
     folders = ["/usr/lib/x86_64-linux-gnu"]
     if UCX.exists():
         shutil.copytree(UCX, to / UCX.relative_to("/"), symlinks=True)
         folders.insert(0, f"{UCX}/lib")
-    (to / "etc/ld.so.conf").write_text("".join(f"{folder}\n" for folder in folders if (to / folder.lstrip("/")).exists()))
+    (to / "etc/ld.so.conf").write_text(
+        "".join(f"{folder}\n" for folder in folders if (to / folder.lstrip("/")).exists())
+    )
     write_users(to, *(int(word) for word in arguments.user.split(":")))
     subprocess.run(["ldconfig", "-r", to, "-X"], check=True)
     (to / SBOM).parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,10 @@ sys.path.insert(0, str(HERE))
 import panels  # noqa: E402
 
 PAGES = "https://ashlar.example/docs/"  # where they are served, as in deploy/prometheus
-VARIABLES = {"node": 'label_values(up{job="ashlar"}, instance)', "tenant": "label_values(ashlar_landed_bytes_total, tenant)"}
+VARIABLES = {
+    "node": 'label_values(up{job="ashlar"}, instance)',
+    "tenant": "label_values(ashlar_landed_bytes_total, tenant)",
+}
 ROW = re.compile(r"^\| `((?:ashlar|process)_\w+)` \| \w+ \| [^|]* \| ([^|]*) \| ([^|]*) \|$", re.M)
 COLUMNS, WIDTH, HEIGHT = 3, 8, 8
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -29,12 +32,17 @@ def described():
     page = (HERE.parents[1] / "docs/metrics.md").read_text()
     page = re.sub(r"\]\((#[\w-]+)\)", rf"]({PAGES}metrics.md\1)", page)
     page = re.sub(r"\]\((?!https:)([\w.#-]+)\)", rf"]({PAGES}\1)", page)
-    return {name: meaning.strip() + ("" if act.strip() == "–" else f". *When to act:* {act.strip()}") for name, meaning, act in ROW.findall(page)}
+    return {
+        name: meaning.strip() + ("" if act.strip() == "–" else f". *When to act:* {act.strip()}")
+        for name, meaning, act in ROW.findall(page)
+    }
 
 
 def description(panel, metrics):
     text = " ".join(expr for expr, _ in panel.queries)
-    names = dict.fromkeys(re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\b(?:ashlar|process)_\w+", text))
+    names = dict.fromkeys(
+        re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\b(?:ashlar|process)_\w+", text)
+    )
     return "\n\n".join(([panel.says] if panel.says else []) + [f"`{name}`: {metrics[name]}" for name in names])
 
 
@@ -58,8 +66,12 @@ def written(panel, metrics, number, x, y, board):
     if not panel.log:
         defaults["min"] = 0
     if board != "ashlar-node" and any("{{instance}}" in legend for _, legend in panel.queries):
-        defaults["links"] = [{"title": "Node ${__field.labels.instance}",
-                              "url": "/d/ashlar-node?var-node=${__field.labels.instance}&${datasource:queryparam}&${__url_time_range}"}]
+        defaults["links"] = [
+            {
+                "title": "Node ${__field.labels.instance}",
+                "url": "/d/ashlar-node?var-node=${__field.labels.instance}&${datasource:queryparam}&${__url_time_range}",
+            }
+        ]
     return {
         "id": number,
         "title": panel.title,
@@ -68,29 +80,76 @@ def written(panel, metrics, number, x, y, board):
         "datasource": SOURCE,
         "gridPos": {"x": x, "y": y, "w": WIDTH, "h": HEIGHT},
         "fieldConfig": {"defaults": defaults, "overrides": []},
-        "links": [{"title": f"Runbook: {alert}", "url": f"{PAGES}runbooks.md#{alert.lower()}", "targetBlank": True} for alert in panel.alerts],
-        "targets": [{"refId": chr(ord("A") + i), "expr": expr, "legendFormat": legend or "__auto"}
-                    for i, (expr, legend) in enumerate(panel.queries)],
+        "links": [
+            {"title": f"Runbook: {alert}", "url": f"{PAGES}runbooks.md#{alert.lower()}", "targetBlank": True}
+            for alert in panel.alerts
+        ],
+        "targets": [
+            {"refId": chr(ord("A") + i), "expr": expr, "legendFormat": legend or "__auto"}
+            for i, (expr, legend) in enumerate(panel.queries)
+        ],
     }
 
 
 def dashboard(uid, title, variables, rows, metrics):
     chosen = [{"name": "datasource", "type": "datasource", "query": "prometheus"}]
-    chosen += [{"name": name, "type": "query", "datasource": SOURCE, "query": VARIABLES[name], "refresh": 2, "multi": True,
-                "includeAll": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"}} for name in variables]
-    links = [{"title": "Ashlar", "type": "dashboards", "tags": ["ashlar"], "asDropdown": False, "includeVars": True, "keepTime": True}]
-    links += [{"title": name, "type": "link", "url": PAGES + page, "targetBlank": True}
-              for name, page in (("Runbooks", "runbooks.md"), ("Metrics", "metrics.md"))]
+    chosen += [
+        {
+            "name": name,
+            "type": "query",
+            "datasource": SOURCE,
+            "query": VARIABLES[name],
+            "refresh": 2,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+            "current": {"text": "All", "value": "$__all"},
+        }
+        for name in variables
+    ]
+    links = [
+        {
+            "title": "Ashlar",
+            "type": "dashboards",
+            "tags": ["ashlar"],
+            "asDropdown": False,
+            "includeVars": True,
+            "keepTime": True,
+        }
+    ]
+    links += [
+        {"title": name, "type": "link", "url": PAGES + page, "targetBlank": True}
+        for name, page in (("Runbooks", "runbooks.md"), ("Metrics", "metrics.md"))
+    ]
     out, y = [], 0
     for row, of_row in rows.items():
-        out.append({"id": len(out) + 1, "title": row, "type": "row", "collapsed": False, "panels": [],
-                    "gridPos": {"x": 0, "y": y, "w": COLUMNS * WIDTH, "h": 1}})
+        out.append(
+            {
+                "id": len(out) + 1,
+                "title": row,
+                "type": "row",
+                "collapsed": False,
+                "panels": [],
+                "gridPos": {"x": 0, "y": y, "w": COLUMNS * WIDTH, "h": 1},
+            }
+        )
         y += 1
         for i, panel in enumerate(of_row):
             out.append(written(panel, metrics, len(out) + 1, i % COLUMNS * WIDTH, y + i // COLUMNS * HEIGHT, uid))
         y += -(-len(of_row) // COLUMNS) * HEIGHT
-    return {"uid": uid, "title": title, "tags": ["ashlar"], "schemaVersion": 38, "version": 1, "editable": True, "refresh": "30s",
-            "time": {"from": "now-3h", "to": "now"}, "templating": {"list": chosen}, "links": links, "panels": out}
+    return {
+        "uid": uid,
+        "title": title,
+        "tags": ["ashlar"],
+        "schemaVersion": 38,
+        "version": 1,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "templating": {"list": chosen},
+        "links": links,
+        "panels": out,
+    }
 
 
 def main():

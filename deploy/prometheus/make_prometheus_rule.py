@@ -23,7 +23,7 @@ spec:
 
 def text():
     lines = RULES.read_text().splitlines()
-    return HEAD + "".join(f"  {line}\n" if line else "\n" for line in lines[lines.index("groups:"):])
+    return HEAD + "".join(f"  {line}\n" if line else "\n" for line in lines[lines.index("groups:") :])
 
 
 def main():

@@ -88,7 +88,9 @@ class Engine:
         self.keys[slots] = heads
         self.values[slots] = heads
         seen = np.arange(positions[-1] + 1)
-        keys, values = (pages[self.table[seen // PAGE_TOKENS], seen % PAGE_TOKENS] for pages in (self.keys, self.values))
+        keys, values = (
+            pages[self.table[seen // PAGE_TOKENS], seen % PAGE_TOKENS] for pages in (self.keys, self.values)
+        )
         scores = np.einsum("thd,shd->hts", heads, keys)
         scores[:, seen[None, :] > positions[:, None]] = -np.inf
         shares = np.exp(scores - scores.max(axis=2, keepdims=True))

@@ -33,7 +33,12 @@ def main():
     parser.add_argument("--query", type=int, default=32, help="tokens behind the segments")
     parser.add_argument("--runs", type=int, default=5, help="prompts of each kind; medians are shown")
     options = parser.parse_args()
-    results = {"vllm": engines.vllm.__version__, "cores": os.cpu_count(), "load_average": os.getloadavg()[0], "rows": []}
+    results = {
+        "vllm": engines.vllm.__version__,
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "rows": [],
+    }
     model = engines.model_folder("qwen3_5", options.size)
     with tempfile.TemporaryDirectory(prefix="ashlar-segments-") as folder:
         with ashlar.daemon.start(dram="2GiB", folder=folder) as daemon:

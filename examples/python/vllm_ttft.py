@@ -97,6 +97,7 @@ def prompt(seed, tokens):
 
 class Server:
     """In the child: one engine."""
+
     def __init__(self, settings):
         self.llm = vllm.LLM(**settings)
         self.sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=1)
@@ -147,7 +148,12 @@ class Server:
 
 def import_once():
     """Imports for all engines: their collections of garbage then do not look through it, either."""
-    for name in ("vllm.v1.worker.cpu_worker", "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.core.sched.scheduler"):
+    for name in (
+        "vllm.v1.worker.cpu_worker",
+        "vllm.entrypoints.llm",
+        "vllm.v1.engine.core",
+        "vllm.v1.core.sched.scheduler",
+    ):
         importlib.import_module(name)
     torch.cpu._init_amx()  # asks the kernel for the matrix unit; vLLM's attention uses it also where nothing else has
     gc.collect()
@@ -248,7 +254,11 @@ def ashlar_transfer(daemon, **options):
 def median_and_bounds(differences):
     """The median of paired differences, and the order statistics that hold it in 95 of 100 cases."""
     ordered, count, spread = sorted(differences), len(differences), 0.98 * len(differences) ** 0.5
-    return statistics.median(ordered), ordered[max(0, int(count / 2 - spread))], ordered[min(count - 1, int(count / 2 + spread))]
+    return (
+        statistics.median(ordered),
+        ordered[max(0, int(count / 2 - spread))],
+        ordered[min(count - 1, int(count / 2 + spread))],
+    )
 
 
 def one_length(bare, cached, daemon, seed, tokens, repeats):
@@ -289,7 +299,9 @@ def lengths_part(model, name, blocks_of_prompt, options, folder):
             row = {"model": name, "tokens": tokens, "blocks": count, "repeats": turns}
             row |= {f"{kind}_ms": round(1000 * statistics.median(each), 2) for kind, each in times.items()}
             added = [1000 * (cold - without) for cold, without in zip(times["cold"], times["without"])]
-            row |= dict(zip(("added_ms", "added_low_ms", "added_high_ms"), (round(v, 2) for v in median_and_bounds(added))))
+            row |= dict(
+                zip(("added_ms", "added_low_ms", "added_high_ms"), (round(v, 2) for v in median_and_bounds(added)))
+            )
             print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
             row["samples_ms"] = {kind: [round(1000 * value, 2) for value in each] for kind, each in times.items()}
             rows.append(row)
@@ -375,7 +387,9 @@ def rates_part(model, name, options, rates, folder):
             with variant_transfer(variant, f"{folder}/{variant}") as transfer:
                 try:
                     for _ in range(2):
-                        pair.append(Engine(model, document_tokens + 1024, 40, transfer=transfer, environment=environment))
+                        pair.append(
+                            Engine(model, document_tokens + 1024, 40, transfer=transfer, environment=environment)
+                        )
                     for rate in rates:
                         rows.append(one_rate(pair, variant, name, rate, seconds, documents, document_tokens))
                 finally:
@@ -431,7 +445,12 @@ def main():
     parser.add_argument("--document-tokens", type=int, default=2320)
     options = parser.parse_args()
     import_once()
-    results = {"vllm": vllm.__version__, "cores": os.cpu_count(), "load_average": os.getloadavg()[0], "options": vars(options)}
+    results = {
+        "vllm": vllm.__version__,
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "options": vars(options),
+    }
     results |= {"lengths": [], "rates": []}
     blocks = [float(each) if "." in each else int(each) for each in options.blocks.split(",") if each]
     rates = [float(each) for each in options.rates.split(",") if each]

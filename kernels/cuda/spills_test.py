@@ -54,7 +54,18 @@ def compile_command(nvcc, root, architectures, source):
     for architecture in architectures:
         number = architecture.removesuffix("-real")
         command.append(f"--generate-code=arch=compute_{number},code=sm_{number}")
-    return [*command, "-Xptxas", "-v", "-I", str(root), "-I", str(root / "kernels/cuda/gpu"), "-o", "/dev/null", str(source)]
+    return [
+        *command,
+        "-Xptxas",
+        "-v",
+        "-I",
+        str(root),
+        "-I",
+        str(root / "kernels/cuda/gpu"),
+        "-o",
+        "/dev/null",
+        str(source),
+    ]
 
 
 def main():
@@ -62,8 +73,12 @@ def main():
     nvcc, root, architectures = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3].split(",")
     spilled = []
     for source in sys.argv[4:]:
-        run = subprocess.run(compile_command(nvcc, root, architectures, root / "kernels/cuda" / source),
-                             capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            compile_command(nvcc, root, architectures, root / "kernels/cuda" / source),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if run.returncode != 0:
             sys.exit(f"{source} does not compile:\n{run.stdout}{run.stderr}")
         rows = list(read_report(run.stdout + run.stderr))
@@ -71,8 +86,10 @@ def main():
         if len(targets) != len(architectures):
             sys.exit(f"{source}: reports of {sorted(targets)} alone, {architectures} were asked for")
         for kernel, target, registers, stack, stores, loads in rows:
-            print(f"{target:8} {registers:4} registers {stack:4} stack {stores:4} stored {loads:4} loaded  "
-                  f"{source}: {short_name(kernel)}")
+            print(
+                f"{target:8} {registers:4} registers {stack:4} stack {stores:4} stored {loads:4} loaded  "
+                f"{source}: {short_name(kernel)}"
+            )
             if stores or loads:
                 spilled.append((source, target, kernel))
     if spilled:

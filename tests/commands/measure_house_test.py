@@ -35,9 +35,18 @@ class MeasureHouse(unittest.TestCase):
             subprocess.run(["git", "-C", root, "init", "-q"], check=True)
             subprocess.run(["git", "-C", root, "add", "-A"], check=True)
             subprocess.run([ROOT / "tools/measure-house", "--json", figures, root], check=True, capture_output=True)
-            self.assertEqual(json.loads(figures.read_text()), {
-                "markdown_words": 5, "decisions": 1, "readme_lines": 2, "tracked_lines": 15, "json_lines": 2,
-                "public_cc_headers": 1, "unannotated_mutexes": 1})
+            self.assertEqual(
+                json.loads(figures.read_text()),
+                {
+                    "markdown_words": 5,
+                    "decisions": 1,
+                    "readme_lines": 2,
+                    "tracked_lines": 15,
+                    "json_lines": 2,
+                    "public_cc_headers": 1,
+                    "unannotated_mutexes": 1,
+                },
+            )
 
 
 if __name__ == "__main__":

@@ -38,16 +38,26 @@ class Release(unittest.TestCase):
         file.write_text(text)
 
     def git(self, *arguments):
-        return subprocess.run(["git", "-C", self.root, *arguments], env={**os.environ, **NAMES}, capture_output=True, text=True,
-                              check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", self.root, *arguments],
+            env={**os.environ, **NAMES},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
 
     def commit(self):
         self.git("add", "-A")
         self.git("commit", "-qm", "All")
 
     def release(self, *arguments):
-        done = subprocess.run([sys.executable, self.root / "tools/release", *arguments], env={**os.environ, **NAMES},
-                              capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, self.root / "tools/release", *arguments],
+            env={**os.environ, **NAMES},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return done.returncode, done.stdout + done.stderr
 
     def test_what_is_ready_is_tagged_and_gets_its_line(self):
@@ -64,12 +74,17 @@ class Release(unittest.TestCase):
 
     def test_what_is_not_ready_is_named(self):
         for name, text, wrong in (
-                ("CHANGELOG.md", "## 1.2.0 (not released)\n", 'section 1.2.0 says "not released"'),
-                ("CHANGELOG.md", "", "no section ## 1.2.0"),
-                ("CHANGELOG.md", "## 1.3.0 (2031-01-01)\n## 1.2.0 (2030-01-01)\n", "a section behind 1.2.0"),
-                ("CHANGELOG.md", "## 1.2.0 (2030-01-02)\n## 1.0.0 (2028-01-02)\n", "no line for 1.0.0"),
-                ("deploy/kustomize/base/kustomization.yaml", "    newTag: 1.1.0\n", "base/kustomization.yaml: newTag is not 1.2.0"),
-                ("CMakeLists.txt", "project(ashlar VERSION 1.1.0 LANGUAGES CXX)\n", "version 1.1.0 is not above 1.1.0")):
+            ("CHANGELOG.md", "## 1.2.0 (not released)\n", 'section 1.2.0 says "not released"'),
+            ("CHANGELOG.md", "", "no section ## 1.2.0"),
+            ("CHANGELOG.md", "## 1.3.0 (2031-01-01)\n## 1.2.0 (2030-01-01)\n", "a section behind 1.2.0"),
+            ("CHANGELOG.md", "## 1.2.0 (2030-01-02)\n## 1.0.0 (2028-01-02)\n", "no line for 1.0.0"),
+            (
+                "deploy/kustomize/base/kustomization.yaml",
+                "    newTag: 1.1.0\n",
+                "base/kustomization.yaml: newTag is not 1.2.0",
+            ),
+            ("CMakeLists.txt", "project(ashlar VERSION 1.1.0 LANGUAGES CXX)\n", "version 1.1.0 is not above 1.1.0"),
+        ):
             with self.subTest(wrong):
                 kept = (self.root / name).read_text()
                 self.write(name, text)

@@ -16,11 +16,13 @@ import unittest
 
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
 
-PASSES = 'add_test(NAME Passes.{0} COMMAND ${{CMAKE_COMMAND}} -E true)\n'
-FAILS = 'add_test(NAME Fails.{0} COMMAND ${{CMAKE_COMMAND}} -E false)\n'
-SKIPS = ('add_test(NAME Skips.{0} COMMAND ${{CMAKE_COMMAND}} -E echo skip-me)\n'
-         'set_tests_properties(Skips.{0} PROPERTIES SKIP_REGULAR_EXPRESSION skip-me)\n')
-CANNOT_START = 'add_test(NAME CannotStart.{0} COMMAND /nonexistent/{0})\n'
+PASSES = "add_test(NAME Passes.{0} COMMAND ${{CMAKE_COMMAND}} -E true)\n"
+FAILS = "add_test(NAME Fails.{0} COMMAND ${{CMAKE_COMMAND}} -E false)\n"
+SKIPS = (
+    "add_test(NAME Skips.{0} COMMAND ${{CMAKE_COMMAND}} -E echo skip-me)\n"
+    "set_tests_properties(Skips.{0} PROPERTIES SKIP_REGULAR_EXPRESSION skip-me)\n"
+)
+CANNOT_START = "add_test(NAME CannotStart.{0} COMMAND /nonexistent/{0})\n"
 
 
 class TestCommand(unittest.TestCase):
@@ -36,14 +38,21 @@ class TestCommand(unittest.TestCase):
             packages.chmod(0o755)
             lines = "".join(test.format(number) for number, test in enumerate(tests))
             (root / "CMakeLists.txt").write_text(
-                f"cmake_minimum_required(VERSION 3.25)\nproject(small NONE)\nenable_testing()\n{extra}{lines}")
-            (root / "CMakePresets.json").write_text(json.dumps({
-                "version": 6,
-                "configurePresets": [{"name": name, "generator": "Ninja", "binaryDir": "${sourceDir}/build/" + name}
-                                     for name in presets],
-                "buildPresets": [{"name": name, "configurePreset": name} for name in presets],
-                "testPresets": [{"name": name, "configurePreset": name} for name in presets],
-            }))
+                f"cmake_minimum_required(VERSION 3.25)\nproject(small NONE)\nenable_testing()\n{extra}{lines}"
+            )
+            (root / "CMakePresets.json").write_text(
+                json.dumps(
+                    {
+                        "version": 6,
+                        "configurePresets": [
+                            {"name": name, "generator": "Ninja", "binaryDir": "${sourceDir}/build/" + name}
+                            for name in presets
+                        ],
+                        "buildPresets": [{"name": name, "configurePreset": name} for name in presets],
+                        "testPresets": [{"name": name, "configurePreset": name} for name in presets],
+                    }
+                )
+            )
             done = subprocess.run([root / "tools/test", *arguments], capture_output=True, text=True, check=False)
             return done.stdout.splitlines()[-1], done.returncode
 
@@ -69,13 +78,15 @@ class TestCommand(unittest.TestCase):
         self.assertEqual(self.run_over(PASSES, FAILS, arguments=["--filter", "^Passes"]), ("1 passed, 0 failed", 0))
 
     def test_sanitize_adds_up_both_presets(self):
-        self.assertEqual(self.run_over(PASSES, SKIPS, arguments=["--sanitize", "--jobs", "1"]),
-                         ("2 passed, 0 failed, 2 skipped", 0))
+        self.assertEqual(
+            self.run_over(PASSES, SKIPS, arguments=["--sanitize", "--jobs", "1"]), ("2 passed, 0 failed, 2 skipped", 0)
+        )
 
     def test_a_configuration_or_build_that_fails_is_a_failure(self):
         self.assertEqual(self.run_over(PASSES, extra="message(FATAL_ERROR no)\n"), ("0 passed, 1 failed", 1))
-        self.assertEqual(self.run_over(PASSES, extra="add_custom_target(no ALL COMMAND false)\n"),
-                         ("0 passed, 1 failed", 1))
+        self.assertEqual(
+            self.run_over(PASSES, extra="add_custom_target(no ALL COMMAND false)\n"), ("0 passed, 1 failed", 1)
+        )
 
     def test_unknown_options_are_refused(self):
         done = subprocess.run([ROOT / "tools/test", "--nonsense"], capture_output=True, text=True, check=False)

@@ -50,7 +50,8 @@ def packed():
         root.mkdir(parents=True)
         run("debootstrap", "--variant=minbase", SUITE, root, MIRROR)
         (root / "etc/apt/sources.list").write_text(
-            f"deb {MIRROR} {SUITE} main\ndeb {MIRROR} {SUITE}-updates main\n{SECURITY}")
+            f"deb {MIRROR} {SUITE} main\ndeb {MIRROR} {SUITE}-updates main\n{SECURITY}"
+        )
         shutil.rmtree(root / "var/cache/apt/archives")
         (root / "var/cache/apt/archives/partial").mkdir(parents=True)
         run("tar", "-C", root, "-cf", f"{archive}.part", ".")
@@ -155,5 +156,6 @@ shortest.main(sys.argv[1], sys.argv[2])
 def serve_an_engine(sockets, uid, gid):
     """An engine of this build, outside of the root, asks the daemon behind `sockets`. Returns its lines."""
     environment = {**os.environ, "EXAMPLES": str(SOURCE / "examples/python"), "PYTHONDONTWRITEBYTECODE": "1"}
-    return run(sys.executable, "-c", ENGINE, f"{sockets}/rpc.sock", f"{sockets}/session.sock", uid, gid,
-               env=environment).splitlines()
+    return run(
+        sys.executable, "-c", ENGINE, f"{sockets}/rpc.sock", f"{sockets}/session.sock", uid, gid, env=environment
+    ).splitlines()

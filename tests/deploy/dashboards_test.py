@@ -58,20 +58,31 @@ class Dashboards(unittest.TestCase):
         self.assertGreater(count, 0)
 
     def test_units_by_suffix(self):
-        for query, unit in (("sum by (to) (rate(ashlar_copied_bytes_total{}[5m]))", "Bps"), ("ashlar_unsaved_bytes", "bytes"),
-                            ("histogram_quantile(0.5, sum by (le) (rate(ashlar_rpc_duration_seconds_bucket[5m])))", "s"),
-                            ("sum(rate(process_cpu_seconds_total[5m]))", "suffix: cores"), ("ashlar:tier_used:ratio", "percentunit"),
-                            ("ashlar:lookup_saved_seconds:ratio_rate5m", "s"), ("ashlar_leases", "short")):
+        for query, unit in (
+            ("sum by (to) (rate(ashlar_copied_bytes_total{}[5m]))", "Bps"),
+            ("ashlar_unsaved_bytes", "bytes"),
+            ("histogram_quantile(0.5, sum by (le) (rate(ashlar_rpc_duration_seconds_bucket[5m])))", "s"),
+            ("sum(rate(process_cpu_seconds_total[5m]))", "suffix: cores"),
+            ("ashlar:tier_used:ratio", "percentunit"),
+            ("ashlar:lookup_saved_seconds:ratio_rate5m", "s"),
+            ("ashlar_leases", "short"),
+        ):
             self.assertEqual(unit_of(query), unit, query)
         count = 0
         for panel in self.panels():
             for target in panel["targets"]:
-                self.assertRegex(panel["fieldConfig"]["defaults"]["unit"], f"^{unit_of(target['expr'])}$", f"{panel['title']}: {target['expr']}")
+                self.assertRegex(
+                    panel["fieldConfig"]["defaults"]["unit"],
+                    f"^{unit_of(target['expr'])}$",
+                    f"{panel['title']}: {target['expr']}",
+                )
                 count += 1
         self.assertGreater(count, 60)
 
     def test_every_panel_is_described_by_its_metrics(self):
-        page = dict(re.findall(r"^\| `(\w+)` \| \w+ \| [^|]* \| ([^|]*) \|", (ROOT / "docs/metrics.md").read_text(), re.M))
+        page = dict(
+            re.findall(r"^\| `(\w+)` \| \w+ \| [^|]* \| ([^|]*) \|", (ROOT / "docs/metrics.md").read_text(), re.M)
+        )
         for panel in self.panels():
             self.assertGreater(len(panel["description"]), 20, panel["title"])
             for name in METRIC.findall(" ".join(target["expr"] for target in panel["targets"])):
@@ -90,19 +101,33 @@ class Dashboards(unittest.TestCase):
             board = json.loads(file.read_text())
             self.assertEqual([link["title"] for link in board["links"]], ["Ashlar", "Runbooks", "Metrics"])
             self.assertEqual(board["panels"][0]["type"], "row")
-        to_nodes = {panel["title"] for panel in self.panels()
-                    if any(link["url"].startswith("/d/ashlar-node?") for link in panel["fieldConfig"]["defaults"].get("links", []))}
+        to_nodes = {
+            panel["title"]
+            for panel in self.panels()
+            if any(
+                link["url"].startswith("/d/ashlar-node?") for link in panel["fieldConfig"]["defaults"].get("links", [])
+            )
+        }
         self.assertIn("Tokens reused by node", to_nodes)
 
     def test_an_alert_that_a_panel_names_has_its_threshold_there(self):
         """Where the alert is about the value itself."""
-        wanted = {"AshlarSlowLookups": 0.1, "AshlarTierDegraded": 1, "AshlarSlowFabric": 1, "AshlarErasureStuck": 300,
-                  "AshlarDirectoryLost": 1, "AshlarReloadRefused": 1, "AshlarRestarts": 3}
+        wanted = {
+            "AshlarSlowLookups": 0.1,
+            "AshlarTierDegraded": 1,
+            "AshlarSlowFabric": 1,
+            "AshlarErasureStuck": 300,
+            "AshlarDirectoryLost": 1,
+            "AshlarReloadRefused": 1,
+            "AshlarRestarts": 3,
+        }
         found = {}
         for panel in self.panels():
             for link in panel["links"]:
                 steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-                found.setdefault(link["title"].removeprefix("Runbook: "), []).extend(step["value"] for step in steps if step["value"])
+                found.setdefault(link["title"].removeprefix("Runbook: "), []).extend(
+                    step["value"] for step in steps if step["value"]
+                )
                 self.assertEqual([step["value"] for step in steps[1:]], sorted(step["value"] for step in steps[1:]))
         for alert, value in wanted.items():
             self.assertIn(value, found[alert], alert)

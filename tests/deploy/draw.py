@@ -89,14 +89,19 @@ def stack(found):
 
 def draw_panel(panel, found, left, top, end):
     unit = panel["fieldConfig"]["defaults"]["unit"]
-    parts = [f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="#fff" stroke="#c0bfbc"/>',
-             text(left + 8, top + 17, panel["title"], 12 if len(panel["title"]) < 40 else 10.5, 'font-weight="bold"')]
+    parts = [
+        f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="#fff" stroke="#c0bfbc"/>',
+        text(left + 8, top + 17, panel["title"], 12 if len(panel["title"]) < 40 else 10.5, 'font-weight="bold"'),
+    ]
     if not found:
         return [*parts, text(left + 8, top + 60, "no data", 12)]
     if panel["type"] == "stat":
         words = [f"{shown(points[-1][1], unit)} {name}".strip() for name, points in found]
         size = 34 if len(words) == 1 else 24
-        return parts + [text(left + WIDTH / 2, top + 105 + 34 * i, each, size, 'text-anchor="middle"') for i, each in enumerate(words)]
+        return parts + [
+            text(left + WIDTH / 2, top + 105 + 34 * i, each, size, 'text-anchor="middle"')
+            for i, each in enumerate(words)
+        ]
     custom = panel["fieldConfig"]["defaults"]["custom"]
     stacked = custom.get("stacking", {}).get("mode") == "normal"
     found = sorted(found, key=lambda each: -each[1][-1][1])[:MOST_SERIES]
@@ -138,9 +143,12 @@ def draw_dashboard(prometheus, file, out, end, names):
         parts += draw_panel(panel, found, GAP + column * (WIDTH + GAP), top, end)
         column += 1
     wide, high = GAP + COLUMNS * (WIDTH + GAP), top + HEIGHT + GAP
-    out.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" font-family="sans-serif" fill="#241f31">\n'
-                   f'<rect width="{wide}" height="{high}" fill="#f6f5f4"/>\n{text(GAP, 22, board["title"], 16)}\n'
-                   + "\n".join(parts) + "\n</svg>\n")
+    out.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" font-family="sans-serif" fill="#241f31">\n'
+        f'<rect width="{wide}" height="{high}" fill="#f6f5f4"/>\n{text(GAP, 22, board["title"], 16)}\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
 
 
 def draw_terminal(lines, out):
@@ -155,8 +163,10 @@ def draw_terminal(lines, out):
         colour = ' fill="#241f31"' if codes and codes[0] == "7" else ""
         rows.append(f'<text x="12" y="{y}" xml:space="preserve"{bold}{colour}>{html.escape(plain)}</text>')
     wide, high = 12 + 100 * 8.43, 34 + 17 * len(lines)
-    out.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.0f}" height="{high}" font-family="monospace" font-size="14" fill="#deddda">\n'
-                   f'<rect width="{wide:.0f}" height="{high}" rx="6" fill="#241f31"/>\n' + "\n".join(rows) + "\n</svg>\n")
+    out.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.0f}" height="{high}" font-family="monospace" font-size="14" fill="#deddda">\n'
+        f'<rect width="{wide:.0f}" height="{high}" rx="6" fill="#241f31"/>\n' + "\n".join(rows) + "\n</svg>\n"
+    )
 
 
 def top_of(admin_socket):
@@ -177,8 +187,21 @@ def top_of(admin_socket):
 
 
 def photograph(url, out, size):
-    subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={size}",
-                    f"--screenshot={out}", url], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            f"--window-size={size}",
+            f"--screenshot={out}",
+            url,
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
 
 
 def main():

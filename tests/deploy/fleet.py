@@ -17,9 +17,16 @@ class Etcd:
     def __init__(self, folder):
         self.address = f"127.0.0.1:{monitoring.free_port()}"
         peers = f"http://127.0.0.1:{monitoring.free_port()}"
-        self._command = ["etcd", "--name=trial", f"--data-dir={folder}/etcd", f"--listen-client-urls=http://{self.address}",
-                         f"--advertise-client-urls=http://{self.address}", f"--listen-peer-urls={peers}",
-                         f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=trial={peers}"]
+        self._command = [
+            "etcd",
+            "--name=trial",
+            f"--data-dir={folder}/etcd",
+            f"--listen-client-urls=http://{self.address}",
+            f"--advertise-client-urls=http://{self.address}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            f"--initial-cluster=trial={peers}",
+        ]
         self.start()
 
     def start(self):
@@ -61,9 +68,13 @@ class Fleet:
         sections = {"metrics": {"tenants": "named"}, "scrub": {"bytes_per_second": "4MiB"}}
         if self.etcd is not None:
             sections["cluster"] = {
-                "node": name, "control_address": f"127.0.0.1:{monitoring.free_port()}",
-                "transport_address": f"127.0.0.1:{monitoring.free_port()}", "tls": {"insecure": True}, "announce": "all",
-                "etcd": {"endpoints": [self.etcd.address]}}
+                "node": name,
+                "control_address": f"127.0.0.1:{monitoring.free_port()}",
+                "transport_address": f"127.0.0.1:{monitoring.free_port()}",
+                "tls": {"insecure": True},
+                "announce": "all",
+                "etcd": {"endpoints": [self.etcd.address]},
+            }
         daemon, port = load.start_daemon(folder, disk, **sections)
         cleanup.callback(daemon.stop)
         engine = load.Load(daemon.rpc_socket, daemon.session_socket, seed=len(self.nodes))

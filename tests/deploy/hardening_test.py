@@ -49,8 +49,12 @@ class Hardening(unittest.TestCase):
     def test_indirect_branches_are_marked(self):
         # The linker drops the note where one object lacks the marks, as Debian's start files and libraries may; ours have them.
         def check(binary):
-            code = subprocess.run(["objdump", "-d", "--no-show-raw-insn", "-j", ".text", binary], capture_output=True,
-                                  text=True, check=True).stdout
+            code = subprocess.run(
+                ["objdump", "-d", "--no-show-raw-insn", "-j", ".text", binary],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
             ours = re.findall(r"^[0-9a-f]+ <(_ZN6ashlar\w*)>:\n\s*[0-9a-f]+:\s+(\w+)", code, re.M)
             marked = sum(first == "endbr64" for _, first in ours)
             self.assertGreater(len(ours), 100)

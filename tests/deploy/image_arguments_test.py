@@ -31,7 +31,9 @@ class Arguments(unittest.TestCase):
         self.programs = pathlib.Path(self.folder.name, "bin")  # no nvcc, wherever this runs
         self.programs.mkdir()
         for name in ("sed", "tr", "wc", "printf"):
-            found = subprocess.run(["sh", "-c", f"command -v {name}"], capture_output=True, text=True, check=True).stdout.strip()
+            found = subprocess.run(
+                ["sh", "-c", f"command -v {name}"], capture_output=True, text=True, check=True
+            ).stdout.strip()
             if found.startswith("/"):
                 (self.programs / name).symlink_to(found)
 
@@ -40,14 +42,24 @@ class Arguments(unittest.TestCase):
 
     def check(self, package="built", **arguments):
         """Returns the objection to the arguments; empty where there is none."""
-        done = subprocess.run(["/bin/sh", CONTAINER / "check_arguments.sh", package, self.base], capture_output=True, text=True,
-                              check=False, env={"PATH": str(self.programs), **arguments})
+        done = subprocess.run(
+            ["/bin/sh", CONTAINER / "check_arguments.sh", package, self.base],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": str(self.programs), **arguments},
+        )
         self.assertEqual(done.returncode == 0, done.stderr == "", done.stderr)
         return done.stderr
 
     def build_ucx(self, url, checksum):
-        done = subprocess.run(["/bin/sh", CONTAINER / "build_ucx.sh", url, checksum, f"{self.folder.name}/ucx"],
-                              capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": self.folder.name})
+        done = subprocess.run(
+            ["/bin/sh", CONTAINER / "build_ucx.sh", url, checksum, f"{self.folder.name}/ucx"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "TMPDIR": self.folder.name},
+        )
         self.assertEqual(done.returncode, 1)
         return done.stderr
 
@@ -67,7 +79,9 @@ class Arguments(unittest.TestCase):
 
     def test_cuda_needs_its_compiler(self):
         wanted = {"CMAKE_OPTIONS": "-DASHLAR_TESTS=OFF -DASHLAR_CUDA=ON"}
-        self.assertIn("build argument CMAKE_OPTIONS: ASHLAR_CUDA=ON needs nvcc, and BUILD_BASE has none", self.check(**wanted))
+        self.assertIn(
+            "build argument CMAKE_OPTIONS: ASHLAR_CUDA=ON needs nvcc, and BUILD_BASE has none", self.check(**wanted)
+        )
         self.assertEqual(self.check(CMAKE_OPTIONS="-DASHLAR_CUDA=ON -DCMAKE_CUDA_COMPILER=/opt/cuda/nvcc"), "")
         compiler = self.base / "usr/local/cuda/bin/nvcc"
         compiler.parent.mkdir(parents=True)
@@ -87,7 +101,9 @@ class Arguments(unittest.TestCase):
         self.assertIn("build argument UCX_URL", self.check(UCX_URL="https://example.org/ucx.zip", UCX_SHA256=SUM))
 
     def test_a_package_that_is_there_takes_none_of_them(self):
-        self.assertIn("build argument UCX_URL", self.check("given", UCX_URL="https://example.org/ucx.tar.gz", UCX_SHA256=SUM))
+        self.assertIn(
+            "build argument UCX_URL", self.check("given", UCX_URL="https://example.org/ucx.tar.gz", UCX_SHA256=SUM)
+        )
         self.assertIn("build argument CMAKE_OPTIONS", self.check("given", CMAKE_OPTIONS="-DASHLAR_CUDA=ON"))
 
     @unittest.skipUnless(pathlib.Path("/usr/bin/curl").exists(), "curl is not installed")

@@ -74,9 +74,26 @@ class Image(unittest.TestCase):
         shutil.copytree(SOURCE / "deploy/container", context / "deploy/container")
         (context / "package").mkdir()
         shutil.copy(cls.package, context / "package")
-        cls.buildah("bud", "--isolation", "chroot", "--network", "host", "--format", "docker", "--build-arg", f"BASE={BASE}",
-                    "--build-arg", "PACKAGE=given", "--timestamp", "0", "-f", context / "deploy/container/Containerfile",
-                    "-t", image, context)
+        cls.buildah(
+            "bud",
+            "--isolation",
+            "chroot",
+            "--network",
+            "host",
+            "--format",
+            "docker",
+            "--build-arg",
+            f"BASE={BASE}",
+            "--build-arg",
+            "PACKAGE=given",
+            "--timestamp",
+            "0",
+            "-f",
+            context / "deploy/container/Containerfile",
+            "-t",
+            image,
+            context,
+        )
 
     @classmethod
     def buildah(cls, *arguments):
@@ -113,6 +130,7 @@ class Image(unittest.TestCase):
 
     def check_owners(self, root, packages):
         """Every file is as some package has it, or is one that gather.py writes. Links lead to such files."""
+
         def place(name):
             return str(pathlib.Path(os.path.realpath(root / name)).relative_to(root))
 
@@ -121,13 +139,18 @@ class Image(unittest.TestCase):
             for line in (root / RECORDS / f"{package}.md5sums").read_text().splitlines():
                 digest, name = line.split(maxsplit=1)
                 sums[place(name)] = digest
-            settings.update(place(name) for name in re.findall(r"^ /(\S+) [0-9a-f]{32}$", (root / RECORDS / package).read_text(), re.M))
+            settings.update(
+                place(name)
+                for name in re.findall(r"^ /(\S+) [0-9a-f]{32}$", (root / RECORDS / package).read_text(), re.M)
+            )
         self.assertGreater(len(sums), len(packages))
         for path in root.rglob("*"):
             name = str(path.relative_to(root))
             if path.is_symlink():
                 target = pathlib.Path(os.readlink(path))
-                lexical = os.path.normpath(root / str(target).lstrip("/") if target.is_absolute() else path.parent / target)
+                lexical = os.path.normpath(
+                    root / str(target).lstrip("/") if target.is_absolute() else path.parent / target
+                )
                 self.assertTrue(os.path.lexists(lexical), f"{name}: leads to {target}, which is not there")
             elif path.is_file() and name in sums:
                 self.assertEqual(hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest(), sums[name], name)
@@ -161,9 +184,19 @@ class Image(unittest.TestCase):
             found = set()
             for path in root.rglob("*"):
                 at = path.lstat()
-                content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
-                found.add((str(path.relative_to(root)), oct(at.st_mode), at.st_uid, at.st_gid, at.st_mtime_ns,
-                           hashlib.sha256(content).hexdigest()))
+                content = (
+                    os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+                )
+                found.add(
+                    (
+                        str(path.relative_to(root)),
+                        oct(at.st_mode),
+                        at.st_uid,
+                        at.st_gid,
+                        at.st_mtime_ns,
+                        hashlib.sha256(content).hexdigest(),
+                    )
+                )
             return found
         finally:
             self.buildah("rm", name)
@@ -191,13 +224,24 @@ class Image(unittest.TestCase):
         bundle = json.loads((work / "config.json").read_text())
         bundle["root"] = {"path": root, "readonly": True}
         uid, gid = map(int, image["User"].split(":"))
-        bundle["process"].update(terminal=False, user={"uid": uid, "gid": gid}, args=image["Entrypoint"] + image["Cmd"],
-                                 env=image["Env"], capabilities={kind: [] for kind in bundle["process"]["capabilities"]},
-                                 noNewPrivileges=True, rlimits=[])
+        bundle["process"].update(
+            terminal=False,
+            user={"uid": uid, "gid": gid},
+            args=image["Entrypoint"] + image["Cmd"],
+            env=image["Env"],
+            capabilities={kind: [] for kind in bundle["process"]["capabilities"]},
+            noNewPrivileges=True,
+            rlimits=[],
+        )
         bundle["mounts"] = [mount for mount in bundle["mounts"] if not mount["destination"].startswith("/sys")]
-        bundle["mounts"] += [{"destination": inside, "source": str(work / outside), "type": "bind", "options": ["rbind", rights]}
-                             for outside, inside, rights in (("ashlard.yaml", "/etc/ashlar/ashlard.yaml", "ro"),
-                                                             ("sockets", "/run/ashlar", "rw"), ("disk", "/var/lib/ashlar", "rw"))]
+        bundle["mounts"] += [
+            {"destination": inside, "source": str(work / outside), "type": "bind", "options": ["rbind", rights]}
+            for outside, inside, rights in (
+                ("ashlard.yaml", "/etc/ashlar/ashlard.yaml", "ro"),
+                ("sockets", "/run/ashlar", "rw"),
+                ("disk", "/var/lib/ashlar", "rw"),
+            )
+        ]
         bundle["linux"].pop("resources", None)
         bundle["linux"]["seccomp"] = json.loads((SOURCE / "deploy/nodes/seccomp/ashlard.json").read_text())
         (work / "config.json").write_text(json.dumps(bundle))
@@ -207,8 +251,15 @@ class Image(unittest.TestCase):
         command = ["crun", "--root", f"{work}/state", "--cgroup-manager=disabled", *arguments]
         if pathlib.Path("/sys/fs/cgroup/cgroup.controllers").exists():
             return command
-        return ["unshare", "--mount", "sh", "-c", 'umount -l /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; exec "$@"', "sh",
-                *command]
+        return [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            'umount -l /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; exec "$@"',
+            "sh",
+            *command,
+        ]
 
     def run_bundle(self, work):
         with open(work / "log", "wb") as log:
@@ -216,15 +267,34 @@ class Image(unittest.TestCase):
 
         def inside(*command):
             """As the container's user, in its namespaces; crun itself would first put the process into cgroups."""
-            state = subprocess.run(self.crun(work, "state", CONTAINER), capture_output=True, text=True, check=False).stdout
+            state = subprocess.run(
+                self.crun(work, "state", CONTAINER), capture_output=True, text=True, check=False
+            ).stdout
             if not state:
                 return ""
             pid = json.loads(state)["pid"]
-            return subprocess.run(["nsenter", f"--target={pid}", "--mount", "--net", "--pid", "--ipc", "--uts", f"--setuid={USER}",
-                                   f"--setgid={GROUP}", *command], capture_output=True, text=True, check=False).stdout
+            return subprocess.run(
+                [
+                    "nsenter",
+                    f"--target={pid}",
+                    "--mount",
+                    "--net",
+                    "--pid",
+                    "--ipc",
+                    "--uts",
+                    f"--setuid={USER}",
+                    f"--setgid={GROUP}",
+                    *command,
+                ],
+                capture_output=True,
+                text=True,
+                check=False,
+            ).stdout
 
         try:
-            bare_root.wait_for(lambda: inside("/usr/bin/ashlarctl", "health") == "serving\n", "the daemon answers", container)
+            bare_root.wait_for(
+                lambda: inside("/usr/bin/ashlarctl", "health") == "serving\n", "the daemon answers", container
+            )
             first, second = bare_root.serve_an_engine(work / "sockets", uid=2000, gid=GROUP)
             self.assertRegex(second, r"^[1-9]\d* of \d+ tokens from the cache")
             self.assertIn("serving", inside("/usr/bin/ashlarctl", "status"))

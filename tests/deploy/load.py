@@ -31,12 +31,19 @@ STATE = shortest.HEADS * shortest.DIM**2
 def start_daemon(folder, ssd_folder=None, **sections):
     """A daemon whose memory and disk are soon full. Returns it, and the port of its metrics."""
     port = monitoring.free_port()
-    tenants = [{"name": "default", "uids": [os.getuid()], "dram_bytes": "16MiB", "ssd_bytes": "32MiB"},
-               {"name": "neighbour", "uids": [NEIGHBOUR], "dram_bytes": "8MiB", "ssd_bytes": "16MiB"}]
+    tenants = [
+        {"name": "default", "uids": [os.getuid()], "dram_bytes": "16MiB", "ssd_bytes": "32MiB"},
+        {"name": "neighbour", "uids": [NEIGHBOUR], "dram_bytes": "8MiB", "ssd_bytes": "16MiB"},
+    ]
     if ssd_folder is not None:
         sections["ssd"] = {"folder": ssd_folder, "capacity_bytes": "48MiB", "admission": "all"}
-    daemon = ashlar.daemon.start(dram="24MiB", arena="1MiB", ssd="" if ssd_folder else "48MiB", folder=folder,
-                                 config={"tenants": tenants, **sections})
+    daemon = ashlar.daemon.start(
+        dram="24MiB",
+        arena="1MiB",
+        ssd="" if ssd_folder else "48MiB",
+        folder=folder,
+        config={"tenants": tenants, **sections},
+    )
     daemon.stop()
     config = pathlib.Path(folder, "ashlard.yaml")
     config.write_text(config.read_text().replace("listen: {", f'listen: {{metrics_address: "127.0.0.1:{port}", ', 1))
@@ -97,7 +104,9 @@ class Load:
                 request.advance(shortest.LINEAR, 0, request.plan.prefix_tokens, state)
             if request.finish() != ashlar.Verdict.OK:
                 return
-            self._cache.commit(tokens, [(len(tokens), [ashlar.LinearTensors(shortest.LINEAR, state)])], page_table=table)
+            self._cache.commit(
+                tokens, [(len(tokens), [ashlar.LinearTensors(shortest.LINEAR, state)])], page_table=table
+            )
 
     def stop(self):
         self._stop.set()
@@ -108,8 +117,11 @@ class Neighbour:
     """The second tenant's load, in a process of its own: it is another user."""
 
     def __init__(self, rpc_socket, session_socket, seed):
-        self._process = subprocess.Popen([sys.executable, __file__, rpc_socket, session_socket, str(seed), str(NEIGHBOUR)],
-                                         stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, rpc_socket, session_socket, str(seed), str(NEIGHBOUR)],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
 
     def stop(self):
         ended = self._process.poll()

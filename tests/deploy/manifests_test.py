@@ -28,8 +28,12 @@ VERSIONS = 3  # the latest that the package knows
 # Kinds that Kubernetes' own schemas do not have, with the fields that their definitions require.
 CUSTOM = {
     "PodMonitor": lambda spec: spec["selector"] and all(point["port"] for point in spec["podMetricsEndpoints"]),
-    "PrometheusRule": lambda spec: all(rule["expr"] and ("record" in rule or rule["annotations"]["runbook_url"])
-                                       for group in spec["groups"] if group["name"] for rule in group["rules"]),
+    "PrometheusRule": lambda spec: all(
+        rule["expr"] and ("record" in rule or rule["annotations"]["runbook_url"])
+        for group in spec["groups"]
+        if group["name"]
+        for rule in group["rules"]
+    ),
     "Issuer": lambda spec: spec["ca"]["secretName"],
     "Certificate": lambda spec: spec["secretName"] and spec["issuerRef"]["name"] and spec["commonName"],
 }
@@ -49,8 +53,12 @@ class Manifests(unittest.TestCase):
     def setUpClass(cls):
         cls.rendered, cls.warned = {}, {}
         for overlay in OVERLAYS:
-            done = subprocess.run(["kubectl", "kustomize", ROOT / "deploy/kustomize" / overlay], capture_output=True,
-                                  text=True, check=False)
+            done = subprocess.run(
+                ["kubectl", "kustomize", ROOT / "deploy/kustomize" / overlay],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             if done.returncode != 0:
                 raise AssertionError(f"{overlay}: {done.stderr}")
             cls.warned[overlay] = done.stderr
@@ -65,7 +73,8 @@ class Manifests(unittest.TestCase):
             here = os.path.relpath(ROOT / "deploy/kustomize", os.path.realpath(folder))
             pathlib.Path(folder, "kustomization.yaml").write_text(
                 "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
-                f"resources: [{here}/base]\ncomponents: [{here}/{component}]\n")
+                f"resources: [{here}/base]\ncomponents: [{here}/{component}]\n"
+            )
             done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise AssertionError(f"{component}: {done.stderr}")
@@ -139,7 +148,9 @@ class Manifests(unittest.TestCase):
     def test_the_daemon_is_probed_drained_and_updated_one_node_at_a_time(self):
         for name, each in self.objects("DaemonSet"):
             self.assertEqual(each["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"], 1, name)
-            self.assertGreaterEqual(each["spec"]["minReadySeconds"], 30, f"{name}: peers connect before the next one stops")
+            self.assertGreaterEqual(
+                each["spec"]["minReadySeconds"], 30, f"{name}: peers connect before the next one stops"
+            )
             pod = each["spec"]["template"]["spec"]
             container = next(container for container in pod["containers"] if container["name"] == "ashlard")
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -160,7 +171,9 @@ class Manifests(unittest.TestCase):
             mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
             for section in ("tls", "etcd"):
                 for file in ("ca_file", "cert_file", "key_file"):
-                    self.assertIn(str(pathlib.PurePath(config[section][file]).parent), mounts, f"{name}: {section}.{file}")
+                    self.assertIn(
+                        str(pathlib.PurePath(config[section][file]).parent), mounts, f"{name}: {section}.{file}"
+                    )
 
     def test_engines_reach_two_sockets_and_not_the_operators(self):
         """The maker of an engine's pod chooses its user: mode 0600 alone does not keep the daemon's own user out."""
@@ -173,10 +186,15 @@ class Manifests(unittest.TestCase):
             for field in ("rpc_socket", "session_socket"):
                 self.assertIn(str(pathlib.PurePath(listen[field]).parent), shared, name)
             pod = each["spec"]["template"]["spec"]
-            place = next(mount["name"] for mount in pod["containers"][0]["volumeMounts"]
-                         if mount["mountPath"] == str(pathlib.PurePath(listen["admin_socket"]).parent))
+            place = next(
+                mount["name"]
+                for mount in pod["containers"][0]["volumeMounts"]
+                if mount["mountPath"] == str(pathlib.PurePath(listen["admin_socket"]).parent)
+            )
             self.assertIn("emptyDir", next(volume for volume in pod["volumes"] if volume["name"] == place), name)
-            self.assertIn({"name": "ASHLAR_ADMIN_SOCKET", "value": listen["admin_socket"]}, pod["containers"][0]["env"], name)
+            self.assertIn(
+                {"name": "ASHLAR_ADMIN_SOCKET", "value": listen["admin_socket"]}, pod["containers"][0]["env"], name
+            )
 
     def test_an_engine_starts_where_no_daemon_was(self):
         """The kubelet makes the folder, root's, for whoever comes first; the daemon's init container takes that same folder over."""
@@ -188,7 +206,11 @@ class Manifests(unittest.TestCase):
             self.assertIn(wanted[0], [volume.get("hostPath") for volume in pod["volumes"]], name)
             context = pod["securityContext"]
             done = pod["initContainers"][0]["args"][0]
-            self.assertRegex(done, rf"^chown {context['runAsUser']}:{context['runAsGroup']} /run/ashlar .*&& chmod 0750 /run/ashlar ", name)
+            self.assertRegex(
+                done,
+                rf"^chown {context['runAsUser']}:{context['runAsGroup']} /run/ashlar .*&& chmod 0750 /run/ashlar ",
+                name,
+            )
             self.assertIn(context["runAsGroup"], engine["securityContext"]["supplementalGroups"], name)
             self.assertNotRegex(done, r"\brm\b", "a folder that is made anew is not the one that engines have mounted")
 
@@ -196,10 +218,18 @@ class Manifests(unittest.TestCase):
         for name, each in self.objects("DaemonSet"):
             self.assertEqual(yaml.safe_load(self.config_of(name))["metrics"]["tenants"], "named", name)
             rendered = self.rendered[name.rsplit(" DaemonSet/")[0]]
-            guard = next(other for other in rendered if other["kind"] == "NetworkPolicy" and other["metadata"]["name"] == "ashlard")
-            self.assertEqual(guard["spec"]["podSelector"]["matchLabels"], each["spec"]["template"]["metadata"]["labels"])
-            self.assertEqual([rule["from"] for rule in guard["spec"]["ingress"]],
-                             [[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]])
+            guard = next(
+                other
+                for other in rendered
+                if other["kind"] == "NetworkPolicy" and other["metadata"]["name"] == "ashlard"
+            )
+            self.assertEqual(
+                guard["spec"]["podSelector"]["matchLabels"], each["spec"]["template"]["metadata"]["labels"]
+            )
+            self.assertEqual(
+                [rule["from"] for rule in guard["spec"]["ingress"]],
+                [[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]],
+            )
         row = re.search(r"^\| local user of no tenant \|.*$", (ROOT / "SECURITY.md").read_text(), re.M)[0]
         for setting in ("`metrics.tenants: summed`", "`named`"):
             self.assertIn(setting, row, "who can read tenants' names depends on it")
@@ -209,7 +239,12 @@ class Manifests(unittest.TestCase):
         found = 0
         for name, each in self.objects("DaemonSet"):
             pod = each["spec"]["template"]["spec"]
-            modes = [volume[kind]["defaultMode"] for volume in pod["volumes"] for kind in ("secret", "projected") if kind in volume]
+            modes = [
+                volume[kind]["defaultMode"]
+                for volume in pod["volumes"]
+                for kind in ("secret", "projected")
+                if kind in volume
+            ]
             for mode in modes:
                 self.assertEqual(mode & 0o7, 0, f"{name}: nobody else reads keys")
                 self.assertTrue(mode & 0o40, name)
@@ -241,17 +276,31 @@ class Manifests(unittest.TestCase):
             with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
                 file.write(self.config_of(overlay))
                 file.flush()
-                done = subprocess.run([ASHLARD, "--config", file.name, "--check-config"], capture_output=True, text=True,
-                                      check=False, env=environment)
+                done = subprocess.run(
+                    [ASHLARD, "--config", file.name, "--check-config"],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    env=environment,
+                )
                 self.assertEqual(done.returncode, 0, f"{overlay}: {done.stderr}")
                 self.assertEqual(yaml.safe_load(done.stdout)["listen"]["metrics_address"], "0.0.0.0:9464")
 
     def test_the_pages_rules_for_other_dns_are_accepted(self):
-        page = (ROOT / "deploy/kustomize/README.md").read_text().split("\n## What your platform may need\n")[1].split("\n## ")[0]
+        page = (
+            (ROOT / "deploy/kustomize/README.md")
+            .read_text()
+            .split("\n## What your platform may need\n")[1]
+            .split("\n## ")[0]
+        )
         rules = [yaml.safe_load(text)[0] for text in re.findall(r"`(- \{to: .*?)`", page)]
         ports = [{port["port"] for port in rule["ports"]} for rule in rules]
         self.assertEqual(ports, [{53}, {5353}])
-        policy = next(each for each in self.rendered["overlays/tcp"] if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "ashlard-peers")
+        policy = next(
+            each
+            for each in self.rendered["overlays/tcp"]
+            if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "ashlard-peers"
+        )
         changed = json.loads(json.dumps(policy))
         changed["spec"]["egress"] += rules
         for version in latest_versions():
@@ -259,13 +308,20 @@ class Manifests(unittest.TestCase):
         self.assertEqual({port["protocol"] for rule in rules for port in rule["ports"]}, {"UDP", "TCP"})
 
     def test_the_pages_variant_for_ipv6_is_accepted(self):
-        command = re.search(r"`sed -i '([^']*POD_IP[^']*)' ashlard.yaml`", (ROOT / "deploy/kustomize/README.md").read_text())[1]
+        command = re.search(
+            r"`sed -i '([^']*POD_IP[^']*)' ashlard.yaml`", (ROOT / "deploy/kustomize/README.md").read_text()
+        )[1]
         for overlay in OVERLAYS:
             with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
                 file.write(self.config_of(overlay))
                 file.flush()
                 check = [ASHLARD, "--config", file.name, "--check-config"]
-                ask = {"capture_output": True, "text": True, "check": False, "env": {**os.environ, "NODE_NAME": "node-a", "POD_IP": "fd00::7"}}
+                ask = {
+                    "capture_output": True,
+                    "text": True,
+                    "check": False,
+                    "env": {**os.environ, "NODE_NAME": "node-a", "POD_IP": "fd00::7"},
+                }
                 if "cluster" in yaml.safe_load(self.config_of(overlay)):
                     self.assertIn("control_address", subprocess.run(check, **ask).stderr, "as the page says")
                 subprocess.run(["sed", "-i", command, file.name], check=True)
@@ -275,31 +331,50 @@ class Manifests(unittest.TestCase):
 
     def test_install_commands_create_what_pods_wait_for(self):
         page = (ROOT / "deploy/kustomize/README.md").read_text().split("\n## Install\n")[1].split("\n## ")[0]
-        made = {name: set(re.findall(r"--from-file=(\S+)|--(cert|key)=", files)) for name, files in
-                re.findall(r"^kubectl -n ashlar create (?:secret tls|secret generic|configmap) (\S+) (.*)$", page, re.M)}
+        made = {
+            name: set(re.findall(r"--from-file=(\S+)|--(cert|key)=", files))
+            for name, files in re.findall(
+                r"^kubectl -n ashlar create (?:secret tls|secret generic|configmap) (\S+) (.*)$", page, re.M
+            )
+        }
         rendered = self.rendered["overlays/tcp"]
         pod = next(pod for name, pod in self.pods() if name.startswith("overlays/tcp "))
         waits = {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
-        waits |= {source["configMap"]["name"] for volume in pod["volumes"] for source in volume.get("projected", {}).get("sources", [])
-                  if "configMap" in source}
+        waits |= {
+            source["configMap"]["name"]
+            for volume in pod["volumes"]
+            for source in volume.get("projected", {}).get("sources", [])
+            if "configMap" in source
+        }
         waits |= {each["spec"]["ca"]["secretName"] for each in rendered if each["kind"] == "Issuer"}
         self.assertEqual(set(made), waits)
         etcd = yaml.safe_load(self.config_of("overlays/tcp"))["cluster"]["etcd"]
-        self.assertEqual({file for file, _ in made["ashlar-etcd"]},
-                         {pathlib.PurePath(etcd[field]).name for field in ("ca_file", "cert_file", "key_file")})
+        self.assertEqual(
+            {file for file, _ in made["ashlar-etcd"]},
+            {pathlib.PurePath(etcd[field]).name for field in ("ca_file", "cert_file", "key_file")},
+        )
         self.assertEqual(next(each["metadata"]["name"] for each in rendered if each["kind"] == "Namespace"), "ashlar")
         self.assertIn("\nkubectl apply -f deploy/kustomize/base/namespace.yaml\n", page, "secrets need it")
 
     def test_the_pages_command_writes_the_list_of_authorities(self):
-        page = (ROOT / "deploy/kustomize/README.md").read_text().split("\n## Changing the authority\n")[1].split("\n## ")[0]
+        page = (
+            (ROOT / "deploy/kustomize/README.md")
+            .read_text()
+            .split("\n## Changing the authority\n")[1]
+            .split("\n## ")[0]
+        )
         command = re.search(r"^(kubectl .*) \| kubectl apply -f -$", page, re.M)[1]
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "ca.crt").write_text("old\nnew\n")
-            made = yaml.safe_load(subprocess.run(command.split(), cwd=folder, capture_output=True, text=True, check=True).stdout)
+            made = yaml.safe_load(
+                subprocess.run(command.split(), cwd=folder, capture_output=True, text=True, check=True).stdout
+            )
         self.assertEqual((made["kind"], made["data"]), ("ConfigMap", {"ca.crt": "old\nnew\n"}))
         pod = next(pod for name, pod in self.pods() if name.startswith("overlays/tcp "))
         sources = [source for volume in pod["volumes"] for source in volume.get("projected", {}).get("sources", [])]
-        self.assertIn({"configMap": {"name": made["metadata"]["name"], "items": [{"key": "ca.crt", "path": "ca.crt"}]}}, sources)
+        self.assertIn(
+            {"configMap": {"name": made["metadata"]["name"], "items": [{"key": "ca.crt", "path": "ca.crt"}]}}, sources
+        )
 
     def test_alerts_send_people_to_one_address(self):
         """The one of runbooks.yaml, which is not deployed itself."""
@@ -316,7 +391,11 @@ class Manifests(unittest.TestCase):
             self.assertEqual(alert["annotations"]["runbook_url"], f"https://wiki.here/ashlar#{alert['alert'].lower()}")
 
     def test_a_gpu_cluster_is_the_cluster_with_gpus(self):
-        for overlay, plain in (("overlays/gpu", "base"), ("overlays/gpu-tcp", "overlays/tcp"), ("overlays/gpu-rdma", "overlays/rdma")):
+        for overlay, plain in (
+            ("overlays/gpu", "base"),
+            ("overlays/gpu-tcp", "overlays/tcp"),
+            ("overlays/gpu-rdma", "overlays/rdma"),
+        ):
             config = yaml.safe_load(self.config_of(overlay))
             self.assertTrue(config.pop("gpu"), overlay)
             of_plain = yaml.safe_load(self.config_of(plain))
@@ -328,19 +407,30 @@ class Manifests(unittest.TestCase):
             self.assertTrue(image.endswith("-cuda"), f"{overlay}: {image}")
             self.assertLessEqual({"NVIDIA_VISIBLE_DEVICES", "NODE_NAME", "POD_IP"}, environment, overlay)
             self.assertEqual(pod["runtimeClassName"], "nvidia", overlay)
-            self.assertEqual({each["name"] for each in pod["volumes"]},
-                             {each["name"] for name, other in self.pods() if name.startswith(f"{plain} ") for each in other["volumes"]})
+            self.assertEqual(
+                {each["name"] for each in pod["volumes"]},
+                {
+                    each["name"]
+                    for name, other in self.pods()
+                    if name.startswith(f"{plain} ")
+                    for each in other["volumes"]
+                },
+            )
 
     def test_a_registry_in_the_base_leaves_nodes_with_gpus_their_image(self):
         def image(folder, overlay):
-            done = subprocess.run(["kubectl", "kustomize", pathlib.Path(folder, overlay)], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                ["kubectl", "kustomize", pathlib.Path(folder, overlay)], capture_output=True, text=True, check=True
+            )
             daemon_set = next(each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "DaemonSet")
             return daemon_set["spec"]["template"]["spec"]["containers"][0]["image"]
 
         with tempfile.TemporaryDirectory() as folder:
             copy = shutil.copytree(ROOT / "deploy/kustomize", pathlib.Path(folder, "kustomize"))
-            for page, name, registry in (("base", "- name: ashlar\n", "registry.here:5000/ashlar"),
-                                         ("components/gpu", "    newName: ashlar\n", "registry.here:5000/for-gpus")):
+            for page, name, registry in (
+                ("base", "- name: ashlar\n", "registry.here:5000/ashlar"),
+                ("components/gpu", "    newName: ashlar\n", "registry.here:5000/for-gpus"),
+            ):
                 file = copy / page / "kustomization.yaml"
                 self.assertEqual(file.read_text().count(name), 1)
                 file.write_text(file.read_text().replace(name, f"{name.split('    new')[0]}    newName: {registry}\n"))
@@ -365,15 +455,30 @@ class Manifests(unittest.TestCase):
             config = yaml.safe_load(self.config_of(name)).get("cluster")
             if config is None:
                 continue
-            folder, file = pathlib.PurePath(config["tls"]["ca_file"]).parent, pathlib.PurePath(config["tls"]["ca_file"]).name
+            folder, file = (
+                pathlib.PurePath(config["tls"]["ca_file"]).parent,
+                pathlib.PurePath(config["tls"]["ca_file"]).name,
+            )
             pod = each["spec"]["template"]["spec"]
-            volume = next(mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == str(folder))
+            volume = next(
+                mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == str(folder)
+            )
             sources = next(each["projected"]["sources"] for each in pod["volumes"] if each["name"] == volume)
-            bringing = [(kind, value) for source in sources for kind, value in source.items()
-                        if file in [item["path"] for item in value["items"]]]
-            self.assertEqual([(kind, value["name"]) for kind, value in bringing], [("configMap", "ashlar-authorities")], name)
+            bringing = [
+                (kind, value)
+                for source in sources
+                for kind, value in source.items()
+                if file in [item["path"] for item in value["items"]]
+            ]
+            self.assertEqual(
+                [(kind, value["name"]) for kind, value in bringing], [("configMap", "ashlar-authorities")], name
+            )
             self.assertFalse(bringing[0][1].get("optional", False), f"{name}: a pod without it would end, and not wait")
-            issuers = {other["spec"]["ca"]["secretName"] for other in self.rendered[name.rsplit(" DaemonSet/")[0]] if other["kind"] == "Issuer"}
+            issuers = {
+                other["spec"]["ca"]["secretName"]
+                for other in self.rendered[name.rsplit(" DaemonSet/")[0]]
+                if other["kind"] == "Issuer"
+            }
             self.assertFalse(issuers & {source.get("secret", {}).get("name") for source in sources}, name)
             found += 1
         self.assertEqual(found, 4)

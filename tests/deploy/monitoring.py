@@ -38,20 +38,34 @@ class Prometheus:
         pathlib.Path(folder, "ashlar.rules.yml").write_text(rules)
         pathlib.Path(folder, "prometheus.yml").write_text(
             "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [ashlar.rules.yml]\n"
-            f"scrape_configs: [{{job_name: ashlar, static_configs: [{{targets: {targets}}}]}}]\n")
+            f"scrape_configs: [{{job_name: ashlar, static_configs: [{{targets: {targets}}}]}}]\n"
+        )
         self._log = open(pathlib.Path(folder, "prometheus.log"), "wb")
         self._process = subprocess.Popen(
-            ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb",
-             f"--web.listen-address={self.url[7:]}"], stdout=self._log, stderr=self._log)
+            [
+                "prometheus",
+                f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={folder}/tsdb",
+                f"--web.listen-address={self.url[7:]}",
+            ],
+            stdout=self._log,
+            stderr=self._log,
+        )
 
     def ask(self, query):
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": query}), timeout=10) as reply:
+        with urllib.request.urlopen(
+            f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": query}), timeout=10
+        ) as reply:
             return json.load(reply)["data"]["result"]
 
     def firing(self):
         """The names of the alerts that fire."""
         with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=10) as reply:
-            return {alert["labels"]["alertname"] for alert in json.load(reply)["data"]["alerts"] if alert["state"] == "firing"}
+            return {
+                alert["labels"]["alertname"]
+                for alert in json.load(reply)["data"]["alerts"]
+                if alert["state"] == "firing"
+            }
 
     def stop(self):
         self._process.terminate()
@@ -107,7 +121,11 @@ class Query:
     legend: str
 
     def may_be_zero(self, alone):
-        return any(re.search(rf"\b{name}\b", self.text) for name in MAY_BE_ZERO) or alone and bool(OF_SEVERAL_NODES.search(self.text))
+        return (
+            any(re.search(rf"\b{name}\b", self.text) for name in MAY_BE_ZERO)
+            or alone
+            and bool(OF_SEVERAL_NODES.search(self.text))
+        )
 
     def missing(self, samples, alone):
         """Names the lack of samples that do not prove the query; empty: they do."""
@@ -126,7 +144,9 @@ def queries():
     for file in sorted((ROOT / "deploy/grafana").glob("*.json")):
         for panel in json.loads(file.read_text())["panels"]:
             for target in panel.get("targets", []):
-                query = target["expr"].replace("$__rate_interval", "20s").replace("$node", ".*").replace("$tenant", ".*")
+                query = (
+                    target["expr"].replace("$__rate_interval", "20s").replace("$node", ".*").replace("$tenant", ".*")
+                )
                 yield Query(file.stem, panel["title"], query, target["legendFormat"])
 
 

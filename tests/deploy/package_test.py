@@ -28,14 +28,29 @@ BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 SOURCE = bare_root.SOURCE
 UNIT = "lib/systemd/system/ashlard.service"
 FILES = {
-    "/usr/sbin/ashlard", "/usr/bin/ashlarctl", f"/{UNIT}", "/etc/ashlar/ashlard.yaml",
-    "/usr/share/doc/ashlar/ashlard.example.yaml", "/usr/share/doc/ashlar/copyright", "/usr/share/doc/ashlar/changelog.gz", "/usr/share/doc/ashlar/NEWS.gz",
-    "/usr/share/doc/ashlar/README.md", "/usr/share/doc/ashlar/SECURITY.md", "/usr/share/doc/ashlar/runbooks.md",
-    "/usr/share/doc/ashlar/sizing.md", "/usr/bin/ashlar-replay", "/usr/bin/ashlar-sizing", "/usr/bin/ashlar-trace-from-log",
-    "/usr/share/ashlar/prometheus/prometheus.example.yml", "/usr/share/ashlar/prometheus/prometheus.kubernetes.example.yml",
-    "/usr/share/man/man1/ashlarctl.1.gz", "/usr/share/man/man8/ashlard.8.gz",
-    "/usr/share/bash-completion/completions/ashlarctl", "/usr/share/zsh/vendor-completions/_ashlarctl",
-    "/usr/share/fish/vendor_completions.d/ashlarctl.fish", "/usr/share/ashlar/prometheus/ashlar.rules.yml",
+    "/usr/sbin/ashlard",
+    "/usr/bin/ashlarctl",
+    f"/{UNIT}",
+    "/etc/ashlar/ashlard.yaml",
+    "/usr/share/doc/ashlar/ashlard.example.yaml",
+    "/usr/share/doc/ashlar/copyright",
+    "/usr/share/doc/ashlar/changelog.gz",
+    "/usr/share/doc/ashlar/NEWS.gz",
+    "/usr/share/doc/ashlar/README.md",
+    "/usr/share/doc/ashlar/SECURITY.md",
+    "/usr/share/doc/ashlar/runbooks.md",
+    "/usr/share/doc/ashlar/sizing.md",
+    "/usr/bin/ashlar-replay",
+    "/usr/bin/ashlar-sizing",
+    "/usr/bin/ashlar-trace-from-log",
+    "/usr/share/ashlar/prometheus/prometheus.example.yml",
+    "/usr/share/ashlar/prometheus/prometheus.kubernetes.example.yml",
+    "/usr/share/man/man1/ashlarctl.1.gz",
+    "/usr/share/man/man8/ashlard.8.gz",
+    "/usr/share/bash-completion/completions/ashlarctl",
+    "/usr/share/zsh/vendor-completions/_ashlarctl",
+    "/usr/share/fish/vendor_completions.d/ashlarctl.fish",
+    "/usr/share/ashlar/prometheus/ashlar.rules.yml",
 }
 
 
@@ -76,19 +91,77 @@ class Package(unittest.TestCase):
         """As sizing.md in the package says, with nothing of the tree."""
         work = pathlib.Path(self.folder.name, "sizing")
         work.mkdir()
-        (work / "log").write_text("".join(json.dumps({"timestamp": at, "request": {"messages": [
-            {"role": "system", "content": "word " * 2000}, {"role": "user", "content": f"question {at}"}]}}) + "\n" for at in range(4)))
+        (work / "log").write_text(
+            "".join(
+                json.dumps(
+                    {
+                        "timestamp": at,
+                        "request": {
+                            "messages": [
+                                {"role": "system", "content": "word " * 2000},
+                                {"role": "user", "content": f"question {at}"},
+                            ]
+                        },
+                    }
+                )
+                + "\n"
+                for at in range(4)
+            )
+        )
         programs = self.root / "usr/bin"
-        (work / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512,
-                                                      "num_attention_heads": 8, "torch_dtype": "bfloat16"}))
+        (work / "config.json").write_text(
+            json.dumps(
+                {
+                    "model_type": "llama",
+                    "num_hidden_layers": 4,
+                    "hidden_size": 512,
+                    "num_attention_heads": 8,
+                    "torch_dtype": "bfloat16",
+                }
+            )
+        )
         (work / "layout.json").write_text(run(programs / "ashlarctl", "layout", work / "config.json", "--json"))
         run(programs / "ashlar-trace-from-log", "--format", "openai", "--out", work / "trace", work / "log")
-        run(programs / "ashlar-sizing", "model", work / "layout.json", "--active-parameters", "3e9", "--query-width", "512", "--out",
-            work / "model.json")
-        run(programs / "ashlar-replay", "run", "--trace", work / "trace", "--format", "stf", "--model", work / "model.json", "--capacity",
-            "1GB", "--policy", "none,ashlar", "--json", work / "figures.json")
-        said = run(programs / "ashlar-sizing", "cost", work / "figures.json", "--requests-per-day", "1000", "--prefill-rate", "1000",
-                   "--gpu-hour", "2", "--dram-gb-month", "2")
+        run(
+            programs / "ashlar-sizing",
+            "model",
+            work / "layout.json",
+            "--active-parameters",
+            "3e9",
+            "--query-width",
+            "512",
+            "--out",
+            work / "model.json",
+        )
+        run(
+            programs / "ashlar-replay",
+            "run",
+            "--trace",
+            work / "trace",
+            "--format",
+            "stf",
+            "--model",
+            work / "model.json",
+            "--capacity",
+            "1GB",
+            "--policy",
+            "none,ashlar",
+            "--json",
+            work / "figures.json",
+        )
+        said = run(
+            programs / "ashlar-sizing",
+            "cost",
+            work / "figures.json",
+            "--requests-per-day",
+            "1000",
+            "--prefill-rate",
+            "1000",
+            "--gpu-hour",
+            "2",
+            "--dram-gb-month",
+            "2",
+        )
         self.assertIn("trace", said)
 
     def test_rights_are_plain(self):
@@ -129,8 +202,12 @@ class Package(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("lintian"), "lintian is not installed")
     def test_lintian_finds_no_error(self):
-        done = subprocess.run(["lintian", "--fail-on", "error", "--tag-display-limit", "0", self.package], text=True,
-                              capture_output=True, check=False)
+        done = subprocess.run(
+            ["lintian", "--fail-on", "error", "--tag-display-limit", "0", self.package],
+            text=True,
+            capture_output=True,
+            check=False,
+        )
         said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("E:", "W:"))]
         print("\n".join(said))
         self.assertEqual([line for line in said if line.startswith("E:")], [])
@@ -181,7 +258,9 @@ class OnABareRoot(unittest.TestCase):
         self.root.run(*command, "--check-config")
         sockets = self.root.folder / "run/ashlar"
         with open(self.root.folder / "tmp/ashlard.log", "wb") as log:
-            daemon = subprocess.Popen(["chroot", f"--userspec={uid}:{gid}", self.root.folder, *command], stdout=log, stderr=log)
+            daemon = subprocess.Popen(
+                ["chroot", f"--userspec={uid}:{gid}", self.root.folder, *command], stdout=log, stderr=log
+            )
         try:
             bare_root.wait_for(lambda: self.healthy(), "the daemon starts", daemon)
             lines = bare_root.serve_an_engine(sockets, uid=1000, gid=gid)
@@ -202,7 +281,9 @@ class OnABareRoot(unittest.TestCase):
             daemon.wait()
 
     def healthy(self):
-        done = subprocess.run(["chroot", self.root.folder, "ashlarctl", "health"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["chroot", self.root.folder, "ashlarctl", "health"], capture_output=True, text=True, check=False
+        )
         return done.stdout == "serving\n"
 
 

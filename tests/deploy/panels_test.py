@@ -33,8 +33,10 @@ class Panels(unittest.TestCase):
             count, left = monitoring.prove(nodes.prometheus, PATIENCE, alone)
             for query, lacks in left.items():
                 print(f"{query.board}: {query.panel}: {lacks}: {query.text}")
-            print(f"{count - len(left)} of {count} queries return data; {[node.load.prompts for node in nodes.nodes]} prompts"
-                  + (", on one node: etcd is not installed" if alone else ""))
+            print(
+                f"{count - len(left)} of {count} queries return data; {[node.load.prompts for node in nodes.nodes]} prompts"
+                + (", on one node: etcd is not installed" if alone else "")
+            )
             self.assertGreaterEqual(count, 25)
             self.assertEqual(left, {})
             landed = {row["metric"]["tenant"] for row in nodes.prometheus.ask("ashlar_landed_bytes_total > 0")}
@@ -58,7 +60,8 @@ class Panels(unittest.TestCase):
     def test_zeros_and_missing_labels_are_no_data(self):
         def lacks(text, *samples, legend="{{instance}} {{tenant}}", alone=False):
             return monitoring.Query("board", "panel", text, legend).missing(
-                [{"metric": dict.fromkeys(labels, "x"), "value": [0, value]} for value, *labels in samples], alone)
+                [{"metric": dict.fromkeys(labels, "x"), "value": [0, value]} for value, *labels in samples], alone
+            )
 
         self.assertEqual(lacks("ashlar_peer_rtt_seconds"), "no data")
         self.assertEqual(lacks("ashlar_peer_rtt_seconds", alone=True), "")

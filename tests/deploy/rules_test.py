@@ -25,7 +25,11 @@ def described():
     """The metrics of docs/metrics.md, with the suffixes that histograms have."""
     page = (ROOT / "docs/metrics.md").read_text()
     rows = re.findall(r"^\| `((?:ashlar|process)_\w+)` \| (\w+) \|", page, re.M)
-    return {name + suffix for name, kind in rows for suffix in (("_bucket", "_count", "_sum") if kind == "histogram" else ("",))}
+    return {
+        name + suffix
+        for name, kind in rows
+        for suffix in (("_bucket", "_count", "_sum") if kind == "histogram" else ("",))
+    }
 
 
 class Rules(unittest.TestCase):
@@ -73,7 +77,9 @@ class Rules(unittest.TestCase):
         """Without one they look into `default`, find nothing, and say that there is no such thing."""
         found = 0
         for page in ("docs/runbooks.md", "docs/operations.md", "docs/ashlarctl.md", "deploy/kustomize/README.md"):
-            for command in re.findall(r"\bkubectl ((?!kustomize|apply|debug POD --copy-to)[^`\n]+)", (ROOT / page).read_text()):
+            for command in re.findall(
+                r"\bkubectl ((?!kustomize|apply|debug POD --copy-to)[^`\n]+)", (ROOT / page).read_text()
+            ):
                 if len(command.split()) > 1:
                     self.assertTrue(command.startswith("-n ashlar "), f"{page}: kubectl {command}")
                     found += 1
@@ -84,7 +90,9 @@ class Rules(unittest.TestCase):
         texts = {RULES.name: RULES.read_text()}
         for file in (ROOT / "deploy/grafana").glob("*.json"):
             board = json.loads(file.read_text())
-            texts[file.name] = "\n".join(target["expr"] for panel in board["panels"] for target in panel.get("targets", []))
+            texts[file.name] = "\n".join(
+                target["expr"] for panel in board["panels"] for target in panel.get("targets", [])
+            )
         records = set(re.findall(r"- record: (\S+)", texts[RULES.name]))
         for name, text in texts.items():
             self.assertEqual({metric for metric in METRIC.findall(text) if metric not in known}, set(), name)
@@ -104,14 +112,20 @@ class Rules(unittest.TestCase):
                 shutil.copy(RULES, folder)
                 file = pathlib.Path(folder, name)
                 file.write_text(text)
-                done = subprocess.run(["promtool", "check", "config", file], capture_output=True, text=True, check=False)
+                done = subprocess.run(
+                    ["promtool", "check", "config", file], capture_output=True, text=True, check=False
+                )
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_every_query_reads_one_job(self):
         """A daemon that a second job scrapes as well does not count twice."""
         texts = [RULES.read_text()]
         for file in (ROOT / "deploy/grafana").glob("*.json"):
-            texts += [target["expr"] for panel in json.loads(file.read_text())["panels"] for target in panel.get("targets", [])]
+            texts += [
+                target["expr"]
+                for panel in json.loads(file.read_text())["panels"]
+                for target in panel.get("targets", [])
+            ]
         for text in texts:
             text = re.sub(r"^ *(#|summary:|runbook_url:).*$", "", text, flags=re.M)
             for name, selector in re.findall(r"\b((?:ashlar|process)_\w+)(\{[^}]*\})?", text):

@@ -18,7 +18,12 @@ UNKNOWN = -1  # __NR_SCMP_ERROR
 
 
 class Comparison(ctypes.Structure):
-    _fields_ = [("arg", ctypes.c_uint), ("op", ctypes.c_int), ("datum_a", ctypes.c_uint64), ("datum_b", ctypes.c_uint64)]
+    _fields_ = [
+        ("arg", ctypes.c_uint),
+        ("op", ctypes.c_int),
+        ("datum_a", ctypes.c_uint64),
+        ("datum_b", ctypes.c_uint64),
+    ]
 
 
 def library():
@@ -28,7 +33,13 @@ def library():
         return None
     found = ctypes.CDLL(name)
     found.seccomp_init.restype = ctypes.c_void_p
-    found.seccomp_rule_add_array.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_uint, ctypes.POINTER(Comparison)]
+    found.seccomp_rule_add_array.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_int,
+        ctypes.c_uint,
+        ctypes.POINTER(Comparison),
+    ]
     found.seccomp_load.argtypes = [ctypes.c_void_p]
     return found
 
@@ -48,12 +59,23 @@ def load(profile):
 
     context = seccomp.seccomp_init(action(profile, "defaultAction", "defaultErrnoRet"))
     for rule in profile["syscalls"]:
-        arguments = [Comparison(arg["index"], OPERATORS[arg["op"]], arg["value"], arg.get("valueTwo", 0)) for arg in rule.get("args", [])]
+        arguments = [
+            Comparison(arg["index"], OPERATORS[arg["op"]], arg["value"], arg.get("valueTwo", 0))
+            for arg in rule.get("args", [])
+        ]
         for name in rule["names"]:
             call = seccomp.seccomp_syscall_resolve_name(name.encode())
             if call != UNKNOWN:
-                must(seccomp.seccomp_rule_add_array(context, action(rule, "action", "errnoRet"), call, len(arguments),
-                                                    (Comparison * len(arguments))(*arguments)), name)
+                must(
+                    seccomp.seccomp_rule_add_array(
+                        context,
+                        action(rule, "action", "errnoRet"),
+                        call,
+                        len(arguments),
+                        (Comparison * len(arguments))(*arguments),
+                    ),
+                    name,
+                )
     must(seccomp.seccomp_load(context), "load")
 
 

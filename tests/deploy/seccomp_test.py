@@ -46,7 +46,10 @@ def maker():
 def kernel_has(call):
     """The kernel and the machine's own filters, outside of any profile."""
     numbers = {"landlock_create_ruleset": 444, "userfaultfd": {"x86_64": 323, "aarch64": 282}[platform.machine()]}
-    arguments = {"landlock_create_ruleset": (None, 0, 1), "userfaultfd": (os.O_CLOEXEC | 1,)}  # its version; faults of programs alone
+    arguments = {
+        "landlock_create_ruleset": (None, 0, 1),
+        "userfaultfd": (os.O_CLOEXEC | 1,),
+    }  # its version; faults of programs alone
     result = ctypes.CDLL(None).syscall(numbers[call], *arguments[call])
     if call == "userfaultfd" and result >= 0:
         os.close(result)
@@ -73,7 +76,9 @@ class Profile(unittest.TestCase):
         refused = maker().refused_by_the_sandbox()
         self.assertGreater(len(refused), 50)
         self.assertEqual(allowed(self.profile) & refused, {"execve", "execveat", "userfaultfd"})
-        self.assertLessEqual({"mbind", "mlock", "memfd_create", "seccomp", "landlock_restrict_self"}, allowed(self.profile))
+        self.assertLessEqual(
+            {"mbind", "mlock", "memfd_create", "seccomp", "landlock_restrict_self"}, allowed(self.profile)
+        )
 
 
 @unittest.skipUnless(seccomp.library(), "libseccomp is not installed")
@@ -89,8 +94,18 @@ class DaemonUnderIt(unittest.TestCase):
         (self.folder / "profile.json").write_text(json.dumps(profile))
         log = self.folder / "log"
         with open(log, "wb") as out:
-            daemon = subprocess.Popen([sys.executable, pathlib.Path(__file__).with_name("seccomp.py"), self.folder / "profile.json", ASHLARD,
-                                       "--config", self.folder / "ashlard.yaml"], stdout=out, stderr=out)
+            daemon = subprocess.Popen(
+                [
+                    sys.executable,
+                    pathlib.Path(__file__).with_name("seccomp.py"),
+                    self.folder / "profile.json",
+                    ASHLARD,
+                    "--config",
+                    self.folder / "ashlard.yaml",
+                ],
+                stdout=out,
+                stderr=out,
+            )
         try:
             deadline = time.monotonic() + PATIENCE
             while CLOSED not in log.read_text():
@@ -98,11 +113,19 @@ class DaemonUnderIt(unittest.TestCase):
                     return log.read_text()
                 self.assertLess(time.monotonic(), deadline, log.read_text())
                 time.sleep(0.05)
-            engine = subprocess.run([ENGINE, self.folder / "rpc.sock", self.folder / "session.sock"], capture_output=True, text=True,
-                                    check=False)
+            engine = subprocess.run(
+                [ENGINE, self.folder / "rpc.sock", self.folder / "session.sock"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             self.assertEqual(engine.returncode, 0, engine.stdout + engine.stderr + log.read_text())
-            status = subprocess.run([ASHLARCTL, "status", "--socket", self.folder / "admin.sock"], capture_output=True, text=True,
-                                    check=False)
+            status = subprocess.run(
+                [ASHLARCTL, "status", "--socket", self.folder / "admin.sock"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             self.assertIn("serving", status.stdout, status.stderr)
             daemon.terminate()
             self.assertEqual(daemon.wait(PATIENCE), 0, log.read_text())

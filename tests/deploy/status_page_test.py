@@ -66,9 +66,11 @@ class StatusPage(unittest.TestCase):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         config = pathlib.Path(cls.folder.name, "ashlard.yaml")
-        config.write_text(f"listen: {{rpc_socket: {cls.folder.name}/rpc, session_socket: {cls.folder.name}/session, "
-                          f"metrics_address: \"127.0.0.1:{port}\"}}\ndram: {{capacity_bytes: 16MiB, arena_bytes: 1MiB}}\n"
-                          f"ssd: {{folder: {cls.folder.name}/disk, capacity_bytes: 16MiB}}\n")
+        config.write_text(
+            f"listen: {{rpc_socket: {cls.folder.name}/rpc, session_socket: {cls.folder.name}/session, "
+            f'metrics_address: "127.0.0.1:{port}"}}\ndram: {{capacity_bytes: 16MiB, arena_bytes: 1MiB}}\n'
+            f"ssd: {{folder: {cls.folder.name}/disk, capacity_bytes: 16MiB}}\n"
+        )
         daemon = subprocess.Popen([ASHLARD, "--config", config], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         cls.addClassCleanup(daemon.wait)
         cls.addClassCleanup(daemon.kill)
@@ -88,12 +90,30 @@ class StatusPage(unittest.TestCase):
         file = pathlib.Path(self.folder.name, "page.html")
         page = re.sub(r'<meta http-equiv="refresh"[^>]*>', "", page).replace("</body>", PROBE + "</body>")
         # A frame, because Chromium's own window is 500 pixels wide at least.
-        file.write_text(f'<!DOCTYPE html><meta charset="utf-8"><body><iframe width="{WIDTH}" height="800" frameborder="0" '
-                        f'srcdoc="{html.escape(page)}"></iframe></body>')
+        file.write_text(
+            f'<!DOCTYPE html><meta charset="utf-8"><body><iframe width="{WIDTH}" height="800" frameborder="0" '
+            f'srcdoc="{html.escape(page)}"></iframe></body>'
+        )
         done = subprocess.run(
-            ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr",
-             f"--user-data-dir={self.folder.name}/profile", "--window-size=600,900", *options, "--dump-dom", file.as_uri()],
-            capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "HOME": self.folder.name})
+            [
+                "chromium",
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                "--enable-logging=stderr",
+                f"--user-data-dir={self.folder.name}/profile",
+                "--window-size=600,900",
+                *options,
+                "--dump-dom",
+                file.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env={**os.environ, "HOME": self.folder.name},
+        )
         found = re.search(r"FOUND(.*?)END</pre>", done.stdout, re.S)
         self.assertIsNotNone(found, done.stdout + done.stderr)
         return json.loads(found[1]), re.findall(r"CONSOLE.*", done.stderr)
@@ -119,15 +139,22 @@ class StatusPage(unittest.TestCase):
 
     def test_with_all_its_parts(self):
         file = pathlib.Path(self.folder.name, "filled.html")
-        subprocess.run([FILLED, "--gtest_filter=StatusBoard.WritesAPageWithAllItsParts*"], check=True, stdout=subprocess.DEVNULL,
-                       env={**os.environ, "ASHLAR_STATUS_PAGE": str(file)})
+        subprocess.run(
+            [FILLED, "--gtest_filter=StatusBoard.WritesAPageWithAllItsParts*"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "ASHLAR_STATUS_PAGE": str(file)},
+        )
         page = file.read_text()
         for part in ("degraded:", "namespace_differs", "evicted by price", "bytes go another way", "of 299 connected"):
             self.assertIn(part, page)
         self.check(*self.laid_out(page))
 
     def test_what_is_wrong_is_found(self):
-        wide = self.page.replace("</main>", '<p style="white-space:nowrap;color:#999">' + 40 * "wide " + "</p></main><script>nonsense()</script>")
+        wide = self.page.replace(
+            "</main>",
+            '<p style="white-space:nowrap;color:#999">' + 40 * "wide " + "</p></main><script>nonsense()</script>",
+        )
         found, console = self.laid_out(wide)
         self.assertGreater(found["scroll"], found["width"])
         self.assertLess(found["contrast"], CONTRAST)

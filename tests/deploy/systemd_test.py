@@ -23,18 +23,30 @@ class Unit(unittest.TestCase):
     def test_it_is_well_formed(self):
         with tempfile.TemporaryDirectory() as folder:
             unit = pathlib.Path(folder, UNIT.name)
-            unit.write_text(UNIT.read_text().replace("/usr/sbin/ashlard", "/bin/true").replace("User=ashlar", "User=root")
-                            .replace("Group=ashlar", "Group=root"))
-            done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+            unit.write_text(
+                UNIT.read_text()
+                .replace("/usr/sbin/ashlard", "/bin/true")
+                .replace("User=ashlar", "User=root")
+                .replace("Group=ashlar", "Group=root")
+            )
+            done = subprocess.run(
+                ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
+            )
             said = [line for line in (done.stdout + done.stderr).splitlines() if UNIT.name in line]
             self.assertEqual(said, [])
             unit.write_text(unit.read_text().replace("NoNewPrivileges", "NoNewPriviliges"))
-            done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
+            )
             self.assertIn("NoNewPriviliges", done.stdout + done.stderr, "a misspelt line is found")
 
     def test_it_is_hardened(self):
-        done = subprocess.run(["systemd-analyze", "security", "--offline=true", "--no-pager", UNIT], capture_output=True,
-                              text=True, check=False)
+        done = subprocess.run(
+            ["systemd-analyze", "security", "--offline=true", "--no-pager", UNIT],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         exposure = float(re.search(r"Overall exposure level for ashlard.service: ([0-9.]+)", done.stdout)[1])
         print(f"exposure {exposure}")
         self.assertLessEqual(exposure, MOST_EXPOSED, done.stdout)
@@ -58,15 +70,23 @@ class Unit(unittest.TestCase):
         drop_in = re.search(r"```text\n(.*?)```", page, re.S)[1]
         with tempfile.TemporaryDirectory() as folder:
             unit = pathlib.Path(folder, UNIT.name)
-            unit.write_text(UNIT.read_text().replace("/usr/sbin/ashlard", "/bin/true").replace("=ashlar\n", "=root\n") + drop_in)
-            done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+            unit.write_text(
+                UNIT.read_text().replace("/usr/sbin/ashlard", "/bin/true").replace("=ashlar\n", "=root\n") + drop_in
+            )
+            done = subprocess.run(
+                ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
+            )
             self.assertEqual([line for line in (done.stdout + done.stderr).splitlines() if UNIT.name in line], [])
         names = re.findall(r"^(\w+=)/", drop_in, re.M)
         self.assertEqual(sorted(names), ["ReadWritePaths=", "RequiresMountsFor="])
-        self.assertEqual(dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.M))["ProtectSystem"], "strict", "the page says so")
+        self.assertEqual(
+            dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.M))["ProtectSystem"], "strict", "the page says so"
+        )
         for file in ("systemd/ashlard.service", "debian/ashlard.yaml"):
             for name in names:
-                self.assertIn(name, (ROOT / "deploy" / file).read_text(), f"{file}: where a folder is set, what else it needs")
+                self.assertIn(
+                    name, (ROOT / "deploy" / file).read_text(), f"{file}: where a folder is set, what else it needs"
+                )
 
     def test_it_sees_whose_login_an_operator_has(self):
         """Of `sudo ashlarctl`, a process of root's, which the daemon's user sees with this setting alone."""
@@ -78,8 +98,12 @@ class Unit(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             unit = pathlib.Path(folder, UNIT.name)
             unit.write_text(UNIT.read_text() + "[Service]\nPrivateDevices=no\n")
-            done = subprocess.run(["systemd-analyze", "security", "--offline=true", "--no-pager", unit], capture_output=True,
-                                  text=True, check=False)
+            done = subprocess.run(
+                ["systemd-analyze", "security", "--offline=true", "--no-pager", unit],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             self.assertRegex(done.stdout, r"PrivateDevices= +Service potentially has access")
             self.assertRegex(done.stdout, r"DeviceAllow= +Service has no device ACL")
 

@@ -114,8 +114,13 @@ class Trial:
             took = time.monotonic() - begun
             times.append(round(took, 1) if took < patience else None)
             say(f"{name}: {'fired' if wanted else 'resolved'} after {times[-1]} s")
-        return {"name": name, "fired_s": times[0], "resolved_s": times[1], "waits_s": self.prometheus.waits[name],
-                "rule_waits_s": self.rule_waits[name]}
+        return {
+            "name": name,
+            "fired_s": times[0],
+            "resolved_s": times[1],
+            "waits_s": self.prometheus.waits[name],
+            "rule_waits_s": self.rule_waits[name],
+        }
 
     def start_on_a_full_disk(self):
         """RocksDB has room of its own for minutes of this load; at a start it needs more."""
@@ -129,9 +134,11 @@ class Trial:
                 engine.only_new = wanted
 
         time.sleep(45)  # what a hit rate is compared with
-        found = [self.alert("AshlarHitRateFell", lambda: only_new(True), lambda: only_new(False)),
-                 self.alert("AshlarDirectoryLost", self.etcd.stop, self.etcd.start),
-                 self.alert("AshlarDown", self.daemon.kill, self.daemon.start)]
+        found = [
+            self.alert("AshlarHitRateFell", lambda: only_new(True), lambda: only_new(False)),
+            self.alert("AshlarDirectoryLost", self.etcd.stop, self.etcd.start),
+            self.alert("AshlarDown", self.daemon.kill, self.daemon.start),
+        ]
         if self.disk.mounted:
             found.append(self.alert("AshlarTierDegraded", self.start_on_a_full_disk, self.disk.empty))
         else:
@@ -157,8 +164,17 @@ def count_manifests():
 
 def count_docs():
     """Blocks of the pages that were tried, and those that were not: programs that are not built, or not installed, here."""
-    done = run(sys.executable, SOURCE / "tests/docs/run_blocks.py", "--root", SOURCE, "--bin", BUILD / "bin",
-               "--compiler", shutil.which("c++"), "--count")
+    done = run(
+        sys.executable,
+        SOURCE / "tests/docs/run_blocks.py",
+        "--root",
+        SOURCE,
+        "--bin",
+        BUILD / "bin",
+        "--compiler",
+        shutil.which("c++"),
+        "--count",
+    )
     found = re.search(r"^blocks: (\d+), wrong: (\d+), not tried whole: (\d+)$", done.stdout, re.M)
     if found is None:
         say(f"docs: {done.stdout}{done.stderr}")
@@ -184,17 +200,29 @@ def count_packages():
 def main():
     parser = argparse.ArgumentParser(prog="try-operations", description=__doc__.split("\n\nusage")[0])
     parser.add_argument("--json", metavar="FILE", help="also writes the figures there")
-    parser.add_argument("--package", action="store_true", help="runs the daemon of the Debian package: on a bare Debian, as root, else unpacked")
-    parser.add_argument("--image", action="store_true", help="also builds and tries the Debian package and the image, as root")
+    parser.add_argument(
+        "--package",
+        action="store_true",
+        help="runs the daemon of the Debian package: on a bare Debian, as root, else unpacked",
+    )
+    parser.add_argument(
+        "--image", action="store_true", help="also builds and tries the Debian package and the image, as root"
+    )
     parser.add_argument("--log", metavar="FILE", help="also writes there what it says")
-    parser.add_argument("--real-waits", action="store_true",
-                        help="alerts that wait two minutes at most wait so long here, too; all others a second")
+    parser.add_argument(
+        "--real-waits",
+        action="store_true",
+        help="alerts that wait two minutes at most wait so long here, too; all others a second",
+    )
     arguments = parser.parse_args()
     global log
     log = open(arguments.log, "w", encoding="utf-8") if arguments.log else None
     for program in ("prometheus", "promtool", "etcd"):
         if shutil.which(program) is None:
-            print(f"try-operations: {program} is not installed (tools/dependencies.sh lists the packages)", file=sys.stderr)
+            print(
+                f"try-operations: {program} is not installed (tools/dependencies.sh lists the packages)",
+                file=sys.stderr,
+            )
             return 1
     ashlard = os.environ["ASHLARD"]
     with contextlib.ExitStack() as cleanup:
@@ -207,21 +235,31 @@ def main():
                 root, where = install_package(folder, cleanup), "of the package, installed by apt on a bare Debian"
         trial = Trial(cleanup.enter_context(tempfile.TemporaryDirectory()), cleanup, arguments.real_waits, root)
         version = run(os.environ["ASHLARD"], "--version").stdout.strip()
-        say(f"{version} {where}, two nodes, an engine each, etcd and Prometheus run; alerts look back seconds "
-            "in place of minutes" + ("" if arguments.real_waits else ", and wait a second in place of minutes"))
+        say(
+            f"{version} {where}, two nodes, an engine each, etcd and Prometheus run; alerts look back seconds "
+            "in place of minutes" + ("" if arguments.real_waits else ", and wait a second in place of minutes")
+        )
         ok, count = trial.panels()
         say(f"panels: {ok} of {count} queries return data")
         alerts = trial.alerts()
     os.environ["ASHLARD"] = ashlard
-    figures = {"panels": {"ok": ok, "all": count}, "rules": count_rules(), "manifests": count_manifests(),
-               "docs": count_docs(), "alerts": alerts}
+    figures = {
+        "panels": {"ok": ok, "all": count},
+        "rules": count_rules(),
+        "manifests": count_manifests(),
+        "docs": count_docs(),
+        "alerts": alerts,
+    }
     names = ["rules", "manifests", "docs"]
     if arguments.image:
         figures["packages"] = count_packages()
         names.append("packages")
     for name in names:
         skipped = figures[name].get("skipped", 0)
-        say(f"{name}: {figures[name]['ok']} of {figures[name]['all']}" + (f", {skipped} not tried here" if skipped else ""))
+        say(
+            f"{name}: {figures[name]['ok']} of {figures[name]['all']}"
+            + (f", {skipped} not tried here" if skipped else "")
+        )
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n")
     parts = all(figures[name]["ok"] == figures[name]["all"] > 0 for name in ("panels", *names))

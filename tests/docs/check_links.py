@@ -18,8 +18,20 @@ import sys
 
 # Words of a page, as `wc -w` counts them.
 MOST_WORDS = {"docs/concepts.md": 3000, "docs/architecture.md": 1500}
-FOLDERS = ("tensor", "proto", "kernels", "storage", "daemon", "client", "tools", "tests", "docs", "deploy", "cmake",
-           "examples")
+FOLDERS = (
+    "tensor",
+    "proto",
+    "kernels",
+    "storage",
+    "daemon",
+    "client",
+    "tools",
+    "tests",
+    "docs",
+    "deploy",
+    "cmake",
+    "examples",
+)
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".py", ".proto", ".cmake", ".txt", ".yaml", ".sh", ".md"}
 SKIPPED = {"build", "corpus", "testdata", "__pycache__"}
 

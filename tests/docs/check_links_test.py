@@ -30,7 +30,11 @@ BREACHES = [
     ("docs/limits.md", "`CacheTest.Loses`", "docs/limits.md:1: CacheTest.Loses: no such test"),
     ("PAGE.md", "| a | b |\n|---|---|\n| `x \\| y` | 1 |\n| 2 |\n", "PAGE.md:4: a row of 1 cells in a table of 2"),
     ("PAGE.md", "| a |\n|---|\n\n| a | b |\n|---|\n", "PAGE.md:5: a row of 1 cells in a table of 2"),
-    ("storage/objects/object_table.h", "\n// docs/gone.md says more.", "storage/objects/object_table.h:2: docs/gone.md: no such page"),
+    (
+        "storage/objects/object_table.h",
+        "\n// docs/gone.md says more.",
+        "storage/objects/object_table.h:2: docs/gone.md: no such page",
+    ),
     ("docs/architecture.md", "word " * 1501, "docs/architecture.md:1: 1501 words, 1500 at most"),
 ]
 

@@ -34,8 +34,10 @@ CHILD_LABEL = re.compile(r'\{\s*"(\w+)"\s*,')
 
 def rows(text):
     """The page's metrics: name -> (type, labels). Labels are a set; none is written as a dash."""
-    return {name: (kind, frozenset(label for label in re.split(r",\s*", labels.strip()) if label != "–"))
-            for name, kind, labels in ROW.findall(text)}
+    return {
+        name: (kind, frozenset(label for label in re.split(r",\s*", labels.strip()) if label != "–"))
+        for name, kind, labels in ROW.findall(text)
+    }
 
 
 def sources(root):
@@ -61,8 +63,9 @@ def labels_in_sources(text, name):
     if children:
         return frozenset({"tenant", *re.findall(r'"(\w+)"', children.group(1))})
     # A family that is a member, and one place that adds to it.
-    member = (re.search(r"(\w+_family)\s*=[^;]*$", text[:at]) or
-              re.search(r"\b(\w+_)\(prometheus::Build\w+\(\)\s*\.Name\($", text[:at]))
+    member = re.search(r"(\w+_family)\s*=[^;]*$", text[:at]) or re.search(
+        r"\b(\w+_)\(prometheus::Build\w+\(\)\s*\.Name\($", text[:at]
+    )
     if member:
         added = re.search(rf"\b{member.group(1)}\s*\.Add\((\{{\{{.*?\}}\}})[,)]", text, re.S)
         if added:
@@ -73,8 +76,11 @@ def labels_in_sources(text, name):
 def serve(program, folder):
     """Returns the metrics that a daemon that has just been started shows on its socket."""
     config = folder / "ashlard.yaml"
-    config.write_text(f"listen: {{rpc_socket: {folder}/rpc.sock, session_socket: {folder}/session.sock, "
-                      f"metrics_socket: {folder}/metrics.sock}}\ndram: {{capacity_bytes: 64MiB}}\n", encoding="utf-8")
+    config.write_text(
+        f"listen: {{rpc_socket: {folder}/rpc.sock, session_socket: {folder}/session.sock, "
+        f"metrics_socket: {folder}/metrics.sock}}\ndram: {{capacity_bytes: 64MiB}}\n",
+        encoding="utf-8",
+    )
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([program, "--config", config], **silent) as daemon:
         try:

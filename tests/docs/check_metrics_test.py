@@ -38,11 +38,19 @@ PLANTED = [
     ("page", "tenant, kind", "tenant", "ashlar_hits_total has the labels kind, tenant"),
     ("page", "tenant, from", "tenant, to", "ashlar_copied_bytes_total has the labels from, tenant"),
     ("page", "histogram | –", "histogram | queue", "ashlar_turn_seconds has the labels –"),
-    ("source", '"ashlar_leases", "Leases"', '"ashlar_leases", "Leases"); SingleGauge("ashlar_new", "New"',
-     "no row for ashlar_new (gauge)"),
+    (
+        "source",
+        '"ashlar_leases", "Leases"',
+        '"ashlar_leases", "Leases"); SingleGauge("ashlar_new", "New"',
+        "no row for ashlar_new (gauge)",
+    ),
     ("source", 'SingleGauge("ashlar_leases"', 'SingleGauge("ashlar_grants"', "no row for ashlar_grants (gauge)"),
-    ("source", "copied_family\n", "copied\n",
-     "neither sources nor a daemon say which labels ashlar_copied_bytes_total has"),
+    (
+        "source",
+        "copied_family\n",
+        "copied\n",
+        "neither sources nor a daemon say which labels ashlar_copied_bytes_total has",
+    ),
     ("live", "ashlar_leases 0", 'ashlar_leases{tenant="a"} 0', "ashlar_leases has the labels tenant"),
     ("live", "ashlar_leases gauge", "ashlar_leases counter", "ashlar_leases is a counter, not a gauge"),
 ]
@@ -54,8 +62,10 @@ class CheckMetricsTest(unittest.TestCase):
 
     def test_without_a_daemon_only_what_sources_tell_is_compared(self):
         self.assertEqual(check_metrics.check(PAGE, SOURCE, ""), [])
-        self.assertEqual(check_metrics.check(PAGE.replace("tenant, kind", "kind"), SOURCE, ""),
-                         [WHERE + "ashlar_hits_total has the labels kind, tenant"])
+        self.assertEqual(
+            check_metrics.check(PAGE.replace("tenant, kind", "kind"), SOURCE, ""),
+            [WHERE + "ashlar_hits_total has the labels kind, tenant"],
+        )
 
     def test_each_difference_is_found(self):
         for which, right, planted, expected in PLANTED:
@@ -73,7 +83,9 @@ class CheckMetricsTest(unittest.TestCase):
     def test_a_reason_without_a_row_is_found(self):
         outcomes = 'case MissReason::kNone:\n  return "none";\ncase MissReason::kBusy:\n  return "busy";\n'
         self.assertEqual(check_metrics.missing_reasons("|---|\n| `busy` | full | wait |\n", outcomes), [])
-        self.assertEqual(check_metrics.missing_reasons("|---|\n", outcomes), ["docs/misses.md: no row for the reason busy"])
+        self.assertEqual(
+            check_metrics.missing_reasons("|---|\n", outcomes), ["docs/misses.md: no row for the reason busy"]
+        )
 
 
 if __name__ == "__main__":

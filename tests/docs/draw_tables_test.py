@@ -26,8 +26,12 @@ class DrawTables(unittest.TestCase):
             for script in ("draw_tables.py", "bars.py", "drawing.py"):
                 shutil.copy(ROOT / "tools/bench" / script, pathlib.Path(root, "tools/bench"))
             change(copy)
-            done = subprocess.run([sys.executable, pathlib.Path(root, "tools/bench/draw_tables.py"), "--check"], capture_output=True, text=True,
-                                  check=False)
+            done = subprocess.run(
+                [sys.executable, pathlib.Path(root, "tools/bench/draw_tables.py"), "--check"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             self.assertEqual(done.stderr, "")
             return done.returncode, [line.removeprefix("docs/benchmarks/") for line in done.stdout.splitlines()]
 
@@ -41,7 +45,7 @@ class DrawTables(unittest.TestCase):
         """That each of these begins one of the lines that are printed, in this order, and that there are no others."""
         status, found = self.check(change)
         self.assertEqual(status, 1)
-        self.assertEqual([line[:len(breach)] for line, breach in zip(found, breaches)], list(breaches))
+        self.assertEqual([line[: len(breach)] for line, breach in zip(found, breaches)], list(breaches))
         self.assertEqual(len(found), len(breaches), found)
 
     @staticmethod
@@ -55,31 +59,43 @@ class DrawTables(unittest.TestCase):
 
     def test_another_number_is_seen(self):
         row = self.line("disk.md", "| 16 MiB |")
-        self.expect(lambda folder: self.replace(folder, "disk.md", row, row.replace("**", "**1", 3)),
-                    "disk.svg does not show its page's table")
+        self.expect(
+            lambda folder: self.replace(folder, "disk.md", row, row.replace("**", "**1", 3)),
+            "disk.svg does not show its page's table",
+        )
 
     def test_another_picture_is_seen(self):
-        self.expect(lambda folder: self.replace(folder, "demo.svg", "#1b6ca8", "#000000"),
-                    "demo.svg does not show its page's table")
+        self.expect(
+            lambda folder: self.replace(folder, "demo.svg", "#1b6ca8", "#000000"),
+            "demo.svg does not show its page's table",
+        )
 
     def test_a_page_without_a_picture_is_seen(self):
-        self.expect(lambda folder: (folder / "new.md").write_text("# New\n\n```sh\nashlar-bench new\n```\n"),
-                    "new.md shows no picture")
+        self.expect(
+            lambda folder: (folder / "new.md").write_text("# New\n\n```sh\nashlar-bench new\n```\n"),
+            "new.md shows no picture",
+        )
 
     def test_a_picture_that_is_not_there_or_says_nothing_is_none(self):
         shown = self.line("load.md", "![")
         for other in ("![Time](lode.svg)", "![](load.svg)"):
-            self.expect(lambda folder, other=other: self.replace(folder, "load.md", shown, other),
-                        "load.md shows no picture")
+            self.expect(
+                lambda folder, other=other: self.replace(folder, "load.md", shown, other), "load.md shows no picture"
+            )
 
     def test_a_page_that_shows_the_picture_of_another_is_seen(self):
-        self.expect(lambda folder: self.replace(folder, "router.md", "(router.svg)", "(remote.svg)"),
-                    "router.md does not show router.svg")
+        self.expect(
+            lambda folder: self.replace(folder, "router.md", "(router.svg)", "(remote.svg)"),
+            "router.md does not show router.svg",
+        )
 
     def test_a_reason_that_is_not_needed_is_seen(self):
         reasons = 'WITHOUT = {"gone": "", "load": "", '
-        self.expect(lambda folder: self.replace(folder.parents[1] / "tools/bench", "draw_tables.py", "WITHOUT = {", reasons),
-                    "load.md has a picture, and a reason", "gone.md is not there")
+        self.expect(
+            lambda folder: self.replace(folder.parents[1] / "tools/bench", "draw_tables.py", "WITHOUT = {", reasons),
+            "load.md has a picture, and a reason",
+            "gone.md is not there",
+        )
 
     def test_a_page_without_a_command_is_seen(self):
         self.expect(lambda folder: self.replace(folder, "load.md", "```sh", "```text"), "load.md has no command")

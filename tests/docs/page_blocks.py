@@ -15,7 +15,9 @@ CUT = {"cpp", "c", "python", "cmake", "proto"}
 # A line that a shell would run. In a block of text nobody would.
 COMMAND = re.compile(
     r"^(?:\$ |(?:[A-Z_]+=\S* )*(?:(?:build|deploy|examples|tests|tools)/\S+|apt|apt-get|ashlar\w*|awk|bash|buildah|cd|cmake"
-    r"|cpack|ctest|curl|docker|git|helm|kubectl|make|ninja|pip|podman|promtool|python3?|sudo|systemctl|uv|vllm)(?: |$))", re.M)
+    r"|cpack|ctest|curl|docker|git|helm|kubectl|make|ninja|pip|podman|promtool|python3?|sudo|systemctl|uv|vllm)(?: |$))",
+    re.M,
+)
 
 FENCE = re.compile(r"^(?P<fence>```+)(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ \t]*$", re.M | re.S)
 ELLIPSIS = "…"
@@ -110,7 +112,7 @@ def is_cut_out_of(text, source):
         wanted = [line.strip() for line in piece.strip("\n").split("\n")]
         if wanted == [""]:
             continue
-        while at + len(wanted) <= len(lines) and lines[at:at + len(wanted)] != wanted:
+        while at + len(wanted) <= len(lines) and lines[at : at + len(wanted)] != wanted:
             at += 1
         if at + len(wanted) > len(lines):
             return False

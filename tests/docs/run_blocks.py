@@ -78,8 +78,12 @@ class Sandbox:
                 free = until_all_are_chosen.enter_context(socket.socket())
                 free.bind(("127.0.0.1", 0))
                 self.places[f":{port}"] = f":{free.getsockname()[1]}"
-        self.environment = {**os.environ, "HOME": str(self.path), "PATH": f"{programs}:{os.environ['PATH']}",
-                            "ASHLAR_ADMIN_SOCKET": str(self.path / "run/admin.sock")}
+        self.environment = {
+            **os.environ,
+            "HOME": str(self.path),
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "ASHLAR_ADMIN_SOCKET": str(self.path / "run/admin.sock"),
+        }
 
     def inside(self, text):
         for outer, inner in self.places.items():
@@ -122,8 +126,9 @@ class Runner:
         session = []
         try:
             found = page_blocks.blocks(page, (self.root / page).read_text(encoding="utf-8"))
-            commands = {block.line: page_blocks.commands(block) for block in found
-                        if block.language in page_blocks.SHELL}
+            commands = {
+                block.line: page_blocks.commands(block) for block in found if block.language in page_blocks.SHELL
+            }
         except ValueError as error:
             return [str(error)], []
         for block in found:
@@ -212,10 +217,13 @@ class Runner:
                 printed, status = sandbox.path / f".printed{i}", sandbox.path / f".status{i}"
                 script.append(f"{{ {text}\n}} >{printed} 2>&1 </dev/null; echo $? >{status}")
                 if page_blocks.bare(command.text).endswith("&"):
-                    script.append(f"for _ in $(seq 200); do grep -qE '{STARTED}' {printed} && break; "
-                                  f"kill -0 $! 2>/dev/null || {{ echo ended >{status}; break; }}; sleep 0.05; done")
-            shell = subprocess.Popen(["bash", "-c", "\n".join(script)], cwd=sandbox.path, env=sandbox.environment,
-                                     start_new_session=True)
+                    script.append(
+                        f"for _ in $(seq 200); do grep -qE '{STARTED}' {printed} && break; "
+                        f"kill -0 $! 2>/dev/null || {{ echo ended >{status}; break; }}; sleep 0.05; done"
+                    )
+            shell = subprocess.Popen(
+                ["bash", "-c", "\n".join(script)], cwd=sandbox.path, env=sandbox.environment, start_new_session=True
+            )
             try:
                 shell.wait(timeout=SECONDS)
             except subprocess.TimeoutExpired:
@@ -227,8 +235,11 @@ class Runner:
             shell.wait()
             for i, command in enumerate(session):
                 status, printed = (sandbox.path / f".{name}{i}" for name in ("status", "printed"))
-                yield (command, status.read_text().strip() if status.exists() else None,
-                       sandbox.outside(printed.read_text(errors="replace")) if printed.exists() else "")
+                yield (
+                    command,
+                    status.read_text().strip() if status.exists() else None,
+                    sandbox.outside(printed.read_text(errors="replace")) if printed.exists() else "",
+                )
         finally:
             sandbox.remove()
 
@@ -245,8 +256,14 @@ class Runner:
     def check_instead(self, command, checks):
         words = shlex.split(page_blocks.bare(command.text))
         for how, what in checks:
-            {"options": self.check_options, "cases": self.check_cases, "presets": self.check_presets,
-             "test": self.check_test, "engines": self.check_engines, "script": self.check_script}[how](words, what)
+            {
+                "options": self.check_options,
+                "cases": self.check_cases,
+                "presets": self.check_presets,
+                "test": self.check_test,
+                "engines": self.check_engines,
+                "script": self.check_script,
+            }[how](words, what)
 
     def program(self, path):
         built = path.startswith("build/release/bin/")
@@ -263,7 +280,7 @@ class Runner:
         if asked.returncode != 0:
             raise Wrong(f"{path} --help: status {asked.returncode}")
         at = next(i for i, word in enumerate(words) if "=" not in word)
-        wanted = [word.partition("=")[0] for word in words[at + 1:] if word.startswith("--")]
+        wanted = [word.partition("=")[0] for word in words[at + 1 :] if word.startswith("--")]
         help_text = asked.stdout
 
         def names(word):
@@ -272,7 +289,9 @@ class Runner:
         if at + 1 < len(words) and re.fullmatch(r"[a-z]+", words[at + 1]):
             wanted.append(words[at + 1])
             if not all(names(word) for word in wanted) and names(words[at + 1]):  # a subcommand has its own help
-                asked = subprocess.run([self.program(path), words[at + 1], "--help"], capture_output=True, text=True, timeout=SECONDS)
+                asked = subprocess.run(
+                    [self.program(path), words[at + 1], "--help"], capture_output=True, text=True, timeout=SECONDS
+                )
                 help_text += asked.stdout if asked.returncode == 0 else ""
         for word in wanted:
             if not names(word):
@@ -281,8 +300,12 @@ class Runner:
     def check_cases(self, words, _):
         """A test program has cases of the filter that a command gives it."""
         program = next(word for word in words if "=" not in word)
-        listed = subprocess.run([self.program(program), "--gtest_list_tests", *words[words.index(program) + 1:]],
-                                capture_output=True, text=True, timeout=SECONDS)
+        listed = subprocess.run(
+            [self.program(program), "--gtest_list_tests", *words[words.index(program) + 1 :]],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
         if listed.returncode != 0 or not re.search(r"^  \w", listed.stdout, re.M):
             raise Wrong(f"{program}: no such cases")
 
@@ -312,8 +335,9 @@ class Runner:
         """A test in Python, FILE::FUNCTION, or FILE alone where the file is one test."""
         file, _, function = name.partition("::")
         found = self.root / file
-        if not found.is_file() or not re.search(rf"^ *def {re.escape(function)}\(" if function else "",
-                                                found.read_text(encoding="utf-8"), re.M):
+        if not found.is_file() or not re.search(
+            rf"^ *def {re.escape(function)}\(" if function else "", found.read_text(encoding="utf-8"), re.M
+        ):
             raise Wrong(f"{name}: no such test")
 
     # --- programs ---
@@ -344,8 +368,14 @@ class Runner:
         elif "#include" not in text:
             text = '#include "ashlar/client.h"\nusing namespace ashlar;\nvoid Fragment() {\n' + text + "}\n"
         includes = [f"-I{self.root}", f"-I{self.root}/client/include"]
-        compiled = subprocess.run([self.compiler, "-x", language, standard, "-fsyntax-only", *includes, "-"],
-                                  input=text, cwd=self.root, capture_output=True, text=True, timeout=SECONDS)
+        compiled = subprocess.run(
+            [self.compiler, "-x", language, standard, "-fsyntax-only", *includes, "-"],
+            input=text,
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
         if compiled.returncode != 0:
             raise Wrong(f"does not compile: {compiled.stderr.strip()}")
 
@@ -358,8 +388,11 @@ def check(root, programs, compiler="c++", only=(), runner=None):
         results = list(workers.map(runner.page, pages))
     wrong = [line for page, _ in results for line in page]
     if not only:
-        wrong += [f"{RULES}: no page has a command like {pattern}" for pattern, _ in runner.rules
-                  if pattern not in runner.used]
+        wrong += [
+            f"{RULES}: no page has a command like {pattern}"
+            for pattern, _ in runner.rules
+            if pattern not in runner.used
+        ]
     return wrong, [line for _, page in results for line in page]
 
 
@@ -368,7 +401,9 @@ def main():
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path("."))
     parser.add_argument("--bin", type=pathlib.Path, required=True)
     parser.add_argument("--compiler", default="c++")
-    parser.add_argument("--count", action="store_true", help="also print how many blocks there are, are wrong, were not tried whole")
+    parser.add_argument(
+        "--count", action="store_true", help="also print how many blocks there are, are wrong, were not tried whole"
+    )
     parser.add_argument("pages", nargs="*")
     arguments = parser.parse_args()
     runner = Runner(arguments.root, arguments.bin, arguments.compiler)

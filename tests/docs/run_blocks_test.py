@@ -117,7 +117,7 @@ CLEAN = {
     "tools/slow": "#!/bin/bash\necho 'slow [--all]'\n",
     "client/include/ashlar/client.h": "namespace ashlar {}\nint Answer();\n\nint Third();\nint Question();\n",
     "client/CMakeLists.txt": "# The client.\nadd_library(client)\n",
-    "tools/ask.py": "import os\n\nif os:\n    print(\"ask\")\n",
+    "tools/ask.py": 'import os\n\nif os:\n    print("ask")\n',
     "tests/long_test.py": "def test_the_same_in_little():\n    pass\n",
     "CMakePresets.json": '{"configurePresets": [{"name": "release"}], "buildPresets": [], "testPresets": []}',
 }
@@ -130,8 +130,11 @@ WRONG = [
     ("…\n$ test", "$ test", "README.md:10: ashlarctl stats: does not print"),
     ("ashlarctl stats", "ashlarctl --nonsense && false", "README.md:10: ashlarctl --nonsense && false: status 1"),
     ("dram: {", "wrong: {", "README.md:4: ashlard --config ashlard.yaml --check-config >/dev/null: status 2"),
-    ("$ ashlard --config ashlard.yaml &\ndaemon started\n", "$ true\n",
-     "README.md:9: ashlarctl stats: status 1: no daemon"),
+    (
+        "$ ashlard --config ashlard.yaml &\ndaemon started\n",
+        "$ true\n",
+        "README.md:9: ashlarctl stats: status 1: no daemon",
+    ),
     ("ashlard.yaml &\n", "wrong.yaml &\n", "README.md:8: ashlard --config wrong.yaml &: status ended"),
     ("slow --all", "slow --none", "README.md:22: tools/slow knows no --none"),
     ("*Known*", "*Unknown*", "README.md:23: build/release/bin/some_test: no such cases"),
@@ -195,7 +198,10 @@ class RunBlocksTest(unittest.TestCase):
         self.assertEqual(self.counts(), (BLOCKS, 1, 0))
 
     def test_a_test_of_engines_is_looked_up_by_file_and_name(self):
-        page, rule = "```sh\npython3 ask.py\n```\n", "python3 ask.py | engines `vllm/test_ask.py::test_it_asks` | torch\n"
+        page, rule = (
+            "```sh\npython3 ask.py\n```\n",
+            "python3 ask.py | engines `vllm/test_ask.py::test_it_asks` | torch\n",
+        )
         tree = {"README.md": page, "tests/docs/command_checks.txt": rule}
         file = "client/python/tests/engines/vllm/test_ask.py"
         self.assertEqual(self.check({**tree, file: "def test_it_asks(daemon):\n    pass\n"}), ([], []))
@@ -204,7 +210,10 @@ class RunBlocksTest(unittest.TestCase):
             self.assertEqual(wrong, [f"README.md:2: {file}::test_it_asks: no such test"])
 
     def test_a_script_is_looked_up_by_file_and_name(self):
-        for there, missing in (("def test_another():\n", "tests/long_test.py::test_the_same_in_little"), (None, "tests/long_test.py")):
+        for there, missing in (
+            ("def test_another():\n", "tests/long_test.py::test_the_same_in_little"),
+            (None, "tests/long_test.py"),
+        ):
             tree = {path: text for path, text in CLEAN.items() if path != "tests/long_test.py"}
             wrong, _ = self.check({**tree, **({"tests/long_test.py": there} if there else {})}, compiler="true")
             self.assertTrue(any(line.endswith(f"{missing}: no such test") for line in wrong), wrong)
@@ -218,9 +227,15 @@ class RunBlocksTest(unittest.TestCase):
         self.assertEqual([line.partition(" ")[0] for line in wrong], ["README.md:3:", "README.md:4:"])
 
     def test_ellipses_stand_for_text_of_a_line_or_for_lines(self):
-        for shown, printed, right in [("a … c", "a b c", True), ("a … c", "a\nc", False),
-                                      ("a\n…\nb", "a\n1\n2\nb", True), ("a\n…\nb", "a\nb", True),
-                                      ("a", "a\n", True), ("a", "b\na\n", False), ("(1.5)", "(1x5)", False)]:
+        for shown, printed, right in [
+            ("a … c", "a b c", True),
+            ("a … c", "a\nc", False),
+            ("a\n…\nb", "a\n1\n2\nb", True),
+            ("a\n…\nb", "a\nb", True),
+            ("a", "a\n", True),
+            ("a", "b\na\n", False),
+            ("(1.5)", "(1x5)", False),
+        ]:
             with self.subTest(shown=shown, printed=printed):
                 self.assertEqual(page_blocks.shows(shown, printed), right)
 

@@ -41,29 +41,53 @@ class Install(unittest.TestCase):
         self.assertIn("UNAVAILABLE", said)
 
     def test_by_cmake(self):
-        run("cmake", "-S", ENGINE, "-B", self.root / "build", f"-DCMAKE_PREFIX_PATH={self.prefix}",
-            f"-DCMAKE_CXX_COMPILER={CXX}")
+        run(
+            "cmake",
+            "-S",
+            ENGINE,
+            "-B",
+            self.root / "build",
+            f"-DCMAKE_PREFIX_PATH={self.prefix}",
+            f"-DCMAKE_CXX_COMPILER={CXX}",
+        )
         run("cmake", "--build", self.root / "build")
         self.check(self.root / "build" / "engine")
 
     def test_by_pkg_config(self):
         folder = next(self.prefix.rglob("ashlar.pc")).parent
-        flags = run("pkg-config", f"--define-variable=prefix={self.prefix}", "--cflags", "--libs", "ashlar",
-                    env={**os.environ, "PKG_CONFIG_PATH": str(folder)}).split()
+        flags = run(
+            "pkg-config",
+            f"--define-variable=prefix={self.prefix}",
+            "--cflags",
+            "--libs",
+            "ashlar",
+            env={**os.environ, "PKG_CONFIG_PATH": str(folder)},
+        ).split()
         engine = self.root / "by_pkg_config"
         run(CXX, "-std=c++20", "-o", engine, ENGINE / "main.cc", *flags)
         self.check(engine)
 
     def test_c_by_pkg_config(self):
         folder = next(self.prefix.rglob("ashlar-c.pc")).parent
-        flags = run("pkg-config", f"--define-variable=prefix={self.prefix}", "--cflags", "--libs", "ashlar-c",
-                    env={**os.environ, "PKG_CONFIG_PATH": str(folder)}).split()
+        flags = run(
+            "pkg-config",
+            f"--define-variable=prefix={self.prefix}",
+            "--cflags",
+            "--libs",
+            "ashlar-c",
+            env={**os.environ, "PKG_CONFIG_PATH": str(folder)},
+        ).split()
         engine = self.root / "in_c"
         example = ENGINE.parents[2] / "examples" / "c" / "shortest.c"
         run("cc", "-std=c99", "-o", engine, example, *flags, "-lm")
         library = next(self.prefix.rglob("libashlar.so")).parent
-        done = subprocess.run([engine, "/nowhere/rpc", "/nowhere/session"], text=True, capture_output=True, check=False,
-                              env={**os.environ, "LD_LIBRARY_PATH": str(library)})
+        done = subprocess.run(
+            [engine, "/nowhere/rpc", "/nowhere/session"],
+            text=True,
+            capture_output=True,
+            check=False,
+            env={**os.environ, "LD_LIBRARY_PATH": str(library)},
+        )
         self.assertEqual(done.returncode, 1)
         self.assertIn("shortest: no daemon at /nowhere/session", done.stderr)
 

@@ -33,9 +33,12 @@ def transfer(binary):
     links = list(dict.fromkeys(case["link"] for case in figures["cases"]))
     assert links in (["loopback"], ["loopback", "netns"]), links
     assert [(case["link"], case["op"], case["bytes"]) for case in figures["cases"]] == [
-        (link, op, size) for link in links for op in ("fetch", "push") for size in (64 << 10, 4 << 20)]
+        (link, op, size) for link in links for op in ("fetch", "push") for size in (64 << 10, 4 << 20)
+    ]
     for case in figures["cases"]:
-        assert {"op", "link", "bytes", "gbps", "p50_us", "p99_us", "cpu_s_per_gb", "ratio", "ratio_perftest"} <= set(case)
+        assert {"op", "link", "bytes", "gbps", "p50_us", "p99_us", "cpu_s_per_gb", "ratio", "ratio_perftest"} <= set(
+            case
+        )
         positive(case, "gbps", "p50_us", "cpu_s_per_gb", "ratio", "raw_gbps", "raw_cpu_s_per_gb")
         assert case["p50_us"] <= case["p99_us"], case
         if shutil.which("ucx_perftest") is None:
@@ -67,7 +70,8 @@ def remote(binary):
     check_fields(figures, "cases")
     # The tool fails where a hit is of another tier than the case's name says.
     assert [(case["source"], case["segments"]) for case in figures["cases"]] == [
-        (source, 1) for source in ("dram", "remote", "ssd", "compute")], figures
+        (source, 1) for source in ("dram", "remote", "ssd", "compute")
+    ], figures
     for case in figures["cases"]:
         positive(case, "bytes", "landed_ms", "gbps", "p10_ms")
         assert case["p10_ms"] <= case["landed_ms"] <= case["p90_ms"], case
@@ -92,8 +96,17 @@ def mirror(binary):
     figures = run(binary, "mirror", "--quick")
     check_fields(figures)
     assert figures["daemons"] == 2 and figures["entries"] == 8000 and figures["lookup_tokens"] == 128 * 1024
-    positive(figures, "announce_seconds", "announcements_per_second", "mirror_seconds", "mirror_bytes",
-             "resident_bytes_before", "resident_bytes", "etcd_resident_bytes", "lookup_ratio")
+    positive(
+        figures,
+        "announce_seconds",
+        "announcements_per_second",
+        "mirror_seconds",
+        "mirror_bytes",
+        "resident_bytes_before",
+        "resident_bytes",
+        "etcd_resident_bytes",
+        "lookup_ratio",
+    )
     for state in ("empty", "full"):
         assert 0 < figures[f"lookup_{state}_ms"] <= figures[f"lookup_{state}_p99_ms"], figures
     assert 8000 * 37 <= figures["mirror_bytes"], figures  # no entry takes less

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 
-
 SKIPPED = 77  # exit code, as ctest is told
 
 
@@ -93,8 +92,19 @@ def nodes(binary):
 
 
 def talk(binary):
-    figures = run(binary, "--conversations", "5", "--turns", "2", "--decode", "3", "--sections", "12",
-                  "--sections-per-prompt", "2")
+    figures = run(
+        binary,
+        "--conversations",
+        "5",
+        "--turns",
+        "2",
+        "--decode",
+        "3",
+        "--sections",
+        "12",
+        "--sections-per-prompt",
+        "2",
+    )
     turns = figures["turns"]
     assert [(turn["conversation"], turn["turn"]) for turn in turns] == [(c, t) for t in (1, 2) for c in range(1, 6)]
     for turn in turns:
@@ -113,8 +123,22 @@ def talk(binary):
 
 
 def regenerate(binary):
-    figures = run(binary, "--conversations", "4", "--turns", "3", "--decode", "12", "--sections", "12",
-                  "--sections-per-prompt", "2", "--regenerate", "--span-type", "f32")
+    figures = run(
+        binary,
+        "--conversations",
+        "4",
+        "--turns",
+        "3",
+        "--decode",
+        "12",
+        "--sections",
+        "12",
+        "--sections-per-prompt",
+        "2",
+        "--regenerate",
+        "--span-type",
+        "f32",
+    )
     for turn in figures["turns"]:
         if turn["turn"] == 1:
             continue
@@ -161,7 +185,8 @@ def sharing(binary):
 def store(binary):
     figures = run(binary, "store", "--quick", "--repetitions", "1", "--compare", "redis")
     assert [(case["value_bytes"], case["batch"], case["op"]) for case in figures["cases"]] == [
-        (size, batch, op) for size in (65536, 262144, 1048576) for batch in (1, 16) for op in ("get", "put")]
+        (size, batch, op) for size in (65536, 262144, 1048576) for batch in (1, 16) for op in ("get", "put")
+    ]
     for case in figures["cases"]:
         for name in ("ops_per_s", "gb_per_s", "p50_us", "p99_us", "cpu_s_per_gb", "ratio_memcpy", "ratio_redis"):
             assert case[name] > 0, name
@@ -172,8 +197,11 @@ def ssd(binary):
     figures = run(binary, "ssd", "--quick", "--repetitions", "1")
     assert figures["engine"] == "tier"
     assert [(case["value_bytes"], case["op"], case["queue_depth"]) for case in figures["cases"]] == [
-        (size, op, depth) for size in (1 << 18, 1 << 20, 1 << 22, 1 << 24)
-        for op in ("seq_write", "rand_write", "seq_read", "rand_read") for depth in (4, 16)]
+        (size, op, depth)
+        for size in (1 << 18, 1 << 20, 1 << 22, 1 << 24)
+        for op in ("seq_write", "rand_write", "seq_read", "rand_read")
+        for depth in (4, 16)
+    ]
     for case in figures["cases"]:
         for name in ("gb_per_s", "limit_gb_per_s", "ratio"):
             assert case[name] > 0, name
@@ -214,6 +242,17 @@ def load(binary):
 
 
 if __name__ == "__main__":
-    tools = {"demo": demo, "entries": entries, "land": land, "load": load, "neighbours": neighbours,
-             "nodes": nodes, "sharing": sharing, "ssd": ssd, "store": store, "talk": talk, "regenerate": regenerate}
+    tools = {
+        "demo": demo,
+        "entries": entries,
+        "land": land,
+        "load": load,
+        "neighbours": neighbours,
+        "nodes": nodes,
+        "sharing": sharing,
+        "ssd": ssd,
+        "store": store,
+        "talk": talk,
+        "regenerate": regenerate,
+    }
     tools[sys.argv[1]](sys.argv[2])

@@ -65,10 +65,31 @@ ROOMS = {
         "peer/fetch": {"peer/channels", "peer/directory", "peer/transport", "router", "runtime"},
         "peer/offers": {"peer/channels", "peer/control", "peer/directory", "peer/fetch", "runtime"},
         "peer/erase": {"observe", "peer/directory", "runtime"},
-        "peer": {"observe", "peer/channels", "peer/control", "peer/directory", "peer/fetch", "peer/erase", "peer/offers",
-                 "peer/transport", "router", "runtime", "security"},
-        "engine": {"events", "peer", "peer/control", "peer/directory", "peer/fetch", "peer/offers", "peer/transport",
-                   "router", "runtime", "session"},
+        "peer": {
+            "observe",
+            "peer/channels",
+            "peer/control",
+            "peer/directory",
+            "peer/fetch",
+            "peer/erase",
+            "peer/offers",
+            "peer/transport",
+            "router",
+            "runtime",
+            "security",
+        },
+        "engine": {
+            "events",
+            "peer",
+            "peer/control",
+            "peer/directory",
+            "peer/fetch",
+            "peer/offers",
+            "peer/transport",
+            "router",
+            "runtime",
+            "session",
+        },
         "rpc": {"engine", "observe", "runtime", "session"},
         "admin": {"config", "engine", "events", "observe", "peer", "router", "rpc", "runtime", "session"},
     },
@@ -157,7 +178,7 @@ def circles(edges):
         trail.append(node)
         for other in sorted(edges.get(node, ())):
             if state.get(other) == "open":
-                yield "circle: " + " → ".join([*trail[trail.index(other):], other])
+                yield "circle: " + " → ".join([*trail[trail.index(other) :], other])
             elif other not in state:
                 yield from visit(other)
         trail.pop()

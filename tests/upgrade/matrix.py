@@ -27,9 +27,11 @@ PROGRAMS = ("ashlard", "integration_engine")
 PATIENCE = 30.0
 HIT = "none"  # the reason for a miss that an engine prints of a hit
 SEGMENTS, TOKENS, PROMPTS = 4, 60, 5
-VERSIONS = {"protocol": ("proto/limits.h", "kProtocolMin", "kProtocolMax"),
-            "peers": ("proto/limits.h", "kPeerProtocolMin", "kPeerProtocolMax"),
-            "disk": ("storage/tier/ssd_format.h", "kSsdFormatVersion", "kSsdFormatVersion")}
+VERSIONS = {
+    "protocol": ("proto/limits.h", "kProtocolMin", "kProtocolMax"),
+    "peers": ("proto/limits.h", "kPeerProtocolMin", "kPeerProtocolMax"),
+    "disk": ("storage/tier/ssd_format.h", "kSsdFormatVersion", "kSsdFormatVersion"),
+}
 
 
 class Failed(Exception):
@@ -78,10 +80,29 @@ def build(name, commit, jobs):
     shutil.rmtree(objects, ignore_errors=True)
     KEPT.mkdir(parents=True, exist_ok=True)
     try:
-        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", "--force", source, commit], check=True, capture_output=True)
-        subprocess.run(["cmake", "-S", source, "-B", objects, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-                        "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1 -DNDEBUG", "-DASHLAR_CUDA=OFF", "-DASHLAR_PYTHON=OFF",
-                        "-DASHLAR_UNITY=ON"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["git", "-C", ROOT, "worktree", "add", "--detach", "--force", source, commit],
+            check=True,
+            capture_output=True,
+        )
+        subprocess.run(
+            [
+                "cmake",
+                "-S",
+                source,
+                "-B",
+                objects,
+                "-G",
+                "Ninja",
+                "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+                "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1 -DNDEBUG",
+                "-DASHLAR_CUDA=OFF",
+                "-DASHLAR_PYTHON=OFF",
+                "-DASHLAR_UNITY=ON",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         subprocess.run(["cmake", "--build", objects, "-j", str(jobs), "--target", *PROGRAMS], check=True)
         kept.mkdir(exist_ok=True)
         for program in PROGRAMS:
@@ -104,16 +125,19 @@ class Daemon:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.rpc, self.session = f"{folder}/rpc.sock", f"{folder}/session.sock"
         tenant = f"name: default, uids: [{os.getuid()}], dram_bytes: 64MiB" + (", ssd_bytes: 64MiB" if disk else "")
-        config = (f"listen: {{rpc_socket: {self.rpc}, session_socket: {self.session}}}\n"
-                  f"dram: {{capacity_bytes: 64MiB, arena_bytes: 1MiB}}\ntenants: [{{{tenant}}}]\ndrain_seconds: 20\n")
+        config = (
+            f"listen: {{rpc_socket: {self.rpc}, session_socket: {self.session}}}\n"
+            f"dram: {{capacity_bytes: 64MiB, arena_bytes: 1MiB}}\ntenants: [{{{tenant}}}]\ndrain_seconds: 20\n"
+        )
         if disk:
             config += f"ssd: {{folder: {disk}, capacity_bytes: 64MiB, admission: all}}\n"
         if cluster:
             config += f"cluster: {json.dumps(cluster)}\n"
         (self.folder / "ashlard.yaml").write_text(config)
         with open(self.folder / "ashlard.log", "ab") as log:
-            self.process = subprocess.Popen([build_.program("ashlard"), "--config", self.folder / "ashlard.yaml"],
-                                            stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [build_.program("ashlard"), "--config", self.folder / "ashlard.yaml"], stdout=log, stderr=log
+            )
 
     def log(self):
         return (self.folder / "ashlard.log").read_text(errors="replace")
@@ -145,8 +169,21 @@ class Engine:
     def __init__(self, build_, daemon, command, seed, *more):
         self._name, self._command = build_.name, command
         self._process = subprocess.Popen(
-            [build_.program("integration_engine"), daemon.rpc, daemon.session, "0", command, str(seed), str(SEGMENTS), str(TOKENS),
-             *more], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            [
+                build_.program("integration_engine"),
+                daemon.rpc,
+                daemon.session,
+                "0",
+                command,
+                str(seed),
+                str(SEGMENTS),
+                str(TOKENS),
+                *more,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         self.line = self._read()
 
     def _read(self):
@@ -236,8 +273,10 @@ def engine_with_daemon(engine, of_daemon, folder, counts):
         said = Engine(engine, daemon, "connect", 1)
         said.end()
         answer = raw_hello(daemon, *engine.ranges["protocol"])
-        both = ("speaks versions {} to {}".format(*of_daemon.ranges["protocol"]),
-                "the client {} to {}".format(*engine.ranges["protocol"]))
+        both = (
+            "speaks versions {} to {}".format(*of_daemon.ranges["protocol"]),
+            "the client {} to {}".format(*engine.ranges["protocol"]),
+        )
         if said.line != "FAILED_PRECONDITION" or not all(text.encode() in answer for text in both):
             raise Failed(f"not refused by name: {said.line}, {answer!r}")
         return f"refused: {both[0]}, {both[1]}"
@@ -276,8 +315,19 @@ def etcd(folder):
     client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     with open(f"{folder}/etcd.log", "wb") as log:
         process = subprocess.Popen(
-            ["etcd", "--name=u", f"--data-dir={folder}/etcd", f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
-             f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=u={peer}"], stdout=log, stderr=log)
+            [
+                "etcd",
+                "--name=u",
+                f"--data-dir={folder}/etcd",
+                f"--listen-client-urls={client}",
+                f"--advertise-client-urls={client}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster=u={peer}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
     try:
         yield client.removeprefix("http://")
     finally:
@@ -287,14 +337,23 @@ def etcd(folder):
 
 def in_cluster(name, endpoint):
     """A node's part of a configuration, on ports that are free now."""
-    return {"node": name, "control_address": f"127.0.0.1:{free_port()}", "transport_address": f"127.0.0.1:{free_port()}",
-            "announce": "all", "tls": {"insecure": True}, "etcd": {"endpoints": [endpoint]}}
+    return {
+        "node": name,
+        "control_address": f"127.0.0.1:{free_port()}",
+        "transport_address": f"127.0.0.1:{free_port()}",
+        "announce": "all",
+        "tls": {"insecure": True},
+        "etcd": {"endpoints": [endpoint]},
+    }
 
 
 def daemon_with_daemon(holder, asker, folder, counts):
     """Objects that an engine published on one node are found on the other."""
     with etcd(folder) as endpoint:
-        nodes = [Daemon(build_, f"{folder}/{name}", cluster=in_cluster(name, endpoint)) for build_, name in ((holder, "a"), (asker, "b"))]
+        nodes = [
+            Daemon(build_, f"{folder}/{name}", cluster=in_cluster(name, endpoint))
+            for build_, name in ((holder, "a"), (asker, "b"))
+        ]
         try:
             for each in nodes:
                 each.wait_until_it_serves()
@@ -333,7 +392,10 @@ def daemon_replaced(before, after, folder, counts):
     the earlier release stays. What was acknowledged is found on both nodes."""
     with etcd(folder) as endpoint:
         here, there = in_cluster("a", endpoint), in_cluster("b", endpoint)
-        node, stays = Daemon(before, f"{folder}/a", f"{folder}/disk", here), Daemon(before, f"{folder}/b", cluster=there)
+        node, stays = (
+            Daemon(before, f"{folder}/a", f"{folder}/disk", here),
+            Daemon(before, f"{folder}/b", cluster=there),
+        )
         engine = None
         try:
             for each in (node, stays):
@@ -353,7 +415,9 @@ def daemon_replaced(before, after, folder, counts):
             counts.requests += last["asked"]
             counts.acknowledged += last["kept"]
             counts.lost += last["lost"]
-            return f"works: {last['asked'] - last['landed']} of {last['asked']} requests of the running engine were misses"
+            return (
+                f"works: {last['asked'] - last['landed']} of {last['asked']} requests of the running engine were misses"
+            )
         finally:
             if engine is not None:
                 engine.end()
@@ -361,8 +425,12 @@ def daemon_replaced(before, after, folder, counts):
                 each.stop()
 
 
-PAIRINGS = {"engine with daemon": (engine_with_daemon, "protocol"), "daemon with disk of": (daemon_with_disk, "disk"),
-            "daemon asks daemon": (daemon_with_daemon, "peers"), "daemon replaced by": (daemon_replaced, "peers")}
+PAIRINGS = {
+    "engine with daemon": (engine_with_daemon, "protocol"),
+    "daemon with disk of": (daemon_with_disk, "disk"),
+    "daemon asks daemon": (daemon_with_daemon, "peers"),
+    "daemon replaced by": (daemon_replaced, "peers"),
+}
 
 
 def run_pairing(kind, first, second):
@@ -382,8 +450,15 @@ def run_pairing(kind, first, second):
             ok = counts.failed == 0 and counts.lost == 0
         except Failed as failed:
             outcome, ok = f"FAILED: {failed}", False
-    return {**row, "outcome": outcome, "ok": ok, "requests": counts.requests, "failed": counts.failed,
-            "acknowledged": counts.acknowledged, "lost": counts.lost}
+    return {
+        **row,
+        "outcome": outcome,
+        "ok": ok,
+        "requests": counts.requests,
+        "failed": counts.failed,
+        "acknowledged": counts.acknowledged,
+        "lost": counts.lost,
+    }
 
 
 def main():
@@ -405,9 +480,15 @@ def main():
             for first, second in ways:
                 rows.append(run_pairing(kind, first, second))
                 row = rows[-1]
-                print(f"{row['first']:>12} {kind:<20} {row['second']:<12} {row['outcome']}"
-                      + (f" ({row['acknowledged']} acknowledged, {row['lost']} lost; {row['requests']} requests, {row['failed']} failed)"
-                         if row.get("requests") else ""), flush=True)
+                print(
+                    f"{row['first']:>12} {kind:<20} {row['second']:<12} {row['outcome']}"
+                    + (
+                        f" ({row['acknowledged']} acknowledged, {row['lost']} lost; {row['requests']} requests, {row['failed']} failed)"
+                        if row.get("requests")
+                        else ""
+                    ),
+                    flush=True,
+                )
     if arguments.json:
         arguments.json.write_text(json.dumps({"pairings": rows}, indent=1) + "\n")
     passed, failed, skipped = (sum(row["ok"] is each for row in rows) for each in (True, False, None))

@@ -11,8 +11,11 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2])
-LINES = [line for line in (ROOT / "tests/upgrade/releases").read_text(encoding="utf-8").splitlines()
-         if not line.startswith("#")]
+LINES = [
+    line
+    for line in (ROOT / "tests/upgrade/releases").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
 
 
 def git(*arguments):

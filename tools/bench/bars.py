@@ -24,6 +24,7 @@ def wrapped(label, letters):
 class Bars:
     """A picture's figures. A value is a number, or a pair of the lowest and the highest, or None where nothing was
     measured."""
+
     title: str
     names: list  # of a group's bars
     groups: list  # of (label, values)
@@ -40,27 +41,33 @@ class Bars:
         labels = [wrapped(label, int(wide / LETTER)) for label, _ in self.groups]
         height = TOP + HEIGHT + 56 + LINE * max(map(len, labels))
         marks, y = self.axis()
-        lines = [drawing.frame(WIDTH, height),
-                 f'<text x="{LEFT}" y="20" font-weight="bold">{html.escape(self.title)}</text>',
-                 *drawing.grid(LEFT, WIDTH - GAP, [(y(mark), f"{mark:g}") for mark in marks])]
+        lines = [
+            drawing.frame(WIDTH, height),
+            f'<text x="{LEFT}" y="20" font-weight="bold">{html.escape(self.title)}</text>',
+            *drawing.grid(LEFT, WIDTH - GAP, [(y(mark), f"{mark:g}") for mark in marks]),
+        ]
         for i, (_, values) in enumerate(self.groups):
             left = LEFT + i * wide
             lines += self.bars(left + GAP / 2, wide - GAP, values, y)
             for k, words in enumerate(labels[i]):
-                lines.append(f'<text x="{left + wide / 2:.1f}" y="{TOP + HEIGHT + 16 + LINE * k}" '
-                             f'text-anchor="middle">{html.escape(words)}</text>')
+                lines.append(
+                    f'<text x="{left + wide / 2:.1f}" y="{TOP + HEIGHT + 16 + LINE * k}" '
+                    f'text-anchor="middle">{html.escape(words)}</text>'
+                )
         if self.line:
-            lines.append(f'<line x1="{LEFT}" x2="{WIDTH - GAP}" y1="{y(self.line[0]):.1f}" y2="{y(self.line[0]):.1f}" '
-                         f'stroke="#333" stroke-dasharray="6 4"/>')
+            lines.append(
+                f'<line x1="{LEFT}" x2="{WIDTH - GAP}" y1="{y(self.line[0]):.1f}" y2="{y(self.line[0]):.1f}" '
+                f'stroke="#333" stroke-dasharray="6 4"/>'
+            )
         return "\n".join([*lines, *self.legend(height), "</svg>"]) + "\n"
 
     def axis(self):
         """The marks, and the function from a value to its height in the picture."""
         least, most = min(self.measured()), max(self.measured())
         if self.logarithmic:
-            marks = [10.0 ** e for e in range(math.floor(math.log10(least / 1.5)), math.ceil(math.log10(most)) + 1)]
+            marks = [10.0**e for e in range(math.floor(math.log10(least / 1.5)), math.ceil(math.log10(most)) + 1)]
         else:
-            step = next(s * 10 ** e for e in range(-2, 6) for s in (1, 2, 5) if most / (s * 10 ** e) <= 6)
+            step = next(s * 10**e for e in range(-2, 6) for s in (1, 2, 5) if most / (s * 10**e) <= 6)
             marks = [i * step for i in range(min(0, math.floor(least / step)), math.ceil(most / step) + 1)]
         place = math.log10 if self.logarithmic else float
         low, high = place(marks[0]), place(marks[-1])
@@ -77,8 +84,10 @@ class Bars:
             says = f"{low:g}" if low == high else f"{low:g} to {high:g}"
             for one, other, opacity in [(ground, y(low), ""), (y(low), y(high), ' opacity="0.45"')]:
                 if one != other:
-                    yield (f'<rect x="{left + k * each:.1f}" y="{min(one, other):.1f}" width="{each - 1:.1f}" '
-                           f'height="{abs(one - other):.1f}" fill="{COLOURS[k]}"{opacity}><title>{says}</title></rect>')
+                    yield (
+                        f'<rect x="{left + k * each:.1f}" y="{min(one, other):.1f}" width="{each - 1:.1f}" '
+                        f'height="{abs(one - other):.1f}" fill="{COLOURS[k]}"{opacity}><title>{says}</title></rect>'
+                    )
 
     def legend(self, height):
         x, y = LEFT, height - 20

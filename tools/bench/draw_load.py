@@ -5,6 +5,7 @@
 Over the rate of requests, one curve for each way of serving: time to first token (median and 99th percentile), and
 prompt tokens served. HYPIC's Fig. 11 has the same axes.
 """
+
 import math
 
 import drawing
@@ -13,8 +14,11 @@ WIDTH, HEIGHT, MARGIN, GAP = 380, 260, 60, 40
 WAYS = {"full": ("full recompute", "#555555"), "prefix": ("prefix cache", "#1b6ca8"), "ashlar": ("Ashlar", "#c0504d")}
 # Each panel: title, curves as (figure, dashes), whether its axis is logarithmic.
 PANELS = [
-    ("time to first token, ms: median, dashed the 99th percentile",
-     [("ttft_p50_ms", ""), ("ttft_p99_ms", "4 3")], True),
+    (
+        "time to first token, ms: median, dashed the 99th percentile",
+        [("ttft_p50_ms", ""), ("ttft_p99_ms", "4 3")],
+        True,
+    ),
     ("prompt tokens served a second", [("tokens_per_s", "")], False),
 ]
 
@@ -59,12 +63,15 @@ def draw_panel(left, points, what, curves, logarithmic):
     for way, (_, colour) in WAYS.items():
         of_way = [point for point in points if point["way"] == way]
         for figure, dashes in curves:
-            path = " ".join(f'{x(point["rate_per_s"]):.1f},{y(point[figure]):.1f}' for point in of_way)
-            yield (f'<polyline fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}" '
-                   f'points="{path}"/>')
+            path = " ".join(f"{x(point['rate_per_s']):.1f},{y(point[figure]):.1f}" for point in of_way)
+            yield (
+                f'<polyline fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}" '
+                f'points="{path}"/>'
+            )
             for point in of_way:
-                yield (f'<circle cx="{x(point["rate_per_s"]):.1f}" cy="{y(point[figure]):.1f}" r="2.5" '
-                       f'fill="{colour}"/>')
+                yield (
+                    f'<circle cx="{x(point["rate_per_s"]):.1f}" cy="{y(point[figure]):.1f}" r="2.5" fill="{colour}"/>'
+                )
 
 
 def draw(figures):
@@ -76,8 +83,10 @@ def draw(figures):
         yield from draw_panel(MARGIN + column * (WIDTH + MARGIN + GAP), points, what, curves, logarithmic)
     for i, (name, colour) in enumerate(WAYS.values()):
         left = MARGIN + 160 * i
-        yield (f'<line x1="{left}" x2="{left + 24}" y1="{height - 20}" y2="{height - 20}" stroke="{colour}" '
-               f'stroke-width="2"/><text x="{left + 32}" y="{height - 16}">{name}</text>')
+        yield (
+            f'<line x1="{left}" x2="{left + 24}" y1="{height - 20}" y2="{height - 20}" stroke="{colour}" '
+            f'stroke-width="2"/><text x="{left + 32}" y="{height - 16}">{name}</text>'
+        )
 
 
 if __name__ == "__main__":

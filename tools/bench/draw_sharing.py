@@ -5,6 +5,7 @@
 Bytes in use over the requests in flight and over the chunks of each: shared in place against a copy for every request,
 pages and tuples, one curve for every catalogue. The axes of bytes are logarithmic.
 """
+
 import math
 
 import drawing
@@ -29,7 +30,7 @@ def panel(cases, left, title, axis, figures):
     values = sorted({case[axis] for case in cases})
     x = {value: left + i / (len(values) - 1) * WIDTH for i, value in enumerate(values)}
     yield f'<text x="{left}" y="{MARGIN - 14}" font-weight="bold">{title}</text>'
-    marks = [10 ** decade for decade in range(LOW, HIGH + 1)]
+    marks = [10**decade for decade in range(LOW, HIGH + 1)]
     yield from drawing.grid(left, left + WIDTH, [(y(mark), f"{mark / 1e9:g} GB") for mark in marks])
     for value in values:
         yield f'<text x="{x[value]:.1f}" y="{MARGIN + HEIGHT + 16}" text-anchor="middle">{value}</text>'
@@ -40,7 +41,7 @@ def panel(cases, left, title, axis, figures):
     lines += [(shared, catalogue, colour, "") for catalogue, colour in COLOURS.items()]
     for figure, catalogue, colour, dash in lines:
         points = sorted((case[axis], case[figure]) for case in cases if case["catalogue"] == catalogue)
-        path = " ".join(f"{x[value]:.1f},{y(max(taken, 10 ** LOW)):.1f}" for value, taken in points)
+        path = " ".join(f"{x[value]:.1f},{y(max(taken, 10**LOW)):.1f}" for value, taken in points)
         yield f'<polyline fill="none" stroke="{colour}" stroke-width="2"{dash} points="{path}"/>'
 
 

@@ -25,7 +25,7 @@ def table(page, first_header):
     rows, inside = [], False
     for line in (FOLDER / page).read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else None
-        if cells and cells[:len(first_header)] == first_header:
+        if cells and cells[: len(first_header)] == first_header:
             inside = True
         elif inside and cells is None:
             return rows
@@ -51,8 +51,9 @@ def neighbours():
     times = [f"{when}: p50 / p99 / max, ms" for when in ("alone", "victim")]
     rows = table("neighbours.md", ["attack", *times, "bar for p99"])
     bars = [(row[0].strip("`"), [number(row[1], 1), number(row[2], 1), number(row[3])]) for row in rows]
-    return Bars("The victim's p99 in ms, alone and beside each attack", ["alone", "under attack", "bar"], bars,
-                logarithmic=True)
+    return Bars(
+        "The victim's p99 in ms, alone and beside each attack", ["alone", "under attack", "bar"], bars, logarithmic=True
+    )
 
 
 def transfer():
@@ -84,8 +85,11 @@ def decoding():
 def demo():
     ways = ["full", "prefix cache", "naive addition", "Ashlar"]
     row = table("demo.md", ["", *ways])[0]
-    return Bars("Time to first token of 16 cached sections, ms", ["median of 5 requests"],
-                [(way, [number(cell)]) for way, cell in zip(ways, row[1:])])
+    return Bars(
+        "Time to first token of 16 cached sections, ms",
+        ["median of 5 requests"],
+        [(way, [number(cell)]) for way, cell in zip(ways, row[1:])],
+    )
 
 
 def land_and_store():
@@ -118,8 +122,12 @@ def attention():
     kinds = ["fp32", "fp16", "bf16", "e4m3"]
     rows = table("attention.md", ["queries and heads", "keys", *kinds])
     bars = [(row[0], [spread(cell) for cell in row[2:]]) for row in rows]
-    return Bars("Time of the limit over that of attention to 32,768 keys; pale: from lowest to highest", kinds, bars,
-                line=(1, "limit"))
+    return Bars(
+        "Time of the limit over that of attention to 32,768 keys; pale: from lowest to highest",
+        kinds,
+        bars,
+        line=(1, "limit"),
+    )
 
 
 def conversations():
@@ -131,10 +139,17 @@ def conversations():
 def directory():
     sizes = ["20,000 entries", "100,000", "1,000,000"]
     row = {cells[0]: [number(cell) for cell in cells[1:]] for cells in table("directory.md", ["", *sizes])}
-    times = ["mirror all from scratch, s", "etcd's CPU time: announcing, s",
-             "etcd's CPU time: one more reads, s"]
-    bars = [(size, [1e6 / row["announcements per second, mirrored by all"][i],
-                    *(row[time][i] * 1e6 / number(size) for time in times)]) for i, size in enumerate(sizes)]
+    times = ["mirror all from scratch, s", "etcd's CPU time: announcing, s", "etcd's CPU time: one more reads, s"]
+    bars = [
+        (
+            size,
+            [
+                1e6 / row["announcements per second, mirrored by all"][i],
+                *(row[time][i] * 1e6 / number(size) for time in times),
+            ],
+        )
+        for i, size in enumerate(sizes)
+    ]
     names = ["announced to all", "mirrored anew", "etcd's CPU: announcing", "etcd's CPU: reading"]
     return Bars("Time an entry, by entries in all, µs", names, bars)
 
@@ -143,28 +158,39 @@ def entries():
     columns = ["by recency, ns", "in lookups (53 ns)", "by price, in lookups (77 to 104 ns)"]
     rows = table("entries.md", ["operation", *columns])
     bars = [(row[0], [number(row[2]), number(row[3])]) for row in rows if row[2]]
-    return Bars("A full cache of 1,000,000 objects: time of an operation in lookups of a hash table of that size",
-                ["by recency", "by price"], bars)
+    return Bars(
+        "A full cache of 1,000,000 objects: time of an operation in lookups of a hash table of that size",
+        ["by recency", "by price"],
+        bars,
+    )
 
 
 def kernels():
     bars = [(row[0], [spread(row[2])]) for row in table("kernels.md", ["operation", "shape", "ratio"])]
-    return Bars("Time of the limit over that of the kernel; pale: from lowest to highest", ["ratio"], bars,
-                line=(1, "limit"))
+    return Bars(
+        "Time of the limit over that of the kernel; pale: from lowest to highest", ["ratio"], bars, line=(1, "limit")
+    )
 
 
 def overhead():
     rows = table("overhead.md", ["operation", "MiB", "C++", "C", "Python", "C ÷ C++", "Python ÷ C++"])
     bars = [(f"{row[0]}, {row[1]} MiB", [round(100 * number(cell) - 100, 1) for cell in row[5:7]]) for row in rows]
-    return Bars("Time of a call beyond that from C++, per cent", ["C", "Python"], bars,
-                line=(5, "at most, aimed at for land and publish"))
+    return Bars(
+        "Time of a call beyond that from C++, per cent",
+        ["C", "Python"],
+        bars,
+        line=(5, "at most, aimed at for land and publish"),
+    )
 
 
 def prefix_tree():
     rows = table("prefix-tree.md", ["tokens per edge", "walk, µs", "memcmp, µs", "ratio (bar 3)"])
     bars = [(f"{row[0]} tokens per edge", [number(row[1]), number(row[2]), 3 * number(row[2])]) for row in rows]
-    return Bars("A known prompt of 131,072 tokens, µs", ["walk through the tree", "memcmp of its tokens",
-                "bar, 3 times memcmp"], bars)
+    return Bars(
+        "A known prompt of 131,072 tokens, µs",
+        ["walk through the tree", "memcmp of its tokens", "bar, 3 times memcmp"],
+        bars,
+    )
 
 
 def quality():
@@ -177,15 +203,20 @@ def remote():
     names = ["1 segment (5.7 MiB)", "11 segments (69.6 MiB)"]
     rows = table("remote.md", ["from", *(f"{name}, ms" for name in names)])
     bars = [(row[0], [number(row[1]), number(row[2])]) for row in rows]
-    return Bars("From the lookup until all is landed, by where it comes from, median, ms", names, bars,
-                logarithmic=True)
+    return Bars(
+        "From the lookup until all is landed, by where it comes from, median, ms", names, bars, logarithmic=True
+    )
 
 
 def robustness():
     rows = table("robustness.md", ["fault", "how", "served, ms", "nothing held, ms"])
     bars = [(row[0], [spread(row[2]), spread(row[3])]) for row in rows if spread(row[2]) is not None]
-    return Bars("Time until served, and until nothing is held, by fault between nodes, ms; pale: the worse case",
-                ["served", "nothing held"], bars, logarithmic=True)
+    return Bars(
+        "Time until served, and until nothing is held, by fault between nodes, ms; pale: the worse case",
+        ["served", "nothing held"],
+        bars,
+        logarithmic=True,
+    )
 
 
 def router():
@@ -206,16 +237,35 @@ def segments_replay():
         cases = [share[trace, capacity, "recency"], share[trace, capacity, "price"], share[trace, "no limit", "–"]]
         for way, place in ways.items():
             bars.append((f"{trace.split('_')[0]}, {capacity}, {way}", [number(case[place]) for case in cases]))
-    return Bars("Share of the prompts' tokens that is not computed, seams of (0, 0)",
-                ["by recency", "by price", "no limit of capacity"], bars)
+    return Bars(
+        "Share of the prompts' tokens that is not computed, seams of (0, 0)",
+        ["by recency", "by price", "no limit of capacity"],
+        bars,
+    )
 
 
-PICTURES = {"attention": attention, "conversations": conversations, "decoding": decoding, "demo": demo,
-            "directory": directory, "disk": disk, "entries": entries, "kernels": kernels,
-            "land-and-store": land_and_store, "neighbours": neighbours, "overhead": overhead,
-            "prefix-tree": prefix_tree, "quality": quality, "remote": remote, "robustness": robustness,
-            "router": router, "segments-replay": segments_replay, "transfer": transfer, "vllm": vllm,
-            "vllm-lengths": vllm_lengths}
+PICTURES = {
+    "attention": attention,
+    "conversations": conversations,
+    "decoding": decoding,
+    "demo": demo,
+    "directory": directory,
+    "disk": disk,
+    "entries": entries,
+    "kernels": kernels,
+    "land-and-store": land_and_store,
+    "neighbours": neighbours,
+    "overhead": overhead,
+    "prefix-tree": prefix_tree,
+    "quality": quality,
+    "remote": remote,
+    "robustness": robustness,
+    "router": router,
+    "segments-replay": segments_replay,
+    "transfer": transfer,
+    "vllm": vllm,
+    "vllm-lengths": vllm_lengths,
+}
 
 
 def lacking(name, text):

@@ -5,6 +5,7 @@
 Over the segment's length: bytes kept and time of composition against dense storage, and the error of the composed
 state. One column for each family, one curve for each decay.
 """
+
 import math
 
 import drawing

@@ -3,14 +3,17 @@
 
 bars.py begins its pictures with the same frame and grid.
 """
+
 import json
 import sys
 
 
 def frame(width, height):
     """A picture's first line: its size, and white behind all that follows."""
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-            f'font-size="11"><rect width="100%" height="100%" fill="white"/>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+        f'font-size="11"><rect width="100%" height="100%" fill="white"/>'
+    )
 
 
 def grid(left, right, marks):

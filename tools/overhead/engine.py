@@ -14,8 +14,12 @@ now = time.perf_counter_ns
 
 class Engine:
     def __init__(self, rpc_socket, session_socket, pages):
-        model = ashlar.Model(model_id="overhead", weights_digest="1", page_tokens=PAGE_TOKENS,
-                             layers=[ashlar.Attention(HEADS, DIM, DIM, ashlar.DType.BF16)] * LAYERS)
+        model = ashlar.Model(
+            model_id="overhead",
+            weights_digest="1",
+            page_tokens=PAGE_TOKENS,
+            layers=[ashlar.Attention(HEADS, DIM, DIM, ashlar.DType.BF16)] * LAYERS,
+        )
         self.cache = ashlar.Cache(model, rpc_socket, session_socket, pages=pages + 1, name="overhead")
         self.table = np.arange(pages + 1, dtype=np.int32)
 

@@ -23,8 +23,12 @@ HERE = pathlib.Path(__file__).parent
 
 class Engine:
     def __init__(self, command, daemon, pages, clock):
-        self.process = subprocess.Popen([*command, daemon.rpc_socket, daemon.session_socket, str(pages), clock],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [*command, daemon.rpc_socket, daemon.session_socket, str(pages), clock],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def ask(self, *words):
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
@@ -76,8 +80,12 @@ def main():
     parser.add_argument("--starts", type=int, default=8, help="of the engines; each has all rounds")
     parser.add_argument("--calls", type=int, default=5, help="in each round, of each language")
     parser.add_argument("--mebibytes", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--clock", choices=("wall", "thread"), default="wall",
-                        help="thread: what the calling thread has computed, which says more on a busy machine")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "thread"),
+        default="wall",
+        help="thread: what the calling thread has computed, which says more on a busy machine",
+    )
     parser.add_argument("--json")
     given = parser.parse_args()
     if max(given.mebibytes) > 1024 or min(given.mebibytes) < 1 or given.rounds < 1 or given.calls < 1:
@@ -85,11 +93,17 @@ def main():
     if given.starts < 1:
         parser.error("--starts: 1 or more")
     most = max(given.mebibytes)
-    commands = {"c++": [f"{given.bin}/overhead_cc"], "c": [f"{given.bin}/overhead_c"],
-                "python": [sys.executable, str(HERE / "engine.py")]}
+    commands = {
+        "c++": [f"{given.bin}/overhead_cc"],
+        "c": [f"{given.bin}/overhead_c"],
+        "python": [sys.executable, str(HERE / "engine.py")],
+    }
     seeds = iter(range(int.from_bytes(os.urandom(3), "little"), 1 << 40))
-    operations = [(name, verb, pages) for name, verb in (("look up", "look"), ("land", "land"), ("publish", "publish"))
-                  for pages in given.mebibytes]
+    operations = [
+        (name, verb, pages)
+        for name, verb in (("look up", "look"), ("land", "land"), ("publish", "publish"))
+        for pages in given.mebibytes
+    ]
     times = {operation: {name: [] for name in commands} for operation in operations}
     with ashlar.daemon.start(dram=f"{max(256, 6 * most)}MiB") as daemon:
         for _ in range(given.starts):
@@ -102,9 +116,11 @@ def main():
                 engine.end()
     rows = [row(operation[0], operation[2], times[operation]) for operation in operations]
     for each in rows:
-        print(f"{each['operation']:8} {each['mebibytes']:5} MiB   C++ {each['cpp_us']:9.1f} us   C {each['c_us']:9.1f} us"
-              f" ({each['c_ratio']:.3f})   Python {each['python_us']:9.1f} us ({each['python_ratio']:.3f})"
-              f"   medians {each['cpp_median_us']:.1f} ({each['c_median_ratio']:.3f}, {each['python_median_ratio']:.3f})")
+        print(
+            f"{each['operation']:8} {each['mebibytes']:5} MiB   C++ {each['cpp_us']:9.1f} us   C {each['c_us']:9.1f} us"
+            f" ({each['c_ratio']:.3f})   Python {each['python_us']:9.1f} us ({each['python_ratio']:.3f})"
+            f"   medians {each['cpp_median_us']:.1f} ({each['c_median_ratio']:.3f}, {each['python_median_ratio']:.3f})"
+        )
     if given.json:
         results = {"clock": given.clock, "starts": given.starts, "rounds": given.rounds, "rows": rows}
         pathlib.Path(given.json).write_text(json.dumps(results, indent=1) + "\n")

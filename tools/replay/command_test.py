@@ -46,8 +46,21 @@ class Command(unittest.TestCase):
 
     def test_run_gives_the_same_figures_to_people_and_machines(self):
         figures, picture = self.folder / "figures.json", self.folder / "picture.svg"
-        done = self.run_with("run", "--trace", self.trace, "--format", "stf", "--capacity", "1GB,4GB", "--policy",
-                             "none,block:64,sglang,marconi,ashlar", "--json", figures, "--plot", picture)
+        done = self.run_with(
+            "run",
+            "--trace",
+            self.trace,
+            "--format",
+            "stf",
+            "--capacity",
+            "1GB,4GB",
+            "--policy",
+            "none,block:64,sglang,marconi,ashlar",
+            "--json",
+            figures,
+            "--plot",
+            picture,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         runs = json.loads(figures.read_text(encoding="utf-8"))["runs"]
         self.assertEqual([run["policy"] for run in runs], ["none", "block:64", "sglang", "marconi", "ashlar"] * 2)
@@ -75,14 +88,22 @@ class Command(unittest.TestCase):
         (self.folder / "gnuplot").write_text("#!/bin/sh\nexit 3\n")
         (self.folder / "gnuplot").chmod(0o755)
         path = f"{self.folder}:/usr/bin:/bin"
-        done = subprocess.run([PROGRAM, *map(str, run), "--plot", self.folder / "p.svg"], env={"PATH": path}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [PROGRAM, *map(str, run), "--plot", self.folder / "p.svg"],
+            env={"PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         self.assertIn("--plot: gnuplot failed", done.stderr)
         self.assertEqual((done.returncode, (self.folder / "p.svg").exists()), (1, False))
         for full in (("--json", "/dev/full"), ("--plot", "/dev/full")):
             done = self.run_with(*run, *full)
             self.assertEqual((done.returncode, "/dev/full: cannot write" in done.stderr), (1, True), done.stderr)
         with open("/dev/full", "w") as full:
-            done = subprocess.run([PROGRAM, *map(str, run)], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+            done = subprocess.run(
+                [PROGRAM, *map(str, run)], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
         self.assertEqual((done.returncode, "stdout: cannot write" in done.stderr), (1, True), done.stderr)
 
     def test_other_commands_give_their_figures(self):
@@ -91,7 +112,9 @@ class Command(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         placements = json.loads(figures.read_text(encoding="utf-8"))["placements"]
         self.assertEqual({p["checkpoints"] for p in placements}, set(range(1, 33)))
-        done = self.run_with("segments", "--trace", self.trace, "--format", "stf", "--capacity", "1GB", "--json", figures)
+        done = self.run_with(
+            "segments", "--trace", self.trace, "--format", "stf", "--capacity", "1GB", "--json", figures
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         segments = json.loads(figures.read_text(encoding="utf-8"))["segments"]
         best = max(s["token_hit_rate"] for s in segments)
@@ -102,15 +125,22 @@ class Command(unittest.TestCase):
 
         def without(option):
             at = run.index(option)
-            return run[:at] + run[at + 2:]
+            return run[:at] + run[at + 2 :]
 
-        for arguments, name, code in (([], "command", 2), (["walk"], "walk", 2), (without("--trace"), "--trace", 2),
-                                      (without("--capacity"), "--capacity", 2), (run + ["--capacity", "much"], "much", 2),
-                                      (run + ["--threads", "0"], "threads", 2), (run + ["--colour", "red"], "--colour", 2),
-                                      (run + ["--policy", "lru"], "lru", 1), (run + ["--model", "/none"], "/none", 1),
-                                      (run + ["--format", "csv"], "csv", 1),
-                                      (run + ["--trace", "/none"], "/none.segs.jsonl", 1),
-                                      (run + ["--json", "/none/figures"], "/none/figures", 1)):
+        for arguments, name, code in (
+            ([], "command", 2),
+            (["walk"], "walk", 2),
+            (without("--trace"), "--trace", 2),
+            (without("--capacity"), "--capacity", 2),
+            (run + ["--capacity", "much"], "much", 2),
+            (run + ["--threads", "0"], "threads", 2),
+            (run + ["--colour", "red"], "--colour", 2),
+            (run + ["--policy", "lru"], "lru", 1),
+            (run + ["--model", "/none"], "/none", 1),
+            (run + ["--format", "csv"], "csv", 1),
+            (run + ["--trace", "/none"], "/none.segs.jsonl", 1),
+            (run + ["--json", "/none/figures"], "/none/figures", 1),
+        ):
             with self.subTest(name=name):
                 done = self.run_with(*arguments)
                 self.assertEqual(done.returncode, code, done.stderr)

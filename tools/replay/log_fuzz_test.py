@@ -23,7 +23,26 @@ import unittest
 ROOT = pathlib.Path(sys.argv.pop(1))
 SECONDS = float(os.environ.get("ASHLAR_LOG_SECONDS", "3"))
 SEED = int(os.environ.get("ASHLAR_LOG_SEED", random.SystemRandom().randrange(1 << 32)))
-ANYTHING = [None, True, 0, -1, 1.5, 1e300, float("nan"), float("inf"), 10**400, 2**31, "", "x", "\ud800", [], [[]], ["a"], {}, {"a": 1}]
+ANYTHING = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    1e300,
+    float("nan"),
+    float("inf"),
+    10**400,
+    2**31,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [[]],
+    ["a"],
+    {},
+    {"a": 1},
+]
 
 
 def load_tool():
@@ -35,17 +54,36 @@ def load_tool():
 
 
 TOOL = load_tool()
-SGLANG = [{"timestamp": "2026-11-24T10:00:05.5", "event": "request.received", "rid": "r", "obj": {"input_ids": [1, 2]}},
-          {"timestamp": 1795514735.5, "event": "request.finished", "rid": "r", "obj": {"text": "Why?", "input_ids": [1, 2, 7]},
-           "out": {"text": "So.", "output_ids": [3], "meta_info": {"prompt_tokens": 3}}}]
-OPENAI = [{"created": 5, "body": {"messages": [{"role": "system", "content": "Be brief."},
-                                               {"role": "user", "content": [{"type": "text", "text": "Why?"}], "tool_calls": [{"id": 1}]}],
-                                  "tools": [{"name": "f"}]},
-           "response": {"body": {"choices": [{"message": {"content": "So."}}], "usage": {"prompt_tokens": 12}}}},
-          {"ts": "2026-11-24T10:00:05Z", "prompt": [1, 2, 3]}, {"time": 9, "request": {"prompt": "text"}}]
-VLLM = ("(APIServer pid=7) DEBUG 11-24 10:01:05 [l.py:52] Request a-0 details: prompt: 'line\\none', prompt_token_ids: [1, 2, 7], prompt_embeds shape\n"
-        "DEBUG 11-24 10:01:06 [l.py:52] Request a-1 details: prompt: 'two', prompt_token_ids: None, prompt_embeds shape: None.\n"
-        "DEBUG 11-24 10:01:07 [l.py:52] Generated response a-0 (streaming delta) details: output_token_ids: [1, 2]\n")
+SGLANG = [
+    {"timestamp": "2026-11-24T10:00:05.5", "event": "request.received", "rid": "r", "obj": {"input_ids": [1, 2]}},
+    {
+        "timestamp": 1795514735.5,
+        "event": "request.finished",
+        "rid": "r",
+        "obj": {"text": "Why?", "input_ids": [1, 2, 7]},
+        "out": {"text": "So.", "output_ids": [3], "meta_info": {"prompt_tokens": 3}},
+    },
+]
+OPENAI = [
+    {
+        "created": 5,
+        "body": {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "Why?"}], "tool_calls": [{"id": 1}]},
+            ],
+            "tools": [{"name": "f"}],
+        },
+        "response": {"body": {"choices": [{"message": {"content": "So."}}], "usage": {"prompt_tokens": 12}}},
+    },
+    {"ts": "2026-11-24T10:00:05Z", "prompt": [1, 2, 3]},
+    {"time": 9, "request": {"prompt": "text"}},
+]
+VLLM = (
+    "(APIServer pid=7) DEBUG 11-24 10:01:05 [l.py:52] Request a-0 details: prompt: 'line\\none', prompt_token_ids: [1, 2, 7], prompt_embeds shape\n"
+    "DEBUG 11-24 10:01:06 [l.py:52] Request a-1 details: prompt: 'two', prompt_token_ids: None, prompt_embeds shape: None.\n"
+    "DEBUG 11-24 10:01:07 [l.py:52] Generated response a-0 (streaming delta) details: output_token_ids: [1, 2]\n"
+)
 
 
 def places(value, found):
@@ -73,8 +111,8 @@ def damage_bytes(draw, text):
     data = bytearray(text.encode("utf-8", "surrogatepass"))
     for _ in range(draw.randrange(1, 6)):
         at, length = draw.randrange(len(data) + 1), draw.randrange(12)
-        piece = bytes(draw.choice(b'[]{}",:0179eE-+.\'\n\\ \x00\xff\xf0aD') for _ in range(draw.randrange(4)))
-        data[at:at + (length if draw.random() < 0.5 else 0)] = piece * draw.choice((1, 1, 1, 2000))
+        piece = bytes(draw.choice(b"[]{}\",:0179eE-+.'\n\\ \x00\xff\xf0aD") for _ in range(draw.randrange(4)))
+        data[at : at + (length if draw.random() < 0.5 else 0)] = piece * draw.choice((1, 1, 1, 2000))
     return bytes(data)
 
 
@@ -112,7 +150,9 @@ class Damaged(unittest.TestCase):
         self.assertEqual(code, 0)
         segments = [json.loads(line) for line in pathlib.Path(f"{out}.segs.jsonl").read_text().splitlines()]
         self.assertEqual([segment["id"] for segment in segments], list(range(len(segments))))
-        self.assertTrue(all(type(token) is int and 0 <= token < 2**31 for segment in segments for token in segment["tok"]))
+        self.assertTrue(
+            all(type(token) is int and 0 <= token < 2**31 for segment in segments for token in segment["tok"])
+        )
         for line in pathlib.Path(f"{out}.reqs.jsonl").read_text().splitlines():
             request = json.loads(line, parse_constant=lambda name: self.fail(f"{name} is no JSON"))
             self.assertGreaterEqual(request["ts"], 0)

@@ -59,15 +59,21 @@ def dump(include, library):
     lines = []
     for name, fields in structs(header):
         lines.append(f'printf("struct {name} %zu\\n", sizeof({name}));')
-        lines += [f'printf("field {name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name}*)0)->{field}));'
-                  for field in fields]
+        lines += [
+            f'printf("field {name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name}*)0)->{field}));'
+            for field in fields
+        ]
     for body in re.findall(r"enum \{(.*?)\}", re.sub(r"/\*.*?\*/", "", header, flags=re.S), re.S):
         lines += [f'printf("number {name} %d\\n", (int){name});' for name in re.findall(r"(\w+) = ", body)]
     with tempfile.TemporaryDirectory() as folder:
         source, program = pathlib.Path(folder, "dump.c"), pathlib.Path(folder, "dump")
-        source.write_text("#include <stdio.h>\n#include \"ashlar.h\"\nint main(void) {\n" + "\n".join(lines) + "\nreturn 0;\n}\n")
-        subprocess.run(["cc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I", include, source,
-                        "-o", program], check=True)
+        source.write_text(
+            '#include <stdio.h>\n#include "ashlar.h"\nint main(void) {\n' + "\n".join(lines) + "\nreturn 0;\n}\n"
+        )
+        subprocess.run(
+            ["cc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I", include, source, "-o", program],
+            check=True,
+        )
         shape = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
     symbols = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     exported = sorted(line.split()[-1] for line in symbols.splitlines())
@@ -81,9 +87,16 @@ def main():
     today, exported = dump(root / "client/c/include", library)
     wrong = [f"exported, and not of this library: {name}" for name in exported if not name.startswith("ashlar_")]
     needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
-    wrong += [f"gRPC is not hidden inside: needs {name}" for name in re.findall(r"NEEDED.*\[(lib(?:grpc|gpr|ssl|crypto).*)\]", needed)]
-    unknown = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True).stdout
-    wrong += [f"asked of whatever gRPC the process has: {name}" for name in re.findall(r" (\S*grpc\S*)$", unknown, re.M)]
+    wrong += [
+        f"gRPC is not hidden inside: needs {name}"
+        for name in re.findall(r"NEEDED.*\[(lib(?:grpc|gpr|ssl|crypto).*)\]", needed)
+    ]
+    unknown = subprocess.run(
+        ["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True
+    ).stdout
+    wrong += [
+        f"asked of whatever gRPC the process has: {name}" for name in re.findall(r" (\S*grpc\S*)$", unknown, re.M)
+    ]
     declared = set(re.findall(r"ASHLAR_API [^;]*?(ashlar_\w+)\(", (root / "client/c/include/ashlar.h").read_text()))
     wrong += [f"declared, and not exported: {name}" for name in sorted(declared - set(exported))]
     wrong += [f"exported, and not declared: {name}" for name in sorted(set(exported) - declared)]

@@ -29,7 +29,8 @@ class Example(unittest.TestCase):
         self.config = pathlib.Path(self.folder.name, "ashlard.yaml")
         self.config.write_text(
             f"listen: {{rpc_socket: {self.folder.name}/rpc.sock, session_socket: {self.folder.name}/session.sock}}\n"
-            "dram: {capacity_bytes: 64MiB, arena_bytes: 8MiB}\n")
+            "dram: {capacity_bytes: 64MiB, arena_bytes: 8MiB}\n"
+        )
         self.start()
 
     def start(self, program=ASHLARD):
@@ -47,8 +48,9 @@ class Example(unittest.TestCase):
 
     def run_rounds(self, between):
         """Two prompts a round; `between` is called before the second and the third round."""
-        with subprocess.Popen([SHORTEST, *self.sockets(), "3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                              text=True) as engine:
+        with subprocess.Popen(
+            [SHORTEST, *self.sockets(), "3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as engine:
             lines = []
             for number in range(3):
                 if number > 0:
@@ -77,7 +79,17 @@ class Example(unittest.TestCase):
         self.assertLessEqual({cached for _, cached, _ in answers[4:]}, {0, 83})
 
     def test_calls_that_the_example_does_not_make(self):
-        for name, *more in (("many",), ("present",), ("cold",), ("started",), ("groups",), ("numbers",), ("other_pages",), ("salts",), ("hand_off", "node1", "unavailable")):
+        for name, *more in (
+            ("many",),
+            ("present",),
+            ("cold",),
+            ("started",),
+            ("groups",),
+            ("numbers",),
+            ("other_pages",),
+            ("salts",),
+            ("hand_off", "node1", "unavailable"),
+        ):
             with self.subTest(name):
                 done = subprocess.run([CALLS, name, *self.sockets(), *more], capture_output=True, text=True, timeout=60)
                 self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -97,8 +109,11 @@ class Example(unittest.TestCase):
         library = ctypes.CDLL(LIBRARY)
         library.ashlar_error_message.restype = ctypes.c_char_p
         out = ctypes.c_void_p()
-        for options, message in ((None, b"options: null"), (b"\0" * 256, b"options.size: not set"),
-                                 ((256).to_bytes(8, "little") + b"\1" * 248, b"options.size: of a newer library")):
+        for options, message in (
+            (None, b"options: null"),
+            (b"\0" * 256, b"options.size: not set"),
+            ((256).to_bytes(8, "little") + b"\1" * 248, b"options.size: of a newer library"),
+        ):
             self.assertEqual(library.ashlar_open(options, ctypes.byref(out)), 3)
             self.assertTrue(library.ashlar_error_message().startswith(message), library.ashlar_error_message())
             self.assertIsNone(out.value)

@@ -47,7 +47,9 @@ def _transformers() -> Any:
     try:
         from ashlar import transformers
     except ModuleNotFoundError as error:
-        raise ImportError(f'{error}: pip install "ashlar[transformers]" brings what models of Transformers need') from error
+        raise ImportError(
+            f'{error}: pip install "ashlar[transformers]" brings what models of Transformers need'
+        ) from error
     return transformers
 
 

@@ -263,8 +263,17 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with start(arguments.dram, ssd=arguments.ssd, folder=arguments.folder) as daemon:
-        print(json.dumps({"rpc_socket": daemon.rpc_socket, "session_socket": daemon.session_socket,
-                          "admin_socket": daemon.admin_socket, "log": daemon.log}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "rpc_socket": daemon.rpc_socket,
+                    "session_socket": daemon.session_socket,
+                    "admin_socket": daemon.admin_socket,
+                    "log": daemon.log,
+                }
+            ),
+            flush=True,
+        )
         try:
             signal.pause()
         except KeyboardInterrupt:

@@ -22,7 +22,9 @@ _PART = 64 << 20  # bytes that one thread hashes at a time
 _READ = 4 << 20  # bytes
 _KEPT_FROM = 1 << 20  # bytes; smaller files are hashed every time
 _THREADS = 4
-_SETTLED_NS = 2_000_000_000  # a file that changed less than this before it was read may change again within one timestamp
+_SETTLED_NS = (
+    2_000_000_000  # a file that changed less than this before it was read may change again within one timestamp
+)
 _MOST_ENTRIES = 4096
 _ATTEMPTS = 3
 _POLL = 0.05  # seconds

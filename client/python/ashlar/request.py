@@ -18,7 +18,6 @@ from ashlar import _ashlar
 from ashlar._ashlar import Verdict
 from ashlar.started import Started
 
-
 Array = Any  # with __dlpack__
 Pages = npt.NDArray[np.int32]
 
@@ -178,7 +177,9 @@ class Request(_ashlar.Request):
         lie in an engine's blocks: each head dense, heads equally far apart. With `norm_epsilon` each head's q and k are
         multiplied by 1 / sqrt(sum of squares + norm_epsilon) first; then q by `q_scale`.
         """
-        return self.raw_advance(layer, begin, end, state, q, k, v, g, beta, out, exponents, copies, norm_epsilon, q_scale)
+        return self.raw_advance(
+            layer, begin, end, state, q, k, v, g, beta, out, exponents, copies, norm_epsilon, q_scale
+        )
 
     async def finish_async(self) -> Verdict:
         return await asyncio.to_thread(self.finish)

@@ -18,7 +18,12 @@ def _sample(parameter: torch.Tensor) -> torch.Tensor | None:
     """A view of elements spread over a parameter; None: of a kind that has no such view."""
     numbers = parameter.numel()
     kind = _INTEGERS.get(parameter.element_size())
-    if numbers == 0 or kind is None or type(parameter.data) is not torch.Tensor or parameter.layout is not torch.strided:
+    if (
+        numbers == 0
+        or kind is None
+        or type(parameter.data) is not torch.Tensor
+        or parameter.layout is not torch.strided
+    ):
         return None
     count = min(_SAMPLES, numbers)
     step = max(1, numbers // count)

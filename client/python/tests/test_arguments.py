@@ -101,7 +101,11 @@ def table(world):
     """(argument, values of another type, values out of range, a call of one and its name)."""
     cache, request, store = world.cache, world.request, world.store
     opens = opening(world)
-    yield from (("rpc_socket", PATHS, ["a\0b"], opens), ("session_socket", PATHS, ["a\0b"], opens), ("name", TEXTS, [], opens))
+    yield from (
+        ("rpc_socket", PATHS, ["a\0b"], opens),
+        ("session_socket", PATHS, ["a\0b"], opens),
+        ("name", TEXTS, [], opens),
+    )
     for name in ("pages", "timeout_ms", "capture_tokens", "land_ms", "quiet_ms"):
         yield name, COUNTS, COUNTS_OUT_OF_RANGE, opens
     yield "memory_bytes", COUNTS, WIDE_COUNTS_OUT_OF_RANGE, opens
@@ -114,7 +118,9 @@ def table(world):
     for field in ("layer", "key_offset", "scale_head_stride"):
         change = lambda value, name: open_cache(world.daemon, places=place(**{name.rpartition(".")[2]: value}))  # noqa: E731
         yield f"places[0].{field}", COUNTS, WIDE_COUNTS_OUT_OF_RANGE, change
-    group = lambda value, name: open_cache(world.daemon, groups=[ashlar.LayerGroup(**{"layers": [1], name[10:]: value})])  # noqa: E731
+    group = lambda value, name: open_cache(
+        world.daemon, groups=[ashlar.LayerGroup(**{"layers": [1], name[10:]: value})]
+    )  # noqa: E731
     yield from ((f"groups[0].{name}", COUNTS, COUNTS_OUT_OF_RANGE, group) for name in ("page_tokens", "pages"))
     yield "groups[0].layers", [*LISTS, [1.5]], [[-1]], group
     yield from model_table(world)
@@ -143,16 +149,23 @@ def model_table(world):
         yield f"model.layers[1].{name}", COUNTS, COUNTS_OUT_OF_RANGE, att
     yield from ((f"model.layers[1].{name}", [3, "F32"], [], att) for name in ("dtype", "stored"))
     yield from (("model.layers[1].scales", FLAGS, [], att), ("model.layers[1].rope", [3, "yarn", {}], [], att))
-    yield from (("model.layers[1].rope.scale", REALS, REALS_OUT_OF_RANGE, rot), ("model.layers[1].rope.style", [3, None], [], rot))
+    yield from (
+        ("model.layers[1].rope.scale", REALS, REALS_OUT_OF_RANGE, rot),
+        ("model.layers[1].rope.style", [3, None], [], rot),
+    )
     yield "model.layers[1].rope.frequencies", [3, DOCUMENT, ["a"], None], [], rot
 
 
 def cache_table(cache, request):
     begin = lambda value, name: cache.begin(**{"tokens": TOKENS, name: value})  # noqa: E731
     land = lambda value, name: cache.land(**{"plan": b"", "page_table": TABLE, name: value})  # noqa: E731
-    commit = lambda value, name: cache.commit(**{"tokens": TOKENS, "checkpoints": [(400, TENSORS)], "page_table": TABLE, name: value})  # noqa: E731,E501
+    commit = lambda value, name: cache.commit(
+        **{"tokens": TOKENS, "checkpoints": [(400, TENSORS)], "page_table": TABLE, name: value}
+    )  # noqa: E731,E501
     hand = lambda value, name: cache.hand_off(**{"tokens": TOKENS, "node": "a", name: value})  # noqa: E731
-    alone = lambda value, name: cache.compute_alone(**{"request": request, "missing": 0, "layer": 0, "state": STATE, name: value})  # noqa: E731,E501
+    alone = lambda value, name: cache.compute_alone(
+        **{"request": request, "missing": 0, "layer": 0, "state": STATE, name: value}
+    )  # noqa: E731,E501
     for call in (begin, commit, hand):
         yield "tokens", TOKENS_OF, [], call
         yield "conversation", OCTETS, [b"short"], call
@@ -166,11 +179,23 @@ def cache_table(cache, request):
     yield from (("store_only", [], [True], begin), ("plan", [None, 3, "text"], [b"", b"no plan"], land))
     yield from (("present_tokens", COUNTS, WIDE_COUNTS_OUT_OF_RANGE, land), ("wait", FLAGS, [], land))
     yield from (("request", [3, "a", Odd()], [], commit), ("prompt_tokens", COUNTS[1:], [-1, 2**70, 2**22 + 1], commit))
-    yield from (("composed", FLAGS, [], commit), ("node", TEXTS, [""], hand), ("wait_ms", COUNTS, COUNTS_OUT_OF_RANGE, hand))
+    yield from (
+        ("composed", FLAGS, [], commit),
+        ("node", TEXTS, [""], hand),
+        ("wait_ms", COUNTS, COUNTS_OUT_OF_RANGE, hand),
+    )
     bad = [*LISTS, [3], [(400, None)], [(400, [3])], [(1.5, TENSORS)], [(400, [ashlar.LinearTensors(0, [1.0])])]]
-    yield "checkpoints", bad, [[(400,)], [(-1, TENSORS)], [(7, TENSORS)], [(400, [ashlar.LinearTensors(1, STATE)])], []], commit
+    yield (
+        "checkpoints",
+        bad,
+        [[(400,)], [(-1, TENSORS)], [(7, TENSORS)], [(400, [ashlar.LinearTensors(1, STATE)])], []],
+        commit,
+    )
     yield from (("request", OBJECTS, [], alone), ("missing", COUNTS, [9, *COUNTS_OUT_OF_RANGE], alone))
-    yield from (("layer", COUNTS, [1, *COUNTS_OUT_OF_RANGE], alone), ("state", [None, *ARRAYS[:-1]], [STATE[:1], STATE.astype(np.float64)], alone))  # noqa: E501
+    yield from (
+        ("layer", COUNTS, [1, *COUNTS_OUT_OF_RANGE], alone),
+        ("state", [None, *ARRAYS[:-1]], [STATE[:1], STATE.astype(np.float64)], alone),
+    )  # noqa: E501
     yield from ((name, ARRAYS, [], alone) for name in ("q", "k", "v", "g", "beta", "out"))
     yield from ((name, REALS, REALS_OUT_OF_RANGE, alone) for name in ("norm_epsilon", "q_scale"))
     take = lambda value, name: cache.take_quiet_pages(**{"most": 1, name: value})  # noqa: E731
@@ -187,11 +212,16 @@ def request_table(request):
     one = lambda name: lambda value, _: getattr(request, name)(value)  # noqa: E731
     yield from (("timeout_ms", COUNTS, COUNTS_OUT_OF_RANGE, one(name)) for name in ("wait_cold", "start_wait_cold"))
     yield from (("layer", COUNTS, [9, *COUNTS_OUT_OF_RANGE], one(name)) for name in ("wait_layer", "poll_layer"))
-    yield from (("missing", COUNTS, COUNTS_OUT_OF_RANGE, one("abandon")), ("segments", [*LISTS, [1.5]], [[-1], [2**40]], one("lose")))
+    yield from (
+        ("missing", COUNTS, COUNTS_OUT_OF_RANGE, one("abandon")),
+        ("segments", [*LISTS, [1.5]], [[-1], [2**40]], one("lose")),
+    )
     yield from (("page_table", PAGES, [[0, 999]], one(name)) for name in ("look_again",))
     tail = lambda value, name: request.conv_tail(**{"step": 0, "layer": 0, name: value})  # noqa: E731
     yield from (("step", COUNTS, COUNTS_OUT_OF_RANGE, tail), ("layer", COUNTS, [1, *COUNTS_OUT_OF_RANGE], tail))
-    advance = lambda value, name: request.advance(**{"layer": 0, "begin": 0, "end": 4, "state": STATE.copy(), "k": ROWS, "v": ROWS, name: value})  # noqa: E731,E501
+    advance = lambda value, name: request.advance(
+        **{"layer": 0, "begin": 0, "end": 4, "state": STATE.copy(), "k": ROWS, "v": ROWS, name: value}
+    )  # noqa: E731,E501
     yield "layer", COUNTS, [1, *COUNTS_OUT_OF_RANGE], advance
     yield from ((name, COUNTS, WIDE_COUNTS_OUT_OF_RANGE, advance) for name in ("begin", "end"))
     yield from ((name, ARRAYS, [], advance) for name in ("q", "k", "v", "g", "beta", "out"))
@@ -200,13 +230,18 @@ def request_table(request):
     yield "copies", [*LISTS, [3], [(1.5, STATE)], [(2, 3)]], [[(4,)], [(-1, STATE)], [(9, STATE.copy())]], advance
     publish = lambda value, name: request.publish(**{"missing": 0, "linear": TENSORS, "page_table": TABLE, name: value})  # noqa: E731
     yield from (("missing", COUNTS, [9, *COUNTS_OUT_OF_RANGE], publish), ("linear", [*LISTS, [3]], [], publish))
-    yield from (("page_table", PAGES, [[0, 999]], publish), ("first_position", COUNTS, WIDE_COUNTS_OUT_OF_RANGE, publish))
+    yield from (
+        ("page_table", PAGES, [[0, 999]], publish),
+        ("first_position", COUNTS, WIDE_COUNTS_OUT_OF_RANGE, publish),
+    )
     many = lambda value, name: request.publish_many(value)  # noqa: E731
     yield "runs", [*LISTS, [3], [ashlar.ComputedRun("0", TENSORS)]], [[ashlar.ComputedRun(9, TENSORS)]], many
 
 
 def page_table(world, store):
-    client = lambda value, name: ashlar.PageClient(**{"rpc_socket": world.daemon.rpc_socket, "session_socket": world.daemon.session_socket, name: value})  # noqa: E731,E501
+    client = lambda value, name: ashlar.PageClient(
+        **{"rpc_socket": world.daemon.rpc_socket, "session_socket": world.daemon.session_socket, name: value}
+    )  # noqa: E731,E501
     yield from ((name, PATHS, ["a\0b"], client) for name in ("rpc_socket", "session_socket"))
     yield from (("name", TEXTS, [], client), ("timeout_ms", COUNTS, [0, *COUNTS_OUT_OF_RANGE], client))
     options = dict(model_id="m", weights_digest="w", content="c", page_bytes=4096)
@@ -216,10 +251,16 @@ def page_table(world, store):
     yield from ((name, TEXTS, [], opens) for name in ("model_id", "weights_digest", "content"))
     yield from (("weights_digest", [], [""], opens), ("page_bytes", COUNTS, [0, *WIDE_COUNTS_OUT_OF_RANGE], opens))
     yield from ((name, COUNTS, [0, *COUNTS_OUT_OF_RANGE], opens) for name in ("page_tokens", "slots"))
-    yield from (("land_ms", COUNTS, COUNTS_OUT_OF_RANGE, opens), ("tokens_per_second", REALS, REALS_OUT_OF_RANGE, opens))
+    yield from (
+        ("land_ms", COUNTS, COUNTS_OUT_OF_RANGE, opens),
+        ("tokens_per_second", REALS, REALS_OUT_OF_RANGE, opens),
+    )
     for call in (store.exists, lambda keys: store.put(keys, print), lambda keys: store.get(keys, print)):
         yield "keys", [*LISTS, ["text"], [bytes(32), None]], [[b"short"]], lambda value, name, call=call: call(value)
-    yield from (("fill", FUNCTIONS, [], lambda value, name: store.put([bytes(32)], value)), ("take", FUNCTIONS, [], lambda value, name: store.get([bytes(32)], value)))  # noqa: E501
+    yield from (
+        ("fill", FUNCTIONS, [], lambda value, name: store.put([bytes(32)], value)),
+        ("take", FUNCTIONS, [], lambda value, name: store.get([bytes(32)], value)),
+    )  # noqa: E501
 
 
 def refused(call, value, name, error):
@@ -228,7 +269,12 @@ def refused(call, value, name, error):
         call(value, name)
     except error as raised:
         message = str(raised)
-        if not message.startswith(name) or message[len(name)] not in ":.[" or len(message) > 300 or "bad_cast" in message:
+        if (
+            not message.startswith(name)
+            or message[len(name)] not in ":.["
+            or len(message) > 300
+            or "bad_cast" in message
+        ):
             return f"{name}={kind_of(value)}: {type(raised).__name__}: {message[:300]}"
         if "supported" in message or "std::" in message:
             return f"{name}={kind_of(value)}: {message[:300]}"
@@ -278,7 +324,9 @@ def test_numbers_and_paths_of_other_libraries_are_taken(world):
         with open_cache(daemon, rpc_socket=pathlib.Path(daemon.rpc_socket), session_socket=pathlib.Path(daemon.session_socket),
                         model=model(page_tokens=kind(16), head=kind(4)), **options) as cache:  # fmt: skip
             assert cache.page_rows(kind(1))[0].shape[0] == 8
-            with cache.begin(TOKENS[:20], [kind(10)], np.arange(kind(8)), needed_in_ms=kind(0), fill=np.bool_(False)) as request:
+            with cache.begin(
+                TOKENS[:20], [kind(10)], np.arange(kind(8)), needed_in_ms=kind(0), fill=np.bool_(False)
+            ) as request:
                 assert request.advance(kind(0), kind(0), kind(4), STATE.copy(), k=ROWS, v=ROWS) == ashlar.Verdict.OK
                 assert request.wait_layer(kind(1)) == ashlar.Verdict.OK
     assert isinstance(world.cache.take_quiet_pages(2**40), list)
@@ -309,7 +357,9 @@ def test_a_prompt_refuses_what_is_no_sequence_of_tokens():
         ("conversation", TypeError, lambda: ashlar.Prompt([[1]], conversation="x" * 16)),
         ("salt", TypeError, lambda: ashlar.Prompt([[1]], salt=None)),
     ]:
-        assert refused(lambda *_, call=call: call(), None, name, error) is None, refused(lambda *_: call(), None, name, error)
+        assert refused(lambda *_, call=call: call(), None, name, error) is None, refused(
+            lambda *_: call(), None, name, error
+        )
 
 
 def test_a_private_daemon_refuses_by_name_and_takes_paths(tmp_path):

@@ -28,10 +28,13 @@ def load_python():
 
 
 @pytest.mark.skipif(not LIBRARY.exists(), reason="libashlar.so was not built")
-@pytest.mark.parametrize("order", ["load_c(); load_python()", "load_python(); load_c()", "load_python(); load_c(); load_python()"])
+@pytest.mark.parametrize(
+    "order", ["load_c(); load_python()", "load_python(); load_c()", "load_python(); load_c(); load_python()"]
+)
 def test_both_live_in_one_process(daemon, order):
     examples = str(pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples" / "python")
-    code = PROGRAM.format(library=str(LIBRARY), examples=examples, rpc=daemon.rpc_socket, session=daemon.session_socket,
-                          order=order)
+    code = PROGRAM.format(
+        library=str(LIBRARY), examples=examples, rpc=daemon.rpc_socket, session=daemon.session_socket, order=order
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -13,10 +13,26 @@ TEXT, PAGES = 300, 64
 
 
 def model(family=ashlar.Family.GDN, order=ashlar.TailOrder.CHANNEL_FIRST, dtype=ashlar.DType.F32):
-    linear = ashlar.Linear(family, HEADS, HEADS, DIM, DIM, conv_channels=CHANNELS, conv_kernel=KERNEL,
-                           conv_dtype=ashlar.DType.F16, conv_order=order, state_dtype=dtype)
-    return ashlar.Model(model_id="blocks", weights_digest=str(order), page_tokens=16, head=4, tail=4,
-                        layers=[linear, ashlar.Attention(1, 8, 8)])
+    linear = ashlar.Linear(
+        family,
+        HEADS,
+        HEADS,
+        DIM,
+        DIM,
+        conv_channels=CHANNELS,
+        conv_kernel=KERNEL,
+        conv_dtype=ashlar.DType.F16,
+        conv_order=order,
+        state_dtype=dtype,
+    )
+    return ashlar.Model(
+        model_id="blocks",
+        weights_digest=str(order),
+        page_tokens=16,
+        head=4,
+        tail=4,
+        layers=[linear, ashlar.Attention(1, 8, 8)],
+    )
 
 
 def open_cache(daemon, described, **options):
@@ -52,7 +68,9 @@ def test_states_and_tails_come_from_strided_blocks_and_go_into_them(daemon, rand
     tails = random.standard_normal((grid[0], grid[1] + 7)).astype(np.float16)[:, : grid[1]]
     assert not states.flags.c_contiguous and not tails.flags.c_contiguous
     with open_cache(daemon, described, capture_tokens=16) as cache:
-        assert cache.commit(tokens, [(TEXT, [ashlar.LinearTensors(0, states, tails)])], page_table=np.arange(PAGES)) == ["kept"]
+        assert cache.commit(
+            tokens, [(TEXT, [ashlar.LinearTensors(0, states, tails)])], page_table=np.arange(PAGES)
+        ) == ["kept"]
     with open_cache(daemon, described, capture_tokens=16) as cache:
         with cache.begin(np.append(tokens, 1), page_table=np.arange(PAGES)) as request:
             assert request.plan.prefix_tokens == TEXT
@@ -68,7 +86,10 @@ def test_rows_are_normalised_and_scaled_on_request(daemon, random):
     given, epsilon, scale = rows(random), 1e-6, DIM**-0.5
     with open_cache(daemon, model()) as cache:
         results = []
-        for inputs, flags in ((given, dict(norm_epsilon=epsilon, q_scale=scale)), (normalised(given, epsilon, scale), {})):
+        for inputs, flags in (
+            (given, dict(norm_epsilon=epsilon, q_scale=scale)),
+            (normalised(given, epsilon, scale), {}),
+        ):
             with cache.begin(np.zeros(TEXT, np.int32), page_table=np.arange(PAGES)) as request:
                 state, out = np.zeros((HEADS, DIM, DIM), np.float32), np.zeros((TEXT, HEADS, DIM), np.float32)
                 assert request.advance(0, 0, TEXT, state, out=out, **inputs, **flags) == ashlar.Verdict.OK
@@ -87,10 +108,13 @@ def test_decays_of_a_run_come_with_its_tuple_and_blocks_compose_in_either_place(
     given, tokens = rows(random), random.integers(0, 1000, 2 * TEXT + 1).astype(np.int32)
     pages, flags = np.arange(PAGES, dtype=np.int32), dict(norm_epsilon=1e-6, q_scale=0.25)
     with open_cache(daemon, model()) as cache, cache.begin(tokens, [TEXT, TEXT], pages, fill=True) as request:
-        (at, run), = [(i, run) for i, run in enumerate(request.missing) if run.transition]
+        ((at, run),) = [(i, run) for i, run in enumerate(request.missing) if run.transition]
         state, transition = np.zeros((HEADS, DIM, DIM), np.float32), np.zeros((HEADS, DIM, DIM), np.float32)
         decay = np.zeros((HEADS, DIM), np.float32)
-        for wrong in ({"transition": transition.transpose(0, 2, 1)}, {"transition": transition, "decay": decay[:, ::-1]}):
+        for wrong in (
+            {"transition": transition.transpose(0, 2, 1)},
+            {"transition": transition, "decay": decay[:, ::-1]},
+        ):
             with pytest.raises(ValueError, match=f"^{list(wrong)[-1]}: not dense"):
                 cache.compute_alone(request, at, 0, state, **wrong, **given, **flags)
         assert not transition.any() and not decay.any()
@@ -121,7 +145,10 @@ def test_decays_of_a_run_come_with_its_tuple_and_blocks_compose_in_either_place(
 
 def test_blocks_that_make_no_sense_are_refused(daemon):
     wide = np.zeros((HEADS, DIM, 2 * DIM), np.float32)
-    with open_cache(daemon, model()) as cache, cache.begin(np.zeros(4, np.int32), page_table=np.arange(PAGES)) as request:
+    with (
+        open_cache(daemon, model()) as cache,
+        cache.begin(np.zeros(4, np.int32), page_table=np.arange(PAGES)) as request,
+    ):
         with pytest.raises(ValueError, match="state: a head, or row, is not dense"):
             request.advance(0, 0, 0, wide[:, :, :DIM])
         with pytest.raises(ValueError, match="state: 1024 elements, not 512"):
@@ -133,7 +160,10 @@ def test_blocks_that_make_no_sense_are_refused(daemon):
 
 
 def committed(cache, **changed):
-    given = {"state": np.zeros((HEADS, DIM, DIM), np.float32), "conv_tail": np.zeros((CHANNELS, KERNEL - 1), np.float16)}
+    given = {
+        "state": np.zeros((HEADS, DIM, DIM), np.float32),
+        "conv_tail": np.zeros((CHANNELS, KERNEL - 1), np.float16),
+    }
     linear = [ashlar.LinearTensors(0, **{**given, **changed})]
     return cache.commit(np.arange(TEXT, dtype=np.int32), [(TEXT, linear)], page_table=np.arange(PAGES))
 

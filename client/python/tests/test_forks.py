@@ -133,7 +133,9 @@ def test_handles_are_refused_by_name_in_a_child_and_serve_the_parent(daemon):
                 said[name] = repr(call())
             except RuntimeError as error:
                 said[name] = str(error)
-        return [name for name, each in said.items() if not each.startswith("made before fork(): it belongs to the parent")]
+        return [
+            name for name, each in said.items() if not each.startswith("made before fork(): it belongs to the parent")
+        ]
 
     assert in_child(try_all) == "[]"
     assert in_child(lambda: open_cache(daemon)).startswith("RuntimeError: forked from a process that had connected")
@@ -150,7 +152,14 @@ def test_a_child_that_ends_its_copies_does_no_harm_to_the_parents(daemon):
     keys, values = cache.page_rows(shortest.ATTENTION)
     request = cache.begin(TOKENS, [100], np.arange(32), fill=True)
     serving = cache.start_serve_prefill(wait_ms=300)
-    held = {"request": request, "serving": serving, "cache": cache, "store": store, "client": client, "rows": (keys, values)}
+    held = {
+        "request": request,
+        "serving": serving,
+        "cache": cache,
+        "store": store,
+        "client": client,
+        "rows": (keys, values),
+    }
 
     def end():
         request.end()

@@ -31,7 +31,9 @@ class Engine:
     """Keys and values of a token are its number, in both layers."""
 
     def __init__(self, daemon, **grouping):
-        self.cache = ashlar.Cache(MODEL, daemon.rpc_socket, daemon.session_socket, pages=128, capture_tokens=16, **grouping)
+        self.cache = ashlar.Cache(
+            MODEL, daemon.rpc_socket, daemon.session_socket, pages=128, capture_tokens=16, **grouping
+        )
         self.grouped = bool(grouping)
         self.rows = {layer: self.cache.page_rows(layer) for layer in (WIDE, NARROW)}
 

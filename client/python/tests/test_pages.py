@@ -65,7 +65,13 @@ def test_pages_come_back_byte_for_byte_in_any_company(client):
         assert all(store.exists([key(text) for text in texts]))
         assert get(store, texts) == [None] * 11
         assert get(store, ["unknown", *texts[5:8], "unknown, too", texts[0]]) == [
-            "never_seen", None, None, None, "never_seen", None]
+            "never_seen",
+            None,
+            None,
+            None,
+            "never_seen",
+            None,
+        ]
         assert put(store, [texts[3], "new"]) == ["already_present", "published"]
 
 
@@ -89,13 +95,16 @@ def test_nothing_is_shared_across_models_weights_and_contents(client):
 def test_one_of_two_engines_stores_a_page(daemon):
     stores = [open_store(ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)) for _ in range(2)]
     inner = []
-    outcome = stores[0].put([key("a")], lambda i, slot: inner.extend(put(stores[1], ["a"])) or np.copyto(slot, page("a")))
+    outcome = stores[0].put(
+        [key("a")], lambda i, slot: inner.extend(put(stores[1], ["a"])) or np.copyto(slot, page("a"))
+    )
     assert outcome == ["published"] and inner == ["being_published"]
     assert get(stores[1], ["a"]) == [None]
 
 
 def test_a_page_whose_source_fails_is_given_up(client):
     with open_store(client) as store:
+
         def fail(i, slot):
             raise KeyError("the engine's own mistake")
 

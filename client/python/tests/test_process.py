@@ -27,8 +27,13 @@ def run(code, daemon):
     code = textwrap.dedent(code).replace("TALK", TALK.format(rpc=daemon.rpc_socket, session=daemon.session_socket))
     examples = str(pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples" / "python")
     path = os.pathsep.join([examples, os.environ.get("PYTHONPATH", "")])
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "PYTHONPATH": path})
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
+    )
 
 
 GRPC_WORKS = """
@@ -46,13 +51,18 @@ assert pb.Struct.FromString(message.SerializeToString())["a"] == 1
 @pytest.mark.parametrize("order", ["before", "after", "between"])
 def test_another_grpc_lives_in_the_same_process(daemon, order):
     pytest.importorskip("grpc")
-    parts = {"before": [GRPC_WORKS, "TALK"], "after": ["TALK", GRPC_WORKS], "between": ["import grpc", "TALK", GRPC_WORKS]}
+    parts = {
+        "before": [GRPC_WORKS, "TALK"],
+        "after": ["TALK", GRPC_WORKS],
+        "between": ["import grpc", "TALK", GRPC_WORKS],
+    }
     done = run("\n".join(parts[order]), daemon)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_child_may_open_its_own_cache_after_a_fork(daemon):
-    done = run("""
+    done = run(
+        """
         import os, numpy as np, ashlar, shortest
         before = shortest.Engine(%r, %r)
         child = os.fork()
@@ -64,9 +74,13 @@ def test_a_child_may_open_its_own_cache_after_a_fork(daemon):
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         TALK
-        """ % (daemon.rpc_socket, daemon.session_socket), daemon)
+        """
+        % (daemon.rpc_socket, daemon.session_socket),
+        daemon,
+    )
     assert done.returncode == 0, done.stderr
-    done = run("""
+    done = run(
+        """
         import os, ashlar
         child = os.fork()
         if child == 0:
@@ -74,14 +88,18 @@ def test_a_child_may_open_its_own_cache_after_a_fork(daemon):
             exec('''TALK''')
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        """, daemon)
+        """,
+        daemon,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_module_exports_its_entry_alone_and_hides_grpc():
     symbols = subprocess.run(["nm", "-D", "--defined-only", MODULE], capture_output=True, text=True, check=True).stdout
     assert [line.split()[-1] for line in symbols.splitlines()] == ["PyInit__ashlar"]
-    unknown = subprocess.run(["nm", "-D", "--undefined-only", MODULE], capture_output=True, text=True, check=True).stdout
+    unknown = subprocess.run(
+        ["nm", "-D", "--undefined-only", MODULE], capture_output=True, text=True, check=True
+    ).stdout
     assert not re.findall(r"grpc", unknown), "asked of whatever gRPC the process has"
     needed = subprocess.run(["readelf", "-d", MODULE], capture_output=True, text=True, check=True).stdout
     assert not re.findall(r"NEEDED.*(grpc|gpr|crypto|ssl)", needed)
@@ -99,8 +117,9 @@ def test_types_are_checked():
 
 def test_a_daemon_runs_from_the_command_line(tmp_path):
     with subprocess.Popen(
-        [sys.executable, "-m", "ashlar.daemon", "--dram", "64MiB", "--folder", str(tmp_path)], stdout=subprocess.PIPE,
-        text=True
+        [sys.executable, "-m", "ashlar.daemon", "--dram", "64MiB", "--folder", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as running:
         line = running.stdout.readline()
         assert '"rpc_socket"' in line and (tmp_path / "rpc.sock").exists()
@@ -187,11 +206,13 @@ def test_a_start_that_is_interrupted_leaves_no_daemon(tmp_path):
         with start("at last"):
             assert len(children()) == 1
         """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_without_transformers_it_says_what_to_install():
     code = "import sys; sys.modules['torch'] = None; import ashlar; ashlar.cache_for(None, None)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1 and 'ImportError' in done.stderr and 'pip install "ashlar[transformers]"' in done.stderr
+    assert done.returncode == 1 and "ImportError" in done.stderr and 'pip install "ashlar[transformers]"' in done.stderr

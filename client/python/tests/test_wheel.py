@@ -20,9 +20,24 @@ EVERYWHERE = re.compile(r"(ld-linux.*|libc|libm|libdl|librt|libpthread|libgcc_s|
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder,
-         "-C", f"build-dir={folder}/build", "-C", f"cmake.define.ASHLAR_BUILD_DIR={BUILD}", SOURCE / "client/python"],
-        check=True)
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            folder,
+            "-C",
+            f"build-dir={folder}/build",
+            "-C",
+            f"cmake.define.ASHLAR_BUILD_DIR={BUILD}",
+            SOURCE / "client/python",
+        ],
+        check=True,
+    )
     return next(folder.glob("ashlar-*.whl"))
 
 
@@ -30,7 +45,11 @@ def test_it_carries_all_libraries_that_not_every_linux_has(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     carried = {path.name for path in (tmp_path / "ashlar" / "libs").iterdir()}
-    binaries = [*tmp_path.glob("ashlar/_ashlar*.so"), tmp_path / "ashlar/bin/ashlard", *(tmp_path / "ashlar/libs").iterdir()]
+    binaries = [
+        *tmp_path.glob("ashlar/_ashlar*.so"),
+        tmp_path / "ashlar/bin/ashlard",
+        *(tmp_path / "ashlar/libs").iterdir(),
+    ]
     assert len(binaries) > 10
     for binary in binaries:
         dynamic = subprocess.run(["readelf", "-d", binary], capture_output=True, text=True, check=True).stdout
@@ -52,7 +71,13 @@ def test_it_is_installed_and_runs_the_example_with_its_own_daemon(wheel, tmp_pat
     for package in ("numpy", "numpy.libs"):
         if (pathlib.Path(numpy_at) / package).exists():
             (tmp_path / "numpy" / package).symlink_to(pathlib.Path(numpy_at) / package)
-    done = subprocess.run([python, SOURCE / "examples/python/shortest.py"], capture_output=True, text=True, cwd=tmp_path,
-                          env=environment, timeout=120)
+    done = subprocess.run(
+        [python, SOURCE / "examples/python/shortest.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"\d+ of \d+ tokens from the cache: [a-z]{12}", done.stdout)) == 2

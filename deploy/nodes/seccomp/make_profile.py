@@ -28,7 +28,9 @@ FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}
 def release():
     """Of systemd here; empty where there is none."""
     try:
-        return subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+        return subprocess.run(
+            ["systemd-analyze", "--version"], capture_output=True, text=True, check=True
+        ).stdout.split()[1]
     except OSError:
         return ""
 
@@ -37,7 +39,9 @@ def members(word):
     """The calls of one word of SystemCallFilter=, a call or a set."""
     if not word.startswith("@"):
         return {word}
-    listed = subprocess.run(["systemd-analyze", "syscall-filter", "--no-pager", word], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["systemd-analyze", "syscall-filter", "--no-pager", word], capture_output=True, text=True, check=True
+    )
     lines = [line.strip() for line in listed.stdout.splitlines()[1:]]
     return set().union(*(members(line) for line in lines if line and not line.startswith("#")))
 
@@ -60,15 +64,24 @@ def profile():
     plain = sorted(allowed - {"clone", "clone3", "socket"})
     rules = [
         {"names": plain, "action": "SCMP_ACT_ALLOW"},
-        {"names": ["clone"], "action": "SCMP_ACT_ALLOW",
-         "args": [{"index": 0, "value": NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]},
+        {
+            "names": ["clone"],
+            "action": "SCMP_ACT_ALLOW",
+            "args": [{"index": 0, "value": NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}],
+        },
         # Its flags are in memory, where no filter can look: the C library then takes clone.
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS},
     ]
-    rules += [{"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 0, "value": family, "op": "SCMP_CMP_EQ"}]}
-              for family in FAMILIES.values()]
-    return {"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": EPERM,
-            "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"], "syscalls": rules}
+    rules += [
+        {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 0, "value": family, "op": "SCMP_CMP_EQ"}]}
+        for family in FAMILIES.values()
+    ]
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": EPERM,
+        "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
+        "syscalls": rules,
+    }
 
 
 def text():

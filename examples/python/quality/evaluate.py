@@ -181,7 +181,9 @@ def main() -> None:
                     parts = f"recall {found['recall']:6.2f}, copy {found['copy']:6.2f}"
                     print(f"  {name:38} {found['all']:6.2f} ({parts})", flush=True)
                 if arguments.json:
-                    pathlib.Path(arguments.json).write_text(json.dumps({"pooled": pooled(cells), "cells": cells}, indent=1) + "\n")
+                    pathlib.Path(arguments.json).write_text(
+                        json.dumps({"pooled": pooled(cells), "cells": cells}, indent=1) + "\n"
+                    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ class Example:
         return [token for segment in [*self.segments, self.query] for token in segment]
 
 
-def example(chance: random.Random, segments: int, length: int, keys: int, names: int, asked: int, copied: int) -> Example:
+def example(
+    chance: random.Random, segments: int, length: int, keys: int, names: int, asked: int, copied: int
+) -> Example:
     """`keys` keys are assigned once or twice, in random segments of `length` tokens each; `names` phrases stand once."""
     items: list[list[list[int]]] = [[] for _ in range(segments)]
     value_of, phrase_of = {}, {}

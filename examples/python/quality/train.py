@@ -14,10 +14,9 @@ import random
 import time
 
 import safetensors.torch
+import task
 import torch
 import transformers
-
-import task
 
 HERE = pathlib.Path(__file__).parent
 RATE = 1e-3

@@ -16,7 +16,10 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "pages": (("tier", "kind"), "Pages fetched from the cache."),
     "tokens_saved": (("tier", "kind"), "Tokens of the pages of keys and values that were fetched."),
     "load_seconds": ((), "Time of fetching."),
-    "seconds_saved": ((), "Prefill time of these tokens at the rate that tokens_per_second says, less that of fetching."),
+    "seconds_saved": (
+        (),
+        "Prefill time of these tokens at the rate that tokens_per_second says, less that of fetching.",
+    ),
     "misses": (("reason",), "Pages that were not fetched."),
     "stored": (("outcome",), "Pages offered to the cache."),
 }

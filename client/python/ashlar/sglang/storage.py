@@ -146,10 +146,16 @@ class AshlarStorage(HiCacheStorage):
     def _content(self, name: str, pool: _Pool) -> str:
         """All but model and bytes that engines must have in common to share a pool's pages."""
         config = self._config
-        parts = [f"hicache pool={name}", self._engine.content,
-                 f"format={getattr(pool.host, 'storage_format_tag', None) or ''}", f"layout={getattr(pool.host, 'layout', '')}", f"type={pool.page_dtype}",
-                 f"page={self._kv_page_size()}", f"pp={config.pp_rank}/{config.pp_size}",
-                 f"cp={config.attn_cp_rank}/{config.attn_cp_size}"]
+        parts = [
+            f"hicache pool={name}",
+            self._engine.content,
+            f"format={getattr(pool.host, 'storage_format_tag', None) or ''}",
+            f"layout={getattr(pool.host, 'layout', '')}",
+            f"type={pool.page_dtype}",
+            f"page={self._kv_page_size()}",
+            f"pp={config.pp_rank}/{config.pp_size}",
+            f"cp={config.attn_cp_rank}/{config.attn_cp_size}",
+        ]
         # Every rank has the same latents, but its own part of keys, values and states.
         if not config.is_mla_model or name == PoolName.MAMBA.value:
             parts.append(f"tp={config.tp_rank}/{config.tp_size}")
@@ -379,9 +385,7 @@ class AshlarStorage(HiCacheStorage):
         pages = list(values or [])
         return len(pages) == len(keys) and all(self._set(PoolName.KV.value, keys, lambda i: pages[i]))
 
-    def get(
-        self, key: str, target_location: Any | None = None, target_sizes: Any | None = None
-    ) -> torch.Tensor | None:
+    def get(self, key: str, target_location: Any | None = None, target_sizes: Any | None = None) -> torch.Tensor | None:
         return self.batch_get([key], [target_location])[0] if target_location is not None else None
 
     def set(
@@ -406,13 +410,17 @@ class AshlarStorage(HiCacheStorage):
         """Until SGLang has flushed its memory, nothing is stored and nothing found."""
         if not self._between:
             self._between = True
-            logger.warning("Ashlar: the weights of %s change; nothing is cached until SGLang's memory is flushed", self._model)
+            logger.warning(
+                "Ashlar: the weights of %s change; nothing is cached until SGLang's memory is flushed", self._model
+            )
 
     def memory_flushed(self) -> None:
         if self._between:
             self.clear()
             self._between = False
-            logger.info("Ashlar: pages of %s are this engine's alone from now on: its weights have changed", self._model)
+            logger.info(
+                "Ashlar: pages of %s are this engine's alone from now on: its weights have changed", self._model
+            )
 
     def clear(self) -> bool:
         """Called after a change of weights in place, which leaves them without a digest.

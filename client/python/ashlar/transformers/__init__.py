@@ -91,7 +91,9 @@ def cache_for(
         sockets = daemon
     else:
         given = type(daemon).__name__
-        raise TypeError(f"daemon: {given} was given; expected that of ashlar.daemon.start, or (rpc socket, session socket)")
+        raise TypeError(
+            f"daemon: {given} was given; expected that of ashlar.daemon.start, or (rpc socket, session socket)"
+        )
     tokens, page_tokens = whole("tokens", tokens, 1), whole("page_tokens", page_tokens, 1)
     capture_tokens = whole("capture_tokens", capture_tokens, 1)
     head, tail = whole("head", head), whole("tail", tail)

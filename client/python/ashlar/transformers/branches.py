@@ -24,7 +24,9 @@ def _state_tokens(model: Model) -> int:
         if isinstance(layer, Attention):
             keys += layer.kv_heads * (layer.key_dim + layer.value_dim) * (4 if layer.dtype.name == "F32" else 2)
         else:
-            states += 4 * (layer.value_heads * layer.d_k * layer.d_v + layer.conv_channels * max(0, layer.conv_kernel - 1))
+            states += 4 * (
+                layer.value_heads * layer.d_k * layer.d_v + layer.conv_channels * max(0, layer.conv_kernel - 1)
+            )
     return -(-states // max(1, keys))
 
 
@@ -45,7 +47,13 @@ def branch(model: Model, plan: Plan, tokens: _Tokens, end: int, step: int, ends_
     """
     begin = plan.steps[-1].begin if plan.steps else 0
     asked = any(step.capture and step.end < end for step in plan.steps)
-    if whole_blocks(model, begin, end) or asked or not plan.exact or plan.segments or end - begin < max(2 * step, _state_tokens(model)):
+    if (
+        whole_blocks(model, begin, end)
+        or asked
+        or not plan.exact
+        or plan.segments
+        or end - begin < max(2 * step, _state_tokens(model))
+    ):
         return None
     depth = (end - max(step, end // 16)) // step * step
     begins = [at + 1 for at in np.flatnonzero(np.isin(tokens[:end], list(ends_of_messages))).tolist()]

@@ -23,7 +23,8 @@ _ONE = ("num_return_sequences", "guidance_scale")  # 1 is what they are without 
 _OFF = frozenset((*_OUTPUTS, "synced_gpus", "trust_remote_code"))  # False is what they are without being given
 # Options of `generate` that choose tokens, say when to stop, or what is returned of the tokens that are added. Those of
 # assistants and beams count where there are any, which is refused by the mode.
-_SERVED_OPTIONS = frozenset("""
+_SERVED_OPTIONS = frozenset(
+    """
     max_length max_new_tokens min_length min_new_tokens early_stopping max_time stop_strings do_sample num_beams use_cache
     temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty
     length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids renormalize_logits forced_bos_token_id
@@ -32,7 +33,8 @@ _SERVED_OPTIONS = frozenset("""
     eos_token_id decoder_start_token_id num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
     assistant_lookbehind target_lookbehind assistant_ensemble_weight max_matching_ngram_size speculation_type
     num_beam_groups diversity_penalty disable_compile compile_config transformers_version
-""".split())
+""".split()
+)
 
 
 def of_model(model: Any, described: str, weights: Weights | None = None) -> str | None:
@@ -113,7 +115,9 @@ def _of_others(options: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> st
 
 def _first(arguments: dict[str, Any], known: frozenset[str]) -> str | None:
     """The first argument that is given, and not known."""
-    given = sorted(name for name, value in arguments.items() if not (value is None or (value is False and name in _OFF)))
+    given = sorted(
+        name for name, value in arguments.items() if not (value is None or (value is False and name in _OFF))
+    )
     return next((name for name in given if name not in known), None)
 
 

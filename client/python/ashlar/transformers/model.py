@@ -150,7 +150,9 @@ def _linear(index: int, layer: int, whole: Tape, second: Tape) -> tuple[Linear, 
         if key_heads == heads:
             equal = [bool((key[:, head] == key[:, head - 1]).all()) for head in range(1, heads)]
             key_heads = heads - sum(equal)
-            if heads % key_heads or any(same != (head % (heads // key_heads) > 0) for head, same in enumerate(equal, 1)):
+            if heads % key_heads or any(
+                same != (head % (heads // key_heads) > 0) for head, same in enumerate(equal, 1)
+            ):
                 key_heads = heads
     conv = whole.layers[layer].conv_states[0]
     linear = Linear(

@@ -199,7 +199,12 @@ class Setter:
         request = None
         try:
             request = calling(
-                self.cache.begin, planned, lengths, table, fill=True, conversation=prompt.conversation,
+                self.cache.begin,
+                planned,
+                lengths,
+                table,
+                fill=True,
+                conversation=prompt.conversation,
                 salt=prompt.salt,
             )
             published = self._fill(request, table)
@@ -285,12 +290,23 @@ class Setter:
     # ------------------------------------------------------------------------------------------------ the plan
 
     def _follow(
-        self, request: Request, plan: Plan, table: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any], upto: int, keep: int
+        self,
+        request: Request,
+        plan: Plan,
+        table: np.ndarray[Any, Any],
+        tokens: np.ndarray[Any, Any],
+        upto: int,
+        keep: int,
     ) -> tuple[DynamicCache, Any, list[tuple[int, list[LinearTensors]]]]:
         cache = DynamicCache(config=self.config)
         output, captured = None, []
         branch = branches.branch(
-            self.cache.model, plan, tokens, min(upto, len(tokens) - keep), self.cache.capture_tokens, self.ends_of_messages
+            self.cache.model,
+            plan,
+            tokens,
+            min(upto, len(tokens) - keep),
+            self.cache.capture_tokens,
+            self.ends_of_messages,
         )
         for number, step in enumerate(plan.steps):
             if step.kind is not StepKind.COMPUTE:
@@ -310,7 +326,9 @@ class Setter:
             captured.append((upto, self.states(cache)))  # the same prompt again goes on from there
         return cache, output, captured
 
-    def _take(self, request: Request, number: int, step: Step, table: np.ndarray[Any, Any], cache: DynamicCache) -> None:
+    def _take(
+        self, request: Request, number: int, step: Step, table: np.ndarray[Any, Any], cache: DynamicCache
+    ) -> None:
         for place in self.cache.shape.linear:
             layer = cache.layers[place.layer]
             there = layer.recurrent_states[0]

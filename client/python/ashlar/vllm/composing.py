@@ -58,7 +58,9 @@ class Pages:
                 width = KEY_TYPES[layer.dtype].itemsize
                 keys, values = layer.key_dim * width, layer.value_dim * width
                 token = layer.kv_heads * (keys + values)
-                place = ashlar.PagePlace(index, size, size + layer.kv_heads * keys, token * PAGE_TOKENS, token, keys, values)
+                place = ashlar.PagePlace(
+                    index, size, size + layer.kv_heads * keys, token * PAGE_TOKENS, token, keys, values
+                )
                 self.places.append(place)
                 size += -(-token * PAGE_TOKENS * self.count // mmap.PAGESIZE) * mmap.PAGESIZE
         self.size = size
@@ -341,10 +343,16 @@ class Composer:
         return rows, tails, ends, keys
 
     def _write(
-        self, rows: tuple[torch.Tensor, torch.Tensor], given: tuple[torch.Tensor, torch.Tensor], table: npt.NDArray[np.int32]
+        self,
+        rows: tuple[torch.Tensor, torch.Tensor],
+        given: tuple[torch.Tensor, torch.Tensor],
+        table: npt.NDArray[np.int32],
     ) -> None:
         where = np.arange(len(given[0]))
-        pages, slots = torch.from_numpy(table[where // PAGE_TOKENS].astype(np.int64)), torch.from_numpy(where % PAGE_TOKENS)
+        pages, slots = (
+            torch.from_numpy(table[where // PAGE_TOKENS].astype(np.int64)),
+            torch.from_numpy(where % PAGE_TOKENS),
+        )
         for there, values in zip(rows, given, strict=True):
             there[pages, slots] = values.view(len(values), *there.shape[2:])
 

@@ -19,8 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from ashlar.vllm.messages import StepMetadata, WorkerReport
 from ashlar.vllm.identity import Unsupported
+from ashlar.vllm.messages import StepMetadata, WorkerReport
 from ashlar.vllm.model import describe
 from ashlar.vllm.options import Options
 from ashlar.vllm.scheduler import Scheduler

@@ -151,7 +151,9 @@ class EngineModel:
 
     def slots(self, pages: Sequence[int], begin: int, end: int) -> torch.Tensor:
         positions = np.arange(begin, end)
-        return torch.from_numpy(np.asarray(pages, np.int64)[positions // self._block] * self._block + positions % self._block)
+        return torch.from_numpy(
+            np.asarray(pages, np.int64)[positions // self._block] * self._block + positions % self._block
+        )
 
     def put_keys(self, name: str, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Writes keys and values, [tokens, heads, dim], by the engine's own writer: the layout is its own."""

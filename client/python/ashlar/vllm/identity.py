@@ -213,7 +213,9 @@ def _weights(vllm_config: Any, given: str) -> checkpoint.Weights:
     elsewhere = [name for name in load.model_loader_extra_config or () if name.endswith(("_uri", "_path", "_dir"))]
     if elsewhere or bool(getattr(model, "model_weights", "")):
         what = f"model_loader_extra_config.{elsewhere[0]}" if elsewhere else f"model: {model.model_weights}"
-        raise Unsupported(f"{what}: the weights are read from elsewhere: give weights_digest in kv_connector_extra_config")
+        raise Unsupported(
+            f"{what}: the weights are read from elsewhere: give weights_digest in kv_connector_extra_config"
+        )
     if pathlib.Path(place).exists():
         return checkpoint.Weights(place)
     commit = checkpoint.commit(model.revision)
@@ -281,7 +283,10 @@ def identify(vllm_config: Any, options: Options, layout: dict[str, Any]) -> Iden
         "layout": layout,
     }
     return Identity(
-        options.model_id or model_id(model), parts, tokenizer_digest(model), _weights(vllm_config, options.weights_digest)
+        options.model_id or model_id(model),
+        parts,
+        tokenizer_digest(model),
+        _weights(vllm_config, options.weights_digest),
     )
 
 

@@ -85,7 +85,9 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     kept: Counter[int] = dataclasses.field(default_factory=Counter)  # saves that the cache has
     refusing: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can neither load nor save
     pace: Counter[int] = dataclasses.field(default_factory=Counter)  # nanoseconds a token of prefill, by rank
-    names: Counter[str] = dataclasses.field(default_factory=Counter)  # what ranks call the engine's model: Identity.text
+    names: Counter[str] = dataclasses.field(
+        default_factory=Counter
+    )  # what ranks call the engine's model: Identity.text
     outdated: Counter[str] = dataclasses.field(default_factory=Counter)  # generations within which the weights changed
     without_segments: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can set no prompt from any
 

@@ -142,7 +142,10 @@ def _check(vllm_config: Any) -> None:
 
 
 def _check_rows(spec: Any, name: str) -> None:
-    if spec.kv_quant_mode.name not in ("NONE", "FP8_PER_TENSOR") or spec.num_head_slots not in (None, spec.num_kv_heads):
+    if spec.kv_quant_mode.name not in ("NONE", "FP8_PER_TENSOR") or spec.num_head_slots not in (
+        None,
+        spec.num_kv_heads,
+    ):
         raise Unsupported(f"{name}: keys and values are packed as {spec.kv_quant_mode.name}")
     if spec.dtype not in _TYPES:
         raise Unsupported(f"{name}: keys of {spec.dtype}")

@@ -59,7 +59,9 @@ class _Followed:
 
 
 class Scheduler:
-    def __init__(self, described: Described, options: Options, ranks: int, loads: bool, saves: bool, event_tokens: int) -> None:
+    def __init__(
+        self, described: Described, options: Options, ranks: int, loads: bool, saves: bool, event_tokens: int
+    ) -> None:
         self.stats = AshlarStats()
         self._described, self._options, self._ranks = described, options, ranks
         self._loads, self._saves, self._event_tokens = loads, saves, event_tokens
@@ -78,7 +80,9 @@ class Scheduler:
         self._reports_until = 0.0  # workers are waited for that long, where blocks are held
         self._loaded_blocks: dict[str, list[int]] = {}
         self._paused_until = self._warn_again = 0.0
-        self._tokens_per_second = options.tokens_per_second  # of prefill; where it is not declared, as workers measure it
+        self._tokens_per_second = (
+            options.tokens_per_second
+        )  # of prefill; where it is not declared, as workers measure it
         self._renewing = False
         self._generation = ""  # of the engine's weights; unique from the first reset on
         self._pool: Any = None
@@ -192,7 +196,9 @@ class Scheduler:
             # As far as the engine could resume, and one token that is computed.
             most = (request.num_tokens - 1) // self._described.block * self._described.block + 1
             tokens = np.array(request.all_token_ids[:most], np.int32)
-            lookup = followed.lookup = _Lookup(cache.start_begin(tokens, salt=self._salt(followed)), request.num_tokens, now)
+            lookup = followed.lookup = _Lookup(
+                cache.start_begin(tokens, salt=self._salt(followed)), request.num_tokens, now
+            )
         if lookup.plan is not None:
             return lookup
         deadline = lookup.since + self._options.lookup_wait_ms / 1000
@@ -242,7 +248,9 @@ class Scheduler:
             raise RuntimeError(f"{request.request_id}: nothing was found for it")
         plan, ids = followed.lookup.plan, blocks.get_block_ids()
         tokens = plan.prefix_tokens
-        self._loaded_blocks[request.request_id] = [page for table in self._described.pages(ids, tokens) for page in table]
+        self._loaded_blocks[request.request_id] = [
+            page for table in self._described.pages(ids, tokens) for page in table
+        ]
         followed.loading = tokens
         tier = plan.prefix_tier or "dram"
         table = (request.num_tokens - 1) // self._described.block + 1
@@ -434,7 +442,9 @@ class Scheduler:
         for name in names:
             differing = ", ".join(differences(self._described.identity.text, name))
             if differing and (self._loads or self._saves):
-                logger.error("Ashlar: this engine runs without the cache: its scheduler and a worker differ in %s", differing)
+                logger.error(
+                    "Ashlar: this engine runs without the cache: its scheduler and a worker differ in %s", differing
+                )
         self._loads = self._saves = False
 
     def _renew(self) -> None:

@@ -35,7 +35,9 @@ def unsupported(described: Described) -> str:
     Whether the engine's model can be run for it, and turns keys by fixed frequencies, is seen by the worker alone.
     """
     model, linear = described.model, [described.model.layers[place.layer] for place in described.linear]
-    if not linear or any(not isinstance(each, ashlar.Linear) or each.family is not ashlar.Family.GDN for each in linear):
+    if not linear or any(
+        not isinstance(each, ashlar.Linear) or each.family is not ashlar.Family.GDN for each in linear
+    ):
         return "hybrid models with gated delta nets alone"
     if model.tensor_parallel_size > 1:
         return "on one worker alone"

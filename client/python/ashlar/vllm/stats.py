@@ -14,7 +14,10 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "seconds_saved": ((), "Prefill time of the tokens saved, at the engine's recent rate, less the time of loading."),
     "load_seconds": ((), "Time from a load's start until its request can be scheduled."),
     "load_failures": ((), "Loads that were computed instead."),
-    "lookups": (("outcome",), "Prompts: hit, miss, late, shorter (not worth a load), or paused (not looked up, after a late one)."),
+    "lookups": (
+        ("outcome",),
+        "Prompts: hit, miss, late, shorter (not worth a load), or paused (not looked up, after a late one).",
+    ),
     "segments_published": ((), "Segments computed alone and kept."),
     "saves": (("outcome",), "Texts offered to the cache, by outcome."),
 }
@@ -60,7 +63,11 @@ class AshlarStats(KVConnectorStats):  # type: ignore[misc]
 
 class AshlarPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     def __init__(
-        self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._counters = {

@@ -17,9 +17,9 @@ from vllm.logger import init_logger
 import ashlar
 from ashlar.vllm.composing import Composed, Composer
 from ashlar.vllm.forward import EngineModel
+from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.memory import Allocator, States, Window, pages, places
 from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
-from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
@@ -281,7 +281,11 @@ class Worker:
             late = time.monotonic() - landing.since > self._patience(load)
             return self._leave(landing) if late else None
         assert handle is not None
-        if verdict == ashlar.Verdict.OK and handle.plan.prefix_tokens == load.tokens and self._fill_states(handle, load):
+        if (
+            verdict == ashlar.Verdict.OK
+            and handle.plan.prefix_tokens == load.tokens
+            and self._fill_states(handle, load)
+        ):
             handle.end()
             return True
         return self._leave(landing)

@@ -20,11 +20,15 @@ def install(folder):
          "-C", f"cmake.define.ASHLAR_BUILD_DIR={os.environ['ASHLAR_BUILD']}", SOURCE / "client/python"], check=True,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})  # fmt: skip
     venv.create(folder / "env", with_pip=True, symlinks=True)
-    packages = pathlib.Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env"), "platbase": str(folder / "env")}))
+    packages = pathlib.Path(
+        sysconfig.get_path("purelib", vars={"base": str(folder / "env"), "platbase": str(folder / "env")})
+    )
     (packages / "engines.pth").write_text(sysconfig.get_path("purelib") + "\n")
     # The engines' environment satisfies the extra, or pip says what is missing.
     wheel = next(folder.glob("ashlar-*.whl"))
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ASHLARD", "ASHLAR_BUILD")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ASHLARD", "ASHLAR_BUILD")
+    }
     environment["PATH"] = f"{folder / 'env' / 'bin'}:{os.environ['PATH']}"
     environment["VIRTUAL_ENV"] = str(folder / "env")
     subprocess.run([folder / "env" / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel],

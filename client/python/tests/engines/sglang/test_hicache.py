@@ -16,19 +16,20 @@ import pytest
 sglang = pytest.importorskip("sglang", reason="sglang is not installed (tools/engines-environment)")
 torch = pytest.importorskip("torch")
 
-import ashlar.daemon  # noqa: E402
-from ashlar.sglang import weight_changes  # noqa: E402
 from sglang.srt.managers.cache_controller import HiCacheController, PrefetchOperation, StorageOperation  # noqa: E402
 from sglang.srt.mem_cache import hicache_storage as hicache  # noqa: E402
 from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer  # noqa: E402
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
 from sglang.srt.mem_cache.utils import get_hash_str  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
+
+import ashlar.daemon  # noqa: E402
+from ashlar.sglang import weight_changes  # noqa: E402
 
 PAGE = 16  # tokens
 GUIDE = (pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "docs/sglang.md").read_text()
@@ -37,18 +38,40 @@ LAYERS, HEADS, DIM = 3, 2, 32
 
 
 def kv_host(layout="page_first", tokens=PAGE * 40):
-    device = MHATokenToKVPool(size=tokens, page_size=PAGE, dtype=torch.bfloat16, head_num=HEADS, head_dim=DIM,
-                              layer_num=LAYERS, device="cpu", enable_memory_saver=False)
-    return MHATokenToKVPoolHost(device._mha_buffer_info(), host_to_device_ratio=1.0, host_size=0, page_size=PAGE,
-                                layout=layout, pin_memory=False, device_capacity_tokens=tokens, start_layer=0,
-                                end_layer=LAYERS)
+    device = MHATokenToKVPool(
+        size=tokens,
+        page_size=PAGE,
+        dtype=torch.bfloat16,
+        head_num=HEADS,
+        head_dim=DIM,
+        layer_num=LAYERS,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    return MHATokenToKVPoolHost(
+        device._mha_buffer_info(),
+        host_to_device_ratio=1.0,
+        host_size=0,
+        page_size=PAGE,
+        layout=layout,
+        pin_memory=False,
+        device_capacity_tokens=tokens,
+        start_layer=0,
+        end_layer=LAYERS,
+    )
 
 
 def mamba_host(slots=20):
     temporal = torch.zeros(2, slots, 4, 16, 8, dtype=torch.float32)
     conv = torch.zeros(2, slots, 96, 3, dtype=torch.bfloat16)
-    return MambaPoolHost(MambaStateBufferInfo(temporal=temporal, conv=(conv,)), 1.0, 0, device_capacity=slots,
-                         pin_memory=False, layout="page_first")
+    return MambaPoolHost(
+        MambaStateBufferInfo(temporal=temporal, conv=(conv,)),
+        1.0,
+        0,
+        device_capacity=slots,
+        pin_memory=False,
+        layout="page_first",
+    )
 
 
 def fill(host, index, seed):
@@ -72,10 +95,27 @@ def chain(tokens):
 
 
 def make(daemon, pools=(), model="tiny", extra=None, **changed):
-    config = {**SETTINGS, "rpc_socket": daemon.rpc_socket, "session_socket": daemon.session_socket,
-              "retry_seconds": 0.05, "weights_digest": "1", **(extra or {})}
-    fields = dict(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
-                  enable_storage_metrics=True, is_page_first_layout=True, model_name=model, extra_config=config)
+    config = {
+        **SETTINGS,
+        "rpc_socket": daemon.rpc_socket,
+        "session_socket": daemon.session_socket,
+        "retry_seconds": 0.05,
+        "weights_digest": "1",
+        **(extra or {}),
+    }
+    fields = dict(
+        tp_rank=0,
+        tp_size=1,
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
+        is_mla_model=False,
+        enable_storage_metrics=True,
+        is_page_first_layout=True,
+        model_name=model,
+        extra_config=config,
+    )
     storage = hicache.HiCacheStorageConfig(**{**fields, **changed})
     backend = StorageBackendFactory.create_backend("dynamic", storage, None)
     for name, pool in pools:
@@ -99,8 +139,14 @@ def store(backend, pools, hashes, seed=0, states=()):
         kept["mamba", hashes[i]] = fill(mamba, slot, seed + 1000 + i)
     transfers = [PoolTransfer(name=PoolName.KV, host_indices=pages_of(range(len(hashes))), keys=list(hashes))]
     if states:
-        transfers.append(PoolTransfer(name=PoolName.MAMBA, host_indices=torch.arange(len(states)),
-                                      keys=[hashes[i] for i in states], hit_policy=PoolHitPolicy.TRAILING_PAGES))
+        transfers.append(
+            PoolTransfer(
+                name=PoolName.MAMBA,
+                host_indices=torch.arange(len(states)),
+                keys=[hashes[i] for i in states],
+                hit_policy=PoolHitPolicy.TRAILING_PAGES,
+            )
+        )
     results = backend.batch_set_v2(transfers)
     assert all(all(ok) for ok in results.values()), results
     return kept
@@ -119,10 +165,12 @@ def test_the_dynamic_backend_stores_pages_and_states_byte_for_byte(daemon, pools
     assert result.extra_pool_hit_pages == {PoolName.KV: 6, PoolName.MAMBA: 6}
     others = [(PoolName.KV, kv_host()), (PoolName.MAMBA, mamba_host())]
     reader = make(daemon, others)  # an engine that was started later
-    got = reader.batch_get_v2([
-        PoolTransfer(name=PoolName.KV, host_indices=pages_of(range(10, 16)), keys=hashes),
-        PoolTransfer(name=PoolName.MAMBA, host_indices=torch.tensor([7, 3]), keys=[hashes[2], hashes[5]]),
-    ])
+    got = reader.batch_get_v2(
+        [
+            PoolTransfer(name=PoolName.KV, host_indices=pages_of(range(10, 16)), keys=hashes),
+            PoolTransfer(name=PoolName.MAMBA, host_indices=torch.tensor([7, 3]), keys=[hashes[2], hashes[5]]),
+        ]
+    )
     assert got == {PoolName.KV: [True] * 6, PoolName.MAMBA: [True] * 2}
     for i, h in enumerate(hashes):
         assert torch.equal(held(others[0][1], (10 + i) * PAGE), kept["kv", h])
@@ -155,8 +203,12 @@ def test_the_controllers_own_calls_write_and_fetch_pages(daemon, layout, zero_co
     written, read = kv_host(layout), kv_host(layout)
     data = [fill(written, i * PAGE, i) for i in range(5)]
     for host, set_pages in ((written, True), (read, False)):
-        controller = SimpleNamespace(storage_backend=make(daemon, [(PoolName.KV, host)]), page_size=PAGE,
-                                     storage_host_pool=host, prefetch_sync_queue=SimpleNamespace(put=lambda ack: None))
+        controller = SimpleNamespace(
+            storage_backend=make(daemon, [(PoolName.KV, host)]),
+            page_size=PAGE,
+            storage_host_pool=host,
+            prefetch_sync_queue=SimpleNamespace(put=lambda ack: None),
+        )
         bind = lambda name: getattr(HiCacheController, name).__get__(controller)  # noqa: E731
         controller.page_set_func = bind("_page_set_zero_copy" if zero_copy else "_generic_page_set")
         controller.page_get_func = bind("_page_get_zero_copy" if zero_copy else "_generic_page_get")
@@ -167,8 +219,14 @@ def test_the_controllers_own_calls_write_and_fetch_pages(daemon, layout, zero_co
             assert operation.completed_tokens == PAGE * 5
             continue
         operation = PrefetchOperation.__new__(PrefetchOperation)
-        operation.__dict__.update(request_id="r", hash_value=[*hashes, "unknown"], prefix_keys=None, pool_transfers=None,
-                                  host_indices=pages_of(range(20, 26)), is_terminated=lambda: False)
+        operation.__dict__.update(
+            request_id="r",
+            hash_value=[*hashes, "unknown"],
+            prefix_keys=None,
+            pool_transfers=None,
+            host_indices=pages_of(range(20, 26)),
+            is_terminated=lambda: False,
+        )
         assert bind("_page_transfer")(operation) == 5
         for i in range(5):
             assert torch.equal(held(read, (20 + i) * PAGE), data[i])
@@ -178,8 +236,14 @@ def test_the_hybrid_controller_finds_the_deepest_state(daemon, pools):
     backend = make(daemon, pools)
     tokens = list(range(PAGE * 6))
     store(backend, pools, chain(tokens), states=[3])
-    operation = SimpleNamespace(token_ids=tokens, last_hash=None, prefix_keys=None, assume_stored=False,
-                                pool_transfers=[trailing()], pool_storage_result=hicache.PoolTransferResult.empty())
+    operation = SimpleNamespace(
+        token_ids=tokens,
+        last_hash=None,
+        prefix_keys=None,
+        assume_stored=False,
+        pool_transfers=[trailing()],
+        pool_storage_result=hicache.PoolTransferResult.empty(),
+    )
     controller = SimpleNamespace(storage_backend=backend, page_size=PAGE)
     found, count = HybridCacheController._storage_hit_query(controller, operation)
     assert (len(found), count) == (4, 4 * PAGE)
@@ -191,8 +255,13 @@ def test_ranks_models_and_layouts_share_nothing_but_latents(daemon, pools):
     store(make(daemon, pools, tp_size=2), pools, hashes, states=[1])
     found = lambda **changed: make(daemon, pools, **changed).batch_exists_v2(hashes, [trailing()]).kv_hit_pages  # noqa: E731
     assert found(tp_size=2) == 2
-    for other in (dict(tp_size=2, tp_rank=1), dict(tp_size=1), dict(tp_size=2, model="other"), dict(tp_size=2, pp_size=2),
-                  dict(tp_size=2, extra={"weights_digest": "other"})):
+    for other in (
+        dict(tp_size=2, tp_rank=1),
+        dict(tp_size=1),
+        dict(tp_size=2, model="other"),
+        dict(tp_size=2, pp_size=2),
+        dict(tp_size=2, extra={"weights_digest": "other"}),
+    ):
         assert found(**other) == 0
     assert make(daemon, [(PoolName.KV, kv_host("layer_first"))], tp_size=2).batch_exists(hashes) == 0
     store(make(daemon, pools, tp_size=2, is_mla_model=True), pools, hashes, states=[1])
@@ -213,14 +282,18 @@ def test_behind_a_clear_nothing_of_former_weights_is_found(daemon, pools):
     behind = store(backend, pools, hashes, seed=50, states=[2])
     for each, kept in ((backend, behind), (other, before)):
         assert each.batch_exists_v2(hashes, [trailing()]).restorable_prefix_pages == [3]
-        transfers = [PoolTransfer(name=PoolName.KV, host_indices=pages_of(range(10, 13)), keys=hashes),
-                     PoolTransfer(name=PoolName.MAMBA, host_indices=torch.tensor([7]), keys=[hashes[2]])]
+        transfers = [
+            PoolTransfer(name=PoolName.KV, host_indices=pages_of(range(10, 13)), keys=hashes),
+            PoolTransfer(name=PoolName.MAMBA, host_indices=torch.tensor([7]), keys=[hashes[2]]),
+        ]
         assert each.batch_get_v2(transfers) == {PoolName.KV: [True] * 3, PoolName.MAMBA: [True]}
         for i, h in enumerate(hashes):
             assert torch.equal(held(pools[0][1], (10 + i) * PAGE), kept["kv", h])
         assert torch.equal(held(pools[1][1], 7), kept["mamba", hashes[2]])
     assert make(daemon, pools).batch_get_v1(hashes, pages_of(range(10, 13))) == [True] * 3
-    assert torch.equal(held(pools[0][1], 10 * PAGE), before["kv", hashes[0]]), "an engine of the checkpoint's own weights"
+    assert torch.equal(held(pools[0][1], 10 * PAGE), before["kv", hashes[0]]), (
+        "an engine of the checkpoint's own weights"
+    )
     backend.clear()
     assert backend.batch_exists(hashes) == 0, "each clear begins anew"
 

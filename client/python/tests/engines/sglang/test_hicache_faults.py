@@ -13,9 +13,10 @@ import pytest
 
 pytest.importorskip("sglang", reason="sglang is not installed (tools/engines-environment)")
 
-import ashlar.daemon  # noqa: E402
 from daemon_view import REFUSES, WELCOMES, OtherVersion, scrape  # noqa: E402
 from test_hicache import PAGE, PoolName, chain, fill, held, kv_host, make, pages_of  # noqa: E402
+
+import ashlar.daemon  # noqa: E402
 
 COUNT = 6  # pages of one call
 WAITS = {"timeout_ms": 500, "land_ms": 500}
@@ -107,7 +108,9 @@ def test_a_full_daemon_keeps_what_it_can(tmp_path):
             pages = Pages(backend, host, seed=seed)
             pages.store()
             if seed % 20 == 0:
-                if sum(value for name, value in scrape(daemon.metrics_socket).items() if name == "ashlar_evictions_total"):
+                if sum(
+                    value for name, value in scrape(daemon.metrics_socket).items() if name == "ashlar_evictions_total"
+                ):
                     break
         assert seed < 399, "it was full"
         assert Pages(backend, host, seed=0).fetch() == 0, "what is gone is a miss"

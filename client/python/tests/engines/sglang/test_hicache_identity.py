@@ -12,8 +12,8 @@ sglang = pytest.importorskip("sglang", reason="sglang is not installed (tools/en
 
 from sglang.srt import runtime_context  # noqa: E402
 from sglang.srt.arg_groups.fields.model import Model  # noqa: E402
-from test_hicache import PAGE, chain, kv_host, make, mamba_host, pages_of, store, trailing  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import PoolName  # noqa: E402
+from test_hicache import PAGE, chain, kv_host, make, mamba_host, pages_of, store, trailing  # noqa: E402
 
 from ashlar.sglang.engine import Engine  # noqa: E402
 

@@ -22,7 +22,13 @@ from ashlar.transformers.setting import Setter
 SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
 QUERY = tiny.tokens(12, 99)
 PROMPT = torch.tensor([tiny.tokens(300, 7)])
-SMALL = {**tiny.COMMON, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+SMALL = {
+    **tiny.COMMON,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
 
 
@@ -49,7 +55,10 @@ def test_generate_and_forward_are_restored(model, daemon):
             raise KeyError
         assert (model.forward, model.generate) == before
         assert not {"forward", "generate"} & set(model.__dict__)
-    with pytest.raises(TypeError, match="^cache: NoneType was given; expected that of ashlar.cache_for"), ashlar.attach(model, None):
+    with (
+        pytest.raises(TypeError, match="^cache: NoneType was given; expected that of ashlar.cache_for"),
+        ashlar.attach(model, None),
+    ):
         pass
 
 
@@ -75,8 +84,13 @@ def test_forward_gives_the_logits_behind_the_last_segment(model, daemon):
         assert output.past_key_values.get_seq_length() == len(prompt.tokens)
         assert model(prompt, logits_to_keep=1).logits.shape == (1, 1, 256)
         more = model(prompt, logits_to_keep=100).logits
-        assert more.shape == (1, 100, 256) and reuse.last.cached_tokens == 60, "the tokens of a segment that is kept are run"
-        assert model(ashlar.Prompt([], prompt.tokens)).logits.shape == (1, 192, 256) and reuse.last.left == "logits_to_keep"
+        assert more.shape == (1, 100, 256) and reuse.last.cached_tokens == 60, (
+            "the tokens of a segment that is kept are run"
+        )
+        assert (
+            model(ashlar.Prompt([], prompt.tokens)).logits.shape == (1, 192, 256)
+            and reuse.last.left == "logits_to_keep"
+        )
         assert reuse.faults == 0
 
 
@@ -125,7 +139,9 @@ def test_a_conversation_within_a_query_takes_none_of_its_logits(model, daemon):
         logits = model(ashlar.Prompt(segments, turn, conversation)).logits
         torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
         model.generate(ashlar.Prompt(segments, turn, conversation), **GREEDY)
-        assert reuse.last.cached_tokens == 319 and reuse.faults == 0, "its composed states reach behind the last segment"
+        assert reuse.last.cached_tokens == 319 and reuse.faults == 0, (
+            "its composed states reach behind the last segment"
+        )
 
 
 def test_the_last_segment_of_a_prompt_without_a_query_is_computed(model, daemon):

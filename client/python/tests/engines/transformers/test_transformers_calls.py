@@ -65,7 +65,11 @@ def test_what_decides_states_beside_the_tokens_is_left_to_the_model(daemon):
     ids = PROMPT.clone()
     ids[0, :200] = 7
     padded = {"pad_token_id": 7, "eos_token_id": 300}
-    cases = [{"pixel_values": torch.tensor([3])}, padded, {"generation_config": transformers.GenerationConfig(**padded)}]
+    cases = [
+        {"pixel_values": torch.tensor([3])},
+        padded,
+        {"generation_config": transformers.GenerationConfig(**padded)},
+    ]
     expected = [model.generate(ids, **GREEDY, **more) for more in cases]
     usual = model.generate(ids, **GREEDY)
     assert all(not torch.equal(answer, usual) for answer in expected), "each decides states"
@@ -73,7 +77,11 @@ def test_what_decides_states_beside_the_tokens_is_left_to_the_model(daemon):
         for more, answer in zip(cases, expected, strict=True):
             assert torch.equal(model.generate(ids, **GREEDY, **more), answer)
             assert reuse.last.left == ("pixel_values" if "pixel_values" in more else "pad_token_id")
-        for more in ({**padded, "attention_mask": torch.ones_like(ids)}, {"pad_token_id": 299}, {"eos_token_id": [299, 300]}):
+        for more in (
+            {**padded, "attention_mask": torch.ones_like(ids)},
+            {"pad_token_id": 299},
+            {"eos_token_id": [299, 300]},
+        ):
             assert torch.equal(model.generate(ids, **GREEDY, **more), usual)
         assert reuse.last.cached_tokens == 299
 
@@ -172,7 +180,10 @@ def test_functions_of_the_caller_that_change_tokens_store_what_was_run(model, da
             input_ids[0, 302:] = 9  # after the model has run other ones
         return scores if kind == "logits_processor" else torch.zeros(1, dtype=torch.bool)
 
-    lists = {"logits_processor": transformers.LogitsProcessorList, "stopping_criteria": transformers.StoppingCriteriaList}
+    lists = {
+        "logits_processor": transformers.LogitsProcessorList,
+        "stopping_criteria": transformers.StoppingCriteriaList,
+    }
     meddled = model.generate(PROMPT, **GREEDY, **{kind: lists[kind]([meddle])})
     longer = torch.cat([meddled, torch.tensor([tiny.tokens(30, 3)])], 1)
     expected = model.generate(longer, **GREEDY)

@@ -13,11 +13,11 @@ import time
 import pytest
 import tiny_transformers as tiny
 import torch
+from daemon_view import REFUSES, WELCOMES, OtherVersion, held, scrape
 
 import ashlar
 import ashlar.daemon
 from ashlar.transformers.setting import Fault, Restart, Setter
-from daemon_view import REFUSES, WELCOMES, OtherVersion, held, scrape
 
 SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
 QUERY = tiny.tokens(12, 99)
@@ -123,11 +123,17 @@ def test_a_full_cache_keeps_what_it_can(model, tmp_path):
                 cached += reuse.last.cached_tokens
             assert cached > 0
             assert sorted(cache.free) == list(range(cache.pages))
-        gone = [name for name, value in scrape(daemon.metrics_socket).items() if name.startswith("ashlar_evictions_total{") and value]
+        gone = [
+            name
+            for name, value in scrape(daemon.metrics_socket).items()
+            if name.startswith("ashlar_evictions_total{") and value
+        ]
         assert gone, "it was full"
 
 
-@pytest.mark.parametrize("reply, reason", [(REFUSES, "98 to 99"), (WELCOMES, "chose protocol version 99")], ids=["refuses", "welcomes"])
+@pytest.mark.parametrize(
+    "reply, reason", [(REFUSES, "98 to 99"), (WELCOMES, "chose protocol version 99")], ids=["refuses", "welcomes"]
+)
 def test_a_daemon_of_another_version_is_refused_where_the_cache_is_opened(model, tmp_path, reply, reason):
     sockets = str(tmp_path / "rpc.sock"), str(tmp_path / "session.sock")
     with OtherVersion(*sockets, reply) as other, pytest.raises(RuntimeError, match=reason):

@@ -99,7 +99,13 @@ def test_prompts_are_left_to_a_model_whose_adapters_were_switched(adapted, daemo
     model, layer = adapted
     answers = []
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
-        for values in ({}, {"active": ["two"]}, {"disabled": True}, {"scaling": {"one": 2.0}}, {"active": ["two", "one"]}):
+        for values in (
+            {},
+            {"active": ["two"]},
+            {"disabled": True},
+            {"scaling": {"one": 2.0}},
+            {"active": ["two", "one"]},
+        ):
             before = {name: getattr(layer, name) for name in values}
             for name, value in values.items():
                 setattr(layer, name, value)
@@ -176,7 +182,9 @@ def test_models_that_keep_their_states_elsewhere_are_refused_by_name(family):
     sizes = {**tiny.COMMON, "num_hidden_layers": 2}
     configs = {
         "mamba": lambda: transformers.MambaConfig(**sizes, state_size=8),
-        "mamba2": lambda: transformers.Mamba2Config(**sizes, num_heads=4, head_dim=16, state_size=8, n_groups=2, expand=2),
+        "mamba2": lambda: transformers.Mamba2Config(
+            **sizes, num_heads=4, head_dim=16, state_size=8, n_groups=2, expand=2
+        ),
         "rwkv": lambda: transformers.RwkvConfig(**sizes, attention_hidden_size=32),
         "falcon_mamba": lambda: transformers.FalconMambaConfig(**sizes, state_size=8),
     }
@@ -208,5 +216,8 @@ def test_cache_for_and_attach_refuse_by_name(daemon):
         for change, name, error in [({"cache": None}, "cache", TypeError), ({"way": "fast"}, "way", ValueError),
                                     ({"setter": 3}, "setter", TypeError), ({"model": 3}, "model", ValueError)]:  # fmt: skip
             given = {"model": model, "cache": cache, **change}
-            with pytest.raises(error, match=f"^{name}: "), ashlar.attach(given.pop("model"), given.pop("cache"), **given):
+            with (
+                pytest.raises(error, match=f"^{name}: "),
+                ashlar.attach(given.pop("model"), given.pop("cache"), **given),
+            ):
                 pass

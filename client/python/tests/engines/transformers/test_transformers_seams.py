@@ -113,7 +113,16 @@ def test_the_kept_weights_solve_their_task_and_composition_keeps_what_naive_addi
 
 def test_training_leaves_weights_that_load(tmp_path):
     weights = tmp_path / "weights.safetensors"
-    command = [sys.executable, SOURCE / "examples/python/quality/train.py", "--steps", "2", "--tokens", "256", "--out", weights]
+    command = [
+        sys.executable,
+        SOURCE / "examples/python/quality/train.py",
+        "--steps",
+        "2",
+        "--tokens",
+        "256",
+        "--out",
+        weights,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     sys.path.insert(0, str(SOURCE / "examples/python/quality"))

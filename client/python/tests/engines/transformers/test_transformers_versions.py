@@ -17,7 +17,10 @@ VERSIONS = sorted((path.name for path in KEPT.glob("[0-9]*")), key=lambda name: 
 
 
 def test_they_are_the_ends_of_the_range():
-    assert [version.rsplit(".", 1)[0] for version in VERSIONS] == [f"{OLDEST[0]}.{OLDEST[1]}", f"{BELOW[0]}.{BELOW[1] - 1}"]
+    assert [version.rsplit(".", 1)[0] for version in VERSIONS] == [
+        f"{OLDEST[0]}.{OLDEST[1]}",
+        f"{BELOW[0]}.{BELOW[1] - 1}",
+    ]
 
 
 # A family of each recurrence, and one of attention alone; and how `generate` prepares its options.
@@ -31,7 +34,9 @@ def test_models_are_cached_and_composed(version):
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, *files]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     code = "import transformers; print(transformers.__version__)"
-    used = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120)
+    used = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
     assert used.stdout.split()[-1] == version
     done = subprocess.run(tests, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -29,7 +29,9 @@ def copy_data(model, weights):  # as weight loaders do: neither address nor vers
 
 
 def one_by_data(model, weights):  # as a merge of an adapter
-    model.model.layers[1].mlp.down_proj.weight.data += 0.3 * torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
+    model.model.layers[1].mlp.down_proj.weight.data += 0.3 * torch.randn(
+        32, 64, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def replace(model, weights):

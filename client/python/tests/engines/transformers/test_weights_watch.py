@@ -41,15 +41,21 @@ def through_data(model):
     model.layers[3].weight.data = model.layers[3].weight.data.clone()
 
 
-@pytest.mark.parametrize("change", [
-    edit, merge, replace, through_data,
-    lambda model: model.load_weights([]),
-    lambda model: model.layers.load_state_dict(Tiny().layers.state_dict()),
-    lambda model: model.transposed.data.mul_(2),
-    lambda model: model.quantized.data.add_(1),
-    lambda model: model.inferred.data.fill_(1),
-    lambda model: model.float(),
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit,
+        merge,
+        replace,
+        through_data,
+        lambda model: model.load_weights([]),
+        lambda model: model.layers.load_state_dict(Tiny().layers.state_dict()),
+        lambda model: model.transposed.data.mul_(2),
+        lambda model: model.quantized.data.add_(1),
+        lambda model: model.inferred.data.fill_(1),
+        lambda model: model.float(),
+    ],
+)
 def test_a_change_is_seen_until_it_is_accepted(change):
     model = Tiny()
     watch = WeightsWatch(model)

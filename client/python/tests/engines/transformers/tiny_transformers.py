@@ -43,7 +43,9 @@ def _config(family):
             n_mamba_heads=4, mamba_ngroups=2, mamba_expand=2, chunk_size=32, intermediate_size=64, num_mem_blocks=1, use_mem_rope=True,
             layers_block_type=["mamba", "mamba", "hybrid", "mamba"])  # fmt: skip
     if family == "falcon_h1":
-        return transformers.FalconH1Config(**COMMON, **{**MAMBA, "mamba_d_ssm": 64, "mamba_rms_norm": True}, num_hidden_layers=3)
+        return transformers.FalconH1Config(
+            **COMMON, **{**MAMBA, "mamba_d_ssm": 64, "mamba_rms_norm": True}, num_hidden_layers=3
+        )
     if family == "nemotron_h":
         return transformers.NemotronHConfig(
             **COMMON, layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"],
@@ -57,7 +59,13 @@ def _config(family):
             layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"])  # fmt: skip
     if family == "qwen3":
         return transformers.Qwen3Config(
-            **COMMON, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+            **COMMON,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+        )
     if family == "llama":
         return transformers.LlamaConfig(
             **COMMON, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,

@@ -32,8 +32,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_NAMES = ("CUdevice_attribute", "CUmemAllocationType", "CUmemAllocationHandleType", "CUmemLocationType",
-          "CUmemAccess_flags", "CUmemAllocationGranularity_flags")
+_NAMES = (
+    "CUdevice_attribute",
+    "CUmemAllocationType",
+    "CUmemAllocationHandleType",
+    "CUmemLocationType",
+    "CUmemAccess_flags",
+    "CUmemAllocationGranularity_flags",
+)
 
 
 class _Names:

@@ -11,7 +11,9 @@ import vllm.model_executor.layers.mamba.mamba_mixer2 as mixer
 _scan = mixer.mamba_chunk_scan_combined_varlen
 
 
-def _scan_chunks(*rows, return_intermediate_states=False, cu_seqlens, cu_chunk_seqlens, initial_states, seq_idx, out, **rest):
+def _scan_chunks(
+    *rows, return_intermediate_states=False, cu_seqlens, cu_chunk_seqlens, initial_states, seq_idx, out, **rest
+):
     """The scan, chunk by chunk where the states behind all of them are asked for."""
     if not return_intermediate_states:
         return _scan(
@@ -29,8 +31,17 @@ def _scan_chunks(*rows, return_intermediate_states=False, cu_seqlens, cu_chunk_s
         part = slice(begin, end)
         found.append(
             _scan(
-                x[part], dt[part], decays, keys[part], queries[part], cu_seqlens=torch.tensor([0, end - begin], dtype=torch.int32),
-                cu_chunk_seqlens=None, initial_states=before, seq_idx=seq_idx[:1], out=out[part], **rest,
+                x[part],
+                dt[part],
+                decays,
+                keys[part],
+                queries[part],
+                cu_seqlens=torch.tensor([0, end - begin], dtype=torch.int32),
+                cu_chunk_seqlens=None,
+                initial_states=before,
+                seq_idx=seq_idx[:1],
+                out=out[part],
+                **rest,
             )  # fmt: skip
         )
     return torch.cat(found).to(kept)

@@ -54,7 +54,11 @@ def ask_together(server, prompts, count=4):
     outputs = server.llm.generate([{"prompt_token_ids": tokens} for tokens, _ in prompts], sampling, use_tqdm=False)
     best = [output.outputs[0] for output in outputs]
     return [
-        (list(one.token_ids), [each[token].logprob for each, token in zip(one.logprobs, one.token_ids)], out.num_cached_tokens)
+        (
+            list(one.token_ids),
+            [each[token].logprob for each, token in zip(one.logprobs, one.token_ids)],
+            out.num_cached_tokens,
+        )
         for one, out in zip(best, outputs)
     ]
 
@@ -239,14 +243,19 @@ def composed_against_one_run(server, tokens, lengths):
             if step.kind is StepKind.INTERIOR:
                 return _recur(state, rows, step.begin, end)
             engines.copy_(state)
-            states.tail(block).copy_(core.inputs_before(step.begin, layer.conv_kernel - 1).reshape(states.tail(block).shape))
+            states.tail(block).copy_(
+                core.inputs_before(step.begin, layer.conv_kernel - 1).reshape(states.tail(block).shape)
+            )
             core.run(step.begin, end, block, fresh=step.begin == 0)
             return engines.double()
 
         state, apart = zero, Apart(engine=_apart(own_run, exact))
         for step, (before, after) in zip(seen["steps"], seen["states"][core.name]):
             end = min(step.end, most)
-            error, kind = _apart(after, take(step, end, before)), "interior" if step.kind is StepKind.INTERIOR else "computed"
+            error, kind = (
+                _apart(after, take(step, end, before)),
+                "interior" if step.kind is StepKind.INTERIOR else "computed",
+            )
             setattr(apart, kind, max(getattr(apart, kind), error))
             state = take(step, end, state)
         assert end == most
@@ -405,7 +414,10 @@ def watch_settings(server):
     def into_blocks(compose, *args):
         done = own(compose, *args)
         pages = compose.blocks[composer._described.attention_group][: compose.tokens_loaded // block]
-        left = [composer._state(held, composer._state_block(compose, place), place) for place, held in composer._states.values()]
+        left = [
+            composer._state(held, composer._state_block(compose, place), place)
+            for place, held in composer._states.values()
+        ]
         left += [layer.kv_cache[pages] for layer in composer._engine._attention.values() if pages]
         server.settings.setdefault(compose.request, []).append([each.double() for each in left])
         return done

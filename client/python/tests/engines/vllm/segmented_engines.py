@@ -4,7 +4,9 @@
 from tiny_engines import Child, prompt
 
 MODEL = "qwen3_5"
-PATIENT = dict(call_ms=10000, land_ms=20000, compose_ms=60000)  # of a busy machine; waits end sooner in a test of faults
+PATIENT = dict(
+    call_ms=10000, land_ms=20000, compose_ms=60000
+)  # of a busy machine; waits end sooner in a test of faults
 
 
 class Segmented(Child):

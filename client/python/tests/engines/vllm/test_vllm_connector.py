@@ -85,8 +85,11 @@ def test_halves_that_name_different_models_say_so(shared_daemon, expected, monke
 def test_lookups_after_a_late_one_are_counted(shared_daemon):
     with Child("qwen3", connector(shared_daemon, lookup_ms=50)) as child:
         child.call("execute", SAID)
-        child.call("execute", "import ashlar\nserver.real = ashlar.Request.poll_plan\n"
-                   "ashlar.Request.poll_plan = lambda self: ashlar.Verdict.PENDING")
+        child.call(
+            "execute",
+            "import ashlar\nserver.real = ashlar.Request.poll_plan\n"
+            "ashlar.Request.poll_plan = lambda self: ashlar.Verdict.PENDING",
+        )
         child.generate([prompt("late 0", 300)], 1)
         child.generate([prompt(f"late {i}", 300) for i in range(1, 4)], 1)
         child.call("execute", "import ashlar\nashlar.Request.poll_plan = server.real")
@@ -103,7 +106,9 @@ def test_the_daemon_hears_how_fast_the_engine_computes(shared_daemon):
             assert time.monotonic() < deadline
             child.generate([prompt(f"pace {time.monotonic()}", 300)], 2)
         model = child.call("evaluate", f"{half}._opening.cache.model")
-        assert 1 < model.tokens_per_second < 1e7 and model.flops_per_token == 0, "the daemon derives these from the layout"
+        assert 1 < model.tokens_per_second < 1e7 and model.flops_per_token == 0, (
+            "the daemon derives these from the layout"
+        )
         before = count(child, "saves", "kept")
         while count(child, "saves", "kept") == before:
             assert time.monotonic() < deadline, "the cache goes on"

@@ -89,7 +89,9 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
     block = BLOCK[model]
     texts = [prompt(f"default preempt {model} {i}", 2 * block - 8) for i in range(3)]
     blocks = {"qwen3": 8, "qwen3_5": 22}[model]  # prompts fit together, and what they decode does not
-    room = dict(num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=8 * block, max_model_len=3 * block)
+    room = dict(
+        num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=8 * block, max_model_len=3 * block
+    )
     wanted = expected(model, texts, 24)
     with Child(model, by_default(shared_daemon), **room) as child:
         for _ in range(2):
@@ -99,6 +101,8 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
                 parting = next((i for i, pair in enumerate(zip(tokens, other)) if pair[0] != pair[1]), len(tokens))
                 assert parting >= (24 if model == "qwen3" else 8), (tokens, other)
                 assert max(abs(a - b) for a, b in zip(logs[:parting], others)) < (CLOSE if model == "qwen3" else 0.06)
-        preempted = child.call("evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')")
+        preempted = child.call(
+            "evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')"
+        )
         assert preempted > 0
         settle(child, blocks - 1)

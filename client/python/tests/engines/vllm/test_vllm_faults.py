@@ -158,7 +158,9 @@ def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine,
     child.generate([text[: block + 5]])
     child.call("execute", IN_DOUBT.format(block=block))
     same(child.generate([text]), expected("qwen3", [text]))
-    held = child.call("evaluate", "[b.block_id for held, _ in server.connector()._scheduler._doubtful.values() for b in held]")
+    held = child.call(
+        "evaluate", "[b.block_id for held, _ in server.connector()._scheduler._doubtful.values() for b in held]"
+    )
     used = child.call("evaluate", "server.used")
     assert len(held) == 3 and len(used) == 3 and not set(held) & set(used)
     child.call(
@@ -172,9 +174,10 @@ def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine,
 @pytest.mark.parametrize("model", PAIR)
 def test_a_full_cache_keeps_what_it_can(model, tmp_path, expected):
     texts = [prompt(f"full {model} {i}", 3 * BLOCK[model] + 1) for i in range(8)]
-    with ashlar.daemon.start(dram="8MiB", arena="2MiB", folder=str(tmp_path)) as daemon, Child(
-        model, connector(daemon)
-    ) as child:
+    with (
+        ashlar.daemon.start(dram="8MiB", arena="2MiB", folder=str(tmp_path)) as daemon,
+        Child(model, connector(daemon)) as child,
+    ):
         for _ in range(2):
             for text in texts:
                 child.call("erase")
@@ -218,7 +221,9 @@ def test_what_the_connector_raises_fails_no_request(engine, expected):
 
 
 @pytest.mark.parametrize("half", ["scheduler.Scheduler", "worker.Worker"])
-def test_a_half_that_cannot_begin_leaves_the_engine_without_the_cache(half, shared_daemon, engine, expected, monkeypatch):
+def test_a_half_that_cannot_begin_leaves_the_engine_without_the_cache(
+    half, shared_daemon, engine, expected, monkeypatch
+):
     text = prompt("a half", 600)
     same(engine("qwen3").generate([text]), expected("qwen3", [text]))
 

@@ -14,7 +14,9 @@ def test_the_figures_program_writes_its_fields(tmp_path, monkeypatch):
 
     out = tmp_path / "ttft.json"
     arguments = "--models qwen3 --size small --blocks 0.5,2 --repeats 1 --short-repeats 6 --rates 2 --seconds 2 --documents 2 --document-tokens 300"
-    monkeypatch.setattr(sys, "argv", ["vllm_ttft.py", *arguments.split(), "--variants", "vllm,ashlar", "--json", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", ["vllm_ttft.py", *arguments.split(), "--variants", "vllm,ashlar", "--json", str(out)]
+    )
     vllm_ttft.main()
     results = json.loads(out.read_text())
     assert [row["blocks"] for row in results["lengths"]] == [0.5, 2]

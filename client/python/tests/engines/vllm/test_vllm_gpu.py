@@ -195,14 +195,18 @@ def land_in_layout(layout, kernel_block, value, gpu_daemon):
             assert (rows(target[name], others, its_cut) == -7).all(), "nothing else is written"
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda tensor: tensor[:, :1],
-    lambda tensor: tensor.transpose(2, 3),
-    lambda tensor: tensor[..., ::2],
-    lambda tensor: tensor.flatten(1),
-    lambda tensor: tensor.clone(),
-    lambda tensor: tensor.permute(0, 2, 1, 3)[None],
-], ids=["heads", "order", "strided", "flat", "elsewhere", "two dimensions more"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda tensor: tensor[:, :1],
+        lambda tensor: tensor.transpose(2, 3),
+        lambda tensor: tensor[..., ::2],
+        lambda tensor: tensor.flatten(1),
+        lambda tensor: tensor.clone(),
+        lambda tensor: tensor.permute(0, 2, 1, 3)[None],
+    ],
+    ids=["heads", "order", "strided", "flat", "elsewhere", "two dimensions more"],
+)
 def test_what_is_registered_otherwise_is_refused_by_name(spoil, monkeypatch):
     emulated_gpu.emulate(monkeypatch, emulated_gpu.Driver())
     caches, ours = registered(KVCacheLayout.LBNHC)
@@ -308,7 +312,7 @@ def test_prompts_are_resumed_from_a_gpus_memory_with_the_same_answer(model, far_
         assert "state" in kinds
         for at, kind in enumerate(kinds):
             if kind == "reported":
-                assert "copied" in kinds[kinds[:at].index("land"):at], "states are there before the load is reported"
+                assert "copied" in kinds[kinds[:at].index("land") : at], "states are there before the load is reported"
 
 
 def test_a_driver_that_refuses_leaves_an_engine_without_the_cache(gpu_daemon, expected, monkeypatch):
@@ -337,7 +341,9 @@ def test_segments_are_refused_on_a_gpu_and_said_so(monkeypatch):
 
     said = []
     monkeypatch.setattr(module.logger, "warning", lambda text, *more: said.append(text % more if more else text))
-    monkeypatch.setattr(module.KVConnectorBase_V1, "__init__", lambda self, *_: setattr(self, "_kv_transfer_config", transfer))
+    monkeypatch.setattr(
+        module.KVConnectorBase_V1, "__init__", lambda self, *_: setattr(self, "_kv_transfer_config", transfer)
+    )
     monkeypatch.setattr(module, "describe", refuse_to_describe)
     transfer = types.SimpleNamespace(kv_connector_extra_config={"segments": True})
     for device, segments in (("cuda", False), ("cpu", True)):
@@ -353,11 +359,14 @@ def refuse_to_describe(*_, **__):
     raise Unsupported("as this test has no model")
 
 
-@pytest.mark.parametrize("device, hip, sleep, reason", [
-    ("xpu", None, False, "caches on xpu"),
-    ("cuda", "6.4", False, "caches on ROCm"),
-    ("cuda", None, True, "sleep mode"),
-])
+@pytest.mark.parametrize(
+    "device, hip, sleep, reason",
+    [
+        ("xpu", None, False, "caches on xpu"),
+        ("cuda", "6.4", False, "caches on ROCm"),
+        ("cuda", None, True, "sleep mode"),
+    ],
+)
 def test_devices_that_it_cannot_serve_are_named(device, hip, sleep, reason, monkeypatch):
     from ashlar.vllm.model import _check
 

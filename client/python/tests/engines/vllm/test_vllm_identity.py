@@ -102,7 +102,9 @@ def test_a_hubs_model_is_named_by_the_commit_that_vllm_resolved(tmp_path, monkey
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.33.0rc1", "1.0", "dev"])
 def test_other_versions_of_vllm_are_served_without_the_cache(version, monkeypatch, shared_daemon, expected):
     monkeypatch.setattr(vllm, "__version__", version)
-    with pytest.raises(Unsupported, match=rf"vllm: version {version} is installed, and ashlar knows 0\.32 to below 0\.33"):
+    with pytest.raises(
+        Unsupported, match=rf"vllm: version {version} is installed, and ashlar knows 0\.32 to below 0\.33"
+    ):
         check_version()
     if version == "0.33.0":
         text = prompt("other vllm", 600)
@@ -176,24 +178,39 @@ def scale(config):
     return config
 
 
-@pytest.mark.parametrize("arguments", [
-    dict(dtype="float16"),
-    dict(kv_cache_dtype="fp8"),
-    dict(hf_overrides={"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
-    dict(hf_overrides={"rms_norm_eps": 1e-5}),
-    dict(hf_overrides=scale),
-    dict(enforce_eager=True),
-    dict(seed=1),
-], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        dict(dtype="float16"),
+        dict(kv_cache_dtype="fp8"),
+        dict(hf_overrides={"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+        dict(hf_overrides={"rms_norm_eps": 1e-5}),
+        dict(hf_overrides=scale),
+        dict(enforce_eager=True),
+        dict(seed=1),
+    ],
+    ids=str,
+)
 def test_what_decides_the_numbers_is_part_of_the_name(arguments):
     assert named(**arguments) != named()
 
 
-@pytest.mark.parametrize("arguments", [
-    dict(max_model_len=4096), dict(max_num_seqs=3), dict(num_gpu_blocks_override=100), dict(max_logprobs=7),
-    dict(served_model_name="other"), dict(gpu_memory_utilization=0.3), dict(generation_config="vllm"),
-    dict(max_num_batched_tokens=8192), dict(data_parallel_rpc_port=1234), dict(shutdown_timeout=9),
-], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        dict(max_model_len=4096),
+        dict(max_num_seqs=3),
+        dict(num_gpu_blocks_override=100),
+        dict(max_logprobs=7),
+        dict(served_model_name="other"),
+        dict(gpu_memory_utilization=0.3),
+        dict(generation_config="vllm"),
+        dict(max_num_batched_tokens=8192),
+        dict(data_parallel_rpc_port=1234),
+        dict(shutdown_timeout=9),
+    ],
+    ids=str,
+)
 def test_what_does_not_is_not(arguments):
     assert named(**arguments) == named()
 
@@ -222,7 +239,9 @@ def test_variables_of_the_environment_that_round_are_part_of_the_name(monkeypatc
 def test_weights_that_are_read_from_elsewhere_have_to_be_named(tmp_path):
     place = folder(tmp_path / "m")
     extra = dict(load_format="tensorizer", model_loader_extra_config={"tensorizer_uri": "s3://bucket/model.tensors"})
-    with pytest.raises(Unsupported, match="model_loader_extra_config.tensorizer_uri: the weights are read from elsewhere"):
+    with pytest.raises(
+        Unsupported, match="model_loader_extra_config.tensorizer_uri: the weights are read from elsewhere"
+    ):
         names(place, **extra)
     assert names(place, given="1", **extra)[1] != names(place, given="2", **extra)[1]
 
@@ -237,7 +256,9 @@ def test_a_model_that_writes_into_its_configuration_keeps_its_name():
 
 def test_where_identities_differ_is_said():
     one = identify(engine_config(model_folder("qwen3"), load_format="dummy"), Options(), {})
-    two = identify(engine_config(model_folder("qwen3"), load_format="dummy", dtype="float16"), Options(model_id="m"), {})
+    two = identify(
+        engine_config(model_folder("qwen3"), load_format="dummy", dtype="float16"), Options(model_id="m"), {}
+    )
     assert identity.differences(one.text, one.text) == []
     assert identity.differences(one.text, two.text) == ["arguments.model.dtype", "model_id"]
 

@@ -130,7 +130,9 @@ class Served:
             raise RuntimeError(f"{path}: {error.read().decode()}") from error
 
     def complete(self, tokens, **more):
-        body = dict(model="tiny", prompt=tokens, temperature=0, max_tokens=4, ignore_eos=True, return_token_ids=True, **more)
+        body = dict(
+            model="tiny", prompt=tokens, temperature=0, max_tokens=4, ignore_eos=True, return_token_ids=True, **more
+        )
         return json.loads(self.post("/v1/completions", body))["choices"][0]["token_ids"]
 
     def scrape(self):

@@ -7,10 +7,10 @@ import signal
 import time
 
 import pytest
+from daemon_view import REFUSES, WELCOMES, OtherVersion, held, scrape
 from tiny_engines import BLOCK, PAIR, Child, connector, prompt, same, saved
 
 import ashlar.daemon
-from daemon_view import REFUSES, WELCOMES, OtherVersion, held, scrape
 
 
 def test_a_daemon_of_another_version_is_refused_and_a_right_one_is_used_later(tmp_path, expected):
@@ -49,12 +49,15 @@ def test_a_full_disk_keeps_what_it_can(model, tmp_path, expected):
     """More texts than dram and disk have room for: what is left is found, and the rest is computed."""
 
     def counted(name, tier=""):
-        return sum(value for key, value in scrape(daemon.metrics_socket).items() if key.startswith(f"{name}{{") and tier in key)
+        return sum(
+            value for key, value in scrape(daemon.metrics_socket).items() if key.startswith(f"{name}{{") and tier in key
+        )
 
     texts = []
-    with ashlar.daemon.start(dram="4MiB", arena="1MiB", ssd="4MiB", admission="all", folder=str(tmp_path)) as daemon, Child(
-        model, connector(daemon)
-    ) as child:
+    with (
+        ashlar.daemon.start(dram="4MiB", arena="1MiB", ssd="4MiB", admission="all", folder=str(tmp_path)) as daemon,
+        Child(model, connector(daemon)) as child,
+    ):
         while counted("ashlar_evictions_total") == 0 and len(texts) < 60:
             texts.append(prompt(f"disk full {model} {len(texts)}", 3 * BLOCK[model] + 1))
             child.call("erase")

@@ -93,7 +93,9 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
     block = BLOCK[model]
     texts = [prompt(f"preempt {model} {i}", 2 * block - 8) for i in range(3)]
     blocks = {"qwen3": 8, "qwen3_5": 22}[model]  # prompts fit together, and what they decode does not
-    room = dict(num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=8 * block, max_model_len=3 * block)
+    room = dict(
+        num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=8 * block, max_model_len=3 * block
+    )
     with Child(model, connector(shared_daemon), **room) as child:
         wanted = expected(model, texts, 24)
         for _ in range(2):
@@ -106,7 +108,9 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
                 parting = next((i for i, pair in enumerate(zip(tokens, other)) if pair[0] != pair[1]), len(tokens))
                 assert parting >= 8, (tokens, other)
                 assert max(abs(a - b) for a, b in zip(logs[:parting], others)) < 0.06
-        preempted = child.call("evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')")
+        preempted = child.call(
+            "evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')"
+        )
         assert preempted > 0
         child.call("erase")
         assert child.call("free_blocks") == blocks - 1, "nothing is held that is not used"
@@ -116,7 +120,9 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
 def test_a_restarted_daemon_serves_from_its_disk(model, tmp_path, expected):
     block = BLOCK[model]
     text = prompt(f"disk {model}", 2 * block + 30)
-    with ashlar.daemon.start(dram="128MiB", arena="8MiB", ssd="256MiB", admission="all", folder=str(tmp_path)) as daemon:
+    with ashlar.daemon.start(
+        dram="128MiB", arena="8MiB", ssd="256MiB", admission="all", folder=str(tmp_path)
+    ) as daemon:
         with Child(model, connector(daemon)) as child:
             same(child.generate([text]), expected(model, [text]))
             daemon.stop()

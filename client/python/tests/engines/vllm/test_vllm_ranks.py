@@ -29,7 +29,9 @@ def wanted(texts):
 
 
 def two_ranks(daemon, **options):
-    return Child(MODEL, connector(daemon, **options), tensor_parallel_size=RANKS, worker_extension_cls="tiny_engines.Watched")
+    return Child(
+        MODEL, connector(daemon, **options), tensor_parallel_size=RANKS, worker_extension_cls="tiny_engines.Watched"
+    )
 
 
 def by_rank(child, name, *args):

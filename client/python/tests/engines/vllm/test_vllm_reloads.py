@@ -2,8 +2,8 @@
 """Weights that change in a running engine without a reset of the connector: no stale hit, and nothing kept by their name."""
 
 import pytest
-from tiny_engines import Child, connector, prompt, same, saved
 from test_vllm_resets import OTHER_WEIGHTS, of_segments, probe
+from tiny_engines import Child, connector, prompt, same, saved
 
 import ashlar.vllm.worker
 

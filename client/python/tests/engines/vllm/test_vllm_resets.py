@@ -68,7 +68,9 @@ def test_segments_that_are_set_over_a_reset_are_left(shared_daemon):
     options = of_segments(shared_daemon)
     with Child("qwen3_5", options) as child:
         probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
-        assert not child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)"), "its blocks are being written"
+        assert not child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)"), (
+            "its blocks are being written"
+        )
         child.call("execute", OTHER_WEIGHTS)
         probe(child, "go_on")
         assert count(child, "segments_published") == 0 and count(child, "load_failures") == 1
@@ -96,9 +98,12 @@ def test_a_step_that_goes_wrong_is_no_reset(shared_daemon):
     with Child("qwen3_5", of_segments(shared_daemon)) as child:
         assert child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)")
         probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
-        child.call("execute", "from unittest import mock\nhalf = server.connector()._scheduler\n"
-                   "with mock.patch.object(half, 'step', side_effect=RuntimeError('as a test wants it')) as step:\n"
-                   "    llm.llm_engine.step()\nassert step.called")
+        child.call(
+            "execute",
+            "from unittest import mock\nhalf = server.connector()._scheduler\n"
+            "with mock.patch.object(half, 'step', side_effect=RuntimeError('as a test wants it')) as step:\n"
+            "    llm.llm_engine.step()\nassert step.called",
+        )
         probe(child, "go_on")
         assert count(child, "load_failures") == 0 and count(child, "hits", "dram", "composed") == 1
 
@@ -131,7 +136,9 @@ def test_an_idle_engine_steps_on_until_its_saves_have_ended(shared_daemon):
         assert not child.call("evaluate", "llm.reset_prefix_cache()"), "its blocks are being saved"
         assert child.call("evaluate", "server.core().scheduler.has_requests()")
         child.call("execute", "while server.core().scheduler.has_requests():\n    llm.llm_engine.step()")
-        child.call("execute", "server.core().pause_scheduler('abort', clear_cache=True)")  # raises where blocks are held
+        child.call(
+            "execute", "server.core().pause_scheduler('abort', clear_cache=True)"
+        )  # raises where blocks are held
         assert child.call("free_blocks") == 255
 
 
@@ -142,14 +149,20 @@ def test_an_idle_engine_waits_for_no_daemon_that_hangs(daemon):
         text = prompt("hangs", 600)
         child.generate([text])
         child.call("erase")
-        child.call("execute", "import ashlar\nserver.real = ashlar.Request.poll_finish\n"
-                   "ashlar.Request.poll_finish = lambda self: ashlar.Verdict.PENDING\n"
-                   "server.quiet = ashlar.Request.poll_quiet\nashlar.Request.poll_quiet = ashlar.Request.poll_finish")
+        child.call(
+            "execute",
+            "import ashlar\nserver.real = ashlar.Request.poll_finish\n"
+            "ashlar.Request.poll_finish = lambda self: ashlar.Verdict.PENDING\n"
+            "server.quiet = ashlar.Request.poll_quiet\nashlar.Request.poll_quiet = ashlar.Request.poll_finish",
+        )
         child.generate([text])
         began = time.monotonic()
         child.call("execute", "while server.core().scheduler.has_requests():\n    llm.llm_engine.step()")
         assert time.monotonic() - began < 5 and child.call("free_blocks") < 255
-        child.call("execute", "import ashlar\nashlar.Request.poll_finish = server.real\nashlar.Request.poll_quiet = server.quiet")
+        child.call(
+            "execute",
+            "import ashlar\nashlar.Request.poll_finish = server.real\nashlar.Request.poll_quiet = server.quiet",
+        )
         child.generate([prompt("behind it", 20)])
         child.call("erase")
         assert child.call("free_blocks") == 255

@@ -79,7 +79,9 @@ def test_a_request_that_is_given_up_leaves_nothing(segmented):
     child.call("erase")
     assert child.call("free_blocks") == free
     child.probe("go_on")
-    assert [count(child, name) for name in ("segments_published", "load_failures")] == counts, "nothing is computed for it"
+    assert [count(child, name) for name in ("segments_published", "load_failures")] == counts, (
+        "nothing is computed for it"
+    )
     settles(child, state)
     child.call("erase")
     assert child.call("free_blocks") == free

@@ -57,7 +57,9 @@ def test_states_are_composed_exactly_where_the_inputs_are_the_same(segmented):
     tokens, lengths = sum(parts, []), [len(part) for part in parts]
     cut = child.probe("tuples_against_one_run", tokens, lengths)
     for number, (one, whole, engines) in enumerate(cut):
-        print(f"layer {number}: tuples cut from one run {one:.1e}, composed {whole:.1e}; the engine's kernel {engines:.1e}")
+        print(
+            f"layer {number}: tuples cut from one run {one:.1e}, composed {whole:.1e}; the engine's kernel {engines:.1e}"
+        )
     assert len(cut) == 3 and all(one <= 2e-6 and whole <= 2e-6 for one, whole, _ in cut)
     assert all(engines < 2e-2 for *_, engines in cut), "the recurrence is the engine's"
     composed = child.probe("composed_against_one_run", tokens + prompt("query", 10), lengths)
@@ -66,7 +68,9 @@ def test_states_are_composed_exactly_where_the_inputs_are_the_same(segmented):
     first = composed[0]  # its inputs stand nowhere: they are the same alone and in the whole prompt
     assert 0 < first.interior <= 2e-6 and first.computed <= 2e-6
     assert first.exact <= first.engine < 2e-2, "seams alone are computed by a kernel that rounds"
-    assert all(apart.chain < 0.6 for apart in composed), "deeper layers computed their interiors without what stands before"
+    assert all(apart.chain < 0.6 for apart in composed), (
+        "deeper layers computed their interiors without what stands before"
+    )
 
 
 def test_keys_are_normalised_as_the_engine_does(segmented):
@@ -297,7 +301,9 @@ def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
                 killer = threading.Timer(draw.uniform(0, 0.3), daemon.kill)
                 killer.start()
                 answer = child.ask(parts, query)
-                close = [max(abs(a - b) for a, b in zip(answer[1], each)) < 1e-4 for each in (wanted[0][1], composed[1])]
+                close = [
+                    max(abs(a - b) for a, b in zip(answer[1], each)) < 1e-4 for each in (wanted[0][1], composed[1])
+                ]
                 assert any(close), (answer, wanted, composed)
                 killer.join()
                 daemon.start()
@@ -311,7 +317,9 @@ def test_a_daemon_that_is_killed_costs_a_recompute(tmp_path, expected):
             assert child.call("free_blocks") == free
 
 
-@pytest.mark.skipif("ASHLAR_VLLM_PROCESSES" not in os.environ, reason="minutes on a busy machine: ASHLAR_VLLM_PROCESSES=1")
+@pytest.mark.skipif(
+    "ASHLAR_VLLM_PROCESSES" not in os.environ, reason="minutes on a busy machine: ASHLAR_VLLM_PROCESSES=1"
+)
 def test_segments_with_the_engine_core_in_a_process_of_its_own(shared_daemon, segmented):
     parts, query = texts("process", 3), prompt("process", 20)
     first = segmented(MODEL).ask(parts, query)
@@ -332,7 +340,9 @@ def test_a_trained_hybrid_keeps_its_answers_composed_and_loses_them_by_naive_add
 
     trained_hybrid.convert(quality / "hybrid.safetensors", train.config(), tmp_path)
     chance = random.Random(1000 * 4 + 64)
-    examples = [task.example(chance, 4, 64, 8, 3, 8, 3) for _ in range(int(os.environ.get("ASHLAR_VLLM_EXAMPLES", "6")))]
+    examples = [
+        task.example(chance, 4, 64, 8, 3, 8, 3) for _ in range(int(os.environ.get("ASHLAR_VLLM_EXAMPLES", "6")))
+    ]
     asked, right = [], []
     for one in examples:
         for place in one.answers:

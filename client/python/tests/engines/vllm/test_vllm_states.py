@@ -62,7 +62,9 @@ def test_prompts_are_resumed_with_the_same_answer_and_the_same_states(model, eng
     child, block = engine(model), BLOCK[model]
     assert child.call("block_size") == block
     # Behind one token a convolution's tail shows in the answer; behind many the recurrence, if it remembers.
-    texts = [prompt(f"states {model} {length}", length) for length in (2 * block + 1, 2 * block + 100, 4 * block, block + 2)]
+    texts = [
+        prompt(f"states {model} {length}", length) for length in (2 * block + 1, 2 * block + 100, 4 * block, block + 2)
+    ]
     wanted = expected(model, texts)
     child.call("execute", WATCH)
     for text, answer in zip(texts, wanted):
@@ -87,7 +89,9 @@ def test_prompts_are_resumed_with_the_same_answer_and_the_same_states(model, eng
         assert count(other, "hits", "dram", "states_and_keys") == len(texts)
 
 
-@pytest.mark.parametrize("model, part", [(model, "state") for model in STATES] + [("granite", "tail"), ("falcon_h1", "tail")])
+@pytest.mark.parametrize(
+    "model, part", [(model, "state") for model in STATES] + [("granite", "tail"), ("falcon_h1", "tail")]
+)
 def test_a_state_that_is_not_loaded_shows(model, part, engine, expected):
     """The other tests compare values that tell zeros from the right states and tails."""
     child = engine(model)
@@ -129,9 +133,10 @@ def test_several_requests_in_flight_and_a_daemon_that_is_killed(tmp_path, expect
     texts = [prompt(f"flight {model} {i}", length) for i, length in enumerate(lengths)]
     wanted = expected(model, texts)
     waits = dict(call_ms=400, land_ms=600, quiet_ms=200)
-    with ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path)) as daemon, Child(
-        model, connector(daemon, **waits), max_num_batched_tokens=2 * block, max_num_seqs=3
-    ) as child:
+    with (
+        ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path)) as daemon,
+        Child(model, connector(daemon, **waits), max_num_batched_tokens=2 * block, max_num_seqs=3) as child,
+    ):
         same(child.generate(texts), wanted)
         child.call("erase")
         free, before = child.call("free_blocks"), saved(child)
@@ -153,7 +158,9 @@ def test_several_requests_in_flight_and_a_daemon_that_is_killed(tmp_path, expect
 def test_states_of_16_bits_are_resumed_as_the_engine_resumes_its_own(dtype, states, shared_daemon, model="granite"):
     text = prompt(f"{dtype} {model}", 2 * BLOCK[model] + 30)
     with Child(model, connector(shared_daemon), dtype=dtype, mamba_ssm_cache_dtype=states) as child:
-        spec = child.call("evaluate", "str(server.core().scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.dtypes)")
+        spec = child.call(
+            "evaluate", "str(server.core().scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.dtypes)"
+        )
         assert spec == f"(torch.{dtype}, torch.{states})"
         child.generate([text])
         own = [each[:2] for each in child.generate([text])]

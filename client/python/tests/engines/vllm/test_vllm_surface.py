@@ -53,12 +53,16 @@ def test_statistics_are_in_the_engines_own(engine, expected):
     assert grown["lookups", ("hit",)] == 1
     assert grown["load_seconds", ()] > 0
     assert count(child, "saves", "kept") > 0
-    external = child.call("evaluate", "[m.value for m in llm.get_metrics() if m.name == 'vllm:external_prefix_cache_hits']")
+    external = child.call(
+        "evaluate", "[m.value for m in llm.get_metrics() if m.name == 'vllm:external_prefix_cache_hits']"
+    )
     assert external[0] >= 2 * block, "vLLM's own count of external hits"
 
 
 def test_events_say_what_was_stored(shared_daemon, engine):
-    with Child("qwen3", connector(shared_daemon), kv_events_config=dict(enable_kv_cache_events=True, publisher="null")) as child:
+    with Child(
+        "qwen3", connector(shared_daemon), kv_events_config=dict(enable_kv_cache_events=True, publisher="null")
+    ) as child:
         child.call(
             "execute",
             "half = server.connector()\nserver.seen = []\nserver.real = half.take_events\n"
@@ -68,7 +72,9 @@ def test_events_say_what_was_stored(shared_daemon, engine):
         text = prompt("events", 600)
         child.generate([text])
         child.call("erase")
-        stored = child.call("evaluate", "[(e.medium, e.block_size, e.token_ids, len(e.block_hashes)) for e in server.seen]")
+        stored = child.call(
+            "evaluate", "[(e.medium, e.block_size, e.token_ids, len(e.block_hashes)) for e in server.seen]"
+        )
         assert stored == [("ASHLAR", 128, text[:512], 4)]
         child.generate([text], salt="mine")
         child.call("erase")

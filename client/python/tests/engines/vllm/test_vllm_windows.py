@@ -47,12 +47,12 @@ def test_a_window_that_is_not_loaded_shows(model, engine, expected):
     """The other tests compare values that tell a window of zeros from the right one."""
     child = engine(model)
     text = prompt(f"zeros {model}", 700)
-    (tokens, logs), = expected(model, [text])
+    ((tokens, logs),) = expected(model, [text])
     same(child.generate([text]), [(tokens, logs)])
     fill = "import ashlar.vllm.memory as memory\n"
     child.call("execute", fill + "server.fill = memory.Window.fill\nmemory.Window.fill = lambda *_: None")
     child.call("erase")
-    (wrong, others, _), = child.generate([text])
+    ((wrong, others, _),) = child.generate([text])
     child.call("execute", fill + "memory.Window.fill = server.fill")
     assert wrong != tokens or max(abs(a - b) for a, b in zip(logs, others)) > 1e-3
     child.call("erase")
@@ -122,7 +122,9 @@ def test_preempted_requests_resume_with_the_same_answer(model, blocks, shared_da
         wanted = expected(model, texts, 24)
         for _ in range(2):
             same(child.generate(texts, 24), wanted, CLOSE)
-        preempted = child.call("evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')")
+        preempted = child.call(
+            "evaluate", "sum(m.value for m in llm.get_metrics() if m.name == 'vllm:num_preemptions')"
+        )
         assert preempted > 0
         child.call("erase")
         assert child.call("free_blocks") == blocks - 1, "nothing is held that is not used"
@@ -135,9 +137,10 @@ def test_daemons_that_are_killed_or_frozen(model, tmp_path, expected):
     draw = random.Random(seed)
     texts = [prompt(f"killed {model} {i}", 600 + i) for i in range(3)]
     wanted = expected(model, texts)
-    with ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path)) as daemon, Child(
-        model, connector(daemon, call_ms=400, land_ms=600, quiet_ms=200, lookup_ms=100)
-    ) as child:
+    with (
+        ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path)) as daemon,
+        Child(model, connector(daemon, call_ms=400, land_ms=600, quiet_ms=200, lookup_ms=100)) as child,
+    ):
         same(child.generate(texts), wanted, CLOSE)
         child.call("erase")
         free = child.call("free_blocks")
@@ -159,7 +162,9 @@ def test_daemons_that_are_killed_or_frozen(model, tmp_path, expected):
 @pytest.mark.parametrize("model", PAIR)
 def test_a_restarted_daemon_serves_from_its_disk(model, tmp_path, expected):
     text = prompt(f"disk {model}", 700)
-    with ashlar.daemon.start(dram="128MiB", arena="8MiB", ssd="256MiB", admission="all", folder=str(tmp_path)) as daemon:
+    with ashlar.daemon.start(
+        dram="128MiB", arena="8MiB", ssd="256MiB", admission="all", folder=str(tmp_path)
+    ) as daemon:
         with Child(model, connector(daemon)) as child:
             same(child.generate([text]), expected(model, [text]))
             daemon.stop()

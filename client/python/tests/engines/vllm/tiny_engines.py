@@ -84,7 +84,9 @@ class Watched:
             seen["loads"] += 1
             at = load.tokens // half._described.block - 1
             tensors = [states.state(load.blocks[states.group][at]) for states in half._states]
-            seen["states"] = [hashlib.sha256(t.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for t in tensors]
+            seen["states"] = [
+                hashlib.sha256(t.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for t in tensors
+            ]
             return True
 
         def committed(cache, save):
@@ -254,9 +256,7 @@ class _Server:
         return self.core().scheduler.connector
 
     def generate(self, prompts, tokens, salt=None):
-        sampling = vllm.SamplingParams(
-            temperature=0, ignore_eos=True, detokenize=False, logprobs=1, max_tokens=tokens
-        )
+        sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, logprobs=1, max_tokens=tokens)
         salted = {} if salt is None else {"cache_salt": salt}
         outputs = self.llm.generate([{"prompt_token_ids": p, **salted} for p in prompts], sampling, use_tqdm=False)
         found = []

@@ -153,7 +153,9 @@ CONFIGS["ministral_whole"] = dict(CONFIGS["ministral"], layer_types=[WHOLE, WHOL
 CONFIGS["ministral_windows"] = dict(CONFIGS["ministral"], layer_types=[WINDOW] * 2, num_hidden_layers=2)
 WINDOWED = {name: CONFIGS[name]["sliding_window"] for name in ("ministral", "gpt_oss", "ministral_whole")}
 STATES = ["granite", "falcon_h1", "nemotron_h", "lfm2"]  # of Mamba-2, and short convolutions
-DTYPE = dict.fromkeys(STATES, "float32")  # a resumed prompt is cut in other steps, and in bf16 these round in another way
+DTYPE = dict.fromkeys(
+    STATES, "float32"
+)  # a resumed prompt is cut in other steps, and in bf16 these round in another way
 MODELS = ["qwen3", "qwen3_5", "qwen3_next"]
 PAIR = ["qwen3", "qwen3_5"]
 CLOSE = 2e-2  # of log-probabilities of bf16 models, where a batch of another shape computes them

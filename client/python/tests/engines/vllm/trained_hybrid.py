@@ -43,7 +43,8 @@ def convert(source, trained, folder):
         weights |= {prefix + name: each for name, each in _linear(prefix, weights, trained).items()}
     kept = ("A_log",)
     weights = {
-        name: each.float() if name.endswith(kept) else each.to(torch.bfloat16).contiguous() for name, each in weights.items()
+        name: each.float() if name.endswith(kept) else each.to(torch.bfloat16).contiguous()
+        for name, each in weights.items()
     }
     safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = dict(
