@@ -43,7 +43,7 @@ def rows(text):
 def sources(root):
     """The daemon's sources, without tests, as one text."""
     paths = [path for path in sorted((root / "daemon").rglob("*.cc")) if not path.name.endswith("_test.cc")]
-    return "\n".join(path.read_text(encoding="utf-8") for path in paths if "testing" not in path.parts)
+    return "\f".join(path.read_text(encoding="utf-8") for path in paths if "testing" not in path.parts)
 
 
 def types(text):
@@ -67,7 +67,8 @@ def labels_in_sources(text, name):
         r"\b(\w+_)\(prometheus::Build\w+\(\)\s*\.Name\($", text[:at]
     )
     if member:
-        added = re.search(rf"\b{member.group(1)}\s*\.Add\((\{{\{{.*?\}}\}})[,)]", text, re.S)
+        file = text[text.rfind("\f", 0, at) + 1:].partition("\f")[0]  # others may have a member of that name
+        added = re.search(rf"\b{member.group(1)}\s*\.Add\((\{{\{{.*?\}}\}})[,)]", file, re.S)
         if added:
             return frozenset(CHILD_LABEL.findall(added.group(1)))
     return None
