@@ -31,6 +31,8 @@ ASHLAR_PACKAGES=(
   python3-dev python3-venv
   # tests
   libgtest-dev libgmock-dev
+  # formatting of sources
+  clang-format
   # tests of rules and dashboards
   prometheus
   # tests of many nodes: the directory and its published messages, certificates, links between network namespaces

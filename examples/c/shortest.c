@@ -235,7 +235,8 @@ static void open_cache(const char* rpc_socket, const char* session_socket) {
 }
 
 int main(int argc, char** argv) {
-  const char *const rules = "Answer from these pages.", *const arch = "An arch stands because every stone wants to fall.";
+  const char *const rules = "Answer from these pages.", *const arch =
+                                                            "An arch stands because every stone wants to fall.";
   const char *const stone = "Ashlar is cut to one face.", *const query = "Why does it stand?";
   const char *const one[] = {rules, arch, stone}, *const other[] = {rules, stone, arch};
   int round, rounds = argc > 3 ? atoi(argv[3]) : 1;

@@ -19,9 +19,9 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import vllm_ttft as engines  # noqa: E402
+import vllm_ttft as engines
 
-import ashlar.daemon  # noqa: E402
+import ashlar.daemon
 
 
 def main():

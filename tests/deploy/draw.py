@@ -66,7 +66,11 @@ def series_of(prometheus, panel, end, names):
         for found in ask_range(prometheus, query, end):
             legend = target["legendFormat"]
             labels = {**found["metric"], "instance": names.get(found["metric"].get("instance"), "")}
-            name = "" if legend == "__auto" else re.sub(r"{{(\w+)}}", lambda label: labels.get(label[1], ""), legend)
+            name = (
+                ""
+                if legend == "__auto"
+                else re.sub(r"{{(\w+)}}", lambda label, labels=labels: labels.get(label[1], ""), legend)
+            )
             points = [(float(at), float(value)) for at, value in found["values"] if value not in ("NaN", "+Inf")]
             if points:
                 yield name.strip(), points
@@ -116,7 +120,7 @@ def draw_panel(panel, found, left, top, end):
     share, least = (lambda value: value / most), 0.0
     if custom.get("scaleDistribution", {}).get("type") == "log":
         least = min((value for _, points in found for _, value in points if value > 0), default=most / 10)
-        share = lambda value: math.log(max(value, least) / least) / max(math.log(most / least), 1e-9)  # noqa: E731
+        share = lambda value: math.log(max(value, least) / least) / max(math.log(most / least), 1e-9)
         parts.append(text(x0 + wide, y0 + high - 3, shown(least, unit), 9, 'fill="#5e5c64" text-anchor="end"'))
     parts.append(text(x0, y0 - 3, shown(most / 1.08, unit), 9, 'fill="#5e5c64"'))
     for i, (_, points) in enumerate(found):

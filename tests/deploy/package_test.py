@@ -21,8 +21,8 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import bare_root  # noqa: E402
-from bare_root import run  # noqa: E402
+import bare_root
+from bare_root import run
 
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 SOURCE = bare_root.SOURCE

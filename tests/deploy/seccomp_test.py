@@ -21,7 +21,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import seccomp  # noqa: E402
+import seccomp
 
 ROOT, ASHLARD, ASHLARCTL, ENGINE = (pathlib.Path(word).resolve() for word in sys.argv[1:5])
 PROFILE = ROOT / "deploy/nodes/seccomp/ashlard.json"

@@ -67,7 +67,7 @@ def labels_in_sources(text, name):
         r"\b(\w+_)\(prometheus::Build\w+\(\)\s*\.Name\($", text[:at]
     )
     if member:
-        file = text[text.rfind("\f", 0, at) + 1:].partition("\f")[0]  # others may have a member of that name
+        file = text[text.rfind("\f", 0, at) + 1 :].partition("\f")[0]  # others may have a member of that name
         added = re.search(rf"\b{member.group(1)}\s*\.Add\((\{{\{{.*?\}}\}})[,)]", file, re.S)
         if added:
             return frozenset(CHILD_LABEL.findall(added.group(1)))

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The file of releases names commits that are there.
 
 usage: releases_test.py SOURCE_ROOT [ReleasesTest.test_NAME]
 """
 
 import pathlib
-import re
 import subprocess
 import sys
 import unittest

@@ -128,7 +128,10 @@ class Logs(unittest.TestCase):
         )
         if code != 0:
             return said, None, None
-        read = lambda part: [json.loads(line) for line in pathlib.Path(f"{out}.{part}.jsonl").read_text().splitlines()]
+
+        def read(part):
+            return [json.loads(line) for line in pathlib.Path(f"{out}.{part}.jsonl").read_text().splitlines()]
+
         return said, read("segs"), read("reqs")
 
     def replay(self, trace, *more):

@@ -116,11 +116,11 @@ def table(world):
     yield from ((name, [*LISTS, [3]], [], opens) for name in ("places", "groups"))
     yield from (("memory_kind", [None, 3, "HOSTED"], [], opens), ("model", OBJECTS, [], opens))
     for field in ("layer", "key_offset", "scale_head_stride"):
-        change = lambda value, name: open_cache(world.daemon, places=place(**{name.rpartition(".")[2]: value}))  # noqa: E731
+        change = lambda value, name: open_cache(world.daemon, places=place(**{name.rpartition(".")[2]: value}))
         yield f"places[0].{field}", COUNTS, WIDE_COUNTS_OUT_OF_RANGE, change
     group = lambda value, name: open_cache(
         world.daemon, groups=[ashlar.LayerGroup(**{"layers": [1], name[10:]: value})]
-    )  # noqa: E731
+    )
     yield from ((f"groups[0].{name}", COUNTS, COUNTS_OUT_OF_RANGE, group) for name in ("page_tokens", "pages"))
     yield "groups[0].layers", [*LISTS, [1.5]], [[-1]], group
     yield from model_table(world)
@@ -157,15 +157,15 @@ def model_table(world):
 
 
 def cache_table(cache, request):
-    begin = lambda value, name: cache.begin(**{"tokens": TOKENS, name: value})  # noqa: E731
-    land = lambda value, name: cache.land(**{"plan": b"", "page_table": TABLE, name: value})  # noqa: E731
+    begin = lambda value, name: cache.begin(**{"tokens": TOKENS, name: value})
+    land = lambda value, name: cache.land(**{"plan": b"", "page_table": TABLE, name: value})
     commit = lambda value, name: cache.commit(
         **{"tokens": TOKENS, "checkpoints": [(400, TENSORS)], "page_table": TABLE, name: value}
-    )  # noqa: E731,E501
-    hand = lambda value, name: cache.hand_off(**{"tokens": TOKENS, "node": "a", name: value})  # noqa: E731
+    )
+    hand = lambda value, name: cache.hand_off(**{"tokens": TOKENS, "node": "a", name: value})
     alone = lambda value, name: cache.compute_alone(
         **{"request": request, "missing": 0, "layer": 0, "state": STATE, name: value}
-    )  # noqa: E731,E501
+    )
     for call in (begin, commit, hand):
         yield "tokens", TOKENS_OF, [], call
         yield "conversation", OCTETS, [b"short"], call
@@ -195,21 +195,21 @@ def cache_table(cache, request):
     yield from (
         ("layer", COUNTS, [1, *COUNTS_OUT_OF_RANGE], alone),
         ("state", [None, *ARRAYS[:-1]], [STATE[:1], STATE.astype(np.float64)], alone),
-    )  # noqa: E501
+    )
     yield from ((name, ARRAYS, [], alone) for name in ("q", "k", "v", "g", "beta", "out"))
     yield from ((name, REALS, REALS_OUT_OF_RANGE, alone) for name in ("norm_epsilon", "q_scale"))
-    take = lambda value, name: cache.take_quiet_pages(**{"most": 1, name: value})  # noqa: E731
+    take = lambda value, name: cache.take_quiet_pages(**{"most": 1, name: value})
     yield "most", COUNTS, WIDE_COUNTS_OUT_OF_RANGE, take
     yield from ((name, COUNTS, COUNTS_OUT_OF_RANGE, take) for name in ("timeout_ms", "group"))
     yield "layer", COUNTS, [0, 2, -1, 2**70], lambda value, name: cache.page_rows(value)
     for call in (cache.serve_prefill, cache.start_serve_prefill):
         yield "wait_ms", COUNTS, COUNTS_OUT_OF_RANGE, lambda value, name, call=call: call(value)
-    opened = lambda value, name: asyncio.run(cache.begin_async(**{"tokens": TOKENS, name: value}))  # noqa: E731
+    opened = lambda value, name: asyncio.run(cache.begin_async(**{"tokens": TOKENS, name: value}))
     yield "tokens", TOKENS_OF, [], opened
 
 
 def request_table(request):
-    one = lambda name: lambda value, _: getattr(request, name)(value)  # noqa: E731
+    one = lambda name: lambda value, _: getattr(request, name)(value)
     yield from (("timeout_ms", COUNTS, COUNTS_OUT_OF_RANGE, one(name)) for name in ("wait_cold", "start_wait_cold"))
     yield from (("layer", COUNTS, [9, *COUNTS_OUT_OF_RANGE], one(name)) for name in ("wait_layer", "poll_layer"))
     yield from (
@@ -217,36 +217,36 @@ def request_table(request):
         ("segments", [*LISTS, [1.5]], [[-1], [2**40]], one("lose")),
     )
     yield from (("page_table", PAGES, [[0, 999]], one(name)) for name in ("look_again",))
-    tail = lambda value, name: request.conv_tail(**{"step": 0, "layer": 0, name: value})  # noqa: E731
+    tail = lambda value, name: request.conv_tail(**{"step": 0, "layer": 0, name: value})
     yield from (("step", COUNTS, COUNTS_OUT_OF_RANGE, tail), ("layer", COUNTS, [1, *COUNTS_OUT_OF_RANGE], tail))
     advance = lambda value, name: request.advance(
         **{"layer": 0, "begin": 0, "end": 4, "state": STATE.copy(), "k": ROWS, "v": ROWS, name: value}
-    )  # noqa: E731,E501
+    )
     yield "layer", COUNTS, [1, *COUNTS_OUT_OF_RANGE], advance
     yield from ((name, COUNTS, WIDE_COUNTS_OUT_OF_RANGE, advance) for name in ("begin", "end"))
     yield from ((name, ARRAYS, [], advance) for name in ("q", "k", "v", "g", "beta", "out"))
     yield from (("state", [None, 3, "a", Odd()], [STATE[:1]], advance), ("exponents", [3, ROWS], [], advance))
     yield from ((name, REALS, REALS_OUT_OF_RANGE, advance) for name in ("norm_epsilon", "q_scale"))
     yield "copies", [*LISTS, [3], [(1.5, STATE)], [(2, 3)]], [[(4,)], [(-1, STATE)], [(9, STATE.copy())]], advance
-    publish = lambda value, name: request.publish(**{"missing": 0, "linear": TENSORS, "page_table": TABLE, name: value})  # noqa: E731
+    publish = lambda value, name: request.publish(**{"missing": 0, "linear": TENSORS, "page_table": TABLE, name: value})
     yield from (("missing", COUNTS, [9, *COUNTS_OUT_OF_RANGE], publish), ("linear", [*LISTS, [3]], [], publish))
     yield from (
         ("page_table", PAGES, [[0, 999]], publish),
         ("first_position", COUNTS, WIDE_COUNTS_OUT_OF_RANGE, publish),
     )
-    many = lambda value, name: request.publish_many(value)  # noqa: E731
+    many = lambda value, name: request.publish_many(value)
     yield "runs", [*LISTS, [3], [ashlar.ComputedRun("0", TENSORS)]], [[ashlar.ComputedRun(9, TENSORS)]], many
 
 
 def page_table(world, store):
     client = lambda value, name: ashlar.PageClient(
         **{"rpc_socket": world.daemon.rpc_socket, "session_socket": world.daemon.session_socket, name: value}
-    )  # noqa: E731,E501
+    )
     yield from ((name, PATHS, ["a\0b"], client) for name in ("rpc_socket", "session_socket"))
     yield from (("name", TEXTS, [], client), ("timeout_ms", COUNTS, [0, *COUNTS_OUT_OF_RANGE], client))
     options = dict(model_id="m", weights_digest="w", content="c", page_bytes=4096)
     alive = ashlar.PageClient(world.daemon.rpc_socket, world.daemon.session_socket)
-    opens = lambda value, name: ashlar.PageStore(**{"client": alive, **options, name: value})  # noqa: E731
+    opens = lambda value, name: ashlar.PageStore(**{"client": alive, **options, name: value})
     yield "client", OBJECTS, [], opens
     yield from ((name, TEXTS, [], opens) for name in ("model_id", "weights_digest", "content"))
     yield from (("weights_digest", [], [""], opens), ("page_bytes", COUNTS, [0, *WIDE_COUNTS_OUT_OF_RANGE], opens))
@@ -260,7 +260,7 @@ def page_table(world, store):
     yield from (
         ("fill", FUNCTIONS, [], lambda value, name: store.put([bytes(32)], value)),
         ("take", FUNCTIONS, [], lambda value, name: store.get([bytes(32)], value)),
-    )  # noqa: E501
+    )
 
 
 def refused(call, value, name, error):
@@ -279,7 +279,7 @@ def refused(call, value, name, error):
         if "supported" in message or "std::" in message:
             return f"{name}={kind_of(value)}: {message[:300]}"
         return None
-    except BaseException as raised:  # noqa: BLE001
+    except BaseException as raised:
         return f"{name}={kind_of(value)}: {type(raised).__name__}: {str(raised)[:300]}"
     return f"{name}={kind_of(value)}: taken"
 
@@ -306,7 +306,7 @@ def test_every_call_names_the_argument_that_it_refuses(world):
 def test_an_argument_that_is_left_out_is_named(world):
     for call, name in [("wait_cold", "timeout_ms"), ("wait_layer", "layer"), ("poll_layer", "layer"), ("abandon", "missing"),
                        ("lose", "segments"), ("conv_tail", "layer")]:  # fmt: skip
-        assert refused(lambda value, name: getattr(world.request, call)(), None, name, TypeError) is None
+        assert refused(lambda value, name, call=call: getattr(world.request, call)(), None, name, TypeError) is None
 
 
 def test_errors_name_calls_as_python_does(world):
@@ -357,9 +357,8 @@ def test_a_prompt_refuses_what_is_no_sequence_of_tokens():
         ("conversation", TypeError, lambda: ashlar.Prompt([[1]], conversation="x" * 16)),
         ("salt", TypeError, lambda: ashlar.Prompt([[1]], salt=None)),
     ]:
-        assert refused(lambda *_, call=call: call(), None, name, error) is None, refused(
-            lambda *_: call(), None, name, error
-        )
+        problem = refused(lambda *_, call=call: call(), None, name, error)
+        assert problem is None, problem
 
 
 def test_a_private_daemon_refuses_by_name_and_takes_paths(tmp_path):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The module and libashlar.so in one process: Protobuf knows each one's messages by names of its own."""
 
-import ctypes
 import os
 import pathlib
 import subprocess

@@ -53,7 +53,7 @@ def rows(random, count=TEXT):
 
 
 def normalised(given, epsilon, scale):
-    norm = lambda x: x / np.sqrt((x.astype(np.float64) ** 2).sum(-1, keepdims=True) + epsilon)  # noqa: E731
+    norm = lambda x: x / np.sqrt((x.astype(np.float64) ** 2).sum(-1, keepdims=True) + epsilon)
     return {**given, "q": (norm(given["q"]) * scale).astype(np.float32), "k": norm(given["k"]).astype(np.float32)}
 
 

@@ -103,7 +103,7 @@ def test_what_is_not_in_the_processors_memory_has_no_array(gpu_daemon):
     allocation = Allocation()
     cache = open_cache(gpu_daemon, **allocation.memory)
     with pytest.raises(ValueError, match="memory_kind: the memory lies on a GPU"):
-        cache.memory
+        _ = cache.memory
     with pytest.raises(ValueError, match="memory_kind: the memory lies on a GPU"):
         cache.page_rows(ATTENTION)
     state = allocation.array[: HEADS * DIM * DIM * 4].view(np.float32).reshape(HEADS, DIM, DIM)

@@ -149,7 +149,7 @@ def test_many_threads_share_few_slots(client):
                 assert set(put(store, texts)) <= {"published", "already_present", "being_published"}
                 while get(store, texts) != [None] * 20:
                     time.sleep(0.01)
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
                 errors.append(error)
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]

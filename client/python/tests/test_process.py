@@ -62,9 +62,9 @@ def test_another_grpc_lives_in_the_same_process(daemon, order):
 
 def test_a_child_may_open_its_own_cache_after_a_fork(daemon):
     done = run(
-        """
+        f"""
         import os, numpy as np, ashlar, shortest
-        before = shortest.Engine(%r, %r)
+        before = shortest.Engine({daemon.rpc_socket!r}, {daemon.session_socket!r})
         child = os.fork()
         if child == 0:
             try:
@@ -74,8 +74,7 @@ def test_a_child_may_open_its_own_cache_after_a_fork(daemon):
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         TALK
-        """
-        % (daemon.rpc_socket, daemon.session_socket),
+        """,
         daemon,
     )
     assert done.returncode == 0, done.stderr

@@ -209,7 +209,10 @@ def test_the_controllers_own_calls_write_and_fetch_pages(daemon, layout, zero_co
             storage_host_pool=host,
             prefetch_sync_queue=SimpleNamespace(put=lambda ack: None),
         )
-        bind = lambda name: getattr(HiCacheController, name).__get__(controller)  # noqa: E731
+
+        def bind(name, controller=controller):
+            return getattr(HiCacheController, name).__get__(controller)
+
         controller.page_set_func = bind("_page_set_zero_copy" if zero_copy else "_generic_page_set")
         controller.page_get_func = bind("_page_get_zero_copy" if zero_copy else "_generic_page_get")
         controller._page_transfer_kv_batch = bind("_page_transfer_kv_batch")
@@ -253,7 +256,7 @@ def test_the_hybrid_controller_finds_the_deepest_state(daemon, pools):
 def test_ranks_models_and_layouts_share_nothing_but_latents(daemon, pools):
     hashes = chain(range(PAGE * 2))
     store(make(daemon, pools, tp_size=2), pools, hashes, states=[1])
-    found = lambda **changed: make(daemon, pools, **changed).batch_exists_v2(hashes, [trailing()]).kv_hit_pages  # noqa: E731
+    found = lambda **changed: make(daemon, pools, **changed).batch_exists_v2(hashes, [trailing()]).kv_hit_pages
     assert found(tp_size=2) == 2
     for other in (
         dict(tp_size=2, tp_rank=1),
@@ -316,7 +319,7 @@ class Parted:
 
 def test_ranks_that_share_latents_find_behind_a_clear_what_rank_0_stores(daemon, pools):
     hashes = chain(range(PAGE * 2))
-    make_rank = lambda rank: make(daemon, pools, tp_size=2, tp_rank=rank, is_mla_model=True)  # noqa: E731
+    make_rank = lambda rank: make(daemon, pools, tp_size=2, tp_rank=rank, is_mla_model=True)
     ranks, other = [make_rank(0), make_rank(1)], make_rank(1)
     with get_parallel().override(attn_tp_group=Ranks()):
         assert all(rank.clear() for rank in ranks)
@@ -368,14 +371,14 @@ def test_wrong_settings_name_the_key(daemon):
 def updater(model):
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
-    nothing = lambda *args, **kwargs: None  # noqa: E731
+    nothing = lambda *args, **kwargs: None
     return WeightUpdater(tp_rank=0, device="cpu", gpu_id=0, model_config=None, custom_weight_loaders={}, get_model=lambda: model,
                          update_model_fields=nothing, recapture_cuda_graph=nothing, get_model_runner=nothing)  # fmt: skip
 
 
 def flush(backend):
     """SGLang's own reset of its controller, without threads."""
-    done = lambda: None  # noqa: E731
+    done = lambda: None
     HiCacheController.reset(SimpleNamespace(
         storage_backend=backend, enable_storage=False, _stop_storage_threads=done, write_queue=[], load_queue=[],
         ack_write_queue=[], ack_load_queue=[], storage_stop_event=SimpleNamespace(clear=done),

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("sglang", reason="sglang is not installed (tools/engines-environment)")
 
-from daemon_view import REFUSES, WELCOMES, OtherVersion, scrape  # noqa: E402
-from test_hicache import PAGE, PoolName, chain, fill, held, kv_host, make, pages_of  # noqa: E402
+from daemon_view import REFUSES, WELCOMES, OtherVersion, scrape
+from test_hicache import PAGE, PoolName, chain, fill, held, kv_host, make, pages_of
 
-import ashlar.daemon  # noqa: E402
+import ashlar.daemon
 
 COUNT = 6  # pages of one call
 WAITS = {"timeout_ms": 500, "land_ms": 500}
@@ -67,7 +67,7 @@ def test_a_daemon_killed_at_random_moments_costs_misses(daemon):
             while not stop.is_set():
                 pages.store()
                 pages.fetch()
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(pages,)) for pages in texts]

@@ -198,5 +198,5 @@ def emulate(monkeypatch, driver, order=None):
         monkeypatch.setattr(cuda, "GpuOrder", lambda device: order)
     for name in ("empty_cache", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    make = lambda size, device: cuda.CudaMemory(size, torch.device("cuda", 0))  # noqa: E731
+    make = lambda size, device: cuda.CudaMemory(size, torch.device("cuda", 0))
     monkeypatch.setitem(memory._MEMORIES, "cpu", make)

@@ -4,7 +4,6 @@
 import os
 import random
 import threading
-import time
 
 import pytest
 from tiny_engines import BLOCK, CLOSE, MODELS, PAIR, Child, connector, count, prompt, same, saved, serves_again, settle

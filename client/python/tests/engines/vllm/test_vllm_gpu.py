@@ -181,7 +181,7 @@ def land_in_layout(layout, kernel_block, value, gpu_daemon):
     theirs = [7, 8, 10, 11, 12, 13, 14, 16, 17]
     for (source, cut, writer), (target, its_cut, reader) in (engines, engines[::-1]):
         text = text[::-1]
-        for number, name in model.attention:
+        for _, name in model.attention:
             source[name].uniform_()
             target[name].fill_(-7)
         assert writer.commit(text, [(256, [])], page_table=mine) == ["kept"]

@@ -80,7 +80,7 @@ def test_a_killed_engine_leaves_nothing_at_the_daemon(model, daemon, expected):
     nothing = dict(sessions=0, leases=0, regions=0, region_bytes=0)
     assert held(daemon.metrics_socket) == nothing
     texts = [prompt(f"engine killed {model} {i}", 2 * BLOCK[model] + 20 + i) for i in range(4)]
-    for turn in range(2):
+    for _ in range(2):
         child = Child(model, connector(daemon))
         child.generate(texts[:2])
         child.call("erase")

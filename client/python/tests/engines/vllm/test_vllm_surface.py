@@ -31,7 +31,7 @@ def test_prompts_hit_what_was_stored_under_their_own_salt(model, engine, expecte
     child, text = engine(model), prompt("salt", 2 * BLOCK[model] + 40)
     plain = expected(model, [text])
     salts = [None, "mine", "theirs"]
-    for stored, salt in enumerate(salts):
+    for stored in range(len(salts)):
         for i, each in enumerate(salts[: stored + 1]):
             child.call("erase")
             answer = child.generate([text], salt=each)

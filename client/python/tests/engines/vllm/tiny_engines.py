@@ -27,18 +27,18 @@ os.environ.update(
     VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
 )
 
-import mamba2_checkpoints  # noqa: E402
-import prometheus_client  # noqa: E402
-import torch  # noqa: E402
-import torch._dynamo  # noqa: E402
-import vllm  # noqa: E402
-import vllm.model_executor.model_loader.dummy_loader as dummy_loader  # noqa: E402
-import vllm.v1.executor.multiproc_executor as multiproc_executor  # noqa: E402
-from tiny_models import BLOCK, CLOSE, CONFIGS, DTYPE, LINEAR, MAMBA, MODELS, PAIR, STATES, WINDOWED  # noqa: E402, F401
-from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size  # noqa: E402
-from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: E402
-from vllm.distributed.parallel_state import model_parallel_is_initialized  # noqa: E402
-from vllm.model_executor.models import ModelRegistry  # noqa: E402
+import mamba2_checkpoints
+import prometheus_client
+import torch
+import torch._dynamo
+import vllm
+import vllm.model_executor.model_loader.dummy_loader as dummy_loader
+import vllm.v1.executor.multiproc_executor as multiproc_executor
+from tiny_models import BLOCK, CLOSE, CONFIGS, DTYPE, LINEAR, MAMBA, MODELS, PAIR, STATES, WINDOWED  # noqa: F401
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.parallel_state import model_parallel_is_initialized
+from vllm.model_executor.models import ModelRegistry
 
 
 def wide_weights(param, low=-1e-3, high=1e-3, seed=1234):
@@ -300,10 +300,10 @@ class _Server:
 
     def evaluate(self, text):
         """For what a test wants to know of an engine in its own process."""
-        return eval(text, {"server": self, "llm": self.llm})  # noqa: S307
+        return eval(text, {"server": self, "llm": self.llm})
 
     def execute(self, text):
-        exec(text, {"server": self, "llm": self.llm})  # noqa: S102
+        exec(text, {"server": self, "llm": self.llm})
 
     def close(self):
         gc.collect = lambda *_: 0  # the process ends behind this
