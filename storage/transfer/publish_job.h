@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PublishJob: one publish. An engine's tensors and pages become an object's bytes.
+// PublishJob: one publish. An engine's tensors and pages become an object's bytes. The engine can still write to its own
+// memory, so the bytes are copied and the copy is hashed, unit by unit, in any order and by any number of threads.
 #pragma once
 
 #include <cstddef>
