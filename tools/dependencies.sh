@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# The Debian 12 packages that building and testing take, and a function that installs those that are missing.
-# Sourced by tools/test and tools/demo: this list is the only one.
+# The Debian 12 packages that the demo, a build and the tests take, and a function that installs those that are missing.
+# Sourced by tools/test, tools/demo and the image: these lists are the only ones.
 
 # Compiled objects are kept in the checkout: nothing is left behind outside it.
 export CCACHE_DIR="${CCACHE_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/build/ccache}"
 
-ASHLAR_PACKAGES=(
+# The daemon, its client library and the demo. preset demo configures and builds with these alone.
+ASHLAR_DEMO_PACKAGES=(
   # build
-  g++ cmake ninja-build ccache pkg-config python3
+  g++ cmake ninja-build ccache pkg-config
   # control plane, configuration, logs, metrics
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libssl-dev
   libyaml-cpp-dev libspdlog-dev prometheus-cpp-dev libmicrohttpd-dev nlohmann-json3-dev
@@ -23,16 +24,27 @@ ASHLAR_PACKAGES=(
   librocksdb-dev
   # kernels and the reference engine
   libhwy-dev libxxhash-dev libopenblas-dev
-  # a server that ashlar-bench compares with, and its client
-  redis-tools libhiredis-dev
-  # ashlar-replay: packed traces, plots
-  libzstd-dev gnuplot-nox
+  # packed traces, which ashlar-replay reads
+  libzstd-dev
+)
+# Everything that is no test.
+ASHLAR_BUILD_PACKAGES=(
+  "${ASHLAR_DEMO_PACKAGES[@]}"
   # the Python module; the rest of what it takes comes from PyPI (tools/python-environment)
-  python3-dev python3-venv
-  # tests
+  python3 python3-dev python3-venv
+  # the client of a server that ashlar-bench compares with
+  libhiredis-dev
+)
+# Everything, as tools/test builds and runs it.
+ASHLAR_TEST_PACKAGES=(
+  "${ASHLAR_BUILD_PACKAGES[@]}"
   libgtest-dev libgmock-dev
   # formatting of sources
   clang-format
+  # the server that ashlar-bench compares with
+  redis-tools
+  # ashlar-replay's plots
+  gnuplot-nox
   # tests of rules and dashboards
   prometheus
   # tests of many nodes: the directory and its published messages, certificates, links between network namespaces
@@ -41,16 +53,17 @@ ASHLAR_PACKAGES=(
 
 ashlar_missing_packages() {
   local package
-  for package in "${ASHLAR_PACKAGES[@]}"; do
+  for package in "$@"; do
     [[ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" == installed ]] || echo "$package"
   done
 }
 
-# Installs what is missing, as root or by sudo, and does nothing where nothing is. Package lists are fetched only when
-# the ones at hand cannot serve.
+# ashlar_install_dependencies demo|build|test: installs the packages of a list that are missing, as root or by sudo.
+# Fetches package lists only if the present ones do not suffice.
 ashlar_install_dependencies() {
+  local -n wanted="ASHLAR_${1^^}_PACKAGES"
   local missing as_root=()
-  mapfile -t missing < <(ashlar_missing_packages)
+  mapfile -t missing < <(ashlar_missing_packages "${wanted[@]}")
   if ((${#missing[@]} == 0)); then return 0; fi
   if ((EUID != 0)); then
     if ! command -v sudo >/dev/null; then

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/demo over a small project with the real presets: it builds the demo and its daemon, no tests, no CUDA unless asked, and
-hands its arguments on. tools/test's preset has both again.
+"""tools/demo over a small project with the real presets: it installs the packages of the demo alone, builds the demo and its
+daemon, no tests, no CUDA unless asked, and passes its arguments on. Preset release has tests and CUDA again.
 
 usage: demo_command_test.py SOURCE_ROOT
 """
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -35,8 +36,11 @@ class DemoCommand(unittest.TestCase):
             shutil.copy(ROOT / file, self.root / file)
         (self.root / "CMakeLists.txt").write_text(PROJECT)
 
-    def run_demo(self, *arguments):
-        done = subprocess.run([self.root / "tools/demo", *arguments], capture_output=True, text=True, check=False)
+    def run_demo(self, *arguments, path=None):
+        environment = {**os.environ, "PATH": f"{path}:{os.environ['PATH']}"} if path else None
+        done = subprocess.run(
+            [self.root / "tools/demo", *arguments], capture_output=True, text=True, check=False, env=environment
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.splitlines()[-1]
 
@@ -48,6 +52,23 @@ class DemoCommand(unittest.TestCase):
         self.assertEqual(self.run_demo("--quick", "--docs", "a b"), "tests=OFF cuda=OFF --quick --docs a b")
         self.assertTrue((self.root / "build/release/ashlard-built").exists())
         self.assertFalse((self.root / "build/release/tests-built").exists())
+
+    def test_a_bare_machine_gets_the_packages_of_the_demo_alone(self):
+        fakes = self.root / "fakes"
+        fakes.mkdir()
+        log = self.root / "installed"
+        for name, script in (
+            ("dpkg-query", "exit 1"),  # nothing is installed
+            ("apt-get", f'echo "$@" >>{log}'),
+            ("sudo", '"$@"'),
+        ):
+            (fakes / name).write_text(f"#!/bin/sh\n{script}\n")
+            (fakes / name).chmod(0o755)
+        self.run_demo(path=fakes)
+        installed = set(log.read_text().split())
+        self.assertLessEqual({"g++", "cmake", "libgrpc++-dev", "librocksdb-dev"}, installed)
+        for part in ("prometheus", "etcd-server", "libgtest-dev", "python3-dev", "gnuplot-nox"):
+            self.assertNotIn(part, installed)
 
     def test_cuda_is_built_when_asked_for(self):
         self.assertEqual(self.run_demo("--cuda", "--quick"), "tests=OFF cuda=ON --quick")
