@@ -27,9 +27,8 @@ def serve(cache: ashlar.Cache, tokens: np.ndarray) -> tuple[int, list[str]]:
                 positions = np.arange(step.begin, step.end)
                 slots = TABLE[positions // MODEL.page_tokens], positions % MODEL.page_tokens
                 keys[slots] = values[slots] = rows.reshape(-1, HEADS, DIM)
-            if step.capture or step.end == len(
-                tokens
-            ):  # the daemon asks for some depths; the text's end is always offered
+            # The daemon asks for some depths; the text's end can always be offered.
+            if step.capture or step.end == len(tokens):
                 offers.append((step.end, [ashlar.LinearTensors(LINEAR, state.copy())]))
         request.finish()
         outcomes = cache.commit(tokens, offers, request=request, page_table=TABLE)
