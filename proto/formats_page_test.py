@@ -50,7 +50,7 @@ class FormatsPage(unittest.TestCase):
         for enum, body in re.findall(r"^enum class (\w+) : uint8_t \{(.*?)\};", OUTCOMES, re.MULTILINE | re.DOTALL):
             values = re.findall(r"\bk(\w+) = (\d+)", body)
             words = [f"{number} {re.sub(r'(?<!^)(?=[A-Z])', '_', name).lower()}" for name, number in values]
-            self.assertIn(f"| `{enum}` | {', '.join(words)} |", PAGE)
+            self.assertIn(f"\n- `{enum}`: {', '.join(words)}\n", PAGE)
 
     def test_versions_are_those_of_the_sources(self):
         def constant(path, name):
