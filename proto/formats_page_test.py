@@ -67,12 +67,12 @@ class FormatsPage(unittest.TestCase):
         layout = tuple(constant(fields, f"kLayoutVersion{end}") for end in ("Min", "Max"))
         self.assertEqual(shown(r"\n\| version \| u32 \| (\d+), or (\d+) where"), layout)
         self.assertEqual(
-            shown(r"magic `AshlarOb` \|\n\| 8 \| u32 \| format version, (\d+) \|"),
+            shown(r"magic AshlarOb\n8 +u32 +format version, (\d+)\n"),
             constant("proto/object_encoding.cc", "kFormatVersion"),
         )
         ssd = constant("storage/tier/ssd_format.h", "kSsdFormatVersion")
-        self.assertEqual(shown(r"magic `AshlarSl` .*\n\| 8 \| u32 \| format version, (\d+) \|"), ssd)
-        self.assertEqual(shown(r"magic `AshlarSr` \|\n\| 8 \| u32 \| format version, (\d+) \|"), ssd)
+        self.assertEqual(shown(r"magic AshlarSl .*\n8 +u32 +format version, (\d+) "), ssd)
+        self.assertEqual(shown(r"magic AshlarSr\n8 +u32 +format version, (\d+)\n"), ssd)
         self.assertEqual(shown(r'SHA-256\( "(ashlar/namespace/\d+)"'), constant("proto/key.cc", "kNamespaceDomain"))
         self.assertEqual(shown(r"key       = SHA-256\( u8 (\d+) "), constant("proto/key.cc", "kKeyVersion"))
         chained = constant("proto/key.cc", "kChainedKeyVersion")
