@@ -74,10 +74,10 @@ class FormatsPage(unittest.TestCase):
         self.assertEqual(shown(r"magic AshlarSl .*\n8 +u32 +format version, (\d+) "), ssd)
         self.assertEqual(shown(r"magic AshlarSr\n8 +u32 +format version, (\d+)\n"), ssd)
         self.assertEqual(shown(r'SHA-256\( "(ashlar/namespace/\d+)"'), constant("proto/key.cc", "kNamespaceDomain"))
-        self.assertEqual(shown(r"key       = SHA-256\( u8 (\d+) "), constant("proto/key.cc", "kKeyVersion"))
+        self.assertEqual(shown(r"key       = SHA-256\( u8 (\d+), "), constant("proto/key.cc", "kKeyVersion"))
         chained = constant("proto/key.cc", "kChainedKeyVersion")
         self.assertEqual(
-            set(re.findall(r"^(?:block|checkpoint|span|own).*SHA-256\( u8 (\d+) ", PAGE, re.MULTILINE)), {chained}
+            set(re.findall(r"^(?:block|checkpoint|span|own).*SHA-256\( u8 (\d+), ", PAGE, re.MULTILINE)), {chained}
         )
 
 

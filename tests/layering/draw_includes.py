@@ -81,7 +81,7 @@ def draw(edges):
     lines = ["```mermaid", "graph TD"]
     for a in sorted(edges):
         direct = [b for b in sorted(edges[a]) if b not in reachable(edges, a, b)]
-        lines.append(f"  {a} --> {' & '.join(direct)}")
+        lines.append(f"  {a}-->{' & '.join(direct)}")
     return "\n".join([*lines, "```"])
 
 
