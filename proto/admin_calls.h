@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of ashlar.v1.Admin (ashlar/v1/admin.proto), a row each, in its order: the daemon's service and ashlarctl's
-// client are made from this table.
+// The calls of ashlar.v1.Admin (ashlar/v1/admin.proto), one row per call. The daemon's service and ashlarctl's client
+// are generated from this table.
 #pragma once
 
-// ROW(name, request, reply): messages are of ashlar::v1. All are unary.
+// ROW(name, request, reply). Messages are in ashlar::v1. All calls are unary.
 #define ASHLAR_ADMIN_CALLS(ROW)                       \
   ROW(Explain, Texts, ExplainReply)                   \
   ROW(LastMisses, LastMissesRequest, LastMissesReply) \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes as people write them: in the configuration and in the options of every tool.
+// ParseByteSize: parses sizes in the configuration and in options of tools.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,10 @@
 
 namespace ashlar {
 
-// Bytes of "4096", "64GiB", "512 MiB", "1.5g", "10GB". Units ignore case. K, M, G, T and P, also written KiB … and Ki
-// …, are powers of 1024; KB, MB, GB, TB and PB are powers of 1000; none, or B: bytes. A fraction is rounded down to
-// whole bytes. INVALID_ARGUMENT says what is expected, without a field's name.
+// Parses a size in bytes, such as "4096", "64GiB", "512 MiB", "1.5g" or "10GB". Units ignore case. K, M, G, T and P,
+// also written KiB … and Ki …, are powers of 1024; KB, MB, GB, TB and PB are powers of 1000; no unit, or B, means
+// bytes. A fraction is rounded down to whole bytes. The INVALID_ARGUMENT message says what is expected, without a field
+// name.
 absl::StatusOr<uint64_t> ParseByteSize(absl::string_view text);
 
 }  // namespace ashlar

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of ashlar.v1.Cache (ashlar/v1/cache.proto), a row each, in its order. The daemon's service and metrics and
-// the client's calls are made from this table: a new call costs a row here, its handler in daemon/engine/, and its use.
+// The calls of ashlar.v1.Cache (ashlar/v1/cache.proto), one row per call. The daemon's service and metrics and the
+// client's calls are generated from this table. A new call needs a row here, a handler in daemon/engine/, and a caller.
 #pragma once
 
 #include <array>
@@ -9,8 +9,8 @@
 
 #include "absl/strings/string_view.h"
 
-// UNARY(name, request, reply, callers), and STREAM where replies are many: messages are of ashlar::v1, callers is
-// Sessions, or Anybody where sessions that have ended may call, too.
+// UNARY(name, request, reply, callers); STREAM for calls with several replies. Messages are in ashlar::v1. `callers` is
+// Sessions, or Anybody if ended sessions may call too.
 #define ASHLAR_CACHE_CALLS(UNARY, STREAM)                               \
   UNARY(OpenModel, OpenModelRequest, OpenModelReply, Sessions)          \
   UNARY(CloseModel, CloseModelRequest, CloseModelReply, Sessions)       \

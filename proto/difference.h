@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FirstDifference: the field in which two engines' declarations differ, so that neither finds what the other published.
+// FirstDifference: finds the first field in which the declarations of two engines differ. Engines with different
+// declarations do not share objects.
 #pragma once
 
 #include <optional>
@@ -10,12 +11,12 @@
 namespace ashlar {
 
 struct Difference {
-  std::string field;          // as Validate names it: "identity.lora", "layout.layers[3].rope.scale"
-  std::string first, second;  // its values; enumerations as their numbers
+  std::string field;  // field name as Validate reports it, such as "identity.lora" or "layout.layers[3].rope.scale"
+  std::string first, second;  // values of the field; enumerations as numbers
   bool operator==(const Difference&) const = default;
 };
 
-// The first field that differs, in the order of the canonical encoding; none where the two are the same.
+// Returns the first differing field in the order of the canonical encoding, or nothing if both are equal.
 std::optional<Difference> FirstDifference(const Identity& first, const Identity& second);
 std::optional<Difference> FirstDifference(const Layout& first, const Layout& second);
 

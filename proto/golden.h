@@ -11,7 +11,7 @@
 
 namespace ashlar {
 
-// Fails the running test where `bytes` differ from proto/testdata/<name>.hex.
+// Fails the running test if `bytes` differ from proto/testdata/<name>.hex.
 void ExpectGolden(const std::string& name, absl::string_view bytes);
 
 }  // namespace ashlar

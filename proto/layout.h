@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Identity and Layout: an engine's declaration when it opens a model. Identity names the model, Layout is the exact
-// shape of its cached state. Both enter the namespace through our own canonical encoding; nothing is shared across
-// namespaces. Beside them, outside the namespace: the engine's shard and its cost model (proto/ashlar/v1/cache.proto).
+// Identity and Layout: what an engine declares when it opens a model. Identity names the model; Layout is the exact
+// shape of its cached state. Both are part of the namespace through the canonical encoding, and nothing is shared
+// across namespaces. The engine's shard and its cost model (proto/ashlar/v1/cache.proto) are not part of the namespace.
 #pragma once
 
 #include <cstdint>
@@ -29,21 +29,21 @@ struct Layout {
 struct Identity {
   std::string model_id;
   std::string weights_digest;  // of the weights as loaded; never empty
-  std::string dtype;           // and quantisation, as the engine names them
+  std::string dtype;           // dtype and quantisation, as the engine names them
   std::string quantization;
   std::string tokenizer_digest;
-  std::string lora;  // digest of the adapter, empty for none
+  std::string lora;  // digest of the adapter; empty without one
   bool operator==(const Identity&) const = default;
 };
 
-// INVALID_ARGUMENT naming the field ("layout.layers[3].d_k: …") for anything that makes no sense: zero sizes, a head
-// narrower than the convolution, RoPE in a non-scalar linear layer, a transition that the family does not have, a unit
-// larger than an extent, sizes that overflow.
+// Returns INVALID_ARGUMENT with the field's name ("layout.layers[3].d_k: …") for an invalid layout: zero sizes, a head
+// seam narrower than the convolution, RoPE in a non-scalar linear layer, a transition that the family does not have, a
+// unit larger than an extent, sizes that overflow.
 absl::Status Validate(const Layout& layout);
 absl::Status Validate(const Identity& identity);
 
-// Canonical encoding (docs/formats.md): fixed order, little endian, length-prefixed, versioned. Decode accepts exactly
-// the bytes that Encode produces and refuses everything else by name.
+// The canonical encoding (docs/formats.md): fixed order, little endian, length-prefixed, versioned. Decode accepts
+// exactly the bytes that Encode produces. For all others it returns an error with the field's name.
 std::string EncodeLayout(const Layout& layout);
 std::string EncodeIdentity(const Identity& identity);
 absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes);

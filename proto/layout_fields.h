@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every field of identities and layouts, once, in the order of the canonical encoding. A coder is called with each
-// one's name and value, and told by Enter what the names of the fields behind it begin with.
+// Lists every field of Identity and Layout once, in the order of the canonical encoding. A coder is called with the
+// name and value of each field. Enter tells the coder the prefix of the names of the following fields.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ inline constexpr uint8_t kAttentionTag = 1;
 inline constexpr uint8_t kLinearTag = 2;
 
 inline constexpr uint32_t kIdentityVersion = 1;
-// A layout is encoded in the least version that has what it says: layouts keep the bytes, and so the namespaces, that
-// they had before a version came. Version 2 adds how convolution tails lie.
+// A layout is encoded in the lowest version that can express it, so that existing layouts keep their bytes and
+// namespaces. Version 2 adds the order of convolution tails.
 inline constexpr uint32_t kLayoutVersionMin = 1, kLayoutVersionMax = 2;
 inline uint32_t LayoutVersion(const Layout& layout) {
   const bool has_own_tails = std::ranges::any_of(layout.layers, [](const Layer& layer) {
@@ -28,7 +28,7 @@ inline uint32_t LayoutVersion(const Layout& layout) {
   });
   return has_own_tails ? 2 : 1;
 }
-// The encoding in a version that has what the layout says, for comparing it with one of that version.
+// Encodes the layout in a version that can express it, for comparison with another encoding of that version.
 std::string EncodeLayoutAs(uint32_t version, const Layout& layout);
 
 template <typename Coder, typename R>
@@ -87,7 +87,7 @@ void CodeIdentity(Coder& code, I& identity) {
   code("lora", identity.lora);
 }
 
-// For coders that do not change the layout.
+// For coders that do not modify the layout.
 template <typename Coder>
 void CodeLayout(Coder& code, const Layout& layout, uint32_t version) {
   CodeSeams(code, layout);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CheckObject: the rules of a header beyond its encoding, and the error of one that breaks any. For DecodeHeader.
+// CheckObject: checks the rules of a header that its encoding does not enforce. Used by DecodeHeader.
 #pragma once
 
 #include "absl/status/status.h"

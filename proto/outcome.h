@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outcomes of one segment, one reservation, one publish, as storage decides, the daemon counts and the client reports
-// them. Numbers travel on the wire and name metrics: never reuse one.
+// Outcomes of segments, reservations and publishes. Storage decides them, the daemon counts them, and the client
+// reports them. The numbers are sent on the wire and name metrics: never reuse one.
 #pragma once
 
 #include <cstdint>
@@ -9,42 +9,42 @@
 
 namespace ashlar {
 
-// Why a segment has to be computed. A cache failure is a miss; every miss says why.
+// Why a segment has to be computed. A cache failure is a miss.
 enum class MissReason : uint8_t {
   kNone = 0,
   kNeverSeen = 1,
-  kBeingPublished = 2,  // another engine has reserved it and not yet published
+  kBeingPublished = 2,  // another engine has reserved the object and not published it yet
   kEvicted = 3,
-  kChecksumFailed = 4,  // the copy was found corrupt and dropped
+  kChecksumFailed = 4,  // the copy was corrupt and was dropped
   kTooShort = 5,        // no interior remains between the seams
-  kLeaseLost = 6,       // the lease is unknown, released, expired or another tenant's
+  kLeaseLost = 6,       // the lease is unknown, released, expired or belongs to another tenant
   kTierError = 7,
-  kBusy = 8,       // a bounded queue, or the reply that would have listed it, was full
-  kCancelled = 9,  // the engine gave up before the verdict
+  kBusy = 8,       // a bounded queue was full, or the reply had no space for the entry
+  kCancelled = 9,  // the engine cancelled before the verdict
   kTimedOut = 10,
   kDaemonUnavailable = 11,
-  kAbandoned = 12,            // reserved, but its engine died or ran out of time before publishing
-  kInvalidRequest = 13,       // the call made no sense to the daemon, whose log names the field
-  kExpired = 14,              // its time to live was over
-  kNamespaceDiffers = 15,     // never seen under this identity and layout, but under another one of the same tenant
-  kBudgetRefused = 16,        // reserved by an engine, but the tenant's budget had no room for it
-  kSlowerThanRecompute = 17,  // bringing it up and landing it would take longer than computing it again
-  kDeclined = 18,             // offered by an engine, but landing it would take longer than computing it again
-  kCovered = 19,              // none: a cached prefix reaches behind its head, and it was not looked up
-  kPeerFailed = 20,           // another node had it, and no node has delivered it whole
-  kHolderUnreachable = 21,    // other nodes are known to have it, and none of them answered in time
+  kAbandoned = 12,         // reserved, but the engine exited or timed out before publishing
+  kInvalidRequest = 13,    // the daemon refused the call as invalid; its log names the field
+  kExpired = 14,           // the time to live has passed
+  kNamespaceDiffers = 15,  // never published under this identity and layout, but under another one of the same tenant
+  kBudgetRefused = 16,     // reserved by an engine, but the tenant's budget had no space
+  kSlowerThanRecompute = 17,  // loading and landing would take longer than recomputing
+  kDeclined = 18,             // offered by an engine, but landing would take longer than recomputing
+  kCovered = 19,              // not looked up, because a cached prefix covers the segment
+  kPeerFailed = 20,           // another node had the object, but no node delivered it completely
+  kHolderUnreachable = 21,    // other nodes have the object, but none answered in time
 };
 absl::string_view Name(MissReason reason);
 
-// The policy by which an object leaves, or is not taken.
+// The policy that evicted or refused an object.
 enum class PolicyKind : uint8_t {
-  kNone = 0,  // nobody: an error, a death
+  kNone = 0,  // no policy: an error or an exit
   kLru = 1,
   kTtl = 2,
   kAdmission = 3,
   kOperator = 4,
-  kBreakEven = 5,  // to have it from the cache would take longer than to compute it
-  kPrice = 6,      // a new object was worth more a byte
+  kBreakEven = 5,  // loading from the cache would take longer than recomputing
+  kPrice = 6,      // a new object was worth more per byte
 };
 absl::string_view Name(PolicyKind policy);
 
@@ -55,10 +55,10 @@ enum class ReserveOutcome : uint8_t {
   kGranted = 1,
   kAlreadyPresent = 2,
   kBeingPublished = 3,
-  kNoSpace = 4,  // the tenant's budget is full of leased or reserved data
+  kNoSpace = 4,  // leased or reserved objects fill the tenant's budget
   kTooShort = 5,
-  kUnavailable = 6,  // the daemon could not be asked
-  kDeclined = 7,     // to land it would take longer than to compute it again
+  kUnavailable = 6,  // the daemon was not reachable
+  kDeclined = 7,     // landing would take longer than recomputing
 };
 absl::string_view Name(ReserveOutcome outcome);
 
@@ -75,45 +75,45 @@ absl::string_view Name(PublishOutcome outcome);
 enum class CommitOutcome : uint8_t {
   kKept = 1,
   kAlreadyPresent = 2,
-  kDeclined = 3,   // worth less than the objects that would have to leave for it
-  kNoSpace = 4,    // leased and reserved objects, and other pools' own, leave no room
+  kDeclined = 3,   // worth less than the objects that would have to be evicted
+  kNoSpace = 4,    // leased objects, reserved objects and other pools' reserves leave no space
   kBusy = 5,       // a bounded queue was full
-  kBadSource = 6,  // a part is missing or lies outside its region, or what is called exact began with composed state
+  kBadSource = 6,  // a part is missing or outside its region, or states called exact started from composed states
   kUnavailable = 7,
-  kKeptAsSpan = 8,  // no states, but the span that rebuilds them, and those at each depth inside it
+  kKeptAsSpan = 8,  // the span that rebuilds the states is kept instead of the states, and those of depths inside it
 };
 absl::string_view Name(CommitOutcome outcome);
 
-// What became of an object that another node offered.
+// The outcome of an object that another node offered.
 enum class TakeOutcome : uint8_t {
-  kTaken = 1,           // this node has a copy now
-  kAlreadyPresent = 2,  // it had one
-  kBeingPublished = 3,  // an engine here computes it
-  kNoRoom = 4,          // nothing is free, or what would have to leave is worth more
-  kBusy = 5,            // as much is being taken as may be at a time
-  kDraining = 6,        // this node stops soon itself
-  kFailed = 7,          // the object could not be had from the node that offered it
-  kLate = 8,            // it is still on its way
+  kTaken = 1,           // this node now has a copy
+  kAlreadyPresent = 2,  // this node already had a copy
+  kBeingPublished = 3,  // an engine of this node computes it
+  kNoRoom = 4,          // no space is free, and the objects that would have to be evicted are worth more
+  kBusy = 5,            // too many transfers are in flight
+  kDraining = 6,        // this node is draining
+  kFailed = 7,          // the transfer from the offering node failed
+  kLate = 8,            // the transfer has not finished in time
 };
 absl::string_view Name(TakeOutcome outcome);
 
-// The end that the handing of a text to another node came to.
+// The outcome of a prefill handoff of a text to another node.
 enum class HandOffOutcome : uint8_t {
-  kHanded = 1,       // the node has all of it
-  kNothing = 2,      // this node has no states at the text's end
-  kNoNode = 3,       // there is no such node, or it cannot be reached
-  kRefused = 4,      // the node has not taken all of it: no room, it stops, or the bytes did not come
-  kLate = 5,         // the time was over; more of it may still come
-  kBusy = 6,         // as many are under way as may be
-  kUnavailable = 7,  // the daemon could not be asked, or is in no cluster
+  kHanded = 1,       // the node has everything
+  kNothing = 2,      // this node has no states at the end of the text
+  kNoNode = 3,       // the node is unknown or not reachable
+  kRefused = 4,      // the node did not take everything: no space, draining, or a failed transfer
+  kLate = 5,         // the deadline has passed; the rest may still arrive
+  kBusy = 6,         // too many handoffs are in flight
+  kUnavailable = 7,  // the daemon was not reachable, or is not in a cluster
 };
 absl::string_view Name(HandOffOutcome outcome);
 
-// The content of a segment's shared pages.
+// The state of a segment's shared pages.
 enum class PageContent : uint8_t {
-  kFilled = 1,  // its keys and values: read them in place
-  kToFill = 2,  // nothing yet: this request fills them, and says so
-  // another request fills them. If it ends without, the duty passes to the oldest request that holds them
+  kFilled = 1,  // keys and values are complete; read them in place
+  kToFill = 2,  // empty; this request fills them and reports it
+  // another request fills them; if that request ends early, the oldest remaining request has to fill them
   kBeingFilled = 3,
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layouts for tests: one fixed example, which the golden files and docs/formats.md use, and random valid ones; forms
-// that their heads may have.
+// Layouts for tests: a fixed example, which the golden files and docs/formats.md use, random valid layouts, and random
+// transition forms.
 #pragma once
 
 #include <random>
@@ -11,16 +11,16 @@
 
 namespace ashlar {
 
-// The model of docs/formats.md: one gdn layer with a convolution, one attention layer with partial RoPE.
+// The model of docs/formats.md: one gdn layer with a convolution, and one attention layer with partial RoPE.
 Identity ExampleIdentity();
 Layout ExampleLayout();
-// The example with tails of their own type and order.
+// The example with its own type and order of convolution tails.
 Layout TailsLayout();
 
-// Valid, of any family, kind and dtype.
+// Returns a random valid layout of any family, kind and dtype.
 Layout RandomLayout(std::mt19937_64& random);
 
-// Forms that a segment's heads may be stored in: of some of the layers, every head in one run, in no order.
+// Returns random forms for the heads of a segment: for some layers, every head in one run, in random order.
 std::vector<TransitionRun> RandomRuns(std::mt19937_64& random, const Layout& layout);
 
 }  // namespace ashlar

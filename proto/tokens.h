@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token ids on the wire: packed little-endian int32. A varint would take up to 5 bytes a token, 10 for negative ids.
+// Token ids on the wire: packed little-endian int32. A varint would take up to 5 bytes per token, and 10 for negative
+// ids.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FindTuple: one linear layer's tuple in an object, read in the same way by daemon and engine.
+// FindTuple: finds the tuple of a linear layer in an object. Daemon and engine both use it.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,34 @@
 
 namespace ashlar {
 
-// The sizes of a layer's tuple.
+// The dimensions of a layer's tuple.
 struct TupleShape {
   uint32_t heads = 0;
   uint32_t d_k = 0, d_v = 0;
-  TransitionForm transition = TransitionForm::kDense;  // the family's own
+  TransitionForm transition = TransitionForm::kDense;  // the natural form of the family
 };
 TupleShape TupleShapeOf(const LinearLayer& layer);
 
-// Bytes of one head's transition in a form, beside states of a type: of its unit.
+// Returns the bytes of one head's transition in a form, for a state type.
 uint64_t TransitionBytes(const TupleShape& shape, DType state, TransitionForm form, uint32_t rank = 0);
 
 struct TupleParts {
   struct Transition {
     TransitionForm form = TransitionForm::kZero;
     uint32_t rank = 0;
-    const Part* part = nullptr;  // null: zero, of which nothing is stored
-    uint32_t unit = 0;           // of the part
+    const Part* part = nullptr;  // null for a zero transition, which stores nothing
+    uint32_t unit = 0;           // unit within the part
   };
-  std::vector<Transition> transitions;  // [heads]. A checkpoint's are zero: nothing that came before counts
+  std::vector<Transition> transitions;  // [heads]; zero in a checkpoint, because no earlier state is added to it
   DType transition_dtype = DType::kF32;
-  const Part* state = nullptr;      // unit h is head h's
-  const Part* exponents = nullptr;  // of fp16 states: [heads] i32 in one unit
+  const Part* state = nullptr;      // unit h belongs to head h
+  const Part* exponents = nullptr;  // for fp16 states: [heads] i32 in one unit
 };
 
-// Checks that the object has a tuple of this shape for the layer. DATA_LOSS names the missing part. `object` has passed
-// DecodeHeader or comes from PlanObject or PlanForms.
+// Checks that the object has a tuple of this shape for the layer. DATA_LOSS names the missing part. `object` must have
+// passed DecodeHeader, or come from PlanObject or PlanForms.
 absl::Status CheckTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape);
-// Checks the tuple like CheckTuple, and returns its parts. `object` must outlive the answer.
+// Checks like CheckTuple, and returns the parts. `object` must outlive the result.
 absl::StatusOr<TupleParts> FindTuple(const ObjectHeader& object, uint32_t layer, const TupleShape& shape);
 
 }  // namespace ashlar

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The release of which all programs and libraries of a build are (CMakeLists.txt: project VERSION).
+// The version of all programs and libraries of this build (CMakeLists.txt: project VERSION).
 #pragma once
 
 namespace ashlar {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The basic types of cached tensors: element types, stored forms of keys, families of linear layers, stored forms of
-// their transitions and states. The contract (proto/) and the mathematics (kernels/) both use them.
+// Basic types of cached tensors: element types, stored forms of keys, families of linear layers, stored forms of
+// transitions and states. The contract (proto/) and the mathematics (kernels/) both use them.
 //
-// Numbers are part of the layout's canonical encoding and of the object format (docs/formats.md): never reuse one.
+// The numbers are part of the layout's canonical encoding and of the object format (docs/formats.md): never reuse one.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace ashlar {
 
 enum class DType : uint8_t { kF32 = 1, kF16 = 2, kBF16 = 3, kF8E4M3 = 4, kF8E5M2 = 5 };
 
-// 0 for a number that is none of them.
+// Returns 0 for an unknown type.
 constexpr size_t ElementBytes(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -29,17 +29,18 @@ constexpr size_t ElementBytes(DType dtype) {
 
 enum class AttentionKind : uint8_t {
   kGqa = 1,  // keys [kv_heads, key_dim], values [kv_heads, value_dim]
-  kMla = 2,  // one latent row a token is both key and value; a second row, shared by all heads, is the rotary key part
+  // one latent row per token is both key and value; a second row, shared by all heads, is the rotary key part
+  kMla = 2,
 };
 
-// The dimensions of a head that turn together: i with i + rotary_dim / 2, or 2i with 2i + 1.
+// The pairs of dimensions that are rotated together: i with i + rotary_dim / 2, or 2i with 2i + 1.
 enum class RopeStyle : uint8_t { kNone = 0, kHalfSplit = 1, kInterleaved = 2 };
 
-// The stored form of keys: turned as if their text began at position 0, or not turned at all.
+// The stored form of keys: rotated as if their text began at position 0, or not rotated.
 enum class StoredKeys : uint8_t { kZeroBased = 1, kUnrotated = 2 };
 
-// The recurrence of a family: its transition T_t and write u_t for a token (HYPIC §4.2). Decay acts before the erase
-// and scales the old state only.
+// The recurrence of a family: its transition T_t and write u_t for a token (HYPIC §4.2). The decay is applied before
+// the erase and scales only the old state.
 enum class Family : uint8_t {
   kRetnet = 1,     // T = e^{d} I, d = decay_table[head];             u = k vᵀ
   kLightning = 2,  // as kRetnet
@@ -51,19 +52,20 @@ enum class Family : uint8_t {
   kKda = 8,        // T = (I − β k kᵀ) diag(e^{g}), g ∈ R^{d_k};      u = β k vᵀ
 };
 
-// The stored form of a transition. Scalar and diagonal decays are logarithms: their products are sums, and never
-// vanish. Layouts declare the first four; single heads of a dense layer may be stored as one of the others.
+// The stored form of a transition. Scalar and diagonal decays are stored as logarithms: products become sums and never
+// underflow. Layouts declare one of the first four. Single heads of a dense layer may be stored as kLowRank or kZero.
 enum class TransitionForm : uint8_t {
   kScalar = 1,       // one fp32: T = e^{x} I
   kDiagonal = 2,     // [d_k] fp32: T = diag(e^{x})
   kDense = 3,        // [d_k, d_k] in the tuple's dtype and the state's order
   kElementwise = 4,  // [d_v] fp32, Σ dt: T[i, j] = e^{decay_table[i, j] x[j]}, multiplied element by element
-  kLowRank = 5,      // [d_k] fp32 d, then [rank, d_k] A and [rank, d_k] B in the tuple's dtype: T = diag(d) + Aᵀ B.
-                     // d is no logarithm: it is zero wherever nothing of it is left
-  kZero = 6,         // nothing is stored: T = 0
+  // [d_k] fp32 d, then [rank, d_k] A and [rank, d_k] B in the tuple's dtype: T = diag(d) + Aᵀ B. d is not a logarithm;
+  // a fully decayed entry is 0
+  kLowRank = 5,
+  kZero = 6,  // T = 0; nothing is stored
 };
 
-// The form that a family's transitions have when nothing is known about their size.
+// The form of a family's transitions when nothing is known about their magnitude.
 constexpr TransitionForm NaturalForm(Family family) {
   switch (family) {
     case Family::kRetnet:
@@ -81,19 +83,19 @@ constexpr TransitionForm NaturalForm(Family family) {
   }
   return TransitionForm::kZero;
 }
-// Returns whether tokens erase what their key reads (the delta rule). These families need β in [0, 1] or so; mamba's β
+// Returns whether tokens erase what their key reads (the delta rule). These families need β in about [0, 1]; mamba's β
 // is dt.
 constexpr bool Erases(Family family) {
   return family == Family::kDeltanet || family == Family::kGdn || family == Family::kKda;
 }
 
-// The order of a state in memory. kKeyFirst: S is [d_k, d_v], a transition acts from the left, S' = T S. kValueFirst:
-// the state is Sᵀ, [d_v, d_k], a dense transition is stored as Tᵀ and acts from the right, Sᵀ' = Sᵀ Tᵀ. Factors,
-// diagonals and decay tables are the same in both.
+// The order of a state in memory. kKeyFirst: S is [d_k, d_v], and a transition acts from the left, S' = T S.
+// kValueFirst: the state is Sᵀ, [d_v, d_k]; a dense transition is stored as Tᵀ and acts from the right, Sᵀ' = Sᵀ Tᵀ.
+// Low-rank factors, diagonals and decay tables are the same in both.
 enum class StateOrder : uint8_t { kKeyFirst = 1, kValueFirst = 2 };
 
-// A convolution's tail in memory: [conv_kernel − 1, channels] or [channels, conv_kernel − 1]. Inputs of the oldest
-// token come first in both.
+// The order of a convolution tail in memory: [conv_kernel − 1, channels] or [channels, conv_kernel − 1]. The inputs of
+// the oldest token come first in both.
 enum class TailOrder : uint8_t { kTokenFirst = 1, kChannelFirst = 2 };
 
 }  // namespace ashlar
