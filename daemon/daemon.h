@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole daemon in one object, so that a test can run it in its own process.
+// Daemon: the whole daemon in one object, so that a test can run it in its own process.
 #pragma once
 
 #include <functional>
@@ -18,29 +18,30 @@ namespace ashlar::daemon {
 
 class Daemon {
  public:
-  // Starts with a configuration that ParseConfig completed and accepted; Reload reads `file` again (empty: it cannot).
-  // Returns when its sockets and the metrics endpoint answer.
+  // Starts with a configuration that ParseConfig accepted. Reload reads `file` again; with an empty `file` it fails.
+  // Returns when the sockets and the metrics endpoint accept connections.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::Config& config, const std::string& file = "");
 
-  // Stop(0). Behind a disk that hangs nothing is given back: its threads still use it.
+  // Calls Stop(0). If the disk hangs, resources that its threads use are not freed.
   ~Daemon();
 
-  // Takes no new sessions and requests, and writes to the disk what memory has alone (rpc Drain in admin.proto). Waits
-  // until nothing is left, `grace` is over, or `interrupted` says so, which is asked over and over and takes its time
-  // each. Logs what is left.
+  // Refuses new sessions and requests, and writes what is in memory only to the disk (rpc Drain in admin.proto). Waits
+  // until nothing is left, `grace` has passed, or `interrupted` returns true. `interrupted` is polled and may block
+  // briefly. Logs what is left.
   bool Drain(storage::Nanos grace, const std::function<bool()>& interrupted);
 
-  // Accepts nothing new, lets calls in flight finish for at most `grace`, ends every session, awaits the transfers in
-  // flight, and removes the sockets. Idempotent. False: the disk has not returned from some call within kDiskPatience
-  // more; then end the process without destroying this.
+  // Refuses new work, waits at most `grace` for calls in flight, ends every session, waits for transfers in flight, and
+  // removes the sockets. Idempotent. Returns false if a disk operation has not returned within another kDiskPatience;
+  // the caller must then end the process without destroying this object.
   bool Stop(storage::Nanos grace);
   static constexpr storage::Nanos kDiskPatience = 1'000'000'000;
 
-  // Takes over what has changed in the configuration's file, or nothing, and logs which; `by` sent a signal.
+  // Reloads the configuration file, and logs the changes. Applies all changes or none. `by` is the sender of the
+  // signal.
   void Reload(const Operator& by);
-  storage::Nanos drain_time() const;  // as the configuration has it now
+  storage::Nanos drain_time() const;  // from the effective configuration
 
-  int metrics_port() const;  // 0 where metrics are not served
+  int metrics_port() const;  // 0 if metrics are not served over TCP
 
  private:
   struct Impl;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of a daemon are made with, as its configuration says.
+// Converts the configuration to the options of the daemon's parts.
 #pragma once
 
 #include <sys/types.h>
@@ -19,14 +19,14 @@ class Config;
 
 namespace ashlar::daemon {
 
-std::vector<std::string> TenantNames(const v1::Config& config);  // by TenantId
+std::vector<std::string> TenantNames(const v1::Config& config);  // index is the TenantId
 
-// `residence` may be null: nobody is told.
+// `residence` may be null.
 storage::CacheOptions OptionsFrom(const v1::Config& config, storage::TellResidence residence);
 
-uint64_t HbmBytes(const v1::Config& config);  // of all its hbm tiers
+uint64_t HbmBytes(const v1::Config& config);  // capacity of all hbm tiers
 
-// Of a bound on what may wait, what a tenant has for itself.
+// Returns a tenant's share of a bound on queued work.
 size_t ShareOf(size_t bound, const v1::Config& config);
 
 std::map<uid_t, TenantUser> TenantsByUid(const v1::Config& config);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RaiseOpenFilesLimit: the process's limit on open files. Every arena is an open file, and so is every connection.
+// RaiseOpenFilesLimit: raises the process's limit on open files. Every arena and every connection is an open file.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@ class Config;
 
 namespace ashlar::daemon {
 
-// Most files that a daemon of this configuration has open: its arenas when the budgets are full, regions, hosted
-// memory, some for each session, connections with peers, and its own. No more descriptors than that are on their way to
-// engines, either.
+// Returns the largest number of files that a daemon with this configuration has open: arenas with full budgets,
+// regions, hosted memory, several per session, connections to peers, and its own. It also bounds the descriptors in
+// flight to engines.
 uint64_t OpenFilesNeeded(const v1::Config& config);
 
-// Raises the soft limit to the hard one. FAILED_PRECONDITION, naming what the configuration could change, when that is
-// not enough: without descriptors for more arenas the cache would stop growing below its budget.
+// Raises the soft limit to the hard limit. FAILED_PRECONDITION if that is not enough; the message names the fields to
+// change. Without descriptors for more arenas, the cache would stop growing below its budget.
 absl::Status RaiseOpenFilesLimit(const v1::Config& config);
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reloader: takes over a changed configuration while the daemon runs, all of it or nothing.
+// Reloader: applies a changed configuration to the running daemon, completely or not at all.
 #pragma once
 
 #include <atomic>
@@ -21,25 +21,25 @@ namespace ashlar::daemon {
 
 class Metrics;
 
-// Any thread but the loop's.
+// Any thread except the loop's.
 class Reloader {
  public:
-  // All must outlive it. `file` empty: there is nothing to read again.
+  // All must outlive the object. With an empty `file`, Reload fails.
   Reloader(const v1::Config& config, std::string file, EventLoop& loop, TierSet& tiers, storage::Cache& cache,
            SessionServices& services, storage::Rates& call_rates, Metrics& metrics, AuditLog& audit);
   ~Reloader();
 
-  // Reads the file and returns what has changed. FAILED_PRECONDITION names fields that a running daemon cannot change,
-  // or not to this value now; INVALID_ARGUMENT a field that makes no sense; then nothing has changed. The metrics are
-  // told how it ended, but of a dry run. The thread that calls leaves the audit log's line of it.
+  // Reads the file and returns the changes. On an error nothing changes: FAILED_PRECONDITION names fields that need a
+  // restart or cannot have this value now, INVALID_ARGUMENT an invalid field. The metrics record the result, except of
+  // a dry run. The caller writes the line in the audit log.
   absl::StatusOr<std::vector<ConfigChange>> Reload(bool dry_run);
 
-  std::string config() const;  // in effect, as YAML
+  std::string config() const;  // effective configuration as YAML
   uint32_t drain_seconds() const { return drain_seconds_; }
 
  private:
-  absl::StatusOr<std::vector<ConfigChange>> TryReload(bool dry_run);  // with mutex_
-  // On the loop: the tiers' part. Nothing happens where it is refused, or `dry_run`.
+  absl::StatusOr<std::vector<ConfigChange>> TryReload(bool dry_run);  // mutex_ is held
+  // Applies changes of tiers. Runs on the loop. Changes nothing if refused, or with `dry_run`.
   absl::Status TakeOver(const v1::Config& next, bool dry_run);
 
   const std::string file_;

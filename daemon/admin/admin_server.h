@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdminServer: gRPC in front of the admin service, on a Unix socket of its own, for root and the daemon's own user.
+// AdminServer: serves the admin service by gRPC on its own Unix socket, for root and the daemon's user.
 #pragma once
 
 #include <memory>
@@ -12,14 +12,14 @@
 
 namespace ashlar::daemon {
 
-// Calls block its own threads, of which there are few, and nobody else's.
+// Calls block only the server's own threads, of which there are few.
 class AdminServer {
  public:
-  // `service`, `audit`, which gets every call that changes something, and `refused` must outlive the server.
-  // ALREADY_EXISTS when another daemon listens on `path`.
+  // `service`, `audit` and `refused` must outlive the server. `audit` logs every call that changes something.
+  // ALREADY_EXISTS if another daemon listens on `path`.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const std::string& path, const AdminService& service,
                                                             AuditLog& audit, RefusedConnections& refused);
-  // Takes no new calls, awaits those in flight, for which the metadata thread must still run, and removes the socket.
+  // Refuses new calls, waits for those in flight, and removes the socket. The metadata thread must still run.
   ~AdminServer();
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdminService: the calls of ashlar.v1.Admin for operators, apart from their transport.
+// AdminService: the calls of ashlar.v1.Admin for operators, without their transport.
 //
-// Calls come on any thread but the metadata thread, for which they wait: texts are hashed, and models compared, on the
-// calling thread.
+// Calls come on any thread except the metadata thread. The calling thread hashes texts and compares models, and waits
+// for the metadata thread.
 #pragma once
 
 #include <deque>
@@ -36,7 +36,7 @@ namespace ashlar::daemon {
 
 class Cluster;
 
-// The parts of the daemon that the service queries. All must outlive it.
+// The parts of the daemon that the service uses. All must outlive it.
 struct AdminParts {
   storage::Cache& cache;
   EventLoop& loop;
@@ -44,28 +44,28 @@ struct AdminParts {
   const ModelRegistry& models;
   const Metrics& metrics;
   const storage::Clock& clock;
-  std::vector<std::string> tenants;        // by TenantId
-  std::function<Levels()> measure;         // on the metadata thread
-  std::function<bool(bool)> set_draining;  // false: the daemon stops, and goes on draining
+  std::vector<std::string> tenants;        // index is the TenantId
+  std::function<Levels()> measure;         // runs on the metadata thread
+  std::function<bool(bool)> set_draining;  // returns false if the daemon is stopping and stays in draining
   std::function<double()> drain_seconds;
   Router& router;
-  std::function<std::string()> config;  // in effect, as YAML
-  std::string node;                     // this node's name among its peers; empty: it has none
+  std::function<std::string()> config;  // effective configuration as YAML
+  std::string node;                     // node name of this daemon in the cluster; empty without one
   EventHub& events;
-  // Drops a tenant's texts, of one namespace where it is given, and its shared pages that nobody uses; others are found
-  // no more. On the metadata thread.
+  // Drops a tenant's recorded texts and its unused shared pages; shared pages in use are no longer found. With a
+  // namespace, only of that namespace. Runs on the metadata thread.
   std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside;
-  // Any thread but the metadata thread. `dry_run`: says what it would change.
+  // Runs on any thread except the metadata thread. With `dry_run`, returns the changes without applying them.
   std::function<absl::StatusOr<std::vector<ConfigChange>>(bool dry_run)> reload;
-  Cluster* cluster = nullptr;  // null: this node is alone
+  Cluster* cluster = nullptr;  // null outside a cluster
 };
 
-// The calls of proto/admin_calls.h. A status other than OK says in its message which field it is about (admin.proto).
+// The calls of proto/admin_calls.h. The message of an error begins with the field (admin.proto).
 class AdminService {
  public:
   explicit AdminService(AdminParts parts) : parts_(std::move(parts)), started_(parts_.clock.Now()) {}
 
-  // Tells `send` of events until it returns false. Its thread is the caller's.
+  // Passes events to `send` on the calling thread until `send` returns false.
   absl::Status Follow(const v1::EventsRequest& request, const std::function<bool(const v1::EventBatch&)>& send,
                       const std::function<bool()>& ended) const;
 
@@ -74,45 +74,47 @@ class AdminService {
 #undef ASHLAR_CALL
 
  private:
-  // NOT_FOUND for a name that no tenant has.
+  // NOT_FOUND for an unknown tenant name.
   absl::StatusOr<storage::TenantId> FindTenant(const std::string& name) const;
-  // All tenants where the name is empty.
+  // Returns all tenants for an empty name.
   absl::StatusOr<std::vector<storage::TenantId>> FindTenants(const std::string& name) const;
-  // The content of a request about texts. INVALID_ARGUMENT and NOT_FOUND name the field.
+  // The decoded texts of a request. INVALID_ARGUMENT and NOT_FOUND name the field.
   struct Asked {
     storage::TenantId tenant = 0;
     std::shared_ptr<const Model> model;
     std::vector<storage::Query> queries;
   };
   absl::StatusOr<Asked> ReadTexts(const v1::Texts& texts) const;
-  // The model that the request names. Of a whole namespace that is not remembered, the namespace alone.
+  // Returns the model that the request names. If only a complete namespace is given and no model of it is known, the
+  // result has the namespace only.
   absl::StatusOr<std::shared_ptr<const Model>> FindModel(storage::TenantId tenant, const v1::Texts& request) const;
   absl::Status DescribeDrain(v1::DrainReply* reply) const;
-  // Runs `ask` on the metadata thread and waits for it. RESOURCE_EXHAUSTED when the queue is full.
+  // Runs `ask` on the metadata thread and waits for it. RESOURCE_EXHAUSTED if the queue is full.
   absl::Status OnLoop(const std::function<void()>& ask) const;
-  // The same for long work, in turns of a quantum each, until it returns true.
+  // Runs long `work` on the metadata thread in slices of one quantum until it returns true.
   absl::Status InSlices(const std::function<bool(storage::Slice&)>& work) const;
-  // The objects of a tenant (empty: of all) and of a namespace, as Texts.ns (empty: of all), whose tenant it finds.
+  // Selects objects by tenant and namespace (as in Texts.ns). An empty value selects all. The tenant of a namespace is
+  // looked up.
   absl::StatusOr<storage::Selection> Select(const std::string& tenant, const std::string& ns) const;
 
-  // Does something with each text's object, on the metadata thread. False: there is none.
+  // Applies `act` to the object of each text on the metadata thread. The result is false for a text without an object.
   absl::Status WithEach(const v1::Texts& texts, v1::ObjectsReply* reply,
                         const std::function<bool(storage::TenantId, const Key&)>& act) const;
 
-  // Erase of this node alone, and of all nodes; they wait for so many seconds at most.
+  // Erase on this node only, and on all nodes. Both wait at most the given number of seconds.
   absl::Status EraseHere(const v1::EraseRequest& request, const storage::Selection& selection, double wait,
                          v1::EraseReply* reply) const;
   absl::Status EraseEverywhere(const v1::EraseRequest& request, const storage::Selection& selection, double wait,
                                v1::EraseReply* reply) const;
-  // An erasure that the calls of one command go on with.
+  // An erasure that several calls of one ashlarctl command continue.
   struct Pending {
     std::string token;
     storage::TenantId tenant = 0;
     std::optional<NamespaceId> ns;
     std::shared_ptr<storage::Erasure> erasure;
   };
-  // That of the token, or without one a new one: what was published since another one began is its, too. On the
-  // metadata thread.
+  // Returns the erasure of `token`, or starts a new one. A new erasure also covers what was published since an earlier
+  // one began. The metadata thread only.
   absl::StatusOr<Pending> ErasureOf(const std::string& token, const storage::Selection& selection) const;
 
   class Differences;
@@ -122,7 +124,8 @@ class AdminService {
 
   const AdminParts parts_;
   const storage::Nanos started_;
-  // Those that the disk has not acknowledged, oldest first. The metadata thread's, as the number of all so far.
+  // Erasures that the disk has not acknowledged, oldest first, and the number of all erasures. The metadata thread
+  // only.
   mutable std::deque<Pending> erasures_;
   mutable uint64_t erasures_begun_ = 0;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the configuration that is about other nodes.
+// Defaults and checks of the configuration field `cluster`.
 #pragma once
 
 #include <string>
@@ -14,16 +14,16 @@ class Config;
 
 namespace ashlar::daemon {
 
-// Puts the documented default in place of every zero or missing field.
+// Sets the documented default in every zero or missing field.
 void FillClusterDefaults(v1::Cluster* cluster);
 
 // INVALID_ARGUMENT names the field.
 absl::Status CheckCluster(const v1::Cluster& cluster);
 
-// Checks what the cluster's part says of peers, and of tenants that the rest names. INVALID_ARGUMENT names the field.
+// Checks cluster.peers against the tenants of the configuration. INVALID_ARGUMENT names the field.
 absl::Status CheckPeers(const v1::Config& config);
 
-// Of a tenant, a node or a cluster: letters, digits, '.', '_' and '-', at most 64.
+// Checks the name of a tenant, node or cluster: letters, digits, '.', '_' and '-', at most 64.
 absl::Status CheckName(absl::string_view field, const std::string& name);
 
 }  // namespace ashlar::daemon

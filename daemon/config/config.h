@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The daemon's configuration: a YAML file that is read into the message declared in proto/ashlar/v1/config.proto.
+// Reads the daemon's configuration: a YAML file with the fields of proto/ashlar/v1/config.proto.
 #pragma once
 
 #include <string>
@@ -13,18 +13,18 @@ class Config;
 
 namespace ashlar::daemon {
 
-// Reads YAML, puts the documented default in place of every zero or missing number, and checks the whole: what it
-// accepts, a daemon can be started with. INVALID_ARGUMENT names the field.
+// Parses YAML, sets the documented default in every zero or missing number, and checks the result. A daemon can start
+// with any configuration that passes. INVALID_ARGUMENT names the field.
 absl::Status ParseConfig(const std::string& yaml, v1::Config* config);
 
-// Puts variables of the environment in place of ${NAME}, but in comments. INVALID_ARGUMENT names the line, and the
-// variable that is not set.
+// Replaces ${NAME} by the environment variable, except in comments. INVALID_ARGUMENT names the line and the unset
+// variable.
 absl::StatusOr<std::string> ExpandEnvironment(const std::string& text);
 
-// Reads a regular file likewise, its variables expanded. NOT_FOUND or PERMISSION_DENIED if it cannot be read.
+// Parses a regular file after expanding its variables. NOT_FOUND or PERMISSION_DENIED if it cannot be read.
 absl::Status LoadConfig(const std::string& path, v1::Config* config);
 
-// The effective configuration as YAML that ParseConfig accepts.
+// Returns the effective configuration as YAML that ParseConfig accepts.
 std::string FormatConfig(const v1::Config& config);
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPUs of a configuration, and the hbm tiers on them.
+// Defaults and checks of the configuration fields `gpu` and `hbm`.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace ashlar::daemon {
 
-// Tiers without a capacity are none. A tier that names no device lies on the GPU of its own place in the list.
+// Removes tiers without a capacity. A tier without a device uses the GPU with the same index in the list.
 void FillGpuDefaults(v1::Config* config);
 
-// INVALID_ARGUMENT naming the field: devices that are given twice or are out of range, tiers on GPUs that are none of
-// the configuration's, more tiers than GPUs.
+// INVALID_ARGUMENT names the field: a device is repeated or out of range, a tier is on a GPU that `gpu` does not list,
+// or there are more tiers than GPUs.
 absl::Status CheckGpus(const v1::Config& config);
 
-// The name of an hbm tier's field, as errors say it: "hbm" where it is the only one.
+// Returns the name of an hbm tier's field for error messages: "hbm" if it is the only one.
 std::string HbmField(const v1::Config& config, int index);
 
-// Returns the least capacity of the hbm tiers; 0: there is none.
+// Returns the smallest capacity of the hbm tiers; 0 without one.
 uint64_t LeastHbm(const v1::Config& config);
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The configuration's field `prefill`.
+// Defaults and checks of the configuration field `prefill`.
 #pragma once
 
 #include "absl/status/status.h"

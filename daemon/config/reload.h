@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which fields of a configuration may change while the daemon runs.
+// Decides which configuration fields can change without a restart.
 #pragma once
 
 #include <string>
@@ -14,17 +14,17 @@ class Config;
 namespace ashlar::daemon {
 
 struct ConfigChange {
-  std::string field;  // "tenants[0].ttl_seconds"
+  std::string field;  // such as "tenants[0].ttl_seconds"
   std::string before, after;
 };
 
-// What `next` changes, field by field. FAILED_PRECONDITION names the fields that a running daemon cannot change.
+// Returns the changes from `now` to `next`, one per field. FAILED_PRECONDITION names the fields that need a restart.
 absl::StatusOr<std::vector<ConfigChange>> ChangesFor(const v1::Config& now, const v1::Config& next);
 
-// Their fields in one line, at most eight: "drain_seconds, log.level and 3 more". Without values.
+// Returns the names of the changed fields on one line, at most eight: "drain_seconds, log.level and 3 more".
 std::string FieldsOf(const std::vector<ConfigChange>& changes);
 
-// The fields that can change, indices of lists left out: "tenants[].ttl_seconds".
+// The fields that can change without a restart, without list indices: "tenants[].ttl_seconds".
 const std::vector<std::string>& ReloadableFields();
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CompositionPlan: an Advance or Compose request, read and checked: every number before anything is done.
+// CompositionPlan: a parsed Advance or Compose request. All numbers are checked before anything runs.
 #pragma once
 
 #include <memory>
@@ -22,18 +22,18 @@ namespace ashlar::daemon {
 
 struct CompositionPlan {
   storage::LandingId number = 0;
-  storage::LeaseId lease{};  // all zero: no interior is asked for
+  storage::LeaseId lease{};  // all zero if no interior is requested
   std::shared_ptr<const Model> model;
   storage::Composition composition;
-  std::vector<std::string> fields;  // of the request, one an interior
+  std::vector<std::string> fields;  // names of the request's fields, one per interior
 };
 
 // INVALID_ARGUMENT names the field.
 absl::StatusOr<CompositionPlan> ReadAdvance(const v1::AdvanceRequest& request, const Session& session);
 absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, const Session& session);
 
-// Checks the part of a plan that needs the lease: segments must be of the plan's model, and at positions where such
-// objects may stand.
+// Checks the part of a plan that needs the lease: the segments belong to the model of the plan and may be at their
+// positions.
 absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& match);
 
 }  // namespace ashlar::daemon

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// EngineService: the calls of ashlar.v1.Cache for engines, apart from their transport.
+// EngineService: the calls of ashlar.v1.Cache for engines, without their transport.
 //
-// Calls come on any thread. Checks and hashes that need only the session are made there; then the call moves to the
-// metadata thread, which alone talks to the cache. Answers come on either thread.
+// Calls come on any thread. Checks and hashes that need only the session run there. Then the call moves to the metadata
+// thread, the only one that uses the cache. Replies come on either thread.
 #pragma once
 
 #include <sys/types.h>
@@ -42,16 +42,16 @@ class PromptHandOff;
 struct Asked;
 struct CompositionPlan;
 
-// Every call answers exactly once, through `done`; request and reply must live until then. A status other than OK means
-// that nothing was changed (cache.proto says which there are).
+// Every call calls `done` exactly once; request and reply must live until then. A status other than OK means that
+// nothing was changed (cache.proto lists the statuses).
 class EngineService {
  public:
   using Done = std::function<void(absl::Status)>;
 
-  // All must outlive the service. `observer` is told of what the cache does not see, `models` of what is opened.
-  // `remote` finds prompts' objects on other nodes before they are looked up here; null: there are no other nodes.
-  // `texts` is told of the blocks of texts that are committed; null: nobody wants to know. `hand_off` is asked for on
-  // the metadata thread; empty: there are no other nodes.
+  // All must outlive the service. `observer` is notified of misses that the cache does not see, `models` of opened
+  // models, and `texts` of the blocks of committed texts (may be null). `remote` finds objects of prompts on other
+  // nodes before the local lookup; null outside a cluster. `hand_off` runs on the metadata thread; empty outside a
+  // cluster.
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
                 ModelRegistry& models, Router& router, RemoteLookup* remote = nullptr, BlockTexts* texts = nullptr,
                 std::function<PromptHandOff&()> hand_off = nullptr)
@@ -66,29 +66,28 @@ class EngineService {
         texts_(texts),
         hand_off_(std::move(hand_off)) {}
 
-  // Checks the secret that a call from `user` carries. PERMISSION_DENIED for a session of another user; UNAUTHENTICATED
-  // for a session that is unknown or has ended, unless `callers` is kAnybody. Every call checks the latter itself, too.
+  // Checks the secret of a call from `user`. PERMISSION_DENIED for a session of another user. UNAUTHENTICATED for an
+  // unknown or ended session, unless `callers` is kAnybody. Every call also checks that its session is open.
   absl::Status Authenticate(const std::string& secret, uid_t user, Callers callers) const;
 
   struct LandEvents {
-    std::function<void(uint32_t layers)> progress;  // on the metadata thread, before `done`
+    std::function<void(uint32_t layers)> progress;  // called on the metadata thread, before `done`
     std::function<void(absl::StatusOr<std::vector<MissReason>> verdict)> done;
-    // Only for LookupAndLand: called once, on the metadata thread, unless `done` gets a status; `done` may come before
-    // it.
+    // Only for LookupAndLand. Called once on the metadata thread, unless `done` gets an error. `done` may come first.
     std::function<void(v1::PromptMatch match)> matched;
   };
 
-  // The calls of proto/cache_calls.h: unary ones fill `reply`, streams tell `events`. Quiesce also answers for sessions
-  // that have ended.
+  // The calls of proto/cache_calls.h. Unary calls fill `reply`, streams report to `events`. Quiesce also accepts ended
+  // sessions.
 #define ASHLAR_UNARY(name, request, reply, callers) void name(const v1::request&, v1::reply*, Done done);
 #define ASHLAR_STREAM(name, request, reply, callers) void name(const v1::request&, LandEvents events);
   ASHLAR_CACHE_CALLS(ASHLAR_UNARY, ASHLAR_STREAM)
 #undef ASHLAR_UNARY
 #undef ASHLAR_STREAM
-  // The engine does not wait for this landing any more: it ends early, `done` still comes.
+  // Cancels a landing that the engine no longer waits for. `done` is still called.
   void CancelLanding(const std::string& secret, storage::LandingId landing);
 
-  // The calls that tenants may make in a second: more are refused, but for those that give something back.
+  // The limit of calls per second and tenant. Calls beyond it are refused, except calls that release something.
   storage::Rates& call_rates() {
     return call_rates_;
   }
@@ -104,35 +103,35 @@ class EngineService {
 
  private:
   class PromptLookup;  // one prompt's, with its answer
-  struct LandOrder;    // as its request describes it
-  // Lands under a lease that the session holds. False: the targets do not fit the match, and `done` said so. The
-  // metadata thread only.
+  struct LandOrder;    // the decoded request of a landing
+  // Starts a landing under a lease that the session holds. Returns false, after calling `done`, if the targets do not
+  // match. The metadata thread only.
   bool Begin(const Session& session, LandOrder& landing, const storage::Match& match, const LandEvents& events);
 
   void Compose(const std::shared_ptr<Session>& session, std::shared_ptr<CompositionPlan> plan,
                v1::CompositionReply* reply, Done done);
 
-  // Sees to it that the session's requests end with it. The metadata thread only.
+  // Ends the session's requests when the session ends. The metadata thread only.
   void EndRequestsWith(const std::shared_ptr<Session>& session);
-  // The same of its plans, and of the prefill that it offers.
+  // Ends the session's prefill plans and the prefill that it offers when the session ends.
   void EndRoutesWith(const std::shared_ptr<Session>& session);
 
-  // UNAUTHENTICATED for a session that is unknown or has ended.
+  // UNAUTHENTICATED for an unknown or ended session.
   absl::StatusOr<std::shared_ptr<Session>> Resolve(const std::string& secret) const;
 
   enum class Room { kRequest, kRelease };
-  // Runs `work` on the metadata thread if the session is still open there; else, and when the queue is full, `done`.
-  // Cut work ends so, too, when the session ends between two slices.
+  // Runs `work` on the metadata thread if the session is still open there. Calls `done` with an error if it is not, if
+  // the queue is full, or if the session ends between two slices of the work.
   void OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work);
 
-  // Calls `then` with what other nodes have of the prompts, which must live until then: at once where that is nothing.
-  // Keep what it is given until the look-ups have ended.
+  // Calls `then` with what other nodes have of the prompts, immediately if nothing. The prompts must live until then.
+  // The caller must keep the argument of `then` until its lookups have ended.
   void FindElsewhere(storage::TenantId tenant, const std::vector<const Asked*>& prompts,
                      std::function<void(RemoteLookup::Adopted)> then);
 
-  // `done`, but RESOURCE_EXHAUSTED becomes OK with the reply that `write_busy` has written. For calls during which the
-  // daemon reads or writes the engine's memory: gRPC itself ends calls with that status when memory runs short, so as a
-  // status it would not prove that nothing was begun.
+  // Returns a `done` that turns RESOURCE_EXHAUSTED into OK with the reply that `write_busy` writes. Used for calls
+  // during which the daemon accesses the engine's memory: gRPC itself returns RESOURCE_EXHAUSTED when memory runs out,
+  // so that status would not prove that nothing was started.
   static Done BusyAsData(Done done, std::function<void()> write_busy);
 
   storage::Cache& cache_;
@@ -146,7 +145,7 @@ class EngineService {
   BlockTexts* const texts_;
   const std::function<PromptHandOff&()> hand_off_;
   OpenLayouts layouts_;
-  storage::PagePools pools_;  // the metadata thread's
+  storage::PagePools pools_;  // the metadata thread only
 };
 
 }  // namespace ashlar::daemon

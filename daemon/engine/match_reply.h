@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MatchReplyWriter: writes matches into a reply that always fits a message.
+// MatchReplyWriter: writes matches into a reply of bounded size.
 #pragma once
 
 #include <cstddef>
@@ -14,24 +14,24 @@ class PromptMatch;
 
 namespace ashlar::daemon {
 
-// Writes the matches of one call. A hit lists a run of extents for every fragment of its object, and one prompt may hit
-// one object thousands of times, so the hits of a call get a budget of encoded bytes. The first hit beyond the budget
-// and all behind it are answered as misses with kBusy; the lease, if there is one, stays as the cache made it.
+// Writes the matches of one call. A hit lists the extents of every fragment of its object, and a prompt may hit one
+// object thousands of times, so the hits of a call share a budget of encoded bytes. The first hit beyond the budget,
+// and all later ones, become misses with kBusy. The lease stays as the cache made it.
 class MatchReplyWriter {
  public:
-  // The bytes that a message has left for hits beside every prompt's own fields and a miss for every other segment.
-  static constexpr size_t kMaxDepths = limits::kMaxCheckpointsPerCommit;  // to resume from, or to capture at
+  // The bytes of a message that remain for hits after the fixed fields of every prompt and a miss for every segment.
+  // checkpoints to resume from, and depths to capture at
+  static constexpr size_t kMaxDepths = limits::kMaxCheckpointsPerCommit;
   static constexpr size_t kPromptBytes = 64 + 2 * kMaxDepths * sizeof(uint32_t), kMissBytes = 8;
   static constexpr size_t kHitBudget =
       limits::kMaxReplyBytes - limits::kMaxPromptsPerCall * kPromptBytes - limits::kMaxLookupsPerMatch * kMissBytes;
 
   explicit MatchReplyWriter(size_t hit_budget = kHitBudget) : budget_left_(hit_budget) {}
 
-  // Returns whether there is room for this hit, and takes the room. After one hit without room every later one is
-  // refused.
+  // Reserves space for a hit. Returns false without space, and then for every later hit.
   bool Take(const storage::Found& hit);
-  // Writes a match whose hits have all been taken, from its object number `written` on, a step for each. A prefix that
-  // is not whole is answered as none. False: there is more.
+  // Writes a match whose hits were all accepted by Take, one step per object, starting at object `written`. An
+  // incomplete prefix is reported as none. Returns false if more is left.
   static bool Write(const storage::Match& match, size_t& written, storage::Slice& slice, v1::PromptMatch* out);
 
  private:

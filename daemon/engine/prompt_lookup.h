@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PromptLookup: looks one prompt up and writes its answer, in slices.
+// PromptLookup: looks up one prompt and writes the reply, in slices.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ namespace ashlar::daemon {
 // The metadata thread only.
 class EngineService::PromptLookup {
  public:
-  // All must outlive it. `lease`: the name that it is to have; all zero: any.
+  // All arguments must outlive the object. `lease` is the id of the new lease; all zero for a random one.
   PromptLookup(EngineService& service, const Session& session, const Asked& asked, MatchReplyWriter& writer,
                v1::PromptMatch* out, const storage::LeaseId& lease = {})
       : service_(service), session_(session), asked_(asked), writer_(writer), out_(out), lease_(lease) {}
 
-  // False: there is more to do.
+  // Returns false if more is left.
   bool Run(storage::Slice& slice);
   // Returns the match after the last slice. Its objects stay valid as long as its lease.
   const storage::Match& match() const { return match_; }
@@ -37,7 +37,7 @@ class EngineService::PromptLookup {
   MatchReplyWriter& writer_;
   v1::PromptMatch* const out_;
   const storage::LeaseId lease_;
-  std::unique_ptr<storage::Search> search_;  // while it runs
+  std::unique_ptr<storage::Search> search_;  // null after the search
   bool found_ = false;
   storage::Match match_;
   size_t written_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RepeatedPages: finds the entries of a page table that name a page that another entry names too.
+// RepeatedPages: finds page table entries that name the same page.
 #pragma once
 
 #include <cstdint>
@@ -9,31 +9,31 @@
 
 namespace ashlar::daemon {
 
-// A table is that of a whole sequence and may be padded, so repetitions in it are no error. Writing through two entries
-// into one page is. The constructor looks through the table, in time proportional to its length; it is meant for the
-// thread that reads the request. Claim then looks only at entries that are repeated, of which there are hardly any.
+// A page table covers a whole sequence and may be padded, so repeated pages are allowed; writing through two entries to
+// one page is not. The constructor scans the table in linear time, on the thread that reads the request. Claim then
+// looks only at repeated entries, which are rare.
 class RepeatedPages {
  public:
   RepeatedPages() = default;
-  // Negative entries name no page. At most 2^32 − 1 entries.
+  // Negative entries name no page. The table has at most 2^32 − 1 entries.
   explicit RepeatedPages(std::span<const int32_t> page_table);
 
   struct Conflict {
     uint64_t entry;
-    uint64_t earlier;  // claimed, of the same page
+    uint64_t earlier;  // the earlier claimed entry for the same page
   };
-  // Claims the pages of entries [first, last) for writing, up to the first conflict. Entries may be claimed repeatedly.
+  // Claims the pages of entries [first, last) for writing, up to the first conflict. An entry may be claimed again.
   std::optional<Conflict> Claim(uint64_t first, uint64_t last);
 
  private:
   struct Entry {
-    uint32_t index;  // in the table
-    uint32_t page;   // in claimed_by_
+    uint32_t index;  // index in the page table
+    uint32_t page;   // index in claimed_by_
   };
   static constexpr uint32_t kNobody = UINT32_MAX;
 
-  std::vector<Entry> entries_;        // ascending
-  std::vector<uint32_t> claimed_by_;  // entry of each page that is repeated
+  std::vector<Entry> entries_;        // ascending by index
+  std::vector<uint32_t> claimed_by_;  // the claiming entry per repeated page
 };
 
 }  // namespace ashlar::daemon

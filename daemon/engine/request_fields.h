@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading and checking the fields that several calls have.
+// Parses and checks request fields that several calls have.
 #pragma once
 
 #include <cstdint>
@@ -22,45 +22,45 @@ namespace ashlar::daemon {
 
 struct Model;
 
-// Positions in a sequence stay far below where sums with lengths could overflow.
+// Largest position; far below the values at which sums with lengths could overflow.
 inline constexpr uint64_t kMaxPosition = uint64_t{1} << 40;
 
-// INVALID_ARGUMENT, naming `field`, unless it is the 16 bytes of a lease.
+// INVALID_ARGUMENT names `field` unless `bytes` are the 16 bytes of a lease.
 absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::string& bytes);
 
-// INVALID_ARGUMENT, naming `field`, unless it is the 16 bytes of a conversation, or empty: none.
+// INVALID_ARGUMENT names `field` unless `bytes` are the 16 bytes of a conversation id, or empty.
 absl::StatusOr<ConversationId> ReadConversation(absl::string_view field, const std::string& bytes);
 
-// INVALID_ARGUMENT, naming `field`, unless it is a whole number of int32, at most limits::kMaxPromptTokens.
+// INVALID_ARGUMENT names `field` unless `bytes` are int32 values, at most limits::kMaxPromptTokens.
 absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const std::string& bytes);
 
-// Returns the time of computing so many tokens by the model's declared rate; 0: it declared none.
+// Returns the time to compute `tokens` at the model's declared rate; 0 without a rate.
 storage::Nanos RecomputeTime(const Model& model, uint64_t tokens);
-// Returns the FLOPs of computing so many tokens from position 0, this shard's part, declared or estimated.
+// Returns the declared or estimated FLOPs of this shard for computing `tokens` from position 0.
 double RecomputeFlops(const Model& model, uint64_t tokens);
 
-// The look-ups of one prompt, with the time of need counted from now.
+// The queries of one prompt. needed_at is an absolute time.
 struct Asked {
   std::vector<storage::Query> segments;
-  std::optional<storage::PrefixText> text;  // of models whose engines use prefixes, unless it is too long
-  double tokens_per_second = 0;             // that the engine computes; 0: not known
+  std::optional<storage::PrefixText> text;  // only for models opened with prefixes, unless the text is too long
+  double tokens_per_second = 0;             // prefill rate of the engine; 0 if unknown
 };
-// INVALID_ARGUMENT, naming the field in `field`.
+// INVALID_ARGUMENT names the field below `field`.
 absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model);
-// Reads the segments only, without the text, which hashes every token once more.
+// Reads the segments without the text, which would hash every token again.
 absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& field, const v1::Prompt& prompt,
                                                          const Model& model);
-// Returns the most objects that the prompt's look-up takes; before anything is read.
+// Returns the largest number of objects that the lookup of the prompt takes, before anything is read.
 uint64_t CountLookups(const v1::Prompt& prompt, const Model& model);
 
-// The plan of one object that would be stored, its text, and the cost of computing it.
+// The plan of an object to store, its text, and the cost of computing it.
 struct NamedObject {
   ObjectHeader plan;
   TextDigest text;
   storage::Nanos recompute;
   double flops;
 };
-// Nothing when it is too short to have an interior. INVALID_ARGUMENT, naming the field in `field`.
+// Returns nothing if the text is too short to have an interior. INVALID_ARGUMENT names the field below `field`.
 absl::StatusOr<std::optional<NamedObject>> ReadObjectName(const std::string& field, const v1::ObjectName& name,
                                                           const Model& model);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SharedPlaces: the places in an engine's regions that one call names. Each is checked, and all against one another.
+// SharedPlaces: the memory ranges in an engine's regions that one call names. Each range is checked, and all against
+// each other.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@
 
 namespace ashlar::daemon {
 
-// All errors are INVALID_ARGUMENT and name the field.
+// All errors are INVALID_ARGUMENT with the field's name.
 class SharedPlaces {
  public:
   enum class Access : uint8_t { kRead, kWrite };
@@ -26,22 +27,23 @@ class SharedPlaces {
   // `session` must outlive the object.
   explicit SharedPlaces(const Session& session) : session_(session) {}
 
-  // `bytes` from `offset` on, which are written: inside the region, aligned to `alignment`.
+  // Adds a block of `bytes` at `offset` that the call writes. It must lie inside the region and be aligned to
+  // `alignment`.
   absl::StatusOr<std::byte*> Block(const std::string& field, uint64_t region, uint64_t offset, uint64_t bytes,
                                    uint64_t alignment);
-  // `rows` rows (at least one), each of `row_bytes`, which must be aligned to floats, lie inside the region and not
+  // Adds `rows` rows (at least one) of `row_bytes` each. They must be aligned to floats, lie inside the region and not
   // overlap.
   absl::StatusOr<float*> Rows(const std::string& field, uint64_t region, uint64_t offset, uint64_t stride,
                               uint64_t rows, uint64_t row_bytes, Access access);
 
-  // Checks that nothing that is written shares a byte with any other place. Call it once, when all places are known. A
-  // region that was registered twice counts as two: an engine that does that harms only itself.
+  // Checks that no written range overlaps another range. Call it once, after the last range. A region that was
+  // registered twice counts as two; such an engine can only corrupt its own memory.
   absl::Status CheckApart();
 
-  // In whose memory all places lie; null: the processor's.
+  // The GPU whose memory all ranges are in; null for host memory.
   const kernels::Gpu* gpu() const { return gpu_.value_or(nullptr); }
 
-  // Returns an object that keeps all the places mapped.
+  // Returns an object that keeps all ranges mapped.
   std::shared_ptr<const void> keep() const;
 
  private:
@@ -57,7 +59,7 @@ class SharedPlaces {
   const Session& session_;
   std::map<uint64_t, std::shared_ptr<const Region>> regions_;
   std::vector<Place> places_;
-  std::optional<const kernels::Gpu*> gpu_;  // of the first
+  std::optional<const kernels::Gpu*> gpu_;  // GPU of the first range
 };
 
 }  // namespace ashlar::daemon

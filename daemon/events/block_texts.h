@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BlockTexts: the tokens of prefixes' blocks, which the cache itself does not keep, for those who are told of blocks.
+// BlockTexts: the tokens of recently committed prefix blocks. The cache does not keep them; events include them.
 #pragma once
 
 #include <atomic>
@@ -19,21 +19,21 @@
 namespace ashlar::daemon {
 
 struct BlockText {
-  std::optional<Key> before;  // the block before it; none: it begins the text
+  std::optional<Key> before;  // key of the previous block; absent for the first block of a text
   std::vector<int32_t> tokens;
 };
 
-// The latest blocks of texts that engines committed, within a bound. Thread-safe.
+// The latest blocks of texts that engines committed, bounded in number. Thread-safe.
 class BlockTexts {
  public:
   explicit BlockTexts(size_t most_tokens = size_t{8} << 20) : most_tokens_(most_tokens) {}
 
-  // `keys`: of a text of this tenant's model. Blocks that several tenants committed are known for each.
+  // `keys` are those of a text of this tenant's model. A block that several tenants commit is recorded for each.
   void Note(storage::TenantId tenant, const NamespaceId& ns, const PrefixKeys& keys);
   std::optional<BlockText> Find(storage::TenantId tenant, const Key& block) const;
-  // Drops the tenant's texts; with `ns`, those of this namespace alone.
+  // Drops the tenant's texts; with `ns`, only those of this namespace.
   void Erase(storage::TenantId tenant, const std::optional<NamespaceId>& ns);
-  // Rises with every Erase, after its texts have gone: callers that keep what they found then drop it.
+  // Increases with every Erase, after its texts are gone. A caller that keeps results must drop them when it changes.
   uint64_t erasures() const { return erasures_; }
 
  private:
@@ -45,7 +45,7 @@ class BlockTexts {
   };
   const size_t most_tokens_;
   mutable std::mutex mutex_;
-  std::list<Known> order_;  // guarded by mutex_, as below; the latest last
+  std::list<Known> order_;  // oldest first; guarded by mutex_, like the members below
   absl::flat_hash_map<std::pair<storage::TenantId, Key>, std::list<Known>::iterator> known_;
   size_t tokens_ = 0;
   std::atomic<uint64_t> erasures_{0};

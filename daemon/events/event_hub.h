@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// EventHub: tells subscribers what the cache of this node stores, moves and removes.
+// EventHub: publishes to subscribers what the cache of this node stores, moves and removes.
 #pragma once
 
 #include <condition_variable>
@@ -20,25 +20,25 @@
 
 namespace ashlar::daemon {
 
-// One object's change on this node. kGap: `lost` events that the subscriber took too late to hear of; nothing else is
-// set but the sequence.
+// A change of one object on this node. kGap stands for `lost` events that the subscriber was too slow to take; only its
+// sequence is set.
 struct CacheEvent {
   enum class Kind : uint8_t { kStored = 1, kRemoved = 2, kTier = 3, kGap = 4 };
   Kind kind = Kind::kStored;
-  uint64_t sequence = 0;  // of this hub's events; of a gap: of the last one that is lost
+  uint64_t sequence = 0;  // number of the event in this hub; for a gap, the number of the last lost event
   storage::TenantPool pool;
   NamespaceId ns;
   Key key;
   ObjectKind object = ObjectKind::kSegment;
   TensorShard shard;
-  TierKind tier = TierKind::kNone;  // the nearest copy's; kRemoved: where the last one was
-  TierKind was = TierKind::kNone;   // kTier: before
+  TierKind tier = TierKind::kNone;  // fastest tier with a copy; for kRemoved, the last tier with one
+  TierKind was = TierKind::kNone;   // for kTier: the previous tier
   uint64_t tokens = 0, bytes = 0;
   uint64_t lost = 0;
 };
 
-// Nobody waits for a subscriber: each has a bounded queue, and one that is too slow hears of a gap in place of what did
-// not fit.
+// Publishing never waits for a subscriber. Each subscriber has a bounded queue. If the queue overflows, the subscriber
+// gets a gap in place of the lost events.
 class EventHub {
  public:
   struct Filter {
@@ -47,7 +47,7 @@ class EventHub {
   };
   class Subscription {
    public:
-    // Returns the events in order, at most `most`, as soon as there are any; none after `patience`.
+    // Returns at most `most` events in order, as soon as there are any; none if `patience` passes first.
     std::vector<CacheEvent> Take(size_t most, storage::Nanos patience);
 
    private:
@@ -59,24 +59,24 @@ class EventHub {
     std::function<void()> wake_;  // may be empty
     std::mutex mutex_;
     std::condition_variable some_;
-    std::deque<CacheEvent> events_;  // guarded by mutex_, as below
-    uint64_t lost_ = 0;              // of those behind the queue
+    std::deque<CacheEvent> events_;  // guarded by mutex_, like the members below
+    uint64_t lost_ = 0;              // events lost after the last queued one
     uint64_t last_lost_ = 0;
   };
 
-  // Events that wait for one subscriber, and subscribers.
+  // Most queued events per subscriber, and most subscribers.
   static constexpr size_t kMostWaiting = 65536, kMostSubscribers = 16;
 
-  // Ends with the last holder of what is returned. Null: there are too many. Any thread, as Take. `wake` is called when
-  // there is something to take after there was nothing, on the metadata thread: it may not block. It may be called
-  // once more while the subscription ends, so it owns what it uses.
+  // The subscription ends when the last reference is dropped. Returns null if there are too many subscribers. Any
+  // thread, like Take. `wake` is called on the metadata thread when the queue becomes non-empty, and must not block.
+  // `wake` may be called once more while the subscription ends, so it must own what it uses.
   std::shared_ptr<Subscription> Subscribe(const Filter& filter, size_t capacity = kMostWaiting,
                                           std::function<void()> wake = {});
   size_t subscribers() const;
 
-  // What ObjectTableOptions::residence is told. The metadata thread.
+  // Implements ObjectTableOptions::residence. The metadata thread only.
   void Resides(const storage::TenantPool& pool, const ObjectHeader& header, const storage::Residence& residence);
-  uint64_t told() const { return told_; }  // events, ever; the metadata thread
+  uint64_t told() const { return told_; }  // number of events published so far; the metadata thread only
 
  private:
   mutable std::mutex mutex_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// KeptBatches: the latest batches of events. Subscribers and replays read them at their own pace.
+// KeptBatches: the most recent batches of events. Subscribers and replays read them at their own pace.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace ashlar::daemon {
 
 class KeptBatches {
  public:
-  // At most so many, and bytes of them: the oldest give way.
+  // Keeps at most `most` batches and `most_bytes` bytes. The oldest batches are dropped first.
   KeptBatches(size_t most, size_t most_bytes) : most_(most), most_bytes_(most_bytes) {}
 
   void Add(std::string batch) {
@@ -27,9 +27,9 @@ class KeptBatches {
     bytes_ = 0;
   }
 
-  uint64_t first() const { return next_ - batches_.size(); }  // the number of the oldest
-  uint64_t next() const { return next_; }                     // the number of the next
-  // `number`: from first() to below next().
+  uint64_t first() const { return next_ - batches_.size(); }  // number of the oldest batch
+  uint64_t next() const { return next_; }                     // number of the next batch
+  // first() ≤ number < next().
   const std::shared_ptr<const std::string>& at(uint64_t number) const { return batches_[number - first()]; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches of events in the form of vLLM's KV events (docs/formats.md), as msgpack.
+// Encodes events as batches in the format of vLLM's KV events (docs/formats.md), in msgpack.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,16 @@
 
 namespace ashlar::daemon {
 
-// Tokens of a block that is published with them: a longer one is published as if they were not known.
+// Most tokens that are published with a block. A longer block is published without tokens.
 constexpr size_t kMostEventTokens = 8192;
 constexpr size_t kMostBatchBytes = 64 << 10;
 
-// Returns how many of the first events fit a batch of kMostBatchBytes, whatever tokens they are encoded with: at least
-// one, where there is any.
+// Returns how many of the first events fit into a batch of kMostBatchBytes, whatever their tokens; at least one if
+// there are events.
 size_t CountForABatch(std::span<const CacheEvent> events);
 
-// Encodes what of the events is about blocks of shared prefixes; empty: nothing is. A gap is AllBlocksCleared: whoever
-// follows erases what it knew. `seconds`: since 1970.
+// Encodes the events about blocks of shared prefixes. Returns an empty string if there are none. A gap becomes
+// AllBlocksCleared, so that consumers drop their state. `seconds` is the Unix time.
 std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts& texts, double seconds);
 
 }  // namespace ashlar::daemon

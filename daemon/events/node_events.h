@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NodeEvents: the events of one daemon, and who is told of them.
+// NodeEvents: the events of one daemon and their subscribers.
 #pragma once
 
 #include <memory>
@@ -17,9 +17,9 @@ namespace ashlar::daemon {
 
 class NodeEvents {
  public:
-  // What the cache is made with: the hub is told of everything, and `also` after it (may be empty).
+  // Returns the residence callback for the cache. It notifies the hub, and then `also` (may be empty).
   storage::TellResidence Telling(storage::TellResidence also);
-  // Publishes over ZeroMQ where the configuration asks for it.
+  // Starts publishing over ZeroMQ if the configuration asks for it.
   absl::Status Publish(const v1::Events& config, RefusedConnections& refused);
 
   EventHub& hub() { return hub_; }
@@ -28,7 +28,7 @@ class NodeEvents {
  private:
   EventHub hub_;
   BlockTexts texts_;
-  std::unique_ptr<ZmqPublisher> publisher_;  // null: none is asked for
+  std::unique_ptr<ZmqPublisher> publisher_;  // null if ZeroMQ is not configured
 };
 
 }  // namespace ashlar::daemon

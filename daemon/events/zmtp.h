@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZmtpReader: reads what the other end of a ZMTP 3 connection sends (https://rfc.zeromq.org/spec/23, mechanism NULL).
+// ZmtpReader: parses what the peer of a ZMTP 3 connection sends (https://rfc.zeromq.org/spec/23, mechanism NULL).
 //
-// libzmq bounds messages by their number only: an endless message of many frames, or endless subscriptions, take memory
-// without a limit. This reader keeps at most one message of bounded size.
+// libzmq limits the number of messages, but not their size: an endless message of many frames, or endless
+// subscriptions, use unbounded memory. This reader keeps at most one message of bounded size.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@
 
 namespace ashlar::daemon {
 
-// What this end is: a PUB socket, or a ROUTER socket that answers requests.
+// The type of this end: a PUB socket, or a ROUTER socket that serves replays.
 enum class ZmtpSocket : uint8_t { kPub, kRouter };
 
 struct ZmtpInput {
   enum class Kind : uint8_t { kReady, kSubscribe, kCancel, kPing, kMessage };
   Kind kind = Kind::kMessage;
-  // kSubscribe, kCancel: the prefix. kPing: the context for the answer. kMessage: all frames. kReady: none.
+  // kSubscribe, kCancel: the prefix. kPing: the context to return. kMessage: all frames. kReady: empty.
   std::vector<std::string> frames;
 };
 
@@ -32,28 +32,28 @@ class ZmtpReader {
 
   explicit ZmtpReader(ZmtpSocket own) : own_(own) {}
 
-  // Returns what is complete with these bytes. FAILED_PRECONDITION: the other end speaks another version or mechanism,
-  // or its socket has no use for this one. INVALID_ARGUMENT: it breaks the protocol or a limit. After an error the
-  // connection is of no use.
+  // Returns the inputs that these bytes complete. FAILED_PRECONDITION if the peer speaks another version or mechanism,
+  // or has an incompatible socket type. INVALID_ARGUMENT if it violates the protocol or a limit. The connection cannot
+  // be used after an error.
   absl::StatusOr<std::vector<ZmtpInput>> Receive(absl::string_view bytes);
 
  private:
   absl::Status ReadGreeting();
-  absl::StatusOr<bool> ReadFrame(std::vector<ZmtpInput>& inputs);  // false: it is not complete
+  absl::StatusOr<bool> ReadFrame(std::vector<ZmtpInput>& inputs);  // returns false if the frame is incomplete
   absl::Status ReadCommand(absl::string_view body, std::vector<ZmtpInput>& inputs);
   absl::Status ReadReady(absl::string_view properties);
   absl::Status AddFrame(absl::string_view body, bool more, std::vector<ZmtpInput>& inputs);
 
   const ZmtpSocket own_;
-  std::string unread_;  // at most the bytes of one frame, and those of one Receive
+  std::string unread_;  // at most the bytes of one frame and one Receive
   bool greeted_ = false, ready_ = false;
-  std::vector<std::string> frames_;  // of a message that is not complete
+  std::vector<std::string> frames_;  // frames of an incomplete message
 };
 
-// The greeting and the READY command of this end.
+// Returns the greeting and the READY command of this end.
 std::string ZmtpGreeting(ZmtpSocket own);
 std::string ZmtpPong(absl::string_view context);
-// Returns what precedes a frame's body.
+// Returns the bytes that precede the body of a frame.
 std::string ZmtpFrameHeader(size_t bytes, bool more);
 void AppendZmtpFrame(std::string& to, absl::string_view body, bool more);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Follow: a Prometheus counter for a count that is kept elsewhere.
+// Follow: sets a Prometheus counter to a count that is kept elsewhere.
 #pragma once
 
 #include <prometheus/counter.h>
@@ -8,7 +8,7 @@
 
 namespace ashlar::daemon {
 
-// `count` never falls. For a counter that nobody else increments.
+// `count` never decreases. Nothing else may increment the counter.
 inline void Follow(prometheus::Counter& counter, uint64_t count) {
   counter.Increment(static_cast<double>(count) - counter.Value());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Holdings: the resources that each tenant's sessions hold of the daemon, in Prometheus' terms.
+// Holdings: Prometheus metrics of the resources that each tenant's sessions hold.
 #pragma once
 
 #include <prometheus/counter.h>
@@ -12,27 +12,27 @@
 
 namespace ashlar::daemon {
 
-// The resources of one tenant's sessions, at one moment.
+// A snapshot of the resources of one tenant's sessions.
 struct Holdings {
   uint64_t region_bytes = 0;
   uint64_t regions = 0, max_regions = 0;
   uint64_t model_bytes = 0, max_model_bytes = 0;
-  uint64_t unsent_descriptors = 0;                                    // ever
-  uint64_t beyond_calls_per_second = 0, beyond_bytes_per_second = 0;  // refused, ever
+  uint64_t unsent_descriptors = 0;                                    // total since the start
+  uint64_t beyond_calls_per_second = 0, beyond_bytes_per_second = 0;  // refused since the start
 };
 
 // Not thread-safe.
 class HoldingsMetrics {
  public:
   HoldingsMetrics(prometheus::Registry& registry, const std::vector<std::string>& tenants);
-  void Set(const std::vector<Holdings>& holdings);  // by tenant
+  void Set(const std::vector<Holdings>& holdings);  // index is the TenantId
 
  private:
   struct Gauges {
     prometheus::Gauge *region_bytes, *regions, *max_regions, *model_bytes, *max_model_bytes;
     prometheus::Counter *unsent, *beyond_calls, *beyond_bytes;
   };
-  std::vector<Gauges> gauges_;  // by tenant
+  std::vector<Gauges> gauges_;  // index is the TenantId
 };
 
 }  // namespace ashlar::daemon

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HttpEndpoint: the daemon's HTTP routes (/, /metrics, /healthz, /readyz) on the listeners that a configuration asks
-// for.
+// HttpEndpoint: serves the daemon's HTTP routes (/, /metrics, /healthz, /readyz) on the configured listeners.
 #pragma once
 
 #include <cstdint>
@@ -19,20 +18,20 @@ class Config;
 
 namespace ashlar::daemon {
 
-// An orchestrator's questions, asked on the server's thread.
+// Callbacks for probes, run on the server's thread.
 struct Probes {
-  std::function<bool()> alive;           // false: the daemon should be started anew
-  std::function<std::string()> unready;  // why engines should not be sent to it; empty: they should
+  std::function<bool()> alive;           // false if the daemon should be restarted
+  std::function<std::string()> unready;  // why engines should not be sent here; empty if ready
 };
 
 class HttpEndpoint {
  public:
-  // Null if the configuration asks for no listener. `metrics`, and the data of `probes`, must outlive the endpoint. An
-  // error of a listener names the configuration's field.
+  // Returns null without a configured listener. `metrics`, and what `probes` use, must outlive the endpoint. A
+  // listener's error names the configuration field.
   static absl::StatusOr<std::unique_ptr<HttpEndpoint>> Start(const v1::Config& config, const Metrics& metrics,
                                                              const Probes& probes);
 
-  uint16_t port() const { return port_; }  // of listen.metrics_address; 0: none
+  uint16_t port() const { return port_; }  // port of listen.metrics_address; 0 without one
 
  private:
   HttpEndpoint(std::unique_ptr<HttpServer> server, uint16_t port) : server_(std::move(server)), port_(port) {}

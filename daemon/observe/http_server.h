@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// HttpServer: answers scrapers and probes. One thread serves all connections by events, so a peer that says nothing, or
-// reads slowly, holds a descriptor for a while and delays nobody.
+// HttpServer: serves scrapers and probes. One event-driven thread serves all connections, so a silent or slow peer only
+// holds a descriptor for a while and delays no other.
 #pragma once
 
 #include <sys/types.h>
@@ -27,26 +27,27 @@ struct HttpReply {
 
 class HttpServer {
  public:
-  // The listener of a request. Everybody who reaches the TCP address may ask there, for example every user of this
-  // machine; mode and folder of the Unix socket decide who may ask there.
+  // The listener of a request. Anyone who reaches the TCP address may ask, for example every user of this machine. Mode
+  // and directory of the Unix socket decide who may ask there.
   enum class Door : uint8_t { kTcp, kUnix };
-  // Runs on the server's thread, one at a time, and keeps all others waiting meanwhile.
+  // Runs on the server's thread and blocks all other requests.
   using Handler = std::function<HttpReply(Door)>;
-  // By path, for GET and HEAD. Other paths are answered 404, other methods 405.
+  // Handlers by path, for GET and HEAD. Other paths get 404, other methods 405.
   using Routes = std::map<std::string, Handler, std::less<>>;
 
-  // The most connections at a time. Beyond it, the peer (user, or address) with the most connections loses its oldest.
+  // Most connections. Beyond that, the peer (user or address) with the most connections loses its oldest one.
   static constexpr size_t kMaxConnections = 128;
-  static constexpr size_t kMaxRequestBytes = 16 << 10;  // of line and headers; bodies are never read
-  static constexpr size_t kMaxReplyBytes = 64 << 20;    // of all connections: the oldest that reads gives way
+  static constexpr size_t kMaxRequestBytes = 16 << 10;  // request line and headers; bodies are not read
+  // bytes of replies of all connections; beyond that, the oldest reading connection is closed
+  static constexpr size_t kMaxReplyBytes = 64 << 20;
 
   struct Options {
     std::vector<std::pair<Door, Listener>> listeners;
-    // The time from a connection's start to the end of its one reply. Then the connection is closed in any case.
+    // Longest lifetime of a connection, including its one reply.
     std::chrono::milliseconds patience{10'000};
   };
 
-  // Answers on the listeners until destruction, which cuts all connections and waits for nobody.
+  // Serves the listeners until destruction, which closes all connections without waiting.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(Options options, Routes routes);
   ~HttpServer();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Children: a family's metrics, by tenant and the values of more labels.
+// Children: the metrics of a family by tenant and further label values.
 #pragma once
 
 #include <prometheus/family.h>
@@ -17,7 +17,7 @@
 
 namespace ashlar::daemon {
 
-// Children of a family by tenant and the values of more labels, made when first needed.
+// The metrics of a family by tenant and further label values. Each is created when first used.
 template <typename Metric, typename... Values>
 class Children {
  public:
@@ -25,7 +25,7 @@ class Children {
            std::array<const char*, sizeof...(Values)> labels)
       : family_(family), tenants_(tenants), labels_(labels) {}
 
-  // `more` is what the family makes a child from, besides its labels.
+  // `more` are the arguments after the labels with which the family creates a metric.
   template <typename... More>
   Metric& Get(storage::TenantId tenant, Values... values, const More&... more) {
     Metric*& child = children_[{tenant, values...}];

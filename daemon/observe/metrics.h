@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metrics: the daemon's counters, in Prometheus' terms. README.md lists the families.
+// Metrics: the daemon's Prometheus metrics. docs/metrics.md lists them.
 #pragma once
 
 #include <cstddef>
@@ -30,36 +30,37 @@
 
 namespace ashlar::daemon {
 
-// Levels at one moment, taken by the metadata thread now and then.
+// A snapshot of levels, taken periodically by the metadata thread.
 struct Levels {
-  std::map<TierKind, std::vector<storage::TierUsage>> tiers;  // that there are; by tenant
+  std::map<TierKind, std::vector<storage::TierUsage>> tiers;  // existing tiers; the vector index is the TenantId
   storage::PoolShares pools;
-  std::map<TierKind, std::string> degraded;  // tiers that take no writes for now, and why
-  uint64_t set_aside = 0;                    // damaged databases of records, ever
+  std::map<TierKind, std::string> degraded;  // tiers that take no writes, with the reason
+  uint64_t set_aside = 0;                    // damaged record databases that were renamed, since the start
   uint64_t disk_queue = 0, copies_under_way = 0;
   uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;
   bool draining = false, writing_behind = false;
-  uint64_t unsaved_objects = 0, unsaved_bytes = 0;                      // that memory has alone
-  std::vector<Holdings> holdings;                                       // by tenant
-  std::vector<storage::PagePool::Levels> pages;                         // by tenant
-  std::vector<storage::Prefixes::Stats> prefixes;                       // by tenant
-  uint64_t metadata_queue = 0, worker_queue = 0;                        // closures and jobs that wait
-  uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // ever
-  uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;             // ever
+  uint64_t unsaved_objects = 0, unsaved_bytes = 0;                      // objects in memory only
+  std::vector<Holdings> holdings;                                       // index is the TenantId
+  std::vector<storage::PagePool::Levels> pages;                         // index is the TenantId
+  std::vector<storage::Prefixes::Stats> prefixes;                       // index is the TenantId
+  uint64_t metadata_queue = 0, worker_queue = 0;                        // queued tasks and jobs
+  uint64_t metadata_queue_rejections = 0, worker_queue_rejections = 0;  // since the start
+  uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;             // since the start
   storage::Scrubber::Totals scrub;
   ClusterFigures cluster;
   RouterFigures router;
-  std::map<std::pair<std::string, RefusedConnection>, uint64_t> refused_connections;  // by socket and reason, ever
+  // by socket and reason, since the start
+  std::map<std::pair<std::string, RefusedConnection>, uint64_t> refused_connections;
 
-  uint64_t admissions() const;  // of all tenants
-  // Returns whether nothing is left that a drain waits for.
+  uint64_t admissions() const;  // sum over all tenants
+  // Returns whether a drain is complete.
   bool drained() const;
 };
 
 class Metrics final : public storage::Observer {
  public:
-  // Names of the tenants; a TenantId is the index here.
+  // Names of the tenants; the index is the TenantId.
   explicit Metrics(const std::vector<std::string>& tenants);
   ~Metrics() override;
 
@@ -80,11 +81,11 @@ class Metrics final : public storage::Observer {
   void Committed(storage::TenantId, CommitOutcome, bool own, uint64_t depth) override;
   void Composed(storage::TenantId, MissReason outcome, storage::Nanos elapsed) override;
   void Set(const Levels& levels);
-  void TurnsTaken(const EventLoop::TurnTimes& times);  // of the metadata thread, since the last call
+  void TurnsTaken(const EventLoop::TurnTimes& times);  // times of turns since the last call; the metadata thread only
   const Tallies& tallies(storage::TenantId tenant) const;
 
   // Any thread.
-  void Reloaded(bool accepted);  // the configuration; not by a dry run
+  void Reloaded(bool accepted);  // result of a reload, not of a dry run
   std::string Text(TenantLabel label) const;
   const StatusBoard& board() const;
   CallMetrics& calls();

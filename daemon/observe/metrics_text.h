@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MetricsText: the metrics in Prometheus' text format.
+// MetricsText: writes metrics in Prometheus' text format.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,7 @@ struct MetricFamily;
 
 namespace ashlar::daemon {
 
-// kSummed: without the label `tenant`. Samples that differ in nothing else become one, their values added up, so that
-// the node is seen and no tenant.
+// kSummed: removes the label `tenant` and adds up samples that then have equal labels, so that no tenant is visible.
 enum class TenantLabel : uint8_t { kNamed, kSummed };
 
 // Writes the families in Prometheus' text format, kMetricsType.

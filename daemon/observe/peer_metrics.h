@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerMetrics: what this node knows of each other one, for Prometheus.
+// PeerMetrics: Prometheus metrics of each other node.
 #pragma once
 
 #include <prometheus/counter.h>
@@ -14,28 +14,28 @@
 
 namespace ashlar::daemon {
 
-// Figures of another node, as this one knows them. Counts are since this node met it first, at most since it started.
+// Figures of another node as this node sees it. Counters start when this node first sees the other one.
 struct PeerFigures {
   std::string node, version;
   std::string control_address, transport_address;
-  bool connected = false;       // for calls
-  std::string path, lanes;      // how bytes are fetched from it, and what UCX carries them over; empty: none were yet
-  double bytes_per_second = 0;  // as measured, of single copies; 0: none has come yet
-  double journey_seconds = 0;   // of a call and its answer, as measured; 0: none was answered
-  uint64_t fetched_bytes = 0, given_bytes = 0;  // of objects, from it and to it
+  bool connected = false;                       // connected for calls
+  std::string path, lanes;                      // transport for fetches and UCX lanes; empty before the first fetch
+  double bytes_per_second = 0;                  // measured throughput of single copies; 0 before the first copy
+  double journey_seconds = 0;                   // measured round-trip time of a call; 0 before the first reply
+  uint64_t fetched_bytes = 0, given_bytes = 0;  // object bytes received from it and sent to it
   uint64_t failed_calls = 0, lost_connections = 0, stalls = 0;
-  uint64_t held_there = 0, held_there_bytes = 0;  // objects that it keeps for this node now
-  uint64_t held_here = 0, held_here_bytes = 0;    // that this node keeps for it
+  uint64_t held_there = 0, held_there_bytes = 0;  // objects that it holds for this node
+  uint64_t held_here = 0, held_here_bytes = 0;    // objects that this node holds for it
 };
 
-// One thread. A node that is not among the figures has no series, so that there are never more nodes than members.
+// One thread only. A node without figures has no series, so there are never more series than members.
 class PeerMetrics {
  public:
   explicit PeerMetrics(prometheus::Registry& registry);
   void Set(const std::vector<PeerFigures>& peers);
 
  private:
-  // Follows a count that is kept elsewhere, and may begin anew there.
+  // Follows a count that is kept elsewhere and may restart at 0.
   struct Count {
     prometheus::Counter* counter = nullptr;
     uint64_t seen = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ProcessMetrics: what the daemon's process takes of the machine, under the names that Prometheus' own libraries use,
-// and whether the configuration that it runs with is its file's.
+// ProcessMetrics: the daemon's process metrics under Prometheus' standard names, and the result of the last
+// configuration reload.
 #pragma once
 
 #include <prometheus/gauge.h>
@@ -15,9 +15,9 @@ namespace ashlar::daemon {
 class ProcessMetrics {
  public:
   explicit ProcessMetrics(prometheus::Registry& registry);
-  // The end of a reload: of one that was refused nothing has changed.
+  // Records the result of a reload. A refused reload changes nothing.
   void Reloaded(bool accepted);
-  // Adds what the kernel says now. Without /proc some families are not there.
+  // Adds the kernel's current values. Without /proc some families are missing.
   void AddTo(std::vector<prometheus::MetricFamily>& families) const;
 
  private:

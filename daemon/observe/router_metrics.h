@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RouterMetrics: prefill by other engines, for Prometheus.
+// RouterMetrics: Prometheus metrics of prefill by other engines.
 #pragma once
 
 #include <prometheus/registry.h>
@@ -9,12 +9,12 @@
 
 namespace ashlar::daemon {
 
-// At one moment. Counts are since the daemon started.
+// A snapshot. Counters start at 0 when the daemon starts.
 struct RouterFigures {
-  uint64_t workers = 0;  // engines of this node that offer prefill
-  uint64_t given = 0;    // segments that these have and have not done
-  uint64_t plans = 0;    // open, of engines of this node
-  uint64_t pending = 0;  // segments that others compute for them
+  uint64_t workers = 0;  // engines on this node that offer prefill
+  uint64_t given = 0;    // segments assigned to these engines and not finished
+  uint64_t plans = 0;    // open plans of engines on this node
+  uint64_t pending = 0;  // segments that other engines compute for these plans
   uint64_t planned = 0, alone = 0;
   uint64_t own_segments = 0, here_segments = 0, elsewhere_segments = 0;
   uint64_t arrived = 0, failed = 0, late = 0;
@@ -25,7 +25,7 @@ class RouterMetrics {
  public:
   explicit RouterMetrics(prometheus::Registry& registry);
   ~RouterMetrics();
-  void Set(const RouterFigures& figures);  // one thread
+  void Set(const RouterFigures& figures);  // call on one thread
 
  private:
   struct Impl;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ScrubMetrics: how far the verification of checksums is, for Prometheus.
+// ScrubMetrics: Prometheus metrics of checksum verification.
 #pragma once
 
 #include <prometheus/counter.h>
@@ -13,7 +13,7 @@
 
 namespace ashlar::daemon {
 
-// One thread. All are there from the start, at 0.
+// One thread only. All metrics exist from the start with value 0.
 class ScrubMetrics {
  public:
   explicit ScrubMetrics(prometheus::Registry& registry);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// StatusBoard: what a node has and does, as one HTML page for people (route / of listen.metrics_address). It names no
-// tenant: everybody who reaches the address can read it.
+// StatusBoard: shows the state of a node on one HTML page (route / of listen.metrics_address). The page names no
+// tenant, because anyone who reaches the address can read it.
 #pragma once
 
 #include <chrono>
@@ -18,18 +18,18 @@ namespace ashlar::daemon {
 
 struct Levels;
 
-// Of all tenants together, at one moment.
+// A snapshot over all tenants.
 struct StatusView {
-  static constexpr size_t kMisses = 12;  // that are shown
+  static constexpr size_t kMisses = 12;  // misses shown
   using Clock = std::chrono::steady_clock;
   struct Tier {
     std::string name;
     uint64_t used_bytes = 0, held_bytes = 0, capacity_bytes = 0;
-    std::string degraded;  // why it takes no writes; empty: it does
+    std::string degraded;  // why the tier takes no writes; empty if it does
   };
   struct Pool {
     std::string name;
-    uint64_t used_bytes = 0, floor_bytes = 0, capacity_bytes = 0;  // capacity: of the tier
+    uint64_t used_bytes = 0, floor_bytes = 0, capacity_bytes = 0;  // capacity is that of the tier
   };
   struct Miss {
     ObjectKind kind = ObjectKind::kSegment;
@@ -42,10 +42,10 @@ struct StatusView {
     bool directory_connected = false;
   };
   bool draining = false, slow_fabric = false;
-  std::vector<Tier> tiers;             // top to bottom
-  std::vector<Pool> pools;             // likewise
+  std::vector<Tier> tiers;             // fastest first
+  std::vector<Pool> pools;             // fastest first
   std::deque<Miss> misses;             // newest first
-  uint64_t pages = 0, free_pages = 0;  // that the daemon allocates for engines
+  uint64_t pages = 0, free_pages = 0;  // pages that the daemon allocates for engines
   Tallies tallies;                     // since the daemon started
   uint64_t objects = 0, object_bytes = 0, sessions = 0, leases = 0, landings = 0;
   uint64_t unsaved_bytes = 0, disk_queue = 0;
@@ -53,12 +53,12 @@ struct StatusView {
 };
 
 StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies);
-// The whole page: one style, no script, nothing from elsewhere.
+// Returns the page. It has one style, no script and no external resources.
 std::string StatusPage(const StatusView& view, StatusView::Clock::time_point now = StatusView::Clock::now());
 
 class StatusBoard {
  public:
-  // One thread; a miss is shown from the next view on.
+  // One thread only. The miss is shown in the next view.
   void Missed(ObjectKind kind, MissReason reason, uint64_t tokens);
   void Set(StatusView view);
 

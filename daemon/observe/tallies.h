@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tallies: the counts of one tenant since the daemon started.
+// Tallies: counters of one tenant since the daemon started.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Announcer: tells the directory what this node holds, as far as that is worth telling.
+// Announcer: announces to the directory the objects that this node holds and that other nodes can use.
 #pragma once
 
 #include <cstdint>
@@ -14,40 +14,41 @@
 
 namespace ashlar::daemon {
 
-// Which objects others are told of. kUsedTwice: those that a look-up has found a second time, and those on the disk.
+// Which objects are announced. kUsedTwice: objects that a lookup has found a second time, and objects on the disk.
 enum class AnnounceMode : uint8_t { kUsedTwice, kAll };
 
-// The metadata thread only. What leaves this node is withdrawn at once. A tier is told anew only where memory has
-// become disk, or disk memory, or a GPU's memory another one's or dram: an entry must not name a GPU that has nothing.
+// The metadata thread only. An object that leaves this node is withdrawn immediately. A tier change is announced only
+// between memory and disk, or between a GPU's memory and another memory, because an entry must not name a GPU without
+// the object.
 //
-// An object that finds no room in the directory's queue is said later. When everything is to be said again, that goes
-// on as etcd makes room. What was refused or given up is looked for among all objects once the queue is empty: sooner
-// it would only push out other announcements.
+// An object that does not fit into the directory's queue is announced later. A full re-announcement proceeds as etcd
+// makes space. Refused and abandoned announcements are searched among all objects once the queue is empty; earlier they
+// would only displace other announcements.
 class Announcer {
  public:
-  // Says again of objects where they reside (Cache::TellAll): through Resides.
+  // Reports the tier of every object again (Cache::TellAll), through Resides.
   using TellAll = absl::FunctionRef<bool(storage::Telling&, storage::Slice&)>;
 
-  // `gpus`: the number of each memory tier's GPU, by its level; of levels behind the last one there is none.
+  // `gpus` has the GPU number of each memory tier by level. Levels past its end have no GPU.
   Announcer(Directory& directory, AnnounceMode mode, std::vector<std::optional<uint8_t>> gpus)
       : directory_(directory), mode_(mode), gpus_(std::move(gpus)) {}
 
-  // Returns the tier that others have been told; kNone: nothing.
+  // Returns the announced tier; kNone if nothing is announced.
   TierKind Resides(const storage::TenantPool& pool, const ObjectHeader& header, const storage::Residence& residence);
-  // The others know nothing any more.
+  // Starts a full re-announcement after the directory lost all entries.
   void Again() { telling_ = storage::Telling{.lost = true}; }
-  // Goes on with what is to be said again: call it many times a second.
+  // Continues the re-announcement. Call it many times per second.
   void Flush(TellAll tell_all);
-  void Tick();  // call it about once a second
+  void Tick();  // call about once per second
 
  private:
-  static constexpr size_t kSaidAtOnce = 128;  // objects
+  static constexpr size_t kSaidAtOnce = 128;  // objects announced per Flush
 
   Directory& directory_;
   const AnnounceMode mode_;
   const std::vector<std::optional<uint8_t>> gpus_;
   std::optional<storage::Telling> telling_;
-  uint64_t dropped_ = 0;  // announcements, ever, of which all objects were asked
+  uint64_t dropped_ = 0;  // dropped announcements up to the last full search
 };
 
 }  // namespace ashlar::daemon

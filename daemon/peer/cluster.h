@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cluster: this node's part in a cluster as the configuration asks for it: who the others are, what they have, and how
-// they are reached.
+// Cluster: this node's membership in a cluster: the other members, the objects they hold, and the connections to them.
 #pragma once
 
 #include <functional>
@@ -28,50 +27,50 @@ namespace ashlar::daemon {
 
 class Cluster {
  public:
-  // `config` as ParseConfig accepted it, with a cluster. `loop` is the metadata thread's; connections are made and
-  // ended on `slow`. All must outlive it; none need run yet. Nobody is served or asked before Serve.
-  // `gpu`: one that has a tier; null: none has. `disk_io`: the threads of the ssd tier's disk; null: there is none.
+  // `config` must come from ParseConfig and have a cluster. `loop` belongs to the metadata thread; connections are made
+  // and closed on `slow`. All must outlive the object; none needs to run yet. No peer is served or called before Serve.
+  // `gpu` is a GPU with a tier; may be null. `disk_io` are the I/O threads of the ssd tier; null without one.
   static absl::StatusOr<std::unique_ptr<Cluster>> Make(const v1::Config& config, EventLoop& loop, EventLoop& slow,
                                                        const storage::Clock& clock, const kernels::Gpu* gpu,
                                                        storage::Executor* disk_io);
   ~Cluster();
 
-  // For the cache, which is made with it.
+  // The remote source for the cache's options.
   storage::RemoteSource& source();
   storage::TellResidence residence();
-  // Comments for the configuration in effect: what carries the bytes between nodes.
+  // Returns YAML comments for the effective configuration: the transport between nodes.
   std::string DescribeTransport() const;
-  // Once, when there is a cache, before any of the loops runs. `tiers`: those of memory, by the numbers of their
-  // arenas; their arenas must outlive this. `erase_beside` as in AdminParts.
+  // Call once after creating the cache, before any loop runs. `tiers` are the memory tiers, indexed by the numbers of
+  // their arenas; the arenas must outlive the object. `erase_beside` as in AdminParts.
   void Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
               std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside);
-  // Once, when the loops run. UNAVAILABLE when the configured address cannot be listened on.
+  // Call once when the loops run. UNAVAILABLE if the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();
-  // The other nodes that are known to hold these objects (Directory::Locate). Any thread.
+  // Returns the other nodes that hold these objects (Directory::Locate). Any thread.
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const;
-  // Nodes that do not answer at present (Peers::Unreachable). The metadata thread only, as the next one.
+  // Returns the nodes that do not answer (Peers::Unreachable). The metadata thread only, like hand_off.
   std::set<std::string> Unreachable() const;
-  PromptHandOff& hand_off();  // after Attach
-  // Models of a namespace are open on this node, or not any more. Counted. Any thread.
+  PromptHandOff& hand_off();  // call after Attach
+  // Models of a namespace are open on this node, or no longer. Calls are counted. Any thread.
   void Follow(const NamespaceId& ns);
   void Unfollow(const NamespaceId& ns);
 
-  // Has all nodes erase a tenant, by its name, or one of its namespaces: those that are present, and those that come
-  // back within kErasureLifeSeconds. `done` as in Directory::Erase. Any thread.
+  // Makes all nodes erase a tenant, or one of its namespaces: present nodes, and nodes that return within
+  // kErasureLifeSeconds. `done` as in Directory::Erase. Any thread.
   ClusterErasure::Id Erase(const std::string& tenant, const std::optional<NamespaceId>& ns,
                            std::function<void(const absl::Status&)> done);
   struct ErasureState {
-    std::vector<std::pair<std::string, bool>> nodes;  // present ones, this one first: has it erased?
-    std::optional<storage::Erasure::Progress> here;   // none: it has not begun here, or had been done before a restart
+    std::vector<std::pair<std::string, bool>> nodes;  // present nodes, this one first, and whether each has erased
+    std::optional<storage::Erasure::Progress> here;   // empty if it has not started here, or was done before a restart
   };
-  // None: the directory does not remember it. The metadata thread only, as the next ones.
+  // Returns nothing for an erasure that the directory does not have. The metadata thread only, like the methods below.
   std::optional<ErasureState> erasure(const ClusterErasure::Id& id) const;
 
-  // The cache has begun to drain, or has ended that.
+  // The cache has begun to drain, or has ended draining.
   void SetDraining(bool draining);
   ClusterFigures figures() const;
-  // Leaves the cluster; the metadata thread must still run. No peer is served or asked afterwards.
+  // Leaves the cluster. The metadata thread must still run. Afterwards no peer is served or called.
   void Leave();
 
  private:

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peers: what this node does with others, apart from how they talk: it fetches from them, serves them, and says what it
-// holds.
+// Peers: this node's cooperation with other nodes, without the protocol: fetching, serving and announcing objects.
 #pragma once
 
 #include <functional>
@@ -37,7 +36,7 @@
 namespace ashlar::daemon {
 
 struct PeersOptions {
-  std::string self;  // this node's name
+  std::string self;  // name of this node
   RemoteObjects::Options objects;
   RemoteLookup::Options lookup;
   Holder::Options holder;
@@ -45,64 +44,65 @@ struct PeersOptions {
   DrainHandOver::Options hand_over;
   Replicas::Options replicas;
   AnnounceMode announce = AnnounceMode::kUsedTwice;
-  std::vector<std::optional<uint8_t>> gpus;  // of this node's memory tiers (Announcer)
+  std::vector<std::optional<uint8_t>> gpus;  // GPU of each memory tier (Announcer)
 };
 
 struct PeersStats {
   RemoteObjects::Stats objects;
   RemoteLookup::Stats lookup;
   Holder::Stats holder;
-  OfferTaker::Stats offered;                           // to this node
-  Offerer::Stats handed_over, replicated, handed_off;  // by this node
+  OfferTaker::Stats offered;                           // received offers
+  Offerer::Stats handed_over, replicated, handed_off;  // offers made by this node
 };
 
-// Peers call it on any thread; all else but lookup() belongs to the metadata thread.
+// Peers call it on any thread. Everything except lookup() belongs to the metadata thread.
 class Peers final : public PeerCalls {
  public:
-  // All must outlive it. `names`: the tenants' names, by number.
+  // All must outlive the object. `names` are the tenant names by number.
   Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std::string>& names, Directory& directory,
         Transport& transport, PeerAsker& asker, PrefillAsker& prefill_asker, const PeersOptions& options);
 
-  // For the cache's tiers and options, which are made before it.
+  // For the options of the cache's tiers, which are created before the cache.
   storage::RemoteSource& source() { return objects_; }
   storage::TellResidence residence();
-  // Once, before anybody calls. `tiers`: as the holder's.
+  // Call once before any other call. `tiers` as in Holder.
   void Start(storage::Cache& cache, std::vector<const storage::Tier*> tiers);
-  // Once, likewise: gives the engines here that offer prefill to other nodes, and theirs to this one.
+  // Call once. Lets other nodes use engines here that offer prefill, and this node use theirs.
   void Route(Router& router);
-  // Finds the objects of other nodes that an engine's prompt may use. Any thread.
+  // Finds objects of other nodes for an engine's prompt. Any thread.
   RemoteLookup& lookup() { return lookup_; }
-  // Hands texts to the nodes that go on with them; after Start. The metadata thread only.
+  // Sends texts to the nodes that continue them. After Start. The metadata thread only.
   PromptHandOff& hand_off() { return *hand_off_; }
 
-  // A node that this one fetches from has gone.
+  // A node that this one fetches from has left.
   void Lost(const Member& member) { objects_.Gone(member); }
-  // The directory is to be told of everything again.
+  // The directory lost all entries: announce everything again.
   void AnnounceAgain() { announcer_.Again(); }
-  // The cache has begun to drain, or has ended that: what memory alone has is offered to other nodes.
+  // The cache has begun to drain, or has ended draining. While draining, what is in memory only is offered to other
+  // nodes.
   void SetDraining(bool draining);
-  // Objects or prompts are being handed to other nodes: a drain waits for that.
+  // Returns whether drain transfers or prefill handoffs are in flight; a drain waits for them.
   bool handing_over() const { return hand_over_->busy() || hand_off_->busy(); }
-  void Flush();  // what does not wait for Tick: call it many times a second
-  void Tick();   // call it about once a second
-  // Nothing is offered or taken any more, and offers that wait are answered.
+  void Flush();  // work that does not wait for Tick; call it many times per second
+  void Tick();   // call it about once per second
+  // Stops offering and taking objects, and answers pending offers.
   void EndOffers();
-  // Ends what is fetched, and takes back what other nodes hold. False: something of it still moves; call again. The
-  // transport may go when it has returned true.
+  // Ends fetches, and revokes what other nodes hold. Returns false while bytes are in transfer; call again. After it
+  // returns true, the transport may be destroyed.
   bool Stop();
   PeersStats stats() const;
-  // Nodes that failed to answer and have not answered since: lookups do not ask them.
+  // Returns the nodes that failed to answer and have not answered since. Lookups skip them.
   std::set<std::string> Unreachable() const { return rates_.Failing(); }
-  // Those that have asked and have not gone, by ReaderOf.
+  // Connected nodes that have opened objects, by ReaderOf.
   std::vector<std::string> Readers() const { return holder_->Readers(); }
-  // A connection that was made anew is of the same reader; a daemon that has started again is another one.
+  // A reconnected daemon is the same reader; a restarted one is another.
   static std::string ReaderOf(const PeerHello& peer);
-  // Of the other members that the directory has, the first `most` by their names. `transport`: its stats, a moment old.
-  // `connected`: for calls.
+  // Figures of the other members in the directory: the first `most` by name. `transport` are recent stats. `connected`
+  // is for calls.
   std::vector<PeerFigures> PerNode(const TransportStats& transport, size_t most,
                                    const std::function<bool(const Member&)>& connected) const;
 
-  // PeerCalls. A request that finds no room on the metadata thread is refused with RESOURCE_EXHAUSTED.
+  // PeerCalls. RESOURCE_EXHAUSTED if the metadata queue is full.
   void PeerHere(const PeerHello& peer) override;
   void PeerGone(const std::string& node) override;
   void Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
@@ -117,9 +117,10 @@ class Peers final : public PeerCalls {
 
  private:
   void PostGone(const std::string& name);
-  // Erases what was measured of nodes that have been no members for long, and their addresses at once.
+  // Drops measurements of nodes that left long ago, and their addresses immediately.
   void DropStrangers();
-  // The peer has not gone since, nor started again: what it holds from now on is taken back when it has.
+  // Returns whether the peer is still connected as the same incarnation. What it holds from now on is revoked when it
+  // disconnects.
   bool IsHere(const PeerHello& peer);
 
   EventLoop& loop_;
@@ -143,10 +144,10 @@ class Peers final : public PeerCalls {
   std::unique_ptr<PromptHandOff> hand_off_;
   std::unique_ptr<Replicas> replicas_;
   bool draining_ = false, stopped_ = false;
-  std::map<std::string, storage::Nanos> members_;  // nodes, and when each was last seen in the directory
-  Router* router_ = nullptr;                       // null: no engine here is asked to prefill
+  std::map<std::string, storage::Nanos> members_;  // nodes, and when each was last in the directory
+  Router* router_ = nullptr;                       // null if no engine here is asked to prefill
   std::mutex mutex_;
-  std::map<std::string, std::string> here_;  // nodes that have greeted, as the holder knows them; guarded by mutex_
+  std::map<std::string, std::string> here_;  // connected nodes as the holder knows them; guarded by mutex_
 };
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PrefillElsewhere: the engines of other nodes that offer prefill.
+// PrefillElsewhere: engines on other nodes that offer prefill.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,26 @@ namespace ashlar::daemon {
 
 struct RemoteWorker {
   std::shared_ptr<const Member> member;
-  uint64_t worker = 0;  // its number there
+  uint64_t worker = 0;  // its number on that node
   double tokens_per_second = 0;
   uint64_t queued_tokens = 0;
   size_t room = 0;
-  storage::Nanos delay = 0;  // until an answer of that node is here, as measured
+  storage::Nanos delay = 0;  // measured latency of replies from that node
 };
 
-// The metadata thread makes all calls and gets all answers.
+// Used by the metadata thread only.
 class PrefillElsewhere {
  public:
   virtual ~PrefillElsewhere() = default;
 
-  // Asks all nodes that share the tenant; who does not answer soon is not among the workers.
+  // Asks all nodes that share the tenant. Nodes that do not answer soon are left out.
   virtual void Find(storage::TenantId tenant, const NamespaceId& ns,
                     std::function<void(std::vector<RemoteWorker>)> done) = 0;
-  // Has a segment computed. OK: the other node has it, and until `done` returns a look-up here finds it there; from
-  // then on only if it is in use. Any other status: it has not come within `patience`.
+  // Lets the worker compute a segment. OK: the other node has it, and a lookup here finds it there until `done`
+  // returns, and later only if it is in use. Any other status: it did not arrive within `patience`.
   virtual void Prefill(const RemoteWorker& worker, const PrefillWork& work, storage::Nanos patience,
                        std::function<void(absl::Status)> done) = 0;
-  // How long so many bytes take from that node, as measured; 0: not known yet.
+  // Returns the measured time for `bytes` from that node; 0 if unknown.
   virtual storage::Nanos Estimate(const RemoteWorker& worker, uint64_t bytes) const = 0;
 };
 

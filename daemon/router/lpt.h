@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lpt: shares a prompt's cold segments out over workers (HYPIC §4.4, equation 9).
+// Lpt: distributes a prompt's cold segments over workers (HYPIC §4.4, equation 9).
 #pragma once
 
 #include <cstddef>
@@ -11,36 +11,36 @@
 
 namespace ashlar::daemon {
 
-// No time that the router computes is longer: whoever takes that long takes nothing in practice, and sums of such times
-// stay far from the end of the numbers.
+// Upper bound of all times that the router computes. A worker that slow takes nothing in practice, and sums of such
+// times cannot overflow.
 constexpr storage::Nanos kLongestCompute = 1'000'000'000'000'000;  // eleven days
 
-// How long so many tokens take. A rate is declared by an engine and may be absurd, but is above 0.
+// Returns the time to compute `tokens`. The rate is declared by an engine, and may be absurd, but is positive.
 storage::Nanos ComputeTime(uint64_t tokens, double tokens_per_second);
 
-// One worker as it is now. The first one of a plan is the engine that asks, whose results need no journey.
+// The current state of a worker. The first one of a plan is the requesting engine, whose results need no transfer.
 struct LptWorker {
   double tokens_per_second = 0;  // 0: it takes nothing
-  storage::Nanos ready_in = 0;   // until it has done what it has been given already
-  storage::Nanos delay = 0;      // from the end of a segment's computing until the asking node has it
-  size_t room = SIZE_MAX;        // segments that may still be given to it
-  // Its node's, an index of `rooms`, which all workers of that node share; kNoNode: nothing bounds it but its own room.
+  storage::Nanos ready_in = 0;   // time until it has finished its assignments
+  storage::Nanos delay = 0;      // from the end of computing a segment until the requesting node has it
+  size_t room = SIZE_MAX;        // segments that it can still take
+  // Index in `rooms` of its node, which all workers of the node share; kNoNode: limited only by its own room.
   size_t node = kNoNode;
   static constexpr size_t kNoNode = SIZE_MAX;
 };
 
 struct LptPlan {
   static constexpr size_t kNobody = SIZE_MAX;
-  std::vector<size_t> worker;        // of each segment; kNobody: no worker takes anything
-  std::vector<storage::Nanos> ends;  // when each segment is at the asking node, from now
-  storage::Nanos ends_at = 0;        // the last of them
+  std::vector<size_t> worker;        // worker of each segment; kNobody if no worker can take it
+  std::vector<storage::Nanos> ends;  // when each segment is at the requesting node, from now
+  storage::Nanos ends_at = 0;        // the latest of `ends`
 };
 
-// Takes the longest segment first, and gives it to the worker that has it done soonest; of equals the first one, and of
-// equally long segments the first one. Where the first worker alone would be done as soon, it gets all. `rooms`: the
-// segments that may still be given to each node.
+// Assigns segments in descending length to the worker that finishes first. Ties go to the first worker and the first
+// segment. If the first worker alone would finish as early, it gets all. `rooms` is the number of segments that each
+// node can still take.
 //
-// On equally fast workers that are free, the plan takes at most 4/3 − 1/(3m) of the shortest possible time (Graham).
+// With m idle workers of equal speed, the plan takes at most 4/3 − 1/(3m) of the optimal time (Graham).
 LptPlan PlanLpt(std::span<const uint64_t> tokens, std::span<const LptWorker> workers,
                 std::span<const size_t> rooms = {});
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PrefillWorkers: the engines of this node that offer prefill, what each has been given, and how fast each is.
+// PrefillWorkers: the engines of this node that offer prefill, their assignments, and their measured rates.
 #pragma once
 
 #include <algorithm>
@@ -30,17 +30,17 @@ struct PrefillWork {
   Key key;
   ObjectKind kind = ObjectKind::kSegment;
   uint64_t tokens = 0;
-  std::shared_ptr<const std::string> packed;  // its tokens, as proto/tokens.h packs them
+  std::shared_ptr<const std::string> packed;  // tokens packed as in proto/tokens.h
 };
 
-// A worker is an engine's opened model: it asks for work, computes it, and asks again with the result. While it does
-// not ask, it is busy with what it has. The metadata thread only.
+// A worker is the opened model of an engine. It asks for work, computes it, and asks again with the result. Between two
+// requests it counts as busy. The metadata thread only.
 class PrefillWorkers {
  public:
-  static constexpr size_t kMostGiven = 64;                 // to one worker, and not done
-  static constexpr size_t kMostWorkers = 1024;             // of this node, shared out among its tenants
-  static constexpr size_t kLeastWorkers = 16;              // but so many of each tenant
-  static constexpr storage::Nanos kPause = 1'000'000'000;  // between two requests of one that is not gone
+  static constexpr size_t kMostGiven = 64;                 // unfinished assignments per worker
+  static constexpr size_t kMostWorkers = 1024;             // workers of this node, shared by its tenants
+  static constexpr size_t kLeastWorkers = 16;              // minimum share of a tenant
+  static constexpr storage::Nanos kPause = 1'000'000'000;  // longest time between two requests of a live worker
   static constexpr storage::Nanos kDropAfter = 60'000'000'000;
 
   struct Engine {
@@ -48,14 +48,14 @@ class PrefillWorkers {
     uint64_t model = 0;  // its handle in the session
     storage::TenantId tenant = 0;
     NamespaceId ns;
-    double tokens_per_second = 0;  // as it has declared; 0: it did not say
+    double tokens_per_second = 0;  // declared rate; 0 if unknown
     bool operator==(const Engine&) const = default;
   };
   struct Result {
     uint64_t assignment = 0;
     bool published = false;
   };
-  // Work for an engine that asked; `assignment` 0: there was none in its time.
+  // Work for an engine that asked. `assignment` is 0 if there was none in time.
   struct Given {
     uint64_t assignment = 0;
     PrefillWork work;
@@ -64,15 +64,15 @@ class PrefillWorkers {
   struct Offer {
     uint64_t worker = 0;
     storage::SessionId session = 0;
-    double tokens_per_second = 0;  // measured, else declared; 0: neither
-    uint64_t queued_tokens = 0;    // that it has still to compute
-    size_t room = 0;               // for so many segments more
+    double tokens_per_second = 0;  // measured, else declared; 0 if unknown
+    uint64_t queued_tokens = 0;    // tokens of its unfinished assignments
+    size_t room = 0;               // further segments that it can take
   };
   struct Stats {
-    uint64_t workers = 0;  // that offer now
-    uint64_t given = 0;    // segments that are not done
+    uint64_t workers = 0;  // current workers
+    uint64_t given = 0;    // unfinished segments
     uint64_t done = 0, failed = 0, overdue = 0;
-    uint64_t late = 0;  // results of assignments that had ended
+    uint64_t late = 0;  // results of ended assignments
   };
   using Done = std::function<void(absl::Status)>;
   using Answer = std::function<void(absl::StatusOr<Given>)>;
@@ -80,26 +80,26 @@ class PrefillWorkers {
   explicit PrefillWorkers(const storage::Clock& clock, size_t tenants = 1)
       : clock_(clock), most_of_a_tenant_(std::max(kLeastWorkers, kMostWorkers / std::max<size_t>(1, tenants))) {}
 
-  // Takes an engine's results, and answers with work, now or within `wait`. An earlier request of it that waits still
-  // is answered without work. RESOURCE_EXHAUSTED: the tenant has as many workers as it may, and all are busy or wait;
-  // otherwise one more takes the place of the one that has not asked for longest.
+  // Takes an engine's results and answers with work, now or within `wait`. An earlier waiting request of the engine is
+  // answered without work. RESOURCE_EXHAUSTED if the tenant has reached its limit of workers and all are busy or
+  // waiting; otherwise a new worker replaces the one that has not asked for the longest time.
   void Serve(const Engine& engine, std::span<const Result> results, storage::Nanos wait, Answer answer);
 
-  // Those that would take work of this namespace.
+  // Workers that accept work of this namespace.
   std::vector<Offer> Offers(storage::TenantId tenant, const NamespaceId& ns) const;
-  // Gives a worker a segment, behind what it has. `done` is called once: OK where it says that it has published it.
-  // Returns the assignment's number; 0: the worker has gone or has no room, and `done` is not called.
+  // Assigns a segment to a worker, after its earlier ones. `done` is called once, with OK if the worker reports it as
+  // published. Returns the number of the assignment, or 0 if the worker is gone or full; then `done` is not called.
   uint64_t Assign(uint64_t worker, PrefillWork work, storage::Nanos deadline, Done done);
-  // Ends an assignment: `done` is not called, and a result that comes yet is late.
+  // Ends an assignment without calling `done`. A later result counts as late.
   void Withdraw(uint64_t assignment);
-  // The same, but `done` is called with `why`.
+  // Ends an assignment and calls `done` with `why`.
   void Cancel(uint64_t assignment, const absl::Status& why);
 
   void ModelClosed(storage::SessionId session, uint64_t model);
   void SessionEnded(storage::SessionId session);
-  // Ends what is past its time. Call it many times a second.
+  // Ends what has timed out. Call it many times per second.
   void Tick();
-  // Answers all who wait; from then on there is nothing to be had here.
+  // Answers all waiting requests. No work is given out afterwards.
   void Stop();
   Stats stats() const;
 
@@ -112,24 +112,24 @@ class PrefillWorkers {
   };
   struct Worker {
     Engine engine;
-    double measured = 0;  // tokens a second; 0: not yet
+    double measured = 0;  // tokens per second; 0 if not measured
     std::deque<Assignment> queue;
     std::optional<Assignment> running;
-    storage::Nanos began = 0;  // of `running`
-    Answer waiting;            // null: it does not ask now
+    storage::Nanos began = 0;  // start of `running`
+    Answer waiting;            // null if it is not asking
     storage::Nanos waits_until = 0, asked_at = 0;
-    bool stalled = false;  // it has let a deadline pass, and has not asked since
+    bool stalled = false;  // it has missed a deadline and has not asked since
 
     bool idle() const { return !waiting && !running.has_value() && queue.empty(); }
     double rate() const { return measured > 0 ? measured : engine.tokens_per_second; }
   };
-  using Ended = std::vector<std::pair<Done, absl::Status>>;  // called when nothing here is being changed
+  using Ended = std::vector<std::pair<Done, absl::Status>>;  // called after all changes here are done
 
-  bool MakeRoom(storage::TenantId tenant);  // for one worker more; false: there is none
+  bool MakeRoom(storage::TenantId tenant);  // for one more worker; false if there is no space
   void Remove(const std::function<bool(const Engine&)>& gone);
   void TakeResults(Worker& worker, std::span<const Result> results, Ended& ended);
   void Give(Worker& worker);
-  Done TakeOut(uint64_t assignment);  // null: there is none
+  Done TakeOut(uint64_t assignment);  // null if there is none
   bool Offering(const Worker& worker, storage::Nanos now) const;
   void Fail(Worker& worker, const absl::Status& why, Ended& ended);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gRPC service of ashlar.v1.Cache: it checks requests while they are bytes, then parses them and calls the engine
-// service.
+// CacheService: the gRPC service of ashlar.v1.Cache. It checks requests before parsing, then parses them and calls the
+// engine service.
 #pragma once
 
 #include <sys/types.h>
@@ -19,15 +19,14 @@ class Service;
 
 namespace ashlar::daemon {
 
-// What the services of one tenant's users share.
+// Shared by the services of one tenant's users.
 struct TenantCalls {
   CallMemory memory;
   RequestReader reader;
 };
 
-// Makes the service for the connections of one `user` of the tenant. It serves sessions of that user only: a session's
-// secret that another process came by is of no use to other users. All arguments must outlive it; its server is
-// destroyed first.
+// Creates the service for connections of one `user` of the tenant. It accepts only sessions of that user, so a leaked
+// session secret is of no use to other users. All arguments must outlive it; its server is destroyed first.
 std::unique_ptr<grpc::Service> MakeCacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls,
                                                 TenantCalls& tenant, uid_t user);
 

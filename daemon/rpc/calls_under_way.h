@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CallsUnderWay: counts the calls under way, and stops taking new ones.
+// CallsUnderWay: counts calls in flight, and stops accepting new ones.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@ namespace ashlar::daemon {
 // Thread-safe.
 class CallsUnderWay {
  public:
-  // False: no new calls any more.
+  // Returns false if no new calls are accepted.
   bool Enter() {
     std::lock_guard lock(mutex_);
     if (closed_) return false;
@@ -25,7 +25,7 @@ class CallsUnderWay {
     std::lock_guard lock(mutex_);
     if (--count_ == 0) none_.notify_all();
   }
-  // Lets nobody enter, and waits until all have left, for at most `grace`.
+  // Stops accepting calls, and waits for calls in flight for at most `grace`.
   void Close(storage::Nanos grace) {
     std::unique_lock lock(mutex_);
     closed_ = true;
@@ -35,7 +35,7 @@ class CallsUnderWay {
  private:
   std::mutex mutex_;
   std::condition_variable none_;
-  bool closed_ = false;  // guarded by mutex_, as below
+  bool closed_ = false;  // guarded by mutex_, like the members below
   int64_t count_ = 0;
 };
 

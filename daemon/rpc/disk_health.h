@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DiskHealth: tells the log and gRPC's health service when the ssd tier becomes degraded, and when it recovers.
+// DiskHealth: reports to the log and to gRPC's health service when the ssd tier becomes degraded and when it recovers.
 #pragma once
 
 #include <optional>
@@ -11,12 +11,13 @@ class RpcServer;
 
 class DiskHealth {
  public:
-  // `error`: why it is degraded; empty: it is not. `server`: null until there is one; it is told once it is there.
+  // `error` is why the tier is degraded; empty if it is not. `server` may be null until it exists; it then gets the
+  // current state.
   void Tell(const std::string& error, RpcServer* server);
 
  private:
-  bool degraded_ = false;     // as the log has it
-  std::optional<bool> told_;  // as health has it
+  bool degraded_ = false;     // state in the log
+  std::optional<bool> told_;  // state in the health service
 };
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gRPC's threads: their number, and starting them ahead.
+// gRPC's threads: their number, and starting them in advance.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace ashlar::daemon {
 
-// The most threads that gRPC has in this process at a time.
+// The largest number of gRPC threads in this process.
 uint64_t GrpcThreads();
 
-// Starts the threads that gRPC would otherwise start under load. When gRPC cannot start one of them later, it still
-// counts it: closures that are given to it never run, calls and the daemon's stop hang. gRPC stays initialized until
-// the process exits, because its end waits for such threads, too. RESOURCE_EXHAUSTED: not all could be started.
+// Starts the threads that gRPC would otherwise start under load. If gRPC fails to start a thread later, it still counts
+// it, and closures for that thread never run: calls and the daemon's stop hang. gRPC stays initialized until the
+// process exits, because its shutdown waits for such threads too. RESOURCE_EXHAUSTED if not all could be started.
 absl::Status ReserveGrpcThreads();
 
 }  // namespace ashlar::daemon

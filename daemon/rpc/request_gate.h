@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate before the parser: checks of a request while it is still bytes. Two bytes can become a hundred of heap.
+// Checks of a request before it is parsed. Two bytes can become a hundred bytes of heap.
 #pragma once
 
 #include <cstddef>
@@ -18,19 +18,18 @@ class ZeroCopyInputStream;
 
 namespace ashlar::daemon {
 
-// Fields that this version does not know are kept by the parser, so they are bounded too: as many in one request.
+// Most unknown fields in one request; the parser keeps them.
 inline constexpr size_t kMaxUnknownFields = 65536;
 
-// The secret in a request's field `session`, which is number 1 in all of them; empty when there is none, or when it is
-// longer than any.
+// Returns the secret in the field `session`, which has number 1 in all requests; empty if it is missing or too long.
 std::string FindSession(google::protobuf::io::ZeroCopyInputStream& request);
 
-// Returns how often one message may have a field: once, or as often as proto/limits.h says of a repeated one. 0:
-// proto/limits.h says nothing of it.
+// Returns how often a message may contain a field: once, or the limit of a repeated field in proto/limits.h. 0 if there
+// is no limit.
 uint64_t MaxCount(const google::protobuf::FieldDescriptor& field);
 
-// INVALID_ARGUMENT, naming the field, when a message of `type` has more of one than MaxCount, or more than
-// kMaxUnknownFields that are unknown; also when it is no message at all, as far as that shows. One pass over the tags.
+// INVALID_ARGUMENT names the field if a message of `type` has more of it than MaxCount. Also for more than
+// kMaxUnknownFields unknown fields, and for bytes that are visibly not a message. One pass over the tags.
 absl::Status CheckCounts(const google::protobuf::Descriptor& type, google::protobuf::io::ZeroCopyInputStream& request);
 
 }  // namespace ashlar::daemon

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// RequestReader: reads one tenant's long requests, one behind the other, on a thread of their own.
+// RequestReader: reads the long requests of one tenant, one at a time, on its own thread.
 //
-// Checking, parsing and hashing a request takes up to half a second, by its length. gRPC has few threads (two on a
-// machine of few cores) for the requests of all tenants. On those threads one tenant's long requests would make every
-// tenant wait.
+// Checking, parsing and hashing a long request takes up to half a second. gRPC has few threads (two on a small machine)
+// for the requests of all tenants, so one tenant's long requests on those threads would delay every tenant.
 #pragma once
 
 #include <condition_variable>
@@ -17,17 +16,17 @@ namespace ashlar::daemon {
 
 class RequestReader {
  public:
-  // Requests that are no longer are read where they came: that takes less than handing them over twice.
+  // Requests up to this size are read on gRPC's thread, which is faster than switching threads twice.
   static constexpr size_t kAtOnceBytes = 4096;
 
   RequestReader();
-  // Runs all that was posted.
+  // Runs everything that was posted.
   ~RequestReader();
   RequestReader(const RequestReader&) = delete;
   RequestReader& operator=(const RequestReader&) = delete;
 
-  // Runs `read` on the thread. Any thread may call. gRPC's memory for requests bounds the queue, because each request
-  // keeps its share until it was read.
+  // Runs `read` on the thread. Any thread may call. gRPC's memory limit for requests bounds the queue, because each
+  // request keeps its share until it is read.
   void Post(std::function<void()> read);
 
  private:
@@ -35,7 +34,7 @@ class RequestReader {
 
   std::mutex mutex_;
   std::condition_variable posted_;
-  std::deque<std::function<void()>> waiting_;  // guarded by mutex_, as below
+  std::deque<std::function<void()>> waiting_;  // guarded by mutex_, like the members below
   bool ending_ = false;
   std::thread thread_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RpcListener: accepts the RPC socket's connections, and bounds them for each user. gRPC alone would accept everybody.
+// RpcListener: accepts connections on the RPC socket, and limits them per user. gRPC alone accepts everything.
 #pragma once
 
 #include <sys/types.h>
@@ -17,33 +17,33 @@
 
 namespace ashlar::daemon {
 
-// Users of tenants are engines. Any other user may ask for the daemon's health, and so gets connections too, but few:
-// an orchestrator's probe makes one and is gone. Each user has its own number, so nobody's flood keeps another out; of
-// strangers together there is a bound as well, and there the newest are let in.
+// Users of tenants are engines. Other users may ask for the daemon's health, so they get a few connections: an
+// orchestrator's probe makes one and disconnects. Each user has its own limit, so one user cannot lock another out.
+// Users without a tenant also share a limit, under which the newest connections win.
 class RpcListener {
  public:
-  // An engine has one for its calls. It makes another when that breaks, before the daemon sees the end of the first,
-  // and operators' tools make some.
+  // An engine has one connection for its calls. It opens another when that breaks, possibly before the daemon notices,
+  // and operators' tools open some.
   static constexpr size_t kOfASession = 4;
-  // Descriptors that the daemon has open for a connection: the listener's, and gRPC's.
+  // Descriptors per connection: the listener's and gRPC's.
   static constexpr size_t kDescriptors = 2;
-  static constexpr size_t kOfAStranger = 8;   // connections of one user of no tenant
-  static constexpr size_t kOfStrangers = 64;  // of all of them: the oldest gives way
+  static constexpr size_t kOfAStranger = 8;  // connections of one user without a tenant
+  // connections of all users without a tenant; beyond that, the oldest is closed
+  static constexpr size_t kOfStrangers = 64;
 
   struct Options {
     std::map<uid_t, storage::TenantId> tenant_of_uid;
-    size_t of_a_user = 0;  // connections of one user of a tenant; more are closed at once
-    // Called for each that is closed so, on the listener's thread.
+    size_t of_a_user = 0;  // connections of one user of a tenant; more are closed immediately
+    // Called on the listener's thread for each connection that is closed because of a limit.
     std::function<void(uid_t uid, bool stranger)> refused;
     mode_t mode = kEngineSocketMode;
   };
-  // Takes a connection: non-blocking, from `user`. Users who belong to no tenant are strangers. On the listener's
-  // thread.
+  // Takes a non-blocking connection from `user`. Users without a tenant are strangers. Runs on the listener's thread.
   using Admit = std::function<void(UniqueFd socket, uid_t user)>;
 
-  // ALREADY_EXISTS when another daemon listens on `path`.
+  // ALREADY_EXISTS if another daemon listens on `path`.
   static absl::StatusOr<std::unique_ptr<RpcListener>> Start(const std::string& path, Options options, Admit admit);
-  // Accepts no more and removes the socket. Connections stay as they are.
+  // Stops accepting, and removes the socket. Open connections are not affected.
   ~RpcListener();
 
  private:

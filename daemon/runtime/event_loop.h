@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// EventLoop: a bounded queue of closures that run one at a time, tenants in turn, and a thread that runs them. The
-// metadata thread is such a loop: closures on it own the cache and all of its state. Another loop makes and unmaps
+// EventLoop: a bounded queue of closures that run one at a time, tenants in turn, and the thread that runs them. The
+// metadata thread is such a loop: its closures own the cache and all of its state. Another loop allocates and unmaps
 // large memory.
 #pragma once
 
@@ -23,72 +23,73 @@
 
 namespace ashlar::daemon {
 
-// CLOCK_MONOTONIC of this process's time namespace. Clients learn what it shows from every SessionReply.
+// CLOCK_MONOTONIC of this process's time namespace. Every SessionReply tells clients its current value.
 class MonotonicClock final : public storage::Clock {
  public:
   storage::Nanos Now() const override;
 };
 
-// One tenant's closures run one after another in the order in which they were posted, whichever call posted them.
-// Tenants are served in turn by the time that their closures take (storage/turns.h), so that none waits for what
-// another one asks for. Closures of storage::kNoTenant are the daemon's own, and take turns like a tenant's. All
-// methods are thread-safe.
+// The closures of one tenant run in the order in which they were posted. Tenants take turns by the time that their
+// closures take (storage/turns.h), so that no tenant waits for another one's load. Closures of storage::kNoTenant
+// belong to the daemon, and take turns like those of a tenant. All methods are thread-safe.
 class EventLoop {
  public:
-  // A tenant that has nothing queued waits, when it comes, for about so long and one closure of each other one.
+  // A tenant without queued closures waits at most about this long plus one closure of each other tenant.
   static constexpr storage::Nanos kQuantum = 200'000;
 
   using Closure = std::function<void()>;
-  // Work that may take long returns false soon after its slice (a quantum) is over, and true when it is done. It is
-  // called again in its tenant's next turn, before all else of that tenant; closures of others run in between.
+  // Long work returns false soon after its slice (a quantum) has passed, and true when it is done. It is called again
+  // in its tenant's next turn, before the tenant's other closures. Closures of other tenants run in between.
   using Cut = std::function<bool(storage::Slice&)>;
   using Work = std::variant<Closure, Cut>;
-  // Calls `work` as the loop does. False: there is more to do.
+  // Calls `work` as the loop does. Returns false if more is left.
   static bool Call(const Work& work, storage::Slice& slice);
 
-  // kAnyThread: where nothing runs and nothing waits, the calling thread is the loop's for this one closure, or its
-  // first slice, which has run when the call returns. To wake a thread takes longer than most closures. For callers
-  // that hold no locks.
+  // kAnyThread: if the loop is idle, the calling thread runs this closure, or its first slice, before the call returns,
+  // because waking a thread takes longer than most closures. The caller must not hold locks.
   enum class On { kThread, kAnyThread };
 
-  // At most `queue_depth` posted requests of all `tenants` wait. Half of the room is shared out among them, the other
-  // half is for whoever comes first; the daemon's own requests have as much beside it. `clock` must outlive the loop.
+  // At most `queue_depth` requests of all `tenants` are queued. Half of the space is divided among the tenants, the
+  // other half is shared. The daemon's own requests have additional space of the same size. `clock` must outlive the
+  // loop.
   EventLoop(size_t queue_depth, const storage::Clock& clock, size_t tenants = 1);
-  ~EventLoop();  // Stop
+  ~EventLoop();  // calls Stop
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  // New work. False, at once, when the tenant finds no room or the loop has stopped; the work is then gone.
+  // Queues new work. Returns false immediately, dropping the work, if the tenant's queue is full or the loop has
+  // stopped.
   bool Post(storage::TenantId tenant, Work work, On on = On::kThread);
-  // Work that gives something back. It has twice the room, so that a queue full of requests does not keep it out.
+  // Queues work that releases something. It has twice the space, so that a queue full of requests does not block it.
   bool PostRelease(storage::TenantId tenant, Work work, On on = On::kThread);
-  // Posts work that follows from work admitted before: it is never refused, because the earlier work bounds it. After
-  // Stop nothing can follow any more, and the work is dropped.
+  // Queues work that follows from admitted work. It is never refused, because the earlier work bounds it. After Stop
+  // the work is dropped.
   void PostCompletion(storage::TenantId tenant, Work work, On on = On::kThread);
 
-  // Runs `work` on the loop about every `period`, as the daemon's own; not before it has ended the last time.
+  // Runs `work` on the loop about once per `period`, as the daemon's own work. Runs do not overlap.
   void Every(storage::Nanos period, Work work);
 
   void Start(const char* thread_name = "metadata");  // at most 15 characters
-  // For an owner that runs the loop itself, in place of Start: runs one closure, or one slice. False: none waits.
+  // For an owner that runs the loop itself instead of Start: runs one closure or one slice. Returns false if none is
+  // queued.
   bool RunNext();
-  storage::Nanos due_at() const;  // when the next timer is due; INT64_MAX: there is none
-  // Runs what is queued, then ends the thread. Not from a closure.
+  storage::Nanos due_at() const;  // when the next timer is due; INT64_MAX without one
+  // Runs everything in the queue, then ends the thread. Must not be called from a closure.
   void Stop();
 
   const storage::Clock& clock() const { return clock_; }
-  size_t depth() const;                                   // closures that wait
-  uint64_t rejected() const { return rejected_.load(); }  // Post and PostRelease that were refused, ever
+  size_t depth() const;                                   // queued closures
+  uint64_t rejected() const { return rejected_.load(); }  // refused Post and PostRelease calls since the start
 
-  // The times of closures and slices, each one turn on the thread.
+  // Durations of closures and slices, each one turn of the thread.
   struct TurnTimes {
-    // Upper bounds of all buckets but the last one, which has none; nanoseconds.
+    // Upper bounds of all buckets except the last, which is unbounded; nanoseconds.
     static constexpr std::array<storage::Nanos, 10> kBounds = {10'000,    50'000,    100'000,   200'000,    500'000,
                                                                1'000'000, 2'000'000, 5'000'000, 10'000'000, 50'000'000};
     std::array<uint64_t, kBounds.size() + 1> turns{};
     storage::Nanos sum = 0, longest = 0;
   };
-  TurnTimes TakeTurnTimes();  // since it was called last
+  TurnTimes TakeTurnTimes();  // since the previous call
 
  private:
   enum class Class { kRequest, kCompletion };
@@ -104,19 +105,19 @@ class EventLoop {
   };
 
   static constexpr size_t kUnbounded = 0;
-  // `times`: how often the tenant's room may be taken.
+  // `times`: how many times the tenant's space may be used.
   bool Take(storage::TenantId tenant, Item item, size_t times, On on);
-  // mutex_ is held by all below, but while a closure runs.
+  // The methods below require mutex_, which is released while a closure runs.
   bool HasRoom(storage::TenantId tenant, size_t times) const;
   void Push(storage::TenantId tenant, Item item);
   bool MayRunHere(storage::Nanos now) const;
   void Run(std::unique_lock<std::mutex>& lock, storage::Nanos begin, storage::TenantId tenant, Item item);
   void Measured(storage::Nanos took);
   void QueueDueTimers(storage::Nanos now);
-  bool ServeOne(std::unique_lock<std::mutex>& lock);  // false: nothing waits
+  bool ServeOne(std::unique_lock<std::mutex>& lock);  // returns false if nothing is queued
   void Serve();
 
-  const size_t own_room_, shared_room_;  // requests: of each tenant, and of whoever comes first
+  const size_t own_room_, shared_room_;  // space for requests: per tenant, and shared
   const size_t daemons_room_;
   const storage::Clock& clock_;
   std::atomic<uint64_t> rejected_{0};
@@ -124,15 +125,15 @@ class EventLoop {
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  storage::TurnQueue<Item> waiting_;              // guarded by mutex_, as all below
-  std::map<storage::TenantId, size_t> requests_;  // items of kRequest that wait; of tenants that have some
+  storage::TurnQueue<Item> waiting_;              // guarded by mutex_, like all members below
+  std::map<storage::TenantId, size_t> requests_;  // queued items of kRequest, per tenant with any
   std::deque<Timer> timers_;
   storage::Nanos next_due_ = INT64_MAX;  // of timers that are not queued
   TurnTimes times_;
   bool started_ = false;
   bool stopping_ = false;
-  bool running_ = false;       // a closure, on whichever thread
-  bool thread_waits_ = false;  // for its turn: it has something to do
+  bool running_ = false;       // a closure is running on some thread
+  bool thread_waits_ = false;  // the thread waits for its turn, with work to do
 };
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells ThreadSanitizer of an order between threads that lies inside a library built without it, such as gRPC.
+// Tells ThreadSanitizer about an ordering between threads inside a library that is built without it, such as gRPC.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)
@@ -8,8 +8,8 @@
 
 namespace ashlar::daemon {
 
-// Call HandOver before the library gets the object, and TakeOver first in what the library calls on another thread.
-// Both do nothing in other builds.
+// Call HandOver before passing the object to the library, and TakeOver first in what the library calls on another
+// thread. Both do nothing in other builds.
 inline void HandOver([[maybe_unused]] const void* object) {
 #if defined(__SANITIZE_THREAD__)
   __tsan_release(const_cast<void*>(object));

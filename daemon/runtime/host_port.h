@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostPort: a TCP address in a configuration.
+// HostPort: a TCP address in the configuration.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace ashlar::daemon {
 
 struct HostPort {
   std::string host;   // a name, or an IPv4 or IPv6 address without brackets
-  uint16_t port = 0;  // 0: any that is free
+  uint16_t port = 0;  // 0: any free port
 };
-// "127.0.0.1:9464", "localhost:9464", "[::1]:9464". INVALID_ARGUMENT says what is expected.
+// Parses "127.0.0.1:9464", "localhost:9464" or "[::1]:9464". INVALID_ARGUMENT says what is expected.
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view text);
 
 }  // namespace ashlar::daemon

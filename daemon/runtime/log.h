@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Log: the daemon's log, one line an event on stderr, as text or as JSON.
+// Log: the daemon's log, one line per event on stderr, as text or JSON.
 //
-// Once LogInBackground has been called, no caller waits for stderr: lines go through a bounded queue to a thread that
-// writes them. When nobody reads stderr, the oldest lines are dropped and counted; the log says how many when it can be
-// written again. Of one message and tenant (the field `tenant`), a limited number of lines is written in a minute; the
-// log says how many were suppressed.
+// After LogInBackground, callers do not wait for stderr: lines go through a bounded queue to a thread that writes them.
+// If stderr is not read, the oldest lines are dropped and counted; the log reports the count when it can be written
+// again. The number of lines per minute is limited for each message and tenant (the field `tenant`); the log reports
+// how many were suppressed.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@ namespace ashlar::daemon {
 
 enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarning, kError };
 
-// A fact of an event, in its own field: numbers stay numbers in JSON.
+// A field of a log line. Numbers stay numbers in JSON.
 struct LogField {
   LogField(absl::string_view name, std::integral auto number) : name(name), value(static_cast<int64_t>(number)) {}
   LogField(absl::string_view name, absl::string_view text) : name(name), value(std::string(text)) {}
@@ -32,36 +32,35 @@ struct LogField {
   std::variant<int64_t, std::string> value;
 };
 
-// `level` and `format` as in config.proto. Lines are written by the callers of Log. Call it once, before other threads
-// log.
+// `level` and `format` as in config.proto. Callers of Log write the lines. Call once, before other threads log.
 void ConfigureLog(absl::string_view level, absl::string_view format);
 
-// Starts the log's thread. Call it once, after ConfigureLog and before other threads log. RESOURCE_EXHAUSTED: there can
-// be no more threads; callers still write lines themselves.
+// Starts the log's thread. Call once, after ConfigureLog and before other threads log. RESOURCE_EXHAUSTED if no thread
+// can be started; callers then continue to write lines.
 absl::Status LogInBackground();
 
-// Waits until all lines so far are written, at most `patience`. The process may exit in either case.
+// Waits until all lines so far are written, at most `patience`. The process may exit afterwards in either case.
 void FlushLog(std::chrono::milliseconds patience);
 
-// Logs what was suppressed, when its minute is over. Call it periodically.
+// Logs a summary of suppressed lines at the end of their minute. Call it periodically.
 void SummarizeSuppressedLines();
 
 struct LogCounts {
-  uint64_t dropped = 0;     // lines, since nobody read stderr
+  uint64_t dropped = 0;     // lines dropped because stderr was not read
   uint64_t suppressed = 0;  // lines beyond the limit of their message and tenant
 };
 LogCounts CountLogLines();  // since the process started
 
-// Thread-safe. Text that an engine sent may stand in fields: it is escaped, a line stays one line.
+// Thread-safe. Fields may contain text from an engine: it is escaped, and a line stays one line.
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
 
-// Another level from now on.
+// Changes the level.
 void SetLogLevel(absl::string_view level);
 
-// An operator's action: the same line under "audit" in place of the level, whatever the level is, and never suppressed.
+// Logs an operator's action with "audit" in place of the level. It is always written and never suppressed.
 void LogAudit(absl::string_view action, std::initializer_list<LogField> fields);
 
-// The line behind time and level, for tests.
+// Returns the line without time and level, for tests.
 std::string FormatLogLine(bool json, absl::string_view message, std::initializer_list<LogField> fields);
 
 }  // namespace ashlar::daemon

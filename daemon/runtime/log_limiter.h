@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LogLimiter: bounds how many log lines one event of one tenant leaves, so that no tenant fills the log.
+// LogLimiter: limits the log lines per message and tenant, so that no tenant can fill the log.
 #pragma once
 
 #include <chrono>
@@ -14,21 +14,21 @@
 
 namespace ashlar::daemon {
 
-// Counts in windows of time. Not thread-safe.
+// Counts lines per time window. Not thread-safe.
 class LogLimiter {
  public:
   using Time = std::chrono::steady_clock::time_point;
   static constexpr std::chrono::seconds kWindow{60};
-  static constexpr uint64_t kLines = 100;   // of one message and tenant in a window
-  static constexpr size_t kMaxKeys = 1024;  // all further messages and tenants share one bound
+  static constexpr uint64_t kLines = 100;   // per message, tenant and window
+  static constexpr size_t kMaxKeys = 1024;  // all further messages and tenants share one limit
 
   struct Summary {
     LogLevel level;
-    std::string message, tenant;  // the tenant is empty where lines name none
+    std::string message, tenant;  // tenant is empty if the line names none
     uint64_t lines = 0;           // suppressed in the window
   };
 
-  // Returns whether a line may be written now.
+  // Returns whether the line may be written.
   bool Admit(LogLevel level, absl::string_view message, absl::string_view tenant) {
     Key key(message, tenant);
     auto found = counts_.find(key);
@@ -41,7 +41,7 @@ class LogLimiter {
     return ++count.lines <= kLines;
   }
 
-  // When the window is over, or `early`: begins the next one, and returns what was suppressed in this one.
+  // Starts the next window if this one has ended, or if `early`, and returns what was suppressed.
   std::vector<Summary> EndWindow(Time now, bool early = false) {
     std::vector<Summary> all;
     if (now - begun_ < kWindow && !early) return all;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NamedThread: starts one of the daemon's threads, under a name that `top -H`, perf and debuggers show.
+// NamedThread: starts a thread of the daemon with a name that `top -H`, perf and debuggers show.
 #pragma once
 
 #include <pthread.h>
@@ -14,9 +14,9 @@
 
 namespace ashlar::daemon {
 
-// `name`: at most 15 characters, which is all that the kernel keeps. For the start of the daemon, which has found that
-// there may be enough threads (CheckThreads). When another process has taken them since, a daemon without this thread
-// would hang: the process ends with an error message and exit code 1.
+// `name` has at most 15 characters, the kernel's limit. For the startup of the daemon, after CheckThreads. If another
+// process has used up the threads since, a daemon without this thread would hang, so the process ends with an error
+// message and exit code 1.
 template <typename Work>
 std::thread NamedThread(const char* name, Work work) {
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting for a TCP port that another process is about to release.
+// WaitForPort: waits for a TCP port that another process is about to release.
 #pragma once
 
 #include "absl/functional/function_ref.h"
@@ -8,11 +8,11 @@
 
 namespace ashlar::daemon {
 
-// How long a daemon that starts waits for a port. A daemon that was killed holds its ports until the kernel has taken
-// its memory back.
+// Longest time that a starting daemon waits for a port. A killed daemon holds its ports until the kernel has freed its
+// memory.
 inline constexpr storage::Nanos kPortPatience = 5'000'000'000;
 
-// Calls `in_use`, which tries to listen, until it returns false or `patience` is over. Logs `what` once if it waits.
+// Calls `in_use`, which tries to listen, until it returns false or `patience` has passed. Logs `what` once if it waits.
 void WaitForPort(absl::string_view what, storage::Nanos patience, absl::FunctionRef<bool()> in_use);
 
 }  // namespace ashlar::daemon

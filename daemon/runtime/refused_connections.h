@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RefusedConnections: connections that this daemon refused or closed, counted for metrics and logged.
+// RefusedConnections: counts and logs connections that the daemon refused or closed.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,24 @@
 
 namespace ashlar::daemon {
 
-// The reason is a metric's label.
+// The reason is a metric label.
 enum class RefusedConnection : uint8_t {
-  kTooMany,   // beyond a limit
-  kStranger,  // of a user that belongs to no tenant
-  kVersion,   // no version of the protocol in common
+  kTooMany,   // a limit was exceeded
+  kStranger,  // the user belongs to no tenant
+  kVersion,   // no common protocol version
   kSilent,    // no greeting in time
-  kProtocol,  // it breaks the protocol
+  kProtocol,  // protocol violation
 };
 absl::string_view Name(RefusedConnection reason);
 
-// Thread-safe. Logs one line for each socket and reason in kQuiet, with the number of those that it has not logged.
+// Thread-safe. Logs one line per socket and reason every kQuiet, with the number of unlogged ones.
 class RefusedConnections {
  public:
   static constexpr storage::Nanos kQuiet = 10'000'000'000;
 
-  // `socket`: the listener, a metric's label: "rpc", "session", "events". `peer`: what is known of the other end.
+  // `socket` is the listener, a metric label: "rpc", "session", "events". `peer` describes the other end.
   void Add(const char* socket, RefusedConnection reason, absl::string_view peer, absl::string_view why);
-  // By socket and reason, ever.
+  // By socket and reason, since the start.
   std::map<std::pair<std::string, RefusedConnection>, uint64_t> counts() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RoundTrips: how long the answers of another process have taken, and how long the next one is therefore waited for.
+// RoundTrips: measures the reply times of another process, and derives the time limit of the next call.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace ashlar::daemon {
 
-// Mean and deviation as TCP keeps them (RFC 6298): recent answers count most. One thread at a time.
+// Mean and deviation as in TCP (RFC 6298), with more weight on recent replies. One thread at a time.
 class RoundTrips {
  public:
   struct Bounds {
@@ -23,22 +23,22 @@ class RoundTrips {
     mean_ += mean_ > 0 ? error / 8 : sample;
     doublings_ = 0;
   }
-  // A call that began then was given up. Of several that waited at the same time one counts.
+  // A call that began at `began` timed out. Of several concurrent ones, one counts.
   void Unanswered(storage::Nanos began, storage::Nanos now) {
     if (began < doubled_at_) return;
     doubled_at_ = now;
     doublings_ = std::min(doublings_ + 1, kMostDoublings);
   }
 
-  storage::Nanos mean() const { return static_cast<storage::Nanos>(mean_); }  // 0: nothing is known
-  // The longest that a single answer takes, but for what is lost on the way.
+  storage::Nanos mean() const { return static_cast<storage::Nanos>(mean_); }  // 0 if unknown
+  // The longest time of a single reply, without losses on the network.
   storage::Nanos Late() const { return static_cast<storage::Nanos>(mean_ + 4 * deviation_); }
-  // `usual`, which is made of what was measured, within its bounds: twice as long after each that was not answered.
+  // Returns the measured value `usual` within the bounds, doubled for each unanswered call.
   storage::Nanos Limit(storage::Nanos usual, const Bounds& bounds) const {
     const double longer = static_cast<double>(std::max(usual, bounds.least)) * static_cast<double>(1 << doublings_);
     return longer < static_cast<double>(bounds.most) ? static_cast<storage::Nanos>(longer) : bounds.most;
   }
-  // A call's: time for its answer, for a connection that is made for it, and for frames that are sent again.
+  // Time limit of a call: its reply, a new connection, and retransmissions.
   storage::Nanos Limit(const Bounds& bounds) const { return Limit(kTripsOfACall * Late(), bounds); }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP sockets by address.
+// TCP listeners and addresses.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace ashlar::daemon {
 
-// Binds and listens at the first of the host's addresses that can be had, IPv4 before IPv6; non-blocking. Accepted
-// sockets send without delay (TCP_NODELAY). The listener has no path. A port that is in use is waited for, at most for
-// `patience`. UNAVAILABLE if no address can be listened on.
+// Binds and listens on the first available address of the host, IPv4 before IPv6; non-blocking. Accepted sockets use
+// TCP_NODELAY. The listener has no path. Waits at most `patience` for a port in use. UNAVAILABLE if no address can be
+// listened on.
 absl::StatusOr<Listener> ListenTcp(const HostPort& at, storage::Nanos patience = 0);
 
-// Returns the port of a TCP socket that is bound; 0 for any other socket.
+// Returns the port of a bound TCP socket; 0 for any other socket.
 uint16_t PortOf(int socket);
-// Returns the address that a TCP socket is connected to, without its port, as bytes; empty for a socket that has none.
+// Returns the remote address of a TCP socket as bytes, without the port; empty for other sockets.
 std::string PeerAddress(int socket);
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// WorkerPool: threads that move bytes for the cache, away from the metadata thread.
+// WorkerPool: threads that move bytes for the cache, outside the metadata thread.
 #pragma once
 
 #include <atomic>
@@ -21,40 +21,39 @@
 
 namespace ashlar::daemon {
 
-// Every tenant has a bounded queue of its own. Tenants are served in turn, by the time that their jobs took; a tenant's
-// jobs in order. A `done` is posted to the loop when its work has finished. A completion is never lost: the loop takes
-// it without a bound of its own, because these queues already bounded the work.
+// Every tenant has its own bounded queue. Tenants take turns by the time that their jobs took; a tenant's jobs run in
+// order. `done` is posted to the loop when its work has finished. Completions are never lost: the loop accepts them
+// without a limit, because these queues bound the work.
 class WorkerPool final : public storage::Executor {
  public:
-  // `threads` jobs run at once. While some of them have run for longer than kOverrun, others run beside them on up to
-  // `spare_threads` threads more, one job of each tenant that has none running: nobody waits for the end of another
-  // tenant's long job. `queue_depth` is of each tenant: of its jobs, those that wait, run, or whose `done` has not
-  // begun; so a `done` may ask for one more. `loop` must outlive the pool.
-  // `name`: of the threads, at most 15 characters.
+  // `threads` jobs run at once. While some of them exceed kOverrun, up to `spare_threads` more run jobs of tenants
+  // without a running job, so that no tenant waits for another tenant's long job. `queue_depth` limits each tenant's
+  // jobs that are queued, running, or whose `done` has not started; so a `done` may add one more. `loop` must outlive
+  // the pool. `name` of the threads has at most 15 characters.
   WorkerPool(int threads, size_t queue_depth, EventLoop& loop, int spare_threads = 0, const char* name = "worker");
-  ~WorkerPool() override;  // Stop
+  ~WorkerPool() override;  // calls Stop
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // Thread-safe, as all that follow. False when the tenant has `queue_depth` jobs already, or after Stop.
+  // Thread-safe, like the methods below. Returns false if the tenant has `queue_depth` jobs, or after Stop.
   bool Run(storage::TenantId tenant, std::function<void()> work, std::function<void()> done) override;
   void Post(storage::TenantId tenant, std::function<void()> event) override;
-  // True once a job of the tenant has run for kTurn.
+  // Returns whether a job of the tenant has run for kTurn.
   bool ShouldYield(storage::TenantId tenant) const override;
 
   storage::Nanos LongestRun() const override;
 
-  // Finishes what was taken, posts its completions, ends the threads.
+  // Finishes the accepted jobs, posts their completions, and ends the threads.
   void Stop();
-  // Begins no further job, and ends the threads as soon as their jobs have returned. False: some have not within
-  // `patience`; their threads go on, so the pool must never be destroyed.
+  // Starts no further job, and ends the threads when their jobs return. Returns false if some did not within
+  // `patience`; their threads continue, so the pool must never be destroyed.
   bool StopWithin(std::chrono::nanoseconds patience);
 
-  size_t depth() const;    // jobs that wait
-  size_t running() const;  // jobs that have not returned
+  size_t depth() const;    // queued jobs
+  size_t running() const;  // jobs in progress
   uint64_t rejected() const { return rejected_.load(); }
 
-  // A tenant is served for about this long before the next one is. A few MiB are moved in it.
+  // A tenant is served for about this long before the next one. This moves a few MiB.
   static constexpr std::chrono::nanoseconds kTurn = std::chrono::milliseconds(2);
   static constexpr std::chrono::nanoseconds kOverrun = 4 * kTurn;
 
@@ -73,10 +72,10 @@ class WorkerPool final : public storage::Executor {
 
   void Work(size_t thread);
   void RunJob(storage::TenantId tenant, size_t thread, std::unique_lock<std::mutex>& lock);
-  // Startable, NextOverrun and Runs need mutex_. Startable returns the tenant whose job a free thread begins; none: it
-  // waits.
+  // Startable, NextOverrun and Runs require mutex_. Startable returns the tenant whose job a free thread should start;
+  // nothing if it must wait.
   std::optional<storage::TenantId> Startable();
-  // Returns when a job will have run for too long while others wait; none: that changes nothing.
+  // Returns when a running job exceeds its time while others wait; nothing if that has no effect.
   std::optional<Time> NextOverrun() const;
   bool Runs(storage::TenantId tenant) const;
 
@@ -88,15 +87,15 @@ class WorkerPool final : public storage::Executor {
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::condition_variable ended_;                 // a thread has
-  storage::TurnQueue<Job> queue_{kTurn.count()};  // guarded by mutex_, as below
-  std::vector<std::optional<Running>> running_;   // by thread
+  std::condition_variable ended_;                 // a thread has ended
+  storage::TurnQueue<Job> queue_{kTurn.count()};  // guarded by mutex_, like the members below
+  std::vector<std::optional<Running>> running_;   // index: thread
   std::map<storage::TenantId, Count> jobs_;
   size_t busy_ = 0;        // threads that run a job
   bool watching_ = false;  // a thread waits for NextOverrun
   bool stopping_ = false;
-  bool abandoned_ = false;  // no further job begins
-  size_t living_ = 0;       // threads
+  bool abandoned_ = false;  // no further job starts
+  size_t living_ = 0;       // live threads
 };
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Certificates of nodes: which authorities are trusted, and which node a certificate names.
+// Certificates of nodes: trusted authorities, and the node that a certificate names.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +16,25 @@ struct x509_store_st;
 
 namespace ashlar::daemon {
 
-// The end of a connection that the holder of a certificate has.
+// The TLS role of the holder of a certificate.
 enum class TlsRole { kServer, kClient };
 
 struct CertificateVerdict {
-  std::string node;                // that the certificate names; empty where it is refused before its name is read
-  std::optional<Refusal> refusal;  // none: it is good
-  std::string why;                 // of a refusal
+  std::string node;                // the node in the certificate; empty if it was refused before the name was read
+  std::optional<Refusal> refusal;  // empty if accepted
+  std::string why;                 // reason of the refusal
 };
 
-// The authorities that nodes' certificates may be signed by. Immutable, and so thread-safe.
+// The authorities that may sign certificates of nodes. Immutable and thread-safe.
 class Trust {
  public:
-  // `pem`: one certificate or more. INVALID_ARGUMENT if one cannot be read, or the last one is cut off.
+  // `pem` has one or more certificates. INVALID_ARGUMENT if one cannot be parsed or the last one is truncated.
   static absl::StatusOr<std::shared_ptr<const Trust>> Parse(absl::string_view pem);
   ~Trust();
 
-  // Judges the certificate `leaf` at this moment: signatures up to an authority, dates, what it may be used for, and
-  // the name. `chain`: certificates that may lie between, in any order. `spiffe_prefix`: what stands before the node's
-  // name in the certificate's one URI; empty: the node's name is the subject's common name.
+  // Checks the certificate `leaf` now: signatures up to an authority, validity, key usage and name. `chain` has
+  // intermediate certificates in any order. `spiffe_prefix` is what precedes the node name in the certificate's single
+  // URI; if empty, the node name is the subject's common name.
   CertificateVerdict Check(absl::string_view leaf, absl::string_view chain, TlsRole role,
                            absl::string_view spiffe_prefix) const;
 
@@ -43,21 +43,21 @@ class Trust {
   x509_store_st* const store_;  // owned
 };
 
-// INVALID_ARGUMENT unless `cert` begins with a certificate whose private key is `key`, both PEM.
+// INVALID_ARGUMENT unless `cert` begins with a certificate that matches the private key `key`; both are PEM.
 absl::Status CheckPair(absl::string_view cert, absl::string_view key);
 
 struct CertificateTerm {
-  int64_t ends = 0;     // Unix time; 0: none can be read
-  int64_t seconds = 0;  // from its beginning to its end
+  int64_t ends = 0;     // Unix time; 0 if unreadable
+  int64_t seconds = 0;  // length of its validity
 };
-// Of the certificate in `pem` that ends first, which may be one between the node's own and an authority.
+// Returns the term of the certificate in `pem` that expires first, which may be an intermediate one.
 CertificateTerm TermOf(absl::string_view pem);
 
-// gRPC's threads may be inside a handshake when the process exits, and OpenSSL would tear itself down under them. Call
-// it before anything else that uses OpenSSL: then it stays as it is until the end.
+// gRPC's threads may be inside a handshake when the process exits, and OpenSSL would clean up under them. Call this
+// before any other use of OpenSSL to disable its cleanup.
 void KeepOpenSslAtExit();
 
-// Returns whether a node may be called so: letters, digits, '.', '_' and '-', at most 64.
+// Returns whether a name is valid for a node: letters, digits, '.', '_' and '-', at most 64.
 bool IsNodeName(absl::string_view name);
 
 }  // namespace ashlar::daemon

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerPolicy: which nodes are peers of this one, and which tenants each of them shares with it.
+// PeerPolicy: which nodes are peers of this one, and which tenants each peer shares.
 //
-// A tenant's name is the same on all nodes, because it enters the namespace of its keys. Both ends consult their own
-// policy: who asks, before it asks, and who is asked.
+// A tenant has the same name on all nodes, because the name is part of the namespace. Both ends check their own policy:
+// the caller before a call, and the callee.
 #pragma once
 
 #include <map>
@@ -18,20 +18,20 @@ class Config;
 
 namespace ashlar::daemon {
 
-// Immutable, and so thread-safe.
+// Immutable and thread-safe.
 class PeerPolicy {
  public:
-  // `config` as ParseConfig accepted it, with a cluster.
+  // `config` must come from ParseConfig and have a cluster.
   explicit PeerPolicy(const v1::Config& config);
 
-  // Returns whether a node of this name may be a peer. This node itself is none.
+  // Returns whether a node of this name may be a peer. This node itself is not one.
   bool Member(const std::string& node) const;
-  // Returns this node's tenant of the name, if it has one and shares it with the node.
+  // Returns this node's tenant with the name if it exists and is shared with the node.
   std::optional<storage::TenantId> Tenant(const std::string& node, const std::string& name) const;
 
  private:
-  using Shared = std::set<std::string>;  // names; empty: all
-  // Null: the node is no peer.
+  using Shared = std::set<std::string>;  // names; empty: all tenants
+  // Null if the node is not a peer.
   const Shared* Find(const std::string& node) const;
 
   std::string self_;

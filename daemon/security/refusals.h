@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Refusals: why other daemons were refused, counted by reason and logged.
+// Refusals: counts and logs why other daemons were refused.
 #pragma once
 
 #include <array>
@@ -15,21 +15,21 @@
 
 namespace ashlar::daemon {
 
-// The reason is a metric's label.
+// The reason is a metric label.
 enum class Refusal : uint8_t {
-  kHandshake,      // its connection ended before it said anything: no TLS, another protocol, or it went away
-  kNoCertificate,  // it showed none
-  kUntrusted,      // none of the authorities here signed it
+  kHandshake,      // the connection ended before the greeting: no TLS, another protocol, or disconnected
+  kNoCertificate,  // no certificate
+  kUntrusted,      // not signed by a trusted authority
   kExpired,
   kNotYetValid,
-  kBadCertificate,  // anything else that is wrong with it
-  kNoName,          // it names no node, or not in the form that the configuration asks for
+  kBadCertificate,  // any other error of the certificate
+  kNoName,          // the certificate names no node, or not in the configured form
   kNotAMember,      // the configuration does not list the node
-  kWrongNode,       // another node than it says it is, or than was called
-  kVersion,         // no version of the protocol in common
-  kBadGreeting,     // a field of its greeting is wrong, or it made calls without one
-  kTenant,          // it asked for a tenant that is unknown here or not shared with it
-  kTooMany,         // bounded connections
+  kWrongNode,       // differs from the claimed or the called node
+  kVersion,         // no common protocol version
+  kBadGreeting,     // invalid greeting, or a call without one
+  kTenant,          // the tenant is unknown here or not shared with the peer
+  kTooMany,         // connection limit
 };
 inline constexpr size_t kRefusals = static_cast<size_t>(Refusal::kTooMany) + 1;
 absl::string_view Name(Refusal refusal);
@@ -37,22 +37,22 @@ absl::string_view Name(Refusal refusal);
 // Thread-safe.
 class Refusals {
  public:
-  // `counted` is told of each refusal, on the thread that refuses; it may be empty.
+  // `counted` is called for each refusal, on the refusing thread; it may be empty.
   explicit Refusals(std::function<void(Refusal)> counted = {}) : counted_(std::move(counted)) {}
 
-  // `who`: what is known of the peer, its node's name or address. It may be the peer's own text.
+  // `who` is the node name or address of the peer, and may be its own text.
   void Add(Refusal refusal, absl::string_view who, absl::string_view why);
   uint64_t count(Refusal refusal) const { return counts_[static_cast<size_t>(refusal)].load(); }
 
  private:
-  // So many lines a second: whoever reaches the port could fill the log otherwise.
+  // Log lines per second. Without a limit, any host that reaches the port could fill the log.
   static constexpr int kLinesASecond = 10;
 
   const std::function<void(Refusal)> counted_;
   std::array<std::atomic<uint64_t>, kRefusals> counts_{};
   std::mutex mutex_;
-  storage::Nanos second_ = 0;  // when the present one began; guarded by mutex_, as below
-  int lines_ = 0;              // in it
+  storage::Nanos second_ = 0;  // start of the current second; guarded by mutex_, like the member below
+  int lines_ = 0;              // lines in the current second
   uint64_t unlogged_ = 0;
 };
 

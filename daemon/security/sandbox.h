@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sandbox: what the daemon gives up of its process's rights, so that somebody who has taken it over cannot use them.
+// Sandbox: drops rights of the daemon's process, so that an attacker who controls it cannot use them.
 #pragma once
 
 #include <string>
@@ -14,24 +14,24 @@ class Config;
 
 namespace ashlar::daemon {
 
-// Files and folders, with all below them. What does not exist is left out.
+// Files and directories with their contents. Missing paths are skipped.
 struct SandboxPaths {
   std::vector<std::string> read;
-  std::vector<std::string> write;  // and read, make, remove
+  std::vector<std::string> write;  // also read, create and remove
 };
 
-// What a daemon with this configuration, read from `file`, may need: the folders of its sockets, its disk tier, its
-// audit file, its certificates and of `file`; the system's libraries, settings and devices.
+// Returns what a daemon with this configuration, read from `file`, needs: the directories of its sockets, disk tier,
+// audit file, certificates and `file`; the system's libraries, settings and devices.
 SandboxPaths PathsFor(const v1::Config& config, const std::string& file);
 
-// Landlock: from now on the calling thread, and those that it makes, open nothing else, and execute nothing. Files that
-// are open stay so. Before other threads are made, which it does not concern. Returns false, and changes nothing, where
-// the kernel has no landlock. The process gets no new privileges from programs any more, either way.
+// Landlock: the calling thread, and threads it creates, can open only these paths afterwards, and execute nothing. Open
+// files stay open. Call before creating other threads, which are not affected. Returns false, without a change, if the
+// kernel has no Landlock. In either case the process gets no_new_privs.
 absl::StatusOr<bool> RestrictFiles(const SandboxPaths& paths);
 
-// Seccomp: from now on all threads of the process are refused (EPERM) calls that a daemon that serves never makes: to
-// start programs and processes, to look into other processes, to mount, to change namespaces, users, capabilities, the
-// clock or the kernel, and to make sockets of unusual kinds. UNIMPLEMENTED where the build has no libseccomp.
+// Seccomp: all threads of the process get EPERM for system calls that a serving daemon never makes: starting programs
+// and processes, inspecting other processes, mounting, changing namespaces, users, capabilities, the clock or the
+// kernel, and creating unusual sockets. UNIMPLEMENTED if the build has no libseccomp.
 absl::Status RestrictCalls();
 
 }  // namespace ashlar::daemon

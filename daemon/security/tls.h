@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tls: mutual TLS between daemons, with files that may be replaced while connections live.
+// Tls: mutual TLS between daemons, with files that can be replaced while connections are open.
 //
-// Files are read again every `check_every`. What has changed is taken when it was read alike twice in a row and makes
-// sense: a private key and its certificate together, authorities whole. Anything else is left alone, and what was there
-// before goes on being used. Connections that exist are not touched; Check says whether they would be made today.
+// The files are read again every `check_every`. A change is applied when two consecutive reads agree and the files are
+// valid: private key and certificate match, authorities are complete. Otherwise the previous ones stay in use. Existing
+// connections are not affected; CheckClient reports whether they would be accepted now.
 #pragma once
 
 #include <cstdint>
@@ -28,30 +28,30 @@ namespace ashlar::daemon {
 class Tls {
  public:
   struct Options {
-    std::string node;           // of this daemon: its certificate must name it
-    std::string ca_file;        // PEM: the authorities that sign nodes' certificates
-    std::string cert_file;      // PEM: this node's certificate, and those between it and an authority
+    std::string node;           // the certificate must name this daemon
+    std::string ca_file;        // PEM: authorities that sign certificates of nodes
+    std::string cert_file;      // PEM: this node's certificate and intermediate ones
     std::string key_file;       // PEM
-    std::string spiffe_prefix;  // as Trust::Check takes it
+    std::string spiffe_prefix;  // as in Trust::Check
     storage::Nanos check_every = 10'000'000'000;
   };
-  // `member`: whether the configuration lets a node of this name in; on any thread. `refusals` must outlive all
-  // credentials. INVALID_ARGUMENT, NOT_FOUND and the like name the file that is wrong.
+  // `member` returns whether the configuration accepts a node of this name; called on any thread. `refusals` must
+  // outlive all credentials. INVALID_ARGUMENT, NOT_FOUND and the like name the file.
   static absl::StatusOr<std::unique_ptr<Tls>> Open(Options options, std::function<bool(const std::string&)> member,
                                                    Refusals& refusals);
   ~Tls();
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
 
-  // For a server that listens: only members with good certificates get through the handshake.
+  // For a server: only members with valid certificates pass the handshake.
   std::shared_ptr<grpc::ServerCredentials> OfServer() const;
-  // For a channel to `node`: the other end must be that node.
+  // For a channel to `node`: the peer must be that node.
   std::shared_ptr<grpc::ChannelCredentials> OfChannel(const std::string& node) const;
-  // Judges the certificate of a client as a handshake would now. It is not counted as refused.
+  // Checks a client's certificate as a handshake would now. Not counted as a refusal.
   CertificateVerdict CheckClient(absl::string_view leaf, absl::string_view chain) const;
 
-  uint64_t clients_refused() const;  // handshakes, ever, that OfServer's credentials refused by the certificate
-  uint64_t reloads() const;          // pairs and authorities that were taken since Open
+  uint64_t clients_refused() const;  // handshakes refused because of the client's certificate, since the start
+  uint64_t reloads() const;          // applied changes since Open
   CertificateTerm term() const;      // of the pair in use
 
  private:

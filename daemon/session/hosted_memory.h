@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostedMemory: memory that the daemon has made for engines, or has taken pages for, and its charge from then until it
-// is given back.
+// HostedMemory: memory that the daemon created for engines, or allocated the pages of, and its charge until it is
+// freed.
 //
-// The charge must not end before the memory: an engine may keep the descriptor that it was given, or pass it on, and
-// the pages live as long as any descriptor or mapping. And memory must not be emptied under an engine that has only
-// lost its session: the engine keeps using it, and registers it with its next session. Hence the rule. A block is
-// emptied, by punching a hole, and then its charge ends:
-//   - when the engine drops it, and no region of another session lies in it;
-//   - when no session has it any more, and nobody outside the daemon holds it. Death, in whatever PID namespace, is the
-//     usual reason; the kernel is asked about the memory, not about a process.
-// Until then the tenant is charged, whatever became of the session. A process that touches the memory after that
-// allocates pages anew, as with a memfd of its own. The daemon's end empties nothing.
+// The charge must not end before the memory. An engine may keep or pass on its descriptor, and the pages live as long
+// as any descriptor or mapping. The memory also must not be emptied under an engine that has only lost its session,
+// because the engine keeps using it and registers it with its next session. Therefore a block is emptied, by punching a
+// hole, and its charge ends:
+// - when the engine drops it and no other session has a region in it;
+// - when no session has it, and no process outside the daemon holds it. Usually that process has exited, in whatever
+//   PID namespace; the kernel is asked about the memory, not about a process.
+// Until then the tenant is charged, even after the session has ended. A process that touches the memory afterwards
+// allocates new pages, as with its own memfd. Stopping the daemon empties nothing.
 //
-// The daemon adopts an engine's own memfd whose pages it has taken. Charge and emptying are the same, but for one
-// thing: dropping the region empties nothing. The memory counts as held as long as the file description that was
-// registered is open or mapped anywhere. A process that keeps the memory by a description of its own opening alone
-// (from /proc) finds it empty.
+// The daemon adopts an engine's own memfd if it allocated pages of it. Charging and emptying are the same, except that
+// dropping the region empties nothing. Such memory counts as held while the registered file description is open or
+// mapped anywhere. A process that keeps the memory only through a separate open (from /proc) finds it empty.
 #pragma once
 
 #include <sys/types.h>
@@ -33,10 +32,10 @@
 
 namespace ashlar::daemon {
 
-// Thread-safe but for Make and for its destruction, before which all uses must be gone.
+// Thread-safe, except Make and the destructor. All uses must be gone before destruction.
 class HostedMemory {
  public:
-  using BlockId = uint64_t;  // never 0, never used twice
+  using BlockId = uint64_t;  // never 0, never reused
 
   // A session's use of a block. Movable.
   class Use {
@@ -64,45 +63,44 @@ class HostedMemory {
 
   struct Made {
     Use use;
-    // The engine's descriptor. As long as it, a copy or a mapping of it is open, somebody holds the block.
+    // The engine's descriptor. The block is held while it, a copy, or a mapping of it is open.
     UniqueFd memfd;
   };
-  // Each block keeps a descriptor open in the daemon. So a tenant has no more of them than so many for every session
-  // that it may have.
+  // Most blocks of a tenant for every session that it may have. Each block keeps a descriptor open in the daemon.
   static constexpr uint64_t kBlocksPerSession = 4;
   struct Owner {
     storage::TenantId tenant = 0;
-    std::shared_ptr<Budget> budget;  // the budget that is charged
+    std::shared_ptr<Budget> budget;  // the budget to charge
     uint64_t max_blocks = 0;
   };
-  // Makes a memfd of `bytes`, sealed against shrinking and growing, with all its pages. RESOURCE_EXHAUSTED where the
-  // owner has no more room, or the machine no more memory. Many gigabytes take seconds. One thread at a time.
+  // Creates a memfd of `bytes` with all its pages, sealed against shrinking and growing. RESOURCE_EXHAUSTED if the
+  // owner's budget or the machine's memory is used up. Takes seconds for many gigabytes. One thread at a time.
   absl::StatusOr<Made> Make(const Owner& owner, uint64_t bytes);
 
-  // Keeps `charge` for an engine's memfd of `bytes`, all of whose pages are there, as long as anybody holds it.
-  // RESOURCE_EXHAUSTED where the daemon has no descriptor left.
+  // Keeps `charge` for an engine's memfd of `bytes` with all pages allocated, while a process holds it.
+  // RESOURCE_EXHAUSTED if the daemon has no descriptors left.
   struct Adopted {
     std::unique_ptr<Use> use;
-    std::shared_ptr<const UniqueFd> memfd;  // the block's own, for the region to use as well
+    std::shared_ptr<const UniqueFd> memfd;  // the block's own descriptor, which the region uses too
   };
   absl::StatusOr<Adopted> Adopt(storage::TenantId tenant, const UniqueFd& memfd, uint64_t bytes, Budget::Charge charge);
-  // Adopted blocks of a tenant that no session has any more: each keeps a descriptor open, as a region does.
+  // Number of a tenant's adopted blocks without a session. Each keeps a descriptor open, like a region.
   uint64_t Forsaken(storage::TenantId tenant);
 
-  // The block behind an engine's descriptor, for one more session of the same tenant; null for any other file.
+  // Returns the block of an engine's descriptor, for another session of the same tenant; null for any other file.
   std::unique_ptr<Use> Find(storage::TenantId tenant, const UniqueFd& memfd);
 
-  // The engine that had this block needs it no more. If no other session has it, it is emptied before this returns.
+  // The engine no longer needs this block. If no other session has it, it is emptied before this returns.
   void Drop(BlockId block);
-  // Draws a name for memory that is not kept here: a GPU's, whose other holders cannot be asked for.
+  // Draws an id for memory that is not kept here: that of a GPU, whose other holders cannot be queried.
   BlockId NewName();
 
-  // Gives back what no session has and nobody holds. Call it every now and then.
+  // Frees blocks without a session or holder. Call it periodically.
   void Sweep();
 
  private:
   struct Block {
-    // Of a file description of its own: what others hold can then be told from it.
+    // A separate file description, so that other holders can be detected.
     std::shared_ptr<const UniqueFd> memfd;
     dev_t device = 0;
     ino_t inode = 0;

@@ -8,9 +8,9 @@
 
 namespace ashlar::daemon {
 
-// Quiesce and Land are different calls and may overtake each other. Once the engine has been told that a landing is
-// quiet it uses the slots again, so a Land call that arrives later must write nothing. Landing numbers ascend,
-// therefore the smallest remembered ones can be erased by raising a floor below which nothing starts.
+// Quiesce and Land are different calls and may overtake each other. After Quiesce has succeeded, the engine reuses the
+// slots, so a Land call that arrives later must write nothing. Landing numbers ascend, so the oldest entries can be
+// replaced by a floor below which nothing starts.
 class LandingLedger {
  public:
   static constexpr size_t kRemembered = 1024;

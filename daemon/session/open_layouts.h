@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// OpenLayouts: the layouts of opened models. Sessions, ranks of one kind and exact prefixes share equal layouts,
-// because their tables may take 32 MiB.
+// OpenLayouts: the layouts of opened models. Sessions, ranks and exact prefixes share equal layouts, because their
+// tables may take 32 MiB.
 #pragma once
 
 #include <cstddef>
@@ -17,24 +17,22 @@
 
 namespace ashlar::daemon {
 
-// kHeapOverhead: the bytes that a block of heap takes beside its own. kLeastHeapBytes: the bytes of a small object
-// altogether, with its handle and place.
+// kHeapOverhead: heap bytes per allocation in addition to its own. kLeastHeapBytes: total heap bytes of a small object
+// with its handle and map entry.
 inline constexpr uint64_t kHeapOverhead = 16, kLeastHeapBytes = 256;
 
-// Heap that a layout takes, its tables above all.
+// Returns the heap bytes of a layout, mostly its tables.
 uint64_t MemoryOf(const Layout& layout);
 
 // Thread-safe.
 class OpenLayouts {
  public:
-  // Returns the layout of a shard of a namespace's models (a namespace is made of tenant, identity and layout). Null:
-  // nobody has it.
+  // Returns the layout for a shard of a namespace (tenant, identity and layout); null if it is not in use.
   std::shared_ptr<const Layout> Find(const NamespaceId& ns, const TensorShard& shard) const;
-  // Shares a layout, and its charge, for as long as anybody has it. If two come at once, returns the one that is there
-  // already.
+  // Shares a layout and its charge while they are in use. If an equal one already exists, returns that.
   std::shared_ptr<const Layout> Share(const NamespaceId& ns, const TensorShard& shard, Layout layout,
                                       Budget::Charge charge);
-  size_t size() const;  // that somebody has, and some that nobody has any more
+  size_t size() const;  // layouts in use, and some no longer in use
 
  private:
   using Key = std::tuple<NamespaceId, uint32_t, uint32_t>;

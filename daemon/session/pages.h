@@ -31,38 +31,38 @@ namespace ashlar::daemon {
 
 // Immutable.
 struct Model {
-  // INVALID_ARGUMENT naming the field for what makes no sense, UNIMPLEMENTED naming it for what this version does not
-  // serve: a part of the layers; RESOURCE_EXHAUSTED where `budget` has no room for it, or meanwhile for the request.
+  // INVALID_ARGUMENT names an invalid field. UNIMPLEMENTED names an unsupported one (a subset of the layers).
+  // RESOURCE_EXHAUSTED if `budget` has no space for the model, or temporarily for the request.
   static absl::StatusOr<std::shared_ptr<const Model>> Open(absl::string_view tenant,
                                                            const v1::OpenModelRequest& request, OpenLayouts& layouts,
                                                            const std::shared_ptr<Budget>& budget);
 
   explicit Model(std::shared_ptr<const Layout> its_layout)
       : shared_layout(std::move(its_layout)), layout(*shared_layout) {}
-  // Heap that it takes, without its layout: that may be another model's, too.
+  // Returns the heap bytes without the layout, which other models may share.
   uint64_t MemoryBytes() const;
 
   NamespaceId ns;
   Identity identity;
-  TensorShard shard;  // that its engine computes
+  TensorShard shard;  // the shard that its engine computes
   const std::shared_ptr<const Layout> shared_layout;
-  const Layout& layout;  // of that shard
+  const Layout& layout;  // layout of that shard
   // Returns whether the model's engine can use the object.
   bool Has(const ObjectHeader& object) const { return object.ns == ns && object.shard == shard; }
 
-  double tokens_per_second = 0;                          // that its engine prefills; 0: it did not say
-  storage::ComputeCost cost;                             // of all shards
-  std::shared_ptr<const storage::PrefixModel> prefixes;  // null: its engine does not use them
+  double tokens_per_second = 0;                          // prefill rate; 0 if unknown
+  storage::ComputeCost cost;                             // for all shards
+  std::shared_ptr<const storage::PrefixModel> prefixes;  // null if the model was opened without prefixes
   Budget::Charge charge;
 };
 
 // Immutable once a session has it. Keeps its region mapped and its model's tables alive.
 class Pages {
  public:
-  // INVALID_ARGUMENT naming the field unless there is one entry for every attention layer, ascending, each with all of
-  // its pages inside the region, aligned to its elements, and no two rows overlapping, be they keys, values or scales,
-  // of one layer or two. Layers whose rows interleave step alike (row_array.h). With common pages, rows of layers of
-  // two groups may share memory: then page p of the one meets page p of the other alone.
+  // INVALID_ARGUMENT names the field unless there is one entry per attention layer, ascending, with all pages inside
+  // the region and aligned to its elements, and no two rows (keys, values or scales of any layer) overlap. Layers with
+  // interleaved rows must have equal strides (row_array.h). With common pages, rows of layers of two groups may share
+  // memory if page p of one only meets page p of the other.
   static absl::StatusOr<std::shared_ptr<Pages>> Declare(std::shared_ptr<const Model> model,
                                                         std::shared_ptr<const Region> region,
                                                         const v1::DeclarePagesRequest& request);
@@ -70,38 +70,37 @@ class Pages {
   const Model& model() const { return *model_; }
   const std::shared_ptr<const Region>& region() const { return region_; }
 
-  // Groups of layers, each with page tables of its own: one, unless the engine has declared several.
+  // A group of layers with its own page tables. There is one unless the engine declares several.
   struct Group {
     uint32_t page_tokens = 0;
     uint32_t pages = 0;
   };
   const std::vector<Group>& groups() const { return groups_; }
   bool common_pages() const { return common_pages_; }
-  // Of the first group: the only one of pages that the daemon allocates.
+  // Tokens per page of the first group, the only one for pages that the daemon allocates.
   uint32_t page_tokens() const { return groups_.front().page_tokens; }
 
-  // Divides a request's page table of so many entries, in which the groups' tables lie one behind the other, as its
-  // `group_pages` says: where each of them begins, and the end. INVALID_ARGUMENT names the field.
+  // Divides a request's page table of `entries`, in which the tables of the groups follow one another, by
+  // `group_pages`. Returns where each table begins, and the end. INVALID_ARGUMENT names the field.
   absl::StatusOr<std::vector<size_t>> Divide(size_t entries, std::span<const uint32_t> group_pages) const;
-  // One entry an attention layer, ascending, with the layout's rotation, and its own part of a page table that has been
-  // divided so. They point into the page table.
+  // Returns one entry per attention layer, ascending, with the layout's rotation and its part of the divided page
+  // table. The entries point into the page table.
   std::vector<storage::PagedRows> RowsIn(const std::vector<int32_t>& page_table, std::span<const size_t> tables) const;
 
-  // Checks that positions [first, first + count) lie on entries of each group's table that name declared pages.
+  // Checks that positions [first, first + count) are covered by entries of each group's table that name declared pages.
   // INVALID_ARGUMENT names the entry.
   absl::Status CheckPositions(std::span<const int32_t> page_table, std::span<const size_t> tables, uint64_t first,
                               uint64_t count) const;
 
-  // Returns whether stored rows have the same bytes at every position: no layer's keys are turned on their way into
-  // pages.
+  // Returns whether stored rows are the same at every position: no layer rotates keys when they are landed.
   bool position_free() const;
 
-  // Hands the allocation of page ids over to `pool`, which has as many pages.
+  // Lets `pool`, which has the same number of pages, allocate page ids.
   void Allocate(std::shared_ptr<storage::PagePool> pool) { pool_ = std::move(pool); }
-  // Null: the engine allocates them. The pool is the metadata thread's.
+  // Null if the engine allocates pages. The pool belongs to the metadata thread.
   const std::shared_ptr<storage::PagePool>& pool() const { return pool_; }
 
-  // Heap that it takes, without its model, region and pool; and what is charged for it.
+  // Returns the heap bytes without model, region and pool. `charge` is the budget charge for them.
   uint64_t MemoryBytes() const {
     return kLeastHeapBytes + sizeof(Pages) + rows_.capacity() * (sizeof(rows_[0]) + sizeof(group_of_[0])) +
            groups_.capacity() * sizeof(groups_[0]);
@@ -118,7 +117,7 @@ class Pages {
   std::vector<Group> groups_;
   bool declared_groups_ = false, common_pages_ = false;
   std::vector<storage::PagedRows> rows_;
-  std::vector<uint32_t> group_of_;  // of each of the rows
+  std::vector<uint32_t> group_of_;  // index: entry of rows_
   std::shared_ptr<storage::PagePool> pool_;
   Budget::Charge charge_;
 };

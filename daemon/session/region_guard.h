@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// RegionGuard: keeps the daemon from allocating pages of engines' own memory.
+// RegionGuard: prevents the daemon from allocating pages of engines' own memory.
 //
-// An engine may free pages of its memfd at any moment, also between the check that precedes a call and the call's
-// writes. A write to such a page would allocate it at the daemon's charge. The kernel is asked to report the write
-// instead (userfaultfd). The daemon then gives the region up for good: it puts memory of its own in the place of the
-// mapping, where the calls under way read zeros and write what nobody will see. That memory is emptied over and over.
+// An engine may free pages of its memfd at any time, also between a call's check and its writes. Writing to such a page
+// would allocate it at the daemon's charge. The kernel is asked to report the access instead (userfaultfd). The daemon
+// then abandons the region permanently: it replaces the mapping by memory of its own, in which calls in flight read
+// zeros and write data that is discarded. That memory is emptied repeatedly.
 #pragma once
 
 #include <atomic>
@@ -22,14 +22,14 @@ namespace ashlar::daemon {
 // Thread-safe.
 class RegionGuard : public std::enable_shared_from_this<RegionGuard> {
  public:
-  // A mapping that is guarded. Destroy it before the mapping ends.
+  // A guarded mapping. Destroy it before unmapping.
   class Guarded {
    public:
     ~Guarded();
     Guarded(const Guarded&) = delete;
     Guarded& operator=(const Guarded&) = delete;
 
-    bool lost() const { return lost_; }  // a page was touched that was not there
+    bool lost() const { return lost_; }  // a missing page was touched
 
    private:
     friend class RegionGuard;
@@ -39,29 +39,29 @@ class RegionGuard : public std::enable_shared_from_this<RegionGuard> {
     const std::shared_ptr<RegionGuard> guard_;
     std::byte* const data_;
     const uint64_t bytes_;
-    bool replaced_ = false;  // by memory of the daemon's; guarded by mutex_
+    bool replaced_ = false;  // by memory of the daemon; guarded by mutex_
     std::atomic<bool> lost_{false};
   };
 
-  // Null, with a warning in the log, where the kernel or a filter of system calls does not allow it.
+  // Returns null and logs a warning if the kernel or a seccomp filter does not allow it.
   static std::shared_ptr<RegionGuard> Make();
   ~RegionGuard();
   RegionGuard(const RegionGuard&) = delete;
   RegionGuard& operator=(const RegionGuard&) = delete;
 
-  // Guards a shared mapping of a memfd for reading and writing, which begins at a page. Null where the kernel refuses.
+  // Guards a shared read-write mapping of a memfd that starts at a page boundary. Returns null if the kernel refuses.
   std::unique_ptr<Guarded> Guard(std::byte* data, uint64_t bytes);
 
  private:
   RegionGuard(UniqueFd faults, UniqueFd stop);
   void Run();
-  void Answer();  // all faults that are reported
+  void Answer();  // handles all reported faults
   void GiveUp(std::byte* page);
-  bool EmptyReplaced();  // false: none is
+  bool EmptyReplaced();  // returns false if there is none
 
   const UniqueFd faults_, stop_;
   std::mutex mutex_;
-  std::map<std::byte*, Guarded*> guarded_;  // by their beginnings; guarded by mutex_
+  std::map<std::byte*, Guarded*> guarded_;  // key: start address; guarded by mutex_
   std::thread thread_;
 };
 

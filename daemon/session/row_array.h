@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RowArray: the rows of one plane in an engine's pages, which are all keys, or all values, of one layer.
+// RowArray: the rows of one plane (all keys, or all values, of one layer) in an engine's pages.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace ashlar::daemon {
 
-// Offsets and strides in bytes. Counts and row_bytes are at least 1.
+// Offsets and strides are in bytes. Counts and row_bytes are at least 1.
 struct RowArray {
   struct Dimension {
     uint64_t stride;
@@ -23,23 +23,22 @@ struct RowArray {
   uint64_t row_bytes;
   std::array<Dimension, 3> dimensions;  // pages, tokens, heads
 
-  // One past the last byte. 128 bits hold any sum of three products of 64 × 32 bits.
+  // One past the last byte. 128 bits hold any sum of three 64-bit × 32-bit products.
   absl::uint128 End() const;
 
-  // Returns whether rows are disjoint: nested from the smallest stride to the largest, each stride covers all that is
+  // Returns whether rows are disjoint: ordered from the smallest to the largest stride, each stride covers everything
   // inside.
   bool Disjoint() const;
 };
 
-// Returns whether a row of `a` shares a byte with a row of `b`. Both are Disjoint and end below 2^62. The time grows
-// with the number of dimensions, not of rows. The answer is exact for planes that lie apart and for planes that
-// interleave in equal steps, such as the planes of one page, or keys and values of one token. Planes that interleave in
-// different steps count as overlapping.
+// Returns whether a row of `a` shares a byte with a row of `b`. Both must be Disjoint and end below 2^62. The time
+// depends on the number of dimensions, not of rows. The result is exact for separate planes and for planes that
+// interleave with equal strides, such as the planes of one page, or keys and values of one token. Planes that
+// interleave with different strides count as overlapping.
 bool Overlap(const RowArray& a, const RowArray& b);
 
-// Two of the arrays that overlap, as indices; nothing when all are apart. Takes n log n, however they interleave in
-// equal steps. Of arrays that interleave otherwise 16 n pairs are compared: where that does not do, the next counts as
-// an overlap.
+// Returns the indices of two arrays that overlap; nothing if all are disjoint. Takes n log n for any interleaving with
+// equal strides. For other interleavings, 16 n pairs are compared; beyond that, the next one counts as an overlap.
 std::optional<std::pair<size_t, size_t>> FindOverlap(std::span<const RowArray> arrays);
 
 }  // namespace ashlar::daemon

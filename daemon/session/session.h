@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Session: one engine process's connection, with the memory and models that it has brought.
+// Session: the connection of one engine process, with its memory and models.
 #pragma once
 
 #include <sys/types.h>
@@ -25,15 +25,15 @@ class Session {
  public:
   struct Description {
     storage::SessionId id = 0;
-    std::string secret;  // 16 random bytes; only its engine knows them
+    std::string secret;  // 16 random bytes, known only to its engine
     storage::TenantId tenant = 0;
     std::string tenant_name;
     pid_t pid = 0;
     uid_t uid = 0;
-    std::string client;              // as it calls itself
-    std::string release;             // of its library; empty: it did not say
-    RegionBudgets regions;           // the budgets of its regions
-    std::shared_ptr<Budget> models;  // and its models
+    std::string client;              // name given by the client
+    std::string release;             // version of its library; empty if unknown
+    RegionBudgets regions;           // budgets of its regions
+    std::shared_ptr<Budget> models;  // budget of its models
   };
 
   static constexpr size_t kMaxModels = 64;
@@ -42,19 +42,19 @@ class Session {
 
   const Description& about() const { return about_; }
 
-  // Thread-safe. Handles are never used twice. RESOURCE_EXHAUSTED beyond the bound above; Find… is null for a handle
-  // that is unknown or gone.
+  // Thread-safe. Handles are never reused. RESOURCE_EXHAUSTED beyond the limit above. Find… returns null for an unknown
+  // or removed handle.
   absl::StatusOr<uint64_t> AddRegion(std::shared_ptr<Region> region);
   absl::StatusOr<uint64_t> AddModel(std::shared_ptr<const Model> model);
-  // Declares a model's pages in place of its earlier declaration. INVALID_ARGUMENT for a model that is unknown or gone.
+  // Replaces the earlier declaration of a model's pages. INVALID_ARGUMENT for an unknown or removed model.
   absl::StatusOr<uint64_t> AddPages(uint64_t model, std::shared_ptr<const Pages> pages);
   std::shared_ptr<const Region> FindRegion(uint64_t handle) const;
   std::shared_ptr<const Model> FindModel(uint64_t handle) const;
   std::shared_ptr<const Pages> FindPages(uint64_t handle) const;
 
-  // Takes a model away, with its pages. An unknown handle is none.
+  // Removes a model with its pages. Unknown handles are ignored.
   void RemoveModel(uint64_t handle);
-  // Takes a region away, with the pages declared in it. Transfers in flight may keep it mapped a while.
+  // Removes a region with the pages declared in it. Transfers in flight may keep it mapped for a while.
   std::shared_ptr<Region> RemoveRegion(uint64_t handle);
 
   struct Memory {
@@ -63,25 +63,25 @@ class Session {
   };
   Memory memory() const;
 
-  // The GPU that regions of the session lie on; `all` of them must.
+  // The GPU that the session's regions are on. `all` of them must be on it.
   struct Far {
-    const kernels::Gpu* gpu = nullptr;  // null: none does
+    const kernels::Gpu* gpu = nullptr;  // null if no region is on a GPU
     bool all = false;
   };
   Far far() const;
   void SetGpu(const kernels::Gpu* gpu, bool all);
-  size_t models() const;  // opened
-  // Releases everything, and refuses more.
+  size_t models() const;  // opened models
+  // Releases everything, and refuses further additions.
   void Clear();
 
   // The metadata thread only.
   struct MetadataState {
     bool open = false;     // the cache knows the session
-    bool closing = false;  // it frees what the session held
+    bool closing = false;  // it is freeing what the session held
     LandingLedger landings;
     std::vector<std::function<void()>> when_drained;
-    bool ends_requests = false;  // requests of its engine hold pages, or have held some
-    bool ends_routes = false;    // it has planned prefill, or offered some
+    bool ends_requests = false;  // requests of its engine hold pages, or have held pages
+    bool ends_routes = false;    // it has planned or offered prefill
   };
   MetadataState& metadata() { return metadata_; }
 
@@ -89,13 +89,13 @@ class Session {
   const Description about_;
 
   mutable std::mutex mutex_;
-  bool cleared_ = false;  // guarded by mutex_, as all to the next blank line
+  bool cleared_ = false;  // guarded by mutex_, like all members up to the next blank line
   Far far_;
   uint64_t next_handle_ = 1;
   std::map<uint64_t, std::shared_ptr<Region>> regions_;
   struct OpenModel {
     std::shared_ptr<const Model> model;
-    uint64_t pages = 0;  // handle; 0 or gone: none
+    uint64_t pages = 0;  // handle; 0 or removed: none
   };
   std::map<uint64_t, OpenModel> models_;
   std::map<uint64_t, std::shared_ptr<const Pages>> pages_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SessionProtocol: the messages of one session socket, apart from the socket: requests in, replies out.
+// SessionProtocol: the messages of one session socket, without the socket: requests in, replies out.
 #pragma once
 
 #include <sys/types.h>
@@ -37,64 +37,65 @@ struct TenantUser {
   storage::TenantId id = 0;
   std::string name;
   RegionBudgets regions;           // of all its sessions
-  std::shared_ptr<Budget> models;  // likewise
+  std::shared_ptr<Budget> models;  // of all its sessions
   uint32_t max_sessions = 0;
   std::shared_ptr<std::atomic<uint64_t>> unsent;  // replies whose descriptor could not be sent
 };
 
-// The process at the other end, as the kernel names it.
+// The peer process, as the kernel reports it.
 struct Peer {
   pid_t pid = 0;
   uid_t uid = 0;
 };
 
-// The services that all sessions share. All outlive the sessions.
+// The services shared by all sessions. They must outlive the sessions.
 struct SessionServices {
   EventLoop& loop;      // the metadata thread
-  EventLoop& mappings;  // reserves and unmaps, which takes long for much memory
+  EventLoop& mappings;  // allocates and unmaps large memory
   HostedMemory& hosted;
   SessionTable& table;
-  std::vector<const storage::MemoryTier*> tiers;  // the metadata thread's, by their arenas (storage::kArenasApart)
+  // for the metadata thread; indexed by their arenas (storage::kArenasApart)
+  std::vector<const storage::MemoryTier*> tiers;
   std::map<uid_t, TenantUser> tenant_of_uid;
-  uint64_t region_bytes = 0;  // limit of one session, as below
+  uint64_t region_bytes = 0;  // per session, like the limits below
   uint32_t max_regions = 0;
-  // A GPU whose memory regions may lie in, and the level (Cache::SetLevel) of engines there; none: it has no tier.
+  // A GPU for regions, and the level (Cache::SetLevel) of its engines; no level if the GPU has no tier.
   struct Seat {
     const kernels::Gpu* gpu = nullptr;
     std::optional<size_t> level;
   };
   std::vector<Seat> gpus;
   RefusedConnections& refused;
-  // The bytes that arenas may still take of the machine's memory: no engine's memory is given pages out of these.
+  // Bytes of the machine's memory reserved for future arenas. Engine memory is not allocated from them.
   std::atomic<uint64_t> memory_to_come{0};
-  std::shared_ptr<RegionGuard> guard = RegionGuard::Make();  // null: the kernel allows none
+  std::shared_ptr<RegionGuard> guard = RegionGuard::Make();  // null if the kernel does not allow it
 };
 
-// The conversation with one peer. One thread calls it, one request at a time: the next only after the reply.
+// The conversation with one peer. One thread calls it, one request at a time: the next one only after the reply.
 class SessionProtocol {
  public:
   struct Reply {
     std::string bytes;    // an encoded SessionReply
-    UniqueFd descriptor;  // rides along where valid
-    bool close = false;   // the session ends behind this reply
-    // Returns the reply to send if the descriptor cannot be sent now; undoes the grant, of which the peer will not
-    // learn. Set if there is a descriptor.
+    UniqueFd descriptor;  // sent with the reply if valid
+    bool close = false;   // the session ends after this reply
+    // Returns the reply to send if the descriptor cannot be sent now, and undoes the grant. Set if there is a
+    // descriptor.
     std::function<Reply(const absl::Status& why)> otherwise;
   };
   // Called exactly once for each request, on any thread.
   using Respond = std::function<void(Reply)>;
 
-  // `tenant` is the peer's, and one of the services'.
+  // `tenant` is the peer's, and one of the services' tenants.
   SessionProtocol(SessionServices& services, Peer peer, const TenantUser& tenant)
       : services_(services), peer_(peer), tenant_(tenant) {}
 
-  // The last thing that is said to a peer that is not wanted, or does not keep to the protocol.
+  // The last reply to a peer that is refused or violates the protocol.
   static Reply Goodbye(const absl::Status& status);
 
   void Handle(absl::StatusOr<Datagram> datagram, Respond respond);
 
   const TenantUser& tenant() const { return tenant_; }
-  // Null until the peer has said Hello.
+  // Null before the peer's Hello.
   const std::shared_ptr<Session>& session() const { return session_; }
 
  private:
@@ -103,9 +104,9 @@ class SessionProtocol {
   void RegisterUntouched(std::shared_ptr<Region> region, const UniqueFd& memfd, Budget::Charge number, uint64_t bytes,
                          Respond respond);
   absl::Status RoomBesideForsaken() const;
-  // The GPU that a request means by its fields on_gpu and gpu, if regions of this session may lie there.
+  // Returns the GPU of a request's fields on_gpu and gpu, if regions of this session may be on it.
   absl::StatusOr<SessionServices::Seat> SeatOf(absl::string_view request, const std::string& gpu) const;
-  // Whether regions of this session may lie in the processor's memory.
+  // Checks whether regions of this session may be in host memory.
   absl::Status MayBeNear(absl::string_view request) const;
   void RegisterOnGpu(uint64_t bytes, const std::string& gpu, std::vector<UniqueFd> descriptors, Respond respond);
   void HostRegion(uint64_t bytes, Respond respond);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SessionServer: the session socket. It accepts engines, hands descriptors over, and notices the engines' deaths.
+// SessionServer: the session socket. It accepts engines, sends them descriptors, and notices when they exit.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,19 @@
 
 namespace ashlar::daemon {
 
-// A thread that serves all session sockets. A session ends with its socket, or when the kernel says that the process
-// that opened it is dead: a forked child may keep the socket open for longer.
+// One thread serves all session sockets. A session ends with its socket, or when the process that opened it exits,
+// because a forked child may keep the socket open.
 class SessionServer {
  public:
-  // `services` must outlive the server. ALREADY_EXISTS when another daemon listens on `path`.
+  // `services` must outlive the server. ALREADY_EXISTS if another daemon listens on `path`.
   static absl::StatusOr<std::unique_ptr<SessionServer>> Start(const std::string& path, uint32_t max_sessions,
                                                               SessionServices& services);
   // Ends every session and removes the socket.
   ~SessionServer();
 
-  // Whether engines that say hello get a session: at first they do. Otherwise they are answered UNAVAILABLE. Any
-  // thread.
+  // Sets whether an engine's hello opens a session; initially it does. Otherwise the reply is UNAVAILABLE. Any thread.
   void SetAdmitting(bool admitting);
-  // No new sessions from here on.
+  // Refuses new sessions from now on.
   void StopAccepting();
 
  private:

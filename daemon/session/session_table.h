@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SessionTable: all sessions, from their opening to the moment when nothing touches their memory any more.
+// SessionTable: all sessions, from opening until nothing accesses their memory any more.
 #pragma once
 
 #include <cstddef>
@@ -25,25 +25,25 @@ std::string RandomSecret();
 // Thread-safe.
 class SessionTable {
  public:
-  // Both must outlive the table and everything that was posted for it.
+  // Both must outlive the table and everything posted for it.
   SessionTable(storage::Cache& cache, EventLoop& loop) : cache_(cache), loop_(loop) {}
 
-  // 16 random bytes that name this run of the daemon: a restarted one has others.
+  // 16 random bytes that identify this run of the daemon; a restarted daemon has others.
   const std::string& daemon_epoch() const { return daemon_epoch_; }
 
-  // Makes the session known to the cache and to Find, then calls `opened` on the metadata thread. RESOURCE_EXHAUSTED
-  // when the loop's queue is full.
+  // Adds the session to the cache and to Find, then calls `opened` on the metadata thread. RESOURCE_EXHAUSTED if the
+  // loop's queue is full.
   absl::Status Open(std::shared_ptr<Session> session, std::function<void()> opened);
 
-  // Ends an opened session: Find no longer knows it, the cache frees its leases and reservations, and its memory is
-  // released when transfers in flight have drained. Nobody waits for the unmapping. Logs what was freed. Calling it
-  // again does nothing.
+  // Ends a session: Find no longer returns it, the cache releases its leases and reservations, and its memory is
+  // released when transfers in flight have drained. Does not wait for the unmapping. Logs what was released. Repeated
+  // calls have no effect.
   void Close(const std::shared_ptr<Session>& session, std::string reason);
 
-  // Where the session's engine lands from, and maps (Cache::SetLevel). The metadata thread only.
+  // Sets the tier level that the session's engine lands from and maps (Cache::SetLevel). The metadata thread only.
   void SetLevel(const Session& session, size_t level) { cache_.SetLevel(session.about().id, level); }
 
-  // Null for an unknown secret and for a session that has ended.
+  // Null for an unknown secret and for an ended session.
   std::shared_ptr<Session> Find(absl::string_view secret) const;
 
   struct Owner {
@@ -51,14 +51,14 @@ class SessionTable {
     storage::TenantId tenant = 0;
     uid_t uid = 0;  // of the process that opened it
   };
-  // Returns whose session it is, if it is open, or has ended and still drains; none for any other.
+  // Returns the owner of a session that is open or still draining; nothing for others.
   std::optional<Owner> OwnerOf(absl::string_view secret) const;
 
-  // Calls `drained` once nothing touches the memory of this session, which has ended; at once when the table does not
-  // know it any more. The metadata thread only.
+  // Calls `drained` when nothing accesses the memory of this ended session; immediately if the table does not have it.
+  // The metadata thread only.
   void WhenDrained(absl::string_view secret, std::function<void()> drained);
 
-  size_t size() const;  // those that drain included
+  size_t size() const;  // including draining sessions
 
   struct Listed {
     std::shared_ptr<const Session> session;
@@ -71,7 +71,7 @@ class SessionTable {
     std::shared_ptr<Session> session;
     bool ended = false;
   };
-  // False: what it held is not all free yet.
+  // Returns false if not everything it held is free yet.
   bool CloseOnLoop(const std::shared_ptr<Session>& session, const Session::Memory& memory, const std::string& reason,
                    storage::Slice& slice);
   void Drained(const std::shared_ptr<Session>& session);

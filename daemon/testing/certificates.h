@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TestAuthority: signs certificates of nodes, good ones and others, for tests.
+// TestAuthority: signs valid and invalid node certificates for tests.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,9 @@ struct TestPair {
 };
 
 struct TestSubject {
-  std::string name;                                 // the common name
-  std::string uri;                                  // an alternative name; empty: none
-  int64_t from_seconds = -3600, to_seconds = 3600;  // its validity, counted from now
+  std::string name;                                 // common name
+  std::string uri;                                  // alternative name; may be empty
+  int64_t from_seconds = -3600, to_seconds = 3600;  // validity relative to now
   std::string usage = "serverAuth,clientAuth";      // extended key usage
 };
 
@@ -28,7 +28,7 @@ class TestAuthority {
 
   const std::string& pem() const { return pem_; }
   TestPair Sign(const TestSubject& subject) const;
-  // A certificate that nobody but its own key has signed.
+  // Returns a self-signed certificate.
   static TestPair SelfSigned(const TestSubject& subject);
 
  private:
@@ -37,7 +37,7 @@ class TestAuthority {
   std::string pem_;
 };
 
-// Writes `text` to a new file of the path's name and puts it in the place of the old one.
+// Atomically replaces the file at `path` by one with `text`.
 void ReplaceFile(const std::string& path, const std::string& text);
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ChildProcess, for tests: a program that a test starts, freezes and kills.
+// ChildProcess, for tests: a program that a test starts, suspends and kills.
 #pragma once
 
 #include <sys/types.h>
@@ -10,13 +10,13 @@
 namespace ashlar::daemon {
 
 struct ChildOptions {
-  std::vector<std::string> command;      // the program, looked for in PATH, and its arguments
-  std::vector<std::string> environment;  // NAME=VALUE, besides this process's
-  std::string log;                       // appends what it says to this file; empty: this process's own
-  int network_namespace = -1;            // a descriptor of the one that it runs in; negative: this thread's
+  std::vector<std::string> command;      // the program, searched in PATH, and its arguments
+  std::vector<std::string> environment;  // NAME=VALUE, added to this process's environment
+  std::string log;                       // file to which its output is appended; empty: this process's output
+  int network_namespace = -1;            // descriptor of its network namespace; negative: that of this thread
 };
 
-// A child dies with the thread that started it, so that a test that crashes leaves none behind.
+// A child is killed when the thread that started it ends, so that a crashed test leaves none.
 class ChildProcess {
  public:
   ChildProcess() = default;
@@ -24,14 +24,14 @@ class ChildProcess {
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
-  void Start(const ChildOptions& options);  // one that still runs is killed first; failures are test failures
-  void Kill();                              // SIGKILL, and waits for its end
-  int Terminate();                          // SIGTERM, and waits; as Wait
-  int Wait();                               // for its end; its exit code, -1 where a signal ended it
+  void Start(const ChildOptions& options);  // kills a running one first; failures are test failures
+  void Kill();                              // SIGKILL, and waits for the exit
+  int Terminate();                          // SIGTERM, and waits; returns like Wait
+  int Wait();                               // waits for the exit; returns the exit code, or −1 after a signal
   bool Running();
-  void Freeze();                      // SIGSTOP, and waits until it stands still
+  void Freeze();                      // SIGSTOP, and waits until it is stopped
   void Thaw();                        // SIGCONT
-  pid_t pid() const { return pid_; }  // -1: none
+  pid_t pid() const { return pid_; }  // −1 without a process
 
  private:
   pid_t pid_ = -1;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests of the composition service: an engine with three published runs, and the kernels' own result of a request.
+// For tests of the composition service: an engine with three published runs, and the expected result computed by the
+// kernels.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +22,7 @@
 namespace ashlar::daemon {
 
 inline constexpr uint64_t kTokens = 12;
-// The offsets of a call's memory in the region, behind the tensors that are published.
+// Offsets of a call's memory in the region, after the published tensors.
 inline constexpr uint64_t kState = TestEngine::kTensors + (128 << 10), kExponents = kState + (32 << 10);
 inline constexpr uint64_t kCheckpoint = kExponents + 1024, kCheckpointExponents = kCheckpoint + (32 << 10);
 inline constexpr uint64_t kInputs = kCheckpointExponents + 1024, kOut = kInputs + (64 << 10);
@@ -33,7 +34,7 @@ inline Layout WideLayout(uint32_t head, uint32_t tail) {
   linear.value_heads = 4;
   linear.d_k = 16;
   linear.d_v = 40;
-  if (head == 0) linear.conv_channels = linear.conv_kernel = 0;  // which a seam would have to cover
+  if (head == 0) linear.conv_channels = linear.conv_kernel = 0;  // a seam would have to cover the convolution
   layout.head = head;
   layout.tail = tail;
   return layout;
@@ -57,7 +58,7 @@ class EngineComposeTest : public ::testing::Test {
   kernels::LinearShape shape() const { return kernels::ShapeOf(linear()); }
   size_t StateFloats() const { return size_t{linear().value_heads} * linear().d_k * linear().d_v; }
 
-  // Returns the tuple of the last publish, copied out of the engine's memory.
+  // Returns the tuple of the last publish, copied from the engine's memory.
   std::vector<kernels::HeadTuple> Tuple(ObjectKind kind) {
     std::vector<kernels::HeadTuple> heads(linear().value_heads);
     const v1::PublishObject sources = engine_.Sources(kind, 0, 24);
@@ -84,7 +85,7 @@ class EngineComposeTest : public ::testing::Test {
     std::memset(engine_.memory() + kExponents, 0, 64);
   }
 
-  // prefix, run, segment, run, segment with a checkpoint, run.
+  // Steps: prefix, run, segment, run, segment with a checkpoint, run.
   v1::AdvanceRequest AdvanceRequest(DType dtype = DType::kF32) {
     auto request = engine_.Make<v1::AdvanceRequest>();
     request.set_number(NextNumber());
@@ -99,7 +100,7 @@ class EngineComposeTest : public ::testing::Test {
     Place(kState, kExponents, dtype, request.mutable_state());
     Place(kCheckpoint, kCheckpointExponents, dtype, request.mutable_steps(4)->mutable_checkpoint());
     request.set_tokens(kTokens);
-    // q, k, v, g and β of a token side by side.
+    // q, k, v, g and β of a token are adjacent.
     const uint64_t keys = linear().key_heads * linear().d_k, values = linear().value_heads * linear().d_v;
     uint64_t at = kInputs;
     const uint64_t stride = (2 * keys + values + 2 * linear().value_heads) * sizeof(float);
@@ -127,7 +128,7 @@ class EngineComposeTest : public ::testing::Test {
     if (dtype == DType::kF16) place->set_exponents_offset(exponents);
   }
 
-  // Does in `memory`, a copy of the engine's, what the request asks for.
+  // Performs the request on `memory`, a copy of the engine's memory.
   void Expect(const v1::AdvanceRequest& request, std::byte* memory, kernels::Workers* workers) const {
     const auto heads_at = [&](uint64_t offset) {
       std::vector<void*> heads;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests: an engine that speaks to a daemon without the client library.
+// For tests: an engine that talks to a daemon without the client library.
 #pragma once
 
 #include <cstddef>
@@ -19,22 +19,22 @@
 
 namespace ashlar::daemon {
 
-// One linear layer and one attention layer, small, with d_k ≠ d_v and partial RoPE.
+// A small layout: one linear and one attention layer, with d_k ≠ d_v and partial RoPE.
 Layout SmallLayout();
 Identity SmallIdentity();
 
-// `count` tokens from `first` up.
+// Returns `count` consecutive tokens starting at `first`.
 std::vector<int32_t> Ascending(int count, int first);
 v1::LandSegment At(uint32_t segment, uint64_t first_position);
 
-// A session with an opened model, one registered region, and pages declared in its first half.
+// A session with an opened model and one registered region. Its pages are in the first half of the region.
 class TestEngine {
  public:
   static constexpr uint32_t kPages = 64;
   static constexpr size_t kRegionBytes = 1 << 20;
-  static constexpr size_t kTensors = kRegionBytes / 2;  // offset of what is not pages
+  static constexpr size_t kTensors = kRegionBytes / 2;  // offset of everything except pages
 
-  // `socket`: connected already, null to connect here.
+  // `socket` is a connected socket; null to connect here.
   explicit TestEngine(const TestNode& node, const Layout& layout = SmallLayout(),
                       std::unique_ptr<RawSession> socket = nullptr);
   ~TestEngine();
@@ -46,14 +46,14 @@ class TestEngine {
   uint64_t region() const { return region_; }
   uint64_t pages() const { return pages_; }
   std::byte* memory() { return memory_; }
-  // Numbers every float of the memory, so that neighbouring rows and matrices differ.
+  // Fills the memory with distinct floats, so that neighbouring rows and matrices differ.
   void FillMemory();
-  // Row of one token in the declared pages of layer 1.
+  // Returns the row of one token in the declared pages of layer 1.
   float* Key(int32_t page, uint32_t slot, uint32_t head);
   float* Value(int32_t page, uint32_t slot, uint32_t head);
 
   v1::DeclarePagesRequest PagesRequest() const;
-  // Opens the model again, for exact prefixes, and declares the same pages for it: its handle, and theirs.
+  // Opens the model again with prefixes, and declares the same pages for it. Returns both handles.
   struct Opened {
     uint64_t model = 0, pages = 0;
   };
@@ -65,7 +65,7 @@ class TestEngine {
     request.set_session(secret_);
     return request;
   }
-  // One call each, the status as it came.
+  // Makes one call and returns its status.
   absl::Status Call(const v1::OpenModelRequest& request, v1::OpenModelReply* reply);
   absl::Status Call(const v1::CloseModelRequest& request, v1::CloseModelReply* reply);
   absl::Status Call(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply);
@@ -92,16 +92,16 @@ class TestEngine {
   v1::ReserveResult Reserve(ObjectKind kind, std::span<const int32_t> tokens);
   // Sources for a reserved run of `tokens` tokens: tensors at kTensors, rows on pages 0, 1, ….
   v1::PublishObject Sources(ObjectKind kind, uint64_t reservation, uint64_t tokens) const;
-  // The same sources for a text of a model that is opened with prefixes: one checkpoint, at its end.
+  // The same sources for a text of a model opened with prefixes: one checkpoint at its end.
   v1::CommitRequest CommitRequest(const Opened& opened, std::span<const int32_t> tokens) const;
   PublishOutcome Publish(const v1::PublishObject& object);
-  // Reserves and publishes whatever lies in memory.
+  // Reserves and publishes the current memory.
   PublishOutcome PublishRun(ObjectKind kind, std::span<const int32_t> tokens);
   v1::LandRequest LandRequest(const std::string& lease, std::vector<v1::LandSegment> segments) const;
   v1::QuiesceRequest QuiesceRequest(uint64_t landing) const;
   // Reads the stream to its end.
   absl::StatusOr<std::vector<MissReason>> Land(const v1::LandRequest& request);
-  // Of a prompt of the model, on pages 0, 1, …; the match, and the stream to its end.
+  // Looks up and lands a prompt of the model on pages 0, 1, …. Reads the match and the stream to its end.
   v1::LookupAndLandRequest LookupAndLandRequest(std::span<const int32_t> tokens, std::vector<uint64_t> lengths,
                                                 const std::string& lease) const;
   struct Landed {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FakePeerCalls, for tests: has nothing, and notes what it is told.
+// FakePeerCalls, for tests: has no objects, and records its calls.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace ashlar::daemon {
 
-// Notes: "here NODE", "gone NODE", "open NODE TENANT", "close NODE", "abandon NODE".
+// Records: "here NODE", "gone NODE", "open NODE TENANT", "close NODE", "abandon NODE".
 class FakePeerCalls final : public PeerCalls {
  public:
   void PeerHere(const PeerHello& peer) override { Note("here " + peer.node); }

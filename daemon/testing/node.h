@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TestNode: a daemon in this process, for tests, and helpers that look at it from outside.
+// TestNode: a daemon in this process, for tests, and helpers to observe it from outside.
 #pragma once
 
 #include <sys/types.h>
@@ -20,11 +20,11 @@
 
 namespace ashlar::daemon {
 
-// A daemon in a fresh folder, which is removed with it.
+// A daemon in a new directory, which is removed with it.
 class TestNode {
  public:
-  // `more` is YAML behind listen: and dram: (16 MiB in arenas of 1 MiB), `listen` a field behind the sockets. Metrics
-  // name tenants where `more` does not say.
+  // `more` is YAML after listen: and dram: (16 MiB in arenas of 1 MiB); `listen` is added after the sockets. Metrics
+  // name tenants unless `more` sets it.
   explicit TestNode(const std::string& more = "", const std::string& listen = "");
   ~TestNode();
 
@@ -39,23 +39,23 @@ class TestNode {
   std::unique_ptr<Daemon> daemon_;
 };
 
-// Ends the process, and says why: tests cannot go on without their fixture.
+// Ends the process with a message if `condition` is false: tests cannot continue without their fixture.
 void Require(bool condition, const std::string& what);
 
-// Returns the number of this process's open descriptors.
+// Returns the number of open descriptors of this process.
 size_t OpenDescriptors();
-// A memfd sealed with `seals`.
+// Returns a memfd sealed with `seals`.
 UniqueFd MakeMemfd(size_t bytes, int seals);
 // Waits at most 20 s for `condition`.
 bool Eventually(const std::function<bool()>& condition);
 
-// Runs `body` on a thread whose user is another one. Only root can.
+// Runs `body` on a thread of another user. Requires root.
 void AsUser(uid_t uid, const std::function<void()>& body);
 
-// The answer to GET /metrics on this machine's `port`; empty when there is none.
+// Returns the reply to GET /metrics on a local port; empty without one.
 std::string Scrape(int port);
 
-// Returns the answer of grpc.health.v1.Health/Check for a service: a ServingStatus, or −1 for no answer.
+// Returns the reply of grpc.health.v1.Health/Check for a service: a ServingStatus, or −1 without a reply.
 inline constexpr int kServing = 1, kNotServing = 2;
 int Health(const std::string& rpc_socket, const std::string& service);
 
@@ -65,14 +65,14 @@ class RawSession {
   explicit RawSession(const std::string& path);
   explicit RawSession(const TestNode& node) : RawSession(node.session_socket()) {}
 
-  // Sends bytes, or a request, with descriptors; false when the peer is gone.
+  // Sends bytes, or a request, with descriptors; returns false if the daemon has closed.
   bool Send(const std::string& bytes, std::span<const int> descriptors = {});
-  // The next reply, and the descriptor that rode along. UNAVAILABLE when the daemon has closed the socket.
+  // Returns the next reply and its descriptor. UNAVAILABLE if the daemon has closed the socket.
   absl::StatusOr<v1::SessionReply> Receive(UniqueFd* descriptor = nullptr);
   absl::StatusOr<v1::SessionReply> Ask(const v1::SessionRequest& request, std::span<const int> descriptors = {},
                                        UniqueFd* descriptor = nullptr);
   absl::StatusOr<v1::SessionReply> Hello(UniqueFd* descriptor = nullptr);
-  bool Closed();  // the daemon has closed its end
+  bool Closed();  // returns whether the daemon has closed its end
   int fd() const { return socket_.get(); }
   void Close() { socket_.Reset(); }
 
@@ -80,7 +80,7 @@ class RawSession {
   UniqueFd socket_;
 };
 
-// Code of a reply as a status.
+// Converts the error of a reply to a status.
 absl::Status StatusOf(const absl::StatusOr<v1::SessionReply>& reply);
 
 }  // namespace ashlar::daemon

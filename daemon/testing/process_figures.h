@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts of this process: its open files and its mappings.
+// Numbers of open files and mappings of this process.
 #pragma once
 
 #include <algorithm>

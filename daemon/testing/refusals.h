@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests: malformed requests, each refused by the name of its field.
+// For tests: malformed requests, each refused with the name of its field.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@
 
 namespace ashlar::daemon {
 
-// Each case spoils one field of a request that is otherwise good, and says how the error begins.
+// Each case changes one field of a valid request, and has the beginning of the error.
 template <typename Request, typename Reply>
 void ExpectRefusals(TestEngine& engine, const Request& good, absl::StatusCode code,
                     const std::vector<std::pair<const char*, std::function<void(Request&)>>>& cases) {

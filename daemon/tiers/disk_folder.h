@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of the ssd tier: its owner and mode, and the setting aside of damaged files.
+// The directory of the ssd tier: owner and mode, and renaming damaged files.
 #pragma once
 
 #include <ctime>
@@ -11,22 +11,20 @@
 
 namespace ashlar::daemon {
 
-// The database of records in that folder.
+// Returns the path of the record database in the directory.
 std::string RecordsFolder(const std::string& folder);
 
-// Makes the folder, and those that lead to it, if there is none, and returns it open. The folder and the tier's files
-// become readable and writable to the daemon's user alone (0700 and 0600), also if an earlier daemon left them
-// otherwise: names of tenants, keys and lengths tell what is cached. FAILED_PRECONDITION, with the name and the remedy,
-// where the folder or one of the tier's files belongs to another user, a file is a link, or every user may write to the
-// folder. Other errors as storage::DiskError.
+// Creates the directory and its parents if missing, and returns it open. The directory and the tier's files get modes
+// 0700 and 0600, even if an earlier daemon left them otherwise: names of tenants, keys and lengths reveal what is
+// cached. FAILED_PRECONDITION, with the name and the remedy, if the directory or a file of the tier belongs to another
+// user, a file is a link, or other users can write to the directory. Other errors as storage::DiskError.
 absl::StatusOr<UniqueFd> OpenPrivate(const std::string& folder);
 
-// The number of set-aside databases that are kept, the latest ones.
+// Number of renamed databases that are kept, the latest ones.
 inline constexpr size_t kSetAsideKept = 2;
 
-// Gives the damaged records another name in the same folder, records.damaged- and `now` (UTC), which it returns, and
-// removes all but the latest kSetAsideKept of these. The slab stays in place: without records its bytes are nobody's,
-// and a second slab of its size would find no room.
+// Renames the damaged database to records.damaged-`now` (UTC), returns the new name, and removes all but the latest
+// kSetAsideKept of them. The slab stays: without records its bytes are unused, and a second slab would not fit.
 absl::StatusOr<std::string> SetAside(const std::string& folder, std::time_t now);
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gpus: the GPUs that a configuration names, with the queues of each.
+// Gpus: the configured GPUs and their queues.
 #pragma once
 
 #include <memory>
@@ -18,10 +18,10 @@ namespace ashlar::daemon {
 
 class Gpus {
  public:
-  // `queues` of each. FAILED_PRECONDITION naming the field where the machine has no such GPU, or it cannot be used.
+  // Opens `queues` per GPU. FAILED_PRECONDITION names the field if the machine has no such GPU, or it cannot be used.
   static absl::StatusOr<Gpus> Open(const v1::Config& config, int queues);
 
-  // In the configuration's order.
+  // In the order of the configuration.
   std::vector<const kernels::Gpu*> all() const;
   std::vector<storage::GpuLane*> lanes() const;
 
@@ -29,7 +29,7 @@ class Gpus {
   std::vector<std::unique_ptr<storage::GpuLane>> lanes_;
 };
 
-// The numbers of the configuration's GPUs as the log says them.
+// Returns the device numbers of the configured GPUs for the log.
 std::string DevicesOf(const v1::Config& config);
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SsdDisk: the disk of the ssd tier, its slab and records, opened and read.
+// SsdDisk: the opened disk of the ssd tier: slab and records.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +19,22 @@ class Config;
 
 namespace ashlar::daemon {
 
-// Members stand in the order in which each needs the one before.
+// Each member uses the previous ones.
 struct SsdDisk {
   std::unique_ptr<storage::BlockFile> file;
   std::unique_ptr<storage::RecordStore> records;
   std::unique_ptr<storage::SsdTier> tier;
   std::vector<storage::SsdTier::Recovered> recovered;
-  bool set_aside = false;  // the records were damaged, and have another name now
+  bool set_aside = false;  // the records were damaged and have been renamed
 };
 
-// The tenants' budgets, where they have one. A tenant's number is its place in the list.
+// Adds the budgets of tenants with one. A tenant's number is its index in the list.
 absl::Status AddSsdTenants(const v1::Config& config, storage::SsdTier& tier);
 
-// Opens what the configuration names, which has an ssd tier, with a budget for every tenant that has one, and says in
-// the log what was found. Takes as long as allocating the slab and reading its records does, on the calling thread.
-// Damaged records are set aside, or refused with DATA_LOSS that names the remedy, as ssd.on_damage says.
-// RESOURCE_EXHAUSTED and UNAVAILABLE: the disk may do it later (storage::MayPass). Errors name the field ssd.folder.
+// Opens the configured ssd tier with the tenants' budgets, and logs what was found. Takes as long as allocating the
+// slab and reading its records, on the calling thread. Damaged records are renamed, or refused with DATA_LOSS and the
+// remedy, as ssd.on_damage says. RESOURCE_EXHAUSTED and UNAVAILABLE are temporary (storage::MayPass). Errors name the
+// field ssd.folder.
 absl::StatusOr<SsdDisk> OpenSsdDisk(const v1::Config& config, storage::Executor& io);
 
 }  // namespace ashlar::daemon

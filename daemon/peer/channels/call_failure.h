@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CallFailure: what the error of a call to another node says about that node.
+// CallFailure: classifies the error of a call to another node.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 namespace ashlar::daemon {
 
 enum class CallFailure : uint8_t {
-  kTenant,  // one of the two nodes does not share the tenant with the other; calls for other tenants go on
-  kBusy,    // as many calls are under way as may be: it may be made again
-  kNode,    // the node, or the way to it, is ill
+  kTenant,  // one of the two nodes does not share the tenant with the other; calls for other tenants continue
+  kBusy,    // too many calls are in flight; the call may be repeated
+  kNode,    // the node or the network has failed
 };
 
-// `error`: not OK.
+// `error` must not be OK.
 inline CallFailure WhatFailed(const absl::Status& error) {
   if (absl::IsPermissionDenied(error) || absl::IsNotFound(error)) return CallFailure::kTenant;
   if (absl::IsResourceExhausted(error)) return CallFailure::kBusy;

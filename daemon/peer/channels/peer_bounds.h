@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerBounds: the most open files and mappings that a daemon's part of a cluster takes, for the checks at its start.
+// PeerBounds: the most open files and mappings that a daemon needs for its cluster, checked at startup.
 #pragma once
 
 #include <algorithm>
@@ -13,19 +13,19 @@
 namespace ashlar::daemon {
 
 struct PeerBounds {
-  // Tests measure these. A connection of the transport has two files at each end. One of calls has one at the end that
-  // made it and two at the other, where PeerListener keeps one to see its end.
+  // Measured by tests. A transport connection has two files at each end. A connection for calls has one at the end that
+  // made it and two at the other, where PeerListener keeps one to detect its end.
   static constexpr uint64_t kFilesOfTransport = 2, kFilesOfCalls = 1, kFilesOfAcceptedCalls = 2;
-  // A daemon in a cluster has 19 files and 92 mappings more than alone: etcd, gRPC's pollers, UCX's modules and worker,
-  // 13 threads. The rest is room for connections that end while others begin.
+  // A daemon in a cluster has 19 files and 92 mappings more than a single one: etcd, gRPC's pollers, UCX's modules and
+  // worker, 13 threads. The rest is reserved for connections that end while others begin.
   static constexpr uint64_t kFiles = 64, kMappings = 256;
-  // Buffers of connections come from the allocator's heaps; a mapping for every 12 connections was measured.
+  // Connection buffers come from the allocator's heaps. Measured: one mapping per 12 connections.
   static constexpr uint64_t kConnectionsOfAMapping = 4;
 
   uint64_t files = 0, mappings = 0;
 
-  // Zero where the configuration has no cluster. Peers that it names bound the connections that this node makes; those
-  // that others make to it are bounded by what is accepted.
+  // Returns zero without a cluster. The configured peers bound the connections that this node makes; the accept limits
+  // bound those of other nodes.
   static PeerBounds Of(const v1::Config& config) {
     if (!config.has_cluster()) return {};
     const auto& named = config.cluster().peers();

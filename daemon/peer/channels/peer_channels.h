@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerChannels: a connection to each member of the cluster, as the directory lists them.
+// PeerChannels: keeps a connection to each member of the cluster that the directory lists.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +22,10 @@ namespace ashlar::daemon {
 
 class PeerChannels final : public PeerAsker, public PrefillAsker {
  public:
-  static constexpr size_t kMostPeers = 512;  // members beyond that are not connected to
+  static constexpr size_t kMostPeers = 512;  // further members are not connected
 
-  // All must outlive it; `tls` may be null. `gone` is told of nodes whose connection has ended, on any thread.
+  // All arguments must outlive the object; `tls` may be null. `gone` is called with nodes whose connection has ended,
+  // on any thread.
   PeerChannels(PeerHello self, storage::Nanos timeout, const Tls* tls, const PeerPolicy& policy, Refusals& refusals,
                std::function<void(const Member&)> gone)
       : self_(std::move(self)),
@@ -34,8 +35,8 @@ class PeerChannels final : public PeerAsker, public PrefillAsker {
         refusals_(refusals),
         gone_(std::move(gone)) {}
 
-  // Connects to members that are new, and ends connections to those that are not there any more. Takes as long as that
-  // does; one call at a time.
+  // Connects to new members, and closes connections to members that have left. Blocks until both are done. One call at
+  // a time.
   void Update(const std::vector<std::shared_ptr<const Member>>& members);
   size_t connected() const;
   bool Connected(const Member& member) const;
@@ -55,7 +56,7 @@ class PeerChannels final : public PeerAsker, public PrefillAsker {
                PeerCalls::Done<PeerOpened> done) override;
 
  private:
-  std::shared_ptr<PeerClient> Find(const Member& member) const;  // null: there is none
+  std::shared_ptr<PeerClient> Find(const Member& member) const;  // null without a connection
 
   const PeerHello self_;
   const storage::Nanos timeout_;
@@ -64,7 +65,7 @@ class PeerChannels final : public PeerAsker, public PrefillAsker {
   Refusals& refusals_;
   const std::function<void(const Member&)> gone_;
   mutable std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<PeerClient>> clients_;  // by incarnation; guarded by mutex_
+  std::map<uint64_t, std::shared_ptr<PeerClient>> clients_;  // key is the incarnation; guarded by mutex_
 };
 
 }  // namespace ashlar::daemon

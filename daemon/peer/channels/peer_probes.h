@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerProbes: asks nodes that did not answer, until they answer again.
+// PeerProbes: probes nodes that did not answer until they answer again.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,22 @@
 
 namespace ashlar::daemon {
 
-// One call is under way to each node that did not answer. A node that stood still answers the call that waits there as
-// soon as it goes on, so lookups ask it again within a round trip; a node whose connection was lost is asked kPause
-// after the connection is back. The metadata thread only.
+// One call is in flight to each node that did not answer. A node that was suspended answers that call when it resumes,
+// so lookups use it again within a round trip. A node with a lost connection is probed kPause after it reconnects. The
+// metadata thread only.
 class PeerProbes {
  public:
-  // All must outlive it.
+  // All arguments must outlive the object.
   PeerProbes(EventLoop& loop, const storage::Clock& clock, const Directory& directory, PeerAsker& asker,
              PeerRates& rates)
       : loop_(loop), clock_(clock), directory_(directory), asker_(asker), rates_(rates) {}
 
-  // Call it many times a second.
+  // Call it many times per second.
   void Tick();
 
  private:
   static constexpr storage::Nanos kPause = 250'000'000;  // between two probes of a node
-  static constexpr storage::Nanos kEvery = 50'000'000;   // between two looks for nodes that fail
+  static constexpr storage::Nanos kEvery = 50'000'000;   // between two scans for failed nodes
 
   struct Probe {
     bool under_way = false;
@@ -41,7 +41,7 @@ class PeerProbes {
   const Directory& directory_;
   PeerAsker& asker_;
   PeerRates& rates_;
-  std::map<std::string, Probe> probes_;  // by node
+  std::map<std::string, Probe> probes_;  // key is the node name
   storage::Nanos looked_at_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PrefillAsker: the calls that this node makes to others about engines there that offer prefill.
+// PrefillAsker: the calls that this node makes to engines on other nodes that offer prefill.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@
 
 namespace ashlar::daemon {
 
-// Thread-safe; nothing waits. Every call is answered once, on any thread: Workers within some seconds, Prefill within
-// its patience; with UNAVAILABLE at once where the node is not connected.
+// Thread-safe; never blocks. Every call is answered once, on any thread: Workers within seconds, Prefill within its
+// patience. If the node is not connected, the answer is UNAVAILABLE immediately.
 class PrefillAsker {
  public:
   virtual ~PrefillAsker() = default;

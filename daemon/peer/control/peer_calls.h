@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerCalls: what this node answers its peers, and learns of them.
+// PeerCalls: handles the calls of peers, and learns about their connections.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace ashlar::daemon {
 
-// Called on gRPC's threads, by several at once; no call may block, nor call the server. Every `done` is to be called
-// once, on any thread, also for a peer that has gone: the server's end waits for it. A status other than OK is the
-// call's. `peer` is who asks, as its certificate and greeting say; what it holds belongs to its node and incarnation.
+// Called on gRPC's threads, concurrently. No method may block or call the server. Every `done` must be called once, on
+// any thread, even for a disconnected peer, because the server waits for it when it stops. A status other than OK is
+// the result of the call. `peer` is the caller, as authenticated. What it holds belongs to its node and incarnation.
 class PeerCalls {
  public:
   template <typename Reply>
@@ -23,9 +23,9 @@ class PeerCalls {
 
   virtual ~PeerCalls() = default;
 
-  // A peer has greeted; calls of it follow. Again, without PeerGone between, when it has connected anew.
+  // A peer has completed the handshake. Called again, without PeerGone, if it reconnects.
   virtual void PeerHere(const PeerHello& peer) = 0;
-  // Its connection has ended, or it greets as another incarnation: what it held ends.
+  // The connection of a peer has ended, or the node connected as another incarnation. What it held is released.
   virtual void PeerGone(const std::string& node) = 0;
 
   virtual void Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,

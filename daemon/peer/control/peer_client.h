@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerClient: the calls to one other daemon. It connects by itself, greets, and connects again when that ends.
+// PeerClient: makes calls to one other daemon. It connects, performs the handshake, and reconnects when the connection
+// ends.
 #pragma once
 
 #include <cstddef>
@@ -18,49 +19,49 @@
 
 namespace ashlar::daemon {
 
-// Thread-safe. No call blocks. Callbacks run on gRPC's threads, or on the caller's where the answer is known at once,
-// and with no lock held.
+// Thread-safe. No call blocks. Callbacks run on gRPC's threads, or on the calling thread if the result is known
+// immediately, and without locks.
 class PeerClient {
  public:
-  static constexpr size_t kCalls = 64;  // under way; more are RESOURCE_EXHAUSTED at once
+  static constexpr size_t kCalls = 64;  // calls in flight; more are RESOURCE_EXHAUSTED immediately
 
   struct Options {
-    std::string node;     // who the other end must be
+    std::string node;     // expected node name of the peer
     std::string address;  // host:port
     PeerHello self;
-    storage::Nanos timeout = 10'000'000'000;  // a peer that is silent for so long is gone
-    // DEADLINE_EXCEEDED behind it, or behind what answers of this peer were measured to take, where that is longer, but
-    // no longer than `longest_call`. Each call that is not answered doubles it for the next ones.
+    storage::Nanos timeout = 10'000'000'000;  // a peer that is silent for this long is disconnected
+    // Deadline of a call. If replies of this peer were measured to take longer, the deadline is longer, at most
+    // `longest_call`. Each unanswered call doubles it for the next ones.
     storage::Nanos call_timeout = 5'000'000'000;
     storage::Nanos longest_call = 5'000'000'000;
-    storage::Nanos first_retry = 100'000'000;  // doubles, with jitter, up to
+    storage::Nanos first_retry = 100'000'000;  // doubles with jitter up to
     storage::Nanos longest_retry = 1'000'000'000;
-    // Told when the peer has answered a greeting, and when that connection has ended; in turn, never for a connection
-    // that was refused.
+    // Called after a successful handshake, and when that connection ends; in this order, and never for a refused
+    // connection.
     std::function<void(const PeerHello&)> here;
     std::function<void()> gone;
   };
   template <typename Reply>
   using Done = std::function<void(absl::StatusOr<Reply>)>;
 
-  // Null `tls`: without. `tls` and `refusals` must outlive the client. It begins to connect.
+  // `tls` may be null for plain TCP. `tls` and `refusals` must outlive the client. Starts connecting.
   PeerClient(Options options, const Tls* tls, Refusals& refusals);
-  // Cancels what is under way, and waits for its callbacks. Not from one of them.
+  // Cancels calls in flight and waits for their callbacks. Must not be called from a callback.
   ~PeerClient();
   PeerClient(const PeerClient&) = delete;
   PeerClient& operator=(const PeerClient&) = delete;
 
   bool connected() const;
 
-  // UNAVAILABLE at once while the peer is not connected. INVALID_ARGUMENT or INTERNAL that names a field: the peer
-  // refused the request, or its reply is wrong. `tenant`: its name, one that the policy shares with the node.
+  // UNAVAILABLE immediately if the peer is not connected. INVALID_ARGUMENT or INTERNAL with a field's name: the peer
+  // refused the request, or its reply is invalid. The policy must share `tenant` with the node.
   void Open(const std::string& tenant, PeerOpen open, Done<std::vector<PeerOpened>> done);
   void Renew(PeerRenew renew, Done<std::vector<uint32_t>> done);
-  // DEADLINE_EXCEEDED behind the offer's patience and a call's.
+  // DEADLINE_EXCEEDED after the offer's patience plus the deadline of a call.
   void Offer(const std::string& tenant, PeerOffer offer, Done<std::vector<TakeOutcome>> done);
   void Close(const std::vector<PeerLease>& leases, std::function<void(absl::Status)> done);
   void Workers(const std::string& tenant, const NamespaceId& ns, Done<std::vector<PeerWorker>> done);
-  // DEADLINE_EXCEEDED after its patience, which is no failure of the peer's connection.
+  // DEADLINE_EXCEEDED after its patience; that does not count as a failed connection.
   void Prefill(const std::string& tenant, PeerPrefill prefill, Done<PeerOpened> done);
 
  private:

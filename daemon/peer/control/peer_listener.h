@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerListener: accepts peers' TCP connections, bounds them, and tells of their ends. gRPC alone would accept all.
+// PeerListener: accepts TCP connections of peers, limits their number, and reports when they end. gRPC alone accepts
+// all.
 #pragma once
 
 #include <cstddef>
@@ -17,19 +18,19 @@ namespace ashlar::daemon {
 
 class PeerListener {
  public:
-  static constexpr size_t kConnections = 1024;  // of all; more are closed at once
-  static constexpr size_t kOfAnAddress = 64;    // of one IP address, however many nodes it has
+  static constexpr size_t kConnections = 1024;  // total; further ones are closed immediately
+  static constexpr size_t kOfAnAddress = 64;    // per IP address, regardless of the number of nodes
 
-  // All are called on the listener's thread. `address` names a connection as gRPC does: ipv4:10.0.0.1:5000.
+  // All are called on the listener's thread. `address` names a connection in gRPC's form: ipv4:10.0.0.1:5000.
   struct Events {
     std::function<void(UniqueFd socket, const std::string& address)> admit;
-    std::function<void(const std::string& address)> refused;  // too many
-    std::function<void(const std::string& address)> ended;    // of one that was admitted
-    std::function<void()> tick;                               // about every `period`
+    std::function<void(const std::string& address)> refused;  // too many connections
+    std::function<void(const std::string& address)> ended;    // an admitted connection has ended
+    std::function<void()> tick;                               // about once per `period`
   };
-  // UNAVAILABLE when the address cannot be listened on.
+  // UNAVAILABLE if the address cannot be listened on.
   static absl::StatusOr<std::unique_ptr<PeerListener>> Start(const HostPort& at, storage::Nanos period, Events events);
-  // Accepts no more. Connections stay as they are.
+  // Stops accepting. Open connections are not affected.
   ~PeerListener();
 
   uint16_t port() const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages between daemons as plain structs, read from Protobuf and checked, or written to it. Every Read function
-// answers INVALID_ARGUMENT that begins with the field's name; replies of a peer are checked as requests are.
+// The messages between daemons as plain structs, converted from and to Protobuf. Every Read function validates, and
+// returns INVALID_ARGUMENT that begins with the field's name. Replies are validated like requests.
 #pragma once
 
 #include <array>
@@ -39,8 +39,8 @@ using PeerSecret = std::array<uint8_t, 16>;
 struct PeerHello {
   std::string node;
   PeerIncarnation incarnation{};
-  std::string transport_address;  // host:port; empty: none
-  uint32_t protocol = 0;          // the version that both speak; of this node's own hello: unused
+  std::string transport_address;  // host:port; may be empty
+  uint32_t protocol = 0;          // negotiated version; unused in this node's own hello
 };
 
 struct PeerGrant {
@@ -48,10 +48,10 @@ struct PeerGrant {
   PeerSecret secret{};
 };
 
-// Where an object lies at its holder, for network cards that read it there. Nothing: by messages alone.
+// Where an object lies at its holder, for RDMA reads. Empty: the bytes come by messages only.
 inline constexpr size_t kMaxPeerRemoteKeyBytes = 512, kMaxPeerArenas = 16, kMaxPeerRuns = 768;
 struct PeerArena {
-  std::string remote_key;  // opens all of the arena, which is of the object's tenant
+  std::string remote_key;  // gives access to the whole arena, which belongs to the object's tenant
   uint64_t base = 0, bytes = 0;
 };
 struct PeerRun {
@@ -69,15 +69,15 @@ struct PeerOpen {
   uint32_t lease_ms = 0;
 };
 struct PeerOpened {
-  MissReason miss = MissReason::kNone;  // not kNone: the rest means nothing
-  std::string header;                   // encoded; it decodes, and is of the key and shard that were asked for
+  MissReason miss = MissReason::kNone;  // the other fields are valid only for kNone
+  std::string header;                   // encoded; valid, and for the requested key and shard
   uint64_t bytes = 0;
   TierKind tier = TierKind::kNone;
   PeerLease lease{};
   PeerGrant grant;
   uint32_t lease_ms = 0;
   std::vector<PeerArena> arenas;
-  std::vector<PeerRun> runs;  // inside the arenas, and as many bytes as the object; empty where there are no arenas
+  std::vector<PeerRun> runs;  // inside the arenas, adding up to the size of the object; empty without arenas
 };
 
 struct PeerRenew {
@@ -85,20 +85,20 @@ struct PeerRenew {
   uint32_t lease_ms = 0;
 };
 
-// Why objects are offered. kDrain: the holder stops, and they may be gone then. kHot: several nodes have asked for
-// them. kHandOff: an engine of the asked node is about to go on with them.
+// Why objects are offered. kDrain: the holder stops, and the objects may be lost. kHot: several nodes have requested
+// them. kHandOff: an engine of the receiving node is about to use them.
 enum class OfferKind : uint8_t { kDrain = 1, kHot = 2, kHandOff = 3 };
 struct PeerOffered {
   Key key;
   uint32_t shards = 1;
   NamespaceId ns;
   ObjectKind kind = ObjectKind::kSegment;
-  bool own = false;        // of a conversation
-  uint64_t bytes = 0;      // of the largest shard
-  uint32_t uses = 0;       // that have found it
-  uint64_t idle = 0;       // since the last one, in look-ups of its tenant
-  float saves_a_byte = 0;  // FLOPs; finite, not negative
-  uint64_t group = 0;      // of objects that are of use together; 0: none
+  bool own = false;        // private to a conversation
+  uint64_t bytes = 0;      // size of the largest shard
+  uint32_t uses = 0;       // lookups that found it
+  uint64_t idle = 0;       // lookups of the tenant since the last use
+  float saves_a_byte = 0;  // FLOPs per byte; finite, not negative
+  uint64_t group = 0;      // objects that are used together have the same group; 0 for none
 };
 struct PeerOffer {
   std::vector<PeerOffered> objects;
@@ -106,7 +106,7 @@ struct PeerOffer {
   uint32_t patience_ms = 0;
 };
 
-// An engine of the asked node that offers prefill.
+// An engine of the receiving node that offers prefill.
 struct PeerWorker {
   uint64_t worker = 0;
   double tokens_per_second = 0;
@@ -114,24 +114,24 @@ struct PeerWorker {
   uint32_t room = 0;
 };
 
-// A segment that one of them is to compute. Read: the key is that of the other fields.
+// A segment that a worker should compute. After Read, the key matches the other fields.
 struct PeerPrefill {
   NamespaceId ns;
   uint64_t worker = 0;
   ObjectKind kind = ObjectKind::kSegment;
-  std::string tokens;  // packed
+  std::string tokens;  // packed int32
   Key key;
   uint32_t patience_ms = 0, lease_ms = 0;
 };
 
 void Write(const PeerHello& hello, v1::PeerGreeting* message);
-// FAILED_PRECONDITION: no version in common, naming both ranges.
+// FAILED_PRECONDITION without a common version; the message has both ranges.
 absl::StatusOr<PeerHello> Read(const v1::PeerGreeting& message);
 
 void Write(const PeerOpen& open, const std::string& tenant, v1::PeerOpenRequest* message);
 absl::StatusOr<PeerOpen> Read(const v1::PeerOpenRequest& message);
 void Write(const std::vector<PeerOpened>& opened, v1::PeerOpenReply* message);
-// `asked` is what this answers.
+// `asked` is the request of this reply.
 absl::StatusOr<std::vector<PeerOpened>> Read(const v1::PeerOpenReply& message, const PeerOpen& asked);
 
 void Write(const PeerRenew& renew, v1::PeerRenewRequest* message);

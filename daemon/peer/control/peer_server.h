@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerServer: gRPC in front of PeerCalls, on a TCP address, for other daemons.
+// PeerServer: serves PeerCalls by gRPC on a TCP address, for other daemons.
 //
-// With TLS, only members with a good certificate get through the handshake; then a greeting must name the node that the
-// certificate names. A node has one connection: a later one takes its place. Certificates of connections are judged
-// again now and then, so that an authority that was taken away, or an expired certificate, ends them.
+// With TLS, only members with a valid certificate pass the TLS handshake. The greeting must then name the node of the
+// certificate. A node has one connection; a new one replaces it. Certificates of open connections are checked again
+// periodically, so that a removed authority or an expired certificate closes them.
 #pragma once
 
 #include <cstdint>
@@ -21,23 +21,23 @@ namespace ashlar::daemon {
 
 class PeerServer {
  public:
-  static constexpr int kCallsOfAPeer = 64;  // under way; more wait at the peer
+  static constexpr int kCallsOfAPeer = 64;  // per peer in flight; further calls wait at the peer
 
   struct Options {
     HostPort listen;
     PeerHello self;
-    storage::Nanos timeout = 10'000'000'000;     // a peer whose connection is silent for so long is gone
+    storage::Nanos timeout = 10'000'000'000;     // a connection that is silent for this long is closed
     storage::Nanos check_every = 5'000'000'000;  // of connections' certificates
   };
-  // Null `tls`: whoever reaches the port is believed to be the member that it says it is; the log says so. All
-  // arguments must outlive the server. UNAVAILABLE when the address cannot be listened on.
+  // With a null `tls`, any host that reaches the port is accepted as the member it claims to be; the log warns. All
+  // arguments must outlive the server. UNAVAILABLE if the address cannot be listened on.
   static absl::StatusOr<std::unique_ptr<PeerServer>> Start(Options options, const Tls* tls, const PeerPolicy& policy,
                                                            PeerCalls& calls, Refusals& refusals);
-  // Takes no more calls, ends all connections (each is a PeerGone), and waits for the answers that are under way.
+  // Refuses new calls, closes all connections (with a PeerGone each), and waits for pending replies.
   ~PeerServer();
 
   uint16_t port() const;
-  size_t peers() const;  // that have greeted and are connected; any thread
+  size_t peers() const;  // connected peers that completed the handshake; any thread
 
  private:
   struct Impl;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// EtcdDirectory: a directory of which every node keeps a mirror, fed by etcd's watches.
+// EtcdDirectory: a directory in etcd, of which every node keeps a mirror that etcd's watches update.
 //
-// A thread of its own does all input and output. Where etcd is away, what is known goes on being used, announcements
-// wait within their bound, and the thread tries again after a random time of at most a third of a lease. What etcd
-// lost, or compacted, is read or announced again. Entries of absent members are not believed; the member that has been
-// there for longest deletes them.
+// A thread of its own does all I/O. While etcd is not reachable, the known entries stay in use, announcements wait in a
+// bounded queue, and the thread retries after a random time of at most a third of a lease. Data that etcd lost or
+// compacted is read or announced again. Entries of absent members are ignored; the oldest member deletes them.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +19,11 @@ class EtcdClient;
 
 class EtcdDirectory final : public Directory {
  public:
-  // `self.incarnation` is drawn at random here. `clock` must be the monotonic one. Both it and what the events use
-  // outlive the directory.
+  // Draws `self.incarnation` at random. `clock` must be monotonic. The clock and what the events use must outlive the
+  // directory.
   EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events, const storage::Clock& clock);
-  // The same without a thread, for an owner that calls Step when it is due, and after anything has called back or been
-  // woken. `random` draws the incarnation and the times after which etcd is tried again.
+  // The same without a thread. The owner calls Step when it is due and after every callback or wake-up. `random` draws
+  // the incarnation and the retry times.
   EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events, const storage::Clock& clock,
                 std::unique_ptr<EtcdClient> client, const std::function<uint64_t()>& random);
   storage::Nanos Step();      // returns when the next one is due

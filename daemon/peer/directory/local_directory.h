@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LocalDirectory: the directory of a node that is alone. It has one member, and nobody to tell.
+// LocalDirectory: the directory of a node outside a cluster. It has one member.
 #pragma once
 
 #include "daemon/peer/directory/directory.h"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mirror: the entries of followed namespaces, as etcd has them, in this node's memory.
+// Mirror: a copy in memory of the entries of followed namespaces in etcd.
 //
-// One object held by one node takes one slot of 36 bytes and one of control in a flat hash table that is 7/16 to 7/8
-// full: 42 to 85 bytes. The slots of a key are chained by their number: the first holder's is (key, 0), the next one's
-// (key, 1).
+// One object held by one node takes one slot of 36 bytes and one control byte in a flat hash table that is 7/16 to 7/8
+// full: 42 to 85 bytes. The slots of a key are chained by a counter: the first holder is (key, 0), the next one (key,
+// 1).
 //
-// One thread writes. Any thread reads; it waits for a slot's writer at most, because a namespace is cut into 64 tables
-// with a mutex each.
+// One thread writes, any thread reads. A namespace has 64 tables with a mutex each, so a reader waits for at most one
+// write.
 #pragma once
 
 #include <atomic>
@@ -24,19 +24,19 @@
 
 namespace ashlar::daemon {
 
-// Members by small numbers. A number is used again only after all others, so a reader that has an older list never
-// takes one member for another.
+// Assigns small numbers to members. A number is reused only after all others, so a reader with an older list never
+// mistakes one member for another.
 class MemberNumbers {
  public:
-  // Indexed by number; null: absent, or this node itself.
+  // Indexed by number; null for an absent member and for this node.
   using List = std::vector<std::shared_ptr<const Member>>;
 
-  // The number of an incarnation, whether it is a member or not. None: 65,536 are known, which have entries or are
-  // present.
+  // Returns the number of an incarnation, present or not. Empty if 65,536 incarnations with entries or presence are
+  // known.
   std::optional<uint16_t> Intern(uint64_t incarnation);
-  // Those whose entries are believed; all others are absent.
+  // Sets the members whose entries are used; all others are absent.
   void SetPresent(const std::vector<std::shared_ptr<const Member>>& members);
-  // An entry of the member came, or went.
+  // Entries of the member were added or removed.
   void Count(uint16_t number, int64_t entries);
 
   std::shared_ptr<const List> Present() const;  // thread-safe
@@ -53,7 +53,7 @@ class MemberNumbers {
   std::vector<uint64_t> incarnations_;          // by number
   std::vector<bool> taken_;                     // by number
   uint16_t next_ = 0;
-  mutable std::mutex mutex_;  // of list_
+  mutable std::mutex mutex_;  // guards list_
   std::shared_ptr<const List> list_ = std::make_shared<const List>();
 };
 
@@ -64,19 +64,19 @@ class Mirror {
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
 
-  // By the one thread that writes.
+  // For the writing thread.
   MemberNumbers& members() { return members_; }
   void Open(const ShortDigest& ns);
   void Close(const ShortDigest& ns);
-  // Of a namespace that is open; of others nothing happens.
+  // Ignored if the namespace is not open.
   void Put(const EntryId& id, uint64_t incarnation, const Holding& holding);
   void Remove(const EntryId& id, uint64_t incarnation);
-  // Between the two, all that etcd has of the namespace is put; the end removes what was not. A round that was broken
-  // off is begun again.
+  // Between BeginRound and EndRound, everything that etcd has of the namespace must be put; EndRound removes the rest.
+  // An interrupted round is started again.
   void BeginRound(const ShortDigest& ns);
   void EndRound(const ShortDigest& ns);
 
-  // By any thread; as in Directory.
+  // Any thread; as in Directory.
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const;
   std::vector<uint64_t> Depths(const NamespaceId& ns, uint64_t end, size_t most) const;
   std::vector<uint64_t> SpanEnds(const NamespaceId& ns, uint64_t begin, uint64_t end, size_t most) const;
@@ -91,7 +91,7 @@ class Mirror {
   const uint64_t most_entries_;
   MemberNumbers members_;
   std::atomic<uint64_t> entries_{0}, refused_{0};
-  mutable std::mutex mutex_;  // of namespaces_
+  mutable std::mutex mutex_;  // guards namespaces_
   absl::flat_hash_map<ShortDigest, std::shared_ptr<Namespace>> namespaces_;
 };
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// WriteQueue: what one node is to say to etcd, bounded. The latest word on an object replaces an earlier one that
-// waits. Not thread-safe.
+// WriteQueue: a bounded queue of writes to etcd. A later write of an object replaces a queued one. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -20,25 +19,25 @@ namespace ashlar::daemon {
 
 struct DirectoryWrite {
   EntryId id;
-  std::optional<Holding> holding;  // none: a withdrawal
-  double worth = 0;                // of an announcement
+  std::optional<Holding> holding;  // empty for a withdrawal
+  double worth = 0;                // worth of an announcement
 };
 
 class WriteQueue {
  public:
-  // Of announcements, and as many withdrawals.
+  // `capacity` bounds announcements, and withdrawals separately.
   explicit WriteQueue(size_t capacity) : capacity_(capacity) {}
 
-  // A full queue gives up what is worth least, the newest of equals; false where that is this one.
+  // A full queue drops the least valuable announcement, the newest of equals. Returns false if that is this one.
   bool Announce(const DirectoryWrite& write);
-  // An announcement of it was taken and given up, and there was no later word on it.
+  // Returns whether a queued announcement of the object was dropped, and no later write of it came.
   bool GaveUp(const EntryId& id) const { return given_up_.contains(id); }
-  // False: full of other withdrawals.
+  // Returns false if the queue is full of withdrawals.
   bool Withdraw(const EntryId& id);
 
-  // Withdrawals in their order, then announcements, what is worth most first and the oldest of equals.
+  // Returns withdrawals in order, then announcements by descending worth, the oldest of equals first.
   std::vector<DirectoryWrite> Take(size_t most);
-  // Puts those back that were taken in vain, unless there is a later word on the object.
+  // Returns failed writes to the queue, unless there is a later write of the object.
   void Return(const std::vector<DirectoryWrite>& writes);
 
   size_t announcements() const { return announcements_.size(); }
@@ -53,7 +52,7 @@ class WriteQueue {
     double worth;
     uint64_t sequence;
     EntryId id;
-    bool operator<(const Rank& other) const {  // the first is sent first
+    bool operator<(const Rank& other) const {  // the first one is sent first
       return std::tuple(-worth, sequence) < std::tuple(-other.worth, other.sequence);
     }
   };
@@ -61,16 +60,16 @@ class WriteQueue {
     Holding holding;
     std::set<Rank>::iterator rank;
   };
-  void Erase(const EntryId& id);  // an announcement that waits
+  void Erase(const EntryId& id);  // removes a queued announcement
 
   const size_t capacity_;
   uint64_t sequence_ = 0;
   uint64_t dropped_announcements_ = 0, dropped_withdrawals_ = 0;
   absl::flat_hash_map<EntryId, Waiting> announcements_;
   std::set<Rank> ranks_;
-  absl::flat_hash_set<EntryId> given_up_;  // bounded by the node's objects: each is there until it is withdrawn
-  absl::flat_hash_map<EntryId, uint64_t> withdrawals_;  // and their place in the order
-  std::deque<std::pair<EntryId, uint64_t>> in_order_;   // those that withdrawals_ does not have are void
+  absl::flat_hash_set<EntryId> given_up_;  // bounded by the node's objects: an entry is removed with the withdrawal
+  absl::flat_hash_map<EntryId, uint64_t> withdrawals_;  // and their position in in_order_
+  std::deque<std::pair<EntryId, uint64_t>> in_order_;   // entries that are not in withdrawals_ are void
 };
 
 }  // namespace ashlar::daemon

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acknowledgements: which nodes have not yet said that they have erased what the cluster is to erase, and for how
-// long they have not.
+// Acknowledgements: tracks which nodes have not acknowledged an erasure, and for how long.
 #pragma once
 
 #include <map>
@@ -13,21 +12,21 @@
 
 namespace ashlar::daemon {
 
-// Present nodes alone are waited for. Ages are by this process's clock, from when it first saw that an erasure waits:
-// no clock of another machine is believed. One thread.
+// Only present nodes count. Ages use this process's clock and start when it first sees an erasure wait, so no other
+// machine's clock is trusted. One thread only.
 class Acknowledgements {
  public:
-  // Nodes that are waited for longer than this are named in the log, once for as long as they are the same ones.
+  // Nodes that do not acknowledge within this time are logged, once until the set of nodes changes.
   static constexpr storage::Nanos kPatience = storage::Nanos{60} * 1'000'000'000;
 
-  // Both must outlive it.
+  // Both must outlive the object.
   Acknowledgements(const Directory& directory, const storage::Clock& clock) : directory_(directory), clock_(clock) {}
 
   struct Waiting {
-    PendingErasures here, elsewhere;  // for this node, and for others
-    std::vector<std::string> nodes;   // others that one has waited for longer than kPatience; rising
+    PendingErasures here, elsewhere;  // waiting for this node, and for others
+    std::vector<std::string> nodes;   // other nodes that have not acknowledged within kPatience; ascending
   };
-  // Call it about once a second.
+  // Call it about once per second.
   Waiting Look();
 
  private:
@@ -35,8 +34,8 @@ class Acknowledgements {
 
   const Directory& directory_;
   const storage::Clock& clock_;
-  Since here_, elsewhere_;          // since when each waits
-  std::vector<std::string> named_;  // in the log
+  Since here_, elsewhere_;          // when each wait began
+  std::vector<std::string> named_;  // nodes in the last log line
 };
 
 }  // namespace ashlar::daemon

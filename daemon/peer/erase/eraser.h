@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eraser: ends on this node what the cluster is to erase, each erasure once, and says so in the directory. They
-// are begun in their order, those of tenants that are not configured here as well: the disk may have objects of theirs.
-// What was done is remembered beside the disk's objects, which a restart brings back.
+// Eraser: performs the cluster's erasures on this node, each once and in order, and records its progress in the
+// directory. It also performs erasures of tenants that are not configured here, because the disk may hold their
+// objects. Completed erasures are recorded next to the disk's objects, which survive a restart.
 #pragma once
 
 #include <deque>
@@ -19,20 +19,20 @@
 
 namespace ashlar::daemon {
 
-// An erasure that was done once more, because its record was lost, only costs misses. The metadata thread only.
+// Repeating an erasure after its record was lost only costs misses. The metadata thread only.
 class Eraser {
  public:
-  // All must outlive it. `names`: the tenants' names, by number. `folder`: the ssd tier's, whose file is read and
-  // written on `disk_io`, from now on; without a disk: empty, and null.
+  // All must outlive the object. `names` are the tenant names by number. `folder` is that of the ssd tier; its file is
+  // read and written on `disk_io` from now on. Without a disk, they are empty and null.
   Eraser(storage::Executor* disk_io, const storage::Clock& clock, Directory& directory, std::vector<std::string> names,
          std::string folder);
-  // Once, before anything else. `erase_beside` as in AdminParts.
+  // Call once, first. `erase_beside` as in AdminParts.
   void Start(storage::Cache& cache,
              std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside);
 
-  void Changed();  // the directory's erasures, or this node's registration
-  void Tick();     // goes on; call it many times a second
-  // Null: this process has not begun it. Of those that the directory remembers.
+  void Changed();  // the directory's erasures or this node's registration changed
+  void Tick();     // makes progress; call it many times per second
+  // Returns null if this process has not started the erasure, or if the directory does not have it.
   const storage::Erasure::Progress* Find(const ClusterErasure::Id& id) const;
 
  private:
@@ -49,11 +49,11 @@ class Eraser {
   const std::string folder_;
   storage::Cache* cache_ = nullptr;
   std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside_;
-  std::vector<ClusterErasure> known_;          // rising
-  std::deque<ClusterErasure> todo_;            // of these; the first is under way
-  std::shared_ptr<storage::Erasure> running_;  // null: it has not begun
-  bool read_ = false;                          // what was recorded: nothing begins before
-  bool changed_ = false;                       // the directory has told its erasures
+  std::vector<ClusterErasure> known_;          // ascending
+  std::deque<ClusterErasure> todo_;            // subset of known_; the first one is running
+  std::shared_ptr<storage::Erasure> running_;  // null before the start
+  bool read_ = false;                          // the record is loaded; no erasure starts earlier
+  bool changed_ = false;                       // the directory has reported its erasures
   bool reading_ = false;
   bool saving_ = false;
   bool told_failure_ = false;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DamagedCopies: which members have sent wrong bytes of which objects lately, so that others are asked for these first.
+// DamagedCopies: remembers which members recently sent wrong bytes of which objects, so that other holders are asked
+// first.
 #pragma once
 
 #include <cstddef>
@@ -16,29 +17,30 @@
 
 namespace ashlar::daemon {
 
-// Of copies that have been released, the latest ones are remembered: their bytes are verified only when they land.
+// Bytes are verified when they land, so the most recently released copies are remembered.
 class DamagedCopies {
  public:
   using Members = std::vector<std::shared_ptr<const Member>>;
 
-  // A copy is released, whose bytes these members have sent.
+  // A copy was released. `senders` sent its bytes.
   void Released(storage::RemoteCopyId copy, const Key& key, Members senders);
-  // Bytes that came by a released copy were wrong. Returns who has sent them; empty: nobody remembers.
+  // A released copy had wrong bytes. Returns its senders; empty if unknown.
   Members Found(storage::RemoteCopyId copy, storage::Nanos now);
-  // Wrong bytes of the object came from a member.
+  // A member sent wrong bytes of the object.
   void Add(const Member& member, const Key& key, storage::Nanos now);
   bool Contains(const Member& member, const Key& key, storage::Nanos now) const;
 
  private:
-  static constexpr storage::Nanos kFor = 600'000'000'000;  // then the member is asked as before
+  static constexpr storage::Nanos kFor = 600'000'000'000;  // how long a member is asked last
   static constexpr size_t kMostReleased = 4096, kMostDamaged = 1024;
 
   struct Sent {
     Key key;
     Members by;
   };
-  std::map<storage::RemoteCopyId, Sent> released_;              // the oldest ones go first
-  std::map<std::pair<uint64_t, Key>, storage::Nanos> damaged_;  // by the member's incarnation: until when
+  std::map<storage::RemoteCopyId, Sent> released_;  // the oldest ones are dropped first
+  // key: incarnation of the member, object; value: when it ends
+  std::map<std::pair<uint64_t, Key>, storage::Nanos> damaged_;
 };
 
 }  // namespace ashlar::daemon

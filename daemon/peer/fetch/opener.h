@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opener: asks other nodes for objects, several in one call, and reads their answers.
+// Opener: requests objects from other nodes, several per call, and parses the replies.
 #pragma once
 
 #include <cstdint>
@@ -24,43 +24,42 @@
 
 namespace ashlar::daemon {
 
-// An object on another node, leased there for this one.
+// An object on another node, leased there for this node.
 struct OpenedObject {
   std::shared_ptr<const Member> member;
   ObjectHeader header;
-  std::string encoded;  // the header, byte for byte
+  std::string encoded;  // encoded header, byte for byte
   PeerLease lease{};
   Grant grant;
-  std::shared_ptr<const RemoteMemory> memory;  // null: its bytes come by messages alone
+  std::shared_ptr<const RemoteMemory> memory;  // null if its bytes come by messages only
   storage::Nanos leased_until = 0;
 };
 
-// Reads what a peer has answered for an object, which was asked for at that time: a miss and a header that is none are
-// errors.
+// Parses a peer's answer for one object. `asked_at` is when it was requested. A miss and an invalid header are errors.
 absl::StatusOr<OpenedObject> TakeOpened(PeerOpened& answer, const std::shared_ptr<const Member>& member,
                                         storage::Nanos asked_at);
 
-// The metadata thread makes all calls and gets all answers.
+// Used by the metadata thread only.
 class Opener {
  public:
-  // All must outlive it. `names`: the tenants' names, by number.
+  // All must outlive the object. `names` are the tenant names by number.
   Opener(EventLoop& loop, const storage::Clock& clock, const Directory& directory, PeerAsker& asker, PeerRates& rates,
          std::vector<std::string> names)
       : loop_(loop), clock_(clock), directory_(directory), asker_(asker), rates_(rates), names_(std::move(names)) {}
 
-  // One result a wanted object, in order: a miss, a refusal, a header that is none, and an object that the cluster is
-  // erasure are errors. The objects are the caller's, to be closed.
+  // One result per wanted object, in order. A miss, a refusal, an invalid header and an object that is being erased are
+  // errors. The caller must close the objects.
   using Opened = std::vector<absl::StatusOr<OpenedObject>>;
   void Open(storage::TenantId tenant, std::shared_ptr<const Member> member, std::vector<PeerObject> wanted,
             std::function<void(Opened)> done);
 
-  // Gives objects back at a node, soon and several in one call.
+  // Releases an object at a node soon, several per call.
   void Close(const std::shared_ptr<const Member>& member, const PeerLease& lease);
   // Returns whether this node's configuration shares the tenant with that node.
   bool Shares(const Member& member, storage::TenantId tenant) const { return asker_.Shares(member, names_.at(tenant)); }
-  void Flush();  // what waits to be closed; call it now and then
+  void Flush();  // sends queued closes; call it periodically
 
-  static constexpr uint32_t kLeaseMillis = 60'000;  // what is opened is renewed at half of it
+  static constexpr uint32_t kLeaseMillis = 60'000;  // lease time of opened objects; renewed at half of it
 
  private:
   EventLoop& loop_;
@@ -75,7 +74,7 @@ class Opener {
   };
   void CloseSome(const std::shared_ptr<const Member>& member, std::vector<PeerLease> leases);
 
-  std::map<uint64_t, Closing> closing_;  // by the member's incarnation
+  std::map<uint64_t, Closing> closing_;  // key: incarnation of the member
 };
 
 }  // namespace ashlar::daemon

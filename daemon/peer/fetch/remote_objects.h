@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RemoteObjects: the objects that other nodes keep for this one, as storage reads them. It fetches their bytes, renews
-// their leases, asks a second holder where the first one is slow, and goes on at another where one fails.
+// RemoteObjects: lets storage read objects that other nodes hold. It fetches bytes, renews leases, requests late pieces
+// from a second holder, and fails over to another holder.
 #pragma once
 
 #include <array>
@@ -31,28 +31,29 @@ class RemoteObjects final : public storage::RemoteSource {
   struct Options {
     // A piece that takes longer is fetched from another holder, or is lost (PeerRates::Patience).
     storage::Nanos least_patience = 1'000'000'000;
-    double patience = 8;  // times what it should take, where that is longer, but no longer than this
+    double patience = 8;  // multiple of the expected time, between least_patience and most_patience
     storage::Nanos most_patience = 20'000'000'000;
-    // A piece that takes so many times what it should, and at least so long, is fetched from a second holder as well.
+    // A piece that takes this multiple of the expected time, and at least least_hedge, is also requested from a second
+    // holder.
     double hedge = 3;  // 0: never
     storage::Nanos least_hedge = 100'000'000;
   };
   struct Stats {
-    uint64_t copies = 0;             // open now
-    uint64_t reading = 0;            // pieces
-    uint64_t pieces = 0, bytes = 0;  // that came, ever
-    uint64_t failed_pieces = 0;      // that no holder delivered
-    uint64_t moved = 0;              // copies that went on at another holder
-    uint64_t hedged = 0;             // pieces that a second holder was asked for
-    uint64_t hedges_won = 0;         // of those, whose bytes came from it first
+    uint64_t copies = 0;             // open copies
+    uint64_t reading = 0;            // pieces in flight
+    uint64_t pieces = 0, bytes = 0;  // received since the start
+    uint64_t failed_pieces = 0;      // pieces that no holder delivered
+    uint64_t moved = 0;              // copies that failed over to another holder
+    uint64_t hedged = 0;             // pieces requested from a second holder
+    uint64_t hedges_won = 0;         // hedged pieces that the second holder delivered first
   };
 
-  // All must outlive it.
+  // All must outlive the object.
   RemoteObjects(EventLoop& loop, const storage::Clock& clock, Transport& transport, Opener& opener, PeerRates& rates,
                 const Options& options)
       : loop_(loop), clock_(clock), transport_(transport), opener_(opener), rates_(rates), options_(options) {}
 
-  // Takes an opened object; `others` may have it, too, and are asked in their order.
+  // Adds an opened object. `others` may hold it too, and are asked in this order.
   storage::RemoteCopyId Add(storage::TenantId tenant, OpenedObject object,
                             std::vector<std::shared_ptr<const Member>> others);
   bool Reaches(const kernels::Gpu&) const override { return transport_.Reaches(MemoryType::kCuda); }
@@ -62,67 +63,67 @@ class RemoteObjects final : public storage::RemoteSource {
   void Damaged(storage::RemoteCopyId copy) override;
   void SetRecompute(storage::RemoteCopyId copy, storage::Nanos recompute) override;
 
-  // Measures what has come, gives up copies that computing is faster than, and asks second holders for what is late.
-  // Call it many times a second.
+  // Measures progress, abandons copies that are slower than computing, and requests late pieces from second holders.
+  // Call it many times per second.
   void Flush();
-  // Renews leases. Call it about once a second.
+  // Renews leases. Call it about once per second.
   void Tick(PeerAsker& asker);
-  // The member has sent wrong bytes of this object lately: others are asked first.
+  // Returns whether the member recently sent wrong bytes of this object; other holders are then asked first.
   bool Distrusts(const Member& member, const Key& key) const { return damaged_.Contains(member, key, clock_.Now()); }
-  // A member that has gone: what is read there is read elsewhere without waiting for deadlines.
+  // A member has left: its pieces are read elsewhere without waiting for deadlines.
   void Gone(const Member& member);
-  // From now on nothing can be read; what is under way ends soon.
+  // No reads are possible from now on; reads in flight end soon.
   void Stop();
   const Stats& stats() const { return stats_; }
   struct Held {
     uint64_t copies = 0, bytes = 0;
   };
-  // Copies that are open now, by the node that keeps the object for this one.
+  // Open copies by the node that holds the object.
   std::map<std::string, Held> HeldByNode() const;
 
  private:
   struct Piece {
     uint64_t first = 0;
     std::vector<std::byte*> targets;
-    const kernels::Gpu* gpu = nullptr;  // whose memory they are; null: the processor's
+    const kernels::Gpu* gpu = nullptr;  // GPU of the targets; null for host memory
     std::function<void(absl::Status)> done;
-    std::optional<uint64_t> holder;  // the incarnation of the member whose pieces it counts among
+    std::optional<uint64_t> holder;  // incarnation of the member under which the piece is counted
   };
   struct Request {
-    std::shared_ptr<const Member> from;  // null: none was made
-    uint64_t number = 0;                 // the transport's
+    std::shared_ptr<const Member> from;  // null without a request
+    uint64_t number = 0;                 // number of the transport request
     storage::Nanos began = 0;
     uint64_t bytes = 0;
-    std::shared_ptr<std::atomic<uint64_t>> came;  // of them
-    uint64_t counted = 0;                         // of these, by PeerRates::Moved
+    std::shared_ptr<std::atomic<uint64_t>> came;  // bytes received
+    uint64_t counted = 0;                         // bytes reported to PeerRates::Moved
     bool running = false;
   };
-  // A piece under way: from its holder, and from a second one where that is slow. Both write the same bytes to the same
-  // extents, on the transport's one thread; the piece is done when neither writes any more.
+  // A piece in flight from its holder, and from a second one if that is slow. Both write the same bytes to the same
+  // extents on the transport's one thread. The piece is done when neither writes any more.
   struct Race {
     Piece piece;
-    uint64_t holder = 0;  // as the copy counted it when the race began
+    uint64_t holder = 0;  // the copy's holder counter when the race began
     std::array<Request, 2> requests;
-    int won = -1;  // which of them
+    int won = -1;  // index of the winner; −1 without one
     absl::Status failed;
   };
   struct Copy {
     storage::TenantId tenant = 0;
     OpenedObject object;
     std::vector<std::shared_ptr<const Member>> others;
-    DamagedCopies::Members senders;           // of the pieces that have come
-    std::optional<OpenedObject> second;       // at another holder, for what the first one is late with
-    bool asking = false;                      // a second holder is asked
-    uint64_t holder = 0;                      // counts holders: an error of an earlier one says nothing of this one
-    bool moving = false;                      // another holder is asked, since the first one failed
+    DamagedCopies::Members senders;           // senders of the received pieces
+    std::optional<OpenedObject> second;       // the object at a second holder, for late pieces
+    bool asking = false;                      // a second holder is being asked
+    uint64_t holder = 0;                      // counter of holders; errors of an earlier holder are ignored
+    bool moving = false;                      // another holder is being asked after a failure
     bool lost = false;                        // no holder is left
-    bool slow = false;                        // given up: computing is faster
-    std::optional<storage::Nanos> recompute;  // SetRecompute; 0: it is never given up
-    uint64_t left = 0;                        // bytes of the object that have not come
+    bool slow = false;                        // abandoned, because computing is faster
+    std::optional<storage::Nanos> recompute;  // set by SetRecompute; 0: never abandoned
+    uint64_t left = 0;                        // missing bytes of the object
     std::vector<Piece> waiting;
-    std::map<uint64_t, std::shared_ptr<Race>> races;  // by first extent
+    std::map<uint64_t, std::shared_ptr<Race>> races;  // key: first extent
   };
-  using Due = std::tuple<storage::Nanos, storage::RemoteCopyId, uint64_t>;  // when, and which piece
+  using Due = std::tuple<storage::Nanos, storage::RemoteCopyId, uint64_t>;  // when, copy, piece
 
   void CountAt(Piece& piece, std::optional<uint64_t> holder);
   void Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece);
@@ -149,8 +150,8 @@ class RemoteObjects final : public storage::RemoteSource {
   PeerRates& rates_;
   const Options options_;
   std::map<storage::RemoteCopyId, Copy> copies_;
-  std::map<uint64_t, size_t> reading_;  // pieces of each holder, by its incarnation; never 0
-  std::set<Due> late_;                  // when pieces under way will be late
+  std::map<uint64_t, size_t> reading_;  // pieces per holder incarnation; no zero entries
+  std::set<Due> late_;                  // when pieces in flight become late
   DamagedCopies damaged_;
   storage::RemoteCopyId drawn_ = 0;
   bool stopped_ = false;

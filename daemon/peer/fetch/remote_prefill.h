@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RemotePrefill: engines on other nodes that offer prefill, as the router uses them.
+// RemotePrefill: gives the router access to engines on other nodes that offer prefill.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@
 
 namespace ashlar::daemon {
 
-// The metadata thread makes all calls and gets all answers.
+// Used by the metadata thread only.
 class RemotePrefill final : public PrefillElsewhere {
  public:
-  // All must outlive it. `names`: the tenants' names, by number.
+  // All must outlive the object. `names` are the tenant names by number.
   RemotePrefill(EventLoop& loop, const storage::Clock& clock, Directory& directory, PrefillAsker& asker, Opener& opener,
                 RemoteObjects& objects, PeerRates& rates, std::vector<std::string> names, std::string self)
       : loop_(loop),
@@ -43,7 +43,7 @@ class RemotePrefill final : public PrefillElsewhere {
   void Prefill(const RemoteWorker& worker, const PrefillWork& work, storage::Nanos patience,
                std::function<void(absl::Status)> done) override;
   storage::Nanos Estimate(const RemoteWorker& worker, uint64_t bytes) const override;
-  // Lets go on who has waited long enough for nodes' workers. Call it many times a second.
+  // Continues plans that have waited long enough for other nodes' workers. Call it many times per second.
   void Tick();
 
  private:
@@ -52,9 +52,9 @@ class RemotePrefill final : public PrefillElsewhere {
   absl::Status Adopt(const std::shared_ptr<const Member>& member, const PrefillWork& work, PeerOpened opened,
                      storage::Nanos asked_at);
 
-  static constexpr storage::Nanos kPatience = 100'000'000;   // for nodes' workers
-  static constexpr storage::Nanos kNoneFor = 1'000'000'000;  // a node that had none is not asked again
-  static constexpr size_t kMostNodes = 256;                  // asked for one plan
+  static constexpr storage::Nanos kPatience = 100'000'000;   // for replies about workers
+  static constexpr storage::Nanos kNoneFor = 1'000'000'000;  // a node without workers is not asked again for this time
+  static constexpr size_t kMostNodes = 256;                  // nodes asked per plan
   static constexpr size_t kMostNone = 65536;
 
   EventLoop& loop_;
@@ -68,7 +68,8 @@ class RemotePrefill final : public PrefillElsewhere {
   const std::string self_;
   storage::Cache* cache_ = nullptr;
   std::vector<std::shared_ptr<Search>> searches_;
-  std::map<std::pair<uint64_t, NamespaceId>, storage::Nanos> none_;  // by a member's incarnation: until when
+  // key: incarnation of the member, namespace; value: when it ends
+  std::map<std::pair<uint64_t, NamespaceId>, storage::Nanos> none_;
 };
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OfferTaker: judges what other nodes offer, and fetches what this one wants of it.
+// OfferTaker: decides which offered objects this node takes, and fetches them.
 #pragma once
 
 #include <cstddef>
@@ -21,29 +21,29 @@
 
 namespace ashlar::daemon {
 
-// How many offered objects came to which end; by TakeOutcome.
+// Number of offered objects by outcome.
 using OfferCounts = std::map<TakeOutcome, uint64_t>;
 
-// An offered object comes as one that an engine asks for does: opened at its holder, under grants, and verified when it
-// lands. It never takes the place of anything that is worth more, but for what an engine here is about to go on with:
-// that is brought up as a look-up of this engine would. The metadata thread only.
+// An offered object is fetched like one that an engine requests: opened at its holder, read under grants, and verified
+// when it lands. It never displaces a more valuable object, except if an engine of this node is about to use it: then
+// it is loaded as by a lookup of that engine. The metadata thread only.
 class OfferTaker {
  public:
   struct Options {
-    // On their way at a time; of more, an offer is declined. One node has at most as much of it as it leaves free: a
-    // node that stands still leaves half to all others.
+    // Bytes in flight; further offers are declined. One node may use at most as much as it leaves free, so a stalled
+    // node leaves half to the others.
     uint64_t bytes = uint64_t{256} << 20;
     size_t objects = 1024;
-    size_t calls = 256;  // that wait for their answer
+    size_t calls = 256;  // offers waiting for their answer
   };
   struct Stats {
-    OfferCounts outcomes;    // kLate: answered so, whatever became of it later
-    uint64_t bytes = 0;      // of what was taken
-    uint64_t under_way = 0;  // objects, each once
+    OfferCounts outcomes;    // kLate: answered as late, whatever the later result
+    uint64_t bytes = 0;      // bytes taken
+    uint64_t under_way = 0;  // objects in flight, each once
   };
   using Answer = std::function<void(std::vector<TakeOutcome>)>;
 
-  // All must outlive it.
+  // All must outlive the object.
   OfferTaker(const storage::Clock& clock, const Directory& directory, Opener& opener, RemoteObjects& objects,
              const PeerRates& rates, storage::Cache& cache, const Options& options)
       : clock_(clock),
@@ -54,28 +54,28 @@ class OfferTaker {
         cache_(cache),
         options_(options) {}
 
-  // `node` offers; `answer` comes once, when all is settled or the offer's patience is over.
+  // `node` makes an offer. `answer` is called once, when all objects are settled or the offer's patience has passed.
   void Offer(const std::string& node, storage::TenantId tenant, const PeerOffer& offer, Answer answer);
-  // Call it many times a second.
+  // Call it many times per second.
   void Tick();
-  // Answers all that wait. Nothing is taken any more.
+  // Answers all pending offers. No further object is taken.
   void Stop();
   const Stats& stats() const { return stats_; }
 
  private:
   struct Call {
     std::vector<TakeOutcome> outcomes;
-    size_t open = 0;  // objects whose outcome is not known
+    size_t open = 0;  // objects without an outcome
     storage::Nanos until = 0;
-    Answer answer;  // empty: it was answered
+    Answer answer;  // empty once answered
   };
   struct Wanted {
     storage::Offering offering;
-    size_t index = 0;  // in the offer
+    size_t index = 0;  // index in the offer
   };
-  // An object on its way, and how many offers of it wait for that.
+  // An object in flight and the offers that wait for it.
   struct Coming {
-    std::string node;  // that offered it first
+    std::string node;  // first node that offered it
     uint64_t bytes = 0;
     size_t offers = 0;
   };
@@ -105,8 +105,8 @@ class OfferTaker {
   const Options options_;
   std::list<std::shared_ptr<Call>> calls_;
   std::map<Place, Coming> coming_;
-  std::map<std::string, Share> shares_;  // of what is on its way, by node
-  uint64_t bytes_ = 0;                   // on their way
+  std::map<std::string, Share> shares_;  // in flight, by node
+  uint64_t bytes_ = 0;                   // in flight
   bool stopped_ = false;
   Stats stats_;
 };

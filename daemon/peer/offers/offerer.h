@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offerer: offers objects of this node to others, within bounds, and counts what they answer.
+// Offerer: offers objects of this node to other nodes within limits, and counts the outcomes.
 #pragma once
 
 #include <cstddef>
@@ -22,27 +22,27 @@ namespace ashlar::daemon {
 class Offerer {
  public:
   struct Stats {
-    OfferCounts outcomes;  // of objects; kFailed: no answer, too
-    uint64_t bytes = 0;    // of what was taken
+    OfferCounts outcomes;  // kFailed includes calls without a reply
+    uint64_t bytes = 0;    // bytes taken
   };
-  // One outcome each, or the error of the call.
+  // One outcome per object, or the error of the call.
   using Answered = std::function<void(const absl::StatusOr<std::vector<TakeOutcome>>&)>;
 
-  // All must outlive it. `names`: the tenants' names, by number.
+  // All must outlive the object. `names` are the tenant names by number.
   Offerer(EventLoop& loop, PeerAsker& asker, std::vector<std::string> names)
       : loop_(loop), asker_(asker), names_(std::move(names)) {}
 
-  // A node's connection carries PeerClient::kCalls at a time. Offers wait for objects, and so they take a part of them:
-  // look-ups, renewals and closes have the rest.
+  // A connection carries PeerClient::kCalls at a time. Offers wait for transfers, so they use only a part of them; the
+  // rest is for lookups, renewals and closes.
   static constexpr size_t kMostOffers = 16;
-  // Returns whether fewer offers than that wait for this node's answer. Ask before each Offer.
+  // Returns whether another offer to the node is allowed. Check before each Offer.
   bool MayOffer(const Member& to) const {
     const auto found = under_way_.find(to.incarnation);
     return found == under_way_.end() || found->second < kMostOffers;
   }
   // Returns whether this node's configuration shares the tenant with that node.
   bool Shares(const Member& to, storage::TenantId tenant) const { return asker_.Shares(to, names_.at(tenant)); }
-  // Offers objects of one tenant; their shards together at most limits::kMaxPeerKeysPerCall.
+  // Offers objects of one tenant, with at most limits::kMaxPeerKeysPerCall shards in total.
   void Offer(const std::shared_ptr<const Member>& to, const std::vector<storage::Offering>& offerings, OfferKind why,
              uint32_t patience_ms, Answered answered);
   Stats stats(OfferKind why) const {
@@ -54,7 +54,7 @@ class Offerer {
   EventLoop& loop_;
   PeerAsker& asker_;
   const std::vector<std::string> names_;
-  std::map<uint64_t, size_t> under_way_;  // offers, by the member's incarnation
+  std::map<uint64_t, size_t> under_way_;  // offers in flight; key: incarnation of the member
   std::map<OfferKind, Stats> stats_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PromptHandOff: hands the states and pages of a text to the node whose engine goes on with it.
+// PromptHandOff: sends the states and pages of a text to the node whose engine continues it (prefill handoff).
 #pragma once
 
 #include <algorithm>
@@ -18,38 +18,38 @@
 
 namespace ashlar::daemon {
 
-// The objects are offered, in the order in which a prompt needs them, and the node fetches them (0101, 0148): they are
-// leased there, and verified, as any that one node has from another. Whatever fails, the engine there misses and
+// The objects are offered in the order in which a prompt needs them, and the node fetches them like other remote
+// objects: leased here, verified there. After a failure the engine there misses and
 // computes. The metadata thread only.
 class PromptHandOff {
  public:
   struct Options {
-    std::string self;  // this node's name
-    // Under way. A tenant has at most as many of them as it leaves free: alone, half.
+    std::string self;  // name of this node
+    // Handoffs in flight. A tenant may use at most as many as it leaves free; alone, half.
     size_t most = 64;
-    size_t offers = 4;  // of one text, that wait for their answer
+    size_t offers = 4;  // unanswered offers per text
     uint64_t bytes_of_an_offer = uint64_t{32} << 20;
-    storage::Nanos pause = 20'000'000;  // before a node that is busy is asked again
+    storage::Nanos pause = 20'000'000;  // before a busy node is asked again
   };
   struct Result {
     HandOffOutcome outcome = HandOffOutcome::kUnavailable;
-    uint64_t bytes = 0;  // that the node has now, those that it had before included
+    uint64_t bytes = 0;  // bytes that the node has now, including those it had before
   };
   using Done = std::function<void(const Result&)>;
 
-  // All must outlive it.
+  // All must outlive the object.
   PromptHandOff(const storage::Clock& clock, const Directory& directory, Offerer& offerer, storage::Cache& cache,
                 const Options& options)
       : clock_(clock), directory_(directory), offerer_(offerer), cache_(cache), options_(options) {}
 
-  // `done` is called once, within the patience and a call's time.
+  // `done` is called once, within the patience plus the time of a call.
   void Start(storage::TenantId tenant, const storage::PrefixText& text, const std::string& node, uint32_t patience_ms,
              Done done);
-  // Call it many times a second.
+  // Call it many times per second.
   void Tick();
-  // Texts are under way.
+  // Returns whether handoffs are in flight.
   bool busy() const { return std::ranges::any_of(texts_, &PromptHandOff::Waits); }
-  // Answers all that wait.
+  // Answers all pending handoffs.
   void Stop();
 
  private:
@@ -57,12 +57,12 @@ class PromptHandOff {
     storage::TenantId tenant = 0;
     std::shared_ptr<const Member> to;
     std::deque<storage::Offering> waiting;
-    size_t offers = 0;  // that wait for their answer
+    size_t offers = 0;  // unanswered offers
     storage::Nanos until = 0, not_before = 0;
     Result result{.outcome = HandOffOutcome::kHanded};
-    Done done;  // empty: it was answered
+    Done done;  // empty once answered
   };
-  // Those that were answered are still listed until the next Tick.
+  // Answered ones stay in the list until the next Tick.
   static bool Waits(const std::shared_ptr<Text>& text) { return text->done != nullptr; }
   bool MayStart(storage::TenantId tenant) const;
   void GoOn(const std::shared_ptr<Text>& text);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LandUnder: a landing at a node of tests, with every byte compared.
+// LandUnder: lands an object at a test node and compares every byte.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace ashlar::daemon {
 
-// Lands a match's first object in the processor's memory, and releases the match.
+// Lands a match's first object in host memory, and releases the match.
 inline MissReason LandUnder(PeerNode& node, const storage::Match& match, const ObjectHeader& plan, uint64_t text) {
   const storage::TestPages pages(storage::TestPages::Holding(plan.tokens + 100));
   const std::vector<MissReason> verdict = node.Land(match.lease, storage::TestTarget(pages, {{0, 100}}));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// EmulatedGpuUcx: UCX by the library, over TCP, that reaches emulated GPUs' memory as one with CUDA reaches real ones.
+// EmulatedGpuUcx: UCX over TCP that reaches the memory of emulated GPUs as CUDA-aware UCX reaches that of real ones.
 #pragma once
 
 #include <atomic>
@@ -21,17 +21,17 @@
 
 namespace ashlar::daemon {
 
-// An emulated GPU's memory can be touched only while somebody is the GPU. The library is, in all that it does; what it
-// calls is not, so a transport that copies there by itself gets a signal (unless another one's library works
-// meanwhile).
+// The memory of an emulated GPU is accessible only to a thread that acts as the GPU. The library acts as the GPU in all
+// its calls, but not in its callbacks. So a transport that copies there itself gets a signal, unless another
+// transport's library runs at that moment.
 class EmulatedGpuUcx final : public Ucx {
  public:
-  // One for each transport; it outlives it.
+  // One per transport; it must outlive it.
   struct Control {
-    bool reaches = true;                 // GPUs' memory
-    std::atomic<bool> stands = false;    // the network does nothing
-    std::atomic<uint64_t> gpu_sent = 0;  // bytes of a GPU's memory, by messages
-    std::atomic<uint64_t> gpu_got = 0;   // bytes that were read into a GPU's memory
+    bool reaches = true;                 // GPU memory is reachable
+    std::atomic<bool> stands = false;    // the network is stalled
+    std::atomic<uint64_t> gpu_sent = 0;  // bytes of GPU memory sent by messages
+    std::atomic<uint64_t> gpu_got = 0;   // bytes read into GPU memory
   };
 
   static TransportSurroundings Surroundings(Control& control) {
@@ -108,7 +108,7 @@ class EmulatedGpuUcx final : public Ucx {
   };
   static_assert(kernels::cuda::emulator::kDevices == 2);
 
-  // The library's turn.
+  // Acts as the GPU while the library runs.
   class AsGpus {
    public:
     explicit AsGpus(EmulatedGpuUcx& ucx) : ucx_(ucx), begins_(!ucx.as_gpus_.has_value() && !ucx.on_gpus_.empty()) {
@@ -125,7 +125,7 @@ class EmulatedGpuUcx final : public Ucx {
     const bool begins_;
   };
 
-  // Messages are taken by a thread that is no GPU.
+  // Callbacks run without acting as the GPU.
   LinkEvents Apart(LinkEvents events) {
     LinkEvents apart = events;
     apart.received = [this, received = std::move(events.received)](Link* link, std::span<const std::byte> header,
@@ -140,7 +140,7 @@ class EmulatedGpuUcx final : public Ucx {
 
   Control& control_;
   std::unique_ptr<Ucx> ucx_;
-  std::map<const std::byte*, uint64_t> on_gpus_;  // bytes behind each beginning
+  std::map<const std::byte*, uint64_t> on_gpus_;  // bytes by start address
   std::optional<EveryGpu> as_gpus_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerNode: a node of a cluster inside a test's process: a cache with its threads, a transport on loopback, and peers
-// that it calls without a control plane.
+// PeerNode: a cluster node inside a test process: a cache with its threads, a transport on loopback, and peers that it
+// calls without a control plane.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ namespace ashlar::daemon {
 
 class PeerNode;
 
-// All nodes of a test, and what each has told the others.
+// All nodes of a test, and what they have announced.
 class TestCluster final {
  public:
   struct Told {
@@ -44,12 +44,12 @@ class TestCluster final {
     Holding holding;
   };
   std::mutex mutex;
-  std::vector<Told> told;                  // guarded by mutex, as below
-  std::map<std::string, PeerNode*> nodes;  // that can be reached
+  std::vector<Told> told;                  // guarded by mutex, like the members below
+  std::map<std::string, PeerNode*> nodes;  // reachable nodes
   std::vector<ClusterErasure> erasures;
 };
 
-// One node's view of it.
+// One node's view of the cluster.
 class TestDirectory : public Directory {
  public:
   TestDirectory(TestCluster& cluster, std::string self) : cluster_(cluster), self_(std::move(self)) {}
@@ -127,7 +127,7 @@ class TestDirectory : public Directory {
 
 // A node's tier on a GPU, above dram, for engines of session PeerNode::kOnGpu.
 struct GpuTier {
-  const kernels::Gpu* gpu = nullptr;  // null: none
+  const kernels::Gpu* gpu = nullptr;  // null without a GPU
   uint64_t extents = 64;
   TransportSurroundings surroundings = TransportSurroundings::OfThisProcess();
 };
@@ -190,12 +190,12 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
       for (const storage::SessionId session : {kEngine, kOnGpu, kOther}) cache.CloseSession(session, [] {});
     });
     while (calls_ > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    transport = nullptr;  // all that was under way ends
+    transport = nullptr;  // ends everything in flight
     workers.Stop();
     loop.Stop();
   }
 
-  static constexpr storage::SessionId kEngine = 1, kOnGpu = 2, kOther = 3;  // the last one: of the other tenant
+  static constexpr storage::SessionId kEngine = 1, kOnGpu = 2, kOther = 3;  // kOther is the session of the other tenant
   static std::vector<std::string> Tenants() { return {"default", "other"}; }
   static constexpr storage::Nanos kLongWait = 100'000'000'000;
   static PeersOptions All() {
@@ -204,14 +204,14 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     options.lookup.deadline = 5'000'000'000;
     return options;
   }
-  // For nodes with GPUs: emulated ones are slow.
+  // For nodes with GPUs, because emulated ones are slow.
   static PeersOptions Patient() {
     PeersOptions options = All();
     options.lookup.deadline = options.objects.least_patience = options.objects.most_patience = kLongWait;
     return options;
   }
 
-  // As if its network cable were drawn: no node reaches it any more.
+  // Disconnects the node: no node reaches it any more.
   void Leave() {
     const std::lock_guard lock(cluster_.mutex);
     cluster_.nodes.erase(name_);
@@ -226,7 +226,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     });
     if (outcome.get_future().get() != PublishOutcome::kPublished) std::abort();
   }
-  // Does an engine's look-up: finds it elsewhere first, then here.
+  // Performs an engine's lookup: first on other nodes, then here.
   storage::Match Lookup(std::span<const storage::Query> queries, const storage::PrefixText* text = nullptr,
                         storage::SessionId session = kEngine) {
     const RemoteQuestion question{queries, text};
@@ -255,20 +255,20 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     OnLoop([&] { cache.Release(session, lease); });
   }
 
-  // Calls to a node end so from now on; OK: they do not. `tenant`: those for it alone; empty: all.
+  // Calls to a node end with `status` from now on; OK ends that. `tenant`: only its calls; empty: all.
   void Refuse(const std::string& node, const absl::Status& status, const std::string& tenant = "") {
     const std::lock_guard lock(cluster_.mutex);
     refused_[{node, tenant}] = status;
   }
-  // Whether this node's configuration shares its tenants with that node.
+  // Sets whether this node's configuration shares its tenants with that node.
   void Share(const std::string& node, bool shares) {
     const std::lock_guard lock(cluster_.mutex);
     shares ? (void)withheld_.erase(node) : (void)withheld_.insert(node);
   }
-  // Calls that it has made, those that were refused included.
+  // Number of calls made, including refused ones.
   uint64_t made() const { return made_; }
 
-  // PeerAsker: the other node's calls, straight. They only post to its loop, so the lock keeps it alive meanwhile.
+  // PeerAsker: calls the other node directly. The calls only post to its loop, so the lock keeps it alive meanwhile.
   bool Shares(const Member& member, const std::string&) const override {
     const std::lock_guard lock(cluster_.mutex);
     return !withheld_.contains(member.node);
@@ -279,7 +279,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     if (const absl::Status refused = Refused(member, tenant); !refused.ok()) return done(refused);
-    other->peers.PeerHere(Self());  // it greets, as often as it likes
+    other->peers.PeerHere(Self());  // it may greet repeatedly
     other->peers.Open(Self(), TenantOf(tenant), std::move(open), Counted(std::move(done)));
   }
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override {
@@ -341,7 +341,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     }
     return absl::OkStatus();
   }
-  // The same answer. This node lives until it has come, or the other node has dropped it.
+  // Forwards the reply. This node lives until the reply has come, or the other node has dropped it.
   template <typename Reply>
   PeerCalls::Done<Reply> Counted(PeerCalls::Done<Reply> done) {
     ++calls_;
@@ -388,24 +388,24 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   TestCluster& cluster_;
   const std::string name_;
   storage::LandingId landings_ = 0;
-  std::atomic<int> calls_{0};  // to other nodes, under way
+  std::atomic<int> calls_{0};  // calls in flight to other nodes
   std::atomic<uint64_t> made_{0};
   std::map<std::pair<std::string, std::string>, absl::Status>
-      refused_;  // by node and tenant; guarded by the cluster's mutex, as below
+      refused_;  // key: node and tenant; guarded by the cluster's mutex, like the members below
   std::set<std::string> withheld_;
 
  public:
   MonotonicClock clock;
   EventLoop loop{1024, clock, 2};
   TestDirectory directory;
-  std::unique_ptr<storage::MemoryTier> hbm, tier;  // the first one's null where it has no GPU
+  std::unique_ptr<storage::MemoryTier> hbm, tier;  // hbm is null without a GPU
   std::unique_ptr<storage::GpuLane> lane;
   std::unique_ptr<Transport> transport;
   Peers peers;
   kernels::ThreadPool threads{1};
   WorkerPool workers{2, 1024, loop};
   storage::Mover mover;
-  storage::CountingObserver observer;  // the loop's
+  storage::CountingObserver observer;  // used by the loop
   storage::Cache cache;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Address filters: the kernel drops what other hosts send to a listening socket.
+// Address filters: let the kernel drop packets of other hosts to a listening socket.
 #pragma once
 
 #include <set>
@@ -10,11 +10,11 @@
 
 namespace ashlar::daemon {
 
-// The TCP sockets of this process that listen.
+// Returns the listening TCP sockets of this process.
 std::set<int> ListeningSockets();
 
-// From now on the sockets, and all that are accepted from them, receive packets of these IPv4 addresses only: to others
-// the port looks like one behind a firewall. INVALID_ARGUMENT: an address is none, or there are more than 1,000.
+// From now on the sockets, and all connections accepted from them, receive only packets from these IPv4 addresses. To
+// other hosts the port looks firewalled. INVALID_ARGUMENT for an invalid address, or for more than 1,000.
 absl::Status AdmitOnly(const std::set<int>& sockets, const std::vector<std::string>& addresses);
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange: the state of all transfers of a transport. One thread, the transport's, calls all of it.
+// Exchange: the state of all transfers of a transport. Used by the transport's thread only.
 #pragma once
 
 #include <atomic>
@@ -26,24 +26,24 @@
 
 namespace ashlar::daemon {
 
-// A request of this side, as the caller made it.
+// A request of this side, as given by the caller.
 struct Request {
-  uint64_t number = 0;  // never used again
+  uint64_t number = 0;  // never reused
   bool push = false;
   HostPort peer;
   Grant grant;
   uint64_t offset = 0;
-  Spans targets;                                // of a fetch
-  ConstSpans sources;                           // of a push
-  std::shared_ptr<const RemoteMemory> memory;   // of a fetch: what the peer has said of the grant's place; may be null
-  std::shared_ptr<std::atomic<uint64_t>> came;  // of a fetch: bytes so far; may be null
-  int64_t deadline = 0;                         // by the exchange's clock
+  Spans targets;                                // for a fetch
+  ConstSpans sources;                           // for a push
+  std::shared_ptr<const RemoteMemory> memory;   // for a fetch: where the peer's granted bytes lie; may be null
+  std::shared_ptr<std::atomic<uint64_t>> came;  // for a fetch: bytes received so far; may be null
+  int64_t deadline = 0;                         // by the clock of the exchange
   Transport::Done done;
 };
 
 class Exchange {
  public:
-  // `later` runs a closure on the transport's thread, from any thread, as long as there is one.
+  // `later` runs a closure on the transport's thread, from any thread, while that thread exists.
   Exchange(const TransportOptions& options, TransportSurroundings surroundings,
            std::function<void(std::function<void()>)> later);
   ~Exchange();
@@ -54,7 +54,7 @@ class Exchange {
   void Begin(Request request);
   void Cancel(uint64_t request);
   void KeepPeers(const std::vector<HostPort>& peers);
-  // Thread-safe: a peer that hears of the grant may be faster than the transport's thread.
+  // Thread-safe, because a peer may use the grant before the transport's thread sees it.
   void Allow(const Grant& grant, GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
   void Revoke(uint64_t number, std::function<void()> quiet);
   void Register(std::byte* data, uint64_t bytes, MemoryType type, Transport::CopyIn copy_in);
@@ -63,9 +63,9 @@ class Exchange {
   }
   TransportStats Stats() const;
 
-  // Does what there is to do; false: nothing.
+  // Does pending work; returns false without any.
   bool Progress();
-  // When Progress is to be called again though nothing has happened; INT64_MAX: never.
+  // When Progress must be called again even without events; INT64_MAX: never.
   int64_t due() const;
 
   int64_t Now() const { return surroundings_.now(); }
@@ -73,7 +73,7 @@ class Exchange {
  private:
   enum class Role : uint8_t { kFetching, kPushing, kServing, kTaking, kLending };
 
-  // A grant, and all transfers under it: what goes with the last of them calls `quiet`.
+  // A grant and all its transfers. Destroying the last reference calls `quiet`.
   struct Allowed {
     Grant grant;
     GrantAccess access;
@@ -86,63 +86,63 @@ class Exchange {
     }
   };
 
-  // A node that this side has asked for something.
+  // A node that this side has requests for.
   struct Peer {
     HostPort address;
     Link* link = nullptr;
-    bool heard = false;  // over the present link
-    bool slow = false;   // RDMA was expected, and it was last reached without
+    bool heard = false;  // a message has come over the current link
+    bool slow = false;   // RDMA is expected, but was not used for the last link
     std::string lanes, path;
-    std::set<uint64_t> waiting, running;  // transfers; those that wait in the order of their numbers
+    std::set<uint64_t> waiting, running;  // transfers; waiting ones in order of their numbers
     uint64_t bytes_in_flight = 0;
-    uint64_t failures = 0;                        // ever
-    int failures_in_a_row = 0;                    // since a message came
-    int64_t not_before = 0;                       // no connection is tried earlier
-    uint64_t bytes_sent = 0, bytes_received = 0;  // over links that ended
+    uint64_t failures = 0;                        // since the start
+    int failures_in_a_row = 0;                    // since the last message
+    int64_t not_before = 0;                       // earliest time of the next connection attempt
+    uint64_t bytes_sent = 0, bytes_received = 0;  // over closed links
   };
 
   struct Transfer {
     Role role;
-    Grant ticket;        // ours: the peer's messages carry it
+    Grant ticket;        // ours; the peer's messages carry it
     Grant theirs;        // the peer's
-    bool ready = false;  // where to send to, or from, is known
+    bool ready = false;  // source or target memory is known
     Link* link = nullptr;
-    Peer* peer = nullptr;              // of a request of ours
-    std::shared_ptr<Allowed> allowed;  // of a request of a peer
-    Grant grant;                       // of a request of ours
-    uint64_t offset = 0, length = 0;   // inside the grant
+    Peer* peer = nullptr;              // for a request of this side
+    std::shared_ptr<Allowed> allowed;  // for a request of a peer
+    Grant grant;                       // for a request of this side
+    uint64_t offset = 0, length = 0;   // within the grant
     int64_t deadline = 0;
     SpanList<std::byte> targets;
     SpanList<const std::byte> sources;
     Received received;
-    std::shared_ptr<std::atomic<uint64_t>> came;   // of a fetch; may be null
-    RemotePlaces places;                           // of a fetch by remote reads
-    std::vector<std::unique_ptr<RemoteKey>> keys;  // of its arenas
-    bool lent = false;                             // a loan that was not returned: at its holder one of `sends`
+    std::shared_ptr<std::atomic<uint64_t>> came;   // for a fetch; may be null
+    RemotePlaces places;                           // for a fetch by RDMA reads
+    std::vector<std::unique_ptr<RemoteKey>> keys;  // keys of the arenas
+    bool lent = false;                             // a loan that was not returned; the holder counts it in `sends`
     int64_t ended_at = 0;
-    uint64_t sent = 0;  // handed to UCX, or asked of the card
-    int sends = 0;      // that read sources, and reads that write targets
+    uint64_t sent = 0;  // bytes given to UCX, or requested by RDMA
+    int sends = 0;      // sends that read sources, and reads that write targets
     bool ended = false;
     absl::Status outcome;
     Transport::Done done;
   };
 
-  // The state of a link. If this side made it, `peer` is set.
+  // The state of a link. `peer` is set if this side made it.
   struct Connection {
     Link* link = nullptr;
     Peer* peer = nullptr;
-    std::set<uint64_t> transfers;              // that go over it, ended ones as well
-    std::map<uint64_t, uint64_t> asked;        // requests of the other side: its ticket's number -> transfer
+    std::set<uint64_t> transfers;              // its transfers, including ended ones
+    std::map<uint64_t, uint64_t> asked;        // requests of the other side: ticket number -> transfer
     std::vector<uint64_t> sending;             // transfers with bytes to send, in turn
-    uint64_t bytes_queued = 0;                 // in UCX
-    int64_t heard = 0, moved = 0, pinged = 0;  // when a message came last, sends got on, a ping was sent
-    uint64_t completed = 0;                    // sends, as of `moved`
-    bool lost = false;                         // nothing is sent or taken any more; it will be closed
+    uint64_t bytes_queued = 0;                 // queued in UCX
+    int64_t heard = 0, moved = 0, pinged = 0;  // last received message, last send progress, last sent ping
+    uint64_t completed = 0;                    // completed sends at `moved`
+    bool lost = false;                         // nothing is sent or accepted any more; to be closed
     int malformed = 0;
-    bool suspected = false;  // the log has named it
+    bool suspected = false;  // already logged
     std::string lanes;
-    bool reads = false;  // the lanes' cards do
-    bool slow = false;   // RDMA was expected, and the lanes are others
+    bool reads = false;  // the lanes support RDMA reads
+    bool slow = false;   // RDMA is expected, but the lanes do not use it
   };
 
   // exchange.cc
@@ -156,10 +156,10 @@ class Exchange {
   void Watch(int64_t now);
   Connection* Of(const Link& link);
   bool SlowFabric() const;
-  static std::string NameOf(const HostPort& peer);  // in peers_
+  static std::string NameOf(const HostPort& peer);  // key in peers_
   void Log(const char* event, const std::string& peer, const std::string& detail) const;
 
-  // exchange_links.cc: what happens on connections
+  // exchange_links.cc: connection events
   LinkEvents Events();
   void OnMessage(Link* link, std::span<const std::byte> header, std::span<const std::byte> payload);
   void Heard(Connection& connection);
@@ -168,7 +168,7 @@ class Exchange {
   void Drop(Connection& connection, absl::string_view why);
   void Closed(Link& link);
 
-  // exchange_messages.cc: what messages ask for
+  // exchange_messages.cc: received messages
   void Handle(Connection& connection, const Message& message, std::span<const std::byte> payload);
   void Serve(Connection& connection, const Message& message);
   std::shared_ptr<Allowed> FindGrant(uint64_t number) const;
@@ -181,8 +181,8 @@ class Exchange {
   bool Pump(Connection& connection);
   void SendPiece(Connection& connection, uint64_t number, Transfer& transfer);
 
-  // exchange_loans.cc: bytes that the reader's card reads where they lie
-  const Transport::CopyIn* WayInto(const std::byte* data) const;  // null: none is registered
+  // exchange_loans.cc: bytes that the reader reads by RDMA in place
+  const Transport::CopyIn* WayInto(const std::byte* data) const;  // null without a registered one
   absl::Status MayMove(const Transfer& transfer) const;
   bool Borrows(const Connection& connection, const Transfer& transfer) const;
   void Lend(Transfer& transfer);
@@ -198,30 +198,30 @@ class Exchange {
   const std::function<void(std::function<void()>)> later_;
   std::unique_ptr<Ucx> ucx_;
   std::map<std::string, std::unique_ptr<Peer>> peers_;
-  std::string last_turn_;                                               // the name of the peer that had it
-  std::map<uint64_t, Connection> connections_;                          // by the link's number
-  absl::flat_hash_map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // by the number of our ticket
-  std::set<std::pair<int64_t, uint64_t>> deadlines_;                    // of transfers that have not ended
-  size_t recalled_ = 0;                                                 // loans that have ended and were not returned
+  std::string last_turn_;                                               // name of the peer with the last turn
+  std::map<uint64_t, Connection> connections_;                          // key: link number
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // key: number of our ticket
+  std::set<std::pair<int64_t, uint64_t>> deadlines_;                    // deadlines of transfers in flight
+  size_t recalled_ = 0;                                                 // ended loans that were not returned
   RegisteredAreas areas_;
   struct FarArea {
     uint64_t bytes = 0;
     Transport::CopyIn copy_in;
   };
-  std::map<const std::byte*, FarArea> far_areas_;  // that the processor does not write, by their beginnings
+  std::map<const std::byte*, FarArea> far_areas_;  // areas that the CPU cannot write, by start address
   mutable std::mutex allowed_mutex_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Allowed>> allowed_;  // guarded by allowed_mutex_
   uint64_t bytes_in_flight_ = 0;
   size_t accepted_ = 0;
   std::vector<Link*> dropped_;  // to be closed
   bool ending_ = false;
-  bool may_start_ = false;  // something may have become possible for those that wait
+  bool may_start_ = false;  // waiting requests may be able to start
   int64_t watched_ = 0;
   std::minstd_rand jitter_;
   TransportStats counts_;
 
  public:
-  // Numbers of grants, requests and tickets, all from one row. Thread-safe.
+  // Numbers of grants, requests and tickets, from one counter. Thread-safe.
   uint64_t NextNumber() { return next_number_.fetch_add(1); }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RegisteredAreas: the areas of this process's memory that network cards may read for peers.
+// RegisteredAreas: the memory areas of this process that peers may read by RDMA.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,14 @@ namespace ashlar::daemon {
 class RegisteredAreas {
  public:
   void Add(std::byte* data, uint64_t bytes, std::string key);
-  // Says where the spans lie. Without arenas where one of them is in no area, or there would be more than `most_arenas`
-  // or `most_runs`: their bytes go by messages then.
+  // Describes where the spans lie. The result has no arenas if a span is in no area, or if it would need more than
+  // `most_arenas` or `most_runs`; the bytes are then sent by messages.
   RemoteMemory Describe(const Spans& spans, size_t most_arenas, size_t most_runs) const;
   uint64_t bytes() const;
 
  private:
   mutable std::mutex mutex_;
-  std::map<const std::byte*, RemoteArena> areas_;  // by their beginnings
+  std::map<const std::byte*, RemoteArena> areas_;  // key: start address
   uint64_t bytes_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RemoteMemory: where the bytes behind a grant lie at their owner, for a network card that reads them there.
+// RemoteMemory: where granted bytes lie at their owner, for RDMA reads.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 
 namespace ashlar::daemon {
 
-// A registered piece of the owner's memory, all of one tenant. Its key opens every byte of it, as long as it is
-// registered: keys travel over the authenticated control plane only, to peers that share the tenant.
+// A registered area of the owner's memory, all of one tenant. Its key gives access to every byte while it is
+// registered, so keys are sent over the authenticated control plane only, to peers that share the tenant.
 struct RemoteArena {
-  std::string key;  // as UCX packs it
+  std::string key;  // packed by UCX
   uint64_t base = 0, bytes = 0;
 };
 struct RemoteRun {
-  uint32_t arena = 0;  // in the list
+  uint32_t arena = 0;  // index in the list
   uint64_t offset = 0, bytes = 0;
 };
 struct RemoteMemory {
@@ -26,13 +26,12 @@ struct RemoteMemory {
   std::vector<RemoteRun> runs;  // all bytes of the grant, in order
 };
 
-// Finds the place of each byte. Runs must lie inside their arenas: of what a peer says, the control plane has seen to
-// it.
+// Finds the address of each byte. Runs must lie inside their arenas; the control plane has validated a peer's runs.
 class RemotePlaces {
  public:
   struct Place {
     uint32_t arena = 0;
-    uint64_t address = 0, bytes = 0;  // to the end of the run
+    uint64_t address = 0, bytes = 0;  // bytes to the end of the run
   };
 
   RemotePlaces() = default;
@@ -46,7 +45,7 @@ class RemotePlaces {
   bool empty() const { return bytes_ == 0; }
   uint64_t bytes() const { return bytes_; }
   const RemoteMemory& memory() const { return *memory_; }
-  Place At(uint64_t offset) const {  // which is below bytes()
+  Place At(uint64_t offset) const {  // offset must be less than bytes()
     const size_t i = std::upper_bound(starts_.begin(), starts_.end(), offset) - starts_.begin() - 1;
     const RemoteRun& run = memory_->runs[i];
     const uint64_t inside = offset - starts_[i];

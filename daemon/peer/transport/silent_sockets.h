@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SilentSockets: ends TCP connections that UCX has accepted and whose other end says nothing. UCX accepts without a
-// limit and waits without a deadline, so that anything that reaches its ports could take every descriptor.
+// SilentSockets: closes TCP connections accepted by UCX whose peer sends nothing. UCX accepts without a limit and waits
+// without a deadline, so any host that reaches its ports could exhaust the descriptors.
 #pragma once
 
 #include <dirent.h>
@@ -15,14 +15,14 @@ namespace ashlar::daemon {
 
 class SilentSockets {
  public:
-  static constexpr size_t kOfAnAddress = 32;  // silent connections of one IP address, whatever their age
+  static constexpr size_t kOfAnAddress = 32;  // silent connections per IP address, whatever their age
 
-  // `listening`: the listening sockets. A peer that is one of UCX's says something at once.
+  // `listening` are the listening sockets. A UCX peer sends immediately.
   explicit SilentSockets(const std::set<int>& listening,
                          std::chrono::milliseconds patience = std::chrono::milliseconds(5'000));
 
-  // Ends the connections to these sockets that have received nothing within the patience, or are too many. Returns how
-  // many. It looks at every descriptor of the process: call it about once a second.
+  // Closes connections to these sockets that have received nothing within the patience, or are too many. Returns their
+  // number. It scans every descriptor of the process: call it about once per second.
   size_t End();
 
  private:
@@ -32,7 +32,7 @@ class SilentSockets {
 
   const std::chrono::milliseconds patience_;
   std::set<uint16_t> ports_;
-  const std::unique_ptr<DIR, CloseFolder> folder_;  // opened while there are descriptors left
+  const std::unique_ptr<DIR, CloseFolder> folder_;  // opened while descriptors are left
 };
 
 }  // namespace ashlar::daemon

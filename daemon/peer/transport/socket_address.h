@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Socket addresses as UCX takes and shows them.
+// Conversions of socket addresses for UCX.
 #pragma once
 
 #include <sys/socket.h>
@@ -17,7 +17,7 @@ struct SocketAddress {
   socklen_t size = 0;
 };
 
-// INVALID_ARGUMENT: the host is a name, or nothing.
+// INVALID_ARGUMENT if the host is a name or empty.
 absl::StatusOr<SocketAddress> ToSocketAddress(const HostPort& at);
 uint16_t PortOf(const sockaddr_storage& address);
 std::string ToText(const sockaddr_storage& address);  // "192.0.2.1:80", "[2001:db8::1]:80"

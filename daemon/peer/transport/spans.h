@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SpanList: spans of memory as one run of bytes.
+// SpanList: several memory spans as one sequence of bytes.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace ashlar::daemon {
 
-// The bytes of several spans, by their position in all. Does not own them.
+// The bytes of several spans, addressed by their offset in the sequence. Does not own them.
 template <class Byte>
 class SpanList {
  public:
@@ -27,7 +27,7 @@ class SpanList {
 
   uint64_t bytes() const { return bytes_; }
 
-  // Calls visit(std::span<Byte>) for the pieces of [from, from + length) in order, until it returns false.
+  // Calls visit(std::span<Byte>) for the pieces of [from, from + length) in order until it returns false.
   template <class Visit>
   void ForEach(uint64_t from, uint64_t length, Visit visit) const {
     size_t i = std::upper_bound(starts_.begin(), starts_.end(), from) - starts_.begin() - 1;
@@ -46,10 +46,10 @@ class SpanList {
   uint64_t bytes_ = 0;
 };
 
-// Which bytes of a transfer have come. Pieces come in order but where a connection has several lanes.
+// The received byte ranges of a transfer. Pieces arrive in order, except over a connection with several lanes.
 class Received {
  public:
-  // False, and nothing is changed, where some of [from, to) has come before, or there are too many gaps.
+  // Returns false without a change if some of [from, to) was received before, or if there are too many gaps.
   bool Add(uint64_t from, uint64_t to) {
     auto next = runs_.upper_bound(from);
     const bool joins_next = next != runs_.end() && next->first == to;

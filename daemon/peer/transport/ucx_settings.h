@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The UCX_* settings of a transport: what the code sets, what the operator may change, and what came of it.
+// The UCX_* settings of a transport: the defaults of the code, the operator's settings, and the result.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -12,12 +12,12 @@
 
 namespace ashlar::daemon {
 
-// Sets the code's settings in `config`, `transports` as UCX_TLS among them, but for those that the configuration or the
-// environment names; fills `in_force`. INVALID_ARGUMENT names a setting that UCX refuses, or that may not be changed.
+// Sets the code's settings in `config`, including UCX_TLS = `transports`, except those that the configuration or the
+// environment sets. Fills `in_force`. INVALID_ARGUMENT names a setting that UCX refuses, or that must not be changed.
 absl::Status ApplyUcxSettings(const TransportOptions& options, const std::string& transports, ucp_config_t* config,
                               std::vector<UcxSetting>& in_force);
 
-// The network interface that has this address; empty: none, or the address means all.
+// Returns the network interface with this address; empty if there is none, or for the wildcard address.
 std::string InterfaceOf(const std::string& address);
 
 }  // namespace ashlar::daemon

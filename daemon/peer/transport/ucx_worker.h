@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// UcxWorker: Ucx by the library. Its class is here because it has two files: connections and messages (ucx.cc), and
-// memory that cards read (ucx_memory.cc).
+// UcxWorker: Ucx implemented with the library. The class is in a header because two files implement it: connections and
+// messages (ucx.cc), and RDMA memory (ucx_memory.cc).
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -27,12 +27,12 @@ inline ucs_memory_type_t UcsTypeOf(MemoryType type) {
 
 struct UcxLink final : Link {
   ucp_ep_h ep = nullptr;
-  bool lost = false;  // the error handler has told
+  bool lost = false;  // the error handler was called
   ucs_status_t why = UCS_OK;
   bool ep_closed = false;
 };
 
-// A send or a read under way: what UCX uses until it is complete.
+// A send or read in flight, with the data that UCX uses until it completes.
 struct UcxSend {
   class UcxWorker* worker;
   UcxLink* link;
@@ -41,7 +41,7 @@ struct UcxSend {
   std::vector<ucp_dt_iov_t> pieces;
   uint64_t bytes = 0;
   ucs_memory_type_t type = UCS_MEMORY_TYPE_HOST;
-  bool reads = false;  // a read of the other end's memory
+  bool reads = false;  // a read of remote memory
   std::function<void(absl::Status)> sent;
 };
 
@@ -97,27 +97,27 @@ class UcxWorker final : public Ucx {
   struct Area {
     uint64_t bytes = 0;
     MemoryType type = MemoryType::kHost;
-    ucp_mem_h handle = nullptr;  // null: only the type is known
+    ucp_mem_h handle = nullptr;  // null if only the type is known
   };
   const Area* AreaOf(const std::byte* data) const;
 
   LinkEvents events_;
-  RemoteReads reads_ = RemoteReads::kNever;  // that are on
-  std::map<const std::byte*, Area> areas_;   // by their beginnings
+  RemoteReads reads_ = RemoteReads::kNever;  // the effective setting
+  std::map<const std::byte*, Area> areas_;   // key: start address
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
   std::set<int> listening_;  // UCX's sockets
   std::unique_ptr<SilentSockets> silent_;
-  std::chrono::steady_clock::time_point silent_ended_;  // when it was last asked
+  std::chrono::steady_clock::time_point silent_ended_;  // last call of SilentSockets::End
   int event_ = -1;
   HostPort address_;
   std::vector<UcxSetting> settings_;
   uint64_t next_link_ = 1;
   absl::flat_hash_map<ucp_ep_h, std::unique_ptr<UcxLink>> links_;
   std::deque<ucp_conn_request_h> accepts_;
-  std::vector<ucp_ep_h> lost_;                     // keys of links_
-  std::vector<std::unique_ptr<UcxLink>> closing_;  // UCX may have given their endpoints' addresses to others
+  std::vector<ucp_ep_h> lost_;                     // keys in links_
+  std::vector<std::unique_ptr<UcxLink>> closing_;  // UCX may have reused the addresses of their endpoints
 };
 
 }  // namespace ashlar::daemon

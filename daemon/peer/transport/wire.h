@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wire: the header of every message between two transports. Bytes from a peer are judged here, before any other code
-// sees them.
+// Wire: the header of every message between two transports. It is validated here before any other code sees it.
 #pragma once
 
 #include <array>
@@ -14,27 +13,27 @@
 namespace ashlar::daemon {
 
 enum class MessageKind : uint8_t {
-  kFetch = 1,   // to: the grant; from: the ticket that the data shall name; offset, length, patience
-  kPush = 2,    // to: the grant; from: the ticket that the answer shall name; offset, length, patience
-  kReady = 3,   // to: the ticket of a kPush; from: the ticket that the data shall name
-  kData = 4,    // to: a ticket; offset: of the payload in the transfer
-  kDone = 5,    // to: the ticket of a kPush: all bytes are written
-  kFailed = 6,  // to: a ticket; code: of the error; the payload is its text
-  kCancel = 7,  // from: the ticket of a kFetch or kPush that nobody waits for any more
-  kPing = 8,    // asks for a kPong, so that silence means a broken connection
+  kFetch = 1,   // to: the grant; from: the ticket for the data; offset, length, patience
+  kPush = 2,    // to: the grant; from: the ticket for the answer; offset, length, patience
+  kReady = 3,   // to: the ticket of a kPush; from: the ticket for the data
+  kData = 4,    // to: a ticket; offset: position of the payload in the transfer
+  kDone = 5,    // to: the ticket of a kPush; all bytes are written
+  kFailed = 6,  // to: a ticket; code: the error code; the payload is its text
+  kCancel = 7,  // from: the ticket of a kFetch or kPush that was cancelled
+  kPing = 8,    // requests a kPong, so that silence means a broken connection
   kPong = 9,
-  kBorrow = 10,    // as kFetch, for a card that reads the bytes itself; from: the ticket that the answer shall name
-  kLent = 11,      // to: the ticket of a kBorrow; from: the ticket of the loan. The bytes are there, and stay
-  kReturned = 12,  // to: the ticket of a loan: nothing is read there any more
+  kBorrow = 10,    // like kFetch, for an RDMA read by the sender; from: the ticket for the answer
+  kLent = 11,      // to: the ticket of a kBorrow; from: the ticket of the loan; the bytes are there and stay
+  kReturned = 12,  // to: the ticket of a loan; nothing is read there any more
 };
 
-// `to` is what the receiver issued and checks; `from` is what the sender issued, for the answers.
+// `to` was issued by the receiver, which checks it. `from` was issued by the sender, for the answers.
 struct Message {
   MessageKind kind = MessageKind::kPing;
   uint8_t code = 0;  // absl::StatusCode
   Grant to, from;
   uint64_t offset = 0, length = 0;
-  uint64_t patience = 0;  // nanoseconds that the sender will wait from now on
+  uint64_t patience = 0;  // nanoseconds that the sender waits from now
 };
 
 inline constexpr size_t kHeaderBytes = 80;
@@ -43,8 +42,8 @@ inline constexpr size_t kMaxErrorText = 256;
 using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 HeaderBytes EncodeMessage(const Message& message);
 
-// INVALID_ARGUMENT names what is wrong. Of what is accepted: the kind is known, fields that the kind does not use are
-// 0, and no sum of offset and length (of kData: payload) is more than 2^63. Secrets are not judged here.
+// INVALID_ARGUMENT names the error. In an accepted message the kind is known, unused fields are 0, and offset + length
+// (for kData: payload) is at most 2^63. Secrets are not checked here.
 absl::StatusOr<Message> ParseMessage(std::span<const std::byte> header, size_t payload_bytes);
 
 }  // namespace ashlar::daemon

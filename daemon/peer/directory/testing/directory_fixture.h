@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests of the directory share these: keys by number, patience, and members in processes of their own, which a test
-// can kill.
+// Helpers for tests of the directory: keys by number, waiting, and members in processes that a test can kill.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +28,7 @@ class SteadyClock final : public storage::Clock {
   }
 };
 
-// Digests by number, uniform in all their bytes.
+// A digest per number, uniform in all bytes.
 inline Digest DigestOf(uint64_t number) {
   Digest digest;
   for (size_t i = 0; i < 4; ++i) {
@@ -45,7 +44,7 @@ inline NamespaceId NamespaceOf(uint64_t number) {
   return DigestOf(uint64_t{1} << 40 | number);
 }
 
-// Generous, for a busy machine; a condition that holds is seen at once.
+// The limit is generous for a busy machine. Returns as soon as the condition holds.
 inline bool Until(const std::function<bool()>& holds, std::chrono::seconds limit = std::chrono::seconds(60)) {
   const auto end = std::chrono::steady_clock::now() + limit;
   while (!holds()) {
@@ -64,7 +63,7 @@ inline EtcdDirectoryOptions OptionsFor(const std::string& endpoint) {
   return options;
 }
 
-// A directory, and the node that it belongs to: it announces what it holds, again when it is asked to.
+// A directory and its node. The node announces its objects, and announces them again on request.
 class Node {
  public:
   Node(const std::string& name, const EtcdDirectoryOptions& options)
@@ -86,7 +85,7 @@ class Node {
     held_.erase({ns, key});
     directory.Withdraw(NamespaceOf(ns), DigestOf(key), {});
   }
-  // The nodes that hold it, as this node sees them.
+  // The nodes that hold the object, as this node sees them.
   std::set<std::string> Holders(uint64_t ns, uint64_t key) const {
     const Key keys[] = {DigestOf(key)};
     std::set<std::string> holders;
@@ -109,10 +108,10 @@ class Node {
 
  public:
   std::atomic<int> member_changes{0}, erasures_changes{0}, health_changes{0}, asked_again{0};
-  EtcdDirectory directory;  // last: its thread calls all of the above
+  EtcdDirectory directory;  // last member, because its thread uses the others
 };
 
-// A node in a process of its own, which holds keys [first, first + count): key k in namespace 1 + k % spaces.
+// A node in its own process, which holds keys [first, first + count): key k in namespace 1 + k % spaces.
 class NodeProcess {
  public:
   NodeProcess(const std::string& endpoint, const std::string& name, uint64_t first, uint64_t count,
@@ -132,7 +131,7 @@ class NodeProcess {
   ChildProcess process_;
 };
 
-// The output of a command, which must succeed.
+// Returns the output of a command, which must succeed.
 std::string Shell(const std::string& command);
 
 }  // namespace ashlar::daemon

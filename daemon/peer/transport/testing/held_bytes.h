@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests and tools grant this memory, which is in pieces, and see who asks for it.
+// Memory in pieces that tests and tools grant, and a record of requests.
 #pragma once
 
 #include <condition_variable>
@@ -29,7 +29,7 @@ std::vector<std::span<Byte>> Scatter(std::span<Byte> memory, size_t longest, std
   return spans;
 }
 
-// Answers at once, with an error, or when Answer is called.
+// Answers immediately, with an error, or when Answer is called.
 class HeldBytes final : public GrantedBytes {
  public:
   enum class How { kAtOnce, kWithError, kLater };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RawClient: somebody who has UCX, and speaks to a transport without one of their own.
+// RawClient: a client that uses UCX directly, without a transport.
 #pragma once
 
 #include <arpa/inet.h>
@@ -30,7 +30,7 @@ class RawClient {
     ucp_config_release(config);
     ucp_worker_params_t worker{.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SINGLE};
     EXPECT_EQ(ucp_worker_create(context_, &worker, &worker_), UCS_OK);
-    // Answers are dropped; without a handler this client's UCX would read where nothing is.
+    // Replies are dropped. Without a handler, UCX of this client would read unmapped memory.
     ucp_am_handler_param_t handler{.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB};
     handler.cb = [](void*, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*) { return UCS_OK; };
     if (features & UCP_FEATURE_AM) {
@@ -67,7 +67,7 @@ class RawClient {
     ucp_request_param_t param{};
     Wait(ucp_stream_send_nbx(ep_, bytes.data(), bytes.size(), &param));
   }
-  // With a key for memory of its own, at an address of the holder's.
+  // With a key for its own memory, at an address of the holder.
   void Memory(std::span<std::byte> target, std::span<std::byte> mine, bool write) {
     ucp_mem_map_params_t map{.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH,
                              .address = mine.data(),
@@ -93,7 +93,7 @@ class RawClient {
   }
 
  private:
-  // Nobody may answer: waits a little, and gives up.
+  // There may be no reply: waits briefly, then cancels.
   void Wait(ucs_status_ptr_t request) {
     if (!UCS_PTR_IS_PTR(request)) return;
     for (int i = 0; i < 3000 && !lost_ && ucp_request_check_status(request) == UCS_INPROGRESS; ++i) {

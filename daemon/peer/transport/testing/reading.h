@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transports that read where bytes lie, by UCX's software, and registered memory for them.
+// Transports that read remote memory by UCX's software, and registered memory for them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,14 +29,14 @@ void WaitFor(Condition condition) {
   while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-// Returns when the grant's memory is the owner's again.
+// Returns when the owner has the grant's memory back.
 inline void RevokeNow(Transport& transport, const Grant& grant) {
   std::promise<void> quiet;
   transport.Revoke(grant.number, [&] { quiet.set_value(); });
   quiet.get_future().wait();
 }
 
-// Memory in areas, and an object whose extents lie anywhere in them.
+// Memory in areas, and an object whose extents are anywhere in them.
 struct Areas {
   static constexpr size_t kArea = 4 << 20, kExtent = 64 * 1024;
 
