@@ -228,10 +228,9 @@ def router():
 
 
 def segments_replay():
-    share, ways = {}, {"dense": 4, "adaptive": 5}
-    for row in table("segments-replay.md", ["trace", "capacity", "seams", "goes by", *ways]):
-        if row[2] == "(0, 0)":
-            share[row[0], row[1], row[3]] = row
+    share, ways = {}, {"dense": 3, "adaptive": 4}
+    for row in table("segments-replay.md", ["trace", "capacity", "goes by", *ways]):
+        share[row[0], row[1], row[2]] = row
     bars = []
     for trace, capacity in dict.fromkeys(key[:2] for key in share if key[1] != "no limit"):
         cases = [share[trace, capacity, "recency"], share[trace, capacity, "price"], share[trace, "no limit", "–"]]
