@@ -63,9 +63,9 @@ class FormatsPage(unittest.TestCase):
             return found[0]
 
         fields = "proto/layout_fields.h"
-        self.assertEqual(shown(r"\n\| version \| u32 \| (\d+) \|"), constant(fields, "kIdentityVersion"))
+        self.assertEqual(shown(r"\nversion +u32 +(\d+)\n"), constant(fields, "kIdentityVersion"))
         layout = tuple(constant(fields, f"kLayoutVersion{end}") for end in ("Min", "Max"))
-        self.assertEqual(shown(r"\n\| version \| u32 \| (\d+), or (\d+) where"), layout)
+        self.assertEqual(shown(r"\nversion +u32 +(\d+), or (\d+) where"), layout)
         self.assertEqual(
             shown(r"magic AshlarOb\n8 +u32 +format version, (\d+)\n"),
             constant("proto/object_encoding.cc", "kFormatVersion"),
