@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clock, Executor: time and concurrency for the cache, both injected, so that a simulator can decide every order.
+// Clock, Executor: time and concurrency for the cache. Both are injected, so that a simulator can decide every order.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ashlar::storage {
 
-// Monotonic nanoseconds. Never wall time.
+// Monotonic nanoseconds, never wall time.
 using Nanos = int64_t;
 
 class Clock {
@@ -18,24 +18,25 @@ class Clock {
   virtual Nanos Now() const = 0;
 };
 
-// Runs work away from the metadata thread, each tenant's for itself: one that asks for much keeps nobody else waiting.
+// Runs work outside the metadata thread. Each tenant has its own queue, so that one tenant's load does not delay
+// others.
 class Executor {
  public:
   virtual ~Executor() = default;
 
-  // `done` is called on the metadata thread after `work` returned. The queue is bounded: false, and neither is called,
-  // when it is full, or the tenant's share of it. kNoTenant: work for all of them.
+  // Calls `done` on the metadata thread after `work` has returned. The queue is bounded: returns false, calling
+  // neither, if it or the tenant's share of it is full. kNoTenant: work for all tenants.
   virtual bool Run(TenantId tenant, std::function<void()> work, std::function<void()> done) = 0;
 
-  // While some `work` of the tenant runs, on any of its threads: calls `event` on the metadata thread, before that
-  // work's `done`. Never refused: whoever posts sees to it that few wait.
+  // Calls `event` on the metadata thread before the `done` of the tenant's running work. Called by that work, on any of
+  // its threads. Never refused, so callers must bound the number of queued events.
   virtual void Post(TenantId tenant, std::function<void()> event) = 0;
 
-  // Returns whether the tenant has had its share of the threads for now, and others wait. Work that can be cut then
-  // ends, and asks to be run again.
+  // Returns whether the tenant has used its share of the threads while others wait. Divisible work then returns and is
+  // queued again.
   virtual bool ShouldYield(TenantId /*tenant*/) const { return false; }
 
-  // Returns for how long the oldest `work` that runs now has been running; 0: none runs.
+  // Returns how long the oldest running `work` has been running; 0 without any.
   virtual Nanos LongestRun() const { return 0; }
 };
 

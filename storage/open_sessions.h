@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OpenSessions: the sessions of a cache, with the tenant of each and the memory tier that its engine works in.
+// OpenSessions: the open sessions of a cache, each with its tenant and the memory tier that its engine uses.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace ashlar::storage {
 
-// A session is an engine's or another node's, which finds things here also during a drain. For a node, objects that lie
-// on a GPU alone are brought down to the common level, unless it is sent them from there.
+// A session belongs to an engine or to another node. Lookups of nodes also work during a drain. For a node that cannot
+// be sent GPU memory, objects that are only on a GPU are copied to the common level.
 enum class SessionOf : uint8_t { kEngine, kNode, kNodeReachingGpus };
 
 class OpenSessions {
  public:
-  // `common`: the level of sessions until another one is set, and of those that are not known.
+  // `common` is the level of sessions without their own level, and of unknown ones.
   explicit OpenSessions(size_t common) : common_(common) {}
 
   void Open(SessionId session, TenantId tenant, SessionOf whose) {
@@ -28,14 +28,14 @@ class OpenSessions {
   void SetLevel(SessionId session, size_t level) {
     if (const auto found = open_.find(session); found != open_.end()) found->second.level = level;
   }
-  // Returns the tenant of the session, which is open no more; none of one that was not.
+  // Closes the session and returns its tenant; nothing if it was not open.
   std::optional<TenantId> Close(SessionId session) {
     const auto closed = open_.extract(session);
     return closed.empty() ? std::nullopt : std::optional(closed.mapped().tenant);
   }
 
   bool Has(SessionId session) const { return open_.contains(session); }
-  const TenantId* Tenant(SessionId session) const {  // null: it is not open
+  const TenantId* Tenant(SessionId session) const {  // null if it is not open
     const auto found = open_.find(session);
     return found == open_.end() ? nullptr : &found->second.tenant;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SessionTransfers: counts the work that still touches a session's memory.
+// SessionTransfers: counts the transfers that access a session's memory.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace ashlar::storage {
 
-// Counts the transfers in flight of every session; a session's memory may be unmapped once there are none.
+// Counts transfers in flight per session. A session's memory may be unmapped when there are none.
 class SessionTransfers {
  public:
   void Begin(SessionId session) { ++sessions_[session].in_flight; }
@@ -25,7 +25,7 @@ class SessionTransfers {
     for (const auto& call : drained) call();
   }
 
-  // Calls `drained` when nothing is in flight: at once if that is so now.
+  // Calls `drained` when nothing is in flight, immediately if that is so now.
   void WhenIdle(SessionId session, std::function<void()> drained) {
     const auto found = sessions_.find(session);
     if (found == sessions_.end()) return drained();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slice: how much of a long call may be done now. Such a call does some steps and continues when it is called again;
-// meanwhile the thread serves others.
+// Slice: the amount of work that a long call may do now. Such a call does some steps and continues when it is called
+// again; meanwhile the thread does other work.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@ namespace ashlar::storage {
 
 class Slice {
  public:
-  // All of it.
+  // Unlimited.
   Slice() = default;
-  // A slice of so many steps, at least one: for tests and simulators.
+  // A slice of `steps`, at least one: for tests and simulators.
   explicit Slice(size_t steps) : steps_left_(steps) {}
-  // A slice until the clock shows `end`, but with at least the first steps.
+  // A slice until the clock shows `end`, with a minimum number of steps.
   Slice(const Clock& clock, Nanos end) : clock_(&clock), end_(end) {}
 
-  // Takes the time for a step: one look-up, or a few smaller things. False: the slice is over.
+  // Takes a step: one lookup, or a few smaller operations. Returns false at the end of the slice.
   bool Take() {
     if (steps_left_ == 0) return false;
     if (clock_ != nullptr && ++taken_ % kAskedEvery == 0 && clock_->Now() >= end_) {
@@ -31,7 +31,7 @@ class Slice {
   }
 
  private:
-  static constexpr size_t kAskedEvery = 8;  // steps: to ask a clock takes a part of one
+  static constexpr size_t kAskedEvery = 8;  // steps between clock reads, because a read costs a fraction of a step
 
   const Clock* const clock_ = nullptr;
   const Nanos end_ = 0;

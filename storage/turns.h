@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns: tenants take turns by their cost, by deficit round robin (Shreedhar and Varghese, 1996).
+// Turns: lets tenants take turns by cost, with deficit round robin (Shreedhar and Varghese, 1996).
 //
 // A thread or queue that serves several tenants one piece at a time (the metadata thread, the workers, copies between
-// tiers) asks Turns for the next tenant. Every tenant with something to do gets `quantum` a round, in any unit of cost
-// (nanoseconds, bytes), and is served until it has spent that. A piece may cost more than its tenant had left: the rest
-// is a debt, which following rounds pay off. So each of n tenants gets an nth of the service, whatever the others ask
-// for; and a tenant without debt waits, when it comes, for at most a quantum and a piece of each other tenant.
+// tiers) asks Turns for the next tenant. Every active tenant gets `quantum` per round, in any unit of cost
+// (nanoseconds, bytes), and is served until it has spent it. A piece may cost more than the rest: the tenant then has a
+// debt, which the next rounds pay off. So each of n tenants gets 1/n of the service, whatever the others request, and a
+// tenant without debt waits at most one quantum and one piece of each other tenant.
 //
 // Deterministic, not thread-safe.
 #pragma once
@@ -26,18 +26,18 @@ namespace ashlar::storage {
 // The order of tenants. The owner keeps the work itself.
 class Turns {
  public:
-  // More than 0. Of the order of one piece's cost: less takes more rounds to find who is next, more makes others wait.
+  // Must be positive, about the cost of one piece: a smaller quantum takes more rounds to find the next tenant, a
+  // larger one makes others wait.
   explicit Turns(int64_t quantum) : quantum_(quantum) { assert(quantum > 0); }
 
-  // The tenant has something to do: it gets its turn behind those that have been waiting. Harmless if it had.
+  // The tenant has work: it is queued after those that already wait. No effect if it was active.
   void Activate(TenantId tenant) {
     Share& share = shares_[tenant];
     if (std::exchange(share.active, true)) return;
     ring_.push_back(tenant);
   }
-  // The tenant has nothing to do. Its debt stays, and so does its balance, less than a quantum: its latest piece may
-  // not be charged yet. Without that balance a tenant that always has one piece alone would owe for every piece that it
-  // paid for.
+  // The tenant has no work. Its debt stays, and so does a balance of less than a quantum, because its latest piece may
+  // not be charged yet: without it, a tenant with one piece at a time would owe for every piece that it paid for.
   void Deactivate(TenantId tenant) {
     const auto found = shares_.find(tenant);
     if (found == shares_.end() || !found->second.active) return;
@@ -46,11 +46,11 @@ class Turns {
     if (found->second.balance == 0) shares_.erase(found);
   }
 
-  // Returns the tenant whose turn it is; the same one until that tenant has been charged, or deactivated. None: nobody
-  // has anything to do.
+  // Returns the tenant whose turn it is; the same one until it is charged or deactivated. Empty without an active
+  // tenant.
   std::optional<TenantId> Next() {
     if (ring_.empty()) return std::nullopt;
-    // A round pays each one its quantum. Whole rounds in which nobody would get his turn are paid at once.
+    // A round pays each tenant its quantum. Rounds without a turn are paid at once.
     for (size_t looked_at = 0;; ++looked_at) {
       const TenantId tenant = ring_.front();
       Share& share = shares_.at(tenant);
@@ -63,13 +63,13 @@ class Turns {
     }
   }
 
-  // Charges the cost of serving the tenant, known or measured; also of work done without asking Next. A tenant that has
-  // spent its quantum, or had none, moves to the end.
+  // Charges the cost of serving the tenant, known or measured, also for work done without Next. A tenant that has spent
+  // its quantum moves to the end.
   void Charge(TenantId tenant, int64_t cost) {
     Share& share = shares_[tenant];
     share.balance -= cost;
     if (!share.active) {
-      // Nobody waited for earlier pieces, then: only this one can be in somebody's way.
+      // Earlier pieces delayed no other tenant, so only this one is charged.
       if (ring_.empty()) share.balance = std::max(share.balance, -cost);
       if (share.balance == 0) shares_.erase(tenant);
     } else if (share.balance <= 0) {
@@ -79,15 +79,15 @@ class Turns {
   }
 
   size_t active() const { return ring_.size(); }
-  const std::deque<TenantId>& waiting() const { return ring_; }  // the front's turn is next
+  const std::deque<TenantId>& waiting() const { return ring_; }  // the front tenant is next
 
  private:
   struct Share {
-    int64_t balance = 0;  // negative: it owes
+    int64_t balance = 0;  // negative: debt
     bool active = false;
   };
 
-  // Pays whole rounds until the tenant with the least debt owes less than a quantum.
+  // Pays whole rounds until the tenant with the smallest debt owes less than a quantum.
   void PayDebts() {
     int64_t least = INT64_MAX;
     for (const TenantId tenant : ring_) least = std::min(least, -shares_.at(tenant).balance);
@@ -96,11 +96,11 @@ class Turns {
   }
 
   const int64_t quantum_;
-  std::map<TenantId, Share> shares_;  // active ones, and those that owe or have something left
+  std::map<TenantId, Share> shares_;  // active ones, and those with a balance
   std::deque<TenantId> ring_;         // active ones; the front's turn is next
 };
 
-// Items that wait, in order within each tenant, in turn between tenants.
+// Queued items, in order within each tenant, and in turns between tenants.
 template <typename Item>
 class TurnQueue {
  public:
@@ -110,19 +110,19 @@ class TurnQueue {
     items_[tenant].push_back(std::move(item));
     Added(tenant);
   }
-  // Ahead of all of the tenant's: the rest of an item that was cut.
+  // Inserts before the tenant's other items: the rest of a divided item.
   void PushFront(TenantId tenant, Item item) {
     items_[tenant].push_front(std::move(item));
     Added(tenant);
   }
 
-  // The next in turn; none: nothing waits. Charge its tenant when the cost is known.
+  // Takes the next item in turn; nothing if none is queued. Charge its tenant when the cost is known.
   std::optional<std::pair<TenantId, Item>> Take() {
     const std::optional<TenantId> tenant = Next();
     if (!tenant.has_value()) return std::nullopt;
     return std::pair<TenantId, Item>(*tenant, Take(*tenant));
   }
-  // The first of a tenant that has some, whoever's turn it is.
+  // Takes the first item of a tenant with items, regardless of turns.
   Item Take(TenantId tenant) {
     const auto waiting = items_.find(tenant);
     Item next = std::move(waiting->second.front());
@@ -134,7 +134,7 @@ class TurnQueue {
     --size_;
     return next;
   }
-  // Returns the tenant of the next item in turn; none: nothing waits.
+  // Returns the tenant of the next item in turn; nothing if none is queued.
   std::optional<TenantId> Next() { return turns_.Next(); }
   const std::deque<TenantId>& waiting() const { return turns_.waiting(); }  // tenants, the next one first
   void Charge(TenantId tenant, int64_t cost) { turns_.Charge(tenant, cost); }
@@ -153,7 +153,7 @@ class TurnQueue {
   }
 
   Turns turns_;
-  std::map<TenantId, std::deque<Item>> items_;  // of tenants that have some
+  std::map<TenantId, std::deque<Item>> items_;  // only tenants with items
   size_t size_ = 0;
 };
 

@@ -12,32 +12,32 @@
 
 namespace ashlar::storage {
 
-// Every call is O(1). Entries are linked by age, and their places are used again.
+// Every call is O(1). Entries are linked by age, and their slots are reused.
 template <typename Key, typename Value>
 class BoundedTable {
-  using Place = uint32_t;  // of a node; kNowhere: of none
+  using Place = uint32_t;  // index of a node; kNowhere for none
   static constexpr Place kNowhere = ~Place{0};
 
   struct Node {
     Key key;
     Value value;
-    Place older = kNowhere;  // of a free node: the next free one
+    Place older = kNowhere;  // for a free node: the next free one
     Place younger = kNowhere;
   };
 
  public:
-  // Nodes are reserved once. A flat_hash_set doubles at 25/32 of a load of 7/8: three slots, a place and a control byte
-  // each, for every entry at most, and half as many again while it grows.
+  // Nodes are reserved once. A flat_hash_set doubles at 25/32 of a load of 7/8: at most three slots, with an index and
+  // a control byte each, per entry, and half as many again while it grows.
   static constexpr size_t kBytesPerEntry = sizeof(Node) + (sizeof(Place) + 1) * 9 / 2 + 1;
 
   explicit BoundedTable(size_t max_entries)
       : max_entries_(max_entries), index_(max_entries, Hash{{&nodes_}}, Equal{{&nodes_}}) {
-    nodes_.reserve(max_entries);  // address space only: pages come with the entries
+    nodes_.reserve(max_entries);  // address space only; pages are allocated with the entries
   }
   BoundedTable(const BoundedTable&) = delete;
   BoundedTable& operator=(const BoundedTable&) = delete;
 
-  // Replaces the entry of this key; from now on it is the youngest.
+  // Inserts or replaces the entry, which becomes the youngest.
   void Put(const Key& key, const Value& value) {
     if (max_entries_ == 0) return;
     Erase(key);
@@ -48,13 +48,13 @@ class BoundedTable {
     index_.insert(place);
   }
 
-  // Null: none. Valid until the next change.
+  // Null if there is none. Valid until the next change.
   const Value* Find(const Key& key) const {
     const auto found = index_.find(key);
     return found == index_.end() ? nullptr : &nodes_[*found].value;
   }
 
-  // Harmless for a key that is not there.
+  // Unknown keys are ignored.
   void Erase(const Key& key) {
     const auto found = index_.find(key);
     if (found == index_.end()) return;
@@ -65,8 +65,8 @@ class BoundedTable {
     free_ = place;
   }
 
-  // Erases the entries of which `gone(key, value)` says so; it may change the values of others. Nothing of an erased
-  // entry stays in memory. O(n).
+  // Erases the entries for which `gone(key, value)` returns true; it may change the values of others. Erased entries
+  // are overwritten. O(n).
   template <typename Gone>
   void EraseIf(Gone gone) {
     for (Place place = oldest_; place != kNowhere;) {
@@ -84,7 +84,7 @@ class BoundedTable {
   size_t size() const { return index_.size(); }
 
  private:
-  // The index holds places and looks through them at the nodes' keys, so that a key is stored once.
+  // The index holds indices of nodes and compares their keys, so that a key is stored once.
   struct KeyOf {
     const std::vector<Node>* nodes;
     const Key& operator()(Place place) const { return (*nodes)[place].key; }

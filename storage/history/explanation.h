@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Query, and Explanation: why a look-up missed, or what it would find, with everything that is known.
+// Query and Explanation: a lookup of one run of tokens, and what the cache knows about its result.
 #pragma once
 
 #include <cstdint>
@@ -15,47 +15,48 @@
 
 namespace ashlar::storage {
 
-// One run of a prompt's tokens that is looked up.
+// A run of tokens of a prompt that is looked up.
 struct Query {
   ObjectKind kind = ObjectKind::kSegment;
   Key key;
-  TensorShard shard{};  // the shard that is wanted: it is found when all of its bundle is there
+  TensorShard shard{};  // the requested shard; a hit requires the complete bundle
   NamespaceId ns;
-  TextDigest text;  // all zero: not known
+  TextDigest text;  // all zero: unknown
   uint64_t tokens = 0;
-  Nanos recompute = 0;         // the time of computing it again, as the engine declared; 0: not known
-  Nanos remote_recompute = 0;  // likewise, compared only with what other nodes take to send it
-  double flops = 0;            // likewise
-  Nanos needed_at = 0;         // when it will be, on the injected clock; what is past is now
-  bool defer = false;          // finding it does not have it written to a disk (ObjectTable::Defer)
-  bool storable = true;        // false: too short to have an interior, a miss without a look-up
-  bool unreachable = false;    // other nodes are known to have it, and none of them answered in time
+  Nanos recompute = 0;         // declared time to compute it; 0: unknown
+  Nanos remote_recompute = 0;  // the same, only for the comparison with fetching from other nodes
+  double flops = 0;            // FLOPs to compute it; 0: unknown
+  Nanos needed_at = 0;         // on the injected clock; a past time means now
+  bool defer = false;          // a hit does not cause a write to the disk (ObjectTable::Defer)
+  bool storable = true;        // false: too short to have an interior; missed without a lookup
+  bool unreachable = false;    // other nodes have it, but none answered in time
 };
 
-// An object that is there, published or not; for a bundle, all of its shards that are there.
+// An existing object, published or not; for a bundle, all of its existing shards.
 struct Presence {
-  uint32_t shards = 1, of_shards = 1;  // published
-  TierKind tier = TierKind::kNone;     // the nearest copy; of several shards: the farthest of these
-  std::vector<TierKind> tiers;         // of whole copies of all of it, top to bottom; on a disk: acknowledged
-  uint64_t bytes = 0;                  // of its plan until it is published
-  uint32_t uses = 0;                   // look-ups that found it
+  uint32_t shards = 1, of_shards = 1;  // published shards
+  TierKind tier = TierKind::kNone;     // fastest tier with a copy; for several shards, the slowest of these
+  // tiers with a complete copy of all shards, fastest first; a disk counts when acknowledged
+  std::vector<TierKind> tiers;
+  uint64_t bytes = 0;  // size of its plan until it is published
+  uint32_t uses = 0;   // lookups that found it
   uint32_t references = 0;
-  Nanos age = 0;   // since its publication
-  Nanos idle = 0;  // since its last use, or its publication
+  Nanos age = 0;   // since publication
+  Nanos idle = 0;  // since the last use or publication
 };
 
 struct Explanation {
-  MissReason reason = MissReason::kNeverSeen;  // kNone: a look-up would find it
+  MissReason reason = MissReason::kNeverSeen;  // kNone: a lookup would find it
   std::optional<Presence> present;
-  std::optional<Ghost> ghost;            // of what is gone, or never came
-  std::optional<NamespaceId> elsewhere;  // kNamespaceDiffers: where the same text was published last
+  std::optional<Ghost> ghost;            // the evicted or never published object
+  std::optional<NamespaceId> elsewhere;  // for kNamespaceDiffers: where the same text was published last
 };
 
-// One segment that a look-up or a landing missed.
+// A segment missed by a lookup or a landing.
 struct Miss {
   Nanos at = 0;  // on the injected clock
   SessionId session = 0;
-  Query query;  // the query of a landing's miss has no text, and no key if its lease is lost
+  Query query;  // a landing's miss has no text, and no key if its lease is lost
   Explanation why;
 };
 

@@ -11,7 +11,7 @@
 
 namespace ashlar::storage {
 
-// A ring for each tenant: the newest miss takes the place of the oldest.
+// A ring per tenant: the newest miss replaces the oldest.
 class MissLog {
  public:
   static constexpr size_t kDefaultMisses = 1024;
@@ -20,12 +20,12 @@ class MissLog {
 
   void Add(TenantId tenant, const Miss& miss);
   std::vector<Miss> Last(TenantId tenant, size_t most) const;  // newest first
-  void Erase(TenantId tenant, const NamespaceId* ns);          // null: all of the tenant
+  void Erase(TenantId tenant, const NamespaceId* ns);          // null: the whole tenant
 
  private:
   struct Ring {
     std::vector<Miss> misses;
-    size_t next = 0;  // where the next one goes, once all places are taken
+    size_t next = 0;  // index of the next entry once the ring is full
   };
   static_assert(kDefaultMisses * sizeof(Miss) <= 512 << 10, "what one tenant's misses take at most: 512 KiB");
 

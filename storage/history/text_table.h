@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TextTable: remembers under which namespaces a text was published.
+// TextTable: remembers the namespaces in which a text was published.
 #pragma once
 
 #include <cstddef>
@@ -11,25 +11,25 @@
 
 namespace ashlar::storage {
 
-// Two engines that were meant to share, but declare different weights or layouts, never do: each publishes the same
-// texts under a namespace of its own. This table is how that shows. Within one tenant only; each has a bounded memory
-// of its own, the text that was published longest ago going first. Every call is O(1).
+// Two engines that should share, but declare different weights or layouts, publish the same texts in different
+// namespaces. This table reveals that, within one tenant only. Each tenant has its own bounded table, in which the
+// oldest texts are dropped first. Every call is O(1).
 class TextTable {
  public:
   static constexpr size_t kDefaultTexts = 1 << 16;
 
   explicit TextTable(size_t texts_per_tenant = kDefaultTexts) : max_texts_(texts_per_tenant) {}
 
-  // An engine sets out to publish the text: whether it will, makes no difference to who looks elsewhere.
+  // Call when an engine is about to publish the text; whether it does so makes no difference here.
   void Remember(TenantId tenant, const TextDigest& text, const NamespaceId& ns);
-  // The last namespace but `ns` under which the text was published; null: none is remembered. Valid until the next
+  // Returns the latest namespace other than `ns` in which the text was published; null if unknown. Valid until the next
   // Remember.
   const NamespaceId* Elsewhere(TenantId tenant, const TextDigest& text, const NamespaceId& ns) const;
-  // Erases what a tenant published, or under which texts one of its namespaces stands.
+  // Erases a tenant's texts, or one of its namespaces from them.
   void Erase(TenantId tenant, const NamespaceId* ns);
 
  private:
-  // The last two that differ: whoever asks, one of them is another's.
+  // The latest two different namespaces: at least one differs from any given one.
   struct Namespaces {
     NamespaceId last;
     NamespaceId before;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Explainer: why look-ups miss. It compares a query with the objects that are here, that are gone, and that other
-// namespaces have.
+// Explainer: explains misses. It compares a query with existing objects, evicted objects, and objects of other
+// namespaces.
 #pragma once
 
 #include <cstddef>
@@ -16,19 +16,19 @@
 
 namespace ashlar::storage {
 
-// Looking changes nothing in the table, and counts as no use.
+// Explaining has no side effect on the object table and does not count as a use.
 class Explainer {
  public:
   Explainer(const ObjectTable& table, const Clock& clock, size_t texts_per_tenant, size_t misses_per_tenant)
       : table_(table), clock_(clock), texts_(texts_per_tenant), misses_(misses_per_tenant) {}
 
-  // Remembers a published text: from now on a miss of it under another namespace says so.
+  // Remembers a published text, so that a miss in another namespace can be explained.
   void Published(TenantId tenant, const TextDigest& text, const NamespaceId& ns) { texts_.Remember(tenant, text, ns); }
 
-  // Explains one query. For a key that is here in another division into shards, the explanation names that division.
+  // Explains one query. If the key exists with another division into shards, the explanation names that division.
   Explanation Explain(TenantId tenant, const Query& query) const;
 
-  // Remembers a miss, and answers its reason: of one that was never seen it may be known better.
+  // Records a miss and returns its reason, which may be more precise for an object that was never seen.
   MissReason Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);
   std::vector<Miss> LastMisses(TenantId tenant, size_t most) const { return misses_.Last(tenant, most); }
   // Erases the texts and misses of a tenant, or of one of its namespaces.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LeaseTable: leases, the engines' rights to the objects that a look-up found.
+// LeaseTable: leases, the rights of engines to the objects that a lookup found.
 #pragma once
 
 #include <cstddef>
@@ -27,88 +27,86 @@
 
 namespace ashlar::storage {
 
-// The list of one lease: one result a query, misses among them.
+// The entries of one lease: one result per query, including misses.
 using LeasedObjects = std::vector<ObjectTable::Result>;
 
-// A lease keeps objects in place as long as any session holds it. It is named by 128 random bits, so that one process
-// of an engine can hand it to another; sessions of other tenants cannot tell it from an unknown one. A deadline ends a
-// lease only if it was never used. A session's leases are bounded in number and in the segments that they list, and so
-// are the leases of all sessions of a tenant; a lease counts for each of its holders.
+// A lease keeps objects in place while any session holds it. Its id has 128 random bits, so that one process of an
+// engine can pass it to another; other tenants cannot distinguish it from an unknown id. A deadline ends a lease only
+// if it was never used. Leases and listed segments are limited per session and per tenant; a lease counts for each
+// holder.
 //
-// A lease ends at once. Settle gives its objects back, a step for each segment, because there may be very many.
+// A lease ends immediately. Settle then releases its objects, one step per segment, because there may be very many.
 class LeaseTable {
  public:
-  // The default bounds of all sessions of a tenant: a few busy engines' worth. 175 MB at most.
+  // Default limits of all sessions of a tenant, enough for a few busy engines. At most 175 MB.
   static constexpr size_t kTenantLeases = size_t{1} << 17;
   static constexpr size_t kTenantSegments = size_t{1} << 22;
 
   struct Bounds {
-    Nanos unused_lease = 0;                        // a lease that was never used ends so long after it is needed
-    size_t leases = limits::kMaxLeases;            // of one session
-    size_t segments = limits::kMaxLeasedSegments;  // of one session's leases together
-    size_t tenant_leases = kTenantLeases;          // of all sessions of a tenant, likewise
+    Nanos unused_lease = 0;                        // a lease that is never used ends this long after the time of need
+    size_t leases = limits::kMaxLeases;            // per session
+    size_t segments = limits::kMaxLeasedSegments;  // segments in all leases of one session
+    size_t tenant_leases = kTenantLeases;          // per tenant
     size_t tenant_segments = kTenantSegments;
   };
 
-  // `random` gives 64 bits a call; null: the system's.
+  // `random` returns 64 bits per call; null: the system's source.
   LeaseTable(std::function<uint64_t()> random, Bounds bounds);
 
-  // For a tenant, other bounds than those of all.
+  // Overrides the limits for one tenant.
   void SetTenantBounds(TenantId tenant, size_t leases, size_t segments) {
     tenants_[tenant].bounds = {leases, segments};
   }
 
-  // Checks that the session, one of this tenant, may hold one more lease of so many segments. RESOURCE_EXHAUSTED names
-  // the bound.
+  // Checks that a session of this tenant may hold another lease with `segments`. RESOURCE_EXHAUSTED names the limit.
   absl::Status Room(SessionId session, TenantId tenant, size_t segments) const;
   bool HasRoom(SessionId session, TenantId tenant, size_t segments) const {
     return Fits(session, tenant, segments) == Fit::kYes;
   }
-  // Grants a lease. The session must have room. `others`: the other shards of the listed objects. `name`: no lease may
-  // have it yet; all zero: one is drawn.
+  // Grants a lease. The session must have space (Room). `others` are the other shards of the listed objects. `name`
+  // must be unused; all zero: a random id.
   LeaseId Grant(SessionId holder, TenantId tenant, LeasedObjects segments, Nanos needed_at,
                 std::vector<ObjectTable::Reference> others = {}, const MatchedPrefix& prefix = {},
                 const LeaseId& name = {});
-  // Returns whether a lease has that name, whoever holds it.
+  // Returns whether the id is in use by any session.
   bool Exists(const LeaseId& name) const { return serials_.contains(name); }
 
   // Returns the objects of a lease that this session holds; null for any other lease. Valid until the lease ends.
   const LeasedObjects* Held(SessionId session, const LeaseId& id) const;
-  // Makes the session a holder, which counts as use. NOT_FOUND for an unknown lease or another tenant's;
-  // RESOURCE_EXHAUSTED for a session without room.
+  // Makes the session a holder, which counts as use. NOT_FOUND for an unknown lease or one of another tenant;
+  // RESOURCE_EXHAUSTED if the session is at its limit.
   absl::StatusOr<const LeasedObjects*> Attach(SessionId session, TenantId tenant, const LeaseId& id);
-  // Returns the objects of a lease of this tenant, whoever holds it; null: unknown. Valid until the lease ends.
+  // Returns the objects of a lease of this tenant with any holder; null if unknown. Valid until the lease ends.
   const LeasedObjects* Peek(TenantId tenant, const LeaseId& id) const;
-  // Returns the part of the lease that is a prefix; null: unknown.
+  // Returns the prefix part of the lease; null if unknown.
   const MatchedPrefix* Prefix(const LeaseId& id) const;
   // Removes the lease's deadline. The lease must exist. `composed`: states resumed under this lease are composed.
   void Use(const LeaseId& id, bool composed = false);
-  // Returns whether the lease was ever used with `composed`; false for an unknown one.
+  // Returns whether the lease was ever used with `composed`; false if unknown.
   bool Composed(const LeaseId& id) const;
-  // Returns the record of verified tuples of a lease that exists. A landing that verifies them may outlive the lease.
+  // Returns the record of verified tuples of an existing lease. A landing that verifies them may outlive the lease.
   std::shared_ptr<VerifiedLayers> Verified(const LeaseId& id);
 
-  // The lease ends with its last holder. Releasing what is not held is harmless.
+  // The lease ends with its last holder. Leases that are not held are ignored.
   void Release(SessionId session, const LeaseId& id);
-  // These two take a step for each lease. False: there is more, call again. Settle gives back the ended leases'
-  // objects.
+  // Takes one step per lease. Returns false if more is left. Settle then releases the objects of the ended leases.
   bool ReleaseAll(SessionId session, Slice& slice);
   bool Expire(Nanos now, Slice& slice);
 
-  // Takes references that nobody needs any more, for Settle.
+  // Adds references that are no longer needed, for Settle.
   void GiveBack(TenantId tenant, LeasedObjects segments, std::vector<ObjectTable::Reference> others);
-  // Gives back what the tenant's ended leases listed, in the order in which they ended. False: there is more.
+  // Releases the objects of the tenant's ended leases, in the order in which they ended. Returns false if more is left.
   bool Settle(TenantId tenant, Slice& slice);
-  bool SettleAll(Slice& slice);  // of all tenants
+  bool SettleAll(Slice& slice);  // for all tenants
 
   size_t size() const { return leases_.size(); }
-  size_t Count(SessionId session) const {  // that it holds
+  size_t Count(SessionId session) const {  // leases that the session holds
     const auto held = holdings_.find(session);
     return held == holdings_.end() ? 0 : held->second.leases.size();
   }
 
  private:
-  using Serial = uint64_t;  // order of granting: what is done to many leases is done in this order
+  using Serial = uint64_t;  // order of granting; operations on many leases use it
   struct Lease {
     LeaseId id{};
     TenantId tenant = 0;
@@ -116,21 +114,21 @@ class LeaseTable {
     std::vector<ObjectTable::Reference> others;
     MatchedPrefix prefix;
     size_t Size() const { return segments.size() + others.size(); }
-    absl::InlinedVector<SessionId, 1> holders;  // in the order in which they came
+    absl::InlinedVector<SessionId, 1> holders;  // in the order in which they attached
     Nanos deadline = kNever;
     bool composed = false;
-    std::shared_ptr<VerifiedLayers> verified;  // null until it is asked for
+    std::shared_ptr<VerifiedLayers> verified;  // null until requested
   };
   using Leases = std::map<Serial, Lease>;
   struct Holding {
     absl::btree_set<Serial> leases;
-    size_t segments = 0;  // of those leases
+    size_t segments = 0;  // segments in these leases
   };
   struct TenantBounds {
     size_t leases, segments;
   };
   struct OfTenant {
-    size_t leases = 0, segments = 0;  // that its sessions hold
+    size_t leases = 0, segments = 0;  // held by its sessions
     std::optional<TenantBounds> bounds;
   };
   enum class Fit : uint8_t { kYes, kTooManyOfSession, kTooManyOfTenant };
@@ -156,13 +154,13 @@ class LeaseTable {
   absl::flat_hash_map<LeaseId, Serial> serials_;
   std::map<SessionId, Holding> holdings_;
   std::map<TenantId, OfTenant> tenants_;
-  absl::btree_set<std::pair<Nanos, Serial>> deadlines_;  // of leases that have one
+  absl::btree_set<std::pair<Nanos, Serial>> deadlines_;  // of leases with a deadline
   struct Ended {
     std::vector<ObjectTable::Reference> others;
     LeasedObjects segments;
-    size_t settled = 0;  // of both, others first
+    size_t settled = 0;  // number settled of both, `others` first
   };
-  std::map<TenantId, std::deque<Ended>> ended_;  // of tenants that have some
+  std::map<TenantId, std::deque<Ended>> ended_;  // only tenants with ended leases
 };
 
 }  // namespace ashlar::storage

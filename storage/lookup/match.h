@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Match: the result of a look-up.
+// Match: the result of a lookup.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace ashlar::storage {
 
-// The result of one query, or of one object of a prefix. `header` and `slot` live as long as the lease.
+// The result of one query, or of one object of a prefix. `header` and `slot` are valid as long as the lease.
 struct Found {
   MissReason reason = MissReason::kNone;  // kNone: hit
   TierKind tier = TierKind::kNone;
@@ -22,17 +22,17 @@ struct Found {
   const Slot* slot = nullptr;
 };
 
-// The indices of a prefix's objects in the match, each by its name.
+// The indices of a prefix's objects in the match.
 struct PrefixObjects {
   static constexpr uint32_t kNone = UINT32_MAX;
-  uint32_t begin = kNone;  // behind the prompt's segments; kNone: all that was found is segments
-  uint32_t blocks = 0;     // its keys and values, in order from `begin` on
+  uint32_t begin = kNone;  // after the prompt's segments; kNone: only segments were found
+  uint32_t blocks = 0;     // number of blocks, in order from `begin`
   uint32_t checkpoint = kNone;
   uint32_t span = kNone;
 
   uint32_t size() const { return blocks + (checkpoint != kNone ? 1 : 0) + (span != kNone ? 1 : 0); }
   bool Has(size_t object) const { return object - begin < blocks || object == checkpoint || object == span; }
-  // Calls visit(index) for each, in the order in which they are landed: blocks, checkpoint, span.
+  // Calls visit(index) for each object in landing order: blocks, checkpoint, span.
   template <typename Visit>
   void ForEach(Visit visit) const {
     for (uint32_t i = 0; i < blocks; ++i) visit(begin + i);
@@ -42,31 +42,30 @@ struct PrefixObjects {
   bool operator==(const PrefixObjects&) const = default;
 };
 
-// The exact prefix that a prompt is best resumed from.
+// The best exact prefix to resume the prompt from.
 struct MatchedPrefix {
-  uint64_t depth = 0;  // tokens; 0: none
-  bool own = false;    // its conversation's, else its namespace's
+  uint64_t depth = 0;  // in tokens; 0: none
+  bool own = false;    // private to the conversation; otherwise shared in the namespace
   Provenance provenance = Provenance::kExact;
-  uint32_t span_tokens = 0;  // the last ones, whose states are rebuilt from a span; 0: the checkpoint is at `depth`
+  uint32_t span_tokens = 0;  // last tokens, whose states are rebuilt from a span; 0: the checkpoint is at `depth`
   PrefixObjects objects;
 
   uint64_t checkpoint_depth() const { return depth - span_tokens; }
-  // Returns how many of an object's stored tokens belong to the prefix: of its span span_tokens, of any other object
-  // all.
+  // Returns how many stored tokens of an object belong to the prefix: span_tokens for its span, all for other objects.
   uint64_t RowsOf(size_t object) const { return object == objects.span ? span_tokens : UINT64_MAX; }
 };
 struct FoundPrefix : MatchedPrefix {
-  std::vector<uint64_t> resumable;      // depths that could have been chosen, rising
-  std::vector<uint64_t> checkpoint_at;  // that are worth capturing, rising, behind the prefix
+  std::vector<uint64_t> resumable;      // alternative depths, ascending
+  std::vector<uint64_t> checkpoint_at;  // depths after the prefix that are worth capturing, ascending
 };
 
 struct Match {
-  LeaseId lease{};           // all zero when nothing was found
-  std::vector<Found> found;  // one a query, in order, then the prefix's objects
-  FoundPrefix prefix;        // of a match that was attached to: without depths
+  LeaseId lease{};           // all zero if nothing was found
+  std::vector<Found> found;  // one per query, in order, then the prefix's objects
+  FoundPrefix prefix;        // without depths after Attach
 };
 
-// Returns whether the answer has room for one more hit.
+// Returns whether the reply has space for another hit.
 using HasRoom = std::function<bool(const Found& hit)>;
 
 }  // namespace ashlar::storage

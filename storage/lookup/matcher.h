@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matcher: finds objects for look-ups (storage/lookup/search.h), leases, answers and counts them.
+// Matcher: finds and leases objects for lookups (storage/lookup/search.h), fills the result, and counts it.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ namespace ashlar::storage {
 
 class Matcher {
  public:
-  // `level_of`: where a session's engine lands from, and maps.
+  // `level_of` returns the level that a session's engine lands from and maps.
   using IsOpen = std::function<bool(SessionId)>;
   using LevelOf = std::function<size_t(SessionId)>;
   Matcher(ObjectTable& table, Prefixes& prefixes, LeaseTable& leases, Explainer& explainer, const Clock& clock,
@@ -39,26 +39,26 @@ class Matcher {
         is_open_(std::move(is_open)),
         level_of_(std::move(level_of)) {}
 
-  // As Cache::Attach; NOT_FOUND for an unknown lease.
+  // Implements Cache::Attach; NOT_FOUND for an unknown lease.
   absl::StatusOr<Match> Attach(SessionId session, TenantId tenant, const LeaseId& lease,
                                const std::optional<TensorShard>& shard);
-  // Describes the objects of a lease that exists.
+  // Describes the objects of an existing lease.
   Match Describe(const LeaseId& lease, const LeasedObjects& segments) const;
 
-  // Returns whether an object is there with its stored header unchanged; drops one that has changed.
+  // Returns whether an object exists with an unchanged header; drops it if it has changed.
   bool IsWhole(SessionId session, TenantId tenant, const Query& query);
 
  private:
   friend class Search;
   using Verified = absl::flat_hash_set<ObjectId>;
-  using Others = std::vector<ObjectTable::Reference>;  // shards of what was found
+  using Others = std::vector<ObjectTable::Reference>;  // other shards of the found objects
 
   static Found Describe(const ObjectTable::Result& result);
   static bool HeaderIsWhole(const ObjectTable::Reference& object, Verified& verified);
   ObjectTable::Result FindWhole(SessionId session, TenantId tenant, const Query& query, Others& others,
                                 Verified& verified);
   ObjectTable::Result Find(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified);
-  MissReason Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);  // says which it is
+  MissReason Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);  // returns the reason
   LeasedObjects ForShard(const LeasedObjects& segments, const std::optional<TensorShard>& shard, size_t level,
                          Others& others);
   absl::StatusOr<Match> AttachShard(SessionId session, TenantId tenant, const LeaseId& lease,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Search: one look-up, cut into slices.
+// Search: one lookup, divided into slices.
 #pragma once
 
 #include <cstddef>
@@ -18,29 +18,29 @@
 
 namespace ashlar::storage {
 
-// The work of one Cache::Lookup. Anything may happen to the cache between slices. The search holds the objects that it
-// has found, so they stay in place; an object published meanwhile is found if the search has not passed its query yet.
-// A drain that begins after the search does not refuse it. The last slice grants the lease; if the session has ended by
-// then, or has no room any more, everything is missed.
+// The work of one Cache::Lookup. The cache may change between slices. The search holds the objects it has found, so
+// they stay in place. An object published meanwhile is found if its query has not been processed yet. A drain that
+// starts later does not refuse the search. The last slice grants the lease; if the session has ended by then, or is at
+// its limit, everything is missed.
 class Search {
  public:
-  // As Cache::Lookup. `matcher`, the queries and `prompt` (null: none) must outlive it. `tenant`: none for a session
-  // that is unknown. `refused`: everything is missed for that reason.
+  // Arguments as in Cache::Lookup. `matcher`, the queries and `prompt` (may be null) must outlive the search. `tenant`
+  // is empty for an unknown session. `refused`: everything is missed for that reason.
   Search(Matcher& matcher, SessionId session, std::optional<TenantId> tenant, std::span<const Query> queries,
          const PrefixText* prompt, HasRoom has_room, const LeaseId& name, MissReason refused);
-  ~Search();  // of one that is given up: what it held is given back by LeaseTable::Settle
+  ~Search();  // an unfinished search leaves what it holds to LeaseTable::Settle
   Search(const Search&) = delete;
   Search& operator=(const Search&) = delete;
 
-  // A step for each look-up, of a prefix's objects, too. False: there is more to do.
+  // One step per lookup, including a prefix's objects. Returns false if more is left.
   bool Run(Slice& slice);
-  // Returns the answer, once, after the last slice. Its objects stay valid as long as its lease.
+  // Returns the result, once, after the last slice. Its objects are valid as long as its lease.
   Match Take() { return std::move(match_); }
 
  private:
   enum class Stage : uint8_t { kBegin, kPeek, kChoose, kHold, kFind, kAnswer, kAnswerPrefix, kSettle, kDone };
 
-  // One function for each stage. False: the slice is over; else `stage_` is the next stage.
+  // One function per stage. Returns false at the end of the slice; otherwise `stage_` is the next stage.
   bool Begin(Slice& slice);
   bool Peek(Slice& slice);
   bool Choose();
@@ -50,8 +50,8 @@ class Search {
   bool AnswerPrefix(Slice& slice);
   bool Settle(Slice& slice);
 
-  bool GoTo(Stage stage);  // true
-  bool PrefixIsKnown();    // or that there is none: the segments are next
+  bool GoTo(Stage stage);  // returns true
+  bool PrefixIsKnown();    // or there is none; the segments are next
   void LetPrefixGo();
   void DropPrefix(MissReason instead);
   void Grant();
@@ -67,24 +67,24 @@ class Search {
   MissReason refused_;
 
   Stage stage_ = Stage::kBegin;
-  size_t next_ = 0;     // of what the stage goes through
-  uint64_t begin_ = 0;  // of the next query in the prompt
-  size_t listed_ = 0;   // objects that the queries may find, in all shards
+  size_t next_ = 0;     // index in what the stage processes
+  uint64_t begin_ = 0;  // position of the next query in the prompt
+  size_t listed_ = 0;   // objects in all shards that the queries may find
   Nanos needed_at_ = 0;
   Matcher::Verified verified_;
 
-  std::vector<CoverSegment> segments_;  // as far as can be seen without using them
+  std::vector<CoverSegment> segments_;  // as far as known without using them
   std::vector<Prefixes::Candidate> candidates_;
   Prefixes::Candidate chosen_;
-  std::vector<Query> of_prefix_;  // the objects that the chosen candidate needs
-  LeasedObjects objects_;         // of this, what is held so far
+  std::vector<Query> of_prefix_;  // objects that the chosen candidate needs
+  LeasedObjects objects_;         // held objects of of_prefix_
   Matcher::Others others_;        // other shards of these
   FoundPrefix prefix_;
 
-  LeasedObjects found_;  // one a query, then the prefix's objects
+  LeasedObjects found_;  // one per query, then the prefix's objects
   Matcher::Others of_found_;
-  Matcher::Others lost_;  // found, and gone before the answer
-  bool any_ = false;      // is held
+  Matcher::Others lost_;  // found, but gone before the end
+  bool any_ = false;      // any object is held
   Match match_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arena: one slab of shared memory that engines can map, but never write.
+// Arena: a slab of shared memory that engines can map but not write.
 #pragma once
 
 #include <cstddef>
@@ -13,20 +13,19 @@
 namespace ashlar::storage {
 
 struct ArenaOptions {
-  bool huge_pages = false;  // ask for transparent huge pages; a kernel that has none is not an error
+  bool huge_pages = false;  // requests transparent huge pages; ignored by kernels without them
   bool lock = false;        // never swapped out
   NumaPolicy numa;
-  const kernels::Gpu* gpu = nullptr;  // that shall reach arenas; null: none
+  const kernels::Gpu* gpu = nullptr;  // GPU that must be able to access the arena; null for none
 };
 
-// A memfd, mapped writable here and then sealed: its size is fixed, and every later mapping, in any process, is
-// read-only (F_SEAL_FUTURE_WRITE, Linux 5.1). A mapping handed out cannot be taken back, therefore an arena belongs to
-// one tenant for life.
+// A memfd, mapped writable here and then sealed: its size is fixed, and every later mapping in any process is read-only
+// (F_SEAL_FUTURE_WRITE, Linux 5.1). A mapping cannot be revoked, so an arena belongs to one tenant permanently.
 class Arena final : public kernels::ArenaMemory {
  public:
-  // `bytes` > 0, a multiple of the page size. RESOURCE_EXHAUSTED with the system's reason where there is no memory,
-  // address space or descriptor left, no more may be locked, or the GPU cannot reach it; FAILED_PRECONDITION where the
-  // kernel cannot seal, or not place memory on nodes. All pages are reserved: writing to an arena never fails.
+  // `bytes` must be positive and a multiple of the page size. RESOURCE_EXHAUSTED with the system's reason if memory,
+  // address space, descriptors or lockable memory are used up, or the GPU cannot access it. FAILED_PRECONDITION if the
+  // kernel cannot seal, or cannot bind memory to nodes. All pages are allocated, so writing to an arena cannot fail.
   static absl::StatusOr<Arena> Make(uint64_t bytes, const ArenaOptions& options);
 
   Arena(Arena&& other) noexcept;

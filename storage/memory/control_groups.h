@@ -10,14 +10,14 @@
 namespace ashlar::storage {
 
 struct ControlGroup {
-  std::string folder;  // its files
-  int version = 2;     // of cgroups: file names differ
+  std::string folder;  // its directory
+  int version = 2;     // cgroup version; file names differ
 };
-// The groups of the process for a controller ("memory", "pids"): its own and those above, of the unified hierarchy and
-// of version 1. Folders need not exist. `root` stands before all paths.
+// Returns the process's groups for a controller ("memory", "pids"): its own and their parents, of the unified hierarchy
+// and of version 1. The directories may be missing. `root` is prepended to all paths.
 std::vector<ControlGroup> ControlGroups(const std::string& controller, const std::string& root = "");
 
-// The number in a file; nothing where the file says "max", or is not there.
+// Returns the number in a file; nothing if the file says "max" or is missing.
 std::optional<uint64_t> ReadNumber(const std::string& path);
 
 }  // namespace ashlar::storage

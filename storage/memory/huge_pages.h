@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HugePages, NodePool: memory for random access, in huge pages if the kernel grants any.
+// HugePages, NodePool: memory for random access, in huge pages if available.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace ashlar::storage {
 
-// Asks for huge pages of what is as large as one: of many megabytes, nearly every visit would else wait for the
-// translation of its address. Smaller pieces are the heap's. They are advice: where there are none, pages are ordinary.
+// Requests huge pages for allocations of at least their size, because otherwise most accesses to many megabytes miss
+// the TLB. Smaller allocations use the heap. Huge pages are a hint.
 class HugePages : public std::pmr::memory_resource {
  public:
   static constexpr size_t kBytes = size_t{2} << 20;
@@ -23,8 +23,8 @@ class HugePages : public std::pmr::memory_resource {
   bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override { return this == &other; }
 };
 
-// Nodes of one type, side by side. A deleted node's place, hot in the cache, serves the next node. The memory is freed
-// with the pool, which outlives its nodes.
+// Nodes of one type in contiguous chunks. The slot of a deleted node, still in the CPU cache, is reused first. Memory
+// is freed with the pool, which must outlive its nodes.
 template <typename T>
 class NodePool {
  public:
@@ -35,7 +35,7 @@ class NodePool {
     for (const Chunk& chunk : chunks_) memory_.deallocate(chunk.nodes, chunk.bytes, alignof(Place));
   }
 
-#ifdef __SANITIZE_ADDRESS__  // which sees what is used after it was deleted only where places are not used again
+#ifdef __SANITIZE_ADDRESS__  // detects use after delete only if slots are not reused
   T* New() {
     return new T();
   }
@@ -65,7 +65,7 @@ class NodePool {
     size_t bytes;
   };
 
-  // A chunk is twice as large as the one before it, up to a bound.
+  // Each chunk is twice as large as the previous one, up to a limit.
   Place* Carve() {
     if (left_ == 0) {
       const size_t bytes =
@@ -78,7 +78,7 @@ class NodePool {
 
   HugePages memory_;
   std::vector<Chunk> chunks_;
-  size_t left_ = 0;  // places of the last chunk, the first ones
+  size_t left_ = 0;  // free slots at the start of the last chunk
   Place* free_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AllowLocking, LockPages: keep memory out of swap.
+// AllowLocking, LockPages: keep memory from being swapped out.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace ashlar::storage {
 
-// Raises the soft limit on locked memory (RLIMIT_MEMLOCK) up to the hard one, and asks the kernel whether this process
-// may lock `bytes` beside what it has locked. FAILED_PRECONDITION, with the limit, if it may not.
+// Raises the soft limit on locked memory (RLIMIT_MEMLOCK) up to the hard limit, and checks that this process can lock
+// `bytes` more. FAILED_PRECONDITION, with the limit, otherwise.
 absl::Status AllowLocking(uint64_t bytes);
 
-// RESOURCE_EXHAUSTED with the kernel's reason. Pages are locked until they are unmapped.
+// RESOURCE_EXHAUSTED with the kernel's reason. Pages stay locked until they are unmapped.
 absl::Status LockPages(const void* mapping, uint64_t bytes);
 
 }  // namespace ashlar::storage

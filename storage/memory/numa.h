@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of NUMA nodes from which shared memory comes. The one system call is made directly: libnuma would add only
-// a dependency, because it reads the same kernel files to learn which nodes there are.
+// Binds shared memory to NUMA nodes. Makes the system call directly, because libnuma would only add a dependency.
 #pragma once
 
 #include <cstddef>
@@ -14,29 +13,28 @@ namespace ashlar::storage {
 
 struct NumaPolicy {
   enum class Mode : uint8_t {
-    kAny,         // wherever the thread that allocates runs
-    kBind,        // from `nodes`, or not at all
-    kPreferred,   // from the one node while it has any
+    kAny,         // the node of the allocating thread
+    kBind,        // only from `nodes`
+    kPreferred,   // from the one node while it has free memory
     kInterleave,  // from `nodes` in turn
   };
-  static constexpr uint32_t kMaxNodes = 1024;  // of any kernel
+  static constexpr uint32_t kMaxNodes = 1024;  // the kernel's limit
 
   Mode mode = Mode::kAny;
-  std::vector<uint32_t> nodes;  // below kMaxNodes; kPreferred: one; kAny: none
+  std::vector<uint32_t> nodes;  // less than kMaxNodes; one for kPreferred, none for kAny
 
   bool operator==(const NumaPolicy&) const = default;
 };
 
-// INVALID_ARGUMENT naming the first of `policy.nodes` ("nodes[0]: …") that has no memory, or none for this process
-// (cpuset). `root` stands before the paths that are read.
+// INVALID_ARGUMENT names the first of `policy.nodes` ("nodes[0]: …") without memory for this process (cpuset). `root`
+// is prepended to the paths that are read.
 absl::Status CheckNodes(const NumaPolicy& policy, const std::string& root = "");
 
-// Bytes that `nodes` could give now: free, or cached files. UINT64_MAX where that cannot be read.
+// Returns the free bytes and cached file bytes of `nodes`; UINT64_MAX if they cannot be read.
 uint64_t AvailableOnNodes(const std::vector<uint32_t>& nodes, const std::string& root = "");
 
-// Pages of a memfd, mapped whole and shared at `mapping`, that are allocated from now on, by whomever and however, come
-// from where the policy says. FAILED_PRECONDITION with the kernel's reason: it has no NUMA, or a sandbox forbids the
-// call.
+// Binds future page allocations of a memfd, mapped completely and shared at `mapping`, in any process.
+// FAILED_PRECONDITION with the kernel's reason: it has no NUMA, or a sandbox forbids the call.
 absl::Status SetNumaPolicy(void* mapping, uint64_t bytes, const NumaPolicy& policy);
 
 }  // namespace ashlar::storage

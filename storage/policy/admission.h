@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Admission policies: which objects are worth writing to a disk. Data that is used once should not wear it.
+// Admission policies: which objects are worth writing to a disk. Data that is used once should not wear the disk.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace ashlar::storage {
 
-// Counts the recent uses of keys, in little memory: a count-min sketch of four rows of 4-bit counters, all halved after
-// every ten uses a counter column (TinyLFU, Einziger, Friedman and Manes 2017, §3). A count is never less than the true
-// one since the last halving, and rarely more.
+// Counts recent uses of keys in little memory: a count-min sketch of four rows of 4-bit counters, all halved after ten
+// uses per counter column (TinyLFU, Einziger, Friedman and Manes 2017, §3). A count is never below the true one since
+// the last halving, and rarely above.
 class FrequencySketch {
  public:
-  // `keys`: about how many different keys to expect; the sketch has a power of two at least that, in bytes twice as
-  // many.
+  // `keys` is the expected number of distinct keys. The sketch has a power of two of at least that, and takes twice as
+  // many bytes.
   explicit FrequencySketch(size_t keys);
 
   void Add(TenantId tenant, const Key& key);
@@ -32,14 +32,14 @@ class FrequencySketch {
   void Halve();
 
   const size_t columns_;
-  std::vector<uint64_t> counters_;  // 16 a word
+  std::vector<uint64_t> counters_;  // 16 per word
   uint64_t added_ = 0;
 };
 
 enum class AdmissionMode : uint8_t {
   kAll,        // every published object
   kSecondUse,  // objects that were published or looked up before
-  kTinyLfu,    // while there is room whatever is published; then what was used more often than what would have to go
+  kTinyLfu,    // everything while there is space; afterwards objects used more often than their victim
 };
 
 class AdmissionPolicy {
@@ -47,9 +47,9 @@ class AdmissionPolicy {
   AdmissionPolicy(AdmissionMode mode, size_t keys) : mode_(mode), seen_(keys) {}
 
   AdmissionMode mode() const { return mode_; }
-  // A publication or a look-up.
+  // Records a publication or a lookup.
   void Seen(TenantId tenant, const Key& key) { seen_.Add(tenant, key); }
-  // `victim`: the object that would be evicted for it; none: there is room.
+  // `victim` is the object that would be evicted; empty if there is space.
   bool Admits(TenantId tenant, const Key& key, const std::optional<Key>& victim) const;
 
  private:

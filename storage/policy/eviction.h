@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eviction policies: which copies leave when a tier needs space.
+// Eviction policies: which copies are evicted when a tier needs space.
 #pragma once
 
 #include <cstdint>
@@ -18,64 +18,64 @@ namespace ashlar::storage {
 
 using ObjectId = uint64_t;
 
-// One pool of one tenant: its bytes compete with each other.
+// A pool of a tenant; its objects compete with each other.
 struct TenantPool {
   TenantId tenant = 0;
   PoolKind kind = PoolKind::kPublic;
   auto operator<=>(const TenantPool&) const = default;
 };
 
-// A cached object as policies know it. Entry (objects/entry.h) is one.
+// A cached object as policies see it. Entry (objects/entry.h) is one.
 struct RankedObject {
   ObjectId id = 0;
   TenantPool pool;
-  Reuse reuse;  // its worth
+  Reuse reuse;  // its record of uses
 };
 
-// A copy's place in its level's order. It is part of the copy, so that whoever has an object looks nothing up in order
-// to touch it: with a million objects each look-up is two places in memory that no cache has.
+// The position of a copy in its level's eviction order. It is part of the copy, so that touching an object needs no
+// lookup: with a million objects, each lookup would cost two cache misses.
 struct Rank {
-  // The level's.
+  // Set by the level.
   RankedObject* object = nullptr;  // the object of this copy
   uint32_t extents = 0;
-  bool idle = false;  // may be given up
+  bool idle = false;  // may be evicted
 
-  // The policy's.
+  // Set by the policy.
   Rank* order = nullptr;  // null: not tracked
   Rank* older = nullptr;
   Rank* younger = nullptr;
-  uint64_t used = 0;  // when, in uses: compares copies of different pools
-  uint64_t at = 0;    // when, in its tenant's requests
+  uint64_t used = 0;  // last use, in uses; compares copies of different pools
+  uint64_t at = 0;    // last use, in requests of its tenant
 
   bool tracked() const { return order != nullptr; }
 };
 
 enum class EvictionMode : uint8_t { kPrice, kLru };
 
-// Ranks the copies in one tier; the level decides how many leave. A copy is tracked while it is whole, in use or not,
-// and its Rank must not move meanwhile.
+// Ranks the copies in one tier; the level decides how many are evicted. A copy is tracked while it is complete, in use
+// or not, and its Rank must not move meanwhile.
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
   virtual PolicyKind kind() const = 0;
   virtual void Track(const TenantPool& pool, Rank& copy) = 0;
-  // The object was looked up, or its last reference went: it was in use until now.
+  // The object was looked up, or its last reference was released.
   virtual void Touch(Rank& copy) = 0;
   virtual void Erase(Rank& copy) = 0;
 
   struct Allowance {
     TenantPool pool;
-    uint64_t extents = 0;  // that this pool may lose at most
+    uint64_t extents = 0;  // most extents that this pool may lose
   };
-  // Returns the pools' idle copies that should leave first, in that order: just enough for `extents`, or none if all of
-  // them are not enough. They stay tracked until Erase.
+  // Returns the pools' idle copies to evict first, in order: just enough for `extents`, or none if all of them are not
+  // enough. They stay tracked until Erase.
   virtual std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) = 0;
-  // Returns whether an object that would come is worth more than each of these. By default none is known to be.
+  // Returns whether a new object is worth more than each of `than`. The default is false.
   virtual bool IsDearer(const RankedObject& /*coming*/, std::span<RankedObject* const> /*than*/) const { return false; }
 };
 
-// Least recently used first, over all pools together. Every call is O(1), Victims amortised per copy returned: one
-// that is met in use moves to the recent end, where it belongs and where its release will put it anyway.
+// Evicts the least recently used copy of all pools. Every call is O(1), Victims amortised per returned copy: a copy
+// found in use moves to the recent end, where its release would put it anyway.
 class LruPolicy final : public EvictionPolicy {
  public:
   PolicyKind kind() const override { return PolicyKind::kLru; }
@@ -95,14 +95,14 @@ class LruPolicy final : public EvictionPolicy {
   void MoveToRecentEnd(Rank& copy);
 
   uint64_t uses_ = 0;
-  // Rings, each through a place of no copy: behind it the oldest, before it the youngest.
+  // Rings with a sentinel: after it the oldest copy, before it the youngest.
   std::map<TenantPool, Rank> orders_;
 };
 
-// The cheapest first: what having it saves, a byte, times the uses that are to be expected a request of keeping it
-// (reuse_models.h). Objects that the model does not tell apart, and whose worth is of one half octave, stand in one
-// ring by their last use; of each ring the oldest is taken for the cheapest, as it is unless likelihood rises with age.
-// Track, Touch and Erase are O(1), Victims O(rings) a copy returned: some dozens of them are not empty.
+// Evicts the cheapest copy. The price is the saved FLOPs per byte times the expected uses per request (reuse_models.h).
+// Copies of one class with a worth within half an octave form a ring, ordered by last use. The oldest copy of a ring is
+// taken as its cheapest, which is exact unless the likelihood of use rises with age. Track, Touch and Erase are O(1),
+// Victims is O(rings) per returned copy; a few dozen rings are not empty.
 class PricePolicy final : public EvictionPolicy {
  public:
   explicit PricePolicy(const ReuseModels& models) : models_(models) {}
@@ -115,12 +115,12 @@ class PricePolicy final : public EvictionPolicy {
   bool IsDearer(const RankedObject& coming, std::span<RankedObject* const> than) const override;
 
  private:
-  // FLOPs a byte. A declared worth outside this range is clamped to it, which bounds the number of rings.
+  // FLOPs per byte. A declared worth is clamped to this range, which bounds the number of rings.
   static constexpr double kLeastWorth = 1.0 / 16, kMostWorth = 1 << 28;
 
   // Copies of one pool, class and worth.
   struct Ring {
-    Rank place;  // of no copy: behind it the oldest, before it the youngest
+    Rank place;  // sentinel: after it the oldest copy, before it the youngest
     ReuseModel::Class model;
     float worth = 0;
   };
@@ -138,7 +138,7 @@ class PricePolicy final : public EvictionPolicy {
   Rank& RingOf(const TenantPool& pool, const RankedObject& object);
   double PriceOf(const RankedObject& object) const;
   void Append(Rank& copy, Rank& place);
-  // Moves the cursor to the oldest copy of before the call that may be given up.
+  // Moves the cursor to the oldest evictable copy from before the call.
   void Advance(Cursor& cursor, TenantId tenant, uint64_t before);
 
   const ReuseModels& models_;

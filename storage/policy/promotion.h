@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PromotionCosts: whether a hit pays. It compares the measured time of copying an object up from a tier and landing it
-// with the time of computing it again.
+// PromotionCosts: the break-even check for hits. It compares the measured time to load and land an object with the time
+// to recompute it.
 #pragma once
 
 #include <cstdint>
@@ -11,28 +11,26 @@
 
 namespace ashlar::storage {
 
-// Estimates grow with an object's bytes. They follow the latest measurements, each of which counts by its bytes: what
-// every copy costs however small it is does not make large ones look dear.
+// Estimates grow with an object's bytes and follow recent measurements, weighted by bytes, so that the fixed cost of
+// small copies does not make large ones look expensive.
 class PromotionCost {
  public:
-  // An object came up whole: from being asked for until its last byte was there, waiting for others included.
+  // An object was loaded: `took` is from the request to the last byte, including waiting.
   void Promoted(TierKind from, uint64_t bytes, Nanos took) { copies_[from].rate.Measured(bytes, took); }
-  // A landing of so many bytes: from its start until its end, without what it waited for bytes on their way up, which
-  // the copy counts.
+  // A landing of `bytes` took `took`, without the time it waited for loading, which Promoted counts.
   void Landed(uint64_t bytes, Nanos took) { landings_.rate.Measured(bytes, took); }
 
-  // Estimates the time until an object that lies in `from` has landed, of which `ahead` passes before it is needed.
-  // Unknown costs count as 0, and copying from the top costs 0. A landing may begin before the copy has ended, so the
-  // sum is an upper bound.
+  // Estimates the time until an object in `from` has landed, if `ahead` passes before it is needed. Unknown costs are
+  // 0, and loading from the top tier costs 0. A landing may overlap the load, so the sum is an upper bound.
   Nanos Estimate(TierKind from, uint64_t bytes, Nanos ahead = 0) const;
 
-  // Returns whether to take a hit that is needed after `ahead`, during which copying costs nobody any time; `recompute`
-  // 0: the engine did not say. One in kProbe hits that do not pay is taken anyway: otherwise a cost that was high once
-  // would never be measured again.
+  // Returns whether to use a hit that is needed after `ahead`, during which loading is free. `recompute` 0: unknown.
+  // One in kProbe unprofitable hits is used anyway, because otherwise a cost that was once high would never be measured
+  // again.
   bool Pays(TierKind from, uint64_t bytes, Nanos recompute, Nanos ahead = 0);
-  // The same where the copy's time is known from elsewhere, which erases old measurements itself: nothing is probed.
+  // The same for a known load time whose source discards old measurements itself, so nothing is probed.
   bool PaysWith(Nanos copy, uint64_t bytes, Nanos recompute, Nanos ahead);
-  // Returns whether to keep an offered object: at best it will be had from the top. Probes as Pays does.
+  // Returns whether to store an offered object, assuming it will be landed from the top tier. Probes like Pays.
   bool PaysToKeep(uint64_t bytes, Nanos recompute);
 
  private:
@@ -44,7 +42,7 @@ class PromotionCost {
     Nanos Of(uint64_t bytes) const;
 
    private:
-    static constexpr double kKept = 0.875;  // of earlier measurements at each new one
+    static constexpr double kKept = 0.875;  // weight of earlier measurements
     double nanos_ = 0, bytes_ = 0;
   };
   struct Way {
@@ -53,11 +51,11 @@ class PromotionCost {
   };
   static bool Probe(Way& way) { return ++way.declined % kProbe == 0; }
 
-  std::map<TierKind, Way> copies_;  // by where they come from
+  std::map<TierKind, Way> copies_;  // by source tier
   Way landings_;
 };
 
-// Each tenant's own: what one waits behind its own copies and landings says nothing of what others' take.
+// One per tenant, because waiting for a tenant's own copies says nothing about other tenants.
 using PromotionCosts = std::map<TenantId, PromotionCost>;
 
 }  // namespace ashlar::storage

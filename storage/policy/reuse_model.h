@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ReuseModel: how soon a kept object will be used again, learned from earlier uses.
+// ReuseModel: predicts how soon a kept object will be used again, from past uses.
 #pragma once
 
 #include <algorithm>
@@ -11,51 +11,50 @@
 
 namespace ashlar::storage {
 
-// The kinds of things whose uses are counted. Each kind has a model of its own. The first four are prefixes, by the
-// reason for which they came to be worth a checkpoint; the others are objects.
+// The kinds of objects, each with its own model. The first four are prefixes, by the reason for their checkpoint.
 enum class ReuseKind : uint8_t {
-  kRequestEnd,  // behind the last decoded token: the conversation continues from there
-  kBranch,      // where prompts parted: the tokens before it are shared
-  kPlaced,      // where prompts are expected to part
-  kEdge,        // not a prefix, but the new tokens of one prompt: used when another prompt parts from it
+  kRequestEnd,  // after the last decoded token, where the conversation continues
+  kBranch,      // where prompts diverged: the tokens before it are shared
+  kPlaced,      // where prompts are expected to diverge
+  kEdge,        // not a prefix but the new tokens of one prompt; used when another prompt diverges from it
   kSegment,     // usable at any position
-  kCheckpoint,  // that all of a namespace may resume from, a prompt's first segment among them
-  kBlock,       // of a prefix
-  kOwn,         // a conversation's
+  kCheckpoint,  // shared in a namespace, including the first segment of a prompt
+  kBlock,       // block of a prefix
+  kOwn,         // private to a conversation
 };
 inline constexpr size_t kReuseKinds = 8;
 
-// A *spell* is the time from one use of something (or its arrival) to its next use; time counts requests. For each kind
-// and number of earlier uses, the model keeps how many spells came to each age, and how many of them ended there by a
-// use: the hazard by age, in the manner of Kaplan and Meier (1958), so that unfinished spells count up to their present
-// age. Ages are buckets, two an octave. A count of few cases leans on the kind's hazard, and that on a hazard that is
-// equal in every bucket; with the latter the price falls as 1/age, and the order is that of least recent use.
+// A *spell* is the time from one use of an object (or its arrival) to its next use, in requests. For each kind and
+// number of earlier uses, the model counts how many spells reached each age and how many ended there by a use. That
+// gives the hazard by age, estimated as by Kaplan and Meier (1958), so that unfinished spells count up to their current
+// age. Ages are buckets, two per octave. With few cases, the estimate falls back to the hazard of the kind, and then to
+// a constant hazard per bucket; with the latter the price falls as 1/age, which is the order of least recent use.
 //
-// The price of an age is Gittins' index (1979) of the hazard from there on: the most uses an expected request of
-// waiting that can be had by waiting up to some later age and then giving up. It is what a slot should be rented for.
+// The price at an age is Gittins' index (1979) of the hazard from there on: the largest number of uses per expected
+// request of waiting that any stopping age achieves. It is the rent that a slot is worth.
 class ReuseModel {
  public:
   struct Subject {
     ReuseKind kind = ReuseKind::kRequestEnd;
-    uint32_t uses = 0;   // so far
-    uint64_t fresh = 0;  // tokens behind the request end before it: long turns are followed differently from short ones
+    uint32_t uses = 0;   // uses so far
+    uint64_t fresh = 0;  // tokens after the previous request end; long turns continue differently from short ones
   };
 
   ReuseModel();
 
-  // A spell ended at `age`: by a use, or because nothing is known any longer of what it is about.
+  // A spell ended at `age`, by a use or because the object is no longer known.
   void Ended(const Subject& subject, uint64_t age, bool used);
-  // The subject is given up, and its spell is followed no further: it counts as never used, until AskedForAgain.
+  // The subject was evicted and is no longer followed: its spell counts as unused, until AskedForAgain.
   void GivenUp(const Subject& subject);
   void AskedForAgain(const Subject& subject, uint64_t age);
-  // Reports an unfinished spell. Report all of them, each once, then call Refresh: from then on the model counts them.
+  // Reports an unfinished spell. Report all of them once, then call Refresh, which makes the model count them.
   void GoesOn(const Subject& subject, uint64_t age);
   void Refresh();
-  double remembered() const { return remembered_; }  // spells that ended, old ones counting less
+  double remembered() const { return remembered_; }  // ended spells, with less weight for old ones
 
-  // Uses an expected request of keeping it, at that age.
+  // Expected uses per request of keeping the subject at this age.
   double Rate(const Subject& subject, uint64_t age) const { return Rate(ClassOf(subject), age); }
-  // A class of subjects that the model does not tell apart.
+  // A class of subjects that the model treats alike.
   struct Class {
     uint8_t kind = 0, uses = 0, size = 0;
   };
@@ -66,32 +65,31 @@ class ReuseModel {
 
  private:
   static constexpr size_t kAges = 64, kUses = 8, kSizes = 24;
-  static constexpr double kHazard = 0.05;       // of a bucket, where nothing is known
-  static constexpr double kHazardWeight = 2;    // in spells
-  static constexpr double kKindWeight = 4;      // of a kind's hazard against that of one number of uses
-  static constexpr double kSizeWeight = 10;     // of "as others", in uses, against those of one size
-  static constexpr double kRemembered = 65536;  // spells, then old ones count half
+  static constexpr double kHazard = 0.05;       // hazard per bucket without data
+  static constexpr double kHazardWeight = 2;    // weight in spells
+  static constexpr double kKindWeight = 4;      // weight of a kind's hazard against that of one number of uses
+  static constexpr double kSizeWeight = 10;     // weight, in uses, of the average against those of one size
+  static constexpr double kRemembered = 65536;  // spells; older ones then count half
 
-  // By age bucket. last: the number of spells whose last bucket it is. through: the sum of the parts of it that these
-  // spells came through. used: how many ended there by a use. A spell that came to one age came through all buckets
-  // before.
+  // By age bucket. last: spells whose last bucket it is. through: the sum of the fractions of it that these spells
+  // passed. used: spells that ended there by a use. A spell that reached an age passed all earlier buckets.
   struct Counts {
     std::array<double, kAges> last{}, through{}, used{};
   };
-  // The same counts for queries. came: how many spells came to each age, parts of spells among them. used: how many
-  // ended there.
+  // The same counts for queries. came: spells that reached each age, including fractions. used: spells that ended there
+  // by a use.
   struct Known {
     std::array<double, kAges> came{}, used{};
   };
   template <typename T>
   using ByUses = std::array<std::array<T, kUses>, kReuseKinds>;
-  // The number of uses in one size bucket, and the number that the hazards by age expected.
+  // Observed uses in one size bucket, and the number expected from the hazards.
   struct Factor {
     double uses = 0, expected = 0;
   };
   using Factors = std::array<std::array<Factor, kSizes>, kReuseKinds>;
 
-  // ⌊2 log₂ age⌋, from the bits, because it is computed for every candidate that is drawn for eviction.
+  // ⌊2 log₂ age⌋, computed from the bits because it is needed for every eviction candidate.
   static size_t AgeBucket(uint64_t age) {
     constexpr uint64_t kHalfOctave = 6521908912666391106;  // 2^62.5
     const int octave = std::bit_width(age | 1) - 1;
@@ -105,7 +103,7 @@ class ReuseModel {
   static size_t UsesBucket(uint32_t uses);
   static size_t SizeBucket(uint64_t tokens) { return std::min<size_t>(std::bit_width(tokens | 1) - 1, kSizes - 1); }
   static constexpr uint64_t kForever = ~uint64_t{0};
-  static double PartOf(size_t bucket, uint64_t age);  // that is over at that age, which lies in it
+  static double PartOf(size_t bucket, uint64_t age);  // fraction of the bucket before that age, which lies in it
   static void RecordAge(Counts& counts, uint64_t age, bool used);
   double Expected(const Subject& subject, uint64_t age) const;
   void Erase();
@@ -114,11 +112,11 @@ class ReuseModel {
   ByUses<Counts> ended_{}, going_on_{};
   Factors ended_factors_{}, going_on_factors_{};
   double remembered_ = 0;
-  // Kinds that Refresh must look at: kinds with spells that have ended, are unfinished, or were unfinished at the last
-  // one.
+  // Kinds that Refresh must process: those with ended or unfinished spells, or with unfinished ones at the last
+  // refresh.
   std::array<bool, kReuseKinds> changed_{}, goes_on_{};
 
-  // Of the last Refresh; hazards summed over all ages before.
+  // From the last Refresh; hazards summed over all earlier ages.
   ByUses<std::array<double, kAges + 1>> hazards_before_{};
   ByUses<std::array<double, kAges>> rates_{};
   std::array<std::array<double, kSizes>, kReuseKinds> factors_{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CheckpointPlan: where in a prompt to checkpoint, so that prompts that part from it recompute the least.
+// CheckpointPlan: chooses checkpoint depths in a prompt so that prompts that diverge from it recompute the least.
 #pragma once
 
 #include <cstddef>
@@ -12,36 +12,39 @@
 
 namespace ashlar::storage {
 
-// The exact dynamic program of Sparse Prefix Caching (§4, Theorem 2), for masses at some depths, a cost that grows with
-// depth (tokens, FLOPs), and checkpoints at multiples of a page:
-//   F_0(j) = Σ_{d < y_j} p_d (C(d) − C(y_0)),   F_m(j) = min_{i < j} F_{m−1}(i) + Σ_{y_i ≤ d < y_j} p_d (C(d) −
-//   C(y_i)),
-// y_0 the depth that is there already, y_1 < y_2 < … where a checkpoint may be, and the answer is F_M behind the last.
-// Candidate i is the line of slope −C(y_i) and intercept F_{m−1}(i) − D(i) + C(y_i) P(i) at P(j) = Σ_{d < y_j} p_d,
-// plus D(j) = Σ_{d < y_j} p_d C(d): slopes fall and P grows, so a layer takes one pass over the lower hull.
+// The exact dynamic program of Sparse Prefix Caching (§4, Theorem 2), for probability masses at some depths, a cost
+// that grows with depth (tokens, FLOPs), and checkpoints at multiples of a page:
+//
+//   F_0(j) = Σ_{d < y_j} p_d (C(d) − C(y_0)),
+//   F_m(j) = min_{i < j} F_{m−1}(i) + Σ_{y_i ≤ d < y_j} p_d (C(d) − C(y_i)),
+//
+// where y_0 is the existing depth, y_1 < y_2 < … are the possible checkpoints, and the result is F_M after the last
+// one. Candidate i is the line of slope −C(y_i) and intercept F_{m−1}(i) − D(i) + C(y_i) P(i) at P(j) = Σ_{d < y_j}
+// p_d, plus D(j) = Σ_{d < y_j} p_d C(d). Slopes fall and P grows, so a layer takes one pass over the lower hull.
 class CheckpointPlan {
  public:
   using Cost =
-      absl::FunctionRef<double(uint64_t depth)>;  // of computing that many tokens from the start; grows strictly
+      // cost of computing that many tokens from the start; strictly increasing
+      absl::FunctionRef<double(uint64_t depth)>;
 
-  // `model`: by depth, all behind `begin`, which can be resumed at. At most `most` checkpoints, at multiples of `page`.
-  // O(most · masses).
+  // `model` is sorted by depth, all after `begin`, where the prompt can resume already. At most `most` checkpoints at
+  // multiples of `page`. O(most · masses).
   CheckpointPlan(std::span<const OverlapModel::Mass> model, uint64_t begin, uint64_t page, size_t most, Cost cost);
 
-  size_t most() const { return expected_.size() - 1; }  // that make a difference
-  // Returns the FLOPs that an expected request recomputes with so many checkpoints; does not grow.
+  size_t most() const { return expected_.size() - 1; }  // number of checkpoints that reduce the cost
+  // Returns the expected FLOPs that a request recomputes with that many checkpoints; non-increasing.
   double Expected(size_t checkpoints) const { return expected_[checkpoints]; }
-  // Returns the depths of the checkpoints, rising.
+  // Returns the depths of the checkpoints, ascending.
   std::vector<uint64_t> Positions(size_t checkpoints) const;
 
  private:
   void AddLayer();
 
-  std::vector<uint64_t> at_;                 // y; the last one stands behind all masses
+  std::vector<uint64_t> at_;                 // y; the last one is after all masses
   std::vector<double> cost_, mass_, sum_;    // C(y), P, D
   std::vector<double> layer_;                // F_m
-  std::vector<double> expected_;             // F_m behind the last, by m
-  std::vector<std::vector<uint32_t>> from_;  // the i that is best for j, by m − 1
+  std::vector<double> expected_;             // F_m after the last, by m
+  std::vector<std::vector<uint32_t>> from_;  // the best i for j, by m − 1
 };
 
 }  // namespace ashlar::storage

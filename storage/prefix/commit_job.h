@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CommitJob: one text's commit under way. It copies the blocks, checkpoints and span that are to be kept, block by
-// block.
+// CommitJob: a commit of one text in progress. It copies the selected blocks, checkpoints and span, block by block.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +13,14 @@
 
 namespace ashlar::storage {
 
-// Copies the blocks and checkpoints of one text in, a few at a time, so that a long one neither fills the workers'
-// queue nor reserves room long before it is used. Lives as long as something is under way.
+// Copies the blocks and checkpoints of one text a few at a time, so that a long text neither fills the workers' queue
+// nor reserves space long before using it. Lives while copies are in flight.
 class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
  public:
-  // `keep`: the parts of `commit` that are wanted.
+  // `keep` are the selected parts of `commit`.
   CommitJob(Prefixes& prefixes, SessionId session, const TenantPool& pool, PrefixCommit commit, bool own, Keep keep,
             std::vector<CommitOutcome> outcomes, CommitDone done);
-  void Start();  // once; `done` may be called before it returns
+  void Start();  // call once; `done` may be called before it returns
 
  private:
   static constexpr size_t kUnderWay = 4;  // copies at a time
@@ -29,9 +28,9 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   struct Object {
     enum What : uint8_t { kBlock, kCheckpoint, kSpan };
     What what = kCheckpoint;
-    size_t checkpoint = 0;  // it, or which one needs the block; those behind it do, too
+    size_t checkpoint = 0;  // the checkpoint, or the first one that needs the block, as all later ones do
     size_t block = 0;
-    uint64_t resume = 0;  // without the checkpoint, from there
+    uint64_t resume = 0;  // depth to resume from without the checkpoint
   };
 
   const PrefixKeys& Keys() const { return own_ ? *commit_.text.own() : commit_.text.shared(); }
@@ -40,27 +39,25 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
 
   void Go();
   void Begin(const Object& object);
-  // FLOPs, the shard's part of them.
+  // FLOPs of this shard.
   double Saves(const Object& object) const;
   absl::StatusOr<ObjectHeader> Plan(const Object& object) const;
   void Copy(const Object& object, ReservationId reservation);
   static bool Failed(CommitOutcome outcome);
-  // Marks an object as failed. Without a block, no checkpoint behind it can be resumed from; without its checkpoint, no
+  // Marks an object as failed. Without a block, no later checkpoint can be resumed from; without its checkpoint, no
   // span can.
   void Fail(const Object& object, CommitOutcome outcome);
   void Finish();
-  // Removes the key from those being written. True: nobody else is copying the object in.
+  // Removes the key from those being written. Returns true if no other job is copying the object.
   bool Written(const Key& key);
-  // Null where the namespace has been erased meanwhile.
+  // Null if the namespace was erased meanwhile.
   Space* FindSpace() const;
   static PrefixPlanner::Kept IsKept(std::span<PrefixNode* const> way, uint64_t depth);
-  // Returns whether a copied checkpoint is not to be kept any more, because checkpoints of more worth may have come
-  // meanwhile.
+  // Returns whether a copied checkpoint should no longer be kept, because more valuable checkpoints came meanwhile.
   bool GivenUp(std::span<PrefixNode* const> way, uint64_t depth, PrefixPlanner::Kept as) const;
   void Conclude(size_t i, Space* space, std::span<PrefixNode* const> way);
   void ConcludeSpan(Space* space, std::span<PrefixNode* const> way);
-  // Remembers the text's end for its conversation or, if a span failed to get there, the checkpoint that it would have
-  // hung on.
+  // Remembers the end of the text for its conversation or, if the span failed, the span's base checkpoint.
   void RememberOwn();
 
   Prefixes& prefixes_;
@@ -73,8 +70,8 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   CommitOutcome span_outcome_ = CommitOutcome::kDeclined;
   const CommitDone done_;
   std::vector<Object> objects_;
-  std::vector<uint64_t> depths_;  // of the text's checkpoints that are known or wanted, rising
-  size_t blocks_ = 0;             // that are among the objects
+  std::vector<uint64_t> depths_;  // depths of the text's known or wanted checkpoints, ascending
+  size_t blocks_ = 0;             // number of blocks among the objects
   size_t next_ = 0, under_way_ = 0;
   bool going_ = false;
 };

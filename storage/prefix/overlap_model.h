@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OverlapModel: where prompts part from earlier ones.
+// OverlapModel: predicts where prompts diverge from earlier ones.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace ashlar::storage {
 
-// Histograms of where a prompt was parted from, in which later requests count more: by the depth from its start
-// (instructions of one length, then something else), and by the distance from its end (a document of any length, then a
-// short question). Each is asked in the proportion in which it foretold the last requests. (Sparse Prefix Caching,
-// §4.2, has the first one.)
+// Histograms of divergence points, with more weight on recent requests: by depth from the start (instructions of one
+// length, followed by something else), and by distance from the end (a document of any length, followed by a short
+// question). The two are mixed in proportion to how well they predicted recent requests. (Sparse Prefix Caching §4.2
+// has the first one.)
 class OverlapModel {
  public:
-  // A request had `depth` tokens in common with an earlier one, whose prompt had `length`: no more, or fewer when the
-  // earlier one's decoded tokens were common, too.
+  // A request shared `depth` tokens with an earlier one whose prompt had `length` tokens. `depth` may exceed `length`
+  // if decoded tokens were shared.
   void Observe(uint64_t depth, uint64_t length);
   uint64_t observed() const { return observed_; }
 
@@ -24,27 +24,27 @@ class OverlapModel {
     uint64_t depth = 0;
     double weight = 0;
   };
-  // The model of where a prompt of `length` tokens will be parted from, once it is, as far as that is in (begin,
-  // length]; by depth. Weights add up to the likelihood of that, one at most.
+  // The distribution of the depth in (begin, length] at which a later prompt will diverge from one of `length` tokens,
+  // by depth. The weights add up to the probability of that, at most one.
   std::vector<Mass> Between(uint64_t begin, uint64_t length) const;
 
  private:
-  static constexpr size_t kMostDepths = 4096;  // of a histogram; then the lightest go
+  static constexpr size_t kMostDepths = 4096;  // per histogram; beyond that, the lightest are dropped
   static constexpr double kDecay = 1.0 / 4096;
-  static constexpr uint64_t kNear = 16;       // tokens: a guess that is off by no more was a good one
-  static constexpr double kForesight = 0.98;  // of what earlier guesses count, a request on
+  static constexpr uint64_t kNear = 16;       // tokens within which a prediction counts as correct
+  static constexpr double kForesight = 0.98;  // decay of the weight of earlier predictions, per request
 
   class Histogram {
    public:
     void Add(uint64_t at);
-    double Share(uint64_t first, uint64_t last) const;  // of the weight of all
+    double Share(uint64_t first, uint64_t last) const;  // share of the total weight
     double total() const { return total_; }
     const std::map<uint64_t, double>& weights() const { return weights_; }
 
    private:
     void Prune();
     std::map<uint64_t, double> weights_;
-    double total_ = 0, unit_ = 1;  // a request's weight: it grows, so that nothing is touched in order to decay
+    double total_ = 0, unit_ = 1;  // weight of one request; grows, so that no entry needs decaying
   };
 
   Histogram from_start_, from_end_;

@@ -17,18 +17,17 @@
 
 namespace ashlar::storage {
 
-// A node stands for a prefix: the tokens on the way from the root to it. Its edge holds the tokens behind its parent.
-// The owner of the tree marks prefixes by nodes, also inside what would otherwise be one edge, so a node may have one
-// child. The owner keeps its record of each prefix as `Data`. The order of children is that of tokens: nothing depends
-// on addresses. One thread at a time.
+// A node is a prefix: the tokens on the path from the root. Its edge holds the tokens after its parent. The owner marks
+// prefixes by nodes, even inside an edge, so a node may have a single child. `Data` is the owner's record of a prefix.
+// Children are ordered by token, so nothing depends on addresses. One thread at a time.
 template <typename Data>
 class PrefixTree {
  public:
   class Node {
    public:
-    Node* parent() const { return parent_; }  // null: the root
+    Node* parent() const { return parent_; }  // null for the root
     uint64_t depth() const { return depth_; }
-    uint64_t begin() const { return depth_ - edge_.size(); }  // its parent's depth
+    uint64_t begin() const { return depth_ - edge_.size(); }  // depth of its parent
     std::span<const int32_t> edge() const { return edge_; }
     bool leaf() const { return children_.empty(); }
     size_t children() const { return children_.size(); }
@@ -37,7 +36,7 @@ class PrefixTree {
       for (const auto& [token, child] : children_) visit(*child);
     }
 
-    // The first of them, `most` at most.
+    // Visits the first `most` children.
     void ForSomeChildren(size_t most, absl::FunctionRef<void(Node&)> visit) const {
       for (auto child = children_.begin(); child != children_.end() && most > 0; ++child, --most) visit(*child->second);
     }
@@ -49,7 +48,7 @@ class PrefixTree {
     Node* parent_ = nullptr;
     uint64_t depth_ = 0;
     std::vector<int32_t> edge_;
-    absl::btree_map<int32_t, Node*> children_;  // by their edges' first token
+    absl::btree_map<int32_t, Node*> children_;  // key: first token of the edge
   };
 
   PrefixTree() : root_(table_.New()) {}
@@ -57,7 +56,7 @@ class PrefixTree {
   PrefixTree& operator=(const PrefixTree&) = delete;
   ~PrefixTree() {
     Node* node = root_;
-    while (true) {  // not by recursion: a conversation may be a chain of any length
+    while (true) {  // iterative, because a conversation may be a chain of any length
       while (!node->leaf()) node = &node->first_child();
       if (node == root_) break;
       Node* const parent = node->parent();
@@ -73,12 +72,11 @@ class PrefixTree {
 
   // The known part of a prompt.
   struct Reached {
-    Node* node;  // the deepest one that is a prefix of the prompt; the root at least
-    Node* inside =
-        nullptr;         // its child in whose edge the prompt ends, or leaves it; null: it ends, or leaves, at `node`
-    uint64_t depth = 0;  // tokens in common
+    Node* node;              // the deepest node that is a prefix of the prompt; possibly the root
+    Node* inside = nullptr;  // child in whose edge the prompt ends or diverges; null if it does so at `node`
+    uint64_t depth = 0;      // common tokens
   };
-  // `passed`: is told every node that is a prefix of the prompt, but for the root, from there on.
+  // `passed` gets every node that is a prefix of the prompt, except the root.
   Reached Walk(
       std::span<const int32_t> tokens, absl::FunctionRef<void(Node&)> passed = [](Node&) {}) const {
     Reached at{.node = root_};
@@ -100,33 +98,33 @@ class PrefixTree {
     return at;
   }
 
-  // A node made inside what was one edge. `behind`, in whose edge it was made, keeps what follows.
+  // A node created inside an edge. `behind` is the old node of that edge, which keeps the rest of it.
   struct Made {
     Node* node;
     Node* behind;
   };
-  // The nodes that are prefixes of the tokens, but for the root, from there on.
+  // The nodes that are prefixes of the tokens, except the root.
   std::vector<Node*> Way(std::span<const int32_t> tokens) const {
     std::vector<Node*> way;
     Walk(tokens, [&way](Node& node) { way.push_back(&node); });
     return way;
   }
-  // That of a way which is so deep. Null: none is.
+  // Returns the node of a path with that depth; null if there is none.
   static Node* NodeOn(std::span<Node* const> way, uint64_t depth) {
     const auto at = std::ranges::lower_bound(way, depth, {}, &Node::depth);
     return at == way.end() || (*at)->depth() != depth ? nullptr : *at;
   }
 
   struct Inserted {
-    Node* node;                  // stands for all of the tokens
-    uint64_t known;              // tokens in common with what was there before
-    bool added;                  // `node` is new, a leaf
-    std::optional<Made> parted;  // where the tokens leave a known edge, or end in it; its node may be `node`
-    std::vector<Made> cut;       // at depths of `cuts` where no node was, rising
+    Node* node;                  // the node of all tokens
+    uint64_t known;              // tokens that were already in the tree
+    bool added;                  // `node` is a new leaf
+    std::optional<Made> parted;  // where the tokens diverge from or end in an edge; its node may be `node`
+    std::vector<Made> cut;       // created at depths of `cuts`, ascending
     std::vector<Node*> at;       // the nodes at `cuts`
   };
-  // Makes nodes for the tokens, and for their beginnings of `cuts` tokens (rising, in (0, tokens.size()]), in one pass:
-  // each token is compared and copied once, however many cuts there are. The nodes that are made have empty data.
+  // Adds nodes for the tokens and for their beginnings of `cuts` tokens (ascending, in (0, tokens.size()]) in one pass:
+  // each token is compared and copied once. New nodes have empty data.
   Inserted Insert(std::span<const int32_t> tokens, std::span<const uint64_t> cuts = {}) {
     std::vector<Node*> way;
     const Reached reached = Walk(tokens, [&way](Node& node) { way.push_back(&node); });
@@ -163,7 +161,7 @@ class PrefixTree {
     return result;
   }
 
-  // A leaf behind `parent`, none of whose children begins with that token. `edge` is not empty.
+  // Adds a leaf to `parent`, which has no child with that first token. `edge` must not be empty.
   Node& Append(Node& parent, std::span<const int32_t> edge) {
     Node* const node = table_.New();
     ++nodes_;
@@ -175,18 +173,18 @@ class PrefixTree {
     return *node;
   }
 
-  // A leaf, not the root. Its parent stays, even where nothing else is behind it.
+  // `leaf` must not be the root. Its parent stays, even without children.
   void Remove(Node& leaf) {
     leaf.parent_->children_.erase(leaf.edge_.front());
     Drop(leaf);
   }
 
-  // A node with one child, not the root: the child takes over its edge, and stays what it was.
+  // `node` has one child and is not the root. The child takes over its edge.
   void Merge(Node& node) {
     Node& child = node.first_child();
     tokens_ += node.edge_.size();
     std::vector<int32_t> edge;
-    edge.reserve(node.edge_.size() + child.edge_.size());  // no more: what is reserved counts
+    edge.reserve(node.edge_.size() + child.edge_.size());  // exact, because reserved memory is counted
     edge.insert(edge.end(), node.edge_.begin(), node.edge_.end());
     edge.insert(edge.end(), child.edge_.begin(), child.edge_.end());
     child.edge_ = std::move(edge);
@@ -195,19 +193,19 @@ class PrefixTree {
     Drop(node);
   }
 
-  // The memory that tokens and nodes take, children's tables estimated.
+  // Memory of tokens and nodes, with an estimate for tables of children.
   uint64_t bytes() const { return tokens_ * sizeof(int32_t) + nodes_ * (sizeof(Node) + kBytesPerChild); }
 
  private:
-  static constexpr uint64_t kBytesPerChild = 32;  // an entry of a btree_map that is half full
+  static constexpr uint64_t kBytesPerChild = 32;  // an entry of a half-full btree_map
 
-  // Returns how many leading tokens are equal. Most edges are passed whole, and memcmp is the fastest test of that.
+  // Returns the number of equal leading tokens. Most edges match completely, and memcmp is the fastest test for that.
   static size_t Same(const int32_t* a, const int32_t* b, size_t count) {
     if (std::memcmp(a, b, count * sizeof(int32_t)) == 0) return count;
     return static_cast<size_t>(std::mismatch(a, a + count, b).first - a);
   }
 
-  // Puts nodes at `depths`, rising, inside `child`'s edge. Each piece is copied once.
+  // Adds nodes at `depths`, ascending, inside the edge of `child`. Each piece is copied once.
   std::vector<Node*> Split(Node& child, std::span<const uint64_t> depths) {
     std::vector<Node*> made;
     if (depths.empty()) return made;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PagePools: the page pools of all hosted regions, and the leases under which engines' requests hold pages there.
+// PagePools: the page pools of all hosted regions, and the leases under which requests hold their pages.
 #pragma once
 
 #include <cstddef>
@@ -18,17 +18,16 @@
 
 namespace ashlar::storage {
 
-// A request's pages are held by its lease: as long as any session holds that. There is no deadline: a request may run
-// for hours. Deterministic; one thread. Pools end with the last of their leases and their declaration.
+// A lease keeps the pages of a request while any session holds it. There is no deadline, because a request may run for
+// hours. Deterministic; one thread only. A pool ends with the last of its leases and its declaration.
 class PagePools {
  public:
-  // `leases_per_session`: who holds that many is refused more.
+  // `leases_per_session` limits the requests of a session.
   explicit PagePools(size_t leases_per_session = limits::kMaxLeases) : leases_per_session_(leases_per_session) {}
 
-  // A pool for the pages of a region (its number, never used twice). RESOURCE_EXHAUSTED as long as requests hold pages
-  // of an earlier pool there, or something writes to them: two pools must not give one page to two requests. An earlier
-  // one that is at rest is closed. The caller keeps the pool for as long as it is declared, and the pool the `charge`
-  // for its memory.
+  // Creates a pool for the pages of a region (its number, never reused). RESOURCE_EXHAUSTED while requests hold pages
+  // of an earlier pool of the region, or something writes to them, because two pools must not allocate the same page.
+  // An unused earlier pool is closed. The caller keeps the pool while it is declared, and the pool keeps `charge`.
   absl::StatusOr<std::shared_ptr<PagePool>> Open(TenantId tenant, uint64_t region, uint32_t pages,
                                                  std::shared_ptr<const void> charge = nullptr);
 
@@ -36,10 +35,10 @@ class PagePools {
     std::shared_ptr<PagePool> pool;
     PagePool::AdmissionId admission = 0;
   };
-  // Admits a request and gives `lease`, a name that the engine chose, to the session. If the answer's admission is 0,
-  // the request was refused, and the answer has its shortage. ALREADY_EXISTS: a lease of that name is held;
-  // FAILED_PRECONDITION: the pool is closed; RESOURCE_EXHAUSTED: the session has as many requests as it may, or the
-  // tenant's pools have limits::kMaxPageReferences entries.
+  // Admits a request, and gives `lease`, an id chosen by the engine, to the session. If the answer's admission is 0,
+  // the request was refused with the answer's shortage. ALREADY_EXISTS: the lease id is in use. FAILED_PRECONDITION:
+  // the pool is closed. RESOURCE_EXHAUSTED: the session is at its limit of requests, or the tenant's pools have
+  // limits::kMaxPageReferences entries.
   absl::StatusOr<PagePool::Answer> Admit(SessionId session, TenantId tenant, const LeaseId& lease,
                                          const std::shared_ptr<PagePool>& pool,
                                          std::span<const PagePool::Want> segments, uint64_t own_pages,
@@ -47,17 +46,17 @@ class PagePools {
 
   // Null unless the session holds the lease. Valid until it ends.
   const Request* Find(SessionId session, const LeaseId& lease) const;
-  // Makes the session a holder; again is harmless. NOT_FOUND for an unknown lease or another tenant's;
-  // RESOURCE_EXHAUSTED for a session that holds as many as it may.
+  // Makes the session a holder; repeating it has no effect. NOT_FOUND for an unknown lease or one of another tenant;
+  // RESOURCE_EXHAUSTED if the session is at its limit.
   absl::StatusOr<const Request*> Attach(SessionId session, TenantId tenant, const LeaseId& lease);
-  // The request is over with its lease's last holder. Releasing what is not held is harmless.
+  // The request ends with the last holder of its lease. Leases that are not held are ignored.
   void Release(SessionId session, const LeaseId& lease);
   void ReleaseAll(SessionId session);
 
-  // PagePool::Erase in all pools of a tenant.
+  // Calls PagePool::Erase on all pools of a tenant.
   void Erase(TenantId tenant);
 
-  // The levels of all pools of a tenant together.
+  // The sum over all pools of a tenant.
   PagePool::Levels levels(TenantId tenant) const;
 
  private:
@@ -71,13 +70,13 @@ class PagePools {
     std::weak_ptr<PagePool> pool;
   };
   bool HasRoom(SessionId session) const;
-  // Of all pools of the tenant.
+  // Sum over all pools of the tenant.
   uint64_t References(TenantId tenant) const;
 
   const size_t leases_per_session_;
   std::map<uint64_t, Place> places_;  // by region
   absl::flat_hash_map<LeaseId, Lease> leases_;
-  std::map<SessionId, std::set<LeaseId>> sessions_;  // the leases that each holds
+  std::map<SessionId, std::set<LeaseId>> sessions_;  // leases that each session holds
 };
 
 }  // namespace ashlar::storage

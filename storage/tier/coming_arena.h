@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ComingArena: an arena that is made ahead of need.
+// ComingArena: an arena that is created in advance.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace ashlar::storage {
 
-// Making an arena takes as long as the kernel takes to clear its pages, some 40 ms for 64 MiB. So another thread makes
-// it; if it is needed before that thread has begun, the thread that needs it makes it, and else waits for the rest.
+// Creating an arena takes as long as the kernel needs to clear its pages, about 40 ms for 64 MiB, so another thread
+// creates it. If the arena is needed before that thread has started, the caller creates it; otherwise it waits.
 class ComingArena {
  public:
   using Made = absl::StatusOr<std::unique_ptr<kernels::ArenaMemory>>;
@@ -30,13 +30,13 @@ class ComingArena {
       bytes_ = (*made_)->bytes();
     });
   }
-  // By the other thread: then maps the pages, so that who writes there first takes no page faults (24 ms in 64 MiB).
-  // Meanwhile the arena may be taken.
+  // Called by the other thread. Also maps the pages, so that the first writes cause no page faults (24 ms per 64 MiB).
+  // The arena may be taken meanwhile.
   void MakeAhead() {
     Make();
     if (data_ != nullptr) MapPages(data_, bytes_);
   }
-  Made Take() {  // once
+  Made Take() {  // call once
     Make();
     return std::move(made_);
   }

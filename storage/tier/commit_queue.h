@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CommitQueue: group commit. Data becomes durable before the records that name it; one sync and one batch serve many
-// records.
+// CommitQueue: group commit. Data becomes durable before the records that refer to it. One sync and one batch serve
+// many records.
 #pragma once
 
 #include <cstdint>
@@ -19,41 +19,41 @@
 
 namespace ashlar::storage {
 
-// Owned by the metadata thread. One sync and one batch are under way at a time, beside each other; what comes meanwhile
-// shares the next ones.
+// Owned by the metadata thread. At most one sync and one batch are in flight, concurrently; later commits share the
+// next ones.
 class CommitQueue {
  public:
   struct Outcome {
     absl::Status status;
-    bool in_doubt = false;  // not acknowledged, but the record may be there after a crash: delete it
+    bool in_doubt = false;  // unresolved: not acknowledged, but the record may exist after a crash; delete it
   };
 
-  // `failed` is told of every sync and batch that fails, before those that it concerns.
+  // `failed` is called for every failed sync and batch, before the affected commits.
   CommitQueue(DiskQueue& disk, std::function<void(const absl::Status&)> failed)
       : disk_(disk), failed_(std::move(failed)) {}
   CommitQueue(const CommitQueue&) = delete;
   CommitQueue& operator=(const CommitQueue&) = delete;
 
-  // Sets the file to sync and the records to write. Once, before anything else; both must outlive the queue.
+  // Sets the file to sync and the records to write. Call once, first; both must outlive the queue.
   void Use(BlockFile& file, RecordStore& records) {
     file_ = &file;
     records_ = &records;
   }
 
-  // Returns how many syncs have failed so far. The writes that they covered stay in doubt: a later sync that succeeds
-  // says nothing about them.
+  // Returns the number of failed syncs. The writes that they covered stay unresolved: a later successful sync says
+  // nothing about them.
   uint64_t failed_syncs() const { return failed_syncs_; }
 
-  // Syncs the file, then writes the record, or without a value deletes it. ABORTED where a sync has failed since there
-  // were `failed_syncs`, which is what the caller noted before it wrote the data that the record names.
+  // Syncs the file, then writes the record, or without a value deletes it. ABORTED if a sync has failed since
+  // `failed_syncs`, the count before the caller wrote the record's data.
   void Put(std::string name, std::optional<std::string> value, uint64_t failed_syncs,
            std::function<void(Outcome)> done);
 
-  // `done` once the deletion is durable. One that fails is tried again with the next batch.
+  // Calls `done` when the deletion is durable. A failed deletion is retried with the next batch.
   void Delete(std::string name, std::function<void()> done);
-  // While they are held, deletions alone begin no batch: each would fail on a disk that is known to fail.
+  // While held, deletions alone do not start a batch, which would fail on a disk that is known to fail.
   void HoldDeletions(bool hold);
-  // Tries deletions that failed again.
+  // Retries failed deletions.
   void Retry();
 
  private:
@@ -89,7 +89,7 @@ class CommitQueue {
   uint64_t failed_syncs_ = 0;
   bool syncing_ = false, writing_ = false;
   bool held_ = false;
-  bool wanted_ = false;  // something came while a batch was being written
+  bool wanted_ = false;  // something was queued while a batch was being written
   std::vector<PendingPut> unsynced_, synced_;
   std::deque<PendingDelete> deletes_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DiskError: whether a disk's error is worth trying again.
+// DiskError: tells whether a disk error may be temporary.
 #pragma once
 
 #include "absl/status/status.h"
@@ -7,11 +7,11 @@
 
 namespace ashlar::storage {
 
-// The status of a call that failed with `error` (an errno). RESOURCE_EXHAUSTED: the file system is full. UNAVAILABLE:
-// it is read-only, or the device fails. Every other code says that to try again would be of no use.
+// Returns the status of a call that failed with `error` (an errno). RESOURCE_EXHAUSTED: the file system is full.
+// UNAVAILABLE: it is read-only, or the device fails. Other codes are permanent.
 absl::Status DiskError(int error, absl::string_view what);
 
-// Returns whether the status has one of these two codes: the disk may later do what it refuses now.
+// Returns whether the status has one of these two codes, so that a retry may succeed.
 bool MayPass(const absl::Status& status);
 
 }  // namespace ashlar::storage

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DiskQueue: disk work on a bounded executor, cut into pieces, begun in order, and never lost once it was taken.
+// DiskQueue: disk work on a bounded executor, divided into pieces, started in order, and never lost once accepted.
 #pragma once
 
 #include <cstddef>
@@ -12,25 +12,25 @@
 
 namespace ashlar::storage {
 
-// Owned by the metadata thread. Work that finds the executor full waits until other work of this queue completes: there
-// is always some, because nobody else may use the executor, and the executor takes at least one piece. Work that still
-// waits when the queue is destroyed is never done.
+// Owned by the metadata thread. Work that finds the executor full waits until other work of this queue completes. There
+// is always some, because only this queue uses the executor, and the executor accepts at least one piece. Work that
+// still waits when the queue is destroyed never runs.
 class DiskQueue {
  public:
-  // Called on the executor's threads, for several pieces at once.
+  // Called on the executor's threads, concurrently for several pieces.
   using Work = std::function<absl::Status(size_t piece)>;
   using Done = std::function<void(absl::Status)>;
 
-  // At most `pieces_in_flight` pieces of one call are with the executor at any time.
+  // At most `pieces_in_flight` pieces of one call are in the executor at any time.
   DiskQueue(Executor& io, size_t pieces_in_flight) : io_(io), pieces_in_flight_(pieces_in_flight) {}
   DiskQueue(const DiskQueue&) = delete;
   DiskQueue& operator=(const DiskQueue&) = delete;
 
-  // Runs pieces [0, pieces) of a tenant's work, at least one, and calls `done` with the first error seen; behind one no
-  // further piece begins. False: the executor is full, or others wait for it already; nothing is called.
+  // Runs pieces [0, pieces) of a tenant's work, at least one, and calls `done` with the first error; after an error no
+  // further piece starts. Returns false, calling nothing, if the executor is full or other work waits.
   bool TryRun(TenantId tenant, size_t pieces, Work work, Done done);
 
-  // Runs one piece of work for all tenants. It is never refused and goes before all waiting work. The caller must keep
+  // Runs one piece of work for all tenants. It is never refused, and runs before all waiting work. Callers must keep
   // such pieces few.
   void RunNext(Work work, Done done);
 
@@ -48,7 +48,7 @@ class DiskQueue {
     bool Unbegun() const { return status.ok() && next < pieces; }
   };
 
-  bool Submit(const std::shared_ptr<Batch>& batch);  // false: the executor is full
+  bool Submit(const std::shared_ptr<Batch>& batch);  // returns false if the executor is full
   void Complete(const std::shared_ptr<Batch>& batch, const absl::Status& status);
   void SubmitWaiting();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ExtentAllocator: the free extents of one tenant's arenas.
+// ExtentAllocator: allocates the extents of one tenant's arenas.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,24 @@
 
 namespace ashlar::storage {
 
-// Best fit over runs of adjacent free extents; where no run is long enough, the longest fragments. Extents are of one
-// size and an object may lie in any of them, so nothing is ever lost to fragmentation. O(log runs) for every run taken
-// or given back; the same calls give the same answers.
+// Best fit over runs of adjacent free extents; without a long enough run, the longest fragments. All extents have one
+// size and an object may use any of them, so fragmentation never loses space. O(log runs) per run taken or freed.
+// Deterministic.
 class ExtentAllocator {
  public:
-  // The arena's extents [0, extents) become free.
+  // Adds the free extents [0, extents) of an arena.
   void AddArena(uint32_t arena, uint32_t extents);
 
   uint64_t free_extents() const { return free_extents_; }
 
-  // `extents` must not exceed free_extents(). Runs come in the order in which an object should fill them.
+  // `extents` must not exceed free_extents(). Runs are returned in the order in which an object should fill them.
   std::vector<ExtentRun> Take(uint64_t extents);
 
-  // Takes just these extents. False, and nothing is taken, where one of them is not free.
+  // Takes exactly these extents. Returns false without a change if one of them is not free.
   bool TakeRun(const ExtentRun& run);
 
-  // Gives a run back, joined with its free neighbours. Aborts if any of it is free already: two owners of one extent
-  // would be two objects in the same bytes.
+  // Frees a run and joins it with free neighbours. Aborts if part of it is already free, because an extent with two
+  // owners would mix two objects.
   void Give(const ExtentRun& run);
 
  private:
@@ -39,7 +39,7 @@ class ExtentAllocator {
   void Insert(Place place, uint32_t count);
   void Erase(std::map<Place, uint32_t>::iterator run);
 
-  std::map<Place, uint32_t> by_place_;                          // → extents in the run
+  std::map<Place, uint32_t> by_place_;                          // value: extents in the run
   std::set<std::tuple<uint32_t, uint32_t, uint32_t>> by_size_;  // extents, arena, first
   uint64_t free_extents_ = 0;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CheckOwner: refuses files and folders that another user controls.
+// CheckOwner: refuses files and directories that another user controls.
 #pragma once
 
 #include <sys/stat.h>
@@ -10,11 +10,11 @@
 
 namespace ashlar::storage {
 
-// FAILED_PRECONDITION, which names the path and the remedy, unless the open file or folder belongs to this process's
-// user and, if it is a regular file, has no second name (hard link).
+// FAILED_PRECONDITION, with the path and the remedy, unless the open file or directory belongs to this process's user
+// and a regular file has no other hard link.
 absl::Status CheckOwner(const std::string& path, const struct stat& info);
 
-// The status of opening `path` with O_NOFOLLOW that failed with ELOOP.
+// Returns the status for opening `path` with O_NOFOLLOW that failed with ELOOP.
 absl::Status IsLink(const std::string& path);
 
 }  // namespace ashlar::storage

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MemoryTier: a memory tier in arenas of one tenant each: sealed shared memory, or a GPU's, which nothing can seal.
+// MemoryTier: a memory tier in arenas of one tenant each: sealed shared memory, or GPU memory, which cannot be sealed.
 #pragma once
 
 #include <atomic>
@@ -21,28 +21,28 @@ namespace ashlar::storage {
 
 struct MemoryTierOptions {
   TierKind kind = TierKind::kDram;
-  uint64_t capacity_bytes = 0;                        // budgets of all tenants together never exceed it
-  uint64_t arena_bytes = uint64_t{64} * 1024 * 1024;  // the unit in which memory becomes a tenant's; whole extents
+  uint64_t capacity_bytes = 0;                        // limit of the sum of all budgets
+  uint64_t arena_bytes = uint64_t{64} * 1024 * 1024;  // unit in which memory is assigned to a tenant; whole extents
   ArenaOptions arena;
-  bool on_gpu = false;  // in the memory of arena.gpu, which must be there; nothing else of `arena` counts then
-  // The number of its first arena: tiers whose arenas engines map are apart by kArenasApart.
+  bool on_gpu = false;  // in the memory of arena.gpu, which must be set; the rest of `arena` is ignored
+  // Number of its first arena. Tiers with mapped arenas are kArenasApart apart.
   uint32_t first_arena = 0;
 };
 inline constexpr uint32_t kArenasApart = uint32_t{1} << 20;
 
-// Arenas are made when a tenant first needs them, or ahead of that (Prepare), and stay its own. Bytes in arenas never
-// exceed the tenant's budget, hence never the tier's capacity: a budget is memory that no other tenant can take.
+// Arenas are created when a tenant first needs them, or in advance (Prepare), and stay with the tenant. Bytes in arenas
+// never exceed the tenant's budget, and so never the capacity: no other tenant can take a tenant's budget.
 class MemoryTier final : public Tier {
  public:
-  // INVALID_ARGUMENT naming the field; FAILED_PRECONDITION if this machine does not grant such memory.
+  // INVALID_ARGUMENT names the field. FAILED_PRECONDITION if the machine does not provide such memory.
   static absl::StatusOr<std::unique_ptr<MemoryTier>> Make(const MemoryTierOptions& options);
 
-  // Gives a tenant a budget, once. It counts in whole extents, rounded down. INVALID_ARGUMENT naming the field when it
-  // holds no extent or the budgets together exceed the capacity; ALREADY_EXISTS for a tenant that has one.
+  // Sets a tenant's budget, once, rounded down to whole extents. INVALID_ARGUMENT names the field if it holds no
+  // extent, or the budgets exceed the capacity; ALREADY_EXISTS for a tenant with a budget.
   absl::Status AddTenant(TenantId tenant, uint64_t budget_bytes);
 
-  // Gives a tenant another budget; the sum over tenants must fit the capacity. Check: FAILED_PRECONDITION where the
-  // tenant's arenas, which are never given back, take more; INVALID_ARGUMENT below one extent; NOT_FOUND.
+  // Changes a tenant's budget; the sum over tenants must not exceed the capacity. Check: FAILED_PRECONDITION if the
+  // tenant's arenas, which are never freed, take more; INVALID_ARGUMENT below one extent; NOT_FOUND.
   absl::Status CheckBudget(TenantId tenant, uint64_t budget_bytes) const;
   void SetBudget(TenantId tenant, uint64_t budget_bytes);
 
@@ -54,23 +54,23 @@ class MemoryTier final : public Tier {
   std::byte* Address(uint32_t arena, uint32_t extent) const override;
   const kernels::Gpu* gpu() const override { return options_.on_gpu ? options_.arena.gpu : nullptr; }
 
-  // Once: `made` is told of every arena, of those that there are at once, on the metadata thread. It stays for as long
+  // Call once. `made` is called for every arena, existing ones immediately, on the metadata thread. It is kept as long
   // as the tier.
   void OnArena(std::function<void(const kernels::ArenaMemory&)> made);
 
-  // Begins an arena ahead of need, one at a time, if the tenant's arenas hold less than `wanted_bytes` and its budget
-  // has room for more; null: nothing is to be made. Call Make on any thread, then Prepared. The bytes count as held
-  // from now on. Of a tier in the processor's memory that no GPU reaches.
+  // Starts an arena in advance, one at a time, if the tenant's arenas hold less than `wanted_bytes` and its budget has
+  // space; otherwise returns null. Call Make on any thread, then Prepared. The bytes count as held from now on. For
+  // tiers in host memory without GPU access.
   std::shared_ptr<ComingArena> Prepare(TenantId tenant, uint64_t wanted_bytes);
-  // Takes the arena, unless an allocation was faster. RESOURCE_EXHAUSTED: the machine has no memory for it.
+  // Adds the arena, unless an allocation has taken it. RESOURCE_EXHAUSTED if the machine has no memory for it.
   absl::Status Prepared(TenantId tenant, const std::shared_ptr<ComingArena>& arena);
 
   struct ArenaDescriptor {
-    int descriptor = -1;  // the tier's: send it, never close it
+    int descriptor = -1;  // owned by the tier: send it, do not close it
     uint64_t bytes = 0;
   };
-  // Returns the descriptor by which an engine of `tenant` maps an arena: read-only, except a GPU's. NOT_FOUND for
-  // another tenant's.
+  // Returns the descriptor by which an engine of `tenant` maps an arena: read-only, except for a GPU. NOT_FOUND for an
+  // arena of another tenant.
   absl::StatusOr<ArenaDescriptor> Descriptor(TenantId tenant, uint32_t arena) const;
 
  private:
@@ -79,7 +79,7 @@ class MemoryTier final : public Tier {
     uint64_t held_bytes = 0;
     uint64_t used_bytes = 0;
     ExtentAllocator extents;
-    std::shared_ptr<ComingArena> coming;  // null: none; its bytes are held
+    std::shared_ptr<ComingArena> coming;  // null without one; its bytes are held
     uint64_t coming_bytes = 0;
   };
   struct OwnedArena {
@@ -99,7 +99,7 @@ class MemoryTier final : public Tier {
   const size_t max_arenas_;
   std::vector<OwnedArena> arenas_;
   std::function<void(const kernels::ArenaMemory&)> made_;  // may be empty
-  // The arenas' addresses, for readers on other threads while arenas are added: never reallocated.
+  // Addresses of the arenas, for readers on other threads while arenas are added; never reallocated.
   const std::unique_ptr<std::atomic<std::byte*>[]> addresses_;
 };
 

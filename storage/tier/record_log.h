@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ScanRecordLog: reads RocksDB's log of its latest batches around damage.
+// ScanRecordLog: reads RocksDB's log of recent batches past damage.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@
 
 namespace ashlar::storage {
 
-// A log as RocksDB writes it (docs of its "Write Ahead Log File Format"): blocks of 32 KiB, of fragments that each have
-// a checksum; one or several fragments make a batch. RocksDB's own recovery skips the rest of a block behind a damaged
-// fragment, because that fragment's length may be wrong; it so loses batches that are whole.
+// A log in RocksDB's format (its "Write Ahead Log File Format"): blocks of 32 KiB with checksummed fragments; one or
+// more fragments form a batch. After a damaged fragment, RocksDB's own recovery skips the rest of the block, because
+// the length may be wrong, and so loses intact batches.
 struct RecordLogScan {
-  std::vector<std::string> batches;  // all that are whole, in order
-  bool whole_behind_damage = false;  // some of them lie behind a damaged place
+  std::vector<std::string> batches;  // all intact batches, in order
+  bool whole_behind_damage = false;  // some of them come after damage
 };
 RecordLogScan ScanRecordLog(std::string_view bytes);
 // Returns a log of exactly these batches.
 std::string EncodeRecordLog(const std::vector<std::string>& batches);
 
-// Writes every log in RocksDB's folder `path` anew, without its damaged batches, if it has whole batches behind damage.
-// Each log is replaced at once and durably, or not at all. Returns how many. A log that is damaged at its end alone, as
-// after a power loss, stays as it is. Call it before the folder is opened.
+// Rewrites every log in RocksDB's directory `path` without its damaged batches, if it has intact batches after damage.
+// Each log is replaced atomically and durably. Returns the number of rewritten logs. A log that is only damaged at its
+// end, as after a power loss, is not changed. Call it before opening the directory.
 absl::StatusOr<int> RepairRecordLogs(const std::string& path);
 
 }  // namespace ashlar::storage

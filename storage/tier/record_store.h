@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RecordStore: small records by name, written in atomic, durable batches. They say what lies where on a disk.
+// RecordStore: small named records, written in atomic, durable batches. They describe what is where on a disk.
 #pragma once
 
 #include <functional>
@@ -20,28 +20,28 @@ class RecordStore {
  public:
   struct Change {
     std::string name;
-    std::optional<std::string> value;  // none: the record is deleted, if there is one
+    std::optional<std::string> value;  // empty: delete the record if it exists
   };
 
   virtual ~RecordStore() = default;
 
-  // Calls `visit` for every record, in ascending order of names. Ends with the first error, which it returns; DATA_LOSS
-  // where the store itself is damaged.
+  // Calls `visit` for every record in ascending order of names. Stops at the first error and returns it; DATA_LOSS if
+  // the store itself is damaged.
   virtual absl::Status Load(absl::FunctionRef<absl::Status(std::string_view name, std::string_view value)> visit) = 0;
 
-  // Makes all changes in order, or none. OK: they are durable. An error leaves open which of the two it is, also after
-  // a crash; a later batch that succeeds decides for the names in it.
+  // Makes all changes in order, or none. OK: they are durable. After an error either may be the case, even after a
+  // crash; a later successful batch decides for the names in it.
   virtual absl::Status Write(std::span<const Change> batch) = 0;
 };
 
-// Told of each warning and error of the store itself, on any of its threads.
+// Called for each warning and error of the store itself, on any of its threads.
 using RecordLog = std::function<void(bool error, std::string_view line)>;
 
-// Opens RocksDB in the folder `path`, which is made if there is none. FAILED_PRECONDITION while another process has it,
-// DATA_LOSS if it is damaged, RESOURCE_EXHAUSTED and UNAVAILABLE as DiskError. Errors name the path. Of the latest
-// batches, which lie in a log, damage loses those that it has struck, and none behind them.
+// Opens RocksDB in the directory `path`, creating it if missing. FAILED_PRECONDITION if another process has it open,
+// DATA_LOSS if it is damaged, RESOURCE_EXHAUSTED and UNAVAILABLE as in DiskError. Errors name the path. Damage in the
+// log of recent batches only loses the damaged batches.
 //
-// After a batch that the disk refused, the next call opens the store anew before it works.
+// After the disk refused a batch, the next call reopens the store first.
 absl::StatusOr<std::unique_ptr<RecordStore>> OpenRecordStore(const std::string& path, RecordLog log = nullptr);
 
 }  // namespace ashlar::storage

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RemoteSource: the copies that other nodes hold, as a place below the disk that objects come up from.
+// RemoteSource: copies held by other nodes, as the tier after the disk.
 #pragma once
 
 #include <cstddef>
@@ -13,30 +13,30 @@
 
 namespace ashlar::storage {
 
-// One object's copy on another node, as long as that node keeps it there for this one. Drawn by the source, never 0,
-// and never drawn twice.
+// A copy of an object on another node, while that node keeps it for this one. Assigned by the source; never 0, never
+// reused.
 using RemoteCopyId = uint64_t;
 
-// The metadata thread makes all calls and gets all callbacks. Storage knows neither nodes nor networks: another node
-// takes over inside the source where the first one fails.
+// Used by the metadata thread, including callbacks. Storage knows neither nodes nor networks: if a node fails, the
+// source continues with another one internally.
 class RemoteSource {
  public:
   virtual ~RemoteSource() = default;
 
-  // Returns whether bytes of other nodes come straight to this GPU's memory.
+  // Returns whether bytes of other nodes can be received directly in this GPU's memory.
   virtual bool Reaches(const kernels::Gpu& gpu) const = 0;
-  // Begins to read the extents from `first` on into `targets`, one each, in the memory of a GPU that is reached (null:
-  // the processor's). `done` comes after this returned; until then the targets are the source's. Whatever other nodes
-  // send, the first extent begins with the encoded header that the object was adopted with. False: too much of this
-  // copy's node is in flight already; the caller tries again, and other copies may have room meanwhile.
+  // Starts reading the extents from `first` into `targets`, one each, in the memory of a reachable GPU (null: host
+  // memory). `done` is called after this returns; until then the source owns the targets. The first extent always
+  // begins with the encoded header under which the object was adopted. Returns false if too much of the copy's node is
+  // in flight; the caller must retry, and other copies may succeed.
   virtual bool Read(RemoteCopyId copy, uint64_t first, std::vector<std::byte*> targets, const kernels::Gpu* gpu,
                     std::function<void(absl::Status)> done) = 0;
-  // To compute the object again takes so long (0: not known). If what has not come yet would take longer, by what is
-  // measured meanwhile, reads end with ABORTED. Of several calls for one copy the longest time counts, and 0 for ever.
+  // Sets the time to recompute the object (0: unknown). Reads end with ABORTED if the rest would take longer by current
+  // measurements. Of several calls for one copy the longest time counts, and 0 means no limit.
   virtual void SetRecompute(RemoteCopyId copy, Nanos recompute) = 0;
-  // The copy is not needed any more, and nothing of it is being read.
+  // The copy is no longer needed, and no read is in flight.
   virtual void Release(RemoteCopyId copy) = 0;
-  // Bytes that came by this copy did not fit to the object's checksums. Mostly the copy has been released before: bytes
+  // Bytes of this copy did not match the object's checksums. The copy has usually been released before, because bytes
   // are verified when they land.
   virtual void Damaged(RemoteCopyId copy) = 0;
 };

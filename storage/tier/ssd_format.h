@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SsdRecord, and the encodings by which the SSD tier finds its objects again (docs/formats.md).
+// SsdRecord, and the encodings by which the SSD tier recovers its objects (docs/formats.md).
 #pragma once
 
 #include <array>
@@ -17,26 +17,26 @@
 
 namespace ashlar::storage {
 
-// The version of slab, manifest and records together: all three change with it.
+// The common version of slab, manifest and records.
 inline constexpr uint32_t kSsdFormatVersion = 2;
 
-// Slab and records carry the same name, drawn when they were made: neither is ever read with another's.
+// Slab and records carry the same random id, so that they are never combined with others.
 using SlabId = std::array<uint8_t, 16>;
 
-// The manifest: the record by this name, which sorts before all others.
+// The manifest is the record with this name, which sorts first.
 inline constexpr std::string_view kManifestName = "manifest";
 std::string EncodeManifest(const SlabId& id);
-// DATA_LOSS where the bytes are damaged, FAILED_PRECONDITION for another version or size of extents.
+// DATA_LOSS if the bytes are damaged, FAILED_PRECONDITION for another version or extent size.
 absl::StatusOr<SlabId> DecodeManifest(std::string_view bytes);
 
-// The first bytes of a slab. As above; NOT_FOUND where there are zeros only, as in a new file.
+// The first bytes of a slab. Errors as above; NOT_FOUND if all are zero, as in a new file.
 std::string EncodeSlabHeader(const SlabId& id);
 inline constexpr size_t kSlabHeaderBytes = 40;
 absl::StatusOr<SlabId> DecodeSlabHeader(std::string_view bytes);
 
 // One committed object.
 struct SsdRecord {
-  uint64_t sequence = 0;  // of two records that claim the same, the one with the greater number is right
+  uint64_t sequence = 0;  // of two conflicting records, the one with the higher number is valid
   std::string tenant;
   PoolKind pool = PoolKind::kPublic;
   std::vector<ExtentRun> runs;  // in the slab; `arena` is 0
@@ -44,7 +44,8 @@ struct SsdRecord {
 };
 std::string RecordName(const Key& key, uint64_t sequence);
 std::string EncodeRecord(const SsdRecord& record);
-// DATA_LOSS naming what is wrong: damaged bytes, a name that is not the record's, extents that are not the object's.
+// DATA_LOSS names the error: damaged bytes, a name that does not match the record, extents that do not match the
+// object.
 absl::StatusOr<SsdRecord> DecodeRecord(std::string_view name, std::string_view bytes);
 
 }  // namespace ashlar::storage

@@ -21,19 +21,19 @@ struct ExtentRun {
   bool operator==(const ExtentRun&) const = default;
 };
 
-// An allocation: extents of one tenant, in the object's order. Owned by whoever holds it; give it back with Free.
+// An allocation: extents of one tenant, in the object's order. The holder owns it and must free it with Free.
 struct Slot {
   TenantId tenant = 0;
   std::vector<ExtentRun> runs;
   uint64_t Extents() const;
-  // Keeps the first `extents` and gives what lies behind them as a slot of its own.
+  // Keeps the first `extents`, and returns the rest as another slot.
   Slot CutBehind(uint64_t extents);
 };
 
 struct TierUsage {
   uint64_t capacity_bytes = 0;  // the tenant's budget, or the tier's capacity
   uint64_t used_bytes = 0;      // in slots
-  uint64_t held_bytes = 0;      // in arenas, used or not; never above the capacity
+  uint64_t held_bytes = 0;      // in arenas, used or not; at most the capacity
 
   TierUsage& operator+=(const TierUsage& other) {
     capacity_bytes += other.capacity_bytes;
@@ -43,22 +43,22 @@ struct TierUsage {
   }
 };
 
-// Not thread-safe but for Address: the metadata thread owns every tier.
+// Not thread-safe except Address: the metadata thread owns every tier.
 class Tier {
  public:
   virtual ~Tier() = default;
   virtual TierKind kind() const = 0;
 
-  // RESOURCE_EXHAUSTED when the tenant's budget has no `extents` free extents: the caller evicts and tries again.
+  // RESOURCE_EXHAUSTED if the tenant's budget has no `extents` free extents: the caller must evict and retry.
   virtual absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents) = 0;
   virtual void Free(Slot slot) = 0;
   virtual TierUsage Usage(TenantId tenant) const = 0;
   virtual TierUsage Usage() const = 0;
 
-  // Memory tiers: where an extent lies in this process. Stable for the slot's life; callable from any thread.
+  // For memory tiers: the address of an extent in this process. Stable for the slot's life; callable from any thread.
   virtual std::byte* Address(uint32_t arena, uint32_t extent) const = 0;
-  // Memory tiers: the GPU whose memory it is; then addresses are for its kernels and copies alone. Null: the
-  // processor's.
+  // For memory tiers: the GPU whose memory it is; its addresses are only for kernels and copies of that GPU. Null for
+  // host memory.
   virtual const kernels::Gpu* gpu() const { return nullptr; }
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiers: the tiers of a cache, top to bottom; those of several GPUs stand side by side.
+// Tiers: the tiers of a cache, fastest first. Those of several GPUs are on one level.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 namespace ashlar::storage {
 
-// All outlive the cache.
+// All must outlive the cache.
 struct Tiers {
-  std::vector<Tier*> memory;       // top to bottom; the first `beside` stand side by side, and the next one below each
-  SsdTier* ssd = nullptr;          // below them; may be null
-  RemoteSource* remote = nullptr;  // below all; may be null
+  std::vector<Tier*> memory;  // fastest first; the first `beside` are parallel, and the next one is below each of them
+  SsdTier* ssd = nullptr;     // after them; may be null
+  RemoteSource* remote = nullptr;  // after all others; may be null
   size_t beside = 1;
-  size_t common = 0;  // the level, in `memory`, that sessions land from and map which say no other (Cache::SetLevel)
+  size_t common = 0;  // the index in `memory` that sessions use unless they set another (Cache::SetLevel)
 };
 
 }  // namespace ashlar::storage

@@ -7,7 +7,7 @@
 
 namespace ashlar::storage {
 
-// Copies share one flag. Transfers look at it between tasks of about a MiB.
+// Copies share one flag. Transfers check it between tasks of about 1 MiB.
 class CancelFlag {
  public:
   void Cancel() const { flag_->store(true, std::memory_order_relaxed); }

@@ -20,30 +20,30 @@
 
 namespace ashlar::storage {
 
-// The object of one interior. Header and slot stay until the composition is done.
+// The object of one interior. Header and slot stay until the composition ends.
 struct ComposeSource {
   const ObjectHeader* header = nullptr;
   const Slot* slot = nullptr;
-  std::vector<bool> verified;  // one a layer of the composition: its tuple need not be verified again
-  const Tier* tier = nullptr;  // the slot's
+  std::vector<bool> verified;  // one per layer of the composition: its tuple is already verified
+  const Tier* tier = nullptr;  // tier of the slot
 };
 
 class ComposeJob {
  public:
-  // One source an interior, each with a tuple for every layer (tuple_table.h). `gpu`: the lane of the composition's
-  // GPU, which reaches the tiers of all sources; null: all lies in the processor's memory.
+  // One source per interior, each with a tuple for every layer (tuple_table.h). `gpu` is the lane of the composition's
+  // GPU, which can access the tiers of all sources; null if everything is in host memory.
   ComposeJob(const kernels::Kernels& kernels, kernels::Workers& workers, GpuLane* gpu,
              std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel);
 
-  // On any thread, one call at a time, until it has finished: between layers it returns when `should_yield`. Verifies
-  // all that has not been verified before anything is written; writes nothing when a source is found corrupt.
+  // Callable on any thread, one call at a time, until finished. Returns between layers when `should_yield` is true.
+  // Verifies everything unverified before anything is written; writes nothing if a source is corrupt.
   void Run(const std::function<bool()>& should_yield);
 
-  // On the thread that waits for Run.
+  // For the thread that waits for Run.
   bool finished() const { return cancelled_ || found_corrupt() || advanced_ == composition_.layers.size(); }
-  std::vector<bool> corrupt() const;  // one a source; while it has not finished, none is known
+  std::vector<bool> corrupt() const;  // one per source; all false until it has finished
   bool cancelled() const { return cancelled_; }
-  bool refused() const { return refused_; }     // the GPU has no memory for what is left
+  bool refused() const { return refused_; }     // the GPU has no memory for the rest
   bool wrote() const { return advanced_ > 0; }  // some of the states
   void ReleaseMemory() { composition_.keep.reset(); }
 
@@ -67,7 +67,7 @@ class ComposeJob {
   Composition composition_;
   const CancelFlag cancel_;
   std::vector<Source> sources_;
-  size_t verified_ = 0, advanced_ = 0;                // layers
+  size_t verified_ = 0, advanced_ = 0;                // in layers
   absl::flat_hash_set<const ObjectHeader*> corrupt_;  // looked up, never iterated
   bool cancelled_ = false, refused_ = false;
 };

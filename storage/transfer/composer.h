@@ -24,20 +24,20 @@
 
 namespace ashlar::storage {
 
-// A composition holds references of its own: what it reads stays, whatever becomes of the lease.
+// A composition holds its own references: what it reads stays, even if the lease ends.
 class Composer {
  public:
   using Done = std::function<void(CompositionVerdict)>;
 
-  // A session has `per_session` in flight at most; of its tenant `in_flight` counts. More are answered kBusy.
+  // A session may have `per_session` in flight; `in_flight` limits its tenant. More are answered kBusy.
   Composer(ObjectTable& table, Mover& mover, SessionTransfers& transfers, const Clock& clock, InFlight& in_flight,
            size_t per_session, Observer& observer);
 
-  // `found` is what the lease holds, in the match's order, and `verified` what is known of it; without a lease:
-  // nothing.
+  // `found` are the objects of the lease in the order of the match, and `verified` its verified layers; empty without a
+  // lease.
   void Compose(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
                const VerifiedLayers& verified, Composition composition, Done done);
-  // Cancels; `quiet` comes behind the verdict, or at once for an unknown composition.
+  // Cancels; `quiet` is called after the verdict, or immediately for an unknown composition.
   void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
   void CloseSession(SessionId session);  // cancels all of it
 
@@ -47,7 +47,7 @@ class Composer {
   struct Call {
     TenantId tenant = 0;
     Nanos begin = 0;
-    std::vector<ObjectTable::Reference> objects;  // one an interior; empty where there is none
+    std::vector<ObjectTable::Reference> objects;  // one per interior; empty for missing ones
     CompositionVerdict verdict;
     std::vector<ComposeSource> sources;
     Composition composition;
@@ -55,14 +55,14 @@ class Composer {
     CancelFlag cancel;
     Done done;
     std::vector<std::function<void()>> quiet;
-    uint64_t held_bytes = 0;  // by what the request names
+    uint64_t held_bytes = 0;  // held by the request
   };
   using Name = std::pair<SessionId, LandingId>;
 
-  // References what the interiors name and says what is missing.
+  // References the objects of the interiors, and determines what is missing.
   static void Collect(Call& call, std::span<const ObjectTable::Result> found, const Composition& composition);
   size_t CountOf(SessionId session) const;
-  // Starts once all interiors are there: their copies may still be on their way up.
+  // Starts when all interiors are loaded; their copies may still be in flight.
   void Continue(const Name& name);
   void Start(const Name& name, Call& call);
   void Cancel(const Name& name, Call& call);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GpuLane: work on a GPU, for jobs that move bytes to and from its memory. Many calls are under way at once, and their
-// checksums come back in memory that both sides reach.
+// GpuLane: a GPU's queues for jobs that move bytes from and to its memory. Many calls are in flight at once; their
+// checksums are returned in memory that both host and GPU can access.
 #pragma once
 
 #include <condition_variable>
@@ -20,11 +20,11 @@
 
 namespace ashlar::storage {
 
-// The queues of one GPU. Thread-safe. A queue is expensive, so there are a few, made at the start; each is one job's at
+// The queues of one GPU. Thread-safe. Queues are expensive, so a few are created at startup; each is used by one job at
 // a time.
 class GpuLane {
  public:
-  // Makes as many queues as jobs run at once. FAILED_PRECONDITION if the GPU cannot reach the processor's memory.
+  // Creates as many queues as jobs run at once. FAILED_PRECONDITION if the GPU cannot access host memory.
   static absl::StatusOr<std::unique_ptr<GpuLane>> Make(const kernels::Gpu& gpu, int queues);
 
   const kernels::Gpu& gpu() const { return gpu_; }
@@ -34,20 +34,20 @@ class GpuLane {
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
-  // Some of the processor's memory that the GPU reaches.
+  // Host memory that the GPU can access.
   template <typename T>
   struct Reached {
     std::unique_ptr<T[], Free> numbers;
     size_t count = 0;
     std::unique_ptr<kernels::HostRegistration> registration;
 
-    // As many; the error says why not, and what was there before is gone.
+    // Allocates `count` elements; the old contents are lost. Returns false with the error.
     bool Make(const kernels::Gpu& gpu, size_t count, kernels::ArenaError* error);
   };
   struct Seat {
-    Reached<uint64_t> checksums;            // kChecksums
-    Reached<float> numbers;                 // of one call; grow to the most
-    std::unique_ptr<kernels::Queue> queue;  // goes first
+    Reached<uint64_t> checksums;            // kChecksums elements
+    Reached<float> numbers;                 // for one call; grows as needed
+    std::unique_ptr<kernels::Queue> queue;  // destroyed first
   };
 
   explicit GpuLane(const kernels::Gpu& gpu) : gpu_(gpu) {}
@@ -61,7 +61,7 @@ class GpuLane {
 // The calls of one job, made on one thread.
 class GpuCalls {
  public:
-  // The most checksums of all calls under way. One call makes far fewer.
+  // Most checksums of all calls in flight. One call needs far fewer.
   static constexpr size_t kChecksums = size_t{1} << 16;
 
   // Waits for a queue. `lane` must outlive the calls.
@@ -72,25 +72,24 @@ class GpuCalls {
 
   const kernels::Kernels& kernels() const { return lane_.gpu().kernels(); }
 
-  // The memory for the checksums of one call: of `count` units, and of their scales unless that is null.
+  // Memory for the checksums of one call: for `count` units, and for their scales unless null.
   struct Checksums {
     size_t count = 0;
     uint64_t* units = nullptr;
     uint64_t* scales = nullptr;
   };
-  // `submit` makes one call of the kernels, which leaves its checksums where `reached` says. They are in `checksums`,
-  // and `done` is called, once the call is complete: on this thread, in the order of submission, by the time Finish
-  // returns.
+  // `submit` makes one kernel call, which writes its checksums to `reached`. When the call is complete, they are in
+  // `checksums` and `done` is called: on this thread, in the order of submission, at the latest in Finish.
   using Submission = absl::FunctionRef<kernels::Event(kernels::Queue& queue, const Checksums& reached)>;
   void Submit(const Checksums& checksums, Submission submit, std::function<void()> done);
   void Finish();
 
-  // For calls that the caller makes and awaits by itself, between those that it submits.
+  // For calls that the caller makes and waits for itself, between submitted ones.
   kernels::Queue& queue() { return *seat_.queue; }
-  // Takes what such calls need: `scratch_bytes` of the GPU's memory (Gpu::Reserve), and room to stage `numbers`. False:
-  // there is not so much left.
+  // Reserves what such calls need: `scratch_bytes` of GPU memory (Gpu::Reserve), and staging space for `numbers`.
+  // Returns false if there is not enough.
   bool Reserve(uint64_t scratch_bytes, size_t numbers);
-  // Returns a copy that the GPU reaches, for one call; null of none. Of as many as were reserved at most.
+  // Returns a copy that the GPU can access, for one call; null if empty. At most as many as were reserved.
   const float* Stage(std::span<const float> numbers);
 
  private:
@@ -102,7 +101,7 @@ class GpuCalls {
 
   GpuLane& lane_;
   GpuLane::Seat seat_;
-  size_t used_ = 0;  // checksums
+  size_t used_ = 0;  // in checksums
   std::deque<Call> calls_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// InFlight: the landings and compositions that tenants have in flight at once, and their bounds.
+// InFlight: the landings and compositions that tenants have in flight, and their limits.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@ class InFlight {
  public:
   struct Bounds {
     size_t calls = SIZE_MAX;
-    uint64_t bytes = UINT64_MAX;  // that the calls hold in memory, such as page tables
+    uint64_t bytes = UINT64_MAX;  // memory that the calls hold, such as page tables
   };
 
-  // Sets a tenant's bounds; without a call it has none.
+  // Sets a tenant's limits; unlimited by default.
   void SetBounds(TenantId tenant, const Bounds& bounds) { shares_[tenant].bounds = bounds; }
 
-  // Counts work in flight. False: it would be too much, and nothing was counted.
+  // Counts work in flight. Returns false without counting if it would exceed a limit.
   bool Begin(TenantId tenant, uint64_t bytes) {
     Share& share = shares_[tenant];
     if (share.calls >= share.bounds.calls || bytes > share.bounds.bytes - std::min(share.bytes, share.bounds.bytes))
@@ -41,7 +41,7 @@ class InFlight {
   struct Share {
     Bounds bounds;
     size_t calls = 0;
-    uint64_t bytes = 0;  // above the bound only where that was lowered meanwhile
+    uint64_t bytes = 0;  // exceeds the limit only after the limit was lowered
   };
   std::map<TenantId, Share> shares_;
 };

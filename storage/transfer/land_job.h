@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LandJob: one landing. Objects' keys and values are written to an engine's pages, and their tuples are verified in
-// place.
+// LandJob: one landing. It writes keys and values of objects to an engine's pages, and verifies their tuples in place.
 #pragma once
 
 #include <atomic>
@@ -26,50 +25,50 @@
 
 namespace ashlar::storage {
 
-// An object to land. Header and slot stay until the landing is done.
+// An object to land. Header and slot stay until the landing ends.
 struct LandSource {
   const ObjectHeader* header = nullptr;
   const Slot* slot = nullptr;
-  uint64_t first_position = 0;   // where the run's token 0 stands
-  uint64_t tokens = UINT64_MAX;  // of the stored ones that are landed, from the first on; 0: only tuples are verified
-  int64_t rotary_shift = 0;      // keys turn by first_position and this
-  const Tier* tier = nullptr;    // the slot's
+  uint64_t first_position = 0;   // position of the run's token 0
+  uint64_t tokens = UINT64_MAX;  // stored tokens to land, from the first; 0: only verify tuples
+  int64_t rotary_shift = 0;      // keys are rotated by first_position + rotary_shift
+  const Tier* tier = nullptr;    // tier of the slot
 };
 
-// A landing in steps, one an attention layer: verifies the linear layers before it, then lands its keys and values.
-// Linear layers behind the last attention layer make a step of their own. Many steps run as one, so that threads do
-// not wait for each other between layers.
+// A landing in steps, one per attention layer: verifies the linear layers before it, then lands its keys and values.
+// Linear layers after the last attention layer form their own step. Many steps run as one, so that threads do not wait
+// for each other between layers.
 class LandJob {
  public:
-  // Every source must fit the target (storage/transfer/transfer.h). `gpu` may be null where neither rows nor a source's
-  // tier lie in its memory; where a tier does, rows must.
+  // Every source must fit the target (storage/transfer/transfer.h). `gpu` may be null if neither rows nor a source's
+  // tier are in its memory; if a tier is, the rows must be too.
   LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, GpuLane* gpu,
           const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel);
 
-  // On any thread, one call at a time: runs whole steps below `end_step` until they have read `bytes` or more, or none
-  // is left. `landed` is called on the threads that work, one at a time, whenever layers() has grown and more is to
-  // come. Sources found corrupt are skipped from then on. Stops between tasks when cancelled, and between steps when
-  // `should_yield`, which is called on those threads.
+  // Callable on any thread, one call at a time. Runs whole steps below `end_step` until they have read `bytes` or none
+  // is left. `landed` is called on the working threads, one at a time, when layers() has grown and more follows.
+  // Corrupt sources are skipped from then on. Stops between tasks when cancelled, and between steps when
+  // `should_yield`, called on those threads, is true.
   void Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed,
            const std::function<bool()>& should_yield);
 
-  // On the thread that waits for Run.
+  // For the thread that waits for Run.
   bool finished() const { return next_ == steps(); }
   bool CanRun(size_t end) const { return next_ < end; }
-  // The first step that reads behind the source's first `bytes` bytes; a number no step has, if none does.
+  // Returns the first step that reads past the source's first `bytes` bytes; a number past the last step if none does.
   size_t FirstStepBehind(size_t source, uint64_t bytes) const;
   // Returns how many of the source's bytes, from the start, the next step needs.
   uint64_t NextNeeds(size_t source) const;
   void Skip(size_t source) { sources_[source].object->corrupt = true; }
   void ReleaseMemory() { target_.keep.reset(); }
 
-  // On any thread, at any time.
+  // Any thread, any time.
   bool cancelled() const { return cancel_.cancelled(); }
   uint32_t layers() const { return layers_.load(std::memory_order_acquire); }  // attention layers landed so far
   bool corrupt(size_t source) const { return sources_[source].object->corrupt.load(std::memory_order_acquire); }
 
  private:
-  // However often a prompt repeats a text, its object is one: its tuples are verified once.
+  // A text may be repeated in a prompt, but its object is one: its tuples are verified once.
   struct Object {
     const ObjectHeader* header;
     ObjectBytes bytes;
@@ -80,7 +79,7 @@ class LandJob {
     Object* object;
     uint64_t first_position, tokens;
     int64_t rotary_shift;
-    bool repeats;  // a source before it has the same object
+    bool repeats;  // an earlier source has the same object
   };
   struct Check {
     const Source* source;
@@ -88,19 +87,19 @@ class LandJob {
   };
   struct Step {
     Step(size_t at, std::vector<Check> all) : index(at), checks(std::move(all)) {}
-    size_t index;  // in the run
+    size_t index;  // index in the run
     std::vector<Check> checks;
     std::atomic<size_t> tasks_left{0};
-    std::deque<std::vector<uint64_t>> nobodys = {};  // checksums of what is landed in part; they stay where they are
+    std::deque<std::vector<uint64_t>> nobodys = {};  // checksums of partly landed parts; stable addresses
   };
   struct Task {
     Step* step;
     const Source* source;
     UnitRange range;
-    const PagedRows* rows;  // of keys and values
-    uint64_t tokens;        // of these, that are landed
-    uint64_t* checksums;    // of the range's units
-    const Part* scales;     // of the range's rows, or null; they are landed with these
+    const PagedRows* rows;  // for keys and values
+    uint64_t tokens;        // number of them to land
+    uint64_t* checksums;    // for the units of the range
+    const Part* scales;     // scales of the range's rows, or null; landed together
     uint64_t* scale_checksums;
     bool on_gpu;
   };
@@ -108,19 +107,18 @@ class LandJob {
   uint64_t LayersBegin(size_t step) const;  // the first layer of a step
   size_t steps() const { return target_.rows.size() + (has_tail_ ? 1 : 0); }
   std::vector<Check> StepChecks(size_t step);
-  // Returns the check of the scales of `rows`, if there are any: among the same object's parts of the same layer, which
-  // come next.
+  // Returns the check of the scales of `rows`, if any: among the following checks of the same object and layer.
   static Check* FindScales(const Check& rows, std::span<Check> behind);
   void AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks);
   void AppendInPart(Task task, std::vector<Task>& tasks) const;
-  // Lands or verifies; `batch_bytes`: of all that is landed together.
+  // Lands or verifies. `batch_bytes` is the size of the whole batch.
   kernels::Event Move(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
                       kernels::Queue& queue) const;
   kernels::Event Land(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
                       kernels::Queue& queue) const;
   void MoveOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls, std::function<void()> done) const;
   void Conclude(const Step& step);
-  // Returns the first of a run's steps that is left for later; the others have run, unless the job was cancelled.
+  // Returns the first step that is left for later; the others have run, unless the job was cancelled.
   size_t RunTasks(std::span<Task> tasks, kernels::Workers* workers, uint64_t batch_bytes,
                   const std::function<bool()>& should_yield, const std::function<void(const Task&)>& end);
 

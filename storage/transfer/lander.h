@@ -29,21 +29,21 @@ namespace ashlar::storage {
 
 struct LandCallbacks {
   std::function<void(uint32_t attention_layers_done)> progress;  // for all segments
-  std::function<void(std::vector<MissReason> verdict)> done;     // exactly once; one a segment, kNone: landed
+  std::function<void(std::vector<MissReason> verdict)> done;     // called once; one entry per segment, kNone: landed
 };
 
-// A landing holds references of its own: what it reads stays, whatever becomes of the lease.
+// A landing holds its own references: what it reads stays, even if the lease ends.
 class Lander {
  public:
-  // A session has `per_session` in flight at most; of its tenant `in_flight` counts, and `byte_rates` the bytes. More
-  // are missed with kBusy.
+  // A session may have `per_session` in flight; `in_flight` and `byte_rates` limit its tenant. More are missed with
+  // kBusy.
   Lander(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, InFlight& in_flight,
          Rates& byte_rates, size_t per_session, Observer& observer);
 
-  // `found` is what the lease holds, in the match's order; `verified` learns which of its tuples are whole.
+  // `found` are the objects of the lease in the order of the match. `verified` records which tuples are verified.
   void Land(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
             std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks);
-  // Cancels; `quiet` comes behind the verdict, or at once for an unknown landing.
+  // Cancels; `quiet` is called after the verdict, or immediately for an unknown landing.
   void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
   void CloseSession(SessionId session);  // cancels all of it
 
@@ -52,25 +52,25 @@ class Lander {
  private:
   struct ActiveLanding {
     TenantId tenant;
-    std::vector<ObjectTable::Reference> objects;  // one a segment asked for; empty where there is none
+    std::vector<ObjectTable::Reference> objects;  // one per requested segment; empty for missing ones
     std::vector<MissReason> verdict;
-    std::vector<uint64_t> bytes;     // of those, what is moved or verified
-    std::vector<size_t> moving;      // which of them the mover lands
-    std::vector<uint32_t> segments;  // of those, their indices in the match
-    std::vector<uint32_t> layers;    // attention layers, in the order in which they land
+    std::vector<uint64_t> bytes;     // bytes to move or verify, per object
+    std::vector<size_t> moving;      // indices of objects that the mover lands
+    std::vector<uint32_t> segments;  // their indices in the match
+    std::vector<uint32_t> layers;    // attention layers in landing order
     std::shared_ptr<VerifiedLayers> verified;
     CancelFlag cancel;
-    std::function<void()> resume;  // while it waits for bytes that are on their way up
+    std::function<void()> resume;  // set while it waits for bytes that are being loaded
     Nanos started = 0;
-    Nanos waited = 0;                    // for such bytes
-    std::optional<Nanos> waiting_since;  // while it does
+    Nanos waited = 0;                    // total waiting time
+    std::optional<Nanos> waiting_since;  // set while it waits
     LandCallbacks callbacks;
     std::vector<std::function<void()>> quiet;
-    uint64_t held_bytes = 0;  // by what the request names
+    uint64_t held_bytes = 0;  // held by the request
   };
   using Name = std::pair<SessionId, LandingId>;
 
-  // Decides what can land; returns the mover's share of it.
+  // Decides what can land; returns the mover's part.
   static std::vector<LandSource> Sort(ActiveLanding& landing, std::span<const ObjectTable::Result> found,
                                       const LandTarget& target);
   bool MayBegin(SessionId session, const ActiveLanding& landing);
@@ -94,7 +94,7 @@ class Lander {
   const size_t per_session_;
   Observer& observer_;
   std::map<Name, ActiveLanding> landings_;
-  std::map<SessionId, size_t> of_session_;  // of those that have some
+  std::map<SessionId, size_t> of_session_;  // only sessions with landings
 };
 
 }  // namespace ashlar::storage

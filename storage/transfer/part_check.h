@@ -15,7 +15,7 @@
 
 namespace ashlar::storage {
 
-// The stored checksum of one part, and the checksums that were computed of its units.
+// The stored checksum of a part, and the computed checksums of its units.
 class PartCheck {
  public:
   PartCheck(const ObjectBytes& object, const Part& part)
@@ -25,7 +25,7 @@ class PartCheck {
   const Part& part() const { return *part_; }
   uint64_t* unit_checksums(uint32_t unit) { return unit_checksums_.data() + unit; }
 
-  bool Holds() const;  // once all units have been hashed
+  bool Holds() const;  // after all units have been hashed
 
  private:
   const ObjectBytes* object_;
@@ -33,15 +33,14 @@ class PartCheck {
   std::vector<uint64_t> unit_checksums_;
 };
 
-// Hashes a range's units. `checksums`: one a unit of the range.
+// Hashes a range's units. `checksums` has one entry per unit of the range.
 kernels::Event HashUnits(const kernels::Kernels& kernels, kernels::Queue& queue, const ObjectBytes& object,
                          const UnitRange& range, uint64_t* checksums);
 
-// Hashes the parts of all checks, which lie in the processor's memory, spread over `workers`. False: cancelled, and
-// nothing is known.
+// Hashes the parts of all checks, in host memory, spread over `workers`. Returns false, without a result, if cancelled.
 bool RunChecks(const kernels::Kernels& kernels, kernels::Workers& workers, std::span<PartCheck> checks,
                const CancelFlag& cancel);
-// The same of parts in the GPU's memory, by its kernels.
+// The same for parts in GPU memory, by its kernels.
 bool RunChecksOnGpu(GpuCalls& calls, std::span<PartCheck> checks, const CancelFlag& cancel);
 
 }  // namespace ashlar::storage

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PublishJob: one publish. An engine's tensors and pages become an object's bytes. The engine can still write to its own
-// memory, so the bytes are copied and the copy is hashed, unit by unit, in any order and by any number of threads.
+// PublishJob: one publish. It copies an engine's tensors and pages to an object. The engine can still write to its
+// memory, so the copy is hashed, unit by unit, in any order and by any number of threads.
 #pragma once
 
 #include <cstddef>
@@ -21,30 +21,30 @@ namespace ashlar::storage {
 
 class PublishJob {
  public:
-  // The source must fit the plan (storage/transfer/transfer.h). `gpu` may be null where neither of it nor of the tier
-  // anything lies in its memory; where the tier does, all of the source must.
+  // The source must fit the plan (storage/transfer/transfer.h). `gpu` may be null if neither source nor tier are in its
+  // memory; if the tier is, the source must be too.
   PublishJob(const kernels::Kernels& kernels, kernels::Workers& workers, const Tier& tier, GpuLane* gpu,
              const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel);
 
-  // On any thread, once: copies every part and hashes it in the same pass, then writes the header. Stops between tasks
-  // when cancelled.
+  // Any thread, once. Copies and hashes every part in one pass, then writes the header. Stops between tasks when
+  // cancelled.
   void Run();
 
-  // After Run: the header as written, or nothing when cancelled. Lets go of the source's `keep`.
+  // Call after Run. Returns the written header, or nothing when cancelled. Releases the source's `keep`.
   std::optional<ObjectHeader> Finish();
 
  private:
   struct Task {
     UnitRange range;
-    bool on_gpu;              // it is copied from there
-    const std::byte* tensor;  // of a matrix part: its unit 0 in the engine's memory
-    const PagedRows* rows;    // of keys and values
-    uint64_t* checksums;      // of the range's units
-    const Part* scales;       // of the range's rows, or null; they are gathered with these
+    bool on_gpu;              // copied from GPU memory
+    const std::byte* tensor;  // for a matrix part: its unit 0 in the engine's memory
+    const PagedRows* rows;    // for keys and values
+    uint64_t* checksums;      // for the units of the range
+    const Part* scales;       // scales of the range's rows, or null; gathered together
     uint64_t* scale_checksums;
   };
 
-  // By the order of the header's parts: checksums of their units.
+  // Checksums of the units, in the order of the header's parts.
   using Checksums = std::vector<std::vector<uint64_t>>;
   void AddTasks(size_t part, Checksums& checksums, std::vector<Task>& tasks) const;
   kernels::Event Copy(const Task& task, const kernels::Kernels& kernels, kernels::Queue& queue) const;

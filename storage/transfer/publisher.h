@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publisher: publishing in two phases, reserve and then copy in. Nobody finds an object before its bytes are whole and
+// Publisher: two-phase publishing: reserve, then copy. No lookup finds an object before its bytes are complete and
 // hashed.
 #pragma once
 
@@ -26,14 +26,14 @@
 
 namespace ashlar::storage {
 
-// Holds the reservations of all sessions. A reservation ends published, or abandoned: by its engine, by the end of its
-// session, or, while no publish of it is in flight, by its deadline. An engine reserves several objects and computes
-// them one after the other, so each publish of a session renews the deadlines of its other reservations, up to
-// kMostRenewals times the reservation time: an engine that erased one keeps others from publishing it no longer.
-// The objects of a prefix's commit, which the cache itself reserves and publishes, renew nothing.
+// Holds the reservations of all sessions. A reservation ends when it is published or abandoned: by its engine, by the
+// end of its session, or by its deadline unless a publish is in flight. An engine reserves several objects and computes
+// them one after the other, so each publish renews the deadlines of the session's other reservations, at most
+// kMostRenewals times: a reservation that the engine has lost track of blocks other publishers no longer. The objects
+// of a prefix commit, which the cache reserves and publishes itself, renew nothing.
 class Publisher {
  public:
-  // `level_of`: where a session's engine publishes to.
+  // `level_of` returns the level that a session's engine publishes to.
   using LevelOf = std::function<size_t(SessionId)>;
   Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, Rates& byte_rates,
             Nanos reservation_time, LevelOf level_of);
@@ -44,14 +44,14 @@ class Publisher {
   };
   Reserved Reserve(SessionId session, const TenantPool& pool, const ObjectHeader& plan, Nanos recompute, double flops);
   const ObjectHeader* Planned(SessionId session, ReservationId id) const;
-  // `done` once, possibly before this returns. Every outcome but kBusy ends the reservation; kBusy: no thread is free,
-  // or the tenant has had its bytes for now. `renews`: the session's other reservations.
+  // `done` is called once, possibly before this returns. kBusy (no thread is free, or the tenant exceeded its byte
+  // rate) keeps the reservation; every other outcome ends it. `renews`: renews the session's other reservations.
   void Publish(SessionId session, ReservationId id, PublishSource source, bool renews,
                std::function<void(PublishOutcome)> done);
-  // Harmless for an unknown reservation; a publish in flight continues.
+  // Unknown reservations are ignored; a publish in flight continues.
   void Abandon(SessionId session, ReservationId id);
-  // Abandons the session's reservations, a step each, and counts them in `abandoned`; publishes in flight stop and
-  // drain. False: there are more, call again.
+  // Abandons the session's reservations, one per step, and counts them in `abandoned`; publishes in flight are
+  // cancelled and drain. Returns false if more are left.
   bool CloseSession(SessionId session, Slice& slice, size_t& abandoned);
   // Abandons the reservations that are past their deadlines, a step each. False: there are more, call again.
   bool Expire(Slice& slice);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TupleTable: an object's tuples in the kernels' form.
+// TupleTable: an object's tuples in the form that kernels take.
 #pragma once
 
 #include <cstdint>
@@ -16,22 +16,21 @@ namespace ashlar::storage {
 // Returns whether the object has a tuple of this shape for the layer.
 bool HasTuple(const ObjectHeader& object, uint32_t layer, const kernels::LinearShape& shape);
 
-// The tuples of one layer, of several objects: pointers to where they lie. The objects must have them (HasTuple) and
-// stay where they are.
+// Pointers to the tuples of one layer in several objects. The objects must have them (HasTuple) and must not move.
 class TupleTable {
  public:
   TupleTable(uint32_t layer, const kernels::LinearShape& shape, size_t objects);
 
-  // `first_position`: where the run's token 0 stands. `gpu`: in whose memory the object lies; null: the processor's. At
-  // most as many as the table was made for.
+  // `first_position` is that of the run's token 0. `gpu` is the GPU of the object; null for host memory. At most as
+  // many objects as the table was created for.
   void Add(const ObjectHeader& object, const ObjectBytes& bytes, const kernels::Gpu* gpu, uint64_t first_position);
-  // In the order in which they were added.
+  // In the order of Add.
   const std::vector<kernels::TupleView>& views() const { return views_; }
 
  private:
   const uint32_t layer_;
   const TupleShape shape_;
-  std::vector<kernels::HeadTuple> heads_;  // never grows: views point into it
+  std::vector<kernels::HeadTuple> heads_;  // never reallocated, because views point into it
   std::vector<kernels::TupleView> views_;
 };
 

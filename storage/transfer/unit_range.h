@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UnitRange: the grain of parallel work on an object, which is a run of one part's units, about a MiB.
+// UnitRange: the unit of parallel work on an object: a range of one part's units, about 1 MiB.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace ashlar::storage {
 
 inline constexpr uint32_t kTaskBytes = 1 << 20;
-inline constexpr uint32_t kMaxTaskUnits = 256;  // of small units: their addresses lie on the task's stack
+inline constexpr uint32_t kMaxTaskUnits = 256;  // for small units, because their addresses are on the task's stack
 
 struct UnitRange {
   const Part* part = nullptr;
@@ -21,7 +21,7 @@ struct UnitRange {
   uint32_t count = 0;
 
   uint32_t LastUnitBytes() const { return part->UnitBytes(first + count - 1); }
-  // Keys and values: where the range begins, and how many tokens it holds.
+  // For keys and values: the first token of the range, and its number of tokens.
   uint64_t FirstRow() const { return uint64_t{first} * part->unit_tokens; }
   uint64_t Rows() const {
     const uint32_t row_bytes = part->unit_bytes / part->unit_tokens;
@@ -29,7 +29,7 @@ struct UnitRange {
   }
 };
 
-// Calls fn(UnitRange) for consecutive ranges that cover the part, which has bytes.
+// Calls fn(UnitRange) for consecutive ranges that cover the non-empty part.
 template <typename Fn>
 void SplitPart(const Part& part, Fn&& fn) {
   const uint32_t step = std::clamp<uint32_t>(kTaskBytes / part.unit_bytes, 1, kMaxTaskUnits);
@@ -38,7 +38,7 @@ void SplitPart(const Part& part, Fn&& fn) {
   }
 }
 
-// Addresses of a range's units inside its object.
+// Addresses of a range's units in its object.
 template <typename T>
 std::array<T*, kMaxTaskUnits> UnitPointers(const ObjectBytes& object, const UnitRange& range) {
   std::array<T*, kMaxTaskUnits> pointers;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// VerifiedLayers: how many layers of one lease's tuples landings have verified.
+// VerifiedLayers: the number of layers of each tuple that landings under one lease have verified.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace ashlar::storage {
 
-// Landings verify layer by layer, so one number a segment is enough. The metadata thread only.
+// Landings verify layer by layer, so one number per segment is enough. The metadata thread only.
 class VerifiedLayers {
  public:
   static constexpr uint32_t kAll = UINT32_MAX;
@@ -17,7 +17,7 @@ class VerifiedLayers {
   explicit VerifiedLayers(size_t segments) : below_(segments) {}
 
   bool Contains(uint32_t segment, uint32_t layer) const { return layer < below_[segment]; }
-  // Layers [0, below) of the segment's tuples are as they were published.
+  // Layers [0, below) of the segment's tuples are unchanged since publication.
   void Raise(uint32_t segment, uint32_t below) { below_[segment] = std::max(below_[segment], below); }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Erasure: all that the cache has, and knows, of a tenant or of one of its namespaces goes, and does not come back.
+// Erasure: permanently removes everything that the cache has of a tenant or of one of its namespaces.
 #pragma once
 
 #include <cstdint>
@@ -21,28 +21,27 @@
 
 namespace ashlar::storage {
 
-// One thread. Takes what is there when it begins; what is published later stays.
-// Objects are found by nobody from their step on. A look-up that began before may keep what it found, and leased bytes
-// leave with their leases. On a disk the records are deleted and the bytes overwritten. Prompts, conversations, ghosts,
-// texts and misses go with them. Counters, learned prices, and the sketch of how often keys were used stay: no text can
-// be told from these.
+// One thread only. Erases what exists when it begins; what is published later stays. Objects are not found after their
+// step. An earlier lookup keeps what it found, and leased bytes are freed with their leases. On a disk, records are
+// deleted and bytes overwritten. Prompts, conversations, ghosts, texts and misses are erased too. Counters, learned
+// prices, and the sketch of key frequencies stay, because they reveal no text.
 class Erasure {
  public:
-  // The references must outlive it, and it the calls of SsdTier that it has begun. By its name `disk` may know a tenant
-  // that has no budget there, or that nobody configures (kNoTenant). `ns` none: all of the tenant's.
+  // The references must outlive it, and it must outlive the SsdTier calls that it has started. `disk` may know a tenant
+  // by name that has no budget there or is not configured (kNoTenant). Empty `ns`: the whole tenant.
   Erasure(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, SsdTier* disk, TenantId tenant,
           std::string name, std::optional<NamespaceId> ns);
 
-  // Goes on; true once all is done: the objects have ended, and of those that had something on the disk nothing is
-  // there that a restart would find. Of leased objects that is so, too. Call it again until then.
+  // Makes progress; returns true when the objects, including leased ones, are gone and a restart would not find any of
+  // them on the disk. Call it again until then.
   bool Run(Slice& slice);
 
   struct Progress {
     Inventory::Tally erased;
-    uint64_t on_disk = 0;      // objects of which something is still there
-    bool found_gone = false;   // look-ups find nothing of it any more
-    bool done = false;         // for good
-    absl::Status overwritten;  // an error: some bytes could not be overwritten, and have their records; tried again
+    uint64_t on_disk = 0;      // objects with data left on the disk
+    bool found_gone = false;   // lookups find none of it any more
+    bool done = false;         // permanently
+    absl::Status overwritten;  // an error: some bytes could not be overwritten and keep their records; retried
   };
   const Progress& progress() const { return progress_; }
 
@@ -59,9 +58,9 @@ class Erasure {
   const Selection selection_;
   const ObjectId last_;
   ObjectId after_ = 0;
-  bool known_ = true;              // what knows of them is still there
-  std::vector<ObjectId> leaving_;  // of which something is on the disk
-  size_t looked_at_ = 0;           // of these, in this round
+  bool known_ = true;              // the planners' and histories' knowledge is not erased yet
+  std::vector<ObjectId> leaving_;  // objects with data left on the disk
+  size_t looked_at_ = 0;           // number checked in this round
   bool asked_ = false;
   std::shared_ptr<std::optional<absl::Status>> erased_;
   Progress progress_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inventory: the objects of the cache, as operators list and count them.
+// Inventory: lists and counts the objects of the cache for operators.
 #pragma once
 
 #include <array>
@@ -18,12 +18,12 @@
 
 namespace ashlar::storage {
 
-// Of which objects. What is not set is any.
+// Filter for objects. Unset fields match all.
 struct Selection {
   std::optional<TenantId> tenant;
   std::optional<NamespaceId> ns;
   std::optional<ObjectKind> kind;
-  TierKind tier = TierKind::kNone;  // that has a whole copy
+  TierKind tier = TierKind::kNone;  // tier with a complete copy
 };
 
 struct Listed {
@@ -34,32 +34,32 @@ struct Listed {
   ObjectKind kind = ObjectKind::kSegment;
   TensorShard shard;
   uint64_t tokens = 0, bytes = 0;
-  std::vector<TierKind> tiers;  // with whole copies, top to bottom; a disk counts once it has acknowledged its copy
-  uint32_t uses = 0;            // look-ups that found it
+  std::vector<TierKind> tiers;  // tiers with complete copies, fastest first; a disk copy counts when acknowledged
+  uint32_t uses = 0;            // lookups that found it
   uint32_t references = 0;
   bool pinned = false;
-  Nanos age = 0, idle = 0;  // since its publication, since its last use
+  Nanos age = 0, idle = 0;  // since publication, since the last use
 };
 
-// Looking counts as no use. The metadata thread.
+// Does not count as use. The metadata thread only.
 class Inventory {
  public:
   Inventory(ObjectTable& table, const Clock& clock) : table_(table), clock_(clock) {}
 
-  // Published objects in the order in which they came, behind `after`, which becomes the last one that was looked at:
-  // an object is listed once, whatever comes and goes meanwhile. A step of the slice each. Returns false where the
-  // slice ended, or `page` had `most` objects, before the last object: call again.
+  // Lists published objects in order of insertion, after `after`, which becomes the last examined one. An object is
+  // listed once, even if the cache changes meanwhile. One step per object. Returns false if the slice ended, or `page`
+  // has `most` objects, before the last object: call again.
   bool List(const Selection& selection, size_t most, ObjectId& after, std::vector<Listed>& page, Slice& slice) const;
 
   struct Tally {
     uint64_t objects = 0, bytes = 0;
-    uint64_t leased_objects = 0, leased_bytes = 0;  // of these: held by leases, landings or publications
-    std::array<uint64_t, 4> tier_bytes{};           // of whole copies, by TierKind
+    uint64_t leased_objects = 0, leased_bytes = 0;  // of these: held by leases, landings or publishes
+    std::array<uint64_t, 4> tier_bytes{};           // bytes of complete copies, by TierKind
   };
-  // Likewise for sums.
+  // The same for sums.
   bool Count(const Selection& selection, ObjectId& after, Tally& tally, Slice& slice) const;
 
-  // Of an object that is not gone, whatever the tier.
+  // For an existing object, ignoring the tier.
   static bool Has(const Selection& selection, const Entry& entry);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Upkeep: what operators do with many objects at once: list, count, erase and verify them.
+// Upkeep: operators' actions on many objects: list, count, erase and verify.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@
 
 namespace ashlar::storage {
 
-// A cache's; the metadata thread.
+// Belongs to a cache; the metadata thread only.
 class Upkeep {
  public:
   Upkeep(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, const Tiers& tiers, Executor& copying,
@@ -36,10 +36,10 @@ class Upkeep {
   const Inventory& inventory() const { return inventory_; }
   Scrubber& scrubber() { return scrubber_; }
   const Scrubber& scrubber() const { return scrubber_; }
-  // Whether more of the disk's objects are to be adopted.
+  // Sets whether more objects of the disk will be adopted.
   void set_adopting(bool adopting) { adopting_ = adopting; }
-  // As Erasure. UNAVAILABLE where the disk cannot be opened, or its objects are still being adopted: they would come
-  // back.
+  // Starts an Erasure. UNAVAILABLE if the disk is not open or its objects are still being adopted, because they would
+  // come back.
   absl::StatusOr<std::shared_ptr<Erasure>> Erase(TenantId tenant, std::string name, std::optional<NamespaceId> ns) {
     if (disk_ != nullptr && !disk_->has_disk()) {
       return absl::UnavailableError("the ssd tier's disk cannot be opened: its objects are to come");
