@@ -79,6 +79,9 @@ function(ashlar_library name)
   target_link_libraries(${name} PUBLIC $<BUILD_INTERFACE:ashlar_options> $<INSTALL_INTERFACE:Threads::Threads> ${arg_LINK})
 endfunction()
 
+# The unit tests: those that lie beside the code that they test. `tools/test --fast` builds and runs them (ctest -L fast).
+add_custom_target(fast_tests)
+
 # ashlar_test(NAME SOURCES ... [LINK ...] [LABELS ...] [PREFIX ...]): a GoogleTest binary; each case is a ctest test.
 function(ashlar_test name)
   cmake_parse_arguments(arg "" "TIMEOUT;PREFIX" "SOURCES;LINK;LABELS" ${ARGN})
@@ -94,6 +97,12 @@ function(ashlar_test name)
   add_executable(${name} ${arg_SOURCES})
   ashlar_unity(${name} SOURCES ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ashlar_options ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
+  set(tests ${PROJECT_SOURCE_DIR}/tests)
+  cmake_path(IS_PREFIX tests ${CMAKE_CURRENT_SOURCE_DIR} across_folders)
+  if(NOT across_folders)
+    add_dependencies(fast_tests ${name})
+    list(APPEND arg_LABELS fast)
+  endif()
   gtest_discover_tests(${name} TEST_PREFIX "${arg_PREFIX}" DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
 endfunction()
 

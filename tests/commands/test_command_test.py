@@ -77,6 +77,20 @@ class TestCommand(unittest.TestCase):
     def test_a_filter_selects(self):
         self.assertEqual(self.run_over(PASSES, FAILS, arguments=["--filter", "^Passes"]), ("1 passed, 0 failed", 0))
 
+    def test_fast_and_docs_build_and_run_their_part(self):
+        labels = (
+            "add_custom_target(fast_tests COMMAND ${CMAKE_COMMAND} -E touch fast-built)\n"
+            "add_custom_target(documented_programs COMMAND ${CMAKE_COMMAND} -E touch docs-built)\n"
+            "add_custom_target(everything ALL COMMAND ${CMAKE_COMMAND} -E false)\n"
+            "add_test(NAME Unit COMMAND ${CMAKE_COMMAND} -E cat fast-built)\n"
+            "add_test(NAME Page COMMAND ${CMAKE_COMMAND} -E cat docs-built)\n"
+            "set_tests_properties(Unit PROPERTIES LABELS fast)\n"
+            "set_tests_properties(Page PROPERTIES LABELS docs)\n"
+        )
+        self.assertEqual(self.run_over(FAILS, extra=labels, arguments=["--fast"]), ("1 passed, 0 failed", 0))
+        self.assertEqual(self.run_over(FAILS, extra=labels, arguments=["--docs"]), ("1 passed, 0 failed", 0))
+        self.assertEqual(self.run_over(PASSES, extra=labels), ("0 passed, 1 failed", 1))  # the whole build fails
+
     def test_sanitize_adds_up_both_presets(self):
         self.assertEqual(
             self.run_over(PASSES, SKIPS, arguments=["--sanitize", "--jobs", "1"]), ("2 passed, 0 failed, 2 skipped", 0)
