@@ -53,7 +53,7 @@ class Publisher {
   // Abandons the session's reservations, one per step, and counts them in `abandoned`; publishes in flight are
   // cancelled and drain. Returns false if more are left.
   bool CloseSession(SessionId session, Slice& slice, size_t& abandoned);
-  // Abandons the reservations that are past their deadlines, a step each. False: there are more, call again.
+  // Abandons reservations past their deadlines, one per step. Returns false if more are left.
   bool Expire(Slice& slice);
 
   size_t reservations() const { return reservations_.size(); }
@@ -67,14 +67,14 @@ class Publisher {
     Nanos reserved_at;
     Nanos deadline;
     std::optional<CancelFlag> publish;  // set while one is in flight
-    bool renews = true;                 // the publish in flight
+    bool renews = true;                 // set by the publish in flight
   };
   using Name = std::pair<SessionId, ReservationId>;
   using Reservations = std::map<Name, Reservation>;
 
-  void End(Reservations::iterator reservation);  // of which no publish is in flight
+  void End(Reservations::iterator reservation);  // no publish of it may be in flight
   void Progressed(SessionId session);
-  // Returns the deadline that the session's progress gives a reservation.
+  // Returns the deadline of a reservation, renewed by the session's latest publish.
   Nanos Renewed(SessionId session, const Reservation& reservation) const;
   void Finish(const Name& name, std::optional<ObjectHeader> header, Nanos source_deadline,
               const std::function<void(PublishOutcome)>& done);
@@ -88,8 +88,8 @@ class Publisher {
   const LevelOf level_of_;
   ReservationId next_id_ = 1;
   Reservations reservations_;
-  absl::btree_set<std::pair<Nanos, Name>> deadlines_;  // of those of which no publish is in flight
-  std::map<SessionId, Nanos> progress_;                // the last publish of sessions that have published
+  absl::btree_set<std::pair<Nanos, Name>> deadlines_;  // of reservations without a publish in flight
+  std::map<SessionId, Nanos> progress_;                // the latest publish per session
 };
 
 }  // namespace ashlar::storage

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rates: how much of one thing tenants may have in a second: bytes moved, calls made.
+// Rates: limits on an amount per second and tenant, such as bytes moved or calls made.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,34 @@
 
 namespace ashlar::storage {
 
-// A bucket for each tenant. It fills at the tenant's rate, and holds what comes in one second. Whoever finds one in it
-// takes all that he asks for: one object may have more bytes than the bucket holds, and the tenant then waits until the
-// bucket has made up for it. Thread-safe.
+// A token bucket per tenant, which refills at the tenant's rate and holds one second's worth. A request is granted in
+// full if the bucket has at least one token, because an object may have more bytes than the bucket holds; the tenant
+// then waits until the bucket has recovered. Thread-safe.
 class Rates {
  public:
   explicit Rates(const Clock& clock) : clock_(clock) {}
 
   static constexpr uint64_t kUnlimited = 0;
-  // Without a call a tenant is unlimited. What was taken before stays taken, at the rate of then.
+  // Unlimited by default. Tokens already taken stay taken, at the old rate.
   void SetLimit(TenantId tenant, uint64_t per_second);
   uint64_t limit(TenantId tenant) const;
 
-  // False: the bucket holds not even one. Nothing was taken, and the refusal was counted.
+  // Returns false, counting the refusal, if the bucket is empty.
   bool Take(TenantId tenant, uint64_t amount);
-  // Whether Take would refuse. It counts nothing.
+  // Returns whether Take would refuse, without counting.
   bool Spent(TenantId tenant) const;
 
-  uint64_t refused(TenantId tenant) const;  // ever
+  uint64_t refused(TenantId tenant) const;  // since the start
 
  private:
   struct Bucket {
     uint64_t per_second = kUnlimited;
-    Nanos full_at = INT64_MIN;  // when it will be full again
+    Nanos full_at = INT64_MIN;  // when the bucket will be full
     uint64_t refused = 0;
 
     bool Empty(Nanos now) const;
   };
-  const Bucket* Find(TenantId tenant) const;  // with mutex_; null: unlimited
+  const Bucket* Find(TenantId tenant) const;  // mutex_ is held; null: unlimited
 
   const Clock& clock_;
   mutable std::mutex mutex_;
