@@ -91,7 +91,7 @@ TEST(Metrics, CountWhatHappens) {
   }
 }
 
-TEST(Metrics, TellHowOldObjectsBecome) {
+TEST(Metrics, ReportEvictionAges) {
   TestNode node("", "metrics_address: \"127.0.0.1:0\"");
   TestEngine engine(node);
   // The first object is evicted when the budget of 64 extents is full.
@@ -176,7 +176,7 @@ TEST_F(MetricsEndpointTest, TenantsAreNamedToThoseAloneWhoMayOpenTheSocket) {
   EXPECT_EQ(mode(), 0660u);
 }
 
-TEST_F(MetricsEndpointTest, TellsAnOrchestratorHowItIs) {
+TEST_F(MetricsEndpointTest, ServesProbes) {
   TestNode node("", listen());
   for (const char* path : {"/healthz", "/readyz"}) {
     EXPECT_THAT(HttpPeer(node.daemon().metrics_port()).Ask(path), StartsWith("HTTP/1.1 200 ")) << path;
@@ -258,7 +258,7 @@ TEST(Daemon, EnginesComeAndGoWhileOthersWork) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(Region, SaysWhenItsLastUserIsGone) {
+TEST(Region, CallsGoneAfterLastUser) {
   auto region = *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096);
   std::shared_ptr<const Region> in_flight = region;
   std::atomic<bool> gone{false};

@@ -56,7 +56,7 @@ TEST(Mappings, PeersCount) {
   EXPECT_GE(any, one + PeerChannels::kMostPeers / 4);
 }
 
-TEST(Mappings, MustFitTheMachinesLimit) {
+TEST(Mappings, MustNotExceedMachineLimit) {
   std::string root = testing::TempDir() + "mappings-XXXXXX";
   ASSERT_NE(mkdtemp(root.data()), nullptr);
   std::filesystem::create_directories(root + "/proc/sys/vm");
@@ -76,7 +76,7 @@ TEST(Mappings, MustFitTheMachinesLimit) {
 }
 
 // However many tenants there are.
-TEST(Mappings, OfTheDefaultsFitTheKernelsDefault) {
+TEST(Mappings, DefaultsFitKernelDefault) {
   for (const int count : {1, 7, 300}) {
     std::string tenants;
     for (int i = 0; i < count; ++i) {

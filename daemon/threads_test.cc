@@ -39,7 +39,7 @@ class Threads : public ::testing::Test {
   v1::Config config_;
 };
 
-TEST_F(Threads, ThoseThatFieldsAskForCount) {
+TEST_F(Threads, CountsConfiguredThreads) {
   const uint64_t few = ThreadsNeeded(config_);
   config_.mutable_workers()->set_threads(20);
   EXPECT_EQ(ThreadsNeeded(config_), few + 10);
@@ -51,7 +51,7 @@ TEST_F(Threads, ThoseThatFieldsAskForCount) {
   EXPECT_GT(ThreadsNeeded(config_), few + 15);
 }
 
-TEST_F(Threads, MustFitEachLimitWhichIsNamed) {
+TEST_F(Threads, RefusalNamesLimit) {
   EXPECT_TRUE(CheckThreads(config_, root_).ok()) << "no limit that can be read";
   const uint64_t needed = ThreadsNeeded(config_);
   const auto with = [&](const std::string& path, uint64_t limit) {
@@ -113,7 +113,7 @@ int WithoutThreads(Work work) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST_F(Threads, OneThatCannotBeStartedEndsTheStartWithAMessage) {
+TEST_F(Threads, FailedThreadStartExitsWithMessage) {
   if (getuid() != 0) GTEST_SKIP() << "only root can be a user of no threads";
   EXPECT_EQ(WithoutThreads([] { NamedThread("metadata", [] {}).join(); }), EXIT_FAILURE);
 }

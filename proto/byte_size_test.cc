@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(ByteSize, TakesEveryUnitInAnyCase) {
+TEST(ByteSize, AcceptsUnitsInAnyCase) {
   const struct {
     const char* text;
     uint64_t bytes;

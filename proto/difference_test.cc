@@ -64,7 +64,7 @@ TEST(Difference, NamesTheFieldOfALayout) {
   }
 }
 
-TEST(Difference, IsNoneOnlyBetweenEqualLayouts) {
+TEST(Difference, IsEmptyOnlyForEqualLayouts) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);

@@ -112,7 +112,7 @@ TEST(Key, EveryTokenCounts) {
   }
 }
 
-TEST(TextDigest, TellsKindsAndTextsApart) {
+TEST(TextDigest, SeparatesKindsAndTexts) {
   const std::vector<int32_t> text = {1, 2, 3}, other = {1, 2, 4};
   EXPECT_EQ(MakeTextDigest(ObjectKind::kSegment, text), MakeTextDigest(ObjectKind::kSegment, text));
   EXPECT_NE(MakeTextDigest(ObjectKind::kSegment, text), MakeTextDigest(ObjectKind::kSegment, other));

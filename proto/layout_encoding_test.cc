@@ -33,7 +33,7 @@ uint32_t VersionOf(const std::string& bytes) {
 }
 
 // A layout that says nothing new keeps the bytes, and so the namespace, that builds of version 1 give it.
-TEST(LayoutEncoding, IsOfTheLeastVersionThatHasAllItSays) {
+TEST(LayoutEncoding, UsesLowestSufficientVersion) {
   Layout layout = ExampleLayout();
   EXPECT_EQ(VersionOf(EncodeLayout(layout)), 1u);
   auto& linear = std::get<LinearLayer>(layout.layers[0]);

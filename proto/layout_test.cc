@@ -316,7 +316,7 @@ TEST(Identity, RefusesStringsThatAreTooLong) {
   }
 }
 
-TEST(DType, KnowsItsSize) {
+TEST(DType, HasElementBytes) {
   EXPECT_EQ(ElementBytes(DType::kF32), 4u);
   EXPECT_EQ(ElementBytes(DType::kF16), 2u);
   EXPECT_EQ(ElementBytes(DType::kBF16), 2u);

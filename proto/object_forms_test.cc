@@ -129,7 +129,7 @@ TEST(PlanForms, StoresEveryHeadAsItsRunSays) {
   EXPECT_GT(planned, 100);
 }
 
-TEST(PlanForms, WithoutRunsNothingChanges) {
+TEST(PlanForms, NoRunsKeepsPlan) {
   const ObjectHeader natural = NaturalHeader(FormsLayout());
   EXPECT_EQ(*PlanForms(natural, {}), natural);
 }

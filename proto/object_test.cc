@@ -81,7 +81,7 @@ TEST(ObjectHeader, PartsOfOtherKindsAreRefused) {
 }
 
 // An engine reads headers where they lie; of a lease that has expired they may be others' by now.
-TEST(ObjectHeader, IsDecodedAsItWasVerifiedThoughItChangesMeanwhile) {
+TEST(ObjectHeader, DecodesVerifiedBytesDespiteConcurrentWrites) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "is a race";
 #endif

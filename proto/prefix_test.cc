@@ -115,7 +115,7 @@ TEST(PrefixKeys, BlocksAreWholePagesAndNotTooShort) {
 }
 
 // Texts share the keys of what they have in common and of nothing else; every depth has a key of its own.
-TEST(PrefixKeys, AreThoseOfTheTokensBefore) {
+TEST(PrefixKeys, DependOnAllEarlierTokens) {
   std::mt19937_64 random(1);
   std::vector<int32_t> one(4 * kBlock + 17);
   for (int32_t& token : one) token = static_cast<int32_t>(random() % 8);

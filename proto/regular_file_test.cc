@@ -28,7 +28,7 @@ class RegularFile : public ::testing::Test {
   std::string folder_ = "/tmp/ashlar_regular_file_XXXXXX";
 };
 
-TEST_F(RegularFile, IsReadUpToItsBound) {
+TEST_F(RegularFile, IsReadUpToLimit) {
   std::ofstream(Path("file")) << "12345";
   EXPECT_EQ(*ReadRegularFile("ca_file", Path("file"), 5), "12345");
   const absl::Status large = ReadRegularFile("ca_file", Path("file"), 4).status();

@@ -35,7 +35,7 @@ TEST(Shard, TheWholeModelIsItself) {
   EXPECT_EQ(*ShardLayout(layout, {}), layout);
 }
 
-TEST(Shard, HasItsPartOfEveryLayersHeads) {
+TEST(Shard, HasItsHeadsOfEveryLayer) {
   const Layout whole = Whole();
   ASSERT_TRUE(Validate(whole).ok());
   for (uint32_t rank = 0; rank < 2; ++rank) {

@@ -27,7 +27,7 @@ struct Example {
                                                               {0, 5, 1, TransitionForm::kDense}});
 };
 
-TEST(FindTuple, SaysWhereEveryHeadLies) {
+TEST(FindTuple, LocatesEveryHead) {
   const Example example;
   const auto tuple = FindTuple(example.header, 0, example.shape);
   ASSERT_TRUE(tuple.ok()) << tuple.status();

@@ -99,7 +99,7 @@ TEST_F(BundleTest, HitsWhenEveryShardIsThere) {
   EXPECT_EQ(rig_->Lookup(kSecondEngine, ShareOf(1, 0)).found[0].reason, MissReason::kNeverSeen);
 }
 
-TEST_F(BundleTest, OneRankLooksUpAndTheOthersAttach) {
+TEST_F(BundleTest, RanksAttachToLookupOfOneRank) {
   Make({.hbm = 0, .dram = 32});
   PublishBoth(1);
   const Match first = Lookup(1, 0);

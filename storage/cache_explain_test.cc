@@ -108,7 +108,7 @@ TEST_F(ExplainTest, KnownReasonsAreNotReplacedByANamespace) {
             MissReason::kTooShort);
 }
 
-TEST_F(ExplainTest, WhatTakesLongerToLandThanToComputeIsDeclined) {
+TEST_F(ExplainTest, DeclinesObjectsSlowerToLandThanToCompute) {
   const ObjectHeader plan = TestPlan(1, 64), same = TestPlan(2, 64);
   const auto reserve = [&](Nanos recompute) {
     return cache_.Reserve(kBob, same, {}, PoolKind::kPublic, recompute).outcome;

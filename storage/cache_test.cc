@@ -51,7 +51,7 @@ TEST_F(CacheTest, FindsNothingBeforeThePublishIsDone) {
   EXPECT_EQ(TupleError(*rig_.tier, *match.found[0].slot, *match.found[0].header, 1), 0.0);
 }
 
-TEST_F(CacheTest, TellsTheSecondPublisher) {
+TEST_F(CacheTest, SecondPublisherGetsBeingPublished) {
   const ObjectHeader plan = TestPlan(1, 64);
   const auto first = cache_.Reserve(kAnn, plan);
   EXPECT_EQ(cache_.Reserve(kBob, plan).outcome, ReserveOutcome::kBeingPublished);
@@ -103,7 +103,7 @@ TEST_F(CacheTest, LooksUpAndLeasesAWholePromptAtOnce) {
   EXPECT_EQ(cache_.stats().leases, 0u);
 }
 
-TEST_F(CacheTest, GivesNoLeaseWhereNothingIsFound) {
+TEST_F(CacheTest, NoLeaseWithoutHits) {
   const Match match = rig_.Lookup(kAnn, TestPlan(1, 64));
   EXPECT_EQ(match.lease, LeaseId{});
   EXPECT_EQ(cache_.stats().leases, 0u);

@@ -72,14 +72,14 @@ TEST_F(DrainTest, ARestartFindsWhatMemoryHadAlone) {
   EXPECT_THAT(Found(), ElementsAre(1, 2));
 }
 
-TEST_F(DrainTest, WithoutOneItIsGone) {
+TEST_F(DrainTest, MemoryIsLostWithoutDrain) {
   Make({.admission = AdmissionMode::kSecondUse});
   Publish({1, 2});
   Restart();
   EXPECT_THAT(Found(), IsEmpty());
 }
 
-TEST_F(DrainTest, WhatTheTopAloneHasGoesStraightToTheDisk) {
+TEST_F(DrainTest, WritesTopOnlyObjectsToDisk) {
   Make({.hbm = 8, .dram = 4, .admission = AdmissionMode::kSecondUse});
   Publish({1, 2});  // dram has given the first one up
   ASSERT_THAT(rig_->cache->Where(1, Plan(1).key), ElementsAre(TierKind::kHbm));
@@ -106,7 +106,7 @@ TEST_F(DrainTest, TheHottestGoFirstAndNothingIsGivenUpForThem) {
   EXPECT_THAT(Found(), ElementsAre(1, 2, 5)) << "what was there, what is pinned, what was used most";
 }
 
-TEST_F(DrainTest, NothingNewBeginsAndWhatIsUnderWayEnds) {
+TEST_F(DrainTest, RefusesNewWorkAndFinishesWorkInFlight) {
   Make({.hbm = 0, .admission = AdmissionMode::kSecondUse});
   Publish({1});
   const Match held = rig_->Lookup(kAnn, Plan(1));

@@ -228,7 +228,7 @@ PublishSource ZeroSource(const ObjectHeader& natural) {
                   [](const Part& part) { return std::vector<std::byte>(part.Bytes()); });
 }
 
-TEST_F(FormsTest, GivesBackWhatAnObjectsFormsDoNotNeed) {
+TEST_F(FormsTest, FreesUnusedExtentsOfForms) {
   const ObjectHeader natural = Plan(WideLayout(), 1);
   ASSERT_EQ(natural.Extents(), 3u);
   const Cache::Reservation reservation = rig_.cache.Reserve(kSession, natural);
@@ -241,7 +241,7 @@ TEST_F(FormsTest, GivesBackWhatAnObjectsFormsDoNotNeed) {
   EXPECT_LT(rig_.observer.published_bytes, limits::kExtentBytes);
 }
 
-TEST_F(FormsTest, WhatWasGivenBackHoldsOtherObjects) {
+TEST_F(FormsTest, FreedExtentsAreReused) {
   Rig rig(4);
   rig.cache.OpenSession(kSession, kTenant);
   for (const uint8_t key : {1, 2}) {

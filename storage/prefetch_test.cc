@@ -60,7 +60,7 @@ class PrefetchTest : public ::testing::Test {
   TieredRig rig_;
 };
 
-TEST_F(PrefetchTest, WhatIsNeededSoonerComesUpFirst) {
+TEST_F(PrefetchTest, LoadsEarlierNeedFirst) {
   Ask(1, 3 * kSecond);  // and its first piece is under way at once
   Ask(2, 2 * kSecond);
   Ask(3, 0);
@@ -93,7 +93,7 @@ TEST_F(PrefetchTest, ALandingThatWaitsForItMovesItForward) {
   EXPECT_THAT(landing->verdict.value(), ElementsAre(MissReason::kNone));
 }
 
-TEST_F(PrefetchTest, WhatNobodyWaitsForIsBehindIt) {
+TEST_F(PrefetchTest, PrefetchYieldsToNeededLoads) {
   ASSERT_TRUE(rig_.Publish(kAnn, Plan(4), 4));
   ASSERT_EQ(rig_.io.pending(), 1u) << "it is being written";
   Ask(1, 9 * kSecond);
@@ -115,14 +115,14 @@ TEST_F(PrefetchTest, ALeaseRunsOutSoLongAfterItIsNeeded) {
   EXPECT_FALSE(held_after(kSecond));
 }
 
-TEST_F(PrefetchTest, WhatComesUpLateIsCounted) {
+TEST_F(PrefetchTest, CountsLatePrefetches) {
   Ask(1, kSecond);
   rig_.clock.Advance(kSecond + 1);
   UntilIdle();
   EXPECT_THAT(rig_.observer.prefetched, ElementsAre(false));
 }
 
-TEST_F(PrefetchTest, WhatTakesLongPaysIfItIsAskedForInTime) {
+TEST_F(PrefetchTest, EarlyRequestMakesSlowLoadProfitable) {
   Ask(1, 0);
   rig_.clock.Advance(kSecond);
   UntilIdle();

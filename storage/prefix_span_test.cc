@@ -154,7 +154,7 @@ TEST_F(SpansTest, ACorruptSpanIsAMissAndGoes) {
   }
 }
 
-TEST_F(SpansTest, WithoutItsStatesASpanIsNotFound) {
+TEST_F(SpansTest, SpanIsNotFoundWithoutBase) {
   const Tokens prompt = Numbers(0, 300), decoded = Numbers(5000, 40),
                next = Join(First(Join(prompt, decoded), 310), {-1});
   Commit(Answer(prompt, decoded));
@@ -189,7 +189,7 @@ class CrowdedSpansTest : public SpansTest {
 };
 
 // A span that the planner gives up leaves the tiers, and the stored bytes never exceed the capacity.
-TEST_F(CrowdedSpansTest, WhatIsGivenUpGoes) {
+TEST_F(CrowdedSpansTest, EvictedSpansLeaveTheCache) {
   std::mt19937_64 random(1);
   std::map<uint64_t, Tokens> talks;
   uint64_t inside = 0;
@@ -217,7 +217,7 @@ class RestartedSpansTest : public SpansTest {
 };
 
 // After a restart no text is known: a span is found again by a prompt that has all of it, and then by all others.
-TEST_F(RestartedSpansTest, AreFoundAgainOnTheDisk) {
+TEST_F(RestartedSpansTest, AreRecoveredFromDisk) {
   const Tokens prompt = Numbers(0, 300), decoded = Numbers(5000, 40), text = Join(prompt, decoded);
   const Tokens talk = Numbers(50000, 280), said = Join(talk, decoded);
   Commit(Answer(prompt, decoded));

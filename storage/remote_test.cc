@@ -90,7 +90,7 @@ class RemoteTest : public ::testing::Test {
   LandingId landings_ = 0;
 };
 
-TEST_F(RemoteTest, WhatAnotherNodeHasLandsAndStays) {
+TEST_F(RemoteTest, RemoteObjectLandsAndStays) {
   Make();
   PublishThere(Plan(1), 1);
   EXPECT_EQ(Land(Plan(1), 1), MissReason::kNeverSeen);
@@ -257,7 +257,7 @@ TEST_F(RemoteTest, AFullSourceIsAskedAgain) {
   EXPECT_EQ(Land(plan, 1), MissReason::kNone);
 }
 
-TEST_F(RemoteTest, WithoutRoomItIsAMissAndLetGo) {
+TEST_F(RemoteTest, MissWithoutSpaceReleasesRemoteCopy) {
   Make({.hbm = 0, .dram = 4, .ssd = 0});
   ASSERT_TRUE(rig_->Publish(kAnn, Plan(2), 2));
   const Match held = rig_->Lookup(kAnn, Plan(2));
@@ -324,7 +324,7 @@ TEST_F(RemoteTest, APromptResumesFromAnotherNodesPrefix) {
   rig_->cache->Release(kAnn, match.lease);
 }
 
-TEST_F(RemoteTest, SaysWhereObjectsReside) {
+TEST_F(RemoteTest, ReportsResidence) {
   Make({.hbm = 4, .dram = 8, .ssd = 0});
   ASSERT_TRUE(rig_->Publish(kAnn, Plan(1), 1));
   rig_->Settle();

@@ -53,7 +53,7 @@ TEST_F(StalledDiskTest, ALandingThatWaitsForItIsAMiss) {
   EXPECT_NE(Land(kOnDisk), TierKind::kNone) << "it is not lost";
 }
 
-TEST_F(StalledDiskTest, WhatItAloneHasIsNotFoundUntilItAnswers) {
+TEST_F(StalledDiskTest, DiskOnlyObjectsAreMissedWhileStalled) {
   MakeBoth();
   rig_->StallDisk();
   EXPECT_EQ(Ask(kOnDisk).reason, MissReason::kTierError);

@@ -90,7 +90,7 @@ TEST_F(TierPoliciesTest, AFullDiskMakesRoomForWhatIsUsedMore) {
   EXPECT_EQ(Used(*rig_->ssd), 6u);
 }
 
-TEST_F(TierPoliciesTest, WhatTheDiskMakesRoomForIsWritten) {
+TEST_F(TierPoliciesTest, WritesObjectsThatDisplaceOthers) {
   Make({.hbm = 0, .dram = 8, .ssd = 3});
   PublishAndSettle(1);
   ASSERT_TRUE(rig_->Publish(kSession, Plan(2), 2));  // in the place of 1, which takes a moment to become free
@@ -142,7 +142,7 @@ TEST_F(TierPoliciesTest, APinnedObjectStaysInSomeTier) {
   EXPECT_FALSE(rig_->cache->Unpin(1, Plan(1).key));
 }
 
-TEST_F(TierPoliciesTest, WhatIsNotUsedExpires) {
+TEST_F(TierPoliciesTest, UnusedObjectsExpire) {
   Make({});
   rig_->cache->SetTimeToLive(1, 1000);
   for (const uint64_t text : {1, 2, 3}) PublishAndSettle(text);

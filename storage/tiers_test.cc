@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-TEST_F(TiersTest, WhatIsPublishedIsWrittenToEveryTierBelow) {
+TEST_F(TiersTest, PublishedObjectIsWrittenToLowerTiers) {
   Make({});
   PublishAndSettle(1);
   EXPECT_EQ(Used(*rig_->hbm), 3u);
@@ -31,7 +31,7 @@ TEST_F(TiersTest, WhatIsPublishedIsWrittenToEveryTierBelow) {
   EXPECT_EQ(rig_->cache->stats().copies_under_way, 0u);
 }
 
-TEST_F(TiersTest, WhatIsGivenUpAboveIsFoundBelowAndComesUpWhole) {
+TEST_F(TiersTest, DemotedObjectIsPromotedComplete) {
   Make({.hbm = 4, .dram = 8, .ssd = 64});
   for (uint64_t text = 1; text <= 6; ++text) PublishAndSettle(text);
   EXPECT_THAT(rig_->observer.evicted, IsEmpty());
@@ -187,7 +187,7 @@ TEST_F(TiersTest, AnAllocationNeverWaitsForADiskThatWrites) {
   EXPECT_EQ(Used(*rig_->ssd), 3u) << "nothing half written is left";
 }
 
-TEST_F(TiersTest, WhatIsBeingGivenUpForOneObjectIsNotGivenUpForTheNext) {
+TEST_F(TiersTest, EvictionInFlightIsNotCountedTwice) {
   Make({.hbm = 18, .dram = 12, .ssd = 9});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
   rig_->disk.set_faults({.write_error = 1});
@@ -214,7 +214,7 @@ TEST_F(TiersTest, WhatIsBeingGivenUpForOneObjectIsNotGivenUpForTheNext) {
   rig_->cache->CloseSession(kBob, [] {});
 }
 
-TEST_F(TiersTest, WhatTheDiskIsAcknowledgingMayGoAbove) {
+TEST_F(TiersTest, CopyMayBeEvictedDuringDiskAcknowledgement) {
   Make({.hbm = 0, .dram = 4, .ssd = 64});
   ASSERT_TRUE(rig_->Publish(kSession, Plan(1), 1));
   rig_->io.Complete(0);  // the data
@@ -223,7 +223,7 @@ TEST_F(TiersTest, WhatTheDiskIsAcknowledgingMayGoAbove) {
   EXPECT_EQ(Land(1), TierKind::kSsd) << "what is written can be read";
 }
 
-TEST_F(TiersTest, WhatTheDiskDoesNotAcknowledgeIsAMissThoughItWasOnItsWayUp) {
+TEST_F(TiersTest, UnacknowledgedDiskCopyIsMiss) {
   Make({.hbm = 0, .dram = 4, .ssd = 64});
   ASSERT_TRUE(rig_->Publish(kSession, Plan(1), 1));
   rig_->io.Complete(0);
@@ -238,7 +238,7 @@ TEST_F(TiersTest, WhatTheDiskDoesNotAcknowledgeIsAMissThoughItWasOnItsWayUp) {
   EXPECT_EQ(Used(*rig_->ssd), 0u);
 }
 
-TEST_F(TiersTest, WhatIsGivenUpBeforeItsCopyDownHasBegunIsGivenUpOnce) {
+TEST_F(TiersTest, EvictionBeforeDemotionHappensOnce) {
   Make({.hbm = 32, .dram = 7, .ssd = 6});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
   for (const uint64_t text : {3, 4, 5, 6}) {
@@ -253,7 +253,7 @@ TEST_F(TiersTest, WhatIsGivenUpBeforeItsCopyDownHasBegunIsGivenUpOnce) {
   for (uint64_t text = 1; text <= 6; ++text) EXPECT_EQ(Land(text), TierKind::kHbm);
 }
 
-TEST_F(TiersTest, WhatNobodyWaitsForDoesNotComeUp) {
+TEST_F(TiersTest, UnneededObjectIsNotPromoted) {
   Make({.hbm = 0, .dram = 4, .ssd = 64});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
   const Match match = rig_->Lookup(kSession, Plan(1));
@@ -264,7 +264,7 @@ TEST_F(TiersTest, WhatNobodyWaitsForDoesNotComeUp) {
   EXPECT_EQ(Land(1), TierKind::kSsd);
 }
 
-TEST_F(TiersTest, WhatIsAskedForAgainWhileItsLastWayUpDrainsComesUp) {
+TEST_F(TiersTest, RequestDuringDrainingPromotionPromotesAgain) {
   Make({.hbm = 0, .dram = 4, .ssd = 64});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
   rig_->cache->Release(kSession, rig_->Lookup(kSession, Plan(1)).lease);
@@ -273,7 +273,7 @@ TEST_F(TiersTest, WhatIsAskedForAgainWhileItsLastWayUpDrainsComesUp) {
   EXPECT_EQ(Land(1), TierKind::kDram);
 }
 
-TEST_F(TiersTest, WhatIsAskedForAgainAndGivenUpAgainLeavesNothing) {
+TEST_F(TiersTest, RepeatedEvictionLeavesNothing) {
   Make({.hbm = 0, .dram = 4, .ssd = 64});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
   for (int i = 0; i < 2; ++i) {
@@ -287,7 +287,7 @@ TEST_F(TiersTest, WhatIsAskedForAgainAndGivenUpAgainLeavesNothing) {
 }
 
 // Any part of both ways up may still be under way: from the disk to memory, and from there to the top.
-TEST_F(TiersTest, WhatIsAskedForAgainAnywhereOnItsWayThroughThreeTiersComesUp) {
+TEST_F(TiersTest, RequestDuringDemotionPromotesAgain) {
   constexpr int kSteps = 12;  // more than the way up takes
   int drained = 0;
   for (int steps = 0; steps < kSteps; ++steps) {
@@ -317,7 +317,7 @@ TEST_F(TiersTest, WhatIsAskedForAgainAnywhereOnItsWayThroughThreeTiersComesUp) {
   EXPECT_GT(drained, kSteps / 2);
 }
 
-TEST_F(TiersTest, WhatIsAskedForAgainKeepsItsLastCopyUntilItsLastWayUpHasDrained) {
+TEST_F(TiersTest, RequestedObjectKeepsLastCopyUntilPromotionDrains) {
   const ObjectHeader plan = TestPlan(1, 4000);
   Make({.hbm = 32, .dram = 32, .ssd = plan.Extents() + 1});
   ASSERT_TRUE(rig_->Publish(kSession, plan, 1));

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kQuantum = 100;
 
-TEST(Turns, OneTenantIsServedAtOnceWhateverItOwes) {
+TEST(Turns, SingleTenantIsServedDespiteDebt) {
   Turns turns(kQuantum);
   EXPECT_FALSE(turns.Next().has_value());
   turns.Activate(7);
@@ -53,7 +53,7 @@ TEST(Turns, ALargePieceIsPaidOffInLaterRounds) {
 }
 
 // As if the front tenant's own piece takes long, and others are served beside it.
-TEST(Turns, WhoeverIsServedOutOfTurnGoesToTheEnd) {
+TEST(Turns, OutOfTurnServiceMovesTenantToEnd) {
   Turns turns(kQuantum);
   for (const TenantId tenant : {1, 2, 3}) turns.Activate(tenant);
   turns.Charge(2, 1);
@@ -61,7 +61,7 @@ TEST(Turns, WhoeverIsServedOutOfTurnGoesToTheEnd) {
 }
 
 // One that waits for each piece before it asks for the next gets as much as one whose queue is never empty.
-TEST(TurnQueue, WhoAsksForOnePieceAtATimeGetsItsShare) {
+TEST(TurnQueue, SinglePieceTenantGetsItsShare) {
   TurnQueue<int> queue(kQuantum);
   for (int i = 0; i < 2000; ++i) queue.Push(1, i);
   queue.Push(2, 0);
@@ -126,7 +126,7 @@ TEST(Turns, EqualSharesWhateverTheCosts) {
   }
 }
 
-TEST(TurnQueue, KeepsEachTenantsOrderAndPutsARestInFront) {
+TEST(TurnQueue, KeepsTenantOrderWithRestFirst) {
   TurnQueue<std::string> queue(kQuantum);
   EXPECT_FALSE(queue.Take().has_value());
   queue.Push(1, "a");

@@ -53,7 +53,7 @@ class AdminEventsTest : public ::testing::Test {
   TestEngine engine_{node_};
 };
 
-TEST_F(AdminEventsTest, TellsOfWhatIsStoredAndRemoved) {
+TEST_F(AdminEventsTest, SendsStoredAndRemovedEvents) {
   const auto follower = Follow({});
   ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, Ascending(24, 42)), PublishOutcome::kPublished);
   std::vector<v1::CacheEvent> events = follower->Read(1);

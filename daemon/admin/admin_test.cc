@@ -123,7 +123,7 @@ TEST_F(AdminTest, ADrainTurnsEverybodyAwayUntilItEnds) {
   EXPECT_EQ(reserved(7), ReserveOutcome::kGranted);
 }
 
-TEST_F(AdminTest, TellsWhatIsKnownOfAnAbandonedReservation) {
+TEST_F(AdminTest, ExplainsAbandonedReservation) {
   const v1::ReserveResult reserved = engine_.Reserve(ObjectKind::kCheckpoint, Tokens(24));
   auto abandon = engine_.Make<v1::AbandonRequest>();
   abandon.add_reservations(reserved.reservation());
@@ -164,7 +164,7 @@ TEST_F(AdminTest, NamesTheFieldInWhichNamespacesDiffer) {
   EXPECT_EQ(ExplainOne(request).elsewhere().field(), "identity.weights_digest");
 }
 
-TEST_F(AdminTest, TellsTheLatestMissesOfEveryTenant) {
+TEST_F(AdminTest, ListsLatestMissesPerTenant) {
   ASSERT_TRUE(engine_.Match(Tokens(24), {24}).ok());
   ASSERT_TRUE(engine_.Match(Tokens(30, 1000), {30}).ok());
   grpc::ClientContext context;
@@ -182,7 +182,7 @@ TEST_F(AdminTest, TellsTheLatestMissesOfEveryTenant) {
   EXPECT_LT(miss.seconds_ago(), 60);
 }
 
-TEST_F(AdminTest, SaysHowTheDaemonIs) {
+TEST_F(AdminTest, ReportsStatus) {
   ASSERT_TRUE(engine_.Match(Tokens(24), {24}).ok());
   ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, Tokens(24)), PublishOutcome::kPublished);
   ASSERT_TRUE(engine_.Match(Tokens(24), {24}).ok());
@@ -275,7 +275,7 @@ TEST(Admin, StopsWithCallsComingIn) {
   EXPECT_NE(stat(node->admin_socket().c_str(), &socket), 0);
 }
 
-TEST(Admin, NothingOfOneTenantShowsInAnothersAnswers) {
+TEST(Admin, RepliesContainNoDataOfOtherTenants) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be several users";
   TestNode node(
       "tenants:\n"

@@ -231,7 +231,7 @@ TEST_F(AdminUpkeepTest, VerifiesAllCopiesAndSaysHowFarItIs) {
   EXPECT_EQ(reply.damaged_size(), 0);
 }
 
-TEST_F(AdminUpkeepTest, WithoutAFileNothingIsReadAgain) {
+TEST_F(AdminUpkeepTest, ReloadFailsWithoutConfigurationFile) {
   v1::ReloadReply reply;
   EXPECT_THAT(Call(&v1::Admin::Stub::Reload, v1::ReloadRequest(), &reply).error_message(),
               HasSubstr("without a configuration file"));
@@ -250,7 +250,7 @@ class AuditedTest : public AdminUpkeepTest {
   static inline const std::string kFile = absl::StrCat("/tmp/ashlar_audit_test_", getpid());
 };
 
-TEST_F(AuditedTest, WhoDidWhatIsWrittenDownWithItsOutcome) {
+TEST_F(AuditedTest, LogsOperatorActionAndOutcome) {
   Publish(2);
   Erase("default", "", true);
   v1::ListReply listed = List();

@@ -118,7 +118,7 @@ TEST(ClusterConfig, AClustersFieldsAreChecked) {
   }
 }
 
-TEST(ClusterConfig, WhatIsSaidOfPeersIsChecked) {
+TEST(ClusterConfig, ChecksPeers) {
   const std::string head =
       "cluster: {node: a, control_address: \"a:1\", transport_address: \"a:2\", etcd: {endpoints: [\"e:1\"]}, ";
   const std::string open = head + "tls: {insecure: true}, ";

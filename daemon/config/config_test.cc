@@ -170,7 +170,7 @@ log: {level: warning, format: json}
   EXPECT_EQ(config.tenants(1).ssd_bytes(), 0u);
 }
 
-TEST(Config, WhatIsPrintedReadsBackTheSame) {
+TEST(Config, FormattedConfigParsesBack) {
   for (const std::string& more : {std::string(), std::string("gpu: {}\n"), std::string("gpu: [{device: 2}, {}]\n"),
                                   absl::StrCat("gpu: {}\n", kCluster)}) {
     v1::Config config, again;
@@ -190,7 +190,7 @@ void PrintTo(const BadInput& input, std::ostream* out) {
 
 class BadConfig : public ::testing::TestWithParam<BadInput> {};
 
-TEST_P(BadConfig, IsRefusedByName) {
+TEST_P(BadConfig, IsRefusedWithFieldName) {
   v1::Config config;
   const absl::Status status = ParseConfig(absl::StrCat(kListen, GetParam().yaml), &config);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -349,7 +349,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\n---\nlog: {}", "config: expected exactly one YAML document"},
         BadInput{"dram: {capacity_bytes: 1GiB", "config: not valid YAML"}));
 
-TEST(Config, SocketPathsAreChecked) {
+TEST(Config, ChecksSocketPaths) {
   const struct {
     std::string yaml;
     const char* error;
@@ -425,7 +425,7 @@ TEST(Config, UnreadableFilesAreNamed) {
   unlink(path.c_str());
 }
 
-TEST(Config, TakesVariablesOfTheEnvironment) {
+TEST(Config, ExpandsEnvironmentVariables) {
   setenv("ASHLAR_TEST_NODE", "rack1-07", 1);
   EXPECT_EQ(*ExpandEnvironment("node: ${ASHLAR_TEST_NODE}\nat: $5 {x} ${ASHLAR_TEST_NODE}:1"),
             "node: rack1-07\nat: $5 {x} rack1-07:1");

@@ -18,7 +18,7 @@ std::string WithGpus(const std::string& more) {
                       more);
 }
 
-TEST(GpuConfig, OneMayStandWithoutAList) {
+TEST(GpuConfig, AcceptsSingleEntryWithoutList) {
   v1::Config none;
   ASSERT_TRUE(ParseConfig(WithGpus(""), &none).ok());
   EXPECT_TRUE(none.gpu().empty());

@@ -57,7 +57,7 @@ TEST(ChangesFor, AnEqualConfigurationChangesNothing) {
   EXPECT_THAT(*changes, IsEmpty());
 }
 
-TEST(ChangesFor, WhatNeedsARestartIsNamedAndNothingElseHappens) {
+TEST(ChangesFor, NamesFieldsThatNeedRestart) {
   const struct {
     std::string later, field;
   } cases[] = {

@@ -55,7 +55,7 @@ class BreakEvenTest : public ::testing::Test {
   const std::vector<int32_t> here_ = Ascending(24, 7), offered_ = Ascending(24, 1000);
 };
 
-TEST_F(BreakEvenTest, WhoComputesFasterThanTheCacheLandsIsToldTo) {
+TEST_F(BreakEvenTest, FastEngineIsToldToCompute) {
   engine_.FillMemory();
   ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, here_), PublishOutcome::kPublished);
   const uint64_t fast = OpenModel(1e12), slow = OpenModel(1e-3), silent = engine_.model();

@@ -121,7 +121,7 @@ TEST_F(EngineCommitTest, MalformedSpansAreRefusedByName) {
   EXPECT_EQ(Commit(good), CommitOutcome::kBadSource) << "the family has β, too";
 }
 
-TEST_F(EngineCommitTest, SourcesThatAreNotThereAreData) {
+TEST_F(EngineCommitTest, MissingSourcesAreOutcomes) {
   const v1::CommitRequest good = engine_.CommitRequest(prefixes_, Ascending(40, 7));
   const struct {
     const char* name;
@@ -154,7 +154,7 @@ TEST_F(EngineCommitTest, SourcesThatAreNotThereAreData) {
   EXPECT_EQ(Match(Ascending(41, 7)).prefix().depth(), 40u);
 }
 
-TEST_F(EngineCommitTest, WhatIsCommittedLandsWhereItStood) {
+TEST_F(EngineCommitTest, CommittedTextLandsAtItsPositions) {
   engine_.FillMemory();
   const float value = *engine_.Value(9, 3, 1);  // of token 39
   ASSERT_EQ(Commit(engine_.CommitRequest(prefixes_, Ascending(40, 7))), CommitOutcome::kKept);
@@ -200,7 +200,7 @@ TEST_F(EngineCommitTest, APromptThatIsTooLongToResumeIsServed) {
   EXPECT_THAT(reply.prompts(0).checkpoint_positions(), ElementsAre(40u));
 }
 
-TEST(EngineCommitTenants, NobodyResumesFromAnotherTenantsText) {
+TEST(EngineCommitTenants, TextsOfOtherTenantsAreNotResumed) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to be two users";
   const TestNode node("tenants: [{name: a, uids: [0], dram_bytes: 4MiB}, {name: b, uids: [54321], dram_bytes: 4MiB}]");
   TestEngine a(node);

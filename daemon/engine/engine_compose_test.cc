@@ -66,7 +66,7 @@ TEST_F(EngineComposeTest, RunsNeedNoLease) {
   EXPECT_EQ(expected, Memory());
 }
 
-TEST_F(EngineComposeTest, WhatCannotBeHadChangesNothing) {
+TEST_F(EngineComposeTest, MissingInteriorChangesNothing) {
   const std::vector<std::byte> before = Memory();
   v1::AdvanceRequest request = AdvanceRequest();
   request.set_lease(std::string(16, 'x'));
@@ -121,7 +121,7 @@ TEST_F(EngineComposeSeamlessTest, ComposesAllLayersWithTheKernelsBits) {
 }
 
 // Every field of the layout reaches the kernels.
-TEST(ShapeOf, TakesEverythingFromTheLayout) {
+TEST(ShapeOf, CopiesAllLayoutFields) {
   LinearLayer layer{.family = Family::kLightning,
                     .key_heads = 2,
                     .value_heads = 4,

@@ -50,7 +50,7 @@ TEST_F(EngineHandOffTest, MalformedOnesAreRefusedByName) {
       });
 }
 
-TEST_F(EngineHandOffTest, WithoutAClusterThereIsNobodyToHandTo) {
+TEST_F(EngineHandOffTest, HandOffFailsWithoutCluster) {
   v1::HandOffReply reply;
   const absl::Status status = engine_.Call(Good(), &reply);
   ASSERT_TRUE(status.ok()) << status;

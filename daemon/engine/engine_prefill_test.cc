@@ -50,7 +50,7 @@ class EnginePrefillTest : public ::testing::Test {
   TestEngine asker_{node_}, worker_{node_};
 };
 
-TEST_F(EnginePrefillTest, OneEngineComputesForAnother) {
+TEST_F(EnginePrefillTest, EngineComputesForAnotherEngine) {
   const std::vector<int32_t> first = Ascending(24, 7), second = Ascending(24, 1007);
   auto given = std::async(std::launch::async, [this] {
     v1::ServePrefillReply reply;
@@ -98,7 +98,7 @@ TEST_F(EnginePrefillTest, AClosedModelOffersNoPrefill) {
   EXPECT_EQ(planned.plan(), 0u);
 }
 
-TEST_F(EnginePrefillTest, WithoutAWorkerAllIsTheAskers) {
+TEST_F(EnginePrefillTest, FallsBackToRequesterWithoutWorkers) {
   v1::PlanPrefillReply planned;
   ASSERT_TRUE(asker_.Call(PlanOf({Ascending(24, 7), Ascending(24, 1007)}), &planned).ok());
   EXPECT_EQ(planned.plan(), 0u);

@@ -216,7 +216,7 @@ TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
 }
 
 // A load balancer that goes by health sends nothing more, while calls that were taken still finish.
-TEST_F(BoundedQueueTest, WhileCallsFinishTheStoppingDaemonIsNotServing) {
+TEST_F(BoundedQueueTest, StoppingDaemonReportsNotServing) {
   const std::string socket = absl::StrCat("/tmp/ashlard_drain_", getpid(), ".sock");
   RefusedConnections refused;
   auto server = RpcServer::Start(socket, {{{geteuid(), 0}}, 64}, *service_, metrics_, refused);
@@ -244,7 +244,7 @@ TEST_F(BoundedQueueTest, WhileCallsFinishTheStoppingDaemonIsNotServing) {
 }
 
 // A dead engine's leases and reservations are free for others at once, however long unmapping its memory takes.
-TEST_F(BoundedQueueTest, NobodyWaitsForADeadEnginesMemory) {
+TEST_F(BoundedQueueTest, UnmappingDeadEngineMemoryBlocksNoCalls) {
   EventLoop mappings(kDepth, clock_);
   mappings.Start();
   std::promise<std::thread::id> unmapping;

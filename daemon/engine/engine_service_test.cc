@@ -305,7 +305,7 @@ TEST_F(EngineServiceTest, UnknownAndEndedSessionsAreUnauthenticated) {
 }
 
 // A session that this daemon does not know may have landings that another one, which still drains, writes for.
-TEST_F(EngineServiceTest, NobodyAnswersForAnotherRunOfTheDaemon) {
+TEST_F(EngineServiceTest, RefusesOtherDaemonEpoch) {
   for (const std::string& run : {std::string(), std::string(kSecretBytes, 'x')}) {
     v1::QuiesceRequest quiesce = engine_.QuiesceRequest(0);
     quiesce.set_session(std::string(kSecretBytes, 's'));

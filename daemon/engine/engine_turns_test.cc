@@ -140,7 +140,7 @@ class EngineTurnsTest : public ::testing::Test {
 };
 
 // The largest Match takes tens of milliseconds, a quantum 200 µs: even the first of them is cut.
-TEST_F(EngineTurnsTest, OnesLargestMatchesStandBeforeAnothersSmallOneForASlice) {
+TEST_F(EngineTurnsTest, LargeMatchYieldsToOtherTenantAfterOneSlice) {
   Hold();
   constexpr int kCalls = 5;
   for (int i = 0; i < kCalls; ++i) {

@@ -42,7 +42,7 @@ void Tell(EventHub& hub, const ObjectHeader& header, TierKind was, TierKind now,
   hub.Resides({tenant, storage::PoolKind::kPublic}, header, {.nearest = now, .was = was});
 }
 
-TEST(EventHub, TellsOfWhatComesMovesAndGoes) {
+TEST(EventHub, PublishesStoreMoveAndRemove) {
   EventHub hub;
   const auto all = hub.Subscribe({});
   Tell(hub, HeaderOf(1), TierKind::kNone, TierKind::kDram);
@@ -151,7 +151,7 @@ TEST_F(KvEventsTest, BlocksAreEncodedWithTheirTokensAndParents) {
   EXPECT_EQ(events[4]["type"], "BlockRemoved");
 }
 
-TEST_F(KvEventsTest, NothingOfWhatRoutersDoNotFollowIsSent) {
+TEST_F(KvEventsTest, SendsOnlyPrefixBlocks) {
   Tell(hub_, HeaderOf(9, ObjectKind::kSegment), TierKind::kNone, TierKind::kDram);
   hub_.Resides({0, storage::PoolKind::kPrivate}, Block(0), {.nearest = TierKind::kDram, .was = TierKind::kNone});
   EXPECT_EQ(EncodeKvEvents(events_->Take(100, kNow), texts_, 1), "");
@@ -350,7 +350,7 @@ class LargeKvEventsTest : public KvEventsTest {
   const std::unique_ptr<void, int (*)(void*)> context_{zmq_ctx_new(), zmq_ctx_term};
 };
 
-TEST_F(LargeKvEventsTest, WhatIsKeptAndWhatWaitsForASubscriberIsBoundedInBytes) {
+TEST_F(LargeKvEventsTest, KeptAndQueuedBytesAreBounded) {
   Reader subscriber(context_.get(), ZMQ_SUB, publisher_->address(), 1);
   EXPECT_LE(TellUntilHeard(subscriber).back().size(), kMostBatchBytes);
   TellLarge(kBatches);

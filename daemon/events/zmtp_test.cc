@@ -160,7 +160,7 @@ TEST_F(HostileClients, EndlessSubscriptionsAndMessagesEndTheirConnection) {
   EXPECT_EQ(refusals(RefusedConnection::kProtocol), 1u);
 }
 
-TEST_F(HostileClients, WithoutAGreetingAConnectionEnds) {
+TEST_F(HostileClients, ConnectionWithoutGreetingIsClosed) {
   const UniqueFd silent = Dial(publisher_->address()), slow = Dial(publisher_->replay_address());
   ASSERT_TRUE(Tell(slow, Hello("DEALER").substr(0, 70)));
   const UniqueFd good = Dial(publisher_->address());

@@ -145,7 +145,7 @@ TEST_F(HttpServerTest, PeersBeyondTheirNumberMakeTheOldestGiveWay) {
   EXPECT_THAT(peers.back().Ask("/door"), EndsWith("tcp\n"));
 }
 
-TEST_F(HttpServerTest, OneUsersConnectionsDoNotPushAnothersOut) {
+TEST_F(HttpServerTest, ConnectionLimitIsPerUser) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
   Start();
   std::optional<HttpPeer> other;
@@ -157,7 +157,7 @@ TEST_F(HttpServerTest, OneUsersConnectionsDoNotPushAnothersOut) {
   EXPECT_THAT(other->Ask("/door"), EndsWith("unix\n"));
 }
 
-TEST_F(HttpServerTest, WhoTakesTooLongIsClosed) {
+TEST_F(HttpServerTest, ClosesSlowConnections) {
   Start(milliseconds(1000));
   HttpPeer idle(port_), slow(port_), reader(port_);
   ASSERT_TRUE(reader.Send("GET /large HTTP/1.1\r\nHost: h\r\n\r\n"));

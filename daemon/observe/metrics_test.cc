@@ -57,7 +57,7 @@ TEST(MetricsTest, ALookUpEndsWithItsAnswerNotWithItsLanding) {
   EXPECT_THAT(text, HasSubstr("\nashlar_rpcs_total{code=\"OK\",method=\"LookupAndLand\"} 1\n"));
 }
 
-TEST(MetricsTest, TellPoolsApart) {
+TEST(MetricsTest, SeparatePools) {
   Metrics metrics({"blue"});
   Levels levels;
   levels.pools[{TierKind::kDram, {0, storage::PoolKind::kPrivate}}] = {.used_bytes = 300};
@@ -66,7 +66,7 @@ TEST(MetricsTest, TellPoolsApart) {
               HasSubstr("\nashlar_pool_used_bytes{pool=\"private\",tenant=\"blue\",tier=\"dram\"} 300\n"));
 }
 
-TEST(MetricsTest, TellWhenTheCertificatesEnd) {
+TEST(MetricsTest, ReportCertificateExpiry) {
   Metrics metrics({"blue"});
   Levels levels;
   levels.cluster.certificate_expiry = 1900000000;
@@ -81,7 +81,7 @@ TEST(MetricsTest, TellWhenTheCertificatesEnd) {
   EXPECT_THAT(text, HasSubstr("\nashlar_certificate_lifetime_seconds{use=\"etcd\"} 3600\n"));
 }
 
-TEST(HttpEndpointTest, SaysWhyEnginesShouldNotBeSentThere) {
+TEST(HttpEndpointTest, ReadyzReportsReason) {
   const Metrics metrics({"blue"});
   v1::Config config;
   config.mutable_listen()->set_metrics_address("127.0.0.1:0");

@@ -63,7 +63,7 @@ TEST(ProcessMetricsTest, FollowWhatTheProcessTakes) {
   EXPECT_EQ(grew("process_start_time_seconds"), 0) << "as after a restart";
 }
 
-TEST(ProcessMetricsTest, TellTheLimit) {
+TEST(ProcessMetricsTest, ReportLimit) {
   prometheus::Registry registry;
   const auto now = Now(ProcessMetrics(registry));
   rlimit limit{};

@@ -81,7 +81,7 @@ TEST(StatusBoard, SumsPoolsOverTenants) {
   EXPECT_THAT(page, HasSubstr("5 of 20</td>"));
 }
 
-TEST(StatusBoard, SaysHowLongAgoAMissWas) {
+TEST(StatusBoard, ShowsAgeOfMiss) {
   using std::chrono::minutes, std::chrono::seconds, std::chrono::hours;
   const StatusView::Clock::time_point now = StatusView::Clock::now();
   StatusView view;
@@ -110,7 +110,7 @@ TEST(StatusBoard, ShowsTheLatestMissesNewestFirst) {
   EXPECT_THAT(page, HasSubstr("busy</th><td>checkpoint</td>"));
 }
 
-TEST(StatusBoard, SaysWhatIsIll) {
+TEST(StatusBoard, ShowsDegradedTiers) {
   Levels levels = BusyLevels();
   levels.tiers[TierKind::kSsd] = {{.capacity_bytes = 1, .used_bytes = 1, .held_bytes = 1}};
   levels.degraded[TierKind::kSsd] = "<b>full</b> & \"read-only\"";

@@ -28,7 +28,7 @@ class AnnouncerTest : public ::testing::Test {
   Announcer announcer_{directory_, AnnounceMode::kAll, {4, std::nullopt, 6}};
 };
 
-TEST_F(AnnouncerTest, SaysWhichGpuHasACopy) {
+TEST_F(AnnouncerTest, AnnouncesGpuOfCopy) {
   EXPECT_EQ(Resides({.nearest = TierKind::kHbm, .level = 2}), TierKind::kHbm);
   EXPECT_EQ(TheGpu(), 6);
   // It is on another GPU now.
@@ -48,7 +48,7 @@ TEST_F(AnnouncerTest, SaysWhichGpuHasACopy) {
   EXPECT_EQ(TheGpu(), std::nullopt);
 }
 
-TEST_F(AnnouncerTest, SaysNoGpuWhereNoneIsConfigured) {
+TEST_F(AnnouncerTest, AnnouncesNoGpuWithoutConfiguredGpu) {
   EXPECT_EQ(Resides({.nearest = TierKind::kHbm, .level = 1}), TierKind::kHbm);
   EXPECT_EQ(TheGpu(), std::nullopt) << "a tier that lies in the processor's memory";
   EXPECT_EQ(Resides({.nearest = TierKind::kDram, .level = 0}), TierKind::kDram);
@@ -160,7 +160,7 @@ TEST_F(AnnouncerOfManyTest, AnEtcdThatLostEverythingIsToldAllOfItAgain) {
   EXPECT_EQ(directory_.in_etcd.size(), kObjects);
 }
 
-TEST_F(AnnouncerOfManyTest, WhatMadeWayForWorthierOnesIsSaidAgain) {
+TEST_F(AnnouncerOfManyTest, ReannouncesDisplacedObjects) {
   Publish(1, 8);  // the queue is full of these
   Publish(9, 20);
   for (uint64_t text = 9; text <= 16; ++text) {

@@ -129,7 +129,7 @@ class GpuPeersTest : public ::testing::Test {
   const ObjectHeader plan_ = TestPlan(1, kLong);
 };
 
-TEST_F(GpuPeersTest, WhatLiesOnAGpuAloneIsSentFromThere) {
+TEST_F(GpuPeersTest, SendsGpuOnlyObjectsFromGpu) {
   GpuNode a(cluster_, "a", 0);
   PeerNode b(cluster_, "b", 256, PeerNode::Patient());
   a.FillDram();
@@ -143,7 +143,7 @@ TEST_F(GpuPeersTest, WhatLiesOnAGpuAloneIsSentFromThere) {
   EXPECT_EQ(a.Used(*a->hbm), 0u);
 }
 
-TEST_F(GpuPeersTest, WhatDramHasTooIsSentFromDram) {
+TEST_F(GpuPeersTest, SendsFromDramIfAvailable) {
   GpuNode a(cluster_, "a", 0);
   PeerNode b(cluster_, "b", 256, PeerNode::Patient());
   a.Publish(plan_, 1);
@@ -152,7 +152,7 @@ TEST_F(GpuPeersTest, WhatDramHasTooIsSentFromDram) {
   EXPECT_EQ(a.control.gpu_sent, 0u);
 }
 
-TEST_F(GpuPeersTest, WithoutReachItGoesByDramWhereThereIsRoom) {
+TEST_F(GpuPeersTest, FallsBackToDramWithoutGpuAccess) {
   GpuNode a(cluster_, "a", 0, /*reaches=*/false);
   PeerNode b(cluster_, "b", 256, PeerNode::Patient());
   a.FillDram();
@@ -297,7 +297,7 @@ TEST_F(GpuReadersTest, DramGetsItsCopyBehindThat) {
   EXPECT_THAT(Copied(b), ElementsAre(kStraight, std::pair(TierKind::kHbm, TierKind::kDram)));
 }
 
-TEST_F(GpuReadersTest, WithoutReachItComesByDram) {
+TEST_F(GpuReadersTest, FallsBackToDramWithoutGpuAccess) {
   PeerNode a(cluster_, "a");
   GpuNode b(cluster_, "b", 1, /*reaches=*/false);
   a.Publish(plan_, 1);

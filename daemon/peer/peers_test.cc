@@ -57,7 +57,7 @@ class PeersTest : public ::testing::Test {
   TierKind tier_ = TierKind::kNone;
 };
 
-TEST_F(PeersTest, WhatOneNodePublishesLandsAtAnother) {
+TEST_F(PeersTest, ObjectOfOneNodeLandsAtAnother) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   a.Publish(Plan(1), 1);
   EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
@@ -181,7 +181,7 @@ TEST_F(PeersTest, AStaleEntryIsAMissAndTheNextHolderIsAsked) {
 }
 
 // Nothing is known of either node's rate: the one that has it in dram is asked.
-TEST_F(PeersTest, WhatIsInDramIsNearerThanOnAGpuOrADisk) {
+TEST_F(PeersTest, PrefersDramCopies) {
   for (const TierKind farther : {TierKind::kHbm, TierKind::kSsd}) {
     PeersOptions unhedged = PeerNode::All();
     unhedged.objects.hedge = 0;  // a slow machine would ask the other holder, too

@@ -30,7 +30,7 @@ storage::Nanos Optimum(const std::vector<uint64_t>& tokens, size_t workers, doub
   }
 }
 
-TEST(PlanLpt, GivesTheLongestFirstToTheFirstThatIsDone) {
+TEST(PlanLpt, AssignsLongestFirst) {
   const std::vector<uint64_t> tokens = {1000, 4000, 3000, 2000};
   const LptPlan plan = PlanLpt(tokens, Equal(2));
   // 4000 | 3000, then 2000 to the second, 1000 to the first.
@@ -88,7 +88,7 @@ TEST(PlanLpt, AWorkerOfAnAbsurdRateGetsNothing) {
   EXPECT_THAT(slow.ends, testing::Each(kLongestCompute));
 }
 
-TEST(PlanLpt, NobodyTakesAnythingFromAWarmUpWithoutWorkers) {
+TEST(PlanLpt, WarmUpWithoutWorkersAssignsNothing) {
   const std::vector<uint64_t> tokens = {1000, 2000};
   const std::vector<LptWorker> none = {{.tokens_per_second = 0}};
   const LptPlan plan = PlanLpt(tokens, none);
@@ -118,7 +118,7 @@ TEST(PlanLpt, KeepsGrahamsBound) {
   }
 }
 
-TEST(PlanLpt, IsTheSameForTheSameArguments) {
+TEST(PlanLpt, IsDeterministic) {
   const std::vector<uint64_t> tokens(11, 2400);
   const LptPlan first = PlanLpt(tokens, Equal(8)), second = PlanLpt(tokens, Equal(8));
   EXPECT_EQ(first.worker, second.worker);

@@ -49,7 +49,7 @@ class PrefillWorkersTest : public testing::Test {
   PrefillWorkers workers_{clock_};
 };
 
-TEST_F(PrefillWorkersTest, OneSegmentAfterTheOther) {
+TEST_F(PrefillWorkersTest, AssignsSegmentsInOrder) {
   const Answered first = Serve(1);
   EXPECT_FALSE(first->has_value());
   const auto [one, told_one] = Assign(OnlyWorker(), Work(1000));
@@ -68,7 +68,7 @@ TEST_F(PrefillWorkersTest, OneSegmentAfterTheOther) {
   EXPECT_DOUBLE_EQ(workers_.Offers(0, kNs)[0].tokens_per_second, 2000) << "measured, where it has declared 1000";
 }
 
-TEST_F(PrefillWorkersTest, NothingInItsTimeIsNoWork) {
+TEST_F(PrefillWorkersTest, NoWorkInTimeReturnsNone) {
   const Answered waits = Serve(1, {}, kWorkerSecond);
   clock_.Advance(kWorkerSecond - 1);
   workers_.Tick();
@@ -103,7 +103,7 @@ TEST_F(PrefillWorkersTest, ALateWorkerLosesAllAndItsResultIsFenced) {
   EXPECT_EQ(workers_.stats().given, 0u);
 }
 
-TEST_F(PrefillWorkersTest, WhatItDoesNotSayItHasGivenUp) {
+TEST_F(PrefillWorkersTest, UnreportedAssignmentIsAbandoned) {
   Serve(1);
   const auto [one, told] = Assign(OnlyWorker(), Work());
   Serve(1, {{one, false}});
@@ -129,7 +129,7 @@ TEST_F(PrefillWorkersTest, ADeadEngineLosesAll) {
   EXPECT_EQ(workers_.stats().workers + workers_.stats().given, 0u);
 }
 
-TEST_F(PrefillWorkersTest, WithdrawnIsNotTold) {
+TEST_F(PrefillWorkersTest, WithdrawnAssignmentCallsNothing) {
   Serve(1);
   const auto [one, told_one] = Assign(OnlyWorker(), Work());
   const auto [two, told_two] = Assign(OnlyWorker(), Work());
@@ -154,7 +154,7 @@ TEST_F(PrefillWorkersTest, OthersWorkIsRefusedAndSoIsTooMuch) {
   EXPECT_THAT(workers_.Offers(0, kNs), IsEmpty()) << "it has no room";
 }
 
-TEST_F(PrefillWorkersTest, OneThatDoesNotComeBackIsNotOfferedAndThenErased) {
+TEST_F(PrefillWorkersTest, SilentWorkerIsDropped) {
   Serve(1, {}, 0);
   workers_.Tick();
   EXPECT_THAT(workers_.Offers(0, kNs), SizeIs(1));
@@ -165,7 +165,7 @@ TEST_F(PrefillWorkersTest, OneThatDoesNotComeBackIsNotOfferedAndThenErased) {
   EXPECT_EQ(workers_.stats().workers, 0u);
 }
 
-TEST_F(PrefillWorkersTest, OneTenantsWorkersLeaveRoomForOthers) {
+TEST_F(PrefillWorkersTest, WorkersPerTenantAreBounded) {
   PrefillWorkers workers(clock_, /*tenants=*/2);
   const auto serve = [&](storage::TenantId tenant, uint64_t model, storage::Nanos wait) {
     absl::Status status;

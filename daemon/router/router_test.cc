@@ -126,14 +126,14 @@ class RouterTest : public testing::Test {
       rig_.clock, *rig_.cache, {.patience = 2, .least_patience = kSecond, .tries = 2, .drop_after = 60 * kSecond}};
 };
 
-TEST_F(RouterTest, WithoutWorkersAllIsTheAskers) {
+TEST_F(RouterTest, FallsBackToRequesterWithoutWorkers) {
   const Router::Planned planned = Plan({Cold(1), Cold(2)});
   EXPECT_EQ(planned.plan, 0u);
   EXPECT_THAT(planned.elsewhere, Each(false));
   EXPECT_EQ(router_.figures().alone, 1u);
 }
 
-TEST_F(RouterTest, WhatAnotherNodeComputesIsBroughtUpAndKept) {
+TEST_F(RouterTest, RemoteResultIsLoadedAndKept) {
   OfferRemote({"b"});
   const Router::Planned planned = Plan({Cold(1), Cold(2)});
   EXPECT_THAT(planned.elsewhere, ElementsAre(false, true));

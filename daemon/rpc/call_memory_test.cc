@@ -8,7 +8,7 @@ namespace {
 
 constexpr CallMemory::Bounds kBounds = {.requests = 100, .before_a_call = 10, .before_an_answer = 40};
 
-TEST(CallMemory, OneRequestAloneIsServedHoweverLarge) {
+TEST(CallMemory, SingleLargeRequestIsServed) {
   CallMemory memory(kBounds);
   EXPECT_TRUE(memory.HoldRequest(1000));
   EXPECT_FALSE(memory.HoldRequest(1)) << "beside it there is no room";

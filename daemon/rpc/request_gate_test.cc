@@ -40,7 +40,7 @@ void AddMessages(const Descriptor* message, std::set<const Descriptor*>& message
   }
 }
 
-TEST(RequestGate, KnowsEveryFieldOfEveryRequest) {
+TEST(RequestGate, CoversEveryField) {
   const auto* cache = v1::MatchRequest::descriptor()->file()->FindServiceByName("Cache");
   std::set<const Descriptor*> messages;
   for (int i = 0; i < cache->method_count(); ++i) {
@@ -63,7 +63,7 @@ TEST(RequestGate, KnowsEveryFieldOfEveryRequest) {
   }
 }
 
-TEST(RequestGate, TakesAsMuchAsTheLimitsSayAndNoMore) {
+TEST(RequestGate, EnforcesLimits) {
   v1::LandRequest land;
   for (uint64_t i = 0; i < limits::kMaxObjectsPerLanding; ++i) land.add_segments()->set_segment(i);
   land.mutable_page_table()->Resize(1000, -1);

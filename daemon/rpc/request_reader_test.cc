@@ -31,7 +31,7 @@ TEST(RequestReader, ReadsInOrderOnAThreadOfItsOwn) {
   EXPECT_NE(thread, std::this_thread::get_id());
 }
 
-TEST(RequestReader, LetsGoOfARequestWhenItIsRead) {
+TEST(RequestReader, ReleasesRequestAfterRead) {
   RequestReader reader;
   auto request = std::make_shared<int>();
   const std::weak_ptr<int> held = request;

@@ -50,7 +50,7 @@ TEST_F(EventLoopTest, RunsClosuresInOrderOnOneThread) {
   EXPECT_FALSE(threads.contains(std::this_thread::get_id()));
 }
 
-TEST_F(EventLoopTest, ItsThreadHasAName) {
+TEST_F(EventLoopTest, ThreadHasName) {
   char name[16] = {};
   ASSERT_TRUE(loop_.Post(kTenant, [&] { pthread_getname_np(pthread_self(), name, sizeof name); }));
   loop_.Start("mappings");
@@ -148,7 +148,7 @@ TEST_F(EventLoopTest, WaitsItsTurnOnAnyThread) {
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
 }
 
-TEST_F(EventLoopTest, WhatComesWhileACallerRunsIsNotErased) {
+TEST_F(EventLoopTest, KeepsClosuresPostedDuringCallerRun) {
   std::atomic<int> ticks{0};
   loop_.Every(1'000'000, [&] { ++ticks; });
   loop_.Start();
@@ -173,7 +173,7 @@ TEST_F(EventLoopTest, WhatComesWhileACallerRunsIsNotErased) {
   EXPECT_EQ(completions, 1);
 }
 
-TEST_F(EventLoopTest, OneClosureRunsAtATimeOnWhicheverThread) {
+TEST_F(EventLoopTest, RunsOneClosureAtATime) {
   loop_.Start();
   std::atomic<int> inside{0};
   int ran = 0;
@@ -238,7 +238,7 @@ TEST_F(WorkerPoolTest, DoneRunsOnTheLoopAfterTheWork) {
   EXPECT_EQ(std::accumulate(done.begin(), done.end(), 0), 49 * 50 / 2);
 }
 
-TEST_F(WorkerPoolTest, OneWorkerCompletesInOrder) {
+TEST_F(WorkerPoolTest, SingleWorkerCompletesInOrder) {
   WorkerPool pool(1, 100, loop_);
   std::vector<int> done;
   for (int i = 0; i < 20; ++i)

@@ -76,7 +76,7 @@ TEST_F(EventLoopTurns, ClosuresThatTakeNoTimeHoldNobodyUpEither) {
   EXPECT_LE(served_.find('l'), 500u);
 }
 
-TEST_F(EventLoopTurns, OneTenantsClosuresKeepTheirOrderWhicheverCallPostedThem) {
+TEST_F(EventLoopTurns, TenantClosuresKeepOrder) {
   std::string order;
   const auto add = [&](char name) { return [&order, name] { order += name; }; };
   ASSERT_TRUE(loop_.Post(kHeavy, add('a')));
@@ -118,7 +118,7 @@ TEST_F(EventLoopTurns, ASliceIsOverWhenItsTimeIs) {
 }
 
 // Half of the room is everybody's own; the other half is for whoever comes first, and one tenant may have all of it.
-TEST_F(EventLoopTurns, NobodyFillsTheRoomOfOthers) {
+TEST_F(EventLoopTurns, TenantCannotFillSpaceOfOthers) {
   size_t taken = 0;
   while (loop_.Post(kHeavy, [] {})) ++taken;
   EXPECT_EQ(taken, kDepth * 3 / 4);

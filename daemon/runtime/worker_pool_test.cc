@@ -58,7 +58,7 @@ class TenantsAtWork : public ::testing::Test {
   std::shared_future<void> released_ = release_.get_future().share();
 };
 
-TEST_F(TenantsAtWork, OneJobDoesNotWaitForAThousandOfAnother) {
+TEST_F(TenantsAtWork, JobDoesNotWaitForThousandJobsOfOtherTenant) {
   WorkerPool pool(1, 2000, loop_);
   Hold(pool, kNoTenant);
   std::atomic<bool> served = false;

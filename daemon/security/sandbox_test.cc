@@ -150,7 +150,7 @@ TEST_F(SandboxTest, CallsThatADaemonNeverMakesAreRefusedOnAllThreads) {
             0);
 }
 
-TEST(PathsFor, AreThoseThatTheConfigurationNames) {
+TEST(PathsFor, ReturnsConfiguredPaths) {
   v1::Config config;
   config.mutable_listen()->set_rpc_socket("/run/a/rpc.sock");
   config.mutable_listen()->set_admin_socket("/run/b/admin.sock");

@@ -84,7 +84,7 @@ TEST_F(TlsTest, HalfOfAPairIsNotTakenAndTheOtherHalfCompletesIt) {
   EXPECT_TRUE(Await([&] { return (*tls)->reloads() == 1; }));
 }
 
-TEST_F(TlsTest, ItsEndIsThatOfTheCertificateInUse) {
+TEST_F(TlsTest, TermIsThatOfCertificateInUse) {
   ReplaceFile(folder_ + "/ca", authority_.pem());
   Put(authority_.Sign({.name = "a", .to_seconds = 1000}));
   const auto tls = Open();

@@ -94,7 +94,7 @@ TEST_F(HostedMemoryTest, DroppedIsEmptiedThoughItsDescriptorIsKept) {
 }
 
 // However the session ended: by a hang-up or by a broken protocol. The engine lives on and works in its memory.
-TEST_F(HostedMemoryTest, OfAnEndedSessionStaysAndStaysChargedWhileHeld) {
+TEST_F(HostedMemoryTest, EndedSessionStaysChargedWhileHeld) {
   RawSession other = Greeted();
   for (const bool hang_up : {true, false}) {
     UniqueFd memfd;
@@ -120,7 +120,7 @@ TEST_F(HostedMemoryTest, OfAnEndedSessionStaysAndStaysChargedWhileHeld) {
   }
 }
 
-TEST_F(HostedMemoryTest, IsRegisteredWithTheNextSessionWithoutMoreRoom) {
+TEST_F(HostedMemoryTest, ReregistersWithNextSessionWithoutExtraBudget) {
   UniqueFd memfd;
   RawSession first = Greeted();
   ASSERT_NE(Host(first, &memfd), 0u);
@@ -157,7 +157,7 @@ TEST_F(HostedMemoryTest, ADropOfOneSessionLeavesItToAnother) {
 
 // A descriptor for reading alone, which the engine has opened itself: whether the kernel counts it or not, what is no
 // longer charged is no longer there.
-TEST_F(HostedMemoryTest, IsNeverThereWithoutACharge) {
+TEST_F(HostedMemoryTest, IsAlwaysCharged) {
   RawSession other = Greeted();
   UniqueFd memfd;
   {
@@ -171,7 +171,7 @@ TEST_F(HostedMemoryTest, IsNeverThereWithoutACharge) {
   EXPECT_EQ(BytesHeldBy(reading), charged ? kBytes : 0);
 }
 
-TEST_F(HostedMemoryTest, OfAKilledEngineIsFree) {
+TEST_F(HostedMemoryTest, KilledEngineFreesMemory) {
   UniqueFd memfd;
   RawSession session = Greeted();
   ASSERT_NE(Host(session, &memfd), 0u);
@@ -197,7 +197,7 @@ TEST_F(HostedMemoryTest, OfAKilledEngineIsFree) {
 }
 
 // An engine's own memfd without pages: the daemon takes them at its charge.
-TEST_F(HostedMemoryTest, OfAnEngineWhosePagesTheDaemonTookIsChargedWhileHeld) {
+TEST_F(HostedMemoryTest, AdoptedMemoryIsChargedWhileHeld) {
   RawSession session = Greeted();
   UniqueFd memfd = MakeMemfd(kBytes, F_SEAL_SHRINK);
   uint64_t region = Register(session, memfd);
@@ -219,7 +219,7 @@ TEST_F(HostedMemoryTest, OfAnEngineWhosePagesTheDaemonTookIsChargedWhileHeld) {
   EXPECT_TRUE(Eventually([&] { return Host(session) != 0; })) << "nobody holds it any more";
 }
 
-TEST_F(HostedMemoryTest, OfAnEngineWhosePagesTheDaemonTookIsNeverThereWithoutACharge) {
+TEST_F(HostedMemoryTest, AdoptedMemoryIsAlwaysCharged) {
   RawSession session = Greeted();
   UniqueFd memfd = MakeMemfd(kBytes, F_SEAL_SHRINK);
   const uint64_t region = Register(session, memfd);
@@ -242,7 +242,7 @@ TEST_F(HostedMemoryTest, PagesThatAnEngineTookItselfAreNoMatterOfTheDaemons) {
 }
 
 // Each keeps a descriptor of the daemon's, as a region does.
-TEST(HostedBlocks, OfEnginesThatDroppedThemCountAsRegionsWhileHeld) {
+TEST(HostedBlocks, DroppedButHeldBlocksCountAsRegions) {
   const TestNode node(absl::StrCat("tenants: [{name: a, uids: [", geteuid(), "], dram_bytes: 4MiB, max_regions: 2}]"));
   RawSession session(node);
   ASSERT_TRUE(StatusOf(session.Hello()).ok());
@@ -272,7 +272,7 @@ TEST(HostedBlocks, OfEnginesThatDroppedThemCountAsRegionsWhileHeld) {
 }
 
 // Small ones, too: each keeps a descriptor of the daemon's.
-TEST(HostedBlocks, AreBoundedInNumber) {
+TEST(HostedBlocks, NumberIsBounded) {
   const TestNode node("sessions: {max_sessions: 2}");
   RawSession session(node);
   ASSERT_TRUE(StatusOf(session.Hello()).ok());

@@ -33,7 +33,7 @@ TEST(ModelRegistry, FindsWithinTheTenantTheLastOpenedFirst) {
   EXPECT_TRUE(registry.List(2).empty());
 }
 
-TEST(ModelRegistry, IsBoundedInModelsAndInLayouts) {
+TEST(ModelRegistry, ModelsAndLayoutsAreBounded) {
   ModelRegistry registry;
   for (size_t i = 0; i <= ModelRegistry::kModels; ++i) registry.Remember(1, MakeModel(static_cast<uint8_t>(i)));
   EXPECT_EQ(registry.List(1).size(), ModelRegistry::kModels);

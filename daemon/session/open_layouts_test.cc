@@ -39,7 +39,7 @@ v1::OpenModelRequest RequestOf(const Layout& layout, uint32_t rank = 0, uint32_t
   return request;
 }
 
-TEST(OpenLayouts, AreSharedWhileAnybodyHasThem) {
+TEST(OpenLayouts, AreSharedWhileInUse) {
   OpenLayouts layouts;
   const NamespaceId ns = MakeNamespace("t", SmallIdentity(), SmallLayout());
   auto charge = std::make_shared<int>();
@@ -55,7 +55,7 @@ TEST(OpenLayouts, AreSharedWhileAnybodyHasThem) {
   EXPECT_EQ(layouts.size(), 1u) << "what nobody has is erased";
 }
 
-TEST(OpenLayouts, OneModelTakesItsTablesOnce) {
+TEST(OpenLayouts, ChargesTablesOncePerModel) {
   constexpr uint64_t kTables = uint64_t{4} * 256 * 1024;
   OpenLayouts layouts;
   const auto budget = BudgetOf(64 << 20);
@@ -74,7 +74,7 @@ TEST(OpenLayouts, OneModelTakesItsTablesOnce) {
 }
 
 // Others' models are theirs, though they are alike.
-TEST(OpenLayouts, AreOneTenantsAlone) {
+TEST(OpenLayouts, AreNotSharedBetweenTenants) {
   OpenLayouts layouts;
   const v1::OpenModelRequest request = RequestOf(SmallLayout());
   const auto model = *Model::Open("t", request, layouts, BudgetOf(1 << 20));
@@ -97,7 +97,7 @@ TEST(OpenLayouts, BeyondTheBudgetAreRefusedByNameAndChargeNothing) {
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // The charge equals the heap's bytes.
-TEST(OpenLayouts, AreMeasured) {
+TEST(OpenLayouts, AreCharged) {
   Layout many = SmallLayout();
   while (many.layers.size() < 1024) many.layers.push_back(many.layers[many.layers.size() % 2]);
   for (const Layout& layout : {SmallLayout(), many, WithTables(3)}) {

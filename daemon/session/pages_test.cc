@@ -127,7 +127,7 @@ TEST_F(GroupedPagesTest, CommonPagesMayShareMemoryPageByPage) {
   ExpectRefused(request, "layers[1].key_offset: rows overlap those of layers[0].key_offset");
 }
 
-TEST_F(GroupedPagesTest, ThatMakeNoSenseAreRefusedByName) {
+TEST_F(GroupedPagesTest, RefusesInvalidGroups) {
   const auto expect = [&](auto change, const std::string& error) {
     v1::DeclarePagesRequest request = Request(false, kPages * kPage);
     change(request);
@@ -150,7 +150,7 @@ TEST_F(GroupedPagesTest, ThatMakeNoSenseAreRefusedByName) {
 }
 
 // A daemon that knows no groups refuses such a request: no field of a request without groups is there.
-TEST_F(GroupedPagesTest, AreNoDeclarationWithoutTheirFields) {
+TEST_F(GroupedPagesTest, RefusesMissingFields) {
   v1::DeclarePagesRequest request = Request(true, 0);
   request.clear_groups();
   request.clear_common_pages();
@@ -235,7 +235,7 @@ TEST_F(ScaledPagesTest, SayWhereRowsAndScalesLie) {
   EXPECT_EQ(rows.values.scale_head_stride, 1);
 }
 
-TEST_F(ScaledPagesTest, AreRefusedByName) {
+TEST_F(ScaledPagesTest, RefusesInvalidScales) {
   const auto expect = [&](auto change, const std::string& error) {
     v1::PagedLayer second = Scaled(2);
     change(second);

@@ -110,7 +110,7 @@ TEST_F(RegionGuardTest, APageThatWasFreedIsNotAllocatedByTheDaemon) {
 }
 
 // Four threads write as landings do, while the engine frees what they write, and regions end.
-TEST_F(RegionGuardTest, WhateverIsFreedWhileItIsWrittenCostsTheDaemonNothing) {
+TEST_F(RegionGuardTest, FreedDuringWriteIsNotCharged) {
   for (int round = 0; round < 20; ++round) {
     const Memory memory = Make();
     std::vector<std::thread> writers;

@@ -156,7 +156,7 @@ TEST(RegionLimits, MemoryThatArenasMayNeedIsNotGivenToEngines) {
 }
 
 // Pages that an engine frees of its region would be allocated anew by the daemon, and at the daemon's charge.
-TEST(RegionLimits, WhatLacksPagesIsNeitherReadNorWritten) {
+TEST(RegionLimits, MissingPagesAreNotAccessed) {
   const TestNode node;
   TestEngine engine(node);
   const std::vector<int32_t> tokens = Ascending(20, 1);
@@ -207,7 +207,7 @@ TEST(UnreadReplies, CarryOneDescriptorASession) {
 }
 
 // Those without a descriptor do not wait: an engine may drop regions and read the answers later.
-TEST(UnreadReplies, WithoutADescriptorHoldNothingUp) {
+TEST(UnreadReplies, RepliesWithoutDescriptorsBlockNothing) {
   const TestNode node;
   RawSession session(node);
   ASSERT_TRUE(StatusOf(session.Hello()).ok());
@@ -223,7 +223,7 @@ TEST(UnreadReplies, WithoutADescriptorHoldNothingUp) {
 }
 
 // A tenant whose ended sessions hold its share is told to try again; a reply that it never gets leaves nothing behind.
-TEST(UnreadReplies, OfEndedSessionsTakeOnlyTheirTenantsShare) {
+TEST(UnreadReplies, EndedSessionsUseOnlyTheirTenantsShare) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be several users";
   const TestNode node(
       "sessions: {max_sessions: 4}\n"

@@ -122,7 +122,7 @@ std::vector<RowArray> Interleaved(uint64_t planes) {
   return arrays;
 }
 
-TEST_F(RowArrays, OfThousandsThatInterleaveOneOverlapIsFound) {
+TEST_F(RowArrays, FindsOverlapAmongThousands) {
   SCOPED_TRACE(seed_);
   std::vector<RowArray> arrays = Interleaved(4096);
   std::ranges::shuffle(arrays, random_);

@@ -119,7 +119,7 @@ TEST_F(SessionServerTest, AnotherVersionIsRefused) {
   EXPECT_EQ(wide.Ask(request)->welcome().protocol(), limits::kProtocolMax);
 }
 
-TEST_F(SessionServerTest, WhatIsNotTheProtocolIsAnsweredAndEndsTheSession) {
+TEST_F(SessionServerTest, ProtocolErrorEndsSession) {
   v1::SessionRequest no_request, second_hello;
   second_hello.mutable_hello()->set_protocol_max(limits::kProtocolMax);
   const struct {
@@ -297,7 +297,7 @@ TEST(SessionLimits, MoreSessionsThanAllowedAreTurnedAway) {
   EXPECT_TRUE(Eventually([&] { return StatusOf(RawSession(node).Hello()).ok(); }));
 }
 
-TEST(SessionLimits, OneTenantDoesNotTakeAllPlaces) {
+TEST(SessionLimits, TenantCannotTakeAllSessions) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be several users";
   const TestNode node(
       "sessions: {max_sessions: 3}\n"
@@ -360,7 +360,7 @@ TEST_F(SessionServerTest, TheEndOfTheSocketFreesWhatTheEngineHeld) {
 }
 
 // A forked child keeps the socket open; the death of the process that said Hello still ends the session.
-TEST(SessionDeath, IsNoticedThoughAChildKeepsTheSocket) {
+TEST(SessionDeath, IsNoticedWhileChildKeepsSocket) {
   int to_engine[2], to_test[2];
   ASSERT_EQ(pipe(to_engine), 0);
   ASSERT_EQ(pipe(to_test), 0);

@@ -30,7 +30,7 @@ struct Sent {
   UniqueFd ours, theirs;
 };
 
-TEST(UnreadDescriptors, AreHeldUntilTheyAreRead) {
+TEST(UnreadDescriptors, AreCountedUntilRead) {
   UnreadDescriptors unread;
   EXPECT_FALSE(unread.Holds(1));
   const Sent sent(unread, 1, kTenant);
@@ -42,7 +42,7 @@ TEST(UnreadDescriptors, AreHeldUntilTheyAreRead) {
   EXPECT_FALSE(unread.Holds(1));
 }
 
-TEST(UnreadDescriptors, OfATenantHaveAShare) {
+TEST(UnreadDescriptors, AreBoundedPerTenant) {
   UnreadDescriptors unread;
   const Sent first(unread, 1, kTenant), second(unread, 2, kTenant), other(unread, 3, kOther);
   EXPECT_TRUE(unread.MaySend(kTenant, 3).ok());
@@ -54,7 +54,7 @@ TEST(UnreadDescriptors, OfATenantHaveAShare) {
 }
 
 // A session's end does not take back what it was sent: another process may hold its socket.
-TEST(UnreadDescriptors, OfAnEndedSessionCountUntilItsSocketIsGone) {
+TEST(UnreadDescriptors, CountForEndedSessionUntilSocketIsClosed) {
   const size_t before = OpenDescriptors();
   {
     UnreadDescriptors unread;

@@ -39,13 +39,13 @@ class DiskFolderTest : public ::testing::Test {
   std::string parent_ = "/tmp/ashlard_folder_XXXXXX";
 };
 
-TEST_F(DiskFolderTest, IsMadeForItsUserAlone) {
+TEST_F(DiskFolderTest, CreatesPrivateFolder) {
   ASSERT_EQ(OpenPrivate(folder()).status(), absl::OkStatus());
   EXPECT_EQ(ModeOf(folder()), 0700u);
   EXPECT_EQ(ModeOf(parent_ + "/a"), 0700u);
 }
 
-TEST_F(DiskFolderTest, WhatAnOlderDaemonLeftIsNarrowed) {
+TEST_F(DiskFolderTest, NarrowsModesOfOlderFiles) {
   const std::string records = RecordsFolder(folder()), damaged = folder() + "/records.damaged-20260101T000000Z";
   for (const std::string& made : {folder(), records, damaged}) {
     fs::create_directories(made);
@@ -92,7 +92,7 @@ TEST_F(DiskFolderTest, AFolderThatEveryUserMayWriteToIsRefusedByName) {
   EXPECT_EQ(ModeOf(folder()), 0777u);
 }
 
-TEST_F(DiskFolderTest, WhatAnotherUserOwnsIsRefusedByName) {
+TEST_F(DiskFolderTest, RefusesFilesOfOtherUsers) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can give a file to another user";
   const std::string records = RecordsFolder(folder());
   fs::create_directories(records);
@@ -109,7 +109,7 @@ TEST_F(DiskFolderTest, WhatAnotherUserOwnsIsRefusedByName) {
   EXPECT_EQ(OpenPrivate(folder()).status(), absl::OkStatus());
 }
 
-TEST_F(DiskFolderTest, OfWhatIsSetAsideTheLatestStays) {
+TEST_F(DiskFolderTest, KeepsLatestRenamedDatabases) {
   const auto damage = [&](const std::string& what) {
     fs::create_directories(RecordsFolder(folder()));
     Write(RecordsFolder(folder()) + "/what", what);

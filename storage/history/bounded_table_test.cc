@@ -43,7 +43,7 @@ TEST(BoundedTable, ErasesTheOldestFirst) {
   }
 }
 
-TEST(BoundedTable, WithoutRoomKeepsNothing) {
+TEST(BoundedTable, ZeroCapacityKeepsNothing) {
   BoundedTable<uint64_t, uint64_t> table(0);
   table.Put(1, 2);
   EXPECT_EQ(table.Find(1), nullptr);

@@ -17,7 +17,7 @@ MissReason Why(const GhostTable& table, TenantId tenant, uint8_t key) {
   return ghost == nullptr ? MissReason::kNeverSeen : ghost->reason;
 }
 
-TEST(GhostTable, TellsAllThatItWasTold) {
+TEST(GhostTable, ReturnsRememberedGhost) {
   GhostTable table(8);
   EXPECT_EQ(table.Find(1, MakeKey(7)), nullptr);
   table.Remember(1, MakeKey(7),
@@ -48,7 +48,7 @@ TEST(GhostTable, TellsAllThatItWasTold) {
   EXPECT_EQ(Why(table, 1, 7), MissReason::kNeverSeen);
 }
 
-TEST(GhostTable, NothingOfATenantShowsThroughToAnother) {
+TEST(GhostTable, SeparatesTenants) {
   GhostTable table(2);
   table.Remember(1, MakeKey(7), {.reason = MissReason::kEvicted});
   EXPECT_EQ(Why(table, 2, 7), MissReason::kNeverSeen);
@@ -58,7 +58,7 @@ TEST(GhostTable, NothingOfATenantShowsThroughToAnother) {
   EXPECT_EQ(table.size(2), 2u);
 }
 
-TEST(GhostTable, WithoutRoomRemembersNothing) {
+TEST(GhostTable, ZeroCapacityRemembersNothing) {
   GhostTable table(0);
   table.Remember(1, MakeKey(7), {.reason = MissReason::kEvicted});
   EXPECT_EQ(Why(table, 1, 7), MissReason::kNeverSeen);

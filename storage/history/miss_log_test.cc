@@ -18,7 +18,7 @@ std::vector<Nanos> Last(const MissLog& log, TenantId tenant, size_t most) {
   return times;
 }
 
-TEST(MissLog, TellsTheNewestFirstAndErasesTheOldest) {
+TEST(MissLog, ListsNewestFirstAndDropsOldest) {
   MissLog log(3);
   EXPECT_THAT(Last(log, 1, 5), IsEmpty());
   log.Add(1, {.at = 1});
@@ -30,7 +30,7 @@ TEST(MissLog, TellsTheNewestFirstAndErasesTheOldest) {
   EXPECT_THAT(Last(log, 2, 5), IsEmpty()) << "another tenant's";
 }
 
-TEST(MissLog, WithoutRoomKeepsNothing) {
+TEST(MissLog, ZeroCapacityKeepsNothing) {
   MissLog log(0);
   log.Add(1, {.at = 1});
   EXPECT_THAT(log.Last(1, 5), IsEmpty());

@@ -25,7 +25,7 @@ TEST(TextTable, FindsATextUnderAnotherNamespaceOfTheSameTenant) {
   EXPECT_EQ(*table.Elsewhere(1, kText, Ns(2)), Ns(1));
 }
 
-TEST(TextTable, KnowsAnotherNamespaceWhoeverAsks) {
+TEST(TextTable, FindsAnotherNamespace) {
   TextTable table;
   for (const uint8_t ns : {1, 2, 2, 3, 3}) table.Remember(1, kText, Ns(ns));
   EXPECT_EQ(*table.Elsewhere(1, kText, Ns(1)), Ns(3)) << "the last one";

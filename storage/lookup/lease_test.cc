@@ -75,7 +75,7 @@ TEST_F(LeaseTest, NamesAreUniqueAndNeverZero) {
   EXPECT_NE(first, second);
 }
 
-TEST_F(LeaseTest, HasTheNameThatItIsGiven) {
+TEST_F(LeaseTest, UsesGivenId) {
   const LeaseId name{1, 2, 3};
   EXPECT_FALSE(leases_.Exists(name));
   EXPECT_EQ(leases_.Grant(kAnn, kTenant, OneObject(), 0, {}, {}, name), name);
@@ -110,7 +110,7 @@ TEST_F(LeaseTest, HoldsObjectsUntilTheLastHolderLetsGo) {
   EXPECT_EQ(leases_.size(), 0u);
 }
 
-TEST_F(LeaseTest, IsUnknownToOtherTenantsAndOtherSessions) {
+TEST_F(LeaseTest, IsUnknownToOtherTenantsAndSessions) {
   const LeaseId id = leases_.Grant(kAnn, kTenant, OneObject(), 0);
   EXPECT_TRUE(absl::IsNotFound(leases_.Attach(kEve, kOther, id).status()));
   EXPECT_EQ(leases_.Held(kEve, id), nullptr);
@@ -187,7 +187,7 @@ TEST_F(LeaseTest, BoundsWhatAllSessionsOfATenantHold) {
   EXPECT_TRUE(leases.HasRoom(kAnn, kTenant, 2)) << "only Bob's is left";
 }
 
-TEST_F(LeaseTest, GivesBackAStepForEachSegment) {
+TEST_F(LeaseTest, SettlesOneStepPerSegment) {
   LeasedObjects segments;
   for (int i = 0; i < 10; ++i) segments.push_back(std::move(OneObject()[0]));
   leases_.Grant(kAnn, kTenant, std::move(segments), 0);

@@ -199,7 +199,7 @@ class SearchEnds : public ::testing::Test {
   const std::vector<Query> queries_ = SearchWorld::Queries(texts_);
 };
 
-TEST_F(SearchEnds, WhenItsSessionDoes) {
+TEST_F(SearchEnds, EndsWithSession) {
   const Match match = Lookup([&] { cache().CloseSession(kAnn, [] {}); });
   EXPECT_THAT(Reasons(match), Each(MissReason::kInvalidRequest));
   EXPECT_EQ(match.lease, LeaseId{});
@@ -208,13 +208,13 @@ TEST_F(SearchEnds, WhenItsSessionDoes) {
   EXPECT_EQ(References(), 0u);
 }
 
-TEST_F(SearchEnds, WithAHitAlsoWhenADrainBeginsMeanwhile) {
+TEST_F(SearchEnds, HitsDespiteLaterDrain) {
   const Match match = Lookup([&] { cache().StartDrain(); });
   EXPECT_THAT(Reasons(match), Each(MissReason::kNone));
   EXPECT_THAT(Reasons(cache().Lookup(kAnn, queries_)), Each(MissReason::kDaemonUnavailable)) << "what begins now";
 }
 
-TEST_F(SearchEnds, WithoutALeaseWhenItsNameIsTakenMeanwhile) {
+TEST_F(SearchEnds, NoLeaseIfIdIsTakenMeanwhile) {
   const LeaseId name{7};
   const Match match = Lookup([&] { cache().Lookup(kBob, std::span(queries_).first(1), nullptr, name); }, name);
   EXPECT_THAT(Reasons(match), Each(MissReason::kInvalidRequest));
@@ -227,14 +227,14 @@ TEST_F(SearchEnds, BusyWhenItsRoomIsTakenMeanwhile) {
   EXPECT_EQ(cache().stats().leases, 1u);
 }
 
-TEST_F(SearchEnds, WithoutWhatIsEvictedMeanwhile) {
+TEST_F(SearchEnds, MissesObjectsEvictedMeanwhile) {
   const Match match = Lookup([&] { world_.Evict(1), world_.Evict(4); });
   EXPECT_EQ(match.found[0].reason, MissReason::kEvicted) << "which it had found";
   EXPECT_EQ(match.found[1].reason, MissReason::kNone);
   EXPECT_EQ(match.found[3].reason, MissReason::kEvicted) << "which it had not come to";
 }
 
-TEST_F(SearchEnds, WithoutRoomOfWhatWasLostMeanwhile) {
+TEST_F(SearchEnds, LostObjectsFreeSpace) {
   const Match match = Lookup([&] {
     for (const uint64_t text : texts_) world_.Evict(text);
   });
@@ -243,7 +243,7 @@ TEST_F(SearchEnds, WithoutRoomOfWhatWasLostMeanwhile) {
   EXPECT_EQ(world_.rig().dram->Usage(kTenant).used_bytes, 0u);
 }
 
-TEST_F(SearchEnds, WithWhatIsPublishedMeanwhile) {
+TEST_F(SearchEnds, FindsObjectsPublishedMeanwhile) {
   const std::vector<Query> queries = SearchWorld::Queries(std::vector<uint64_t>{8, 9, 10, 11});
   const Match match = world_.Lookup(queries, nullptr, 3, [&] { world_.Publish(8), world_.Publish(11); });
   EXPECT_EQ(match.found[0].reason, MissReason::kNeverSeen);
@@ -262,7 +262,7 @@ TEST_F(SearchEnds, GivenUpAndLetsGo) {
   EXPECT_EQ(References(), 0u);
 }
 
-TEST_F(SearchEnds, AndIsHeldAgainWhileWhatItsHolderLetGoIsSettled) {
+TEST_F(SearchEnds, ReacquiresObjectsDuringSettle) {
   for (const uint64_t text : texts_) world_.Publish(text);
   const Match ended = cache().Lookup(kAnn, std::span(queries_).first(2)), match = cache().Lookup(kAnn, queries_);
   ASSERT_TRUE(cache().Attach(kBob, match.lease).ok());
@@ -277,7 +277,7 @@ TEST_F(SearchEnds, AndIsHeldAgainWhileWhatItsHolderLetGoIsSettled) {
 }
 
 // A session's end, cut: it is closed at once, and all that it held is given back in the end.
-TEST_F(SearchEnds, WithASessionThatIsClosedInSlices) {
+TEST_F(SearchEnds, EndsWithSessionClosedInSlices) {
   Lookup([] {});
   const Cache::Reservation reserved = cache().Reserve(kAnn, TestPlan(77, kTokens));
   ASSERT_EQ(reserved.outcome, ReserveOutcome::kGranted);

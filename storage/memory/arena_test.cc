@@ -34,7 +34,7 @@ TEST(Arena, CanOnlyBeMappedReadOnly) {
   munmap(engine, kArenaBytes);
 }
 
-TEST(Arena, IsTheProcessorsMemory) {
+TEST(Arena, IsHostMemory) {
   const absl::StatusOr<Arena> made = Arena::Make(kArenaBytes, {});
   ASSERT_TRUE(made.ok()) << made.status();
   const kernels::ArenaMemory& arena = *made;
@@ -44,7 +44,7 @@ TEST(Arena, IsTheProcessorsMemory) {
   EXPECT_EQ(arena.descriptor(), made->descriptor());
 }
 
-TEST(Arena, KeepsItsSizeAndItsSeals) {
+TEST(Arena, SizeAndSealsCannotChange) {
   absl::StatusOr<Arena> arena = Arena::Make(kArenaBytes, {.huge_pages = true});
   ASSERT_TRUE(arena.ok()) << arena.status();
   EXPECT_EQ(ftruncate(arena->descriptor(), kArenaBytes / 2), -1);
@@ -66,7 +66,7 @@ TEST(Arena, ClosesItsDescriptorOnce) {
   EXPECT_EQ(fcntl(descriptor, F_GETFD), -1);
 }
 
-TEST(Arena, HasItsPagesFromTheStart) {
+TEST(Arena, PagesAreAllocatedAtCreation) {
   for (const bool huge_pages : {false, true}) {
     absl::StatusOr<Arena> arena = Arena::Make(kArenaBytes, {.huge_pages = huge_pages});
     ASSERT_TRUE(arena.ok()) << arena.status();
@@ -77,7 +77,7 @@ TEST(Arena, HasItsPagesFromTheStart) {
   }
 }
 
-TEST(Arena, SaysWhyThereIsNoMemory) {
+TEST(Arena, ReportsReasonForMissingMemory) {
   // No address space for it; address space, but no memory.
   for (const uint64_t bytes : {uint64_t{1} << 62, uint64_t{1} << 45}) {
     const absl::StatusOr<Arena> arena = Arena::Make(bytes, {});

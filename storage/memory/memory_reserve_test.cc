@@ -30,11 +30,11 @@ class Machine : public ::testing::Test {
   std::string root_ = "/tmp/ashlar_machine_XXXXXX";
 };
 
-TEST_F(Machine, OfWhichNothingIsKnownSetsNoBound) {
+TEST_F(Machine, UnknownMachineSetsNoBound) {
   EXPECT_EQ(AvailableMemory(root_), UINT64_MAX);
 }
 
-TEST_F(Machine, TellsWhatIsAvailable) {
+TEST_F(Machine, ReportsAvailableMemory) {
   Write("/proc/meminfo", "MemTotal:       8000 kB\nMemFree:        1000 kB\nMemAvailable:   3000 kB\n");
   EXPECT_EQ(AvailableMemory(root_), 3000u * 1024);
   Write("/proc/self/cgroup", "4:memory:/old\n0::/\n");

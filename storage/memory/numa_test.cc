@@ -37,7 +37,7 @@ class Nodes : public ::testing::Test {
   std::string root_ = "/tmp/ashlar_nodes_XXXXXX";
 };
 
-TEST_F(Nodes, MustHaveMemory) {
+TEST_F(Nodes, NodesMustHaveMemory) {
   Write("/sys/devices/system/node/has_memory", "0-1,4\n");
   EXPECT_TRUE(Check({0, 1, 4}).ok());
   EXPECT_TRUE(Check({4, 0}).ok());
@@ -48,18 +48,18 @@ TEST_F(Nodes, MustHaveMemory) {
   EXPECT_TRUE(CheckNodes({}, root_).ok());
 }
 
-TEST_F(Nodes, MustBeAllowed) {
+TEST_F(Nodes, NodesMustBeAllowed) {
   Write("/sys/devices/system/node/has_memory", "0-3\n");
   Write("/proc/self/status", "Name:\tashlard\nMems_allowed:\t4\nMems_allowed_list:\t2-3\n");
   EXPECT_TRUE(Check({2, 3}).ok());
   EXPECT_THAT(std::string(Check({1}).message()), HasSubstr("nodes are: 2, 3"));
 }
 
-TEST_F(Nodes, AreNoneWhereTheKernelKnowsNone) {
+TEST_F(Nodes, NumaIsAbsentWithoutKernelSupport) {
   EXPECT_THAT(std::string(Check({0}).message()), HasSubstr("nodes are: none"));
 }
 
-TEST_F(Nodes, TellWhatIsAvailableOnThem) {
+TEST_F(Nodes, ReportAvailableMemory) {
   Write("/sys/devices/system/node/node0/meminfo",
         "\nNode 0 MemTotal:        9000 kB\nNode 0 MemFree:          100 kB\nNode 0 MemUsed: 8900 kB\n"
         "Node 0 Active(anon):     7000 kB\nNode 0 Active(file):       20 kB\nNode 0 Inactive(file):      3 kB\n");
@@ -77,7 +77,7 @@ bool PolicyOf(const void* address, int* mode, uint64_t* nodes) {
   return true;
 }
 
-TEST(NumaPolicy, IsTheArenasBeforeItsPagesAre) {
+TEST(NumaPolicy, IsSetBeforePagesAreAllocated) {
   int mode = 0;
   uint64_t nodes = 0;
   if (!CheckNodes({Mode::kBind, {0}}).ok() || !PolicyOf(&nodes, &mode, &nodes)) {
@@ -110,7 +110,7 @@ TEST(NumaPolicy, TheKernelsRefusalIsTold) {
   EXPECT_THAT(std::string(arena.status().message()), HasSubstr("mbind"));
 }
 
-TEST(NumaPolicy, OfATierNamesTheField) {
+TEST(NumaPolicy, InvalidPolicyNamesField) {
   const auto tier = MemoryTier::Make(
       {.capacity_bytes = kBoundBytes, .arena_bytes = kBoundBytes, .arena = {.numa = {Mode::kPreferred, {777}}}});
   EXPECT_TRUE(absl::IsInvalidArgument(tier.status())) << tier.status();

@@ -57,7 +57,7 @@ TEST_F(ObjectTableTest, EvictsTheLeastRecentlyUsed) {
 }
 
 // Three objects are asked for again and again, others once: more of them between two uses than there is room for.
-TEST(PoolEvictionTest, WhatIsAskedForAgainStaysWhileOthersPassThrough) {
+TEST(PoolEvictionTest, ReusedObjectStaysDuringScan) {
   const auto hits = [](EvictionMode mode) {
     const std::unique_ptr<MemoryTier> tier = TestTier({{1, 8}});
     ManualClock clock;
@@ -110,7 +110,7 @@ TEST_F(ObjectTableTest, EvictsNothingInVain) {
   EXPECT_EQ(Find(2), MissReason::kNone);
 }
 
-TEST_F(ObjectTableTest, TakesNothingFromOtherTenants) {
+TEST_F(ObjectTableTest, EvictsNothingOfOtherTenants) {
   ASSERT_EQ(Publish(1, 8, 1), ReserveOutcome::kGranted);
   ASSERT_EQ(Publish(1, 8, 2), ReserveOutcome::kGranted) << "the same key, another tenant";
   ASSERT_EQ(Publish(2, 8, 2), ReserveOutcome::kGranted);
@@ -146,7 +146,7 @@ TEST_F(ObjectTableTest, ADroppedObjectsBytesStayUntilTheLastReferenceGoes) {
   EXPECT_THAT(observer_.evicted, ElementsAre(MissReason::kChecksumFailed));
 }
 
-TEST_F(ObjectTableTest, TellsWhatIsKnownOfWhatIsGone) {
+TEST_F(ObjectTableTest, RemembersGhosts) {
   ASSERT_EQ(Publish(1, 8), ReserveOutcome::kGranted);
   clock_.Advance(100);
   for (int use = 0; use < 3; ++use) EXPECT_EQ(Find(1), MissReason::kNone);

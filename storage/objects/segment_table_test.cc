@@ -35,7 +35,7 @@ TEST(SegmentTable, FindsNothingThatWasRemoved) {
   EXPECT_EQ(table.Find(2, mine.header.key), &theirs);
 }
 
-TEST(SegmentTable, KeepsShardsOfAKeyApart) {
+TEST(SegmentTable, SeparatesShards) {
   SegmentTable table;
   Entry whole = MakeEntry(1, 7), first = MakeEntry(1, 7), second = MakeEntry(1, 7), of_four = MakeEntry(1, 7);
   first.header.shard = {.rank = 0, .size = 2};

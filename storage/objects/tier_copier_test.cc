@@ -159,7 +159,7 @@ TEST_F(TierCopierTest, ANodeWithoutRoomDoesNotHoldUpCopiesFromOthers) {
   for (const auto& done : std::exchange(source.under_way, {})) done(absl::OkStatus());
 }
 
-TEST_F(TierCopierTest, WhatIsNeededFirstGoesFirst) {
+TEST_F(TierCopierTest, CopiesEarliestNeedFirst) {
   const Slot from = *memory_->Allocate(1, kExtents);
   std::vector<Slot> to(3);
   for (Slot& slot : to) slot = *memory_->Allocate(1, kExtents);
@@ -191,7 +191,7 @@ TEST_F(TierCopierTest, TenantsHaveEqualShares) {
   EXPECT_EQ(Latest(kGreen, 32), 16u);
 }
 
-TEST_F(TierCopierTest, OneTenantsFullQueueHoldsUpNobodyElse) {
+TEST_F(TierCopierTest, FullQueueOfATenantDelaysNoOther) {
   choosy_.refused = kBlue;
   Ask(kBlue, 10, /*needed_at=*/0);
   Ask(kGreen, 10, /*needed_at=*/1);
@@ -201,14 +201,14 @@ TEST_F(TierCopierTest, OneTenantsFullQueueHoldsUpNobodyElse) {
   EXPECT_EQ(Latest(kBlue, 32), 24u) << "in turn with the last eight of Bob's forty";
 }
 
-TEST_F(TierCopierTest, WhatNobodyWaitsForGetsOnBesideWhatOthersNeed) {
+TEST_F(TierCopierTest, BackgroundCopiesProgressBesideOtherTenants) {
   Ask(kBlue, 200, /*needed_at=*/0);
   Ask(kGreen, 50, TierCopier::kWhenIdle);
   for (int i = 0; i < 64; ++i) executor_.Complete(0);
   EXPECT_EQ(Latest(kGreen, 32), 4u);
 }
 
-TEST_F(TierCopierTest, WhatNobodyWaitsForIsBehindAllThatItsTenantNeeds) {
+TEST_F(TierCopierTest, BackgroundCopiesYieldToNeededOnes) {
   const Slot from = *memory_->Allocate(kBlue, kExtents), to = *memory_->Allocate(kBlue, kExtents);
   executor_.set_capacity(1);
   Start({memory_.get(), &from}, {memory_.get(), &to}, TierCopier::kWhenIdle);

@@ -65,7 +65,7 @@ class EvictionPolicyTest : public ::testing::TestWithParam<EvictionMode> {
 INSTANTIATE_TEST_SUITE_P(All, EvictionPolicyTest, ::testing::Values(EvictionMode::kPrice, EvictionMode::kLru),
                          [](const auto& info) { return info.param == EvictionMode::kPrice ? "Price" : "Lru"; });
 
-TEST_P(EvictionPolicyTest, OffersTheLeastRecentlyUsedFirst) {
+TEST_P(EvictionPolicyTest, ReturnsLeastRecentlyUsedFirst) {
   for (ObjectId id = 1; id <= 4; ++id) Track(kPool, id, 2);
   policy_->Touch(Copy(1));
   policy_->Touch(Copy(3));
@@ -73,7 +73,7 @@ TEST_P(EvictionPolicyTest, OffersTheLeastRecentlyUsedFirst) {
   EXPECT_THAT(Victims(kPool, 8), ElementsAre(2, 4, 1, 3)) << "offering changes nothing";
 }
 
-TEST_P(EvictionPolicyTest, OffersJustEnough) {
+TEST_P(EvictionPolicyTest, ReturnsMinimalVictims) {
   for (ObjectId id = 1; id <= 3; ++id) Track(kPool, id, 3);
   EXPECT_THAT(Victims(kPool, 3), ElementsAre(1));
   EXPECT_THAT(Victims(kPool, 4), ElementsAre(1, 2));
@@ -81,7 +81,7 @@ TEST_P(EvictionPolicyTest, OffersJustEnough) {
   EXPECT_THAT(Victims(kPool, 10), IsEmpty()) << "nobody goes in vain";
 }
 
-TEST_P(EvictionPolicyTest, KnowsTenantsApart) {
+TEST_P(EvictionPolicyTest, SeparatesTenants) {
   Track({1}, 1, 1);
   Track({2}, 2, 1);
   EXPECT_THAT(Victims(TenantPool{2}, 1), ElementsAre(2));
@@ -101,7 +101,7 @@ TEST_P(EvictionPolicyTest, SkipsObjectsInUseAndCountsThemAsRecent) {
   EXPECT_THAT(Victims(kPool, 4), ElementsAre(2, 4, 1, 3));
 }
 
-TEST_P(EvictionPolicyTest, OffersNothingWhereAllAreInUse) {
+TEST_P(EvictionPolicyTest, NoVictimsIfAllInUse) {
   for (ObjectId id = 1; id <= 3; ++id) Track(kPool, id, 1);
   SetIdle({1, 2, 3}, false);
   EXPECT_THAT(Victims(kPool, 1), IsEmpty());
@@ -165,14 +165,14 @@ class PricePolicyTest : public ::testing::Test {
   PricePolicy policy_{models_};
 };
 
-TEST_F(PricePolicyTest, TakesFirstWhatSavesLeastAByte) {
+TEST_F(PricePolicyTest, EvictsLowestSavingPerByteFirst) {
   Add(1, ReuseKind::kSegment, 100);
   Add(2, ReuseKind::kSegment, 1);
   Add(3, ReuseKind::kSegment, 10'000);
   EXPECT_THAT(Victims(3), ElementsAre(2, 1, 3)) << "though the first one is the oldest";
 }
 
-TEST_F(PricePolicyTest, TakesFirstWhatIsLeastLikelyUsedAgain) {
+TEST_F(PricePolicyTest, EvictsLeastLikelyReusedFirst) {
   Teach();
   Add(1, ReuseKind::kSegment, 1);
   Add(2, ReuseKind::kCheckpoint, 1);
@@ -188,7 +188,7 @@ TEST_F(PricePolicyTest, WeighsWorthAgainstLikelihood) {
   EXPECT_THAT(Victims(3), ElementsAre(2, 1, 3));
 }
 
-TEST_F(PricePolicyTest, WhatWasUsedStandsWithWhatWasUsedAsOften) {
+TEST_F(PricePolicyTest, RanksEquallyUsedTogether) {
   Teach();
   Add(1, ReuseKind::kSegment, 1);
   Add(2, ReuseKind::kSegment, 1);
@@ -199,7 +199,7 @@ TEST_F(PricePolicyTest, WhatWasUsedStandsWithWhatWasUsedAsOften) {
   EXPECT_EQ(Victims(3).back(), 3u);
 }
 
-TEST_F(PricePolicyTest, IsTheTenantsOwn) {
+TEST_F(PricePolicyTest, IsPerTenant) {
   Teach();
   const ReuseModel::Class segment = ReuseModels::ClassOf({.kind = ReuseKind::kSegment});
   const double known = models_.Rate(kPool.tenant, segment, models_.now(kPool.tenant));

@@ -6,7 +6,7 @@
 namespace ashlar::storage {
 namespace {
 
-TEST(PromotionCost, TakesWhatIsNotKnownToBeDear) {
+TEST(PromotionCost, AcceptsUnknownCosts) {
   PromotionCost cost;
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1 << 20), 0);
   EXPECT_TRUE(cost.Pays(TierKind::kSsd, 1 << 20, 1)) << "nothing was measured";
@@ -34,7 +34,7 @@ TEST(PromotionCost, AddsTheLandingToTheCopy) {
   EXPECT_TRUE(cost.PaysToKeep(100, 0)) << "the engine did not say what computing takes";
 }
 
-TEST(PromotionCost, WhatIsCopiedAheadCostsNoTime) {
+TEST(PromotionCost, PrefetchedCopyIsFree) {
   PromotionCost cost;
   cost.Promoted(TierKind::kSsd, 1000, 5000);
   cost.Landed(1000, 2000);
@@ -51,7 +51,7 @@ TEST(PromotionCost, FollowsTheTierAsItChanges) {
   EXPECT_NEAR(static_cast<double>(cost.Estimate(TierKind::kSsd, 1000)), 1000, 10);
 }
 
-TEST(PromotionCost, WhatEverySmallCopyCostsDoesNotMakeLargeOnesDear) {
+TEST(PromotionCost, FixedCostOfSmallCopiesDoesNotInflateLargeOnes) {
   PromotionCost cost;
   for (int i = 0; i < 60; ++i) {
     cost.Landed(1'000, 50'000);

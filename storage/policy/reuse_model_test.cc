@@ -20,7 +20,7 @@ void End(ReuseModel& model, const Subject& subject, uint64_t age, bool used, int
 }
 
 // Nothing known: the order is that of least recent use, and the price falls as 1/age.
-TEST(ReuseModelTest, IsLeastRecentUseWhereNothingIsKnown) {
+TEST(ReuseModelTest, DefaultsToLeastRecentlyUsed) {
   const ReuseModel model;
   for (size_t kind = 0; kind < kReuseKinds; ++kind) {
     for (const uint32_t uses : {0u, 1u, 7u, 100u}) {
@@ -41,7 +41,7 @@ TEST(ReuseModelTest, IsLeastRecentUseWhereNothingIsKnown) {
   EXPECT_LE(model.Rate(kEnd, 1001), model.Rate(kEnd, 1000)) << "of two ages in a bucket, too";
 }
 
-TEST(ReuseModelTest, HasARateAtEveryAge) {
+TEST(ReuseModelTest, RateIsDefinedAtEveryAge) {
   const ReuseModel model;
   for (const uint64_t age : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 31, uint64_t{1} << 40, UINT64_MAX}) {
     EXPECT_GT(model.Rate(kEnd, age), 0);
@@ -59,7 +59,7 @@ TEST(ReuseModelTest, ChangesAtRefreshAlone) {
   EXPECT_GT(model.Rate(kEnd, 1), 2 * before);
 }
 
-TEST(ReuseModelTest, WhatIsNeverUsedAgainGetsCheap) {
+TEST(ReuseModelTest, UnusedSubjectsGetCheap) {
   ReuseModel model;
   const double before = model.Rate(kEnd, 4);
   End(model, kEnd, 1000, false, 500);
@@ -68,7 +68,7 @@ TEST(ReuseModelTest, WhatIsNeverUsedAgainGetsCheap) {
 }
 
 // An unfinished spell counts up to its present age, and only while it is reported.
-TEST(ReuseModelTest, WhatGoesOnCountsAsFarAsItHasCome) {
+TEST(ReuseModelTest, UnfinishedSpellsCountUpToTheirAge) {
   ReuseModel model;
   const double before = model.Rate(kEnd, 1);
   for (int i = 0; i < 500; ++i) model.GoesOn(kEnd, 1000);
@@ -98,7 +98,7 @@ TEST(ReuseModelTest, ShortSpellsSayNothingOfLaterAges) {
 
 // An object used every hundred requests is worth more the nearer the next use is, and little once that use did not
 // come.
-TEST(ReuseModelTest, WhatIsPeriodicStaysUntilItsPeriodHasPassed) {
+TEST(ReuseModelTest, PeriodicSubjectsStayForTheirPeriod) {
   ReuseModel model;
   for (int i = 0; i < 40; ++i) {
     End(model, kEnd, 120, true, 12);
@@ -113,7 +113,7 @@ TEST(ReuseModelTest, WhatIsPeriodicStaysUntilItsPeriodHasPassed) {
 }
 
 // Gittins' index looks ahead: a use that is certain later on counts now, one that is not waited for does not.
-TEST(ReuseModelTest, GivesUpWhenThatIsBest) {
+TEST(ReuseModelTest, StopsAtBestAge) {
   ReuseModel model;
   End(model, kEnd, 1, true, 500);           // half at once
   End(model, kEnd, 1'000'000, false, 500);  // half never
@@ -187,7 +187,7 @@ TEST(ReuseModelTest, ErasesWhatWasLongAgo) {
   EXPECT_GT(model.Rate(kEnd, 4), 0.95 * ReuseModel().Rate(kEnd, 4) * 0.99 / 0.05);
 }
 
-TEST(ReuseModelTest, IsTheSameForTheSameSpells) {
+TEST(ReuseModelTest, IsDeterministic) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   ReuseModel models[2];
@@ -207,7 +207,7 @@ TEST(ReuseModelTest, IsTheSameForTheSameSpells) {
   for (uint64_t age = 1; age < 1000; ++age) EXPECT_EQ(models[0].Rate(kEnd, age), models[1].Rate(kEnd, age));
 }
 
-TEST(ReuseModelTest, WhatWasGivenUpCountsAsNeverUsedUntilItIsAskedForAgain) {
+TEST(ReuseModelTest, EvictedCountsAsUnusedUntilRequestedAgain) {
   ReuseModel model;
   const Subject segment{.kind = ReuseKind::kSegment};
   for (int i = 0; i < 500; ++i) model.GivenUp(segment);

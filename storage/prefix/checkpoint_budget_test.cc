@@ -170,7 +170,7 @@ TEST_F(CheckpointBudgetTest, RefusesWhatIsLargerThanAllThereIs) {
   EXPECT_TRUE(store.Admit(Node(2, 40), 0)) << "just fits, and is as new";
 }
 
-TEST_F(CheckpointBudgetTest, WhatIsLeasedStays) {
+TEST_F(CheckpointBudgetTest, LeasedCheckpointStays) {
   CheckpointBudget store(kTokens, 2 * (100 + 10 * 10), model_, 1);
   PrefixNode &a = Node(1, 10, 1), &b = Node(2, 10, 2), &next = Node(3, 10, 1000);
   ASSERT_TRUE(store.Admit(a, 3));
@@ -187,7 +187,7 @@ TEST_F(CheckpointBudgetTest, WhatIsLeasedStays) {
   EXPECT_THAT(Kept(kTokens), UnorderedElementsAreArray({&a, &next})) << "though it is the oldest";
 }
 
-TEST_F(CheckpointBudgetTest, NothingIsCheapWhileThereIsRoom) {
+TEST_F(CheckpointBudgetTest, LeastPriceIsZeroWithFreeSpace) {
   CheckpointBudget store(kTokens, 320, model_, 1);
   EXPECT_EQ(store.LeastPrice(0), 0);
   ASSERT_TRUE(store.Admit(Node(1, 10), 0));
@@ -198,7 +198,7 @@ TEST_F(CheckpointBudgetTest, NothingIsCheapWhileThereIsRoom) {
 
 // Among many, a sample is drawn: the victim is still among the cheapest. Those found to be cheap are used meanwhile:
 // others leave in their place, however many.
-TEST_F(CheckpointBudgetTest, OfManyLeasedOnesNoneGoes) {
+TEST_F(CheckpointBudgetTest, EvictsNoLeasedCheckpoint) {
   constexpr int kMany = 1000;
   CheckpointBudget store(kTokens, kMany * 200, model_, std::random_device()());
   std::vector<PrefixNode*> nodes;
@@ -211,7 +211,7 @@ TEST_F(CheckpointBudgetTest, OfManyLeasedOnesNoneGoes) {
   EXPECT_EQ(store.evictions(), 100u);
 }
 
-TEST_F(CheckpointBudgetTest, OfManyACheapOneGoes) {
+TEST_F(CheckpointBudgetTest, EvictsCheapCheckpointAmongMany) {
   constexpr int kMany = 1000;
   CheckpointBudget store(kTokens, kMany * 200, model_, std::random_device()());
   std::vector<PrefixNode*> nodes;
@@ -281,7 +281,7 @@ void RandomTraffic(const PrefixCosts& costs, uint64_t seed) {
   }
 }
 
-TEST(CheckpointBudgetRandomTest, KeepsTheBooks) {
+TEST(CheckpointBudgetRandomTest, MatchesModel) {
   for (int round = 0; round < 8; ++round) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));

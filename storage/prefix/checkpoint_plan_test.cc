@@ -95,7 +95,7 @@ std::vector<Mass> RandomModel(std::mt19937_64& random, uint64_t begin, uint64_t 
   return model;
 }
 
-TEST(CheckpointPlanTest, IsExact) {
+TEST(CheckpointPlanTest, MatchesBruteForce) {
   for (int round = 0; round < 300; ++round) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -107,7 +107,7 @@ TEST(CheckpointPlanTest, IsExact) {
 }
 
 // Long prefixes cost more a token than short ones, so checkpoints belong deeper.
-TEST(CheckpointPlanTest, IsExactByFlops) {
+TEST(CheckpointPlanTest, MatchesBruteForceWithFlops) {
   const Cost flops = [](uint64_t depth) { return TokensAt(depth) * (7 + 3 * TokensAt(depth)); };
   for (int round = 0; round < 100; ++round) {
     const uint64_t seed = std::random_device()();
@@ -179,7 +179,7 @@ TEST(CheckpointPlanTest, NeedsNoMoreCheckpointsThanMasses) {
   EXPECT_DOUBLE_EQ(plan.Expected(2), 0);
 }
 
-TEST(CheckpointPlanTest, OfNothingIsNothing) {
+TEST(CheckpointPlanTest, EmptyModelHasNoCheckpoints) {
   const CheckpointPlan plan({}, 12, 4, 8, TokensAt);
   EXPECT_EQ(plan.most(), 0u);
   EXPECT_EQ(plan.Expected(0), 0);

@@ -51,7 +51,7 @@ TEST(CoverTest, APrefixMayEndInAHeadAndNoFurther) {
   }
 }
 
-TEST(CoverTest, NothingThereNothingTaken) {
+TEST(CoverTest, EmptyInputGivesEmptyCover) {
   const Cover cover = BestCover({}, {}, 8, 8, TokensAt);
   EXPECT_EQ(cover.prefix, 0u);
   EXPECT_EQ(cover.saved, 0);

@@ -30,7 +30,7 @@ double Sum(const std::vector<OverlapModel::Mass>& model) {
   return sum;
 }
 
-TEST(OverlapModelTest, KnowsNothingAtFirst) {
+TEST(OverlapModelTest, IsEmptyAtFirst) {
   const OverlapModel model;
   EXPECT_EQ(model.observed(), 0u);
   EXPECT_THAT(model.Between(0, 1000), IsEmpty());
@@ -101,7 +101,7 @@ TEST(OverlapModelTest, LaterRequestsCountMore) {
 }
 
 // Far longer than it takes for weights to be scaled down (100 ln 10 · 4096 requests).
-TEST(OverlapModelTest, GoesOnForever) {
+TEST(OverlapModelTest, WeightsDoNotOverflow) {
   OverlapModel model;
   for (int i = 0; i < 1'200'000; ++i) model.Observe(100 + (i % 2 == 0 ? 0 : 50), 100'000);
   const std::vector<OverlapModel::Mass> masses = model.Between(0, 50'000);

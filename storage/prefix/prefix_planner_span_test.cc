@@ -65,7 +65,7 @@ TEST_F(PrefixSpans, StandForStatesWhereTheyTakeLess) {
   ExpectBooks();
 }
 
-TEST_F(PrefixSpans, AreResumedFromAtEveryDepthByThoseWhoRebuild) {
+TEST_F(PrefixSpans, RebuildingEnginesResumeAtEveryDepth) {
   Answer(prompt_, answer_);
   const Tokens text = Join(prompt_, answer_);
   for (size_t common = 100; common <= text.size(); ++common) {
@@ -84,7 +84,7 @@ TEST_F(PrefixSpans, AreResumedFromAtEveryDepthByThoseWhoRebuild) {
 
 // Answers to one prompt hang on the same states. A prompt that parts from both takes the answer with which it has more
 // tokens in common.
-TEST_F(PrefixSpans, OfSeveralAnswersHangOnTheSameStates) {
+TEST_F(PrefixSpans, SeveralSpansShareABase) {
   Answer(prompt_, answer_);
   const Tokens again = Join(First(answer_, 10), Numbers(2000, 30));
   Answer(prompt_, again);
@@ -96,7 +96,7 @@ TEST_F(PrefixSpans, OfSeveralAnswersHangOnTheSameStates) {
   ExpectBooks();
 }
 
-TEST_F(PrefixSpans, GoWithTheStatesThatTheyHangOn) {
+TEST_F(PrefixSpans, AreDroppedWithTheirBase) {
   std::vector<uint64_t> gone;
   planner_.WhenGone([&](PrefixNode& node) { gone.push_back(node.depth()); });
   Answer(prompt_, answer_);
@@ -112,7 +112,7 @@ TEST_F(PrefixSpans, GoWithTheStatesThatTheyHangOn) {
   EXPECT_EQ(planner_.IsKept(Join(prompt_, answer_)), Kept::kByStates);
 }
 
-TEST_F(PrefixSpans, AreRecoveredBehindTheirStatesOnly) {
+TEST_F(PrefixSpans, AreRecoveredOnlyWithTheirBase) {
   const Tokens text = Join(prompt_, answer_);
   using enum PrefixPlanner::Recovery;
   const PrefixPlanner::Found states[] = {{.depth = 100}};

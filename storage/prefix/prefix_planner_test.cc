@@ -148,7 +148,7 @@ TEST(PrefixPlannerTest, AsksForNoMoreThanItMay) {
   EXPECT_EQ(most, 6u);
 }
 
-TEST(PrefixPlannerTest, WhatIsLeasedStaysUntilItsRequestEnds) {
+TEST(PrefixPlannerTest, LeasedPrefixStaysUntilRequestEnds) {
   // Room for one conversation's end.
   PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 2500});
   const Tokens conversation = Numbers(0, 100);
@@ -164,7 +164,7 @@ TEST(PrefixPlannerTest, WhatIsLeasedStaysUntilItsRequestEnds) {
   EXPECT_EQ(planner.Lookup(Join(conversation, Numbers(900, 10))).resume, 0u);
 }
 
-TEST(PrefixPlannerTest, WhatWouldNeverFitIsNotAskedForNorKept) {
+TEST(PrefixPlannerTest, OversizedCheckpointIsNeitherRequestedNorKept) {
   PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 999});
   for (int i = 0; i < 10; ++i) {
     const PrefixPlanner::Match match = planner.Lookup(Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)));
@@ -222,7 +222,7 @@ TEST(PrefixPlannerTest, LookupsAloneDoNotGrowTheHistory) {
 
 // Compares with a list of sequences and the depths at which each was offered: what prompts share and where they resume,
 // when nothing has to leave.
-TEST(PrefixPlannerTest, IsAListOfSequencesWhileThereIsRoom) {
+TEST(PrefixPlannerTest, MatchesSequenceListWithoutEviction) {
   for (int round = 0; round < 20; ++round) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -231,7 +231,7 @@ class Both {
   int names_ = 0;
 };
 
-TEST(PrefixTreeTest, IsAListOfSequences) {
+TEST(PrefixTreeTest, MatchesSequenceList) {
   for (int round = 0; round < 40; ++round) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -330,7 +330,7 @@ TEST(PrefixTreeTest, PutsANodeInsideAnEdge) {
   EXPECT_EQ(tree.tokens(), 10u);
 }
 
-TEST(PrefixTreeTest, OfNothingIsTheRoot) {
+TEST(PrefixTreeTest, EmptySequenceIsRoot) {
   Tree tree;
   const Tree::Inserted inserted = tree.Insert({});
   EXPECT_EQ(inserted.node, &tree.root());

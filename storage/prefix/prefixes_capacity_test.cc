@@ -18,7 +18,7 @@ class PricedPrefixesTest : public PrefixesTest {
 };
 
 // A prefix that the planner gives up leaves the tiers, and the stored bytes never exceed its capacity.
-TEST_F(PricedPrefixesTest, WhatIsGivenUpGoes) {
+TEST_F(PricedPrefixesTest, EvictedPrefixesLeaveTheCache) {
   std::mt19937_64 random(1);
   std::map<int, Tokens> talks;
   uint64_t resumed = 0;
@@ -37,7 +37,7 @@ TEST_F(PricedPrefixesTest, WhatIsGivenUpGoes) {
 }
 
 // A leased prefix stays until it is released, whatever more valuable prefix comes.
-TEST_F(PricedPrefixesTest, WhatIsLeasedStaysThoughItIsGivenUp) {
+TEST_F(PricedPrefixesTest, LeasedPrefixStaysAfterEviction) {
   const Tokens text = Numbers(0, 700), next = Join(text, {1, 2, 3});
   Serve(text);
   const Match match = Ask(next);
@@ -62,7 +62,7 @@ class CrowdedPrefixesTest : public PrefixesTest {
 
 // Segments that are used all the time take half of the capacity, and texts that do not all fit beside them take turns.
 // Eviction by recency alone would lose every text before its next turn.
-TEST_F(CrowdedPrefixesTest, KeepsWhatFitsBesideSegments) {
+TEST_F(CrowdedPrefixesTest, KeepsPrefixesThatFitBesideSegments) {
   std::vector<ObjectHeader> segments;
   for (uint64_t text = 1; text <= 6; ++text) {
     segments.push_back(TestPlan(text, 64));

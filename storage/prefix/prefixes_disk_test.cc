@@ -74,7 +74,7 @@ TEST_F(ConversationOnDisk, WritesWhatIsFoundTwice) {
 }
 
 // Whatever was deferred, a drain writes it.
-TEST_F(ConversationOnDisk, IsFoundWholeAfterADrain) {
+TEST_F(ConversationOnDisk, IsCompleteAfterDrain) {
   Talk(Provenance::kExact, {});
   rig_.cache->StartDrain();
   rig_.Settle();

@@ -294,7 +294,7 @@ class PrefixWorld {
   uint64_t landed_ = 0, landed_own_ = 0, landed_spans_ = 0;
 };
 
-TEST(PrefixesRandomTest, WhatLandsIsWhatWasCommitted) {
+TEST(PrefixesRandomTest, LandsCommittedBytes) {
   const char* const given = std::getenv("ASHLAR_PREFIXES_SEED");
   const uint64_t first = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
   std::printf("ASHLAR_PREFIXES_SEED=%llu\n", static_cast<unsigned long long>(first));  // a crash tells nothing else

@@ -159,7 +159,7 @@ TEST_F(PrefixesTest, APrefixMayEndInASegmentsHead) {
 }
 
 // After a landed segment everything behind it is composed.
-TEST_F(PrefixesTest, BehindALandedSegmentNothingIsExact) {
+TEST_F(PrefixesTest, StatesAfterLandedSegmentAreComposed) {
   const ObjectHeader passage = TestPlan(5, 600);
   ASSERT_TRUE(rig_.Publish(kAnn, passage, 5));
   const Tokens prompt = Numbers(1000, 700);
@@ -257,7 +257,7 @@ class RestartedPrefixesTest : public PrefixesTest {
   RestartedPrefixesTest() : PrefixesTest({.hbm = 0, .dram = 128, .ssd = 256}) {}
 };
 
-TEST_F(RestartedPrefixesTest, WhatTheDiskHasIsResumedFromAfterARestart) {
+TEST_F(RestartedPrefixesTest, ResumesFromDiskAfterRestart) {
   const Tokens text = Numbers(0, 3 * kBlock + 77), talk = Numbers(50000, 400);
   Serve(text);
   PrefixCommit own = engine_.Offer(talk, 400, {}, Conversation(1));

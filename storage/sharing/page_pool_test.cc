@@ -30,7 +30,7 @@ std::vector<PageId> Own(const PagePool& pool, PagePool::AdmissionId admission) {
   return {pages.begin(), pages.end()};
 }
 
-TEST(PagePool, OneCopyServesAllRequests) {
+TEST(PagePool, RequestsShareOneCopy) {
   PagePool pool(20);
   const auto first = pool.Admit(std::vector{Text(1, 4), Text(2, 3)}, 2).admission;
   ASSERT_NE(first, 0u);
@@ -73,7 +73,7 @@ TEST(PagePool, OwnPagesMayBeTakenInPortions) {
   EXPECT_EQ(shortage.needed, 2u);
 }
 
-TEST(PagePool, WhoAsksMeanwhileHoldsTheSamePagesAndInheritsTheDuty) {
+TEST(PagePool, ConcurrentRequestInheritsFill) {
   PagePool pool(10);
   const auto filler = pool.Admit(std::vector{Text(1, 4)}, 0).admission;
   const auto second = pool.Admit(std::vector{Text(1, 4)}, 0).admission;
@@ -90,14 +90,14 @@ TEST(PagePool, WhoAsksMeanwhileHoldsTheSamePagesAndInheritsTheDuty) {
   EXPECT_FALSE(pool.Filled(third, 1));
 }
 
-TEST(PagePool, WhatNobodyFilledIsNotKept) {
+TEST(PagePool, UnfilledSegmentsAreNotKept) {
   PagePool pool(10);
   pool.End(pool.Admit(std::vector{Text(1, 4)}, 1).admission);
   EXPECT_EQ(pool.levels(), (PagePool::Levels{.pages = 10, .free = 10}));
   EXPECT_FALSE(pool.InUse());
 }
 
-TEST(PagePool, WhatIsErasedIsSharedWithNobodyLater) {
+TEST(PagePool, ErasedSegmentsAreNotShared) {
   PagePool pool(20);
   const auto running = pool.Admit(std::vector{Text(1, 4), Text(2, 3)}, 1).admission;
   EXPECT_TRUE(pool.Filled(running, 0));
@@ -179,7 +179,7 @@ TEST(PagePool, ExtensionsKeepThePagesThatARequestHas) {
   EXPECT_EQ(pool.levels().free, 3u);
 }
 
-TEST(PagePool, WhatIsBeingWrittenIsNobodyElses) {
+TEST(PagePool, PagesBeingWrittenAreNotReused) {
   PagePool pool(6);
   const auto request = pool.Admit(std::vector{Text(1, 3)}, 2).admission;
   const std::vector<PageId> own = Own(pool, request), shared = Pages(pool, request, 0);

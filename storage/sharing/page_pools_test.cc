@@ -110,7 +110,7 @@ TEST_F(PagePoolsTest, ATenantsPoolsNameOnlySoManySegments) {
   EXPECT_TRUE(pools_.Admit(kEngine, kTenant, Lease(2), second, {}, 1).ok());
 }
 
-TEST_F(PagePoolsTest, OneRegionHasOnePoolInUse) {
+TEST_F(PagePoolsTest, RegionHasOneActivePool) {
   ASSERT_NE(Admit(kEngine, 1, {}, 2), 0u);
   EXPECT_EQ(pools_.Open(kTenant, kRegion, 20).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(pools_.Open(kTenant, kRegion + 1, 20).ok());
@@ -123,7 +123,7 @@ TEST_F(PagePoolsTest, OneRegionHasOnePoolInUse) {
   EXPECT_EQ(pools_.levels(kTenant).pages, 20u);
 }
 
-TEST_F(PagePoolsTest, WhatIsBeingWrittenKeepsItsPool) {
+TEST_F(PagePoolsTest, PagesBeingWrittenKeepPool) {
   ASSERT_NE(Admit(kEngine, 1, {}, 2), 0u);
   const PageId page = pool_->OwnPages(pools_.Find(kEngine, Lease(1))->admission)[0];
   pool_->Pin({&page, 1});

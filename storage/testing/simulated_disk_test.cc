@@ -44,7 +44,7 @@ class SimulatedDiskTest : public ::testing::Test {
   alignas(4096) Image image_{};
 };
 
-TEST_F(SimulatedDiskTest, WhatWasSyncedStays) {
+TEST_F(SimulatedDiskTest, SyncedWritesSurvive) {
   EXPECT_EQ(Values(), (std::set<int>{0}));
   ASSERT_EQ(Fill(std::byte{1}), absl::OkStatus());
   ASSERT_EQ(disk_.file().Sync(), absl::OkStatus());
@@ -52,7 +52,7 @@ TEST_F(SimulatedDiskTest, WhatWasSyncedStays) {
   EXPECT_EQ(Values(), (std::set<int>{1}));
 }
 
-TEST_F(SimulatedDiskTest, WhatWasNotIsKeptDroppedOrTorn) {
+TEST_F(SimulatedDiskTest, UnsyncedWritesAreKeptDroppedOrTorn) {
   for (int round = 0; round < 200; ++round) {
     ASSERT_EQ(Fill(std::byte{1}), absl::OkStatus());
     ASSERT_EQ(disk_.file().Sync(), absl::OkStatus());

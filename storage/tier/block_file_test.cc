@@ -44,7 +44,7 @@ class BlockFileTest : public ::testing::Test {
   const std::string path_ = folder_ / "slab";
 };
 
-TEST_F(BlockFileTest, KeepsWhatIsWrittenAndHasItsBlocksFromTheStart) {
+TEST_F(BlockFileTest, KeepsWritesAndPreallocatesBlocks) {
   ExtentMemory memory(2);
   memory.Fill(3);
   {
@@ -70,7 +70,7 @@ TEST_F(BlockFileTest, KeepsWhatIsWrittenAndHasItsBlocksFromTheStart) {
   EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtentBytes);
 }
 
-TEST_F(BlockFileTest, WholeBlocksOfTheFileOnly) {
+TEST_F(BlockFileTest, RefusesPartialBlocks) {
   ExtentMemory memory(1);
   std::byte* const at = memory[0];
   auto file = OpenBlockFile(path_, kExtentBytes);
@@ -132,7 +132,7 @@ TEST_F(BlockFileTest, NeitherLinksNorOtherUsersFilesAreWritten) {
   EXPECT_EQ(Stat(path_).st_size, 14);
 }
 
-TEST_F(BlockFileTest, IsFoundInTheFolderThatIsOpen) {
+TEST_F(BlockFileTest, OpensFileRelativeToOpenDirectory) {
   const int folder = open(folder_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   ASSERT_GE(folder, 0);
   EXPECT_TRUE(OpenBlockFile("/elsewhere/slab", kExtentBytes, folder).ok());

@@ -43,7 +43,7 @@ TEST_F(DiskQueueTest, EndsOnceWhenAllPiecesHave) {
   EXPECT_THAT(story_, ElementsAre("a1", "a0", "a2", "a"));
 }
 
-TEST_F(DiskQueueTest, BehindAnErrorNoPieceBegins) {
+TEST_F(DiskQueueTest, NoPieceStartsAfterAnError) {
   ASSERT_TRUE(TryRun("a", 5, /*failing=*/1));
   io_.Complete(1);
   EXPECT_THAT(story_, ElementsAre("a1"));  // its other piece still uses the caller's memory
@@ -59,7 +59,7 @@ TEST_F(DiskQueueTest, ALargeOneDoesNotKeepOthersOut) {
   EXPECT_THAT(story_, ElementsAre("a0", "a1", "b0", "b1", "a2", "a3", "a", "b2", "b"));
 }
 
-TEST_F(DiskQueueTest, WhatGoesNextIsNeverRefused) {
+TEST_F(DiskQueueTest, RunNextIsNeverRefused) {
   ASSERT_TRUE(TryRun("a", 4));
   ASSERT_TRUE(TryRun("b", 2));
   queue_.RunNext(Work("c"), Done("c"));

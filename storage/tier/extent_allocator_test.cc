@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(ExtentAllocator, TakesTheShortestRunThatIsLongEnough) {
+TEST(ExtentAllocator, TakesBestFittingRun) {
   ExtentAllocator allocator;
   allocator.AddArena(0, 16);
   const auto all = allocator.Take(16);
@@ -52,7 +52,7 @@ TEST(ExtentAllocator, JoinsNeighboursButNotArenas) {
   EXPECT_THAT(allocator.Take(1), ElementsAre(ExtentRun{1, 0, 1}));
 }
 
-TEST(ExtentAllocator, TakesTheVeryExtentsThatAreAskedFor) {
+TEST(ExtentAllocator, TakeRunTakesExactExtents) {
   ExtentAllocator allocator;
   allocator.AddArena(0, 16);
   allocator.AddArena(1, 4);

@@ -55,7 +55,7 @@ TEST(MemoryTier, RefusesBudgetsThatExceedTheCapacity) {
   EXPECT_TRUE(tier->AddTenant(2, 4 * kExtentBytes).ok());
 }
 
-TEST(MemoryTier, TellsOfEveryArenaOnce) {
+TEST(MemoryTier, ReportsEveryArenaOnce) {
   const auto tier = MakeTier(100, 4);
   ASSERT_TRUE(tier->AddTenant(1, 10 * kExtentBytes).ok());
   const absl::StatusOr<Slot> before = tier->Allocate(1, 3);
@@ -145,7 +145,7 @@ TEST(MemoryTier, PreparesArenasAheadOfNeed) {
   EXPECT_EQ(tier->Prepare(1, 100 * kExtentBytes), nullptr) << "the budget is held";
 }
 
-TEST(MemoryTier, GivesUnknownTenantsNothing) {
+TEST(MemoryTier, RefusesUnknownTenants) {
   const auto tier = MakeTier(8, 4);
   EXPECT_TRUE(absl::IsResourceExhausted(tier->Allocate(7, 1).status()));
   EXPECT_EQ(tier->Usage(7).capacity_bytes, 0u);
@@ -173,7 +173,7 @@ TEST(MemoryTier, ShowsArenasToTheirTenantOnly) {
 }
 
 // Budgets may promise more than the machine has: what is missing is then no space, and nothing is lost.
-TEST(MemoryTier, WithoutMemoryForAnArenaThereIsNoSpace) {
+TEST(MemoryTier, NoSpaceWithoutMemoryForArena) {
   constexpr uint64_t kBytes = uint64_t{1} << 45;
   const auto tier = *MemoryTier::Make({.capacity_bytes = kBytes, .arena_bytes = kBytes});
   ASSERT_TRUE(tier->AddTenant(1, kBytes).ok());
@@ -227,7 +227,7 @@ TEST(MemoryTier, TenantsNeverShareOrExceed) {
   }
 }
 
-TEST(Slot, IsCutBehindAnyExtent) {
+TEST(Slot, CanBeCutAfterAnyExtent) {
   const Slot whole{.tenant = 3, .runs = {{0, 4, 2}, {1, 0, 1}, {0, 9, 3}}};
   for (uint64_t extents = 0; extents <= 8; ++extents) {
     Slot kept = whole;

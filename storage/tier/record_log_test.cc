@@ -29,7 +29,7 @@ std::vector<std::string> SomeBatches(std::mt19937_64& random) {
   return batches;
 }
 
-TEST(RecordLog, GivesBackWhatWasWritten) {
+TEST(RecordLog, RoundTrips) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
@@ -113,7 +113,7 @@ class RepairTest : public ::testing::Test {
   const std::string path_ = folder_ / "index";
 };
 
-TEST_F(RepairTest, WhatLiesBehindDamageInRocksDbsOwnLogIsFound) {
+TEST_F(RepairTest, RecoversBatchesAfterDamage) {
   {
     const auto store = OpenRecordStore(path_);
     ASSERT_TRUE(store.ok()) << store.status();

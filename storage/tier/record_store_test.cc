@@ -63,7 +63,7 @@ class RecordStoreTest : public ::testing::Test {
   const std::string path_ = folder_ / "index";
 };
 
-TEST_F(RecordStoreTest, KeepsRecordsInOrderOfTheirNames) {
+TEST_F(RecordStoreTest, LoadsRecordsInOrderOfNames) {
   auto store = Open();
   const std::string binary("\0\xff\n", 3);
   const std::vector<RecordStore::Change> batch = {
@@ -142,7 +142,7 @@ TEST_F(RecordStoreTest, DamageIsFoundAndNotServed) {
 }
 
 // A limit on files' sizes stands for a disk that is full.
-TEST_F(RecordStoreTest, GoesOnAfterAWriteThatFailed) {
+TEST_F(RecordStoreTest, ContinuesAfterFailedWrite) {
   auto store = Open();
   ASSERT_EQ(Put(*store, "before", "1"), absl::OkStatus());
   rlimit before{};

@@ -313,7 +313,7 @@ void LiveAndDie(uint64_t seed) {
   }
 }
 
-TEST(SsdCrash, WhatWasAcknowledgedSurvivesPowerFailuresAtAnyPoint) {
+TEST(SsdCrash, AcknowledgedObjectsSurvivePowerFailures) {
   const uint64_t first = std::random_device{}();
   for (uint64_t seed = first; seed < first + 400 && !::testing::Test::HasFatalFailure(); ++seed) LiveAndDie(seed);
 }

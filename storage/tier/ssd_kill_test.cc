@@ -80,7 +80,7 @@ bool IsWhole(SsdFolder& tier, const SsdTier::Recovered& object) {
   return status->ok();
 }
 
-TEST(SsdKill, WhatWasAcknowledgedSurvivesTheProcess) {
+TEST(SsdKill, AcknowledgedObjectsSurviveKill) {
   TemporaryFolder folder;
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);

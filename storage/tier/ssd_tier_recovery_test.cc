@@ -21,7 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
-TEST_F(SsdTierTest, WhatWasCommittedComesBack) {
+TEST_F(SsdTierTest, CommittedObjectsAreRecovered) {
   EXPECT_TRUE(OpenWithTenants().empty());
   Store(kAcme, 1, 5);
   const Slot bolts = Store(kBolt, 2, 1);

@@ -149,7 +149,7 @@ TEST_F(SsdTierTest, DataIsSyncedWhileRecordsOfOthersAreWritten) {
   EXPECT_TRUE(acknowledged[1]);
 }
 
-TEST_F(SsdTierTest, NothingIsCommittedThatWasNotWritten) {
+TEST_F(SsdTierTest, CommitRequiresAllWrites) {
   OpenWithTenants();
   const Slot slot = tier_->Allocate(kAcme, 3).value();
   EXPECT_EQ(Commit(kAcme, 1, slot).code(), absl::StatusCode::kFailedPrecondition);

@@ -85,7 +85,7 @@ TEST_F(ComposerTest, ACorruptTupleIsDroppedBeforeAnythingIsWritten) {
   EXPECT_TRUE(Untouched());
 }
 
-TEST_F(ComposerTest, WhileOthersWaitALayerIsATurn) {
+TEST_F(ComposerTest, YieldsAfterEachLayerWhileOthersWait) {
   const auto two_layers = [&] {
     Composition work = Work();
     work.layers.push_back(work.layers.front());
@@ -176,7 +176,7 @@ TEST_F(ComposerTest, OnlyTheHolderOfALeaseComposesUnderIt) {
   EXPECT_EQ(rig_.executor.pending(), 0u);
 }
 
-TEST_F(ComposerTest, IsBoundedInEverySession) {
+TEST_F(ComposerTest, CompositionsPerSessionAreBounded) {
   std::vector<std::shared_ptr<std::optional<CompositionVerdict>>> verdicts;
   for (size_t i = 0; i < limits::kMaxCompositions; ++i) verdicts.push_back(Start(kAnn, next_++, Work()));
   EXPECT_EQ(rig_.cache.stats().compositions, limits::kMaxCompositions);
@@ -191,7 +191,7 @@ TEST_F(ComposerTest, IsBoundedInEverySession) {
 }
 
 // It makes way before every layer: it has two to verify, and two to write.
-TEST_F(ComposerTest, OneThatMakesWayAndFindsTheQueueFullIsBusyUnlessItHasWritten) {
+TEST_F(ComposerTest, YieldingIntoFullQueueIsBusyUnlessWritten) {
   for (size_t turns = 1; turns <= 3; ++turns) {
     SCOPED_TRACE(turns);
     Composition work = Work();
@@ -231,7 +231,7 @@ TEST_F(ComposerTest, QuietComesBehindTheVerdict) {
   EXPECT_TRUE(Untouched());
 }
 
-TEST_F(ComposerTest, KeepsWhatItReadsWhateverBecomesOfTheLease) {
+TEST_F(ComposerTest, KeepsObjectsAfterLeaseEnds) {
   const auto verdict = Start(kAnn, next_++, Work());
   rig_.cache.Release(kAnn, match_.lease);
   const uint64_t used = rig_.tier->Usage(1).used_bytes;

@@ -189,7 +189,7 @@ TEST_P(GpuMoves, FindEveryCorruptPartAndLandTheOthers) {
   }
 }
 
-TEST_P(GpuMoves, NothingIsWrittenForACancelledLanding) {
+TEST_P(GpuMoves, CancelledLandingWritesNothing) {
   const Object object = Publish(1, 64);
   TestPages pages(8);
   LandTarget target = TestTarget(pages, {});
@@ -307,7 +307,7 @@ TEST_F(GpuTier, EveryWayBetweenTiersMovesEveryByte) {
   }
 }
 
-TEST_F(GpuTier, WhatOneCannotHaveIsNoSpace) {
+TEST_F(GpuTier, AllocationFailureIsNoSpace) {
   const kernels::cuda::emulator::Fault full{.countdown = 0, .code = CUDA_ERROR_OUT_OF_MEMORY};
   EXPECT_TRUE(hbm_->Allocate(1, 1).ok());
   kernels::cuda::emulator::SetFault(&full);

@@ -142,7 +142,7 @@ class TwoGpus : public ::testing::Test {
   std::optional<Cache> cache_;
 };
 
-TEST_F(TwoGpus, WhoIsToldWhereAnObjectResidesHearsOnWhichGpu) {
+TEST_F(TwoGpus, ResidenceNamesGpu) {
   const ObjectHeader plan = TestPlan(1, kTokens);
   ASSERT_EQ(Publish(kBob, plan, 1), PublishOutcome::kPublished);
   using Said = std::tuple<TierKind, int, TierKind, int>;
@@ -155,7 +155,7 @@ TEST_F(TwoGpus, WhoIsToldWhereAnObjectResidesHearsOnWhichGpu) {
   EXPECT_EQ(resides_.back(), Said(TierKind::kNone, 0, TierKind::kHbm, 0));
 }
 
-TEST_F(TwoGpus, WhatOneEnginePublishesLiesOnItsGpuAndComesToOthersByDram) {
+TEST_F(TwoGpus, ObjectsReachOtherGpuThroughDram) {
   const ObjectHeader plan = TestPlan(1, kTokens);
   ASSERT_EQ(Publish(kAnn, plan, 1), PublishOutcome::kPublished);
   EXPECT_EQ(hbm_[0]->Usage(kTenant).used_bytes, kObjectExtents * limits::kExtentBytes);
@@ -174,7 +174,7 @@ TEST_F(TwoGpus, WhatOneEnginePublishesLiesOnItsGpuAndComesToOthersByDram) {
 }
 
 // dram had no room when it was published: it goes down when another GPU asks.
-TEST_F(TwoGpus, WhatOnlyAnotherGpuHasGoesDownFirst) {
+TEST_F(TwoGpus, ObjectsOfOtherGpuAreDemotedFirst) {
   std::vector<Match> held;
   for (uint64_t text = 100; text < 121; ++text) {  // all of dram, under leases
     ASSERT_EQ(Publish(kHost, TestPlan(text, kTokens), text), PublishOutcome::kPublished);
@@ -375,7 +375,7 @@ class Composing : public TwoGpus {
   std::vector<ObjectHeader> plans_;
 };
 
-TEST_F(Composing, IsDoneByTheGpuWhereTheStatesLie) {
+TEST_F(Composing, RunsOnGpuOfStates) {
   std::vector<float> expected = Start();
   ASSERT_EQ(Compose(kHost, Both(kHost), nullptr, expected, nullptr).outcome, MissReason::kNone);
   double largest = 0;
@@ -432,7 +432,7 @@ TEST(GpuBounds, CountPointersAndStatesWithExponents) {
 }
 
 // Tables of decays lie in the layout, where no GPU reaches them; so calls are made of copies.
-TEST(GpuCallsStage, GivesCopiesThatTheGpuReaches) {
+TEST(GpuCallsStage, ReturnsGpuAccessibleCopies) {
   const auto lane = *GpuLane::Make(GpuOfNumber(1), 1);
   std::vector<float> numbers(70'000);
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i);

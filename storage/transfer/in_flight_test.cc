@@ -87,7 +87,7 @@ TEST_F(InFlightTest, PageTablesCount) {
   EXPECT_TRUE(Landed(again));
 }
 
-TEST_F(InFlightTest, WhatASessionLeavesMakesRoom) {
+TEST_F(InFlightTest, EndedSessionFreesSpace) {
   rig_.cache.SetInFlight(kBlue, {.calls = 2});
   const Landing first = Land(kAnn), second = Land(kAnn);
   rig_.cache.CloseSession(kAnn, [] {});

@@ -203,7 +203,7 @@ TEST_P(MoverTest, ReadsATextsTuplesOnceHoweverOftenThePromptRepeatsIt) {
   EXPECT_THAT(events->corrupt, ElementsAre(0, 1));
 }
 
-TEST_P(MoverTest, TakesAllLayersThatFitATurnInOneItem) {
+TEST_P(MoverTest, OneItemTakesAllLayersOfATurn) {
   const Object good = Publish(1, 64), bad = Publish(2, 64);
   Corrupt(*tier_, bad.slot, bad.header, bad.header.parts.back().layer, bad.header.parts.back().form);
   const TestPages pages(16);
@@ -224,7 +224,7 @@ TEST_P(MoverTest, TakesAllLayersThatFitATurnInOneItem) {
   EXPECT_LT(LandingError(pages, good.header, good.text, 0), 1e-5);
 }
 
-TEST_P(MoverTest, WhileOthersWaitATurnIsALayer) {
+TEST_P(MoverTest, YieldsAfterEachLayerWhileOthersWait) {
   const Object good = Publish(1, 64), bad = Publish(2, 64);
   Corrupt(*tier_, bad.slot, bad.header, bad.header.parts.back().layer, bad.header.parts.back().form);
   const TestPages pages(16);
@@ -267,7 +267,7 @@ TEST_P(MoverTest, NoTaskIsLostWhereThreadsMakeWay) {
   }
 }
 
-TEST_P(MoverTest, OneItemALayerAndOneForWhatIsBehindTheLast) {
+TEST_P(MoverTest, OneItemPerLayerAndOneForTheRest) {
   const Object object = Publish(1, 64);
   const TestPages pages(8);
   const auto events = Land({{&object, 7}}, pages);
@@ -333,7 +333,7 @@ TEST_P(MoverTest, ACancelledPublishHasNoHeader) {
   EXPECT_FALSE(header);
 }
 
-TEST_P(MoverTest, SaysSoAtOnceWhenTheExecutorIsFull) {
+TEST_P(MoverTest, ReportsFullExecutorAtOnce) {
   const Object object = Publish(1, 64);
   const TestPages pages(8);
   executor_.set_capacity(0);
@@ -349,7 +349,7 @@ TEST_P(MoverTest, SaysSoAtOnceWhenTheExecutorIsFull) {
   EXPECT_EQ(events->done, MissReason::kBusy);
 }
 
-TEST_P(MoverTest, LetsGoOfTheEnginesMemoryBeforeItSaysDone) {
+TEST_P(MoverTest, ReleasesEngineMemoryBeforeDone) {
   const Object object = Publish(1, 64);
   const TestPages pages(8);
   int done = 0;

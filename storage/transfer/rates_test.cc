@@ -45,7 +45,7 @@ TEST_F(RatesTest, ASecondsWorthIsSavedUp) {
   }
 }
 
-TEST_F(RatesTest, ItComesBackBitByBit) {
+TEST_F(RatesTest, RefillsGradually) {
   rates_.SetLimit(kSlow, 10);
   EXPECT_EQ(Taken(kSlow, 20), 10);
   clock_.Advance(kSecond / 20);
@@ -54,7 +54,7 @@ TEST_F(RatesTest, ItComesBackBitByBit) {
   EXPECT_EQ(Taken(kSlow, 20), 5);
 }
 
-TEST_F(RatesTest, OneAmountMayBeLargerThanASecondsWorthAndIsPaidFor) {
+TEST_F(RatesTest, AllowsAndChargesLargeAmounts) {
   rates_.SetLimit(kSlow, 100);
   EXPECT_EQ(Taken(kSlow, 1, 450), 1);
   clock_.Advance(7 * kSecond / 2);

@@ -51,7 +51,7 @@ class ErasureTest : public TiersTest {
   }
 };
 
-TEST_F(ErasureTest, NothingOfATenantIsLeftInAnyTier) {
+TEST_F(ErasureTest, ErasesTenantFromAllTiers) {
   Make({.hbm = 4, .dram = 8, .ssd = 64});
   rig_->cache->OpenSession(2, 2);
   for (uint64_t text = 1; text <= 6; ++text) PublishAndSettle(text);
@@ -141,7 +141,7 @@ TEST_F(ErasureTest, LeasedBytesStayUntilTheLeaseEndsAndNobodyElseFindsThem) {
   EXPECT_EQ(rig_->cache->stats().objects, 0u);
 }
 
-TEST_F(ErasureTest, WhatIsBeingPublishedEndsWhenItIs) {
+TEST_F(ErasureTest, PublishInFlightIsErasedWhenDone) {
   Make({});
   const Cache::Reservation room = rig_->cache->Reserve(kSession, Plan(1));
   std::optional<PublishOutcome> outcome;
@@ -214,7 +214,7 @@ TEST_F(ErasureTest, BytesThatCannotBeOverwrittenAreReportedAndTriedAgain) {
 }
 
 // It was evicted before, while the disk was about to acknowledge it.
-TEST_F(ErasureTest, WhatWentBeforeDoesNotComeBackEither) {
+TEST_F(ErasureTest, EarlierEvictedObjectsDoNotReturn) {
   for (size_t steps = 0; steps < 12; ++steps) {
     SCOPED_TRACE(steps);
     Make({.hbm = 0, .dram = 16, .ssd = 64});
@@ -267,7 +267,7 @@ TEST_F(ErasureTest, ObjectsOfATenantWithoutABudgetOnTheDiskGo) {
 }
 
 // A disk that is attached late gives its objects in several parts, between which operators' calls run.
-TEST_F(ErasureTest, NothingIsErasedUntilTheDisksObjectsAreAdopted) {
+TEST_F(ErasureTest, RefusedWhileDiskObjectsAreAdopted) {
   Make({.hbm = 0, .dram = 8, .ssd = 64});
   rig_->cache->Adopt({}, /*more=*/true);
   EXPECT_TRUE(absl::IsUnavailable(rig_->cache->upkeep().Erase(1, "tenant1", std::nullopt).status()));

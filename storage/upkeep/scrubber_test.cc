@@ -87,7 +87,7 @@ TEST_F(ScrubberTest, ADamagedHeaderIsFoundToo) {
   EXPECT_NE(Ask(1).reason, MissReason::kNone);
 }
 
-TEST_F(ScrubberTest, OfSeveralCopiesTheDamagedOneGoes) {
+TEST_F(ScrubberTest, DropsOnlyDamagedCopy) {
   Make({.hbm = 0, .dram = 16, .ssd = 64});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
   DamageDisk();

@@ -157,7 +157,7 @@ TEST_F(Ashlarctl, PinsAndEvicts) {
   EXPECT_FALSE(Ask("pin --until 2100-01-01T00:00:00Z" + texts)["texts"][0]["found"].get<bool>());
 }
 
-TEST_F(Ashlarctl, SaysHowTheDaemonIs) {
+TEST_F(Ashlarctl, StatusReportsDaemonState) {
   engine_.PublishPrompt(prompt_);
   const Match match = engine_.Lookup(prompt_);
   const json status = Ask("status");
@@ -336,7 +336,7 @@ TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
   EXPECT_THAT(Run("stats --json").output, HasSubstr(R"("error": "no daemon answers on )" + daemon_.admin_socket()));
 }
 
-TEST_F(Ashlarctl, SaysWhyASocketDoesNotAnswer) {
+TEST_F(Ashlarctl, ReportsWhySocketDoesNotAnswer) {
   const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
   for (const char* const command : {"status --socket ", "stats --json --socket "}) {
     const Ended other = Run(command + rpc);
@@ -350,7 +350,7 @@ TEST_F(Ashlarctl, SaysWhyASocketDoesNotAnswer) {
   EXPECT_THAT(Run("doctor --socket " + session).output, HasSubstr(session + ": is a socket of another kind"));
 }
 
-TEST_F(Ashlarctl, TakesAnyUniqueDigitsOfANamespace) {
+TEST_F(Ashlarctl, AcceptsUniqueNamespacePrefix) {
   engine_.PublishPrompt(prompt_);
   const std::string whole = Namespace();
   std::string upper = whole.substr(0, 9);

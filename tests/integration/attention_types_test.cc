@@ -203,7 +203,7 @@ void ExpectLanded(const RowType& type, const RunRows& landed, const RunRows& pub
   EXPECT_TRUE((type.latent() ? landed.keys : landed.values) == (type.latent() ? published.keys : published.values));
 }
 
-TEST(AttentionTypes, OfEveryKindTravelThroughTheDaemon) {
+TEST(AttentionTypes, AllTypesRoundTripThroughDaemon) {
   const uint64_t seed = kernels::testing::FreshSeed();
   SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
   Random random(seed);

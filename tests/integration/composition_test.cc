@@ -45,7 +45,7 @@ class Composing : public Serving {
   }
 };
 
-TEST_F(Composing, GivesTheSameBitsWhoeverDoesIt) {
+TEST_F(Composing, EngineAndDaemonGiveEqualBits) {
   DaemonProcess wide({.dram = "512MiB", .arena = "64MiB", .tenants = "", .threads = 3});
   ServingEngine own = Engine(daemon_, ComposeBy::kEngine), asked = Engine(daemon_, ComposeBy::kDaemon);
   ServingEngine elsewhere = Engine(wide, ComposeBy::kDaemon);
@@ -174,7 +174,7 @@ class AdvanceCall : public testing::Test {
   AdvanceStep run_{.begin = 0, .end = kTokens};
 };
 
-TEST_F(AdvanceCall, IsQuietOnceTheDaemonIsDead) {
+TEST_F(AdvanceCall, IsQuiescedAfterDaemonExit) {
   std::thread killer([&] {
     ASSERT_TRUE(SpinUntil([&] { return Written(0); }));
     daemon_.Kill();

@@ -130,7 +130,7 @@ class ConversingFromDisk : public Conversing, public testing::WithParamInterface
   }
 };
 
-TEST_P(ConversingFromDisk, GoesOnWithWhatComesUp) {
+TEST_P(ConversingFromDisk, ResumesFromObjectsLoadedFromDisk) {
   Say(600).set->request.Release();  // or its lease would hold the daemon up
   for (int turn = 0; turn < 3; ++turn) {
     const uint64_t left = Left();

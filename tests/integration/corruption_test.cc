@@ -44,17 +44,17 @@ class Corruption : public testing::Test {
   const std::vector<Tokens> prompt_ = MakePrompt(4, 4, 90);
 };
 
-TEST_F(Corruption, OfValues) {
+TEST_F(Corruption, CorruptValuesAreDetected) {
   ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.ValueRow(ObjectKind::kSegment, prompt_[2], 3, 50)), 1);
   ExpectMissed(2);
 }
 
-TEST_F(Corruption, OfTuples) {
+TEST_F(Corruption, CorruptTuplesAreDetected) {
   ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.StateOfHead(ObjectKind::kSegment, prompt_[1], 2, 3)), 1);
   ExpectMissed(1);
 }
 
-TEST_F(Corruption, IsFoundByWhoWantsTheTuplesAlone) {
+TEST_F(Corruption, IsDetectedByTupleOnlyLanding) {
   ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.StateOfHead(ObjectKind::kSegment, prompt_[1], 2, 3)), 1);
   ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.ValueRow(ObjectKind::kSegment, prompt_[2], 3, 50)), 1);
   const Match match = engine_.Lookup(prompt_);
@@ -65,12 +65,12 @@ TEST_F(Corruption, IsFoundByWhoWantsTheTuplesAlone) {
   EXPECT_EQ(engine_.Land(match, prompt_).Wait(kPatience)[2], MissReason::kChecksumFailed) << "who wants them finds out";
 }
 
-TEST_F(Corruption, OfACheckpoint) {
+TEST_F(Corruption, CorruptCheckpointIsDetected) {
   ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.StateOfHead(ObjectKind::kCheckpoint, prompt_[0], 0, 0)), 1);
   ExpectMissed(0);
 }
 
-TEST_F(Corruption, OfAHeaderIsAMissAtOnce) {
+TEST_F(Corruption, CorruptHeaderIsImmediateMiss) {
   ASSERT_EQ(FlipInArenas(daemon_.pid(), "AshlarOb"), static_cast<int>(prompt_.size()));
   const Match match = engine_.Lookup(prompt_);
   for (const SegmentResult& segment : match.segments()) EXPECT_EQ(segment.reason, MissReason::kChecksumFailed);
@@ -85,7 +85,7 @@ TEST_F(Corruption, OfAHeaderIsAMissAtOnce) {
 }
 
 // The daemon found the header whole; the engine that reads it does not, and publishes at once.
-TEST_F(Corruption, OfALeasedHeaderIsAMissForWhoeverAttaches) {
+TEST_F(Corruption, CorruptLeasedHeaderIsMissOnAttach) {
   const Match match = engine_.Lookup(prompt_);
   ASSERT_EQ(FlipInArenas(daemon_.pid(), "AshlarOb"), static_cast<int>(prompt_.size()));
   TestEngine second(daemon_.client_options());

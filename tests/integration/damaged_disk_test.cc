@@ -35,7 +35,7 @@ uint64_t FirstSeed() {
 // Returns the command that damages one disk again.
 std::string Again(uint64_t seed) {
   return "ASHLAR_DAMAGE_SEED=" + std::to_string(seed) +
-         " ASHLAR_DAMAGES=1 disk_test --gtest_filter=DamagedDisk.IsServedAsFarAsItCanBeProven";
+         " ASHLAR_DAMAGES=1 disk_test --gtest_filter=DamagedDisk.ServesOnlyVerifiedObjects";
 }
 
 class DamagedDisk : public ::testing::Test {
@@ -171,7 +171,7 @@ class DamagedDisk : public ::testing::Test {
 };
 
 // ASHLAR_DAMAGES=220 in the environment damages so many, ASHLAR_DAMAGE_SEED=N the first of them as in an earlier run.
-TEST_F(DamagedDisk, IsServedAsFarAsItCanBeProven) {
+TEST_F(DamagedDisk, ServesOnlyVerifiedObjects) {
   const char* const asked = std::getenv("ASHLAR_DAMAGES");
   const int cases = asked == nullptr ? 6 : std::atoi(asked);
   const uint64_t first = FirstSeed();
@@ -244,7 +244,7 @@ TEST_F(DamagedDisk, DamageInTheMiddleOfTheLogCostsNoneBehindIt) {
   EXPECT_FALSE(SetAside());
 }
 
-TEST_F(DamagedDisk, IsSetAsideUnderADatedNameAndSaidLoudly) {
+TEST_F(DamagedDisk, DamagedRecordsAreRenamedAndLogged) {
   Restore();
   fs::remove(folder_ + "/records/CURRENT");
   EXPECT_EQ(StartAndLand(), 0u);

@@ -121,7 +121,7 @@ TEST_F(Death, AClientThatTimesOutNeverSeesALateWrite) {
   EXPECT_THAT(engine_->Land(match, prompt_).Wait(kPatience), Each(MissReason::kNone));
 }
 
-TEST_F(Death, OfAFrozenDaemonMakesItsLandingsQuiet) {
+TEST_F(Death, DeathOfFrozenDaemonQuiescesLandings) {
   const Match match = engine_->Lookup(prompt_);
   std::vector<MissReason> reasons;
   std::optional<Landing> landing = LandInterrupted(
@@ -157,7 +157,7 @@ TEST_F(Death, ADroppedLandingLeavesItsSlotsQuiet) {
 }
 
 // Only the connection breaks, and the daemon continues to write: the engine still needs its confirmation.
-TEST_F(Death, OfTheConnectionAloneIsSurvived) {
+TEST_F(Death, LostConnectionIsSurvived) {
   const Match match = engine_->Lookup(prompt_);
   std::vector<MissReason> reasons;
   std::optional<Landing> landing = LandInterrupted(
@@ -229,7 +229,7 @@ TEST_F(Death, AtRestIsFollowedByAReconnect) {
 }
 
 // As if the daemon is restarted between the two connects: such a connection is of no use, and is replaced.
-TEST(Connect, WithSocketsOfTwoDaemonsIsNoticed) {
+TEST(Connect, DetectsSocketsOfTwoDaemons) {
   DaemonProcess first, second;
   ClientOptions options = first.client_options();
   options.rpc_socket = second.client_options().rpc_socket;
@@ -266,7 +266,7 @@ TEST_F(Death, ReservationsDoNotOutliveTheDaemon) {
 }
 
 // Landings are bounded: one too many is a miss at once, even when the daemon does not answer.
-TEST(Land, OneTooManyIsBusy) {
+TEST(Land, LandingBeyondLimitIsBusy) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
   const std::vector<Tokens> prompt = MakePrompt(1, 2, 30);
@@ -304,7 +304,7 @@ TEST(Land, FinishedOnesTakeNoPlace) {
 }
 
 // A publish that the client gave up must not become an object of torn bytes.
-TEST(Publish, ThatTimesOutIsNeverFound) {
+TEST(Publish, TimedOutPublishIsNeverFound) {
   DaemonProcess daemon;
   ClientOptions options = daemon.client_options();
   options.timeout = milliseconds(500);

@@ -195,7 +195,7 @@ class FullDisk : public DiskTrouble {
   std::string folder_;
 };
 
-TEST_F(FullDisk, IsNoReasonNotToServeAndIsWrittenAgain) {
+TEST_F(FullDisk, ServesAndRetriesOnFullDisk) {
   disk_->Fill();
   Begin(SmallDisk(folder_));
   if (HasFatalFailure()) return;
@@ -230,7 +230,7 @@ TEST_F(FullDisk, AReadOnlyOneIsWrittenAgainOnceItMayBe) {
   ServeFromMemory();
 }
 
-TEST_F(FullDisk, OneThatBecomesReadOnlyUnderLoadLosesNothingAcknowledged) {
+TEST_F(FullDisk, ReadOnlyDiskLosesNoAcknowledgedObject) {
   Begin(SmallDisk(folder_));
   if (HasFatalFailure()) return;
   written_.push_back(Fresh());
@@ -340,7 +340,7 @@ TEST_F(FailingDisk, ARecordLogThatCannotBeReadIsAMatterOfTheDiskAlone) {
   EXPECT_TRUE(Eventually([&] { return Lands(*engine_, written_[0], kAll); }));
 }
 
-TEST_F(FailingDisk, IsOpenedOnceItCanBe) {
+TEST_F(FailingDisk, IsOpenedAfterRecovery) {
   Begin(options_);
   written_.push_back(Fresh());
   ExpectWritten(written_.back());

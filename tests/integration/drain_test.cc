@@ -25,7 +25,7 @@ std::vector<MissReason> ReasonsOf(const Match& match) {
   return reasons;
 }
 
-TEST(Drain, WhatWasInMemoryIsOnTheDiskAfterARestart) {
+TEST(Drain, MemoryObjectsAreOnDiskAfterRestart) {
   DaemonProcess daemon(kWithDisk);
   const std::vector<Tokens> prompt = MakePrompt(4, 4, 100);
   TestEngine(daemon.client_options()).PublishPrompt(prompt);  // once: admission does not want it on the disk

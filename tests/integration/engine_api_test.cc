@@ -134,7 +134,7 @@ TEST_F(EngineApi, FillsWhatIsMissingAndFindsItThen) {
   EXPECT_EQ(stored.heads[static_cast<size_t>(TransitionForm::kDense)], 2u * 2 * 4);
 }
 
-TEST_F(EngineApi, GivesWhatItDoesNotFillToOthers) {
+TEST_F(EngineApi, UnfilledSegmentsPassToOtherRequests) {
   Cache cache = OpenBeside(test_);
   Asked asked = WithPages(segments_);
   asked.prompt.fill = true;
@@ -373,7 +373,7 @@ TEST(EngineApiOnPrefixes, ATextIsCommittedAndResumed) {
   test.ExpectResumed(*engine::MatchOf(request), asked.tokens, kPoison);
 }
 
-TEST_F(EngineApi, WhatMakesNoSenseIsRefusedByName) {
+TEST_F(EngineApi, RefusesInvalidFields) {
   Cache cache = OpenBeside(test_);
   Asked asked = WithPages(segments_);
   Request request;

@@ -82,7 +82,7 @@ class EnginePages : public testing::Test {
   }()};
 };
 
-TEST_F(EnginePages, AreDoubtfulUntilNothingWritesThereAndComeBackOnce) {
+TEST_F(EnginePages, UnresolvedPagesReturnOnceWhenQuiesced) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);
   const Asked asked(segments_, test_.target_table());
@@ -103,7 +103,7 @@ TEST_F(EnginePages, AreDoubtfulUntilNothingWritesThereAndComeBackOnce) {
   EXPECT_TRUE(said.ok() ? taken == 0 : taken == back.size()) << said.message << ", " << taken << " pages";
 }
 
-TEST_F(EnginePages, OfARequestThatEndsUnfinishedAreTheCachesUntilItGivesThemBack) {
+TEST_F(EnginePages, UnfinishedRequestKeepsPagesUntilQuiesced) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);
   const Asked asked(segments_, test_.target_table());
@@ -120,7 +120,7 @@ TEST_F(EnginePages, OfARequestThatEndsUnfinishedAreTheCachesUntilItGivesThemBack
   EXPECT_TRUE(cache.PollQuietPages(Targets().data(), Targets().size()) == 0);
 }
 
-TEST_F(EnginePages, AreTheEnginesAsSoonAsThePlanLandsNothing) {
+TEST_F(EnginePages, ReturnAtOnceWithoutLanding) {
   Cache cache = OpenBeside(test_);
   const Asked asked(segments_, test_.target_table());
   for (const bool waits : {true, false}) {
@@ -159,7 +159,7 @@ TEST_F(EnginePages, PaddingBehindThePromptDoesNotComeBackAsPages) {
   }
 }
 
-TEST_F(EnginePages, OfARequestThatEndsWhileItIsStartedComeBack) {
+TEST_F(EnginePages, ReturnWhenRequestEndsDuringStart) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);
   daemon_.Freeze();
@@ -179,7 +179,7 @@ TEST_F(EnginePages, OfARequestThatEndsWhileItIsStartedComeBack) {
   EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_leases") == 0; }));
 }
 
-TEST_F(EnginePages, ThatAreTheCachesAreNotPublishedFrom) {
+TEST_F(EnginePages, PublishFromCachePagesIsRefused) {
   test_.PublishPrompt({segments_[0]});
   Cache cache = OpenBeside(test_);
   const Asked first({segments_[0]}, test_.target_table());
@@ -218,7 +218,7 @@ TEST_F(EnginePages, ASessionCutBehindTheVerdictRestartsWhoeverReadsOn) {
   ASSERT_GOOD(request.Finish());
 }
 
-TEST_F(EnginePages, WhatIsBeingPublishedOutlivesItsRequest) {
+TEST_F(EnginePages, PublishOutlivesRequest) {
   Cache cache = OpenBeside(test_);
   Asked asked(segments_);
   asked.prompt.fill = true;
@@ -309,7 +309,7 @@ TEST_F(EngineCommits, ReadWhatTheyWereGivenAtOnce) {
                       tokens, tokens.size());
 }
 
-TEST_F(EngineCommits, AreNotReadFromPagesThatAreTheCaches) {
+TEST_F(EngineCommits, CommitFromCachePagesIsRefused) {
   const Tokens tokens = MakeRun(1, 603);
   Committed committed(test_, {tokens, {tokens.size()}});
   test_.Publish(ObjectKind::kCheckpoint, MakeRun(2, 50));

@@ -125,7 +125,7 @@ class PublishMany : public testing::Test {
   engine::LinearTensors tensors_[16];
 };
 
-TEST_F(PublishMany, TakesOneCall) {
+TEST_F(PublishMany, UsesOneCall) {
   const Asked asked = Prompt();
   Request request;
   ASSERT_GOOD(cache_.Begin(&asked.prompt, 1, &request));
@@ -143,7 +143,7 @@ TEST_F(PublishMany, TakesOneCall) {
   EXPECT_EQ(stored.segments, 15u) << "the first segment is a prefix";
 }
 
-TEST_F(PublishMany, WithoutWaiting) {
+TEST_F(PublishMany, DoesNotWait) {
   const Asked asked = Prompt();
   Request request;
   ASSERT_GOOD(cache_.Begin(&asked.prompt, 1, &request));
@@ -193,7 +193,7 @@ TEST_F(PublishMany, RefusesAllWhereOneIsWrong) {
 }
 
 // Some singly and the rest together; one that was given up meanwhile is computed in its place.
-TEST_F(PublishMany, BesideSingleOnes) {
+TEST_F(PublishMany, RunsBesideSinglePublishes) {
   const Asked asked = Prompt();
   Request request;
   ASSERT_GOOD(cache_.Begin(&asked.prompt, 1, &request));

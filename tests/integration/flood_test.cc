@@ -149,7 +149,7 @@ TEST_F(Flood, ACompressedRequestIsNotExpanded) {
 }
 
 // Strangers' messages take no memory that an engine's calls need, and so never cost its connection.
-TEST_F(Flood, OfStrangersCostsEnginesNothing) {
+TEST_F(Flood, UnknownUsersDoNotAffectEngines) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
   constexpr uid_t kStranger = 65533;
   std::vector<std::shared_ptr<grpc::Channel>> channels;
@@ -170,7 +170,7 @@ TEST_F(Flood, OfStrangersCostsEnginesNothing) {
 }
 
 // Requests that take long to read, and come to nothing: no other tenant's call waits for their turn.
-TEST_F(Flood, OfATenantsLongRequestsHoldsUpNobodyElse) {
+TEST_F(Flood, LongRequestsOfATenantDelayNoOther) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
   std::unique_ptr<RawSession> session;
   std::shared_ptr<grpc::Channel> channel;
@@ -415,7 +415,7 @@ class LandingFlood : public PageFlood {
   uint64_t landings_ = 0;
 };
 
-TEST_F(LandingFlood, ThatNobodyReadsIsBounded) {
+TEST_F(LandingFlood, UnreadRepliesAreBounded) {
   constexpr size_t kMostUnread = 128 * kMiB, kLeastAnswer = limits::kMaxSegments * 6;
   const v1::AttachAdmissionRequest attach = AdmitMany();
   const auto answers = LeaveUnread(attach, kMostUnread / answer_bytes_);  // there is room for less than one more
@@ -433,7 +433,7 @@ TEST_F(LandingFlood, ThatNobodyReadsIsBounded) {
 }
 
 // As many at once as a client begins.
-TEST_F(LandingFlood, ThatIsReadIsServedAsFarAsThereIsMemory) {
+TEST_F(LandingFlood, ReadRepliesAreServedWithinMemory) {
   if (kShadowed) GTEST_SKIP() << "the sanitizer's shadows are larger than what is bounded";
   const size_t before = daemon_.peak_bytes();
   std::vector<std::unique_ptr<Landing>> landings;

@@ -189,7 +189,7 @@ TEST_F(GpuEngine, PrefixesAreTheSameFromAndToAnyMemory) {
   }
 }
 
-TEST_F(GpuEngine, IsKnownAgainAfterTheDaemonsRestart) {
+TEST_F(GpuEngine, ReconnectsAfterDaemonRestart) {
   const auto engine = Engine(true);
   const Tokens text = NewText(600);
   ASSERT_STREQ(engine::CommitName(Commit(*engine, text)), "kept");

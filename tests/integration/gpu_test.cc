@@ -87,7 +87,7 @@ TEST_P(GpuRegions, CorruptBytesAreAMissOfTheirSegment) {
   engine.ExpectLanded(ObjectKind::kSegment, prompt[2], 120, kPoison);
 }
 
-TEST_P(GpuRegions, AreKnownAgainAfterTheDaemonsRestart) {
+TEST_P(GpuRegions, AreRegisteredAgainAfterDaemonRestart) {
   DaemonProcess daemon(WithGpu());
   TestEngine engine(daemon.client_options(), {}, GetParam());
   const std::vector<Tokens> prompt = MakePrompt(4, 2, 80);
@@ -133,7 +133,7 @@ TEST_F(GpuHbm, HoldsWhatEnginesPublishAndMap) {
   for (TestEngine* reader : {&engine, &other}) ExpectLands(*reader, prompt);
 }
 
-TEST_F(GpuHbm, WhatItHasNoRoomForComesBackFromBelow) {
+TEST_F(GpuHbm, EvictedObjectsReloadFromLowerTiers) {
   DaemonProcess daemon(Options());
   TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);
   std::vector<std::vector<Tokens>> prompts;
@@ -151,7 +151,7 @@ TEST_F(GpuHbm, WhatItHasNoRoomForComesBackFromBelow) {
   EXPECT_TRUE(from_below);
 }
 
-TEST_F(GpuHbm, WhatTheDiskHasOutlivesTheDaemon) {
+TEST_F(GpuHbm, DiskObjectsSurviveDaemon) {
   DaemonProcess daemon(Options());
   TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
   const std::vector<Tokens> prompt = MakePrompt(5, 3, 80);
@@ -220,7 +220,7 @@ TEST_F(GpuTest, RegionsAreChargedAndGivenBack) {
   EXPECT_TRUE(Eventually([&] { return host(8 << 20).ok(); })) << "what is dropped is given back";
 }
 
-TEST_F(GpuTest, WhatIsHostedIsEmptyAtFirst) {
+TEST_F(GpuTest, HostedRegionIsZero) {
   DaemonProcess daemon(WithGpu());
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
@@ -236,7 +236,7 @@ TEST_F(GpuTest, WhatIsHostedIsEmptyAtFirst) {
   }
 }
 
-TEST_F(GpuTest, WhatIsNoAllocationThereIsRefusedByName) {
+TEST_F(GpuTest, RefusesDescriptorWithoutAllocation) {
   DaemonProcess daemon(WithGpu());
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();

@@ -128,7 +128,7 @@ TEST_P(TwoGpus, TheLossOfAnEngineOnOneLeavesTheOtherAlone) {
   ExpectLandsPrompt(*third, theirs);
 }
 
-TEST_P(TwoGpus, WhatADrainWritesComesBackToEither) {
+TEST_P(TwoGpus, DrainedObjectsReturnToEitherGpu) {
   const auto first = Engine(0, Memory::kGpuHosted), second = Engine(1, Memory::kGpuRegistered);
   const std::vector<Tokens> ours = MakePrompt(7, 3, 80), theirs = MakePrompt(8, 3, 80);
   first->PublishPrompt(ours);

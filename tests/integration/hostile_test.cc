@@ -194,7 +194,7 @@ class HostileCalls : public Hostile {
   uint64_t model_ = 0;
 };
 
-TEST_F(HostileCalls, WithoutASessionAreRefused) {
+TEST_F(HostileCalls, CallsWithoutSessionAreRefused) {
   for (const std::string& secret : {std::string(), std::string(16, 'x'), std::string(1000, 'y')}) {
     v1::MatchRequest request;
     request.set_session(secret);
@@ -203,7 +203,7 @@ TEST_F(HostileCalls, WithoutASessionAreRefused) {
   }
 }
 
-TEST_F(HostileCalls, WithAnotherSessionsHandlesAreRefused) {
+TEST_F(HostileCalls, HandlesOfOtherSessionsAreRefused) {
   v1::MatchRequest request;
   request.set_session(secret_);
   request.set_model(model_ + 1000);
@@ -218,7 +218,7 @@ TEST_F(HostileCalls, WithAnotherSessionsHandlesAreRefused) {
   ExpectRefused<v1::DeclarePagesReply>(&v1::Cache::Stub::DeclarePages, pages, "region");
 }
 
-TEST_F(HostileCalls, ThatDeclareNonsenseAreRefused) {
+TEST_F(HostileCalls, InvalidDeclarationsAreRefused) {
   v1::OpenModelRequest request = GoodModel();
   request.set_layout(request.layout().substr(0, request.layout().size() - 3));
   ExpectRefused<v1::OpenModelReply>(&v1::Cache::Stub::OpenModel, request, "layout");
@@ -246,7 +246,7 @@ TEST_F(HostileCalls, ThatDeclareNonsenseAreRefused) {
   }
 }
 
-TEST_F(HostileCalls, WithPromptsThatDoNotAddUpAreRefused) {
+TEST_F(HostileCalls, InconsistentPromptsAreRefused) {
   const auto refused = [&](const std::string& tokens, std::vector<uint64_t> lengths, const std::string& field) {
     v1::MatchRequest request;
     request.set_session(secret_);
@@ -293,7 +293,7 @@ TEST_F(HostileCalls, OnForeignLeasesAndReservationsChangeNothing) {
             PublishOutcome::kPublished);
 }
 
-TEST_F(HostileCalls, OfRandomBytesAreRefused) {
+TEST_F(HostileCalls, RandomBytesAreRefused) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);

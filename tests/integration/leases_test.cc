@@ -79,7 +79,7 @@ TEST(Leases, AreCountedWithinOneClient) {
   EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_leases") == 0; }));
 }
 
-TEST(Leases, ThatEndedAreMisses) {
+TEST(Leases, EndedLeasesAreMisses) {
   DaemonProcess daemon;
   const std::vector<Tokens> prompt = MakePrompt(kSeed, kSegments, kTokens);
   TestEngine engine(daemon.client_options());
@@ -118,7 +118,7 @@ class FullCache : public testing::Test {
   uint64_t next_ = 0;
 };
 
-TEST_F(FullCache, KeepsWhatIsLeasedAndEvictsTheRest) {
+TEST_F(FullCache, KeepsLeasedAndEvictsUnleased) {
   const std::vector<Tokens> leased = MakePrompt(kSeed, 2, kRunTokens);
   engine_.PublishPrompt(leased);
   const Match match = engine_.Lookup(leased);
@@ -135,7 +135,7 @@ TEST_F(FullCache, KeepsWhatIsLeasedAndEvictsTheRest) {
   EXPECT_LE(daemon_.Metric("ashlar_tier_held_bytes{tenant=\"default\",tier=\"dram\"}"), 8 << 20);
 }
 
-TEST_F(FullCache, SaysWhenEverythingIsLeased) {
+TEST_F(FullCache, ReportsNoSpaceIfAllLeased) {
   std::vector<Match> leases;
   ReserveOutcome outcome = ReserveOutcome::kGranted;
   for (int i = 0; i < 64 && outcome == ReserveOutcome::kGranted; ++i) {

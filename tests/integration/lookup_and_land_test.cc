@@ -42,7 +42,7 @@ class LookupAndLand : public testing::Test {
   const std::vector<Tokens> prompt_ = {MakeRun(1, 50), MakeRun(2, 90), MakeRun(3, 40)};
 };
 
-TEST_F(LookupAndLand, OfNothingLandsNothing) {
+TEST_F(LookupAndLand, EmptyPromptLandsNothing) {
   engine_.FillTargets(kPoison);
   auto [match, segments, landing] = engine_.LookupAndLand(prompt_);
   EXPECT_THAT(ReasonsOf(match), Each(MissReason::kNeverSeen));
@@ -93,7 +93,7 @@ TEST_F(LookupAndLand, LeavesTheSlotsOfMissesToTheEngine) {
   engine_.ExpectLanded(ObjectKind::kSegment, prompt_[1], prompt_[0].size(), kPoison);
 }
 
-TEST_F(LookupAndLand, SaysWhichSegmentIsCorrupt) {
+TEST_F(LookupAndLand, ReportsCorruptSegment) {
   engine_.PublishPrompt(prompt_);
   ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.ValueRow(ObjectKind::kSegment, prompt_[1], 3, 50)), 1);
   {
@@ -106,7 +106,7 @@ TEST_F(LookupAndLand, SaysWhichSegmentIsCorrupt) {
   EXPECT_THAT(ReasonsOf(after.match), ElementsAre(MissReason::kNone, MissReason::kChecksumFailed, MissReason::kNone));
 }
 
-TEST_F(LookupAndLand, WithoutRoomForItInThePageTableIsRefusedAndLeasesNothing) {
+TEST_F(LookupAndLand, ShortPageTableIsRefusedWithoutLease) {
   engine_.PublishPrompt(prompt_);
   engine_.FillTargets(kPoison);
   Tokens tokens;
@@ -129,7 +129,7 @@ TEST_F(LookupAndLand, WithoutRoomForItInThePageTableIsRefusedAndLeasesNothing) {
   EXPECT_TRUE(NoLeaseIsLeft());
 }
 
-TEST_F(LookupAndLand, OfAPromptTooLongForOneCallTakesTwo) {
+TEST_F(LookupAndLand, LongPromptTakesTwoCalls) {
   engine_.PublishPrompt(prompt_);
   engine_.FillTargets(kPoison);
   Tokens tokens;
@@ -148,7 +148,7 @@ TEST_F(LookupAndLand, OfAPromptTooLongForOneCallTakesTwo) {
   EXPECT_EQ(daemon_.Metric("ashlar_rpcs_total{code=\"OK\",method=\"LookupAndLand\"}"), 0);
 }
 
-TEST_F(LookupAndLand, ThatTimesOutLandsNothingLaterAndLeavesNoLease) {
+TEST_F(LookupAndLand, TimedOutCallLandsNothingAndLeavesNoLease) {
   ClientOptions options = daemon_.client_options();
   options.timeout = milliseconds(1000);
   TestEngine engine(options);
@@ -166,7 +166,7 @@ TEST_F(LookupAndLand, ThatTimesOutLandsNothingLaterAndLeavesNoLease) {
   EXPECT_TRUE(NoLeaseIsLeft());
 }
 
-TEST_F(LookupAndLand, ThatIsDroppedLeavesItsSlotsQuiet) {
+TEST_F(LookupAndLand, DroppedCallQuiescesSlots) {
   engine_.PublishPrompt(prompt_);
   for (int i = 0; i < 20; ++i) {
     { const MatchAndLanding dropped = engine_.LookupAndLand(prompt_); }
@@ -219,7 +219,7 @@ TEST(LookupAndLandOfAPrefix, LandsItAndTheSegmentsBehindIt) {
 
 // The tokens before the first interior, the head of its segment among them, are exact even if the rest of the prompt is
 // not: committed as a text of their own, they spare the next prompt the head.
-TEST(LookupAndLandOfAPrefix, MayEndInTheHeadOfASegmentBehindIt) {
+TEST(LookupAndLandOfAPrefix, MayEndInHeadOfNextSegment) {
   DaemonProcess daemon;
   PrefixEngine engine(daemon.client_options());
   const Tokens section = MakeRun(2, 80), other = MakeRun(3, 90);

@@ -23,7 +23,7 @@ Identity WithAdapter(int adapter) {
   return identity;
 }
 
-TEST(Models, AreClosedWithTheirLastCopy) {
+TEST(Models, AreClosedWithLastCopy) {
   const DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
   const Layout layout = engine.model().layout();
@@ -40,7 +40,7 @@ TEST(Models, AreClosedWithTheirLastCopy) {
   EXPECT_TRUE(engine.client().OpenModel(WithAdapter(1), layout).ok());
 }
 
-TEST(Models, MayDeclareTheirPagesAgainAndAgain) {
+TEST(Models, MayRedeclarePages) {
   const DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
   for (int i = 0; i < 300; ++i) {
@@ -68,7 +68,7 @@ TEST(Models, DoNotShareWhatIsDeclared) {
   EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
-TEST(Models, ThatComputeFasterThanTheCacheLandsAreToldTo) {
+TEST(Models, FastModelsAreToldToCompute) {
   const DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
   const std::vector<Tokens> prompt = MakePrompt(1, 2, 60);
@@ -85,7 +85,7 @@ TEST(Models, ThatComputeFasterThanTheCacheLandsAreToldTo) {
   EXPECT_EQ(model.Lookup({prompt[0], lengths}).segments()[0].reason, MissReason::kSlowerThanRecompute);
 }
 
-TEST(Models, MayGoWhileALandingIsUnderWay) {
+TEST(Models, MayCloseDuringLanding) {
   const DaemonProcess daemon;
   const std::vector<Tokens> prompt = MakePrompt(1, 2, 400);
   TestEngine(daemon.client_options()).PublishPrompt(prompt);

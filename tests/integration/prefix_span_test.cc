@@ -133,7 +133,7 @@ class PrefixSpan : public testing::Test {
   DaemonProcess daemon_;
 };
 
-TEST_F(PrefixSpan, IsFoundUnderItsOwnSaltAlone) {
+TEST_F(PrefixSpan, IsFoundOnlyUnderItsSalt) {
   SpanEngine engine(daemon_.client_options());
   const Salt one = MakeSalt("one"), another = MakeSalt("another");
   const Text text{text_, {600, text_.size()}};

@@ -85,7 +85,7 @@ TEST_F(Prefix, TheSamePromptResumesBeforeItsEnd) {
   engine.ExpectResumes(engine.Lookup(first_), first_, 300);
 }
 
-TEST_F(Prefix, WhatIsThereIsNotKeptTwice) {
+TEST_F(Prefix, ExistingStateIsNotKeptTwice) {
   PrefixEngine engine(daemon_.client_options());
   Keep(engine, first_);
   EXPECT_THAT(engine.Commit({first_, {first_.size()}}), ElementsAre(CommitOutcome::kAlreadyPresent));

@@ -36,7 +36,7 @@ class ReloadOf : public testing::Test {
   const std::string config_ = daemon_.directory() + "/config.yaml", kept_ = config_ + ".kept";
 };
 
-TEST_F(ReloadOf, WhatIsNoFileIsRefusedAtOnce) {
+TEST_F(ReloadOf, NonRegularFileIsRefusedAtOnce) {
   const size_t before = daemon_.peak_bytes();
   ExpectRefused([&] { ASSERT_EQ(mkfifo(config_.c_str(), 0600), 0); }, "it is a FIFO");
   ExpectRefused([&] { std::filesystem::create_symlink("/dev/zero", config_); }, "it is a device");

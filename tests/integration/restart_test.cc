@@ -121,7 +121,7 @@ std::string WhyNotStarted(const std::string& program) {
   return failures.size() == 0 ? "" : failures.GetTestPartResult(0).message();
 }
 
-TEST(Start, OfADaemonThatEndsSaysHowItEndedAndItsLastWords) {
+TEST(Start, ReportsExitAndLastLogLines) {
   const std::string program = testing::TempDir() + "ashlar-dies-" + std::to_string(::getpid());
   const auto run = [&program](const std::string& script) {
     std::ofstream(program) << "#!/bin/sh\n" << script << "\n";
@@ -137,7 +137,7 @@ TEST(Start, OfADaemonThatEndsSaysHowItEndedAndItsLastWords) {
   EXPECT_THAT(WhyNotStarted(program), testing::AllOf(HasSubstr("exit status 127"), HasSubstr("No such file")));
 }
 
-TEST(Restart, WhatTheDiskHadAcknowledgedSurvivesTheDaemon) {
+TEST(Restart, AcknowledgedObjectsSurviveDaemon) {
   if (!HasDirectIo()) GTEST_SKIP() << testing::TempDir() << " has no O_DIRECT";
   const char* const asked = std::getenv("ASHLAR_KILLS");
   const int rounds = asked == nullptr ? 5 : std::atoi(asked);

@@ -93,7 +93,7 @@ TEST(Lookup, AnswersABatchWithALeaseForEachPrompt) {
   EXPECT_EQ(matches[1].tuples(0), nullptr);
 }
 
-TEST(Lookup, SaysWhenASegmentIsTooShort) {
+TEST(Lookup, ReportsTooShortSegment) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
   const Match match = engine.Lookup({MakeRun(1, 30), MakeRun(2, 7)});  // head + tail = 7
@@ -111,7 +111,7 @@ TEST(Lookup, RefusesWhatMakesNoSense) {
   EXPECT_THAT(ReasonsOf(engine.model().Lookup(Prompt{tokens, beyond})), Each(MissReason::kInvalidRequest));
 }
 
-TEST(Lookup, MayComeAheadOfItsNeed) {
+TEST(Lookup, MayPrecedeNeed) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
   const Tokens tokens = MakeRun(1, 30);
@@ -126,7 +126,7 @@ TEST(Lookup, MayComeAheadOfItsNeed) {
 }
 
 // A prompt of a million tokens does not fit into gRPC's default message.
-TEST(Lookup, TakesAMillionTokens) {
+TEST(Lookup, AcceptsMillionTokens) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options(), {.tokens = 2048});
   std::vector<Tokens> prompt = MakePrompt(3, 512, 2048);
@@ -203,7 +203,7 @@ TEST(Land, RefusesTargetsOutsideThePages) {
   EXPECT_TRUE(engine.TargetsAre(kPoison));
 }
 
-TEST(Regions, ThatCouldShrinkAreRefused) {
+TEST(Regions, ShrinkableMemfdsAreRefused) {
   DaemonProcess daemon;
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();

@@ -163,7 +163,7 @@ TEST_F(TenantLimits, RepliesThatOneTenantDoesNotReadLeaveDescriptorsToOthers) {
 }
 
 // The daemon's own group of processes pays for pages that it is the first to touch.
-TEST(EngineMemory, ThatWasNeverTouchedDoesNotKillTheDaemon) {
+TEST(EngineMemory, UntouchedMemoryDoesNotKillDaemon) {
   constexpr uint64_t kBytes = 512 * kMiB, kLimit = 400 * kMiB;
   DaemonProcess daemon;
   const auto group = MemoryGroup::Make(kLimit);
@@ -191,7 +191,7 @@ TEST(EngineMemory, ThatWasNeverTouchedDoesNotKillTheDaemon) {
 }
 
 // Nor does it pay for what an engine frees between the daemon's check and its writes, again and again.
-TEST(EngineMemory, ThatIsFreedWhileTheDaemonWritesCostsItNothing) {
+TEST(EngineMemory, FreedDuringWriteIsNotCharged) {
   constexpr auto kTouched = TestEngine::Memory::kTouched;
   constexpr int kRounds = 16;
   constexpr uint64_t kLanded = 8000 * 2 * 2 * 56 * sizeof(float);
@@ -233,7 +233,7 @@ TEST(EngineMemory, ThatIsFreedWhileTheDaemonWritesCostsItNothing) {
 }
 
 // And for those that the engine has freed.
-TEST(EngineMemory, ThatWasFreedIsAMiss) {
+TEST(EngineMemory, FreedPagesAreMisses) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
   const std::vector<Tokens> prompt = MakePrompt(8, 2, 40);
@@ -263,7 +263,7 @@ Identity WithAdapter(int adapter) {
   return identity;
 }
 
-TEST(ModelMemory, OfOneTenantIsBoundedByWhatItTakes) {
+TEST(ModelMemory, IsBoundedPerTenant) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options()), other(daemon.client_options());
   const auto charged = [&] { return daemon.Metric("ashlar_model_bytes{tenant=\"default\"}"); };

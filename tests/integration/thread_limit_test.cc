@@ -80,7 +80,7 @@ class ThreadLimit : public testing::Test {
   }
 };
 
-TEST_F(ThreadLimit, ThatIsTooLowIsNamedAtTheStart) {
+TEST_F(ThreadLimit, LowLimitIsReportedAtStart) {
   DaemonProcess daemon(Options());
   const size_t threads = Threads(daemon.pid());
   EXPECT_EQ(daemon.Terminate(), 0);

@@ -91,7 +91,7 @@ TEST_F(Upkeep, ListsPageByPage) {
   EXPECT_THAT(Run("ls --tenant nobody").output, HasSubstr("tenant: there is no \"nobody\""));
 }
 
-TEST_F(Upkeep, WhatIsErasedDoesNotComeBackAfterAKill) {
+TEST_F(Upkeep, ErasedObjectsDoNotReturnAfterKill) {
   {
     TestEngine engine(daemon_.client_options());
     for (const uint64_t prompt : {1, 2, 3, 4}) PublishOnDisk(engine, prompt);
@@ -239,7 +239,7 @@ class Reloaded : public Upkeep {
   Reloaded() : Upkeep(Options(Tenant("8MiB"))) {}
 };
 
-TEST_F(Reloaded, TakesOverWhatMayChange) {
+TEST_F(Reloaded, AppliesReloadableFields) {
   TestEngine engine(daemon_.client_options());
   PublishOnDisk(engine, 1);
   daemon_.Configure(Options(Tenant("16MiB", ", ttl_seconds: 1, max_regions: 1") +

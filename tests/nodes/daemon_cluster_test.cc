@@ -86,7 +86,7 @@ TEST_F(DaemonClusterTest, EachServesItsOwn) {
   EXPECT_EQ(stacks.count(StackOf(::getpid())), 0u);
 }
 
-TEST_F(DaemonClusterTest, OneIsKilledFrozenAndRestarted) {
+TEST_F(DaemonClusterTest, SurvivesKilledFrozenAndRestartedNode) {
   DaemonCluster cluster({.daemons = 2});
   TestEngine engine(cluster.daemon(1).client_options());
   EXPECT_TRUE(Eventually([&] { return cluster.Sum("ashlar_sessions") == 1; }));

@@ -82,7 +82,7 @@ TEST_F(EraseDaemonsTest, NodesThatAreThereEraseAndOneThatWasDownDoesWhenItComesB
   ExpectToLandInTheEnd(cluster_->daemon(1), later);
 }
 
-TEST_F(EraseDaemonsTest, WithoutTheDirectoryNothingIsErasedUnlessThisNodeAloneIsMeant) {
+TEST_F(EraseDaemonsTest, EraseNeedsDirectoryUnlessThisNodeOnly) {
   StartWithDisks(2);
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);

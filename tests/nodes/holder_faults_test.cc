@@ -63,7 +63,7 @@ class HolderFaultsTest : public PeerDaemonsTest {
 
 // Killed while its bytes are on their way: the other holder goes on; where there is none it is a miss. Either way the
 // next request is served.
-TEST_F(HolderFaultsTest, OneThatIsKilledInMidFetchIsReplacedOrAMiss) {
+TEST_F(HolderFaultsTest, KilledHolderIsReplacedOrMiss) {
   Start(3);
   double landed_alone = 0, landed_replaced = 0, worst = 0, replaced = 0;
   const int kills = Times("ASHLAR_HOLDER_KILLS", 2);
@@ -116,7 +116,7 @@ TEST_F(HolderFaultsTest, OneThatIsKilledInMidFetchIsReplacedOrAMiss) {
 }
 
 // Its memory is filled twice over with other objects, and an operator takes out what is being sent.
-TEST_F(HolderFaultsTest, OneThatEvictsUnderASlowFetchSendsToTheEnd) {
+TEST_F(HolderFaultsTest, EvictionDuringSlowFetchSendsToTheEnd) {
   Start({.daemons = 2,
          .etcd = true,
          .daemon = {.dram = "8MiB", .arena = "1MiB"},
@@ -153,7 +153,7 @@ TEST_F(HolderFaultsTest, OneThatEvictsUnderASlowFetchSendsToTheEnd) {
 }
 
 // The same texts under another tenant's name: nothing of it is found, nor said.
-TEST_F(HolderFaultsTest, OneOfAnotherTenantGivesNothing) {
+TEST_F(HolderFaultsTest, HolderRefusesOtherTenant) {
   Start({.daemons = 2, .etcd = true, .complete = [this](const NodePlace& place, DaemonOptions* options) {
            options->cluster = ClusterYaml(place, certificates_.Make(place.name, authority_));
            options->tenants = absl::StrCat("tenants:\n  - {name: tenant", place.node, ", uids: [", ::getuid(),

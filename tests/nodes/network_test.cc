@@ -78,7 +78,7 @@ TEST_F(NetworkTest, EveryKindOfNetworkCarriesAndSaysHowMuch) {
   }
 }
 
-TEST_F(NetworkTest, OnePerCentOfLossCostsNoByte) {
+TEST_F(NetworkTest, OnePercentLossLosesNoByte) {
   Network network;
   network.SetAll({.loss = 0.01});
   Connection connection(network, 0, 1);
@@ -240,7 +240,7 @@ bool Tied(const NetworkNamespace& here) {
   return ip.Wait() == 0;
 }
 
-TEST_F(NetworkTest, NothingIsLeftOfANetwork) {
+TEST_F(NetworkTest, NetworkLeavesNothingBehind) {
   NetworkNamespace here;
   {
     Network network;
@@ -250,7 +250,7 @@ TEST_F(NetworkTest, NothingIsLeftOfANetwork) {
   EXPECT_TRUE(Eventually([&] { return !Tied(here); }));
 }
 
-TEST_F(NetworkTest, NothingIsLeftOfATestThatWasKilled) {
+TEST_F(NetworkTest, KilledTestLeavesNothingBehind) {
   NetworkNamespace here;
   int pipe[2];
   ASSERT_EQ(::pipe2(pipe, O_CLOEXEC), 0);

@@ -46,7 +46,7 @@ TEST_F(PeerDaemonsTest, AnOperatorSeesEachPeer) {
   EXPECT_GT(cluster_->daemon(1).Metric("ashlar_peer_bytes_total{direction=\"fetched\",peer=\"node0\"}"), 0);
 }
 
-TEST_F(PeerDaemonsTest, WhatOneNodeHasServesTheOthers) {
+TEST_F(PeerDaemonsTest, ObjectsOfOneNodeServeOthers) {
   Start(3);
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
@@ -106,7 +106,7 @@ TEST_F(PeerDaemonsTest, ACutLinkIsAMissUntilItHeals) {
   ExpectToLand(cluster_->daemon(1), second, true);
 }
 
-TEST_F(PeerDaemonsTest, WithoutEtcdWhatIsKnownGoesOnBeingUsed) {
+TEST_F(PeerDaemonsTest, UsesKnownEntriesWithoutEtcd) {
   Start(2);
   const std::vector<Tokens> first = NewPrompt(), second = NewPrompt();
   for (const auto& prompt : {first, second}) Publish(cluster_->daemon(0), prompt);

@@ -126,7 +126,7 @@ TEST(Simulation, KeepsEveryPromiseForEverySeed) {
   }
 }
 
-TEST(Simulation, GoesOnWhereItEnded) {
+TEST(Simulation, ContinuesWhereItEnded) {
   const storage::TemporaryFolder folder;
   const std::string file = folder / "progress";
   Progress progress{.first = 7, .trace = 70};
@@ -153,7 +153,7 @@ TEST(Simulation, ASeedIsTheWholeStory) {
 
 class InjectedBug : public ::testing::TestWithParam<Bug> {};
 
-TEST_P(InjectedBug, IsCaught) {
+TEST_P(InjectedBug, IsDetected) {
   std::string failure;
   for (uint64_t seed = 1; seed <= 400 && failure.empty(); ++seed) {
     failure = Simulate(seed, kOperations, GetParam()).failure;

@@ -18,7 +18,7 @@ v1::ExplainedText Text(MissReason reason) {
   return text;
 }
 
-TEST(ExplanationText, SaysAllThatIsKnownOfWhatWasEvicted) {
+TEST(ExplanationText, DescribesEvictedObject) {
   v1::ExplainedText text = Text(MissReason::kEvicted);
   v1::Gone& gone = *text.mutable_gone();
   gone.set_reason(static_cast<uint32_t>(MissReason::kEvicted));
@@ -36,7 +36,7 @@ TEST(ExplanationText, SaysAllThatIsKnownOfWhatWasEvicted) {
   EXPECT_EQ(ExplanationJson(text)["gone"]["policy"], "lru");
 }
 
-TEST(ExplanationText, SaysWhereAHitIs) {
+TEST(ExplanationText, DescribesTierOfHit) {
   v1::ExplainedText text = Text(MissReason::kNone);
   v1::Presence& present = *text.mutable_present();
   present.set_tier(static_cast<uint32_t>(TierKind::kSsd));
@@ -51,7 +51,7 @@ TEST(ExplanationText, SaysWhereAHitIs) {
   EXPECT_TRUE(ExplanationJson(text)["hit"].get<bool>());
 }
 
-TEST(ExplanationText, SaysWhichOtherNodesHaveItAndOnWhichGpu) {
+TEST(ExplanationText, ListsHoldersAndGpus) {
   v1::ExplainedText text = Text(MissReason::kNeverSeen);
   v1::TextHolder* holder = text.add_holders();
   holder->set_node("node1");

@@ -50,7 +50,7 @@ TEST(Printable, EscapesTheSameInJson) {
             "{\n  \"a\": \"é\\u202e\\u007f\\udb40\\udc41\"\n}\n");
 }
 
-TEST(Printable, KeepsTheLinesOfAnAnswer) {
+TEST(Printable, KeepsLineBreaks) {
   EXPECT_EQ(PrintableLines("a\tb\n\x1b[1mc\n"), "a\tb\n\\x1b[1mc\n");
 }
 

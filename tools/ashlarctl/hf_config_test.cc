@@ -176,7 +176,7 @@ TEST(HfConfig, CountsTheHeadsOfKeysAndValues) {
   EXPECT_EQ(heads({{"multi_query_attention", true}, {"multi_query_group_num", 2}}), 2u) << "GLM-4";
 }
 
-TEST(HfConfig, TakesNothingForPlainAttentionThatIsNot) {
+TEST(HfConfig, RefusesUnknownAttention) {
   ASSERT_EQ(AttentionLayers(Read(Attention(4)).value()), 4u);
   const std::pair<const char*, json> ills[] = {
       {"mamba_n_heads", 24},

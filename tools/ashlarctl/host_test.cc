@@ -123,7 +123,7 @@ TEST(Host, ACapabilityIsAsGoodAsALimitForLocking) {
                                   [](const Finding& finding) { return finding.verdict == Verdict::kFine; }));
 }
 
-TEST(Host, WhatTheDaemonHasOnItsDiskAlreadyNeedsNoRoom) {
+TEST(Host, ExistingSlabNeedsNoSpace) {
   HostFacts facts = GoodHost();
   facts.folder_free_bytes = 10 * kGiB;
   facts.folder_own_bytes = 400 * kGiB;
@@ -178,7 +178,7 @@ TEST(Host, AnotherProcessIsLookedAtByItsOwnLimits) {
   close(ready[1]);
 }
 
-TEST(Host, ThisOneIsLookedAtAndNothingIsLeftInTheFolder) {
+TEST(Host, ExaminesThisHostWithoutLeftovers) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "ashlar-doctor";
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);

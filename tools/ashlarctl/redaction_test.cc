@@ -86,7 +86,7 @@ TEST(Redaction, ANameIsReplacedInsideOtherTexts) {
   EXPECT_EQ(bundle["text"], "the default") << "the daemon's own word";
 }
 
-TEST(Redaction, WhatIsNoYamlIsLeftOut) {
+TEST(Redaction, InvalidYamlIsOmitted) {
   EXPECT_THAT(Redaction().Yaml("tenants: [acme\n: :"), Not(HasSubstr("acme")));
 }
 

@@ -38,7 +38,7 @@ struct Tool {
   std::vector<std::string> files;
 };
 
-TEST(CommandLine, TakesValuesInBothFormsAndOperandsAfterTwoDashes) {
+TEST(CommandLine, AcceptsBothValueFormsAndDoubleDash) {
   Tool tool;
   EXPECT_EQ(tool.Error({"status", "--socket=/a", "x", "--json", "--", "--odd"}), "");
   EXPECT_EQ(tool.socket, "/a");

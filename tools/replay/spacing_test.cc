@@ -19,7 +19,7 @@ TEST(SpaceTest, PutsCheckpointsWhereTheHeuristicsSay) {
   EXPECT_THAT(Space(Spacing::kLogarithmic, 128, 1, 3), ElementsAre(16, 32, 64));
 }
 
-TEST(SpaceTest, KeepsWithinLengthPageAndNumber) {
+TEST(SpaceTest, StaysWithinLengthPageAndNumber) {
   for (const Spacing spacing : {Spacing::kBalanced, Spacing::kBlock, Spacing::kRoot, Spacing::kLogarithmic}) {
     for (const uint64_t length : {0u, 1u, 15u, 16u, 17u, 64u, 1000u}) {
       for (const uint64_t page : {1u, 16u}) {

@@ -10,7 +10,7 @@ constexpr storage::Nanos kMillisecond = 1'000'000, kSecond = 1'000'000'000;
 constexpr RoundTrips::Bounds kBounds{kSecond, 20 * kSecond};
 constexpr uint64_t kPiece = 1 << 20;
 
-TEST(RoundTripsTest, WhatIsMeasuredDecides) {
+TEST(RoundTripsTest, LimitFollowsMeasurements) {
   RoundTrips trips;
   EXPECT_EQ(trips.Limit(kBounds), kSecond);
   for (int i = 0; i < 100; ++i) trips.Answered(500 * kMillisecond);
@@ -35,7 +35,7 @@ TEST(RoundTripsTest, EachCallThatIsNotAnsweredDoublesUpToABound) {
   EXPECT_EQ(trips.Limit(kBounds), kSecond);
 }
 
-TEST(PeerRatesTest, SaysOfANodeWhatAnOperatorLooksAt) {
+TEST(PeerRatesTest, ReportsNodeFigures) {
   PeerRates rates;
   EXPECT_EQ(rates.Of("a").bytes_per_second, 0);
   for (int i = 0; i < 3; ++i) rates.Answered("a", 2 * kMillisecond);

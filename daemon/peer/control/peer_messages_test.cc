@@ -41,7 +41,7 @@ PeerOpen AskedForIt() {
   return {.objects = {{.key = SomeKey()}}, .lease_ms = 1000};
 }
 
-TEST(PeerMessages, WhatIsWrittenIsRead) {
+TEST(PeerMessages, MessagesRoundTrip) {
   v1::PeerOpenRequest open;
   Write(AskedForIt(), "acme", &open);
   const auto asked = Read(open);
@@ -205,7 +205,7 @@ PeerOffer SomeOffer() {
           .patience_ms = 600};
 }
 
-TEST(PeerMessages, OffersAreReadAsTheyWereWritten) {
+TEST(PeerMessages, OffersRoundTrip) {
   v1::PeerOfferRequest message;
   Write(SomeOffer(), "acme", &message);
   EXPECT_EQ(message.tenant(), "acme");

@@ -40,7 +40,7 @@ size_t EventBytes() {
   return response.ByteSizeLong();
 }
 
-TEST(ClusterPage, ItsTableIsComputedFromTheCode) {
+TEST(ClusterPage, TableMatchesCode) {
   std::stringstream page;
   page << std::ifstream(ASHLAR_CLUSTER_PAGE).rdbuf();
   const EtcdDirectoryOptions options;

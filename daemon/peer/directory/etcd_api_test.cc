@@ -102,7 +102,7 @@ Declared Ours(const FileDescriptor& file) {
 
 class EtcdApi : public ::testing::TestWithParam<std::tuple<const char*, const char*, const FileDescriptor*>> {};
 
-TEST_P(EtcdApi, IsEtcds) {
+TEST_P(EtcdApi, MatchesEtcdApi) {
   const auto& [name, package, ours] = GetParam();
   const std::string path = absl::StrCat("/usr/share/gocode/src/go.etcd.io/etcd/", name);
   if (!std::ifstream(path).is_open()) GTEST_SKIP() << path << " is not installed (Debian's golang-etcd-server-dev)";

@@ -39,7 +39,7 @@ class EtcdDirectoryTest : public ::testing::Test {
   std::unique_ptr<EtcdProcess> etcd_;
 };
 
-TEST(LocalDirectory, IsAlone) {
+TEST(LocalDirectory, HasOneMember) {
   LocalDirectory directory({.node = "a"});
   const Key keys[] = {DigestOf(1)};
   EXPECT_TRUE(directory.Announce(NamespaceOf(1), keys[0], {}, 1));
@@ -158,7 +158,7 @@ TEST_F(EtcdDirectoryTest, ManyEntriesOfSeveralNamespacesAreReadAndSwept) {
   EXPECT_EQ(CountKeys("e"), 1u);
 }
 
-TEST_F(EtcdDirectoryTest, WhatARestartedNodeHeldIsNotBelieved) {
+TEST_F(EtcdDirectoryTest, IgnoresEntriesOfEarlierIncarnation) {
   const auto a = Join("a");
   a->directory.Follow(NamespaceOf(1));
   NodeProcess first(etcd_->endpoint(), "b", 0, 50);
@@ -174,7 +174,7 @@ TEST_F(EtcdDirectoryTest, WhatARestartedNodeHeldIsNotBelieved) {
   EXPECT_TRUE(Until([&] { return a->directory.Stats().entries == 50; })) << "and this one hears of it";
 }
 
-TEST_F(EtcdDirectoryTest, OneThatWasSilentForTooLongComesBack) {
+TEST_F(EtcdDirectoryTest, ExpiredMemberReturns) {
   const auto a = Join("a");
   a->directory.Follow(NamespaceOf(1));
   NodeProcess b(etcd_->endpoint(), "b", 0, 200);
@@ -187,7 +187,7 @@ TEST_F(EtcdDirectoryTest, OneThatWasSilentForTooLongComesBack) {
   EXPECT_TRUE(Until([&] { return a->Holders(1, 0) == Names{"b"}; }));
 }
 
-TEST_F(EtcdDirectoryTest, OneThatLeavesIsGoneAtOnce) {
+TEST_F(EtcdDirectoryTest, LeavingMemberIsRemovedAtOnce) {
   EtcdDirectoryOptions options = Options();
   options.lease_seconds = 600;
   auto a = std::make_unique<Node>("a", options);
@@ -266,7 +266,7 @@ TEST_F(EtcdDirectoryTest, ANodeKeepsToItsShareOfTheBudget) {
   EXPECT_GT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
 }
 
-TEST_F(EtcdDirectoryTest, WhatIsToBeErasedReachesThoseThatComeLater) {
+TEST_F(EtcdDirectoryTest, ErasureReachesLaterMembers) {
   const auto a = Join("a"), b = Join("b");
   ASSERT_TRUE(Until([&] { return a->members() == 2 && b->members() == 2; }));
   ClusterErasure erasure{.tenant = "t", .ns = NamespaceOf(1), .node = "a"};

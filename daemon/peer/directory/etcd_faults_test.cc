@@ -42,7 +42,7 @@ class EtcdFaultsTest : public ::testing::Test {
   std::unique_ptr<Node> a_, b_;
 };
 
-TEST_F(EtcdFaultsTest, WhatIsKnownIsUsedWhileEtcdIsAwayAndTheRestFollows) {
+TEST_F(EtcdFaultsTest, UsesKnownEntriesWhileEtcdIsDown) {
   ASSERT_NO_FATAL_FAILURE(StartPair());
   const int asked = a_->asked_again;
   etcd_->Kill();
@@ -108,7 +108,7 @@ TEST_F(EtcdFaultsTest, AnEmptiedEtcdIsNoticedThoughItsRevisionsAreHigherAgain) {
   EXPECT_TRUE(Until([&] { return b_->directory.Stats().entries == 1000; })) << "what a dead node held is gone";
 }
 
-TEST_F(EtcdFaultsTest, WhatWasCompactedMeanwhileIsReadAsAWhole) {
+TEST_F(EtcdFaultsTest, RereadsCompactedNamespace) {
   ASSERT_NO_FATAL_FAILURE(StartPair());
   NodeProcess stalled(etcd_->endpoint(), "stalled", 2000, 1);  // a third one, whose watch stands still
   ASSERT_TRUE(Until([&] { return b_->Holders(1, 2000) == Names{"stalled"}; }));

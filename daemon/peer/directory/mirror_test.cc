@@ -130,7 +130,7 @@ TEST(Mirror, AGpuWithAHighNumberIsNotRemembered) {
   }
 }
 
-TEST(MemberNumbers, AreGivenAgainAndBounded) {
+TEST(MemberNumbers, AreReusedAndBounded) {
   MemberNumbers numbers;
   for (uint64_t i = 0; i < 200000; ++i) {
     const auto number = numbers.Intern(i + 1);

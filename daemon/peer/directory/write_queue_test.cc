@@ -28,7 +28,7 @@ std::string Said(const std::vector<DirectoryWrite>& writes) {
   return said;
 }
 
-TEST(WriteQueue, WithdrawalsGoFirstThenWhatIsWorthMost) {
+TEST(WriteQueue, WithdrawalsFirstThenHighestWorth) {
   WriteQueue queue(10);
   for (const auto& [number, worth] : {std::pair(1, 5.), {2, 7.}, {3, 5.}}) queue.Announce(WriteOf(number, worth));
   queue.Withdraw(IdOf(9));
@@ -51,7 +51,7 @@ TEST(WriteQueue, TheLatestWordOnAnObjectCounts) {
   EXPECT_EQ(writes[2].holding->bytes, 200u);
 }
 
-TEST(WriteQueue, WhatWasTakenInVainComesBackBehindLaterWords) {
+TEST(WriteQueue, ReturnedWritesYieldToLaterOnes) {
   WriteQueue queue(3);
   queue.Announce(WriteOf(1, 1));
   queue.Announce(WriteOf(2, 2));
@@ -63,7 +63,7 @@ TEST(WriteQueue, WhatWasTakenInVainComesBackBehindLaterWords) {
   EXPECT_EQ(Said(queue.Take(9)), "-1+3+2");
 }
 
-TEST(WriteQueue, KnowsWhatItGaveUp) {
+TEST(WriteQueue, RemembersDroppedAnnouncements) {
   WriteQueue queue(2);
   for (const auto& [number, worth] : {std::pair(1, 1.), {2, 2.}}) queue.Announce(WriteOf(number, worth));
   EXPECT_FALSE(queue.Announce(WriteOf(3, 1)));

@@ -66,7 +66,7 @@ class AcknowledgementsTest : public ::testing::Test {
   Acknowledgements acknowledgements_{directory_, clock_};
 };
 
-TEST_F(AcknowledgementsTest, NothingWaitsWhereNothingIsToBeErasedOrAllHave) {
+TEST_F(AcknowledgementsTest, NoWaitWithoutPendingErasures) {
   EXPECT_EQ(Of(acknowledgements_.Look().here), Side(0, 0));
   directory_.Wish(5);
   for (const char* node : {"here", "second", "third"}) directory_.Say(node, 5);

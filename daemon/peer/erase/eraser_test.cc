@@ -99,7 +99,7 @@ TEST_F(EraserTest, DoesEachOnceAlsoAfterARestart) {
   EXPECT_EQ(text.str(), absl::StrCat("01010101010101010101010101010101\n", "02020202020202020202020202020202\n"));
 }
 
-TEST_F(EraserTest, OfATenantThatIsNotHereThereIsNothing) {
+TEST_F(EraserTest, UnknownTenantIsErasedAtOnce) {
   const auto eraser = Make(a_, "");
   a_.Publish(TestPlan(1, 64), 1);
   Ask(1, "another");
@@ -121,7 +121,7 @@ TEST_F(EraserTest, OnlyTheNamespaceGoes) {
   EXPECT_EQ(Objects(a_), 0u);
 }
 
-TEST_F(EraserTest, NothingComesFromANodeThatHasNotErased) {
+TEST_F(EraserTest, FetchesNothingFromNodesWithPendingErasure) {
   PeerNode b(cluster_, "b");
   const ObjectHeader plan = TestPlan(1, 64);
   b.Publish(plan, 1);

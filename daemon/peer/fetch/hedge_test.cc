@@ -237,7 +237,7 @@ TEST_F(HedgeTest, AFastHolderIsNotHedged) {
   EXPECT_EQ(StatsOf(b).moved, 0u);
 }
 
-TEST_F(HedgeTest, WithoutASecondHolderOneWaits) {
+TEST_F(HedgeTest, WaitsWithoutSecondHolder) {
   PeersOptions options = PeerNode::All();
   options.objects.least_patience = options.objects.most_patience = 20'000'000'000;
   PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options);
@@ -249,7 +249,7 @@ TEST_F(HedgeTest, WithoutASecondHolderOneWaits) {
 }
 
 // Both holders stall now and then: whoever wins, whatever is cancelled, the bytes are right and nothing is left.
-TEST_F(HedgeTest, WhoeverWinsTheBytesAreRight) {
+TEST_F(HedgeTest, BytesAreRightForEitherWinner) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);

@@ -158,7 +158,7 @@ TEST_F(RemotePrefixTest, BlocksOfOnePrefixComeFromTwoNodes) {
   ExpectResumes(b, Prompt(1000), 1000);
 }
 
-TEST_F(RemotePrefixTest, WhereABlockIsNowhereTheNextShallowerPrefixIsFound) {
+TEST_F(RemotePrefixTest, MissingBlockFallsBackToShallowerPrefix) {
   for (const size_t missing : {2, 1}) {  // the last one, and one between
     PeerNode a(cluster_, "a"), b(cluster_, "b");
     for (const size_t tokens : {300, 1000}) CommitText(a, tokens);

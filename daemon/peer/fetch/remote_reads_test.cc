@@ -49,7 +49,7 @@ class RemoteReadsTest : public ::testing::Test {
   const ObjectHeader plan_ = storage::TestPlan(1, 8000);
 };
 
-TEST_F(RemoteReadsTest, WhatOneNodePublishesIsReadByAnother) {
+TEST_F(RemoteReadsTest, ObjectIsReadByAnotherNode) {
   const auto a = Node("a"), b = Node("b");
   PublishForReading(*a, *b, plan_, 1);
   const uint64_t before = b->transport->stats().read_bytes;

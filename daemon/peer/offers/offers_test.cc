@@ -111,7 +111,7 @@ TEST_F(OffersTest, AnOfferIsTakenAndServes) {
   c.Release(match.lease);
 }
 
-TEST_F(OffersTest, WhatTheHolderDoesNotHaveFails) {
+TEST_F(OffersTest, OfferWithoutObjectFails) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kFailed);
   EXPECT_THAT(Where(b, OfferPlan(1)), ::testing::IsEmpty());
@@ -119,7 +119,7 @@ TEST_F(OffersTest, WhatTheHolderDoesNotHaveFails) {
 }
 
 // A hot object comes into free room alone, a draining node's in place of what is worth less.
-TEST_F(OffersTest, NothingThatIsWorthMoreMakesRoom) {
+TEST_F(OffersTest, OfferDisplacesNoMoreValuableObject) {
   PeerNode a(cluster_, "a"), b(cluster_, "b", 16);
   const ObjectHeader plan = OfferPlan(1, 2000);
   a.Publish(plan, 1);
@@ -215,7 +215,7 @@ TEST_F(OffersTest, ADrainKeepsEachPrefixTogether) {
   }
 }
 
-TEST_F(OffersTest, WhatFindsNoPlaceElsewhereIsSaidToBeLost) {
+TEST_F(OffersTest, ReportsObjectsWithoutPlaceAsLost) {
   PeerNode a(cluster_, "a"), b(cluster_, "b", 8);
   for (uint64_t text = 1; text <= 40; ++text) a.Publish(OfferPlan(text, 200), text);
   Drain(a);
@@ -259,7 +259,7 @@ TEST_F(OffersTest, ANodeThatDiesInTheMiddleOfAHandOverLeavesTheRestToOthers) {
   EXPECT_EQ(handed[TakeOutcome::kTaken], plans.size());
 }
 
-TEST_F(OffersTest, WhatSeveralNodesAskForIsCopiedToOneThatHasRoom) {
+TEST_F(OffersTest, HotObjectIsReplicatedToFreeNode) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c"), d(cluster_, "d");
   const ObjectHeader plan = OfferPlan(1, 1000), cold = OfferPlan(2, 1000);
   a.Publish(plan, 1);
@@ -360,7 +360,7 @@ TEST_F(OffersTest, ADrainWhoseLastOtherNodeGoesWaitsForNobody) {
   EXPECT_EQ(Unsaved(a), 1u);
 }
 
-TEST_F(OffersTest, SoManyWaitForANodesAnswerAndOthersHaveTheirs) {
+TEST_F(OffersTest, OffersPerNodeAreBounded) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
   a.Publish(OfferPlan(1), 1);
   Offerer offerer(a.loop, a, PeerNode::Tenants());

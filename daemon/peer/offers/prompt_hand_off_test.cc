@@ -100,7 +100,7 @@ TEST_F(PromptHandOffTest, AnExactTextGoesUnderTheKeysOfAll) {
   ExpectToResume(b, text, {}, /*own=*/false);
 }
 
-TEST_F(PromptHandOffTest, WhatCannotBeHandedIsSaid) {
+TEST_F(PromptHandOffTest, ReportsFailedHandoff) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kNothing);
@@ -115,7 +115,7 @@ TEST_F(PromptHandOffTest, WhatCannotBeHandedIsSaid) {
 }
 
 // The node is full of what is worth as much: an engine there waits for the prompt, and its look-up would make room.
-TEST_F(PromptHandOffTest, ItTakesTheRoomThatALookUpWouldTake) {
+TEST_F(PromptHandOffTest, DisplacesWhatALookupWould) {
   constexpr uint64_t kExtents = 24;
   PeerNode a(cluster_, "a"), b(cluster_, "b", kExtents);
   for (uint64_t text = 1;
@@ -129,7 +129,7 @@ TEST_F(PromptHandOffTest, ItTakesTheRoomThatALookUpWouldTake) {
 }
 
 // Nothing of the room there can be had: it is leased.
-TEST_F(PromptHandOffTest, WithoutRoomItIsRefused) {
+TEST_F(PromptHandOffTest, IsRefusedWithoutSpace) {
   constexpr uint64_t kExtents = 16;
   PeerNode a(cluster_, "a"), b(cluster_, "b", kExtents);
   std::vector<storage::LeaseId> leases;
@@ -147,7 +147,7 @@ TEST_F(PromptHandOffTest, WithoutRoomItIsRefused) {
 }
 
 // The node does not answer in time; what it does later harms nobody.
-TEST_F(PromptHandOffTest, ItsTimeIsBounded) {
+TEST_F(PromptHandOffTest, TimeIsBounded) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);

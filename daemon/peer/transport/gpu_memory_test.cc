@@ -114,7 +114,7 @@ TEST_F(GpuMemoryTest, MessagesBringNothingThereWithoutAWayAndCarryWhatLiesThere)
 }
 
 // Also where UCX knows no GPU.
-TEST(GpuTransportTest, IsOpenedForGpusAndServesTheProcessorsMemory) {
+TEST(GpuTransportTest, GpuTransportServesHostMemory) {
   std::atomic<int> entered{0};
   const TransportOptions options{.reads = RemoteReads::kNever, .enter_gpu = [&] { ++entered; }};
   std::vector<std::byte> memory(100'000, std::byte{7}), target(memory.size());  // outlives the transports

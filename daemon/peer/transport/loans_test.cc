@@ -126,7 +126,7 @@ TEST_F(LoanTest, ReadsAnySizeFromAnyRunsOverAnySpans) {
   EXPECT_EQ(holder.loans, 0u);
 }
 
-TEST_F(LoanTest, NothingIsReadBeforeTheOwnerHasIt) {
+TEST_F(LoanTest, ReadStartsAfterOwnerHasBytes) {
   const Granted granted = Allow(kArea, true, HeldBytes::How::kLater);
   std::vector<std::byte> here(kArea);
   Outcome outcome;
@@ -278,7 +278,8 @@ TEST(LoanlessTest, ATransportOverTcpGivesNoKeysAndReadsNothing) {
         EXPECT_EQ(each.value, "tcp,self");
       }
     }
-    // A client that has the feature reads and writes nothing (RawClientTest.HasNoOtherWayIn: nor in the other case).
+    // A client that has the feature reads and writes nothing (RawClientTest.OnlyGrantedAccessIsPossible: nor in the
+    // other case).
     if (expect_rdma) {
       RawClient client(holder.address(), UCP_FEATURE_RMA);
       std::vector<std::byte> mine(1000, std::byte{9});

@@ -151,7 +151,7 @@ TEST_F(RawClientTest, ReadsAndWritesNothing) {
   EXPECT_EQ(stats.late, 8u);
 }
 
-TEST_F(RawClientTest, HasNoOtherWayIn) {
+TEST_F(RawClientTest, OnlyGrantedAccessIsPossible) {
   for (const uint64_t features : {UCP_FEATURE_RMA, UCP_FEATURE_TAG, UCP_FEATURE_STREAM}) {
     RawClient client(holder_->address(), features);
     std::vector<std::byte> mine(1000, std::byte{9});
@@ -167,7 +167,7 @@ TEST_F(RawClientTest, HasNoOtherWayIn) {
   }
 }
 
-TEST_F(RawClientTest, IsLetGoAfterMalformedMessages) {
+TEST_F(RawClientTest, IsDisconnectedAfterMalformedMessages) {
   RawClient client(holder_->address(), UCP_FEATURE_AM);
   // A rendezvous before there is a connection ends the client: UCX 1.13 asserts that it is not.
   client.Message(EncodeMessage({.kind = MessageKind::kPing}), {}, UCP_AM_SEND_FLAG_EAGER);
@@ -182,7 +182,7 @@ TEST_F(RawClientTest, IsLetGoAfterMalformedMessages) {
   EXPECT_GE(holder_->stats().malformed, 17u);
 }
 
-TEST(WireTest, WhatIsEncodedIsParsed) {
+TEST(WireTest, MessagesRoundTrip) {
   const Message message{.kind = MessageKind::kPush,
                         .to = {5, DrawSecret()},
                         .from = {6, DrawSecret()},

@@ -113,7 +113,7 @@ TEST_F(SlowFabricTest, AnAcceptedConnectionCountsAsLongAsItIsThere) {
   EXPECT_FALSE(slow());
 }
 
-TEST_F(SlowFabricTest, IsAskedForByTheConfigurationAlone) {
+TEST_F(SlowFabricTest, IsReportedOnlyIfConfigured) {
   StartOne(false);
   Reach("tcp/eth0");
   EXPECT_FALSE(slow());

@@ -75,7 +75,7 @@ class TransportTest : public testing::Test {
 };
 
 // Landings of this node's engines come first where processors are short.
-TEST_F(TransportTest, ItsThreadMakesWayForOthers) {
+TEST_F(TransportTest, ThreadYieldsToOthers) {
   std::set<int> above;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
@@ -328,7 +328,7 @@ TEST_F(TransportTest, AHolderThatEndsFailsWhatIsOnItsConnectionAndNothingElse) {
 }
 
 // The holder of the next test, in a process of its own: says where and what it serves, and waits for its end.
-TEST(TransportHolder, Serves) {
+TEST(TransportHolder, ServesFetches) {
   const char* const to = std::getenv("ASHLAR_TEST_HOLDER");
   if (to == nullptr) GTEST_SKIP() << "started by AHolderThatIsKilledOrStoppedIsNoticed";
   auto transport = Transport::Start({});
@@ -351,7 +351,7 @@ TEST_F(TransportTest, AHolderThatIsKilledOrStoppedIsNoticed) {
     const std::string variable = "ASHLAR_TEST_HOLDER=" + std::to_string(ends[1]);
     const pid_t child = fork();
     if (child == 0) {
-      const char* const arguments[] = {"test", "--gtest_filter=TransportHolder.Serves", nullptr};
+      const char* const arguments[] = {"test", "--gtest_filter=TransportHolder.ServesFetches", nullptr};
       const char* const environment[] = {variable.c_str(), nullptr};
       execve("/proc/self/exe", const_cast<char**>(arguments), const_cast<char**>(environment));
       _exit(1);
@@ -398,7 +398,7 @@ TEST_F(TransportTest, SleepsWhenIdle) {
   EXPECT_LT(used() - before, std::chrono::milliseconds(50));  // two threads that spin take up to 1,000
 }
 
-TEST_F(TransportTest, SaysWhatCarriesItsPeers) {
+TEST_F(TransportTest, ReportsLanesOfPeers) {
   std::vector<std::byte> there = RandomBytes(5000, random_), here(5000);
   const Grant read = holder_->Allow(GrantAccess::kRead, 5000, std::make_shared<HeldBytes>(Spans{there}));
   ASSERT_TRUE(Fetch(read, 0, {here}).ok());

@@ -125,7 +125,7 @@ TEST(NodesSimulation, ASeedIsTheWholeStory) {
   EXPECT_NE(Simulate(1).trace, Simulate(2).trace);
 }
 
-TEST(NodesSimulation, GoesOnWhereItEnded) {
+TEST(NodesSimulation, ContinuesWhereItEnded) {
   const storage::TemporaryFolder folder;
   const std::string file = folder / "progress";
   SeedRun run{.first = 7, .trace = 70};
@@ -143,7 +143,7 @@ TEST(NodesSimulation, GoesOnWhereItEnded) {
 
 class InjectedBugOfNodes : public ::testing::TestWithParam<Bug> {};
 
-TEST_P(InjectedBugOfNodes, IsCaught) {
+TEST_P(InjectedBugOfNodes, IsDetected) {
   BeQuiet();
   std::string failure;
   uint64_t seed = 0;
