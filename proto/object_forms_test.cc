@@ -145,7 +145,7 @@ TEST(PlanForms, ZeroHeadsTakeNoBytes) {
   EXPECT_EQ(zero.Extents(), 1u);
 }
 
-TEST(PlanForms, RefusesByFieldWhatMakesNoSense) {
+TEST(PlanForms, RefusesByFieldWhatIsInvalid) {
   struct Case {
     const char* message;
     std::vector<TransitionRun> runs;

@@ -244,7 +244,7 @@ TEST(PlanPrefix, SpansHaveWhatTheRecurrenceSees) {
   }
 }
 
-TEST(PlanPrefix, RefusesSpansThatMakeNoSense) {
+TEST(PlanPrefix, RefusesSpansThatAreInvalid) {
   const auto refused = [](const Layout& layout, DType dtype, uint64_t begin, uint64_t end) {
     return std::string(PlanPrefixSpan(layout, kNamespace, Key{}, dtype, begin, end).status().message());
   };
@@ -263,7 +263,7 @@ TEST(PlanPrefix, RefusesSpansThatMakeNoSense) {
   EXPECT_THAT(refused(attention, DType::kF32, 1, 5), testing::StartsWith("layout.layers: "));
 }
 
-TEST(PlanPrefix, RefusesWhatMakesNoSense) {
+TEST(PlanPrefix, RefusesWhatIsInvalid) {
   const Layout layout = ExampleLayout();
   EXPECT_TRUE(absl::IsInvalidArgument(PlanPrefixBlock(layout, kNamespace, Key{}, kBlock, 0).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(PlanPrefixBlock(layout, kNamespace, Key{}, kBlock, kBlock + 1).status()));

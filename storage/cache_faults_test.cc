@@ -243,7 +243,7 @@ TEST_F(CacheFaultsTest, ASessionsLeasesListSoManySegmentsAndNoMore) {
   EXPECT_EQ(rig.cache.Lookup(kAnn, six).found[0].reason, MissReason::kBusy) << "more than any session may hold";
 }
 
-TEST_F(CacheFaultsTest, AHitThatTheAnswerHasNoRoomForIsAMissAndCountedOnce) {
+TEST_F(CacheFaultsTest, AHitThatTheAnswerHasNoSpaceForIsAMissAndCountedOnce) {
   ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
   const int hits = rig_.observer.hits;
   const size_t misses = rig_.observer.misses.size();

@@ -63,7 +63,7 @@ TEST_F(CacheTest, SecondPublisherGetsBeingPublished) {
   EXPECT_EQ(cache_.stats().objects, 1u);
 }
 
-TEST_F(CacheTest, AnAbandonedReservationMakesRoomForAnother) {
+TEST_F(CacheTest, AnAbandonedReservationFreesSpaceForAnother) {
   const ObjectHeader plan = TestPlan(1, 64);
   const auto first = cache_.Reserve(kAnn, plan);
   cache_.Abandon(kBob, first.id);

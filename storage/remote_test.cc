@@ -191,7 +191,7 @@ TEST_F(RemoteTest, SettlingKeepsWhatIsInUse) {
 }
 
 // Its memory is written to until the last read has ended.
-TEST_F(RemoteTest, ALookupThatIsGivenUpKeepsTheTargetsUntilNothingArrives) {
+TEST_F(RemoteTest, ALookupThatIsCancelledKeepsTheTargetsUntilNothingArrives) {
   for (const TieredOptions& options : {TieredOptions{.hbm = 0, .dram = 32, .ssd = 0}, TieredOptions{.hbm = 32}}) {
     Make(options);
     PublishThere(Plan(1), 1);
@@ -211,7 +211,7 @@ TEST_F(RemoteTest, ALookupThatIsGivenUpKeepsTheTargetsUntilNothingArrives) {
   }
 }
 
-TEST_F(RemoteTest, AskedForAgainWhileItDrainsItComesAnew) {
+TEST_F(RemoteTest, AskedForAgainWhileItDrainsItComesAgain) {
   Make();
   PublishThere(Plan(1), 1);
   ASSERT_TRUE(Offer(Plan(1)));

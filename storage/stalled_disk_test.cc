@@ -75,7 +75,7 @@ TEST_F(StalledDiskTest, LandingsThatComeMeanwhileEndAtOnce) {
   rig_->EndStall();
 }
 
-TEST_F(StalledDiskTest, AnEngineMayPublishAnewWhatItAloneHas) {
+TEST_F(StalledDiskTest, AnEngineMayPublishAgainWhatItAloneHas) {
   MakeBoth();
   rig_->StallDisk();
   ASSERT_TRUE(rig_->Publish(kSession, Plan(kOnDisk), kOnDisk));
@@ -99,7 +99,7 @@ TEST_F(StalledDiskTest, MemoryThatItMayStillWriteToGoesToNobodyElse) {
   EXPECT_TRUE(rig_->Publish(kSession, Plan(kInMemory), kInMemory));
 }
 
-TEST_F(StalledDiskTest, CopiesBetweenTiersOfMemoryGoOn) {
+TEST_F(StalledDiskTest, CopiesBetweenTiersOfMemoryContinue) {
   constexpr uint64_t kTexts = 40, kFresh = 100;  // more pieces than are in flight at once
   Make({.hbm = 4 * kTexts, .dram = 4 * kTexts, .ssd = 4 * kTexts});
   for (uint64_t text = 1; text <= kTexts; ++text) PublishAndSettle(text);

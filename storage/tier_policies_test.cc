@@ -74,7 +74,7 @@ TEST_F(TierPoliciesTest, TheDiskTakesWhatIsUsedTwice) {
   EXPECT_EQ(Used(*rig_->ssd), 3u);
 }
 
-TEST_F(TierPoliciesTest, AFullDiskMakesRoomForWhatIsUsedMore) {
+TEST_F(TierPoliciesTest, AFullDiskFreesSpaceForWhatIsUsedMore) {
   Make({.hbm = 0, .dram = 8, .ssd = 6, .admission = AdmissionMode::kTinyLfu});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
   EXPECT_EQ(Used(*rig_->ssd), 6u);

@@ -358,7 +358,7 @@ TEST_F(TiersTest, ALandingThatWaitsForADiskEndsAtOnceWhenItIsNotWantedAnyMore) {
   EXPECT_TRUE(drained);
 }
 
-TEST_F(TiersTest, ALeaseThatNeedsTheRoomRefusesPromotions) {
+TEST_F(TiersTest, ALeaseThatNeedsTheSpaceRefusesPromotions) {
   Make({.hbm = 0, .dram = 4, .ssd = 64});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
   const Match match = rig_->Lookup(kSession, Plan(2));

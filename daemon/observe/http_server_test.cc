@@ -121,7 +121,7 @@ TEST_F(HttpServerTest, RequestsThatAreTooLargeOrNoneAreRefused) {
   EXPECT_THAT(Get("/door"), EndsWith("tcp\n"));
 }
 
-TEST_F(HttpServerTest, FourThatSayNothingHoldNobodyUp) {
+TEST_F(HttpServerTest, FourThatSayNothingDelayNoOther) {
   Start();
   const HttpPeer idle[] = {HttpPeer(port_), HttpPeer(port_), HttpPeer(path()), HttpPeer(path())};
   for (const HttpPeer& peer : idle) ASSERT_TRUE(peer.connected());

@@ -47,7 +47,7 @@ TEST(MetricsTest, AlertsCountFromZero) {
   EXPECT_THAT(text, Not(HasSubstr("tier=\"hbm\"} 0\nashlar_tier"))) << "no tier that is not there";
 }
 
-TEST(MetricsTest, ALookUpEndsWithItsAnswerNotWithItsLanding) {
+TEST(MetricsTest, ALookupEndsWithItsAnswerNotWithItsLanding) {
   Metrics metrics({"blue"});
   metrics.calls().LookedUp(0.0005);
   metrics.calls().Finished(CacheCall::kLookupAndLand, absl::StatusCode::kOk, 0.5);

@@ -43,7 +43,7 @@ TEST_F(PeerMetricsTest, ANodeThatIsNoMemberHasNoSeries) {
   EXPECT_THAT(Shown(), HasSubstr("direction=\"fetched\",peer=\"a\"} 800"));
 }
 
-TEST_F(PeerMetricsTest, ACountThatBeganAnewAddsToWhatWasCounted) {
+TEST_F(PeerMetricsTest, ACountThatRestartedAddsToWhatWasCounted) {
   for (const uint64_t bytes : {700, 50, 60}) metrics_.Set({{.node = "a", .fetched_bytes = bytes}});
   EXPECT_THAT(Shown(), HasSubstr("direction=\"fetched\",peer=\"a\"} 760"));
 }

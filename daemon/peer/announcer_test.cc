@@ -132,7 +132,7 @@ class AnnouncerOfManyTest : public ::testing::Test {
   std::unique_ptr<storage::TieredRig> rig_;
 };
 
-TEST_F(AnnouncerOfManyTest, AQueueWithoutRoomDelaysAnnouncementsAndLosesNone) {
+TEST_F(AnnouncerOfManyTest, AQueueWithoutSpaceDelaysAnnouncementsAndLosesNone) {
   Publish(1, kObjects);  // 8 find room
   Run();
   EXPECT_EQ(directory_.in_etcd.size(), kObjects);

@@ -390,7 +390,7 @@ TEST_F(RouterTest, ASessionThatEndsWhileWorkersAreLookedForHasNoPlan) {
   EXPECT_EQ(router_.figures().plans, 0u);
 }
 
-TEST_F(RouterTest, ASegmentThatEndsWhileWorkersAreLookedForIsPlannedAnew) {
+TEST_F(RouterTest, ASegmentThatEndsWhileWorkersAreLookedForIsPlannedAgain) {
   OfferRemote({"b"}, 100'000);
   const Router::Planned first = Plan({Cold(1)});
   elsewhere_.holds = true;

@@ -69,7 +69,7 @@ TEST_F(EventLoopTurns, AFloodOfCompletionsStandsBeforeNobodyElse) {
   EXPECT_LE(Before('d', kCost), 2 * EventLoop::kQuantum + 2 * kCost);
 }
 
-TEST_F(EventLoopTurns, ClosuresThatTakeNoTimeHoldNobodyUpEither) {
+TEST_F(EventLoopTurns, ClosuresThatTakeNoTimeDelayNoOther) {
   for (int i = 0; i < 2000; ++i) ASSERT_TRUE(loop_.Post(kHeavy, Costing(0, 'h')));
   ASSERT_TRUE(loop_.Post(kLight, Costing(0, 'l')));
   Run();

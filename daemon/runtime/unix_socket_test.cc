@@ -113,7 +113,7 @@ TEST_F(SocketLock, AnotherDaemonsIsWaitedForWithinBounds) {
 }
 
 // A user who can read a folder can lock it: that must not keep a daemon from starting.
-TEST_F(SocketLock, AnotherUsersLockOnTheFolderHoldsNobodyUp) {
+TEST_F(SocketLock, AnotherUsersLockOnTheFolderDelaysNoOther) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
   int ready[2];

@@ -96,7 +96,7 @@ TEST_F(TenantsAtWork, AFullQueueIsItsTenantsOwn) {
 }
 
 // Work that is cut asks for the rest of its time where all the tenant's room is taken.
-TEST_F(TenantsAtWork, AJobThatEndsLeavesRoomForTheNext) {
+TEST_F(TenantsAtWork, AJobThatEndsLeavesSpaceForTheNext) {
   WorkerPool pool(1, 2, loop_);
   std::promise<void> ended;
   const auto again = [&] {
@@ -173,7 +173,7 @@ TEST_F(TenantsAtWork, SpareThreadsServeInTurn) {
   pool.Stop();
 }
 
-TEST_F(TenantsAtWork, LongWorkIsToMakeWayOnceOthersWait) {
+TEST_F(TenantsAtWork, LongWorkIsToYieldOnceOthersWait) {
   WorkerPool pool(1, 10, loop_);
   std::promise<void> alone;
   std::atomic<bool> yielded = false;

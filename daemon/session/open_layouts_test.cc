@@ -83,7 +83,7 @@ TEST(OpenLayouts, AreNotSharedBetweenTenants) {
   EXPECT_EQ(model->ns, MakeNamespace("t", SmallIdentity(), SmallLayout()));
 }
 
-TEST(OpenLayouts, BeyondTheBudgetAreRefusedByNameAndChargeNothing) {
+TEST(OpenLayouts, BeyondTheBudgetAreRefusedAndChargeNothing) {
   OpenLayouts layouts;
   const v1::OpenModelRequest request = RequestOf(WithTables(4));
   for (const uint64_t bytes : {uint64_t{1} << 20, uint64_t{5} << 19}) {  // not to be read; read, and not to be kept

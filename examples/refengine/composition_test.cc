@@ -58,7 +58,7 @@ TEST_F(CompositionTest, PassBoundariesMayCutCapturesAndChains) {
   ExpectSameState(cut.end, expected.end, 1e-4);
 }
 
-TEST_F(CompositionTest, ChainsThatEndWithAnInteriorGoOn) {
+TEST_F(CompositionTest, ChainsThatEndWithAnInteriorContinue) {
   MakePrompt(3, 60, 90);
   const SeamWidths seams{8, 0};
   const std::vector<StoredSegment> stored = CaptureInContext(seams);

@@ -36,7 +36,7 @@ TEST(ModelTest, DeclaresItsLayout) {
   EXPECT_TRUE(std::holds_alternative<LinearLayer>(layout.layers[6]));
 }
 
-TEST(ModelTest, RefusesWhatMakesNoSense) {
+TEST(ModelTest, RefusesWhatIsInvalid) {
   ModelConfig config = TinyConfig(1);
   config.linear.value_heads = 3;
   GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -8,7 +8,7 @@ namespace {
 
 using Calls = std::vector<std::vector<int64_t>>;
 
-TEST(Cuts, ATextThatGoesOnWhereItEndedKeepsItsCuts) {
+TEST(Cuts, ATextThatContinuesWhereItEndedKeepsItsCuts) {
   Cuts cuts;
   cuts.Resume(0);
   cuts.Add({128, 256, 300});

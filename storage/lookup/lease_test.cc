@@ -90,7 +90,7 @@ TEST_F(LeaseTest, TheSystemsRandomNamesDiffer) {
   EXPECT_NE(leases.Grant(kAnn, kTenant, OneObject(), 0), leases.Grant(kAnn, kTenant, OneObject(), 0));
 }
 
-TEST_F(LeaseTest, HoldsObjectsUntilTheLastHolderLetsGo) {
+TEST_F(LeaseTest, HoldsObjectsUntilTheLastHolderReleases) {
   const LeaseId id = leases_.Grant(kAnn, kTenant, OneObject(), 0);
   ASSERT_NE(leases_.Held(kAnn, id), nullptr);
   EXPECT_EQ(leases_.Held(kAnn, id)->size(), 2u);

@@ -83,7 +83,7 @@ std::vector<MissReason> Reasons(const Match& match) {
 
 // The same calls on two caches, one of which looks up in slices. Prompts begin with committed texts, so that prefixes
 // are chosen, held and answered, too.
-TEST(Search, FindsWhatALookUpInOnePieceFinds) {
+TEST(Search, FindsWhatALookupInOnePieceFinds) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -250,7 +250,7 @@ TEST_F(SearchEnds, FindsObjectsPublishedMeanwhile) {
   EXPECT_EQ(match.found[3].reason, MissReason::kNone);
 }
 
-TEST_F(SearchEnds, GivenUpAndLetsGo) {
+TEST_F(SearchEnds, GivenUpAndReleases) {
   for (const uint64_t text : texts_) world_.Publish(text);
   {
     const auto search = cache().StartLookup(kAnn, queries_, nullptr, nullptr);

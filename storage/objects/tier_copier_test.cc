@@ -106,7 +106,7 @@ class TierCopierTest : public ::testing::Test {
   std::vector<Nanos> ended_;
 };
 
-TEST_F(TierCopierTest, ADiskThatRefusesDoesNotHoldUpMemory) {
+TEST_F(TierCopierTest, ADiskThatRefusesDoesNotDelayMemory) {
   const Slot on_disk = *ssd_->Allocate(1, kExtents);
   const Slot first = *memory_->Allocate(1, kExtents), second = *memory_->Allocate(1, kExtents);
   io_.set_capacity(0);
@@ -122,7 +122,7 @@ TEST_F(TierCopierTest, ADiskThatRefusesDoesNotHoldUpMemory) {
   EXPECT_EQ(ended_, (std::vector<Nanos>{2, 1}));
 }
 
-TEST_F(TierCopierTest, MemoryThatRefusesDoesNotHoldUpTheDisk) {
+TEST_F(TierCopierTest, MemoryThatRefusesDoesNotDelayTheDisk) {
   const Slot on_disk = *ssd_->Allocate(1, kExtents);
   const Slot first = *memory_->Allocate(1, kExtents), second = *memory_->Allocate(1, kExtents);
   executor_.set_capacity(0);
@@ -140,7 +140,7 @@ TEST_F(TierCopierTest, MemoryThatRefusesDoesNotHoldUpTheDisk) {
 
 // One tenant's copies, what the full node has needed first: the others begin, and it is asked once, not for each of
 // them.
-TEST_F(TierCopierTest, ANodeWithoutRoomDoesNotHoldUpCopiesFromOthers) {
+TEST_F(TierCopierTest, ANodeWithoutSpaceDoesNotDelayCopiesFromOthers) {
   OneFull source;
   TierCopier copier(executor_, nullptr, &source);
   std::vector<Slot> to(4);

@@ -239,7 +239,7 @@ TEST_F(PrefixesTest, ALookupDuringACommitDoesNoHarm) {
   EXPECT_THAT(match.prefix.resumable, ElementsAre(5 * kBlock, 12 * kBlock));
 }
 
-TEST_F(PrefixesTest, CommitsUnderWayAreBounded) {
+TEST_F(PrefixesTest, CommitsInFlightAreBounded) {
   std::vector<CommitOutcome> refused;
   for (int32_t i = 0; i < 20; ++i) {
     rig_.cache->Commit(kAnn, engine_.Offer(Numbers(1000 * i, 10), 10, {}), [&](const std::vector<CommitOutcome>& o) {

@@ -68,7 +68,7 @@ TEST(SsdFormat, AnyChangedByteOfARecordIsFound) {
 }
 
 // Records whose checksum is right, though no encoder of ours makes them.
-TEST(SsdFormat, RecordsThatMakeNoSenseAreRefused) {
+TEST(SsdFormat, RecordsThatAreInvalidAreRefused) {
   const auto refusal = [](const SsdRecord& record) {
     return std::string(
         DecodeRecord(RecordName(record.header.key, record.sequence), EncodeRecord(record)).status().message());

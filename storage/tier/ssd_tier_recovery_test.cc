@@ -125,7 +125,7 @@ TEST_F(SsdTierRecordsTest, TheLaterOfTwoRecordsIsRight) {
   EXPECT_EQ(again.back().slot.runs, slot.runs);
 }
 
-TEST_F(SsdTierRecordsTest, RecordsThatMakeNoSenseAreRemoved) {
+TEST_F(SsdTierRecordsTest, RecordsThatAreInvalidAreRemoved) {
   OpenWithTenants();
   Store(kAcme, 5, 1);
   Put(10, 1, {{.first = 0, .count = 1}});   // the slab's header

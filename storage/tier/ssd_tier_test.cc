@@ -249,7 +249,7 @@ TEST_F(SsdTierTest, ExtentsAreUsedAgainOnlyWhenTheDeletionIsDurable) {
   EXPECT_TRUE(tier_->Allocate(kBolt, 6).ok());
 }
 
-TEST_F(SsdTierTest, ACommitInDoubtIsTakenBackBeforeItsExtentsAreUsedAgain) {
+TEST_F(SsdTierTest, AnUnresolvedCommitIsTakenBackBeforeItsExtentsAreUsedAgain) {
   OpenWithTenants();
   // The disk chooses whether the failed batch was written; a few tries see both.
   for (int i = 0; i < 8; ++i) {
@@ -270,7 +270,7 @@ TEST_F(SsdTierTest, ACommitInDoubtIsTakenBackBeforeItsExtentsAreUsedAgain) {
 
 using SsdTierDeathTest = SsdTierTest;
 
-TEST_F(SsdTierDeathTest, TwoOwnersOfASlotAreNoErrorToGoOnFrom) {
+TEST_F(SsdTierDeathTest, TwoOwnersOfASlotAreNoErrorToContinueFrom) {
   OpenWithTenants();
   const Slot slot = Store(kAcme, 1, 1);
   EXPECT_DEATH(tier_->Free(slot), "committed");

@@ -63,7 +63,7 @@ class ComposerTest : public ::testing::Test {
   LandingId next_ = 1;
 };
 
-TEST_F(ComposerTest, ComposesAndLetsGo) {
+TEST_F(ComposerTest, ComposesAndReleases) {
   const CompositionVerdict verdict = Run(Work());
   EXPECT_EQ(verdict.outcome, MissReason::kNone);
   EXPECT_THAT(verdict.interiors, Each(MissReason::kNone));

@@ -318,7 +318,7 @@ TEST_F(GpuTier, AllocationFailureIsNoSpace) {
 }
 
 // A header that changed where it lies is a miss, and may be published again.
-TEST_F(GpuTier, HeadersAreVerifiedAtLookUps) {
+TEST_F(GpuTier, HeadersAreVerifiedAtLookups) {
   InlineWorkers workers;
   ManualClock clock;
   CountingObserver observer;

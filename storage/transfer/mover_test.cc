@@ -247,7 +247,7 @@ TEST_P(MoverTest, YieldsAfterEachLayerWhileOthersWait) {
 }
 
 // As many threads find at once that others wait.
-TEST_P(MoverTest, NoTaskIsLostWhereThreadsMakeWay) {
+TEST_P(MoverTest, NoTaskIsLostWhereThreadsYield) {
   const Object first = Publish(1, 120), second = Publish(2, 120);
   kernels::ThreadPool threads(4);
   Mover mover(*GetParam(), threads, executor_, *tier_);

@@ -91,7 +91,7 @@ TEST_F(ErasureTest, AnotherNamespaceOfTheTenantStays) {
 }
 
 // At every point of the disk's work from the call to its acknowledgement, and right behind it.
-TEST_F(ErasureTest, ACrashBehindTheAcknowledgementBringsNothingBack) {
+TEST_F(ErasureTest, ACrashAfterTheAcknowledgementBringsNothingBack) {
   for (uint64_t point = 0;; ++point) {
     SCOPED_TRACE(point);
     Make({.hbm = 0, .dram = 8, .ssd = 64, .seed = point + 1});

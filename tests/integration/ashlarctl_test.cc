@@ -290,7 +290,7 @@ TEST_F(Ashlarctl, EveryFieldOfEveryAnswerIsDocumented) {
   }
 }
 
-TEST_F(Ashlarctl, RefusesWhatMakesNoSenseByName) {
+TEST_F(Ashlarctl, RefusesWhatIsInvalidByName) {
   const std::string empty = daemon_.directory() + "/empty";
   std::ofstream(empty).close();
   const struct {

@@ -95,7 +95,7 @@ TEST(Bundles, ARankPublishesFromPagesOfItsOwnOnly) {
   EXPECT_EQ(rank->model().Publish(reservation, rank->Compute(object.kind, run)), PublishOutcome::kBadSource);
 }
 
-TEST(Bundles, ALeaseThatIsAttachedWithOtherLengthsIsLetGo) {
+TEST(Bundles, ALeaseThatIsAttachedWithOtherLengthsIsReleased) {
   DaemonProcess daemon;
   const std::vector<Tokens> prompt = MakePrompt(5, kSegments, kTokens);
   const auto first = Rank(daemon, 0), second = Rank(daemon, 1);

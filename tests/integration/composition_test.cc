@@ -189,7 +189,7 @@ TEST_F(AdvanceCall, IsQuiescedAfterDaemonExit) {
   EXPECT_TRUE(std::all_of(advance_.out, advance_.out + kTokens * kValues, [](float v) { return v == kPoison; }));
 }
 
-TEST_F(AdvanceCall, StaysInDoubtWhileTheDaemonStandsStill) {
+TEST_F(AdvanceCall, StaysUnresolvedWhileTheDaemonStandsStill) {
   ClientOptions hasty = daemon_.client_options();
   hasty.timeout = milliseconds(1000);
   TestEngine engine(hasty);
@@ -226,7 +226,7 @@ TEST_F(AdvanceCall, StaysInDoubtWhileTheDaemonStandsStill) {
   EXPECT_TRUE(Written(63));
 }
 
-TEST_F(AdvanceCall, MakesNoSenseOutsideItsRegionOrLayout) {
+TEST_F(AdvanceCall, IsInvalidOutsideItsRegionOrLayout) {
   const auto reason = [&](auto spoil) {
     LayerAdvance advance = advance_;
     spoil(advance);

@@ -186,7 +186,7 @@ TEST_F(GpuHbm, RegionsOfTheProcessorBesideThoseOfTheGpuAreRefusedByName) {
 }
 
 // An object that lies on the GPU comes to dram for it.
-TEST_F(GpuHbm, AnEngineInTheProcessorsMemoryFindsWhatLiesThere) {
+TEST_F(GpuHbm, AnEngineInHostMemoryFindsWhatLiesThere) {
   DaemonProcess daemon(Options());
   TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);
   TestEngine host(daemon.client_options());

@@ -67,7 +67,7 @@ class Hostile : public testing::Test {
   const std::vector<Tokens> prompt_ = MakePrompt(8, 2, 40);
 };
 
-TEST_F(Hostile, SessionMessagesThatAreNone) {
+TEST_F(Hostile, SessionMessagesThatAreInvalid) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);

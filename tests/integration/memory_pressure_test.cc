@@ -92,7 +92,7 @@ TEST_F(MemoryPressure, APublishThatWasResetKeepsItsSourcesUntilTheDeadline) {
 }
 
 // kBusy would promise that no state was changed.
-TEST_F(MemoryPressure, ACompositionThatWasResetIsInDoubt) {
+TEST_F(MemoryPressure, ACompositionThatWasResetIsUnresolved) {
   LayerAdvance advance;
   advance.region = engine_->region();
   advance.state.data = engine_->region().data();

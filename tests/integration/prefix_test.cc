@@ -166,7 +166,7 @@ TEST_F(Prefix, TheDaemonComposesFromItsStates) {
   EXPECT_EQ(advance({{.segment = prefix}, {.segment = prefix}}).reason(), MissReason::kInvalidRequest);
 }
 
-TEST_F(Prefix, LandingsThatMakeNoSenseAreMissed) {
+TEST_F(Prefix, LandingsThatAreInvalidAreMissed) {
   PrefixEngine engine(daemon_.client_options());
   Keep(engine, first_);
   const Tokens more = Join(first_, MakeRun(5, 40));

@@ -87,7 +87,7 @@ TEST_F(Reconnect, OnlyAMatchWhoseLeaseHoldsIsValid) {
 }
 
 // A region that does not fit is lost, and nothing else: look-ups continue, and it returns as soon as there is room.
-TEST_F(Reconnect, ARegionWithoutRoomIsThatRegionsFailure) {
+TEST_F(Reconnect, ARegionWithoutSpaceIsThatRegionsFailure) {
   const uint64_t bytes = RegionBytes();
   DaemonProcess daemon(WithRegions(bytes * 5 / 2));
   auto first = std::make_unique<TestEngine>(daemon.client_options());

@@ -103,7 +103,7 @@ TEST(Lookup, ReportsTooShortSegment) {
   EXPECT_THAT(ReasonsOf(engine.Lookup({MakeRun(1, 30), MakeRun(2, 8)})), Each(MissReason::kNone));
 }
 
-TEST(Lookup, RefusesWhatMakesNoSense) {
+TEST(Lookup, RefusesWhatIsInvalid) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
   const Tokens tokens = MakeRun(1, 30);

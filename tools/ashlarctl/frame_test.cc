@@ -78,7 +78,7 @@ TEST(Frame, ShowsTheIntervalAndThoseWhoAskMostFirst) {
   EXPECT_THAT(Frame(Stats(9, 1, 1), Stats(9, 2, 2), 1, {.rows = 8}), HasSubstr("and 8 more"));
 }
 
-TEST(Frame, ADaemonThatWasStartedAnewBeginsAtZero) {
+TEST(Frame, ADaemonThatWasRestartedBeginsAtZero) {
   const nlohmann::json frame = FrameJson(Stats(1, 1000, 10), Stats(1, 5, 5), 1);
   EXPECT_EQ(frame["tokens"]["asked_tokens"], 10);
   EXPECT_EQ(frame["tenants"][0]["tokens"]["hits"]["dram"], 5);

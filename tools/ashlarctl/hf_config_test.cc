@@ -110,7 +110,7 @@ TEST(HfConfig, ReadsTheOtherFamilies) {
   EXPECT_EQ(std::get<AttentionLayer>(kimi->layers[3]).kind, AttentionKind::kMla);
 }
 
-TEST(HfConfig, NamesTheFieldThatMakesNoSense) {
+TEST(HfConfig, NamesTheFieldThatIsInvalid) {
   const auto refused = [](const char* name, const json& value) {
     json config = Qwen3Next();
     config[name] = value;

@@ -57,7 +57,7 @@ struct Ill {
   std::function<void(HostFacts&)> make;
 };
 
-TEST(Host, EachIllnessIsFoundWithItsRemedyAndNoOther) {
+TEST(Host, EachProblemIsFoundWithItsRemedyAndNoOther) {
   const Ill ills[] = {
       {"memory", Verdict::kBad, [](HostFacts& facts) { facts.memory_bytes = 66 * kGiB; }},
       {"memory", Verdict::kNote,
@@ -95,7 +95,7 @@ TEST(Host, EachIllnessIsFoundWithItsRemedyAndNoOther) {
 }
 
 // 12 GiB beside dram are asked for where a control group has the process killed, and only there.
-TEST(Host, AControlGroupsLimitLeavesRoomBesideDram) {
+TEST(Host, AControlGroupsLimitLeavesSpaceBesideDram) {
   const auto of_memory = [](uint64_t bytes, bool limited, uint64_t dram) {
     HostFacts facts = GoodHost();
     facts.memory_bytes = bytes;

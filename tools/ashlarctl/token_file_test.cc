@@ -37,7 +37,7 @@ TEST_F(TokenFile, ReadsNumbersHoweverTheyAreSeparated) {
   EXPECT_EQ(*ReadTokenFile(Write(""), false), "");
 }
 
-TEST_F(TokenFile, NamesTheFileThatMakesNoSense) {
+TEST_F(TokenFile, NamesTheFileThatIsInvalid) {
   const auto message = [](const auto& result) { return std::string(result.status().message()); };
   EXPECT_THAT(message(ReadTokenFile(Write("1 two"), false)), HasSubstr("/file: \"two\" is not a token id"));
   EXPECT_THAT(message(ReadTokenFile(Write("2147483648"), false)), HasSubstr("is not a token id"));

@@ -73,7 +73,7 @@ TEST_F(TraceTest, MooncakesBlocksOfOneNameAreTheSameTokensAndDecodedOnesNobodyEl
   EXPECT_NE(first[600], second[520]);
 }
 
-TEST_F(TraceTest, CcRequestsGoOnFromEarlierOnesOfTheirSession) {
+TEST_F(TraceTest, CcRequestsContinueFromEarlierOnesOfTheirSession) {
   Write("c.jsonl",
         "{\"session\":\"a\",\"block\":4,\"n\":2}\n{\"t\":0,\"i\":9,\"o\":1,\"b\":-1,\"l\":0,\"n\":[[1,2]]}\n"
         "{\"t\":1,\"i\":12,\"o\":1,\"b\":0,\"l\":2,\"n\":[[7,1]]}\n{\"session\":\"b\",\"block\":4,\"n\":1}\n"

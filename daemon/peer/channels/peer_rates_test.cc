@@ -53,7 +53,7 @@ TEST(PeerRatesTest, ReportsNodeFigures) {
   EXPECT_EQ(figures.bytes, kPiece);
 }
 
-TEST(PeerRatesTest, NodesThatHaveGoneAreErasedOnceNothingOfTheirsIsUnderWay) {
+TEST(PeerRatesTest, NodesThatHaveGoneAreErasedOnceNothingOfTheirsIsInFlight) {
   PeerRates rates;
   for (const char* node : {"a", "b", "c"}) rates.Came(node, kPiece, kSecond);
   rates.Begins("c", kPiece, 0);
@@ -84,7 +84,7 @@ TEST(PeerRatesTest, TheFirstPieceOfAFarNodeHasTimeForItsConnection) {
   EXPECT_LE(rates.Patience("far", kPiece, 8, kBounds), kBounds.most);
 }
 
-TEST(PeerRatesTest, PiecesAreWaitedForBehindThoseUnderWay) {
+TEST(PeerRatesTest, PiecesAreWaitedForBehindThoseInFlight) {
   PeerRates rates;
   rates.Answered("a", kMillisecond);
   rates.Came("a", kPiece, 100 * kMillisecond);

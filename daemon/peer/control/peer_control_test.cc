@@ -321,7 +321,7 @@ TEST_F(PeerControlTest, AHandlerThatHangsMeetsTheDeadline) {
   EXPECT_TRUE(client_->connected());
 }
 
-TEST_F(PeerControlTest, CallsUnderWayAreBounded) {
+TEST_F(PeerControlTest, CallsInFlightAreBounded) {
   Serve();
   calls_.hangs = true;
   client_ = Dial("asker", OpenGood("asker"));

@@ -218,7 +218,7 @@ TEST_F(EraserWithADisk, WaitsUntilTheDisksObjectsAreAdopted) {
   EXPECT_EQ(directory_.erased, 1);
 }
 
-TEST_F(EraserWithADisk, ABadPlaceOfTheDiskHoldsUpNoOther) {
+TEST_F(EraserWithADisk, ABadPlaceOfTheDiskDelaysNoOther) {
   Publish(1);
   Publish(2);
   const uint64_t of_one = OnDisk() / 2;

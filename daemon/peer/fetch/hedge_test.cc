@@ -378,7 +378,7 @@ TEST_F(HedgeTest, AFrozenHolderIsAskedForSoManyPiecesAndOthersForTheirs) {
 }
 
 // One tenant's prompt of more than 64 MiB is under way from a holder that stands still; what another one has lands.
-TEST_F(HedgeTest, AFrozenHolderHoldsUpNothingOfOthers) {
+TEST_F(HedgeTest, AFrozenHolderDelaysNoOthers) {
   PeersOptions options = PeerNode::All();
   options.objects.least_patience = options.objects.most_patience = 600'000'000'000;
   PeerNode a(cluster_, "a", 512), c(cluster_, "c"), b(cluster_, "b", 512, options);

@@ -45,7 +45,7 @@ TEST_F(OpenerTest, ARefusalOfATenantIsNoFailureOfItsNode) {
   EXPECT_FALSE(MayAsk());
 }
 
-TEST_F(OpenerTest, LeasesWhoseCloseFoundNoRoomAreClosedLater) {
+TEST_F(OpenerTest, LeasesWhoseCloseFoundNoSpaceAreClosedLater) {
   const ObjectHeader plan = storage::TestPlan(1, 64);
   a_.Publish(plan, 1);
   const Opener::Opened opened = Open(plan);

@@ -157,7 +157,7 @@ TEST_F(OffersTest, AsMuchAsMayBeIsTakenAtATime) {
   EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kBusy);
 }
 
-TEST_F(OffersTest, ADrainHandsOverWhatMemoryHasAlone) {
+TEST_F(OffersTest, ADrainTransfersWhatMemoryHasAlone) {
   auto a = std::make_unique<PeerNode>(cluster_, "a");
   PeerNode b(cluster_, "b"), c(cluster_, "c");
   std::vector<ObjectHeader> plans;
@@ -242,7 +242,7 @@ TEST_F(OffersTest, ADrainAloneEndsAtOnce) {
   EXPECT_EQ(a.OnLoop([&] { return a.cache.stats().unsaved.objects; }), 1u);
 }
 
-TEST_F(OffersTest, ANodeThatDiesInTheMiddleOfAHandOverLeavesTheRestToOthers) {
+TEST_F(OffersTest, ANodeThatDiesInTheMiddleOfADrainTransferLeavesTheRestToOthers) {
   PeerNode a(cluster_, "a");
   auto b = std::make_unique<PeerNode>(cluster_, "b");
   PeerNode c(cluster_, "c");
@@ -304,7 +304,7 @@ TEST_F(OffersTest, AReplicaThatIsRefusedForATenantPausesNoOthers) {
   WaitFor([&] { return !Where(d, plan).empty(); });
 }
 
-TEST_F(OffersTest, AReplicaThatFindsNoRoomForItsCallIsOfferedAgain) {
+TEST_F(OffersTest, AReplicaThatFindsNoSpaceForItsCallIsOfferedAgain) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c"), d(cluster_, "d");
   const ObjectHeader plan = OfferPlan(1, 1000);
   a.Publish(plan, 1);
@@ -316,7 +316,7 @@ TEST_F(OffersTest, AReplicaThatFindsNoRoomForItsCallIsOfferedAgain) {
   WaitFor([&] { return !Where(d, plan).empty(); });
 }
 
-TEST_F(OffersTest, ADrainGoesOnWithOtherTenantsWhereOneIsNotShared) {
+TEST_F(OffersTest, ADrainContinuesWithOtherTenantsWhereOneIsNotShared) {
   PeersOptions options = PeerNode::All();
   options.hand_over.bytes_of_a_node = options.hand_over.bytes_of_an_offer = 1;  // one object after another
   PeerNode a(cluster_, "a", 256, options), b(cluster_, "b");
@@ -382,7 +382,7 @@ TEST_F(OffersTest, OffersPerNodeAreBounded) {
   EXPECT_TRUE(may(b));
 }
 
-TEST_F(OffersTest, ANodeThatStandsStillLeavesRoomForOthersOffers) {
+TEST_F(OffersTest, ANodeThatStandsStillLeavesSpaceForOthersOffers) {
   PeersOptions options = PeerNode::All();
   options.offers.objects = 4;
   PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options), c(cluster_, "c");

@@ -175,7 +175,7 @@ TEST_F(PromptHandOffTest, ANodeThatGoesMeanwhileIsSaid) {
 }
 
 // A tenant alone has half of them; another one finds the rest. Few of their offers wait for the node at a time.
-TEST_F(PromptHandOffTest, NoMoreThanSoManyOfATenantAreUnderWay) {
+TEST_F(PromptHandOffTest, NoMoreThanSoManyOfATenantAreInFlight) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
@@ -225,7 +225,7 @@ TEST_F(PromptHandOffTest, ADrainWaitsForIt) {
 }
 
 // The connection has as many calls as it carries.
-TEST_F(PromptHandOffTest, ACallThatFindsNoRoomIsMadeAgain) {
+TEST_F(PromptHandOffTest, ACallThatFindsNoSpaceIsMadeAgain) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);

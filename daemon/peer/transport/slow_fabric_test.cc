@@ -78,7 +78,7 @@ class SlowFabricTest : public testing::Test {
   std::unique_ptr<Transport> transport_;
 };
 
-TEST_F(SlowFabricTest, AFabricThatIsWellAgainIsNotSlow) {
+TEST_F(SlowFabricTest, AFabricThatHasRecoveredIsNotSlow) {
   StartOne(true);
   EXPECT_FALSE(slow());
   Link& by_tcp = Reach("tcp/eth0");

@@ -104,7 +104,7 @@ TEST_F(TransportPeersTest, PeersThatAreNoneAnyMoreAreErased) {
   EXPECT_EQ(here, there);
 }
 
-TEST_F(TransportPeersTest, APeerWithARequestUnderWayIsNotErased) {
+TEST_F(TransportPeersTest, APeerWithARequestInFlightIsNotErased) {
   // A holder that does not answer.
   struct Silent final : GrantedBytes {
     void Resolve(uint64_t, uint64_t, std::function<void(absl::StatusOr<Spans>)> answer) override { kept = answer; }

@@ -271,7 +271,7 @@ TEST_F(TransportTest, CancelsInTheMiddle) {
   Quiet(*holder_, read);
 }
 
-TEST_F(TransportTest, ARevokedGrantFailsWhatIsUnderWayAndIsQuietThen) {
+TEST_F(TransportTest, ARevokedGrantFailsWhatIsInFlightAndIsQuietThen) {
   constexpr size_t kBytes = 8 << 20;
   for (int i = 0; i < 20; ++i) {
     auto there = std::make_unique<std::vector<std::byte>>(kBytes, std::byte{7});
