@@ -15,8 +15,8 @@ namespace ashlar::refengine {
 namespace {
 
 constexpr int64_t kPrompt = 70;
-// Of states, and of all logits of an answer together: with buffers of fp32, and with those and copies of fp16. A layer
-// alone errs by 1e-5 and 4e-4 (kernels/testing/errors.h); layers behind it, and what they write into states, amplify that.
+// Accepted errors of states, and of all logits of an answer together: with fp32 buffers, and with fp32 buffers and fp16
+// copies. A layer alone errs by 1e-5 and 4e-4 (kernels/testing/errors.h); later layers amplify that.
 constexpr double kExact = 2e-5, kRounded = 6e-3;
 // Of the logits of one token, which may all be small.
 constexpr double kTokenRounded = 2e-2;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The comparison of results and the accepted errors. With u, the roundoff of a stored type (2⁻¹¹ for fp16, 2⁻⁸ for
-// bf16):
+// The comparison of results and the accepted errors. u is the roundoff of a stored type: 2⁻¹¹ for
+// fp16, 2⁻⁸ for bf16.
 //
 // - Linear layers, states and outputs, relative per head: 1e-5 if everything is fp32; 16-bit tuples: 0.5·u·√n + u for a
 //   chain of n; a running 16-bit state adds u.
 // - Transitions that are matrices: the same times ‖T‖, plus 1e-6 (fp16: plus d_k·2⁻²⁴). Logarithms x of decays:
 //   1e-5·|x| + 1e-6.
-// - Decoding from buffers, relative: 1e-5, plus 1.5 u for 16-bit buffers, plus u·(0.5·√n + 1) for 16-bit states flushed
-// n
-//   times.
+// - Decoding from buffers, relative: 1e-5, plus 1.5 u for 16-bit buffers, plus u·(0.5·√n + 1) for 16-bit states that
+//   are flushed n times.
 // - Attention: 1e-5 between back ends; between two ways of storing keys 2e-5 for fp32 pages, 4 u for others.
 // - Rows: copies to the bit; rotations two roundings and 1e-6.
 #pragma once
