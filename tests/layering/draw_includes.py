@@ -23,9 +23,6 @@ TITLES = {
     "storage": "storage: the cache",
     "daemon": "daemon: the process around it",
     "client": "client: what engines link",
-    "kernels": "kernels: mathematics on tensors",
-    "examples": "examples: engines",
-    "tools": "tools: programs around the cache",
 }
 
 
