@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Independent vectors, computed in fp64 by programs that share no code with this project: every back end reproduces
-// them. testdata/README.md says what they hold.
+// Independent vectors (testdata/vectors.json), computed in fp64 by plain loops that share no code with this project:
+// every back end reproduces them.
+//
+// - `linear`: single heads of eight families: inputs per token (mamba: `B`, `x`, `dt`, `A`; its `q` is C),
+//   `initial_state`, each segment's transition `T` (acts from the left) and end state `S` from zero, `final_state`, and
+//   `outputs_q_dot_S` per token. Matrices are [d_k][d_v], transitions [d_k][d_k] (mamba1: elementwise, [d_k][d_v]).
+// - `rope`: both pair styles, full and partial: keys unrotated, zero-based and landed at two starts, values, and one
+//   query's attention output.
+// - `placement`: unused.
 #include "kernels/testing/vectors.h"
 
 #include <gtest/gtest.h>

@@ -2,8 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the code blocks of docs/, CONTRIBUTING.md and every README.md. Prints every block that is wrong.
 
-The language after a block's fence selects the check (tests/docs/README.md). command_checks.txt lists the commands that
-are checked in a cheaper way. A block of another language, and a line of that file without a command, are wrong.
+The first word after a block's fence selects the check. A block of another language, or of none, is wrong.
+
+  console        lines that begin with `$ ` are run; the lines after them must be the output
+  sh             every line is run
+  yaml           `ashlard --check-config` accepts it; missing `listen` and `dram` are added
+  python         it is run
+  cpp, c         it compiles; C++ without an #include is a function's body after ashlar/client.h
+  cmake, proto   it is part of the file named after the fence
+  json           it is JSON
+  text, mermaid  none; a line of text must not be a command
+
+- A second word is a file. A block in cpp, c, python, cmake or proto must be lines of that file, in order; a lone `…`
+  (`// …`, `# …`) stands for omitted lines. A configuration, or a Python program outside the tree, is saved under that
+  name.
+- A page's commands run in one shell, in order, with their own /run/ashlar, /var/lib/ashlar and ports.
+- In output, `…` stands for any text of its line or, alone on a line, for any lines.
+- command_checks.txt lists the commands that are checked in a cheaper way. A line of it without a command is wrong.
 
 usage: run_blocks.py --root ROOT --bin FOLDER [--compiler CXX] [PAGE...]
 
