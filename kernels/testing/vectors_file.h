@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Test vectors as a file holds them: JSON in the form that testdata/README.md describes.
+// Test vectors as a file holds them: JSON in the form that vectors_test.cc describes.
 #pragma once
 
 #include <cstdint>
