@@ -6,8 +6,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import multiprocessing
+import os
 import pathlib
 import re
+import stat
 import threading
 import time
 from collections.abc import Mapping
@@ -22,6 +25,7 @@ _TOKENIZER = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|tekken|spiece|sentencepiece).*|.*\.(model|tiktoken)"
 )
 _START_WAIT = 0.5  # seconds: enough for a digest that was computed before
+_CLOCK_NS = 20_000_000  # by which the kernel's times of files and processes differ
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -44,6 +48,30 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     return sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS and file.is_file())
 
 
+def process_start() -> int | None:
+    """When this process began, in nanoseconds since 1970; None: it is no child of `multiprocessing`.
+
+    vLLM and SGLang load a model in such a child. A main process may have written the checkpoint itself.
+    """
+    if multiprocessing.parent_process() is None:
+        return None
+    ticks = int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # since the machine's start
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - int(age * 1e9)
+
+
+def _moved_since(path: pathlib.Path, since: int) -> pathlib.Path | None:
+    """What was written or replaced since then: a file, or a link or a folder on the way to it."""
+    resolved = path.resolve()
+    for each in {path.absolute(), *path.absolute().parents, resolved, *resolved.parents}:
+        found = each.lstat()
+        # A folder that gets another entry changes both times alike; one that is renamed changes the status alone.
+        entered = stat.S_ISDIR(found.st_mode) and found.st_ctime_ns == found.st_mtime_ns
+        if found.st_ctime_ns > since and not entered:
+            return each
+    return None
+
+
 def weights(place: str, stop: threading.Event | None = None) -> str | None:
     """Digest of a checkpoint's files, whole; None: `place` is neither a folder nor a file.
 
@@ -63,8 +91,13 @@ class Weights:
     """A checkpoint's digest, computed by a thread of its own: the engine serves meanwhile, and the cache is not used yet."""
 
     def __init__(self, place: str, known: str | None = None) -> None:
-        """`known`: the digest where it was given, so that nothing is read."""
+        """`known`: the digest where it was given, so that nothing is read.
+
+        The engine has loaded the files before. One that has changed since this process began gives no digest: it may
+        be another one than the engine has read.
+        """
         self._digest = known
+        self._since = process_start()
         self._stop, self._known = threading.Event(), threading.Event()
         if known is not None:
             self._known.set()
@@ -75,8 +108,16 @@ class Weights:
     def _compute(self, place: str) -> None:
         began = time.monotonic()
         try:
-            size = sum(file.stat().st_size for file in _files(pathlib.Path(place)))
-            self._digest = weights(place, self._stop)
+            files = _files(pathlib.Path(place))
+            size = sum(file.stat().st_size for file in files)
+            digest = weights(place, self._stop)
+            for file in files if self._since is not None else ():
+                if (moved := _moved_since(file, self._since + _CLOCK_NS)) is not None:
+                    raise OSError(
+                        f"{moved} has changed since the engine's process began, so the engine may have read other "
+                        "weights; restart the engine, or give weights_digest"
+                    )
+            self._digest = digest
             took = time.monotonic() - began
             logger.info("Ashlar: digest of the weights in %s: %.2f GB in %.2f s", place, size / 1e9, took)
         except Stopped:

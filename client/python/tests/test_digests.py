@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The digest of a checkpoint: of all its bytes, once for each content of a file."""
 
+import io
+import logging
 import multiprocessing
 import os
 import threading
@@ -170,3 +172,54 @@ def test_weights_that_cannot_be_read_are_never_known(model, monkeypatch, caplog)
     monkeypatch.setattr(digests.os, "preadv", fail)
     assert checkpoint.Weights(str(model)).wait(10) is None
     assert f"the cache is not used: the weights in {model} cannot be named: [Errno 5]" in caplog.text
+
+
+def _name_in_child(model, change, begin, pipe):
+    begin.wait(10)  # the engine loads meanwhile
+    change()
+    said = io.StringIO()
+    logging.getLogger("ashlar").addHandler(logging.StreamHandler(said))
+    pipe.send((checkpoint.Weights(str(model)).wait(10), said.getvalue()))
+
+
+@pytest.mark.parametrize("change", ["nothing", "write", "replace", "link", "folder", "entry", "touch above"])
+def test_files_that_change_once_the_engines_process_has_begun_have_no_digest(model, tmp_path, change):
+    """The engine has read the former ones, and the digest is computed afterwards."""
+    other, link = tmp_path / "other", tmp_path / "link"
+    other.mkdir()
+    for file in model.iterdir():
+        (other / file.name).write_bytes(file.read_bytes() + b" ")
+    link.symlink_to(model)
+    file = model / "model.safetensors"
+
+    def relink():
+        (tmp_path / "new").symlink_to(other)
+        (tmp_path / "new").rename(link)
+
+    def exchange():
+        model.rename(tmp_path / "old")
+        other.rename(model)
+
+    changes = {
+        "nothing": lambda: None,
+        "write": lambda: file.write_bytes(b"other"),
+        "replace": lambda: (other / "model.safetensors").rename(file),
+        "link": relink,
+        "folder": exchange,
+        "entry": lambda: (model / "lock").write_bytes(b""),
+        "touch above": lambda: (tmp_path / "another").mkdir(),
+    }
+    context = multiprocessing.get_context("fork")
+    (ours, theirs), begin = context.Pipe(), context.Event()
+    time.sleep(0.05)
+    child = context.Process(target=_name_in_child, args=(link, changes[change], begin, theirs))
+    child.start()
+    time.sleep(0.05)
+    begin.set()
+    found, said = ours.recv()
+    child.join()
+    if change in ("nothing", "entry", "touch above"):
+        assert found == checkpoint.weights(str(model))
+    else:
+        assert found is None
+        assert "has changed since the engine's process began" in said

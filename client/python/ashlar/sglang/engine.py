@@ -12,6 +12,13 @@ import sglang
 from ashlar import checkpoint
 
 
+# Formats whose weights are the files of the model's own folder; "": none is published. Others have them from another
+# engine or process (remote_instance, ipc_cache, …), or from folders that the loader's own settings name.
+FROM_FOLDER = frozenset("""
+    auto pt safetensors instanttensor npcache sharded_state gguf bitsandbytes mistral layered fastsafetensors runai_streamer
+""".split()) | {""}
+
+
 def _named(place: str) -> str:
     """A file by its content, where it can be read."""
     try:
@@ -35,6 +42,9 @@ class Engine:
     model_impl: str = ""
     quantization_param_path: str = ""
     decrypted_config_file: str = ""
+    model_config_parser: str = ""
+    modelopt_quant: str = ""
+    modelopt_checkpoint_restore_path: str = ""
 
     @staticmethod
     def here() -> Engine:
@@ -53,7 +63,8 @@ class Engine:
         return (
             f"sglang={sglang.__version__} dtype={self.dtype} quantization={self.quantization} "
             f"kv_cache_dtype={self.kv_cache_dtype} length={self.context_length} overrides={self.json_model_override_args} "
-            f"impl={self.model_impl} scales={_named(self.quantization_param_path)} config={_named(self.decrypted_config_file)}"
+            f"impl={self.model_impl} scales={_named(self.quantization_param_path)} config={_named(self.decrypted_config_file)} "
+            f"parser={self.model_config_parser} modelopt={self.modelopt_quant} {_named(self.modelopt_checkpoint_restore_path)}"
         )
 
     def model_id(self, name: str) -> str:
@@ -66,7 +77,7 @@ class Engine:
         place = self.model_path or name
         if given:
             return checkpoint.Weights(place, given)
-        if self.load_format == "dummy":
+        if self.load_format not in FROM_FOLDER:
             return None
         if pathlib.Path(place).exists():
             return checkpoint.Weights(place)

@@ -97,8 +97,8 @@ class AshlarStorage(HiCacheStorage):
         self._weights = self._engine.weights(name, self._settings.weights_digest)
         if self._weights is None:
             logger.warning(
-                "Ashlar stores nothing for %s: neither a folder nor a commit names its weights; give weights_digest",
-                self._model,
+                "Ashlar stores nothing for %s: neither a folder nor a commit names its weights (load_format: %s); give "
+                "weights_digest", self._model, self._engine.load_format or "not published",
             )
         self._generation = ""  # of the engine's weights: a name of this engine alone, after the first `clear`
         self._between = False  # a change of weights and the flush of pages that are of the former ones
@@ -114,8 +114,12 @@ class AshlarStorage(HiCacheStorage):
             f"{what}_{unit}": [] for what in ("prefetch", "backup") for unit in ("pgs", "bandwidth")
         }
         weight_changes.follow(self)
-        if weight_changes.changes() > 0 and not self._settings.weights_digest:
-            self.clear()  # attached again: the checkpoint's name is that of former weights
+        if (weight_changes.changes() > 0 or weight_changes.UNSEEN) and not self._settings.weights_digest:
+            self.clear()  # the checkpoint's name may be that of former weights
+            logger.warning(
+                "Ashlar: attached to a running engine, whose weights may be others than those of the checkpoint: pages of %s "
+                "are this engine's alone; expected weights_digest in the extra config, to share them", self._model,
+            )  # fmt: skip
 
     # ---- pools
 

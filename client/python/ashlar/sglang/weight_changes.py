@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import weakref
 from typing import Any, Protocol
 
@@ -33,6 +34,20 @@ _seen = 0
 def changes() -> int:
     """Changes that this process has seen."""
     return _seen
+
+
+def attached_late() -> bool:
+    """Whether the caller serves an attach to a running engine, and not the start of one."""
+    from sglang.srt.managers.cache_controller import HiCacheController
+
+    attaches, frame = False, sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name == "__init__" and isinstance(frame.f_locals.get("self"), HiCacheController):
+            return False
+        attaches |= name == "attach_storage_backend"
+        frame = frame.f_back  # type: ignore[assignment]
+    return attaches
 
 
 def follow(follower: Follower) -> None:
@@ -82,3 +97,4 @@ def install() -> bool:
 
 
 INSTALLED = install()
+UNSEEN = INSTALLED and attached_late()  # changes of weights before this module was imported were not seen

@@ -207,6 +207,8 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
             "cache of their own (Mamba, RWKV) cannot be served"
         )
     _check_gate(whole, second)
+    if digest:  # names the weights alone; the configuration decides states, too
+        digest = hashlib.sha256(f"{digest} ".encode() + config_text(model.config.to_dict())).hexdigest()
     digest, switched = digest or weights_digest(model), standing(model).adapters
     if switched:
         digest = hashlib.sha256(f"{digest} {switched}".encode()).hexdigest()

@@ -124,6 +124,12 @@ IRRELEVANT_VARIABLES = re.compile(
 )  # fmt: skip
 _OTHERS_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")  # not vLLM's own
 
+# Formats whose weights are the files of the model's own folder. Others have them from a file that the loader's own
+# settings name (tensorizer), or from another process (ipc_cache, modelexpress, loaders of plugins).
+FROM_FOLDER = frozenset("""
+    auto hf pt safetensors npcache mistral sharded_state fastsafetensors instanttensor runai_streamer runai_streamer_sharded
+""".split())
+
 # Types of rotary positions whose frequencies are the checkpoint's alone; under the others an engine's length may count.
 _FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn", "mrope", "ntk", "proportional", "deepseek_yarn"}
 # Models that compute with max_model_len, beside those whose rotary positions depend on it.
@@ -205,17 +211,15 @@ def _length(model: Any, config: dict[str, Any]) -> int | None:
 def _weights(vllm_config: Any, given: str) -> checkpoint.Weights:
     """Of what the weights are loaded from. A hub's model is named by its commit, a folder by its files' content."""
     model, load = vllm_config.model_config, vllm_config.load_config
-    place = str(model.model)
+    place, load_format = str(model.model), str(getattr(load.load_format, "value", load.load_format))
     if given:
         return checkpoint.Weights(place, given)
-    if str(getattr(load.load_format, "value", load.load_format)) == "dummy":
+    if load_format == "dummy":
         return checkpoint.Weights(place, f"dummy:{model.seed}")
-    elsewhere = [name for name in load.model_loader_extra_config or () if name.endswith(("_uri", "_path", "_dir"))]
-    if elsewhere or bool(getattr(model, "model_weights", "")):
-        what = f"model_loader_extra_config.{elsewhere[0]}" if elsewhere else f"model: {model.model_weights}"
-        raise Unsupported(
-            f"{what}: the weights are read from elsewhere: give weights_digest in kv_connector_extra_config"
-        )
+    elsewhere = getattr(model, "model_weights", "")
+    if load_format not in FROM_FOLDER or elsewhere:
+        what = f"model: {elsewhere}" if elsewhere else f"load_format: {load_format}"
+        raise Unsupported(f"{what}: the weights are read from elsewhere: give weights_digest in kv_connector_extra_config")
     if pathlib.Path(place).exists():
         return checkpoint.Weights(place)
     commit = checkpoint.commit(model.revision)

@@ -442,3 +442,37 @@ def test_a_backend_that_is_attached_again_after_a_change_begins_a_generation(dae
     with contextlib.suppress(Exception):
         updater(model).load_weights_from_distributed([("bias", torch.ones(2))])
     assert make(daemon, pools, **named).batch_exists(hashes) == 0
+
+
+def test_weights_that_changed_before_the_first_attach_have_no_checkpoints_name(daemon, pools, monkeypatch, tmp_path):
+    """The module is imported by the attach, after the change."""
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    hashes = chain(range(PAGE * 2))
+    named = dict(model=str(tmp_path), extra={"weights_digest": ""})
+    store(make(daemon, pools, **named), pools, hashes)
+    monkeypatch.setattr(weight_changes, "UNSEEN", True)
+    late = make(daemon, pools, **named)
+    assert late.batch_exists(hashes) == 0
+    store(late, pools, hashes, seed=90)
+    monkeypatch.setattr(weight_changes, "UNSEEN", False)
+    other = make(daemon, pools, **named)
+    assert other.batch_get_v1(hashes[:1], pages_of([10])) == [True]
+    assert not torch.equal(held(pools[0][1], 10 * PAGE), held(pools[0][1], 0)), "the pages of before"
+    monkeypatch.setattr(weight_changes, "UNSEEN", True)
+    store(make(daemon, pools), pools, hashes)
+    assert make(daemon, pools).batch_exists(hashes) == 2, "the operator names the weights"
+
+
+def test_an_attach_at_the_start_is_told_from_a_later_one():
+    class Starting(HiCacheController):
+        def __init__(self):
+            self.attach_storage_backend()
+
+        def attach_storage_backend(self):
+            self.late = weight_changes.attached_late()
+
+    controller = Starting()
+    assert controller.late is False
+    controller.attach_storage_backend()
+    assert controller.late is True
+    assert weight_changes.attached_late() is False and weight_changes.UNSEEN is False

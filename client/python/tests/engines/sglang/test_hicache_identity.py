@@ -15,7 +15,7 @@ from sglang.srt.arg_groups.fields.model import Model  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import PoolName  # noqa: E402
 from test_hicache import PAGE, chain, kv_host, make, mamba_host, pages_of, store, trailing  # noqa: E402
 
-from ashlar.sglang.engine import Engine  # noqa: E402
+from ashlar.sglang.engine import FROM_FOLDER, Engine  # noqa: E402
 
 COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
@@ -77,17 +77,26 @@ def test_nothing_is_stored_of_weights_that_nothing_names(daemon, pools, running)
     assert found(daemon, pools, hashes) == 0
 
 
-def test_weights_made_up_are_named_by_the_operator_alone(daemon, pools, running, tmp_path):
-    running(model_path=checkpoint(tmp_path / "m"), load_format="dummy")
+@pytest.mark.parametrize("load_format", ["dummy", "remote_instance", "ipc_cache", "presharded", "a_later_one"])
+def test_weights_that_are_not_the_folders_are_named_by_the_operator_alone(daemon, pools, running, tmp_path, load_format):
+    running(model_path=checkpoint(tmp_path / "m"), load_format=load_format)
     backend = make(daemon, pools, extra={"weights_digest": ""})
     assert backend.batch_set_v1(chain(range(PAGE)), pages_of([0])) == [False]
+    assert make(daemon, pools).batch_set_v1(chain(range(PAGE)), pages_of([0])) == [True], "by weights_digest"
+
+
+def test_the_formats_that_read_the_folder_are_sglangs():
+    from sglang.srt.configs.load_config import LoadFormat
+
+    assert FROM_FOLDER - {""} <= {each.value for each in LoadFormat}
 
 
 def test_version_and_quantisation_part_pages(daemon, pools, running, tmp_path, monkeypatch):
     hashes, place = chain(range(PAGE * 2)), checkpoint(tmp_path / "m")
     running(model_path=place, quantization=None, dtype="auto")
     store(make(daemon, pools, extra={"weights_digest": ""}), pools, hashes)
-    for changed in (dict(quantization="fp8"), dict(dtype="float16"), dict(kv_cache_dtype="fp8_e4m3")):
+    for changed in (dict(quantization="fp8"), dict(dtype="float16"), dict(kv_cache_dtype="fp8_e4m3"),
+                    dict(modelopt_quant="fp8"), dict(modelopt_checkpoint_restore_path="/m")):
         running(**{**dict(model_path=place, quantization=None, dtype="auto"), **changed})
         assert found(daemon, pools, hashes) == 0, changed
     running(model_path=place, quantization=None, dtype="auto")

@@ -43,8 +43,10 @@ def test_a_configuration_that_differs_names_another_model(folders):
     model = load(folders[0])
     before = weights_digest(model)
     assert before == weights_digest(load(folders[1]))
+    named = describe(model, "given", 8, 8, 16)[0].weights_digest
     model.config.rms_norm_eps *= 2
     assert weights_digest(model) != before
+    assert describe(model, "given", 8, 8, 16)[0].weights_digest != named, "a given digest names the weights alone"
 
 
 class Adapted(torch.nn.Module):

@@ -15,6 +15,7 @@ import vllm
 from tiny_engines import CONFIGS, Child, connector, model_folder, prompt, same, saved
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor import model_loader
 from vllm.transformers_utils import repo_utils
 
 import ashlar.vllm
@@ -236,14 +237,29 @@ def test_variables_of_the_environment_that_round_are_part_of_the_name(monkeypatc
         monkeypatch.delenv(name)
 
 
-def test_weights_that_are_read_from_elsewhere_have_to_be_named(tmp_path):
+@pytest.mark.parametrize("format, extra", [
+    ("tensorizer", {"tensorizer_config": {"tensorizer_uri": "s3://bucket/model.tensors"}}),
+    ("tensorizer", {"tensorizer_config": {"tensorizer_dir": "/models/tensorized"}}),
+    ("ipc_cache", {}),
+    ("modelexpress", {}),
+    ("format_of_a_plugin", {}),
+])
+def test_weights_that_are_read_from_elsewhere_have_to_be_named(tmp_path, format, extra):
     place = folder(tmp_path / "m")
-    extra = dict(load_format="tensorizer", model_loader_extra_config={"tensorizer_uri": "s3://bucket/model.tensors"})
-    with pytest.raises(
-        Unsupported, match="model_loader_extra_config.tensorizer_uri: the weights are read from elsewhere"
-    ):
-        names(place, **extra)
-    assert names(place, given="1", **extra)[1] != names(place, given="2", **extra)[1]
+
+    def digest(given):
+        config = engine_config(place)
+        config.load_config.load_format, config.load_config.model_loader_extra_config = format, extra
+        return identify(config, Options(weights_digest=given), {}).weights_digest()
+
+    with pytest.raises(Unsupported, match=f"load_format: {format}: the weights are read from elsewhere: give weights_digest"):
+        digest("")
+    assert digest("1") != digest("2")
+
+
+def test_every_format_of_vllm_is_judged():
+    elsewhere = {"dummy", "ipc_cache", "modelexpress", "tensorizer"}
+    assert identity.FROM_FOLDER | elsewhere == set(model_loader._LOAD_FORMAT_TO_MODEL_LOADER)
 
 
 def test_a_model_that_writes_into_its_configuration_keeps_its_name():
