@@ -25,8 +25,8 @@
 namespace ashlar::daemon {
 namespace {
 
-// Main, reload, metadata, mappings, arenas, log, listeners, sessions, HTTP, the guard of regions, events and ZeroMQ's
-// two, RocksDB's three, and up to 16 that serve operators.
+// Main, reload, metadata, mappings, arenas, log, audit, listeners, sessions, HTTP, the guard of regions, events,
+// RocksDB's three, and up to 16 that serve operators.
 constexpr uint64_t kOwnThreads = 38;
 // Transport and UCX, listener, directory, certificates.
 constexpr uint64_t kClusterThreads = 8;

@@ -9,7 +9,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <condition_variable>
+#include <deque>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
@@ -19,6 +23,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "daemon/runtime/log.h"
+#include "daemon/runtime/named_thread.h"
 #include "storage/tier/file_owner.h"
 
 namespace ashlar::daemon {
@@ -30,6 +35,7 @@ using google::protobuf::Message;
 constexpr uint32_t kNoLogin = ~uint32_t{0};
 constexpr size_t kShownBytes = 8;
 constexpr size_t kMostName = 64;
+constexpr std::chrono::milliseconds kNoPatience{0};
 
 // The user's name, or its number.
 std::string UserName(uid_t uid) {
@@ -123,6 +129,69 @@ absl::StatusOr<AuditLog::File> AuditLog::OpenFile(const std::string& path) {
   return file;
 }
 
+struct AuditLog::Writer {
+  struct Line {
+    std::shared_ptr<const File> file;
+    std::string text;
+  };
+
+  // Failures are logged once, until a line is written or another file is used. Both need the mutex.
+  void Failed(const std::string& why) {
+    if (std::exchange(failed, true)) return;
+    Log(LogLevel::kError, "the audit file cannot be written: the log alone has operators' actions", {{"error", why}});
+  }
+  void Replace(File with) {
+    file = std::make_shared<const File>(std::move(with));
+    failed = false;
+  }
+
+  void Run() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      wake.wait(lock, [this] { return stopping || !lines.empty(); });
+      if (lines.empty()) return;
+      const Line line = std::move(lines.front());
+      lines.pop_front();
+      lock.unlock();
+      const ssize_t size = write(line.file->get(), line.text.data(), line.text.size());
+      const std::string why =
+          size < 0 ? std::string(absl::ErrnoToStatus(errno, "write").message()) : "only a part was written";
+      lock.lock();
+      ++written;
+      if (size == static_cast<ssize_t>(line.text.size())) {
+        failed = false;
+      } else {
+        Failed(why);
+      }
+      progress.notify_all();
+    }
+  }
+
+  std::mutex mutex;  // guards all below
+  std::condition_variable wake, progress;
+  std::deque<Line> lines;
+  uint64_t taken = 0, written = 0;  // lines
+  bool stopping = false;
+  bool failed = false;
+  std::shared_ptr<const File> file;
+  // Files that were left, until the thread that left one has written its line there.
+  std::map<std::thread::id, std::shared_ptr<const File>> left_by;
+};
+
+AuditLog::AuditLog(File file) : writer_(std::make_shared<Writer>()) {
+  writer_->Replace(std::move(file));
+  thread_ = NamedThread("audit", [writer = writer_] { writer->Run(); });
+}
+
+AuditLog::~AuditLog() {
+  std::unique_lock lock(writer_->mutex);
+  writer_->stopping = true;
+  writer_->wake.notify_all();
+  const bool ends = writer_->progress.wait_for(lock, kPatience, [this] { return writer_->written == writer_->taken; });
+  lock.unlock();
+  ends ? thread_.join() : thread_.detach();
+}
+
 absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(const std::string& path) {
   absl::StatusOr<File> file = OpenFile(path);
   if (!file.ok()) return file.status();
@@ -130,20 +199,14 @@ absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(const std::string& path
 }
 
 void AuditLog::Use(File file) {
-  std::lock_guard lock(mutex_);
-  file_ = std::move(file);
-  failed_ = false;
+  std::lock_guard lock(writer_->mutex);
+  writer_->Replace(std::move(file));
 }
 
 void AuditLog::MoveTo(File file) {
-  std::lock_guard lock(mutex_);
-  left_by_[std::this_thread::get_id()] = std::exchange(file_, std::move(file));
-  failed_ = false;
-}
-
-bool AuditLog::Append(const File& file, const std::string& line) const {
-  if (!file.valid()) return true;  // none was asked for
-  return write(file.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  std::lock_guard lock(writer_->mutex);
+  writer_->left_by[std::this_thread::get_id()] = writer_->file;
+  writer_->Replace(std::move(file));
 }
 
 void AuditLog::Write(const Entry& entry) {
@@ -166,17 +229,21 @@ void AuditLog::Write(const Entry& entry) {
                                  {"seconds", entry.seconds}};
   if (entry.by.login_uid >= 0) json["login_uid"] = entry.by.login_uid;
   const std::string line = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  std::lock_guard lock(mutex_);
-  bool written = true;
-  if (const auto left = left_by_.extract(std::this_thread::get_id()); !left.empty()) {
-    written = Append(left.mapped(), line);
+  std::unique_lock lock(writer_->mutex);
+  const auto left = writer_->left_by.extract(std::this_thread::get_id());
+  for (const auto& file : {left.empty() ? nullptr : left.mapped(), writer_->file}) {
+    if (file == nullptr || !file->valid()) continue;  // none was asked for
+    if (writer_->lines.size() >= kMostWaiting) return writer_->Failed("too many lines wait for it");
+    writer_->lines.push_back({file, line});
+    ++writer_->taken;
   }
-  written &= Append(file_, line);
-  if (!written && !failed_) {
-    Log(LogLevel::kError, "the audit file cannot be written: the log alone has operators' actions",
-        {{"error", std::string(absl::ErrnoToStatus(errno, "write").message())}});
+  writer_->wake.notify_all();
+  const uint64_t last = writer_->taken;
+  const auto ended = [&] { return writer_->written >= last; };
+  // A file that has failed is not waited for again.
+  if (!writer_->progress.wait_for(lock, writer_->failed ? kNoPatience : kPatience, ended)) {
+    writer_->Failed("a write does not return");
   }
-  failed_ = !written;
 }
 
 std::string Describe(const google::protobuf::Message& message) {

@@ -4,10 +4,10 @@
 
 #include <sys/types.h>
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -29,7 +29,7 @@ struct Operator {
 // Returns the process at the other end of a connected Unix socket, or the sender of a signal.
 Operator OperatorOf(uid_t uid, pid_t pid);
 
-// Thread-safe.
+// Thread-safe. A thread of its own writes the file, so a disk that hangs delays no caller.
 class AuditLog {
  public:
   using File = UniqueFd;
@@ -37,6 +37,7 @@ class AuditLog {
   // log.audit_file.
   static absl::StatusOr<File> OpenFile(const std::string& path);
   static absl::StatusOr<std::unique_ptr<AuditLog>> Open(const std::string& path);
+  ~AuditLog();  // leaves a thread behind whose write does not return within kPatience
 
   struct Entry {
     Operator by;
@@ -45,6 +46,7 @@ class AuditLog {
     std::string outcome;  // "ok" and the result, or the error
     double seconds = 0;
   };
+  // The entry is in the file when this returns, or the log says that the file cannot be written.
   void Write(const Entry& entry);
   // Continues in a new file at the same path after log rotation.
   void Use(File file);
@@ -52,15 +54,15 @@ class AuditLog {
   // files, so that the old file shows why it ends.
   void MoveTo(File file);
 
- private:
-  explicit AuditLog(File file) : file_(std::move(file)) {}
-  bool Append(const File& file, const std::string& line) const;
+  static constexpr std::chrono::milliseconds kPatience{500};  // for a write
+  static constexpr size_t kMostWaiting = 1024;                // lines; further ones are in the log alone
 
-  std::mutex mutex_;
-  File file_;  // guarded by mutex_, like the members below
-  // Previous files, kept until the thread that switched has written its line to them.
-  std::map<std::thread::id, File> left_by_;
-  bool failed_ = false;  // true if the last write failed
+ private:
+  struct Writer;
+  explicit AuditLog(File file);
+
+  const std::shared_ptr<Writer> writer_;  // shared with its thread
+  std::thread thread_;
 };
 
 // Returns the set fields of a request or reply on one line: names and numbers as they are, bytes as a short hex prefix,

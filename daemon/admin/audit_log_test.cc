@@ -2,11 +2,14 @@
 // What operators do is written down, and nothing of what engines' texts say.
 #include "daemon/admin/audit_log.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -21,6 +24,11 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+bool HasBytes(int fd) {
+  pollfd ready{.fd = fd, .events = POLLIN, .revents = 0};
+  return poll(&ready, 1, 500) == 1 && (ready.revents & POLLIN) != 0;
+}
 
 class AuditLogTest : public ::testing::Test {
  protected:
@@ -95,6 +103,33 @@ TEST_F(AuditLogTest, TheLineOfTheCallThatNamesAnotherFileIsInBoth) {
   (*log)->MoveTo(*AuditLog::OpenFile(""));
   (*log)->Write({.action = "Drain"});
   EXPECT_THAT(Text(after), HasSubstr("Drain")) << "no file from then on";
+}
+
+// A full pipe stands for a file on a disk that hangs.
+TEST_F(AuditLogTest, AFileThatHangsDelaysNoCaller) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  ASSERT_GT(fcntl(ends[1], F_SETPIPE_SZ, 4096), 0);
+  const std::string full(4096, ' ');
+  ASSERT_EQ(write(ends[1], full.data(), full.size()), static_cast<ssize_t>(full.size()));
+  const auto seconds = [](const auto& work) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  auto log = *AuditLog::Open("");
+  log->Use(AuditLog::File(ends[1]));
+  EXPECT_LE(seconds([&] { log->Write({.action = "Pin"}); }), 5);
+  const double more = seconds([&] {
+    for (int i = 0; i < 1100; ++i) log->Write({.action = "Evict"});
+  });
+  EXPECT_LE(more, 100) << "it is not waited for again, which would take 550 s";
+  const std::string path = folder_ + "/audit";
+  EXPECT_LE(seconds([&] { log->MoveTo(*AuditLog::OpenFile(path)); }), 5);
+  EXPECT_LE(seconds([&] { log = nullptr; }), 5);
+  char bytes[4096];
+  while (HasBytes(ends[0])) ASSERT_GT(read(ends[0], bytes, sizeof bytes), 0);
+  close(ends[0]);
 }
 
 TEST_F(AuditLogTest, RefusesWhatIsNoFileOfItsOwn) {

@@ -14,9 +14,11 @@ from ashlar import checkpoint
 
 # Formats whose weights are the files of the model's own folder; "": none is published. Others have them from another
 # engine or process (remote_instance, ipc_cache, …), or from folders that the loader's own settings name.
-FROM_FOLDER = frozenset("""
+FROM_FOLDER = frozenset(
+    """
     auto pt safetensors instanttensor npcache sharded_state gguf bitsandbytes mistral layered fastsafetensors runai_streamer
-""".split()) | {""}
+""".split()
+) | {""}
 
 
 def _named(place: str) -> str:

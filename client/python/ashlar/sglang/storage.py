@@ -98,7 +98,9 @@ class AshlarStorage(HiCacheStorage):
         if self._weights is None:
             logger.warning(
                 "Ashlar stores nothing for %s: neither a folder nor a commit names its weights (load_format: %s); give "
-                "weights_digest", self._model, self._engine.load_format or "not published",
+                "weights_digest",
+                self._model,
+                self._engine.load_format or "not published",
             )
         self._generation = ""  # of the engine's weights: a name of this engine alone, after the first `clear`
         self._between = False  # a change of weights and the flush of pages that are of the former ones

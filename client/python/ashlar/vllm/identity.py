@@ -126,9 +126,11 @@ _OTHERS_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 
 # Formats whose weights are the files of the model's own folder. Others have them from a file that the loader's own
 # settings name (tensorizer), or from another process (ipc_cache, modelexpress, loaders of plugins).
-FROM_FOLDER = frozenset("""
+FROM_FOLDER = frozenset(
+    """
     auto hf pt safetensors npcache mistral sharded_state fastsafetensors instanttensor runai_streamer runai_streamer_sharded
-""".split())
+""".split()
+)
 
 # Types of rotary positions whose frequencies are the checkpoint's alone; under the others an engine's length may count.
 _FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn", "mrope", "ntk", "proportional", "deepseek_yarn"}
@@ -219,7 +221,9 @@ def _weights(vllm_config: Any, given: str) -> checkpoint.Weights:
     elsewhere = getattr(model, "model_weights", "")
     if load_format not in FROM_FOLDER or elsewhere:
         what = f"model: {elsewhere}" if elsewhere else f"load_format: {load_format}"
-        raise Unsupported(f"{what}: the weights are read from elsewhere: give weights_digest in kv_connector_extra_config")
+        raise Unsupported(
+            f"{what}: the weights are read from elsewhere: give weights_digest in kv_connector_extra_config"
+        )
     if pathlib.Path(place).exists():
         return checkpoint.Weights(place)
     commit = checkpoint.commit(model.revision)

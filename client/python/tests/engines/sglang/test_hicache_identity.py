@@ -78,7 +78,9 @@ def test_nothing_is_stored_of_weights_that_nothing_names(daemon, pools, running)
 
 
 @pytest.mark.parametrize("load_format", ["dummy", "remote_instance", "ipc_cache", "presharded", "a_later_one"])
-def test_weights_that_are_not_the_folders_are_named_by_the_operator_alone(daemon, pools, running, tmp_path, load_format):
+def test_weights_that_are_not_the_folders_are_named_by_the_operator_alone(
+    daemon, pools, running, tmp_path, load_format
+):
     running(model_path=checkpoint(tmp_path / "m"), load_format=load_format)
     backend = make(daemon, pools, extra={"weights_digest": ""})
     assert backend.batch_set_v1(chain(range(PAGE)), pages_of([0])) == [False]
@@ -95,8 +97,13 @@ def test_version_and_quantisation_part_pages(daemon, pools, running, tmp_path, m
     hashes, place = chain(range(PAGE * 2)), checkpoint(tmp_path / "m")
     running(model_path=place, quantization=None, dtype="auto")
     store(make(daemon, pools, extra={"weights_digest": ""}), pools, hashes)
-    for changed in (dict(quantization="fp8"), dict(dtype="float16"), dict(kv_cache_dtype="fp8_e4m3"),
-                    dict(modelopt_quant="fp8"), dict(modelopt_checkpoint_restore_path="/m")):
+    for changed in (
+        dict(quantization="fp8"),
+        dict(dtype="float16"),
+        dict(kv_cache_dtype="fp8_e4m3"),
+        dict(modelopt_quant="fp8"),
+        dict(modelopt_checkpoint_restore_path="/m"),
+    ):
         running(**{**dict(model_path=place, quantization=None, dtype="auto"), **changed})
         assert found(daemon, pools, hashes) == 0, changed
     running(model_path=place, quantization=None, dtype="auto")

@@ -237,13 +237,16 @@ def test_variables_of_the_environment_that_round_are_part_of_the_name(monkeypatc
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("format, extra", [
-    ("tensorizer", {"tensorizer_config": {"tensorizer_uri": "s3://bucket/model.tensors"}}),
-    ("tensorizer", {"tensorizer_config": {"tensorizer_dir": "/models/tensorized"}}),
-    ("ipc_cache", {}),
-    ("modelexpress", {}),
-    ("format_of_a_plugin", {}),
-])
+@pytest.mark.parametrize(
+    "format, extra",
+    [
+        ("tensorizer", {"tensorizer_config": {"tensorizer_uri": "s3://bucket/model.tensors"}}),
+        ("tensorizer", {"tensorizer_config": {"tensorizer_dir": "/models/tensorized"}}),
+        ("ipc_cache", {}),
+        ("modelexpress", {}),
+        ("format_of_a_plugin", {}),
+    ],
+)
 def test_weights_that_are_read_from_elsewhere_have_to_be_named(tmp_path, format, extra):
     place = folder(tmp_path / "m")
 
@@ -252,7 +255,9 @@ def test_weights_that_are_read_from_elsewhere_have_to_be_named(tmp_path, format,
         config.load_config.load_format, config.load_config.model_loader_extra_config = format, extra
         return identify(config, Options(weights_digest=given), {}).weights_digest()
 
-    with pytest.raises(Unsupported, match=f"load_format: {format}: the weights are read from elsewhere: give weights_digest"):
+    with pytest.raises(
+        Unsupported, match=f"load_format: {format}: the weights are read from elsewhere: give weights_digest"
+    ):
         digest("")
     assert digest("1") != digest("2")
 
