@@ -51,7 +51,7 @@ absl::Status Reloader::TakeOver(const v1::Config& next, bool dry_run) {
 }
 
 absl::StatusOr<std::vector<ConfigChange>> Reloader::Reload(bool dry_run) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(reloading_);
   absl::StatusOr<std::vector<ConfigChange>> changes = TryReload(dry_run);
   if (!dry_run) metrics_.Reloaded(changes.ok());
   return changes;
@@ -86,7 +86,10 @@ absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
   } else {
     audit_.MoveTo(*std::move(audit_file));
   }
-  *now_ = next;
+  {
+    std::lock_guard lock(mutex_);
+    *now_ = next;
+  }
   for (const ConfigChange& change : *changes) {
     Log(LogLevel::kInfo, "the configuration has changed",
         {{"field", change.field}, {"before", change.before}, {"after", change.after}});

@@ -38,7 +38,7 @@ class Reloader {
   uint32_t drain_seconds() const { return drain_seconds_; }
 
  private:
-  absl::StatusOr<std::vector<ConfigChange>> TryReload(bool dry_run);  // mutex_ is held
+  absl::StatusOr<std::vector<ConfigChange>> TryReload(bool dry_run);  // reloading_ is held
   // Applies changes of tiers. Runs on the loop. Changes nothing if refused, or with `dry_run`.
   absl::Status TakeOver(const v1::Config& next, bool dry_run);
 
@@ -50,8 +50,9 @@ class Reloader {
   storage::Rates& call_rates_;
   Metrics& metrics_;
   AuditLog& audit_;
-  mutable std::mutex mutex_;
-  std::unique_ptr<v1::Config> now_;  // guarded by mutex_
+  std::mutex reloading_;             // held while files are read, which a disk that hangs delays
+  mutable std::mutex mutex_;         // after reloading_
+  std::unique_ptr<v1::Config> now_;  // written with both, read with either
   std::atomic<uint32_t> drain_seconds_;
 };
 

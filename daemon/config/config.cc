@@ -51,6 +51,8 @@ constexpr uint64_t kDefaultModelBytes = uint64_t{256} << 20;
 constexpr uint32_t kDefaultKeptBatches = 10'000, kMaxKeptBatches = 1 << 20;
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxQueueDepth = 1 << 20;
+// One place is for the record of erasures, and one for the tier's own work, which nothing else would begin again.
+constexpr uint32_t kLeastDiskQueue = 2;
 constexpr int kMaxTenants = 4096;
 
 void FillTierDefaults(v1::Config* config) {
@@ -230,6 +232,9 @@ absl::Status CheckTiers(const v1::Config& config) {
   }
   if (config.eviction() != "price" && config.eviction() != "lru") return Invalid("eviction: expected price or lru");
   if (ssd.threads() > kMaxThreads) return Invalid("ssd.threads: out of range");
+  if (ssd.queue_depth() < kLeastDiskQueue) {
+    return Invalid("ssd.queue_depth: ", ssd.queue_depth(), " is too small; expected at least ", kLeastDiskQueue);
+  }
   if (ssd.queue_depth() > kMaxQueueDepth) return Invalid("ssd.queue_depth: out of range");
   return absl::OkStatus();
 }

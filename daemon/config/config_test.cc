@@ -245,6 +245,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "ssd.on_damage: expected"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, queue_depth: 9999999}",
                  "ssd.queue_depth: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, queue_depth: 1}",
+                 "ssd.queue_depth: 1 is too small; expected at least 2"},
         BadInput{"", "dram.capacity_bytes: required"}));
 
 INSTANTIATE_TEST_SUITE_P(

@@ -13,8 +13,8 @@
 namespace ashlar::storage {
 
 // Owned by the metadata thread. Work that finds the executor full waits until other work of this queue completes. There
-// is always some, because only this queue uses the executor, and the executor accepts at least one piece. Work that
-// still waits when the queue is destroyed never runs.
+// is always some, because others have at most one job of kNoTenant there, and the executor accepts at least two.
+// Work that still waits when the queue is destroyed never runs.
 class DiskQueue {
  public:
   // Called on the executor's threads, concurrently for several pieces.
