@@ -218,10 +218,10 @@ struct Daemon::Impl {
       disk_health.Tell(found == levels.degraded.end() ? "" : found->second, rpc_server.get());
     }
     measured_at = loops->clock.Now();
-    if (levels.cluster.slow_fabric && !slow_fabric) {
-      Log(LogLevel::kError, absl::StrCat(kSlowFabric, ": this node is not ready"), {});
+    if (levels.cluster.rdma_fallback && !rdma_fallback) {
+      Log(LogLevel::kError, absl::StrCat(kRdmaFallback, ": this node is not ready"), {});
     }
-    slow_fabric = levels.cluster.slow_fabric;
+    rdma_fallback = levels.cluster.rdma_fallback;
     uint64_t to_come = 0;
     for (const auto& [kind, usages] : levels.tiers) {
       if (kind == TierKind::kSsd || (kind == TierKind::kHbm && tiers->hbm()[0]->gpu() != nullptr)) continue;
@@ -302,11 +302,12 @@ struct Daemon::Impl {
 
   // Null if the configuration asks for no HTTP.
   absl::StatusOr<std::unique_ptr<HttpEndpoint>> StartHttp(const v1::Config& config) const {
-    return HttpEndpoint::Start(config, metrics,
-                               {.alive = [this] { return loops->clock.Now() - measured_at <= kStandstill; },
-                                .unready = [this] { return !ready        ? "draining"
-                                                           : slow_fabric ? kSlowFabric
-                                                                         : ""; }});
+    return HttpEndpoint::Start(
+        config, metrics,
+        {.alive = [this] { return loops->clock.Now() - measured_at <= kStandstill; },
+         .unready = [this] { return !ready          ? "draining"
+                                    : rdma_fallback ? kRdmaFallback
+                                                    : ""; }});
   }
 
   // Any thread, while all servers are there. False: the daemon stops, and drains until then.
@@ -363,7 +364,7 @@ struct Daemon::Impl {
   std::unique_ptr<AdminServer> admin_server;
   std::unique_ptr<SessionServer> session_server;
   std::atomic<storage::Nanos> measured_at{loops->clock.Now()};  // when the metadata thread last ran its timers
-  std::atomic<bool> ready{false}, slow_fabric{false};
+  std::atomic<bool> ready{false}, rdma_fallback{false};
   uint16_t metrics_port = 0;
   std::unique_ptr<HttpEndpoint> http;  // null: none
   bool looping = false;                // the loops run

@@ -127,22 +127,22 @@ absl::string_view Name(PublishOutcome outcome) {
 
 absl::string_view Name(TakeOutcome outcome) {
   switch (outcome) {
-    case TakeOutcome::kTaken:
-      return "taken";
+    case TakeOutcome::kAccepted:
+      return "accepted";
     case TakeOutcome::kAlreadyPresent:
       return "already_present";
     case TakeOutcome::kBeingPublished:
       return "being_published";
-    case TakeOutcome::kNoRoom:
-      return "no_room";
+    case TakeOutcome::kNoSpace:
+      return "no_space";
     case TakeOutcome::kBusy:
       return "busy";
     case TakeOutcome::kDraining:
       return "draining";
     case TakeOutcome::kFailed:
       return "failed";
-    case TakeOutcome::kLate:
-      return "late";
+    case TakeOutcome::kTimedOut:
+      return "timed_out";
   }
   return "unknown";
 }

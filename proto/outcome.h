@@ -86,14 +86,14 @@ absl::string_view Name(CommitOutcome outcome);
 
 // The outcome of an object that another node offered.
 enum class TakeOutcome : uint8_t {
-  kTaken = 1,           // this node now has a copy
+  kAccepted = 1,        // this node now has a copy
   kAlreadyPresent = 2,  // this node already had a copy
   kBeingPublished = 3,  // an engine of this node computes it
-  kNoRoom = 4,          // no space is free, and the objects that would have to be evicted are worth more
+  kNoSpace = 4,         // no space is free, and the objects that would have to be evicted are worth more
   kBusy = 5,            // too many transfers are in flight
   kDraining = 6,        // this node is draining
   kFailed = 7,          // the transfer from the offering node failed
-  kLate = 8,            // the transfer has not finished in time
+  kTimedOut = 8,        // the transfer has not finished in time
 };
 absl::string_view Name(TakeOutcome outcome);
 

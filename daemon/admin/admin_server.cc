@@ -163,7 +163,7 @@ absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const std::strin
   const auto admit = [impl = impl.get(), &refused](UniqueFd socket, uid_t user) {
     const std::optional<ucred> peer = PeerOf(socket.get());
     if (user != 0 && user != geteuid()) {
-      refused.Add("admin", RefusedConnection::kStranger, absl::StrCat("uid ", user),
+      refused.Add("admin", RefusedConnection::kUnknownUser, absl::StrCat("uid ", user),
                   "expected root or the daemon's user");
       shutdown(socket.get(), SHUT_RDWR);
     } else {

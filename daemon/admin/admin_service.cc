@@ -41,7 +41,7 @@ void WriteCluster(const std::string& node, const ClusterFigures& figures, v1::Cl
   out->set_fetched_objects(figures.opened);
   out->set_fetched_bytes(figures.fetched_bytes);
   out->set_failed_objects(figures.failed);
-  out->set_slow_fabric(figures.slow_fabric);
+  out->set_rdma_fallback(figures.rdma_fallback);
 }
 
 }  // namespace
@@ -142,12 +142,12 @@ absl::Status AdminService::Peers(const v1::PeersRequest&, v1::PeersReply* reply)
       info->set_control_address(peer.control_address);
       info->set_transport_address(peer.transport_address);
       info->set_connected(peer.connected);
-      info->set_path(peer.path);
+      info->set_protocol(peer.path);
       info->set_lanes(peer.lanes);
       info->set_bytes_per_second(peer.bytes_per_second);
-      info->set_journey_seconds(peer.journey_seconds);
-      info->set_fetched_bytes(peer.fetched_bytes);
-      info->set_given_bytes(peer.given_bytes);
+      info->set_rtt_seconds(peer.rtt_seconds);
+      info->set_received_bytes(peer.fetched_bytes);
+      info->set_sent_bytes(peer.given_bytes);
       info->set_failed_calls(peer.failed_calls);
       info->set_lost_connections(peer.lost_connections);
       info->set_stalls(peer.stalls);
@@ -185,8 +185,8 @@ absl::Status AdminService::DescribeDrain(v1::DrainReply* reply) const {
     reply->set_landings(levels.landings);
     reply->set_compositions(levels.compositions);
     reply->set_writing(levels.writing_behind);
-    reply->set_unsaved_objects(levels.unsaved_objects);
-    reply->set_unsaved_bytes(levels.unsaved_bytes);
+    reply->set_memory_only_objects(levels.unsaved_objects);
+    reply->set_memory_only_bytes(levels.unsaved_bytes);
   });
 }
 

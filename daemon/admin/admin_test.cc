@@ -105,8 +105,8 @@ TEST_F(AdminTest, ADrainTurnsEverybodyAwayUntilItEnds) {
     ASSERT_TRUE(admin_->Drain(&context, v1::DrainRequest(), &reply).ok());
     EXPECT_TRUE(reply.draining());
     EXPECT_TRUE(reply.done()) << "there is no disk, and nothing is held";
-    EXPECT_EQ(reply.unsaved_objects(), 1u);
-    EXPECT_GT(reply.unsaved_bytes(), 0u);
+    EXPECT_EQ(reply.memory_only_objects(), 1u);
+    EXPECT_GT(reply.memory_only_bytes(), 0u);
     EXPECT_EQ(reply.grace_seconds(), 10);
     EXPECT_EQ(Health(node_.rpc_socket(), ""), kNotServing);
     EXPECT_EQ(Health(node_.rpc_socket(), "ashlar.v1.Cache"), kNotServing);

@@ -70,9 +70,8 @@ TEST_F(BreakEvenTest, FastEngineIsToldToCompute) {
   EXPECT_EQ(Reserve(fast, here_), static_cast<uint32_t>(ReserveOutcome::kAlreadyPresent));
   EXPECT_EQ(Reserve(fast, offered_), static_cast<uint32_t>(ReserveOutcome::kDeclined));
   EXPECT_EQ(Reason(slow, offered_), static_cast<uint32_t>(MissReason::kDeclined));
-  EXPECT_THAT(
-      Scrape(node_.daemon().metrics_port()),
-      HasSubstr("ashlar_reserve_outcomes_total{kind=\"checkpoint\",outcome=\"declined\",tenant=\"default\"} 1"));
+  EXPECT_THAT(Scrape(node_.daemon().metrics_port()),
+              HasSubstr("ashlar_reservations_total{kind=\"checkpoint\",outcome=\"declined\",tenant=\"default\"} 1"));
   EXPECT_EQ(Reserve(slow, offered_), static_cast<uint32_t>(ReserveOutcome::kGranted));
 }
 

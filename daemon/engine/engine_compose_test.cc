@@ -51,7 +51,7 @@ TEST_F(EngineComposeMetricsTest, CountsByOutcome) {
   lost.set_lease(std::string(16, 'x'));
   Ask(lost);
   const std::string metrics = Scrape(node_.daemon().metrics_port());
-  EXPECT_THAT(metrics, HasSubstr("ashlar_compositions_total{outcome=\"done\",tenant=\"default\"} 2"));
+  EXPECT_THAT(metrics, HasSubstr("ashlar_compositions_total{outcome=\"completed\",tenant=\"default\"} 2"));
   EXPECT_THAT(metrics, HasSubstr("ashlar_compositions_total{outcome=\"lease_lost\",tenant=\"default\"} 1"));
   EXPECT_THAT(metrics, HasSubstr("ashlar_composition_duration_seconds_count 2"));
 }

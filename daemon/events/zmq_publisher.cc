@@ -210,7 +210,7 @@ struct ZmqPublisher::Impl {
         ++at;
         continue;
       }
-      refused.Add(kSocketName, RefusedConnection::kSilent, at->second.peer(), "no greeting in time");
+      refused.Add(kSocketName, RefusedConnection::kTimedOut, at->second.peer(), "no greeting in time");
       at = connections.erase(at);
     }
   }

@@ -167,7 +167,7 @@ TEST_F(HostileClients, ConnectionWithoutGreetingIsClosed) {
   ASSERT_TRUE(Tell(good, Hello("SUB")));
   EXPECT_TRUE(Closed(silent));
   EXPECT_TRUE(Closed(slow));
-  EXPECT_EQ(refusals(RefusedConnection::kSilent), 2u);
+  EXPECT_EQ(refusals(RefusedConnection::kTimedOut), 2u);
   pollfd one{.fd = good.get(), .events = POLLRDHUP, .revents = 0};
   EXPECT_EQ(poll(&one, 1, 0), 0);
 }

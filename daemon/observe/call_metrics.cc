@@ -7,7 +7,7 @@ namespace ashlar::daemon {
 
 namespace {
 
-// Errors of the daemon's own, on which the alert AshlarFailedCalls counts.
+// Internal errors, which the alert AshlarFailedCalls counts.
 constexpr absl::StatusCode kOwnErrors[] = {absl::StatusCode::kInternal, absl::StatusCode::kUnknown,
                                            absl::StatusCode::kDataLoss};
 
@@ -16,21 +16,21 @@ constexpr absl::StatusCode kOwnErrors[] = {absl::StatusCode::kInternal, absl::St
 CallMetrics::CallMetrics(prometheus::Registry& registry)
     : finished_(prometheus::BuildCounter()
                     .Name("ashlar_rpcs_total")
-                    .Help("Calls of engines that were answered, by method and status")
+                    .Help("Answered calls of engines, by method and status")
                     .Register(registry)),
       lookup_seconds_(prometheus::BuildHistogram()
                           .Name("ashlar_lookup_duration_seconds")
-                          .Help("From the arrival of a look-up to its answer, without the landing behind it")
+                          .Help("Time from the arrival of a lookup to its answer, without the landing")
                           .Register(registry)
                           .Add({}, kCallSeconds)) {
   auto& family = prometheus::BuildHistogram()
                      .Name("ashlar_rpc_duration_seconds")
-                     .Help("From the arrival of a call to its last answer, which is a landing's end where there is one")
+                     .Help("Time from the arrival of a call to its last answer, including its landing")
                      .Register(registry);
   for (size_t i = 0; i < kCacheCalls.size(); ++i) {
     const std::string method(kCacheCalls[i].name);
     seconds_[i] = &family.Add({{"method", method}}, kCallSeconds);
-    // From the start: a counter that begins at 1 has not grown, for Prometheus.
+    // Created at 0: Prometheus sees no increase in a counter that starts at 1.
     for (const absl::StatusCode code : kOwnErrors) {
       finished_.Add({{"method", method}, {"code", absl::StatusCodeToString(code)}});
     }

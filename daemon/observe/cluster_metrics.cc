@@ -20,10 +20,10 @@ using prometheus::Family;
 
 struct ClusterMetrics::Impl {
   explicit Impl(prometheus::Registry& its_registry) : registry(its_registry) {
-    constexpr auto kFirst = static_cast<int>(TakeOutcome::kTaken), kLast = static_cast<int>(TakeOutcome::kLate);
+    constexpr auto kFirst = static_cast<int>(TakeOutcome::kAccepted), kLast = static_cast<int>(TakeOutcome::kTimedOut);
     for (int i = kFirst; i <= kLast; ++i) {
       const std::string outcome(Name(static_cast<TakeOutcome>(i)));
-      for (const char* why : {"drain", "hot"}) made_family.Add({{"reason", why}, {"outcome", outcome}});
+      for (const char* reason : {"drain", "replication"}) sent_family.Add({{"reason", reason}, {"outcome", outcome}});
       received_family.Add({{"outcome", outcome}});
     }
   }
@@ -37,93 +37,100 @@ struct ClusterMetrics::Impl {
 
   prometheus::Registry& registry;
   PeerMetrics by_node{registry};
-  prometheus::Gauge& members = GaugeFamily("ashlar_cluster_members", "Nodes of the cluster, this one too").Add({});
-  prometheus::Gauge& peers = GaugeFamily("ashlar_peers_connected", "Nodes that this one has a connection to").Add({});
-  prometheus::Gauge& directory = GaugeFamily("ashlar_directory_connected", "1 while etcd is reached").Add({});
-  prometheus::Gauge& entries =
-      GaugeFamily("ashlar_directory_entries", "Objects of other nodes that this one knows of").Add({});
+  prometheus::Gauge& members =
+      GaugeFamily("ashlar_cluster_members", "Nodes of the cluster, including this one").Add({});
+  prometheus::Gauge& peers = GaugeFamily("ashlar_peers_connected", "Connected peers").Add({});
+  prometheus::Gauge& directory =
+      GaugeFamily("ashlar_directory_connected", "1 while the node is connected to etcd, else 0").Add({});
+  prometheus::Gauge& entries = GaugeFamily("ashlar_directory_entries", "Known objects of other nodes").Add({});
   prometheus::Gauge& entry_bytes =
-      GaugeFamily("ashlar_directory_bytes", "Bytes of memory that knowing of other nodes' objects takes").Add({});
+      GaugeFamily("ashlar_directory_bytes", "Memory used by the list of other nodes' objects").Add({});
   prometheus::Gauge& queued =
-      GaugeFamily("ashlar_directory_queued", "Announcements and withdrawals that wait to be written").Add({});
-  Family<prometheus::Gauge>& erasures_family =
-      GaugeFamily("ashlar_erasures_pending", "Erasures that a present node has not acknowledged, by which node");
+      GaugeFamily("ashlar_directory_queue_depth", "Announcements and withdrawals waiting to be written to etcd")
+          .Add({});
+  Family<prometheus::Gauge>& erasures_family = GaugeFamily(
+      "ashlar_erasures_pending", "Erasures not yet acknowledged by this node (local) or by another node (remote)");
   Family<prometheus::Gauge>& erasure_age_family =
-      GaugeFamily("ashlar_erasures_oldest_age_seconds", "For how long the oldest of these has waited");
-  prometheus::Gauge& erasures_here = erasures_family.Add({{"where", "here"}});
-  prometheus::Gauge& erasures_elsewhere = erasures_family.Add({{"where", "elsewhere"}});
-  prometheus::Gauge& erasure_age_here = erasure_age_family.Add({{"where", "here"}});
-  prometheus::Gauge& erasure_age_elsewhere = erasure_age_family.Add({{"where", "elsewhere"}});
+      GaugeFamily("ashlar_erasures_oldest_age_seconds", "Age of the oldest pending erasure; 0: none");
+  prometheus::Gauge& erasures_here = erasures_family.Add({{"location", "local"}});
+  prometheus::Gauge& erasures_elsewhere = erasures_family.Add({{"location", "remote"}});
+  prometheus::Gauge& erasure_age_here = erasure_age_family.Add({{"location", "local"}});
+  prometheus::Gauge& erasure_age_elsewhere = erasure_age_family.Add({{"location", "remote"}});
   prometheus::Gauge& readers =
-      GaugeFamily("ashlar_peer_readers", "Connected nodes that have opened objects here").Add({});
-  prometheus::Gauge& leases = GaugeFamily("ashlar_peer_leases", "Objects that other nodes hold here").Add({});
+      GaugeFamily("ashlar_peer_readers", "Peers that have opened objects on this node").Add({});
+  prometheus::Gauge& leases = GaugeFamily("ashlar_peer_leases", "Objects on this node leased by peers").Add({});
   Family<prometheus::Gauge>& paths =
-      GaugeFamily("ashlar_transport_peers", "Nodes that this one has a connection for bytes to, by their path");
-  prometheus::Gauge& by_am = paths.Add({{"path", "am"}});
-  prometheus::Gauge& by_rma = paths.Add({{"path", "rma"}});
+      GaugeFamily("ashlar_transport_connections", "Data connections to peers: rma by network cards, am by messages");
+  prometheus::Gauge& by_am = paths.Add({{"protocol", "am"}});
+  prometheus::Gauge& by_rma = paths.Add({{"protocol", "rma"}});
   prometheus::Gauge& registered =
-      GaugeFamily("ashlar_transport_registered_bytes", "Memory that network cards of peers may read").Add({});
+      GaugeFamily("ashlar_transport_registered_bytes", "Memory registered for reads by peers' network cards").Add({});
   prometheus::Gauge& grants =
-      GaugeFamily("ashlar_transport_grants", "Objects that peers may fetch or fill now").Add({});
+      GaugeFamily("ashlar_transport_grants", "Objects that peers may currently fetch or fill").Add({});
   prometheus::Gauge& transfers =
-      GaugeFamily("ashlar_transport_transfers", "Requests for bytes under way, of either side").Add({});
+      GaugeFamily("ashlar_transport_transfers_in_progress", "Transfers in progress in either direction").Add({});
   prometheus::Gauge& loans =
-      GaugeFamily("ashlar_transport_loans", "Memory that network cards of peers may be reading now").Add({});
-  prometheus::Gauge& slow =
-      GaugeFamily("ashlar_transport_slow_fabric", "1 where RDMA was asked for and bytes go another way").Add({});
+      GaugeFamily("ashlar_transport_pinned_ranges", "Memory ranges that peers' network cards may currently be reading")
+          .Add({});
+  prometheus::Gauge& slow = GaugeFamily("ashlar_transport_rdma_fallback",
+                                        "1 if RDMA is expected and the transport uses another protocol, else 0")
+                                .Add({});
   Family<prometheus::Gauge>& expiries =
       GaugeFamily("ashlar_certificate_expiry_timestamp_seconds",
-                  "When this node's certificate for peers or for etcd ends, Unix time; 0: it has none");
+                  "Unix time when this node's certificate for peers or etcd expires; 0: no certificate");
   prometheus::Gauge& expiry = expiries.Add({{"use", "peers"}});
   prometheus::Gauge& etcd_expiry = expiries.Add({{"use", "etcd"}});
-  Family<prometheus::Gauge>& lifetimes = GaugeFamily("ashlar_certificate_lifetime_seconds",
-                                                     "For how long that certificate is valid in all; 0: there is none");
+  Family<prometheus::Gauge>& lifetimes =
+      GaugeFamily("ashlar_certificate_lifetime_seconds", "Total lifetime of that certificate; 0: no certificate");
   prometheus::Gauge& lifetime = lifetimes.Add({{"use", "peers"}});
   prometheus::Gauge& etcd_lifetime = lifetimes.Add({{"use", "etcd"}});
 
   prometheus::Counter& dropped =
-      CounterFamily("ashlar_directory_dropped_total", "Announcements that found no room in the queue").Add({});
+      CounterFamily("ashlar_directory_announcements_dropped_total", "Announcements dropped because the queue was full")
+          .Add({});
   prometheus::Counter& resyncs =
-      CounterFamily("ashlar_directory_resyncs_total", "Namespaces that were read anew as a whole").Add({});
+      CounterFamily("ashlar_directory_resyncs_total", "Namespaces that were read from etcd again in full").Add({});
   Family<prometheus::Counter>& opened_family =
-      CounterFamily("ashlar_remote_objects_total", "Objects that other nodes were asked for, by what became of it");
-  prometheus::Counter& opened = opened_family.Add({{"outcome", "opened"}});
-  prometheus::Counter& missed = opened_family.Add({{"outcome", "missed"}});
+      CounterFamily("ashlar_remote_requests_total", "Objects requested from peers, by outcome");
+  prometheus::Counter& opened = opened_family.Add({{"outcome", "hit"}});
+  prometheus::Counter& missed = opened_family.Add({{"outcome", "miss"}});
   prometheus::Counter& failed = opened_family.Add({{"outcome", "failed"}});
-  prometheus::Counter& joined = opened_family.Add({{"outcome", "joined"}});
+  prometheus::Counter& joined = opened_family.Add({{"outcome", "coalesced"}});
   prometheus::Counter& late =
-      CounterFamily("ashlar_remote_late_lookups_total", "Look-ups that went on without all answers of other nodes")
+      CounterFamily("ashlar_remote_lookup_timeouts_total", "Lookups that continued without the answers of all peers")
           .Add({});
   prometheus::Counter& fetched =
-      CounterFamily("ashlar_remote_fetched_bytes_total", "Bytes of objects that came from other nodes").Add({});
+      CounterFamily("ashlar_remote_fetched_bytes_total", "Bytes of objects fetched from peers").Add({});
   prometheus::Counter& lost =
-      CounterFamily("ashlar_remote_lost_pieces_total", "Pieces of objects that no node delivered").Add({});
+      CounterFamily("ashlar_remote_fetch_failures_total", "Parts of objects that no node delivered").Add({});
   prometheus::Counter& moved =
-      CounterFamily("ashlar_remote_failovers_total", "Fetches that went on at another node").Add({});
+      CounterFamily("ashlar_remote_failovers_total", "Fetches that continued at another node").Add({});
   Family<prometheus::Counter>& bytes_family =
-      CounterFamily("ashlar_transport_bytes_total", "Bytes between nodes, by direction");
+      CounterFamily("ashlar_transport_bytes_total", "Bytes transferred between nodes, by direction");
   prometheus::Counter& sent = bytes_family.Add({{"direction", "sent"}});
   prometheus::Counter& received = bytes_family.Add({{"direction", "received"}});
-  prometheus::Counter& read =
-      CounterFamily("ashlar_transport_read_bytes_total", "Bytes that this node's network card read at others").Add({});
-  prometheus::Counter& refused =
-      CounterFamily("ashlar_transport_refused_total", "Requests for bytes without a right to them").Add({});
+  prometheus::Counter& read = CounterFamily("ashlar_transport_rma_read_bytes_total",
+                                            "Received bytes that this node's network card read from peers")
+                                  .Add({});
+  prometheus::Counter& refused = CounterFamily("ashlar_transport_requests_rejected_total",
+                                               "Transfer requests rejected because they had no valid grant")
+                                     .Add({});
   prometheus::Counter& malformed =
-      CounterFamily("ashlar_transport_malformed_total", "Messages for the transport that are none").Add({});
-  Family<prometheus::Counter>& hedged_family = CounterFamily(
-      "ashlar_remote_hedges_total", "Pieces that a second node was asked for, by whether its bytes came first");
+      CounterFamily("ashlar_transport_malformed_messages_total", "Malformed transport messages received").Add({});
+  Family<prometheus::Counter>& hedged_family =
+      CounterFamily("ashlar_remote_hedges_total", "Hedged requests to a second node; won: its bytes came first");
   prometheus::Counter& won = hedged_family.Add({{"outcome", "won"}});
   prometheus::Counter& lost_hedges = hedged_family.Add({{"outcome", "lost"}});
-  Family<prometheus::Counter>& made_family =
-      CounterFamily("ashlar_offers_made_total", "Objects that this node offered to others, by reason and outcome");
+  Family<prometheus::Counter>& sent_family =
+      CounterFamily("ashlar_offers_sent_total", "Objects offered to peers, by reason and outcome");
   Family<prometheus::Counter>& received_family =
-      CounterFamily("ashlar_offers_received_total", "Objects that others offered to this node, by outcome");
+      CounterFamily("ashlar_offers_received_total", "Objects offered by peers, by outcome");
   Family<prometheus::Counter>& offered_family =
-      CounterFamily("ashlar_offered_bytes_total", "Bytes of offered objects that were taken, by direction");
-  prometheus::Counter& given = offered_family.Add({{"direction", "given"}});
-  prometheus::Counter& taken = offered_family.Add({{"direction", "taken"}});
+      CounterFamily("ashlar_offered_bytes_total", "Bytes of accepted offers, by direction");
+  prometheus::Counter& offers_sent_bytes = offered_family.Add({{"direction", "sent"}});
+  prometheus::Counter& offers_received_bytes = offered_family.Add({{"direction", "received"}});
   Family<prometheus::Counter>& refusal_family =
-      CounterFamily("ashlar_peer_refusals_total", "Other daemons that were refused, by reason");
+      CounterFamily("ashlar_peers_rejected_total", "Daemons rejected as peers, by reason");
 };
 
 ClusterMetrics::ClusterMetrics(prometheus::Registry& registry) : impl_(std::make_unique<Impl>(registry)) {}
@@ -152,7 +159,7 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   impl.lifetime.Set(static_cast<double>(figures.certificate_seconds));
   impl.etcd_lifetime.Set(static_cast<double>(figures.etcd_certificate_seconds));
   impl.loans.Set(static_cast<double>(figures.transport_loans));
-  impl.slow.Set(figures.slow_fabric ? 1 : 0);
+  impl.slow.Set(figures.rdma_fallback ? 1 : 0);
   impl.expiry.Set(static_cast<double>(figures.certificate_expiry));
   impl.etcd_expiry.Set(static_cast<double>(figures.etcd_certificate_expiry));
   Follow(impl.dropped, figures.directory_dropped);
@@ -172,11 +179,12 @@ void ClusterMetrics::Set(const ClusterFigures& figures) {
   Follow(impl.malformed, figures.transport_malformed);
   Follow(impl.won, figures.hedges_won);
   Follow(impl.lost_hedges, figures.hedges_lost);
-  Follow(impl.given, figures.offered_bytes);
-  Follow(impl.taken, figures.taken_bytes);
-  for (const auto& [why, outcome, count] : figures.offers) {
-    prometheus::Counter& counter = why == "received" ? impl.received_family.Add({{"outcome", outcome}})
-                                                     : impl.made_family.Add({{"reason", why}, {"outcome", outcome}});
+  Follow(impl.offers_sent_bytes, figures.offered_bytes);
+  Follow(impl.offers_received_bytes, figures.taken_bytes);
+  for (const auto& [reason, outcome, count] : figures.offers) {
+    prometheus::Counter& counter = reason == "received"
+                                       ? impl.received_family.Add({{"outcome", outcome}})
+                                       : impl.sent_family.Add({{"reason", reason}, {"outcome", outcome}});
     Follow(counter, count);
   }
   for (const auto& [reason, count] : figures.refusals) {

@@ -21,8 +21,8 @@ struct PendingErasures {
   double oldest_seconds = 0;  // age of the oldest one, as this node has observed it
 };
 
-// Why a node with `slow_fabric` is not ready.
-inline constexpr const char* kSlowFabric = "cluster.expect_transport is rdma, and bytes go another way";
+// Why a node with `rdma_fallback` is not ready.
+inline constexpr const char* kRdmaFallback = "cluster.expect_transport is rdma, but another protocol is in use";
 
 // A snapshot. Counters start at 0 when the daemon starts.
 struct ClusterFigures {
@@ -36,10 +36,10 @@ struct ClusterFigures {
   uint64_t fetched_bytes = 0, failed_pieces = 0, moved = 0;
   uint64_t hedges_won = 0, hedges_lost = 0;  // pieces that were requested from a second node
   struct Offered {
-    std::string why, outcome;
+    std::string reason, outcome;
     uint64_t objects = 0;
   };
-  std::vector<Offered> offers;  // made: by reason; received: by the reason of the other node
+  std::vector<Offered> offers;  // `reason` is "received" for offers of other nodes
   bool handing_over = false;
   uint64_t offered_bytes = 0, taken_bytes = 0;  // bytes that others took, and that this node took
   uint64_t peer_readers = 0, peer_leases = 0;
@@ -48,7 +48,7 @@ struct ClusterFigures {
   uint64_t transport_refused = 0, transport_malformed = 0;
   uint64_t peers_by_am = 0, peers_by_rma = 0;     // connected nodes by transport
   uint64_t read_bytes = 0, registered_bytes = 0;  // bytes read by RDMA from peers; bytes in arenas that peers may read
-  bool slow_fabric = false;
+  bool rdma_fallback = false;
   int64_t certificate_expiry = 0;       // Unix time; 0 if peers need no certificate
   int64_t certificate_seconds = 0;      // lifetime of the certificate
   int64_t etcd_certificate_expiry = 0;  // Unix time; 0 without a client certificate for etcd

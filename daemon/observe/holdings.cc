@@ -9,18 +9,18 @@ HoldingsMetrics::HoldingsMetrics(prometheus::Registry& registry, const std::vect
   const auto family = [&](const char* name, const char* help) -> prometheus::Family<prometheus::Gauge>& {
     return prometheus::BuildGauge().Name(name).Help(help).Register(registry);
   };
-  auto& region_bytes = family("ashlar_region_bytes", "Regions of the tenant's sessions");
-  auto& regions = family("ashlar_regions", "Regions of the tenant's sessions, each a mapping");
-  auto& max_regions = family("ashlar_regions_limit", "The tenant's budget of regions");
-  auto& model_bytes = family("ashlar_model_bytes", "What the models take that the tenant's sessions have opened");
-  auto& max_model_bytes = family("ashlar_model_bytes_limit", "The tenant's budget of them");
+  auto& region_bytes = family("ashlar_region_bytes", "Bytes of the regions of the tenant's sessions");
+  auto& regions = family("ashlar_regions", "Regions of the tenant's sessions");
+  auto& max_regions = family("ashlar_regions_limit", "Limit of the tenant's regions");
+  auto& model_bytes = family("ashlar_model_bytes", "Memory of the models that the tenant's sessions have opened");
+  auto& max_model_bytes = family("ashlar_model_limit_bytes", "Limit of that memory");
   auto& unsent = prometheus::BuildCounter()
-                     .Name("ashlar_unsent_descriptors_total")
-                     .Help("Replies whose descriptor could not be sent, since engines had not read theirs")
+                     .Name("ashlar_descriptor_send_failures_total")
+                     .Help("Replies refused because engines had not read earlier descriptors")
                      .Register(registry);
   auto& refused = prometheus::BuildCounter()
-                      .Name("ashlar_rate_refusals_total")
-                      .Help("Calls, landings and publishes beyond what the tenant may have in a second")
+                      .Name("ashlar_rate_limited_requests_total")
+                      .Help("Calls, landings and publishes rejected because of the tenant's rate limits")
                       .Register(registry);
   for (const std::string& tenant : tenants) {
     const prometheus::Labels labels = {{"tenant", tenant}};

@@ -26,10 +26,10 @@ using prometheus::Histogram;
 using prometheus::Labels;
 using storage::TenantId;
 
-// 1 s to a week: how long cached data lives says whether there is enough room for it.
+// 1 s to a week. Short ages mean that the budget is too small.
 const Histogram::BucketBoundaries kAges = {1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600};
 
-// Tokens that a resumed prompt need not compute: a system's instructions to a long conversation.
+// Tokens that a resumed prompt skips, from a short system prompt to a long conversation.
 const Histogram::BucketBoundaries kDepths = {64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
 
 // The source of the states that a prompt resumes from: all of the namespace's, or one conversation's.
@@ -49,7 +49,7 @@ double Seconds(storage::Nanos nanos) {
 
 struct Metrics::Impl {
   explicit Impl(const std::vector<std::string>& tenant_names) : tenants(tenant_names) {
-    GaugeFamily("ashlar_build_info", "1; the label names the daemon's release").Add({{"version", Version()}}).Set(1);
+    GaugeFamily("ashlar_build_info", "Always 1; the label version is the release").Add({{"version", Version()}}).Set(1);
     for (const std::string& tenant : tenants) {
       const Labels labels = {{"tenant", tenant}};
       landed_bytes.push_back(&landed_family.Add(labels));
@@ -57,7 +57,7 @@ struct Metrics::Impl {
       checksum_failures.push_back(&checksum_family.Add(labels));
       memory_refusals.push_back(&memory_family.Add(labels));
       const auto gauge = [&](const char* state) { return &page_family.Add({{"tenant", tenant}, {"state", state}}); };
-      pages.push_back({gauge("free"), gauge("idle"), gauge("shared"), gauge("own")});
+      pages.push_back({gauge("free"), gauge("idle"), gauge("shared"), gauge("private")});
       shared_segments.push_back(&segment_family.Add(labels));
       admitted.push_back(&admitted_family.Add(labels));
       reclaimed.push_back(&reclaimed_family.Add(labels));
@@ -67,8 +67,8 @@ struct Metrics::Impl {
       prefixes.push_back({&checkpoint_family.Add(labels), &prefix_byte_family.Add(labels), &history_family.Add(labels),
                           &span_family.Add(labels), &span_saved_family.Add(labels)});
     }
-    // From the start: a counter that begins at 1 has not grown, for Prometheus.
-    for (const char* reason : {"too_many", "stranger", "version"}) {
+    // Created at 0: Prometheus sees no increase in a counter that starts at 1.
+    for (const char* reason : {"too_many", "unknown_user", "version"}) {
       for (const char* socket : {"rpc", "session"}) refused_family.Add({{"socket", socket}, {"reason", reason}});
     }
   }
@@ -86,153 +86,144 @@ struct Metrics::Impl {
 
   const std::vector<std::string> tenants;
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
-  Family<Counter>& refused_family = CounterFamily(
-      "ashlar_connections_refused_total", "Connections that were refused or closed, by listening socket and reason");
+  Family<Counter>& refused_family =
+      CounterFamily("ashlar_connections_rejected_total", "Rejected connections, by listening socket and reason");
 
   Counters<ObjectKind, TierKind> hits{
-      CounterFamily("ashlar_hits_total", "Objects that look-ups found"), tenants, {"kind", "tier"}};
+      CounterFamily("ashlar_hits_total", "Objects found by lookups"), tenants, {"kind", "tier"}};
   Counters<ObjectKind, TierKind> hit_tokens{
-      CounterFamily("ashlar_hit_tokens_total", "Tokens of objects that look-ups found"), tenants, {"kind", "tier"}};
+      CounterFamily("ashlar_hit_tokens_total", "Tokens of objects found by lookups"), tenants, {"kind", "tier"}};
   Counters<ObjectKind, MissReason> misses{
-      CounterFamily("ashlar_misses_total", "Objects that look-ups and landings missed"), tenants, {"kind", "reason"}};
+      CounterFamily("ashlar_misses_total", "Objects missed by lookups and landings, by reason"),
+      tenants,
+      {"kind", "reason"}};
   Counters<ObjectKind, MissReason> miss_tokens{
-      CounterFamily("ashlar_miss_tokens_total", "Tokens of objects that look-ups and landings missed"),
+      CounterFamily("ashlar_miss_tokens_total", "Tokens of objects missed by lookups and landings, by reason"),
       tenants,
       {"kind", "reason"}};
   Counters<ObjectKind, MissReason, TierKind, PolicyKind> evictions{
-      CounterFamily("ashlar_evictions_total", "Objects and reservations that left the cache"),
+      CounterFamily("ashlar_evictions_total", "Evicted objects and reservations"),
       tenants,
       {"kind", "reason", "tier", "policy"}};
   Counters<ObjectKind, MissReason, TierKind, PolicyKind> evicted_bytes{
-      CounterFamily("ashlar_evicted_bytes_total", "Bytes that left the cache"),
+      CounterFamily("ashlar_evicted_bytes_total", "Bytes of evicted objects and reservations"),
       tenants,
       {"kind", "reason", "tier", "policy"}};
   Counters<ObjectKind, ReserveOutcome> reserved{
-      CounterFamily("ashlar_reserve_outcomes_total", "Objects that engines asked to publish"),
+      CounterFamily("ashlar_reservations_total", "Publish reservations requested by engines, by outcome"),
       tenants,
       {"kind", "outcome"}};
-  Counters<ObjectKind> published{CounterFamily("ashlar_published_total", "Objects published"), tenants, {"kind"}};
+  Counters<ObjectKind> published{
+      CounterFamily("ashlar_published_objects_total", "Published objects"), tenants, {"kind"}};
   Counters<ObjectKind> published_bytes{
-      CounterFamily("ashlar_published_bytes_total", "Bytes of objects published"), tenants, {"kind"}};
+      CounterFamily("ashlar_published_bytes_total", "Bytes of published objects"), tenants, {"kind"}};
 
   Family<Counter>& prompt_family =
-      CounterFamily("ashlar_prefix_prompts_total", "Prompts looked up that may be resumed");
-  Family<Counter>& prompt_token_family =
-      CounterFamily("ashlar_prefix_prompt_tokens_total", "Tokens of prompts looked up that may be resumed");
+      CounterFamily("ashlar_prefix_lookups_total", "Prompts looked up for models with exact prefixes");
+  Family<Counter>& prompt_token_family = CounterFamily("ashlar_prefix_lookup_tokens_total", "Tokens of these prompts");
   std::vector<Counter*> prompts, prompt_tokens;
   Children<Histogram, PrefixSource> resumed{
-      HistogramFamily("ashlar_prefix_resumed_tokens", "Tokens that a resumed prompt need not compute"),
-      tenants,
-      {"source"}};
+      HistogramFamily("ashlar_prefix_resumed_tokens", "Tokens that a resumed prompt skips"), tenants, {"source"}};
   Counters<CommitOutcome, PrefixSource> commits{
-      CounterFamily("ashlar_prefix_commits_total", "States that engines committed, by what became of them"),
+      CounterFamily("ashlar_prefix_commits_total", "States committed by engines, by outcome"),
       tenants,
       {"outcome", "source"}};
-  Family<Gauge>& checkpoint_family =
-      GaugeFamily("ashlar_prefix_checkpoints", "Exact states that are to be kept, to resume from");
+  Family<Gauge>& checkpoint_family = GaugeFamily("ashlar_prefix_checkpoints", "Exact states kept for resuming prompts");
   Family<Gauge>& prefix_byte_family =
-      GaugeFamily("ashlar_prefix_bytes", "Bytes counted for exact states and the keys and values before them");
-  Family<Gauge>& history_family =
-      GaugeFamily("ashlar_prefix_history_bytes", "Bytes that the knowledge of earlier prompts takes");
-  Family<Gauge>& span_family =
-      GaugeFamily("ashlar_prefix_spans", "Spans of inputs that are to be kept in place of exact states");
+      GaugeFamily("ashlar_prefix_bytes", "Bytes of exact states and of the keys and values before them");
+  Family<Gauge>& history_family = GaugeFamily("ashlar_prefix_history_bytes", "Bytes of the records of earlier prompts");
+  Family<Gauge>& span_family = GaugeFamily("ashlar_prefix_spans", "Spans kept in place of exact states");
   Family<Gauge>& span_saved_family =
-      GaugeFamily("ashlar_prefix_span_saved_bytes", "Bytes that exact states in place of spans would take more");
+      GaugeFamily("ashlar_prefix_span_saved_bytes", "Bytes saved by spans compared with exact states");
   struct PrefixGauges {
     Gauge *checkpoints, *bytes, *history, *spans, *span_saved;
   };
   std::vector<PrefixGauges> prefixes;  // by tenant
 
-  // Of objects that were evicted or expired, not of those that were found corrupt or never published.
+  // Only evicted and expired objects count, not corrupt or unpublished ones.
   Children<Histogram, TierKind, PolicyKind> eviction_ages{
-      HistogramFamily("ashlar_eviction_age_seconds", "From an object's publication to its eviction or expiry"),
+      HistogramFamily("ashlar_eviction_age_seconds", "Time from an object's publication to its eviction or expiry"),
       tenants,
       {"tier", "policy"}};
   Children<Histogram, TierKind, PolicyKind> eviction_idle{
-      HistogramFamily("ashlar_eviction_idle_seconds", "From an object's last use to its eviction or expiry"),
+      HistogramFamily("ashlar_eviction_idle_seconds", "Time from an object's last use to its eviction or expiry"),
       tenants,
       {"tier", "policy"}};
   StatusBoard board;
   std::vector<Tallies> tallies = std::vector<Tallies>(tenants.size());
 
-  Family<Counter>& saved_family = CounterFamily(
-      "ashlar_saved_seconds_total", "Seconds of computing that hits stand for, by the rates that engines declare");
-  Family<Counter>& landed_family = CounterFamily("ashlar_landed_bytes_total", "Bytes of objects landed");
+  Family<Counter>& saved_family =
+      CounterFamily("ashlar_saved_seconds_total", "Compute time saved by hits, by the engines' declared rates");
+  Family<Counter>& landed_family = CounterFamily("ashlar_landed_bytes_total", "Bytes landed in engines' pages");
   Family<Counter>& checksum_family =
-      CounterFamily("ashlar_checksum_failures_total", "Copies found corrupt and dropped");
+      CounterFamily("ashlar_checksum_failures_total", "Corrupt copies found and dropped");
   Family<Counter>& memory_family = CounterFamily(
-      "ashlar_memory_refusals_total", "Arenas within the tenant's budget that the machine had no memory for");
+      "ashlar_allocation_failures_total", "Arenas within the tenant's budget that the system could not allocate");
   std::vector<Counter*> landed_bytes, saved, checksum_failures, memory_refusals;
 
   Children<Gauge, TierKind> used{
-      GaugeFamily("ashlar_tier_used_bytes", "Bytes of the tier that the tenant's cached objects take"),
-      tenants,
-      {"tier"}};
+      GaugeFamily("ashlar_tier_used_bytes", "Bytes of the tenant's cached objects in the tier"), tenants, {"tier"}};
   Children<Gauge, TierKind, storage::PoolKind> pool_used{
-      GaugeFamily("ashlar_pool_used_bytes", "Bytes of the tier that the tenant's pool takes: public or private"),
+      GaugeFamily("ashlar_pool_used_bytes", "Bytes of the tenant's pool in the tier: public or private"),
       tenants,
       {"tier", "pool"}};
   Children<Gauge, TierKind> held{
-      GaugeFamily("ashlar_tier_held_bytes",
-                  "Bytes of the machine that the tenant's arenas take, with objects in them or not"),
+      GaugeFamily("ashlar_tier_allocated_bytes", "Bytes of the tenant's arenas in the tier, used or free"),
       tenants,
       {"tier"}};
   Children<Gauge, TierKind> capacity{
-      GaugeFamily("ashlar_tier_capacity_bytes", "Bytes of the tier that the tenant may have: its budget"),
-      tenants,
-      {"tier"}};
-  Family<Gauge>& degraded_family = GaugeFamily("ashlar_tier_degraded", "1 while the tier takes no writes");
+      GaugeFamily("ashlar_tier_capacity_bytes", "The tenant's budget in the tier"), tenants, {"tier"}};
+  Family<Gauge>& degraded_family = GaugeFamily("ashlar_tier_degraded", "1 while the tier accepts no writes, else 0");
   Counter& log_dropped =
-      CounterFamily("ashlar_log_lines_dropped_total", "Log lines that were dropped because stderr was not read")
-          .Add({});
+      CounterFamily("ashlar_log_lines_dropped_total", "Log lines dropped because stderr was not read").Add({});
   Counter& log_suppressed =
       CounterFamily("ashlar_log_lines_suppressed_total",
-                    "Log lines beyond the limit of their message and tenant, of which the log has a summary")
+                    "Log lines suppressed by the limit per message and tenant; the log has a summary")
           .Add({});
-  Counter& set_aside =
-      CounterFamily("ashlar_ssd_set_aside_total", "Damaged databases of records that were set aside").Add({});
+  Counter& set_aside = CounterFamily("ashlar_ssd_quarantined_databases_total",
+                                     "Damaged disk databases that were renamed and replaced by an empty one")
+                           .Add({});
   HoldingsMetrics holdings{*registry, tenants};
 
-  Family<Gauge>& page_family = GaugeFamily("ashlar_pages", "Pages that the daemon allocates, by state");
-  Family<Gauge>& segment_family =
-      GaugeFamily("ashlar_shared_segments", "Segments that stand in pages that the daemon allocates");
+  Family<Gauge>& page_family = GaugeFamily("ashlar_pages", "Pages allocated by the daemon, by state");
+  Family<Gauge>& segment_family = GaugeFamily("ashlar_shared_segments", "Segments in pages allocated by the daemon");
   Family<Gauge>& admitted_family =
-      GaugeFamily("ashlar_admitted_requests", "Requests that hold pages that the daemon allocates");
+      GaugeFamily("ashlar_admitted_requests", "Requests that hold pages allocated by the daemon");
   Family<Gauge>& reclaimed_family =
-      GaugeFamily("ashlar_reclaimed_segments", "Segments that gave their pages up, in pools that are declared now");
+      GaugeFamily("ashlar_reclaimed_segments", "Segments whose pages were reclaimed, in current page pools");
   struct PageGauges {
     Gauge *free, *idle, *shared, *own;
   };
   std::vector<PageGauges> pages;  // by tenant
   std::vector<Gauge*> shared_segments, admitted, reclaimed;
-  Family<Counter>& copied_family = CounterFamily("ashlar_copied_bytes_total", "Bytes copied from one tier to another");
+  Family<Counter>& copied_family = CounterFamily("ashlar_tier_copied_bytes_total", "Bytes copied between tiers");
   Family<Counter>& prefetched_family =
-      CounterFamily("ashlar_prefetched_total", "Objects that came up from lower tiers ahead of when they are needed");
+      CounterFamily("ashlar_prefetched_objects_total", "Objects promoted from lower tiers ahead of need, by outcome");
   Children<Counter, TierKind> tier_errors{
-      CounterFamily("ashlar_tier_errors_total", "Reads and writes of copies that failed"), tenants, {"tier"}};
+      CounterFamily("ashlar_tier_errors_total", "Failed reads and writes of copies"), tenants, {"tier"}};
 
   ProcessMetrics process{*registry};
   ClusterMetrics cluster{*registry};
   RouterMetrics router{*registry};
   ScrubMetrics scrub{*registry};
   Gauge& draining = SingleGauge("ashlar_draining", "1 while the daemon drains");
-  Gauge& unsaved_objects = SingleGauge("ashlar_unsaved_objects", "Objects that memory has alone");
-  Gauge& unsaved_bytes = SingleGauge("ashlar_unsaved_bytes", "Bytes of objects that memory has alone");
-  Gauge& objects = SingleGauge("ashlar_objects", "Objects in the cache");
-  Gauge& object_bytes = SingleGauge("ashlar_object_bytes", "Bytes of objects in the cache");
-  Gauge& leases = SingleGauge("ashlar_leases", "Leases that are held");
-  Gauge& reservations = SingleGauge("ashlar_reservations", "Reservations that wait for their publish");
-  Gauge& landings = SingleGauge("ashlar_landings", "Landings in flight");
-  Gauge& compositions = SingleGauge("ashlar_compositions", "Compositions in flight");
-  Gauge& copies_under_way = SingleGauge("ashlar_copies_under_way", "Copies between tiers that have not ended");
-  Gauge& sessions = SingleGauge("ashlar_sessions", "Sessions of engines, those that drain included");
+  Gauge& unsaved_objects = SingleGauge("ashlar_memory_only_objects", "Objects that only memory has");
+  Gauge& unsaved_bytes = SingleGauge("ashlar_memory_only_bytes", "Bytes of objects that only memory has");
+  Gauge& objects = SingleGauge("ashlar_objects", "Cached objects");
+  Gauge& object_bytes = SingleGauge("ashlar_object_bytes", "Bytes of cached objects");
+  Gauge& leases = SingleGauge("ashlar_leases", "Leases held by engines");
+  Gauge& reservations = SingleGauge("ashlar_reservations_pending", "Reservations waiting for their publish");
+  Gauge& landings = SingleGauge("ashlar_landings_in_progress", "Landings in progress");
+  Gauge& compositions = SingleGauge("ashlar_compositions_in_progress", "Compositions in progress");
+  Gauge& copies_under_way = SingleGauge("ashlar_tier_copies_in_progress", "Copies between tiers in progress");
+  Gauge& sessions = SingleGauge("ashlar_sessions", "Sessions of engines, including draining ones");
 
-  Family<Gauge>& queue_family = GaugeFamily("ashlar_queue_depth", "Work that waits in a bounded queue");
+  Family<Gauge>& queue_family = GaugeFamily("ashlar_queue_depth", "Tasks waiting in a bounded queue");
   Gauge& metadata_queue = queue_family.Add({{"queue", "metadata"}});
   Gauge& worker_queue = queue_family.Add({{"queue", "workers"}});
   Gauge& disk_queue = queue_family.Add({{"queue", "disk"}});
   Family<Counter>& rejection_family =
-      CounterFamily("ashlar_queue_rejections_total", "Work refused because a bounded queue was full");
+      CounterFamily("ashlar_queue_rejected_total", "Tasks rejected because a bounded queue was full");
   Counter& metadata_rejections = rejection_family.Add({{"queue", "metadata"}});
   Counter& worker_rejections = rejection_family.Add({{"queue", "workers"}});
 
@@ -242,20 +233,18 @@ struct Metrics::Impl {
       seconds.push_back(static_cast<double>(bound) * 1e-9);
     return seconds;
   }
-  Histogram& turn_seconds =
-      prometheus::BuildHistogram()
-          .Name("ashlar_metadata_turn_seconds")
-          .Help("Time that one turn took the thread that answers look-ups: all others wait meanwhile")
-          .Register(*registry)
-          .Add({}, TurnBounds());
+  Histogram& turn_seconds = prometheus::BuildHistogram()
+                                .Name("ashlar_metadata_task_duration_seconds")
+                                .Help("Duration of one task on the metadata thread, which answers lookups")
+                                .Register(*registry)
+                                .Add({}, TurnBounds());
 
   CallMetrics calls{*registry};
 
-  Family<Counter>& composition_family =
-      CounterFamily("ashlar_compositions_total", "Compositions, by what became of them");
+  Family<Counter>& composition_family = CounterFamily("ashlar_compositions_total", "Compositions, by outcome");
   Histogram& composition_seconds = prometheus::BuildHistogram()
                                        .Name("ashlar_composition_duration_seconds")
-                                       .Help("From a composition's admission to its end, of those that were done")
+                                       .Help("Time from the admission of a composition to its completion")
                                        .Register(*registry)
                                        .Add({}, kCallSeconds);
 };
@@ -376,9 +365,9 @@ void Metrics::Committed(TenantId tenant, CommitOutcome outcome, bool own, uint64
 }
 
 void Metrics::Composed(TenantId tenant, MissReason outcome, storage::Nanos elapsed) {
-  const std::string name(outcome == MissReason::kNone ? "done" : Name(outcome));
+  const std::string name(outcome == MissReason::kNone ? "completed" : Name(outcome));
   impl_->composition_family.Add({{"tenant", impl_->tenants.at(tenant)}, {"outcome", name}}).Increment();
-  // Those that end early, most of them at once, would hide how long the work takes.
+  // Failed compositions end early and would distort the histogram.
   if (outcome == MissReason::kNone) impl_->composition_seconds.Observe(static_cast<double>(elapsed) * 1e-9);
 }
 
@@ -398,7 +387,7 @@ void Metrics::Set(const Levels& levels) {
       impl_->used.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].used_bytes));
       impl_->held.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].held_bytes));
       impl_->capacity.Get(tenant, tier).Set(static_cast<double>(tenants[tenant].capacity_bytes));
-      impl_->tier_errors.Get(tenant, tier);  // from the start: a counter that begins at 1 has not grown, for Prometheus
+      impl_->tier_errors.Get(tenant, tier);  // created at 0, so that Prometheus sees the first increase
     }
   }
   for (const auto& [place, share] : levels.pools) {

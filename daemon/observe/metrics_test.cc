@@ -85,13 +85,13 @@ TEST(HttpEndpointTest, ReadyzReportsReason) {
   const Metrics metrics({"blue"});
   v1::Config config;
   config.mutable_listen()->set_metrics_address("127.0.0.1:0");
-  std::string why = kSlowFabric;
+  std::string why = kRdmaFallback;
   const auto http =
       HttpEndpoint::Start(config, metrics, {.alive = [] { return true; }, .unready = [&] { return why; }});
   ASSERT_TRUE(http.ok()) << http.status();
   const std::string refused = HttpPeer((*http)->port()).Ask("/readyz");
   EXPECT_THAT(refused, StartsWith("HTTP/1.1 503 "));
-  EXPECT_THAT(refused, EndsWith(absl::StrCat(kSlowFabric, "\n")));
+  EXPECT_THAT(refused, EndsWith(absl::StrCat(kRdmaFallback, "\n")));
   why = "";
   EXPECT_THAT(HttpPeer((*http)->port()).Ask("/readyz"), EndsWith("\nready\n"));
 }

@@ -12,21 +12,20 @@ void PeerMetrics::Count::Reach(uint64_t count) {
 
 PeerMetrics::PeerMetrics(prometheus::Registry& registry)
     : rates_(prometheus::BuildGauge()
-                 .Name("ashlar_peer_rate_bytes_per_second")
-                 .Help("How fast copies from another node come, as measured")
+                 .Name("ashlar_peer_bandwidth_bytes_per_second")
+                 .Help("Measured bandwidth of copies from a peer; 0: none")
                  .Register(registry)),
-      journeys_(prometheus::BuildGauge()
-                    .Name("ashlar_peer_rtt_seconds")
-                    .Help("How long a call of another node and its answer take, as measured")
-                    .Register(registry)),
+      rtts_(prometheus::BuildGauge()
+                .Name("ashlar_peer_rtt_seconds")
+                .Help("Measured round-trip time of a call to a peer; 0: none")
+                .Register(registry)),
       bytes_(prometheus::BuildCounter()
                  .Name("ashlar_peer_bytes_total")
-                 .Help("Bytes of objects that came from another node, and that were sent to it")
+                 .Help("Bytes of objects received from and sent to a peer")
                  .Register(registry)),
       failures_(prometheus::BuildCounter()
                     .Name("ashlar_peer_failures_total")
-                    .Help("Calls that another node did not answer, connections with it that were lost, copies from it "
-                          "that were given up")
+                    .Help("Unanswered calls, lost connections and stalled copies of a peer")
                     .Register(registry)) {}
 
 PeerMetrics::Node& PeerMetrics::Find(const std::string& node) {
@@ -34,9 +33,9 @@ PeerMetrics::Node& PeerMetrics::Find(const std::string& node) {
   Node& its = found->second;
   if (!is_new) return its;
   its.rate = &rates_.Add({{"peer", node}});
-  its.journey = &journeys_.Add({{"peer", node}});
-  its.fetched.counter = &bytes_.Add({{"peer", node}, {"direction", "fetched"}});
-  its.given.counter = &bytes_.Add({{"peer", node}, {"direction", "given"}});
+  its.rtt = &rtts_.Add({{"peer", node}});
+  its.fetched.counter = &bytes_.Add({{"peer", node}, {"direction", "received"}});
+  its.given.counter = &bytes_.Add({{"peer", node}, {"direction", "sent"}});
   its.calls.counter = &failures_.Add({{"peer", node}, {"type", "call"}});
   its.connections.counter = &failures_.Add({{"peer", node}, {"type", "connection"}});
   its.stalls.counter = &failures_.Add({{"peer", node}, {"type", "stall"}});
@@ -45,7 +44,7 @@ PeerMetrics::Node& PeerMetrics::Find(const std::string& node) {
 
 void PeerMetrics::Remove(const Node& node) {
   rates_.Remove(node.rate);
-  journeys_.Remove(node.journey);
+  rtts_.Remove(node.rtt);
   for (const Count& each : {node.fetched, node.given}) bytes_.Remove(each.counter);
   for (const Count& each : {node.calls, node.connections, node.stalls}) failures_.Remove(each.counter);
 }
@@ -56,7 +55,7 @@ void PeerMetrics::Set(const std::vector<PeerFigures>& peers) {
     present.insert(peer.node);
     Node& its = Find(peer.node);
     its.rate->Set(peer.bytes_per_second);
-    its.journey->Set(peer.journey_seconds);
+    its.rtt->Set(peer.rtt_seconds);
     its.fetched.Reach(peer.fetched_bytes);
     its.given.Reach(peer.given_bytes);
     its.calls.Reach(peer.failed_calls);

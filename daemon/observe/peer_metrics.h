@@ -21,7 +21,7 @@ struct PeerFigures {
   bool connected = false;                       // connected for calls
   std::string path, lanes;                      // transport for fetches and UCX lanes; empty before the first fetch
   double bytes_per_second = 0;                  // measured throughput of single copies; 0 before the first copy
-  double journey_seconds = 0;                   // measured round-trip time of a call; 0 before the first reply
+  double rtt_seconds = 0;                       // measured round-trip time of a call; 0 before the first reply
   uint64_t fetched_bytes = 0, given_bytes = 0;  // object bytes received from it and sent to it
   uint64_t failed_calls = 0, lost_connections = 0, stalls = 0;
   uint64_t held_there = 0, held_there_bytes = 0;  // objects that it holds for this node
@@ -42,13 +42,13 @@ class PeerMetrics {
     void Reach(uint64_t count);
   };
   struct Node {
-    prometheus::Gauge *rate = nullptr, *journey = nullptr;
+    prometheus::Gauge *rate = nullptr, *rtt = nullptr;
     Count fetched, given, calls, connections, stalls;
   };
   Node& Find(const std::string& node);
   void Remove(const Node& node);
 
-  prometheus::Family<prometheus::Gauge>&rates_, &journeys_;
+  prometheus::Family<prometheus::Gauge>&rates_, &rtts_;
   prometheus::Family<prometheus::Counter>&bytes_, &failures_;
   std::map<std::string, Node> nodes_;
 };

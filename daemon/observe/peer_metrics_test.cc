@@ -20,13 +20,13 @@ class PeerMetricsTest : public testing::Test {
 };
 
 TEST_F(PeerMetricsTest, EachNodeHasItsOwnFigures) {
-  metrics_.Set({{.node = "a", .bytes_per_second = 2e9, .journey_seconds = 0.25, .fetched_bytes = 700, .stalls = 3},
+  metrics_.Set({{.node = "a", .bytes_per_second = 2e9, .rtt_seconds = 0.25, .fetched_bytes = 700, .stalls = 3},
                 {.node = "b", .given_bytes = 900, .failed_calls = 4, .lost_connections = 5}});
   const std::string shown = Shown();
   for (const char* line :
-       {"ashlar_peer_rate_bytes_per_second{peer=\"a\"} 2000000000", "ashlar_peer_rtt_seconds{peer=\"a\"} 0.25",
-        "ashlar_peer_bytes_total{direction=\"fetched\",peer=\"a\"} 700",
-        "ashlar_peer_bytes_total{direction=\"given\",peer=\"b\"} 900",
+       {"ashlar_peer_bandwidth_bytes_per_second{peer=\"a\"} 2000000000", "ashlar_peer_rtt_seconds{peer=\"a\"} 0.25",
+        "ashlar_peer_bytes_total{direction=\"received\",peer=\"a\"} 700",
+        "ashlar_peer_bytes_total{direction=\"sent\",peer=\"b\"} 900",
         "ashlar_peer_failures_total{peer=\"a\",type=\"stall\"} 3",
         "ashlar_peer_failures_total{peer=\"b\",type=\"call\"} 4",
         "ashlar_peer_failures_total{peer=\"b\",type=\"connection\"} 5"}) {

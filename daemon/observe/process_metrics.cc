@@ -70,12 +70,12 @@ ProcessMetrics::ProcessMetrics(prometheus::Registry& registry)
     : started_(StartTime()),
       reloaded_(prometheus::BuildGauge()
                     .Name("ashlar_config_last_reload_successful")
-                    .Help("1, or 0 where the last reload of the configuration was refused")
+                    .Help("1 if the last configuration reload was accepted, else 0")
                     .Register(registry)
                     .Add({})),
       reloaded_at_(prometheus::BuildGauge()
                        .Name("ashlar_config_last_reload_success_timestamp_seconds")
-                       .Help("When the configuration in effect was read, at the start or by a reload, Unix time")
+                       .Help("Unix time when the current configuration was read, at startup or by a reload")
                        .Register(registry)
                        .Add({})) {
   Reloaded(true);
@@ -89,30 +89,30 @@ void ProcessMetrics::Reloaded(bool accepted) {
 void ProcessMetrics::AddTo(std::vector<prometheus::MetricFamily>& families) const {
   rusage used{};
   if (getrusage(RUSAGE_SELF, &used) == 0) {
-    Add(families, MetricType::Counter, "process_cpu_seconds_total", "Processor time of all threads, user and system",
+    Add(families, MetricType::Counter, "process_cpu_seconds_total", "Total user and system CPU time spent in seconds.",
         SecondsOf(used.ru_utime) + SecondsOf(used.ru_stime));
   }
   if (const std::optional<double> pages = Stat(StatField::kResidentPages)) {
-    Add(families, MetricType::Gauge, "process_resident_memory_bytes", "Memory of the process that is not swapped out",
+    Add(families, MetricType::Gauge, "process_resident_memory_bytes", "Resident memory size in bytes.",
         *pages * static_cast<double>(sysconf(_SC_PAGESIZE)));
   }
   if (const std::optional<double> bytes = Stat(StatField::kVirtualBytes)) {
-    Add(families, MetricType::Gauge, "process_virtual_memory_bytes", "Address space that the process has mapped",
-        *bytes);
+    Add(families, MetricType::Gauge, "process_virtual_memory_bytes", "Virtual memory size in bytes.", *bytes);
   }
   std::error_code error;
   const std::filesystem::directory_iterator open("/proc/self/fd", error);
   if (!error) {
-    Add(families, MetricType::Gauge, "process_open_fds", "Open file descriptors",
+    Add(families, MetricType::Gauge, "process_open_fds", "Number of open file descriptors.",
         static_cast<double>(std::distance(begin(open), end(open)) - 1));  // without the one that reads the folder
   }
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    Add(families, MetricType::Gauge, "process_max_fds", "Most file descriptors that may be open",
+    Add(families, MetricType::Gauge, "process_max_fds", "Maximum number of open file descriptors.",
         static_cast<double>(limit.rlim_cur));
   }
   if (started_ > 0) {
-    Add(families, MetricType::Gauge, "process_start_time_seconds", "When the process began, Unix time", started_);
+    Add(families, MetricType::Gauge, "process_start_time_seconds",
+        "Start time of the process since unix epoch in seconds.", started_);
   }
 }
 

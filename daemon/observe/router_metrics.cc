@@ -14,15 +14,15 @@ struct RouterMetrics::Impl {
       : gauges(registry),
         plan_family(prometheus::BuildCounter()
                         .Name("ashlar_prefill_plans_total")
-                        .Help("Cold prompts that were planned, by whether others compute a part")
+                        .Help("Planned cold prompts: distributed among engines, or local to the requesting one")
                         .Register(registry)),
         segment_family(prometheus::BuildCounter()
                            .Name("ashlar_prefill_segments_total")
-                           .Help("Cold segments of plans, by the engine that was to compute them")
+                           .Help("Cold segments of plans, by the worker that computes them")
                            .Register(registry)),
         assignment_family(prometheus::BuildCounter()
                               .Name("ashlar_prefill_assignments_total")
-                              .Help("Segments that others were to compute, by what became of it")
+                              .Help("Segments assigned to other engines, by outcome")
                               .Register(registry)) {}
 
   struct Gauges {
@@ -31,22 +31,24 @@ struct RouterMetrics::Impl {
       return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add({});
     }
     prometheus::Registry& registry;
-    prometheus::Gauge& workers = Add("ashlar_prefill_workers", "Engines of this node that offer prefill");
-    prometheus::Gauge& given = Add("ashlar_prefill_given_segments", "Segments that these have and have not computed");
-    prometheus::Gauge& plans = Add("ashlar_prefill_open_plans", "Plans of engines of this node that have not ended");
-    prometheus::Gauge& pending = Add("ashlar_prefill_pending_segments", "Segments that others compute for these plans");
+    prometheus::Gauge& workers = Add("ashlar_prefill_workers", "Engines on this node that offer prefill");
+    prometheus::Gauge& given =
+        Add("ashlar_prefill_assigned_segments", "Segments assigned to these engines and not yet computed");
+    prometheus::Gauge& plans = Add("ashlar_prefill_plans_in_progress", "Unfinished plans of engines on this node");
+    prometheus::Gauge& pending =
+        Add("ashlar_prefill_pending_segments", "Segments that other engines compute for these plans");
   } gauges;
 
   prometheus::Family<prometheus::Counter>&plan_family, &segment_family, &assignment_family;
-  prometheus::Counter& shared = plan_family.Add({{"outcome", "shared"}});
-  prometheus::Counter& alone = plan_family.Add({{"outcome", "alone"}});
-  prometheus::Counter& own = segment_family.Add({{"worker", "asker"}});
-  prometheus::Counter& here = segment_family.Add({{"worker", "here"}});
-  prometheus::Counter& elsewhere = segment_family.Add({{"worker", "elsewhere"}});
-  prometheus::Counter& arrived = assignment_family.Add({{"outcome", "arrived"}});
+  prometheus::Counter& shared = plan_family.Add({{"outcome", "distributed"}});
+  prometheus::Counter& alone = plan_family.Add({{"outcome", "local"}});
+  prometheus::Counter& own = segment_family.Add({{"worker", "requester"}});
+  prometheus::Counter& here = segment_family.Add({{"worker", "local"}});
+  prometheus::Counter& elsewhere = segment_family.Add({{"worker", "remote"}});
+  prometheus::Counter& arrived = assignment_family.Add({{"outcome", "completed"}});
   prometheus::Counter& failed = assignment_family.Add({{"outcome", "failed"}});
-  prometheus::Counter& late = assignment_family.Add({{"outcome", "late"}});
-  prometheus::Counter& given_back = assignment_family.Add({{"outcome", "given_back"}});
+  prometheus::Counter& late = assignment_family.Add({{"outcome", "timed_out"}});
+  prometheus::Counter& given_back = assignment_family.Add({{"outcome", "returned"}});
 };
 
 RouterMetrics::RouterMetrics(prometheus::Registry& registry) : impl_(std::make_unique<Impl>(registry)) {}

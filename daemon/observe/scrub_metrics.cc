@@ -11,17 +11,17 @@ namespace ashlar::daemon {
 ScrubMetrics::ScrubMetrics(prometheus::Registry& registry)
     : passes_(prometheus::BuildCounter()
                   .Name("ashlar_scrub_passes_total")
-                  .Help("Passes over all copies that have ended")
+                  .Help("Completed passes over all copies")
                   .Register(registry)
                   .Add({})),
       last_(prometheus::BuildGauge()
                 .Name("ashlar_scrub_last_pass_timestamp_seconds")
-                .Help("When the last pass over all copies ended, Unix time; 0: none has")
+                .Help("Unix time when the last pass over all copies ended; 0: none has")
                 .Register(registry)
                 .Add({})),
       took_(prometheus::BuildGauge()
                 .Name("ashlar_scrub_last_pass_duration_seconds")
-                .Help("Seconds that the last pass over all copies took")
+                .Help("Duration of the last pass over all copies")
                 .Register(registry)
                 .Add({})) {
   auto& bytes = prometheus::BuildCounter()
@@ -29,8 +29,8 @@ ScrubMetrics::ScrubMetrics(prometheus::Registry& registry)
                     .Help("Bytes of copies whose checksums were verified")
                     .Register(registry);
   auto& damaged = prometheus::BuildCounter()
-                      .Name("ashlar_scrub_damaged_total")
-                      .Help("Copies that were found damaged, and dropped")
+                      .Name("ashlar_scrub_corrupt_copies_total")
+                      .Help("Corrupt or unreadable copies found and dropped")
                       .Register(registry);
   for (const TierKind tier : {TierKind::kHbm, TierKind::kDram, TierKind::kSsd}) {
     const prometheus::Labels label = {{"tier", std::string(Name(tier))}};

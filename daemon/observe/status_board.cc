@@ -84,7 +84,7 @@ std::string Tiers(const StatusView& view) {
     absl::StrAppend(
         &rows, Row("", absl::StrCat("<td colspan=\"2\" class=\"bad\">degraded: ", Escaped(tier.degraded), "</td>")));
   }
-  return Table("Tiers", "used of the budgets of all tenants", rows);
+  return Table("Tiers", "used, of the budgets of all tenants", rows);
 }
 
 std::string Pools(const StatusView& view) {
@@ -118,7 +118,7 @@ std::string Misses(const StatusView& view, StatusView::Clock::time_point now) {
                                absl::StrCat("<td>", Name(miss.kind), "</td>",
                                             Number(absl::StrCat(miss.tokens, " tokens")), Number(Ago(now - miss.at)))));
   }
-  return Table("Latest misses", "newest first, of all tenants", rows);
+  return Table("Latest misses", "of all tenants, newest first", rows);
 }
 
 std::string Reuse(const StatusView& view) {
@@ -139,7 +139,7 @@ std::string Reuse(const StatusView& view) {
     absl::StrAppend(&rows,
                     Row(name, absl::StrCat("<td>", Bar(tokens, asked), "</td>", Number(Percent(tokens, asked)))));
   }
-  return Table("Tokens", absl::StrCat(asked, " asked for since the start"), rows);
+  return Table("Tokens", absl::StrCat(asked, " requested since startup"), rows);
 }
 
 std::string Evictions(const StatusView& view) {
@@ -149,7 +149,7 @@ std::string Evictions(const StatusView& view) {
                                             " by ", Name(std::get<PolicyKind>(why))),
                                absl::StrCat(Number(absl::StrCat(tally.objects)), Number(Bytes(tally.bytes)))));
   }
-  return Table("What leaves, and why", "objects and bytes since the start", rows);
+  return Table("Evictions by reason", "objects and bytes since startup", rows);
 }
 
 std::string Now(const StatusView& view) {
@@ -159,17 +159,17 @@ std::string Now(const StatusView& view) {
   };
   row("objects", absl::StrCat(view.objects, ", ", Bytes(view.object_bytes)));
   row("engines", absl::StrCat(view.sessions, " sessions"));
-  row("leases, landings in flight", absl::StrCat(view.leases, ", ", view.landings));
-  row("memory has alone", Bytes(view.unsaved_bytes));
-  row("waits for the disk", absl::StrCat(view.disk_queue));
-  if (view.slow_fabric) row("fabric", kSlowFabric);
+  row("leases, landings", absl::StrCat(view.leases, ", ", view.landings));
+  row("only in memory", Bytes(view.unsaved_bytes));
+  row("disk queue", absl::StrCat(view.disk_queue));
+  if (view.rdma_fallback) row("fabric", kRdmaFallback);
   if (view.peers.members > 0) {
     row("peers", absl::StrCat(view.peers.connected, " of ", view.peers.members - 1, " connected"));
     row("directory",
         view.peers.directory_connected ? absl::StrCat(view.peers.directory_entries, " entries") : "not connected");
     row("fetched from peers", Bytes(view.peers.fetched_bytes));
   }
-  return Table("Now", "counts at this moment", rows);
+  return Table("Now", "current counts", rows);
 }
 
 // Behind the tiers: their sums are the capacities.
@@ -198,7 +198,7 @@ void AddPools(const Levels& levels, StatusView* view) {
 
 StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies) {
   StatusView view{.draining = levels.draining,
-                  .slow_fabric = levels.cluster.slow_fabric,
+                  .rdma_fallback = levels.cluster.rdma_fallback,
                   .objects = levels.objects,
                   .object_bytes = levels.object_bytes,
                   .sessions = levels.sessions,
@@ -240,10 +240,10 @@ StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies) {
 std::string StatusPage(const StatusView& view, StatusView::Clock::time_point now) {
   const bool degraded =
       std::ranges::any_of(view.tiers, [](const StatusView::Tier& tier) { return !tier.degraded.empty(); });
-  const std::string state = view.draining      ? "draining"
-                            : view.slow_fabric ? "not ready"
-                            : degraded         ? "degraded"
-                                               : "serving";
+  const std::string state = view.draining        ? "draining"
+                            : view.rdma_fallback ? "not ready"
+                            : degraded           ? "degraded"
+                                                 : "serving";
   return absl::StrCat(
       "<!DOCTYPE html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
       "content=\"width=device-width,initial-scale=1\"><meta http-equiv=\"refresh\" content=\"10\"><title>Ashlar: ",

@@ -41,7 +41,7 @@ struct StatusView {
     uint64_t members = 0, connected = 0, directory_entries = 0, fetched_bytes = 0;
     bool directory_connected = false;
   };
-  bool draining = false, slow_fabric = false;
+  bool draining = false, rdma_fallback = false;
   std::vector<Tier> tiers;             // fastest first
   std::vector<Pool> pools;             // fastest first
   std::deque<Miss> misses;             // newest first

@@ -56,7 +56,7 @@ TEST(StatusBoard, SumsOverTenantsAndNamesNone) {
   const std::string page = StatusPage(ViewOf(BusyLevels(), tallies));
   ExpectWellFormed(page);
   EXPECT_THAT(page, HasSubstr("500 B of 2.0 KiB"));
-  EXPECT_THAT(page, HasSubstr("100 asked for since the start"));
+  EXPECT_THAT(page, HasSubstr("100 requested since startup"));
   EXPECT_THAT(page, HasSubstr("found in dram</th><td>"));
   EXPECT_THAT(page, HasSubstr("75.0 %"));
   EXPECT_THAT(page, HasSubstr("missed: evicted"));
@@ -122,10 +122,10 @@ TEST(StatusBoard, ShowsDegradedTiers) {
   EXPECT_THAT(page, HasSubstr("<span class=\"bad\">degraded</span>"));
   EXPECT_THAT(page, HasSubstr("1 of 2 connected"));
   EXPECT_THAT(page, HasSubstr("not connected"));
-  levels.cluster.slow_fabric = true;
+  levels.cluster.rdma_fallback = true;
   page = StatusPage(ViewOf(levels, {}));
   EXPECT_THAT(page, HasSubstr("<title>Ashlar: not ready</title>"));
-  EXPECT_THAT(page, HasSubstr(kSlowFabric));
+  EXPECT_THAT(page, HasSubstr(kRdmaFallback));
   levels.draining = true;
   page = StatusPage(ViewOf(levels, {}));
   EXPECT_THAT(page, HasSubstr("<title>Ashlar: draining</title>"));
@@ -153,7 +153,7 @@ TEST(StatusBoard, WritesAPageWithAllItsPartsWhereATestAsksForIt) {
   levels.degraded[TierKind::kSsd] = "pwrite: No space left on device: /var/lib/ashlar/records/000001.sst";
   levels.pages = {{.pages = 1'000'000, .free = 1}};
   levels.objects = levels.unsaved_bytes = levels.object_bytes = uint64_t{999} << 40;
-  levels.cluster.slow_fabric = true;
+  levels.cluster.rdma_fallback = true;
   levels.cluster.members = 300;
   std::vector<Tallies> tallies(1);
   for (int i = 1; i <= static_cast<int>(MissReason::kHolderUnreachable); ++i) {
@@ -169,7 +169,7 @@ TEST(StatusBoard, WritesAPageWithAllItsPartsWhereATestAsksForIt) {
   board.Set(ViewOf(levels, tallies));
   const std::string page = board.Page();
   ExpectWellFormed(page);
-  EXPECT_THAT(page, HasSubstr(absl::StrCat("fabric</th><td class=\"t\">", kSlowFabric)));
+  EXPECT_THAT(page, HasSubstr(absl::StrCat("fabric</th><td class=\"t\">", kRdmaFallback)));
   if (const char* file = std::getenv("ASHLAR_STATUS_PAGE"); file != nullptr) std::ofstream(file) << page;
 }
 

@@ -340,19 +340,19 @@ ClusterFigures Cluster::figures() const {
                          .transport_malformed = transport.malformed,
                          .read_bytes = transport.read_bytes,
                          .registered_bytes = transport.registered_bytes,
-                         .slow_fabric = transport.slow_fabric,
+                         .rdma_fallback = transport.rdma_fallback,
                          .certificate_expiry = certificate.ends,
                          .certificate_seconds = certificate.seconds,
                          .etcd_certificate_expiry = directory.certificate_expiry,
                          .etcd_certificate_seconds = directory.certificate_seconds};
   figures.peers = impl_->peers.PerNode(transport, PeerChannels::kMostPeers,
                                        [this](const Member& member) { return impl_->channels.Connected(member); });
-  const auto add = [&](const char* why, const OfferCounts& counts) {
-    for (const auto& [outcome, count] : counts) figures.offers.push_back({why, std::string(Name(outcome)), count});
+  const auto add = [&](const char* reason, const OfferCounts& counts) {
+    for (const auto& [outcome, count] : counts) figures.offers.push_back({reason, std::string(Name(outcome)), count});
   };
   add("drain", peers.handed_over.outcomes);
-  add("hot", peers.replicated.outcomes);
-  add("hand_off", peers.handed_off.outcomes);
+  add("replication", peers.replicated.outcomes);
+  add("handoff", peers.handed_off.outcomes);
   add("received", peers.offered.outcomes);
   for (const PeerStats& peer : transport.peers) {
     if (!peer.connected || peer.accepted) continue;

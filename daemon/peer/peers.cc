@@ -155,7 +155,7 @@ std::vector<PeerFigures> Peers::PerNode(const TransportStats& transport, size_t 
                      .transport_address = member->transport_address,
                      .connected = connected(*member),
                      .bytes_per_second = rates.bytes_per_second,
-                     .journey_seconds = static_cast<double>(rates.journey) * 1e-9,
+                     .rtt_seconds = static_cast<double>(rates.rtt) * 1e-9,
                      .fetched_bytes = rates.bytes,
                      .failed_calls = rates.failed_calls,
                      .stalls = rates.stalls};

@@ -88,7 +88,7 @@ TEST_F(PeersTest, EachNodeSaysWhatItHasWithEachOther) {
   EXPECT_THAT(from_a.lanes, ::testing::StartsWith("tcp/"));
   EXPECT_EQ(from_a.fetched_bytes, plan.bytes);
   EXPECT_GT(from_a.bytes_per_second, 0);
-  EXPECT_GT(from_a.journey_seconds, 0);
+  EXPECT_GT(from_a.rtt_seconds, 0);
   EXPECT_EQ(from_a.given_bytes, 0u);
   EXPECT_EQ(from_a.failed_calls + from_a.lost_connections + from_a.stalls, 0u);
   // The header comes with the answer to the look-up.

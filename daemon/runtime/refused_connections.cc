@@ -10,12 +10,12 @@ absl::string_view Name(RefusedConnection reason) {
   switch (reason) {
     case RefusedConnection::kTooMany:
       return "too_many";
-    case RefusedConnection::kStranger:
-      return "stranger";
+    case RefusedConnection::kUnknownUser:
+      return "unknown_user";
     case RefusedConnection::kVersion:
       return "version";
-    case RefusedConnection::kSilent:
-      return "silent";
+    case RefusedConnection::kTimedOut:
+      return "timed_out";
     case RefusedConnection::kProtocol:
       return "protocol";
   }

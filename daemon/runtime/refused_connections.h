@@ -15,11 +15,11 @@ namespace ashlar::daemon {
 
 // The reason is a metric label.
 enum class RefusedConnection : uint8_t {
-  kTooMany,   // a limit was exceeded
-  kStranger,  // the user belongs to no tenant
-  kVersion,   // no common protocol version
-  kSilent,    // no greeting in time
-  kProtocol,  // protocol violation
+  kTooMany,      // a limit was exceeded
+  kUnknownUser,  // the user belongs to no tenant
+  kVersion,      // no common protocol version
+  kTimedOut,     // no greeting in time
+  kProtocol,     // protocol violation
 };
 absl::string_view Name(RefusedConnection reason);
 

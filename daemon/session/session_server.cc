@@ -173,7 +173,7 @@ void SessionServer::Impl::Admit(UniqueFd socket) {
   if (!peer.has_value()) return;
   const auto tenant = services.tenant_of_uid.find(peer->uid);
   if (tenant == services.tenant_of_uid.end()) {
-    services.refused.Add(kSocketName, RefusedConnection::kStranger, absl::StrCat("uid ", peer->uid),
+    services.refused.Add(kSocketName, RefusedConnection::kUnknownUser, absl::StrCat("uid ", peer->uid),
                          "this user belongs to no tenant");
     return Refuse(std::move(socket), absl::PermissionDeniedError(
                                          absl::StrCat("user ", peer->uid, " belongs to no tenant of this daemon")));

@@ -36,7 +36,7 @@ class FakePeerCalls final : public PeerCalls {
   void Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer offer,
              Done<std::vector<TakeOutcome>> done) override {
     Note(absl::StrCat("offer ", peer.node, " ", tenant));
-    done(std::vector<TakeOutcome>(offer.objects.size(), TakeOutcome::kNoRoom));
+    done(std::vector<TakeOutcome>(offer.objects.size(), TakeOutcome::kNoSpace));
   }
   void Close(const PeerHello& peer, std::vector<PeerLease>) override { Note("close " + peer.node); }
   void Workers(const PeerHello& peer, storage::TenantId tenant, const NamespaceId&,

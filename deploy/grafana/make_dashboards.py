@@ -41,7 +41,7 @@ def described():
 def description(panel, metrics):
     text = " ".join(expr for expr, _ in panel.queries)
     names = dict.fromkeys(
-        re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\b(?:ashlar|process)_\w+", text)
+        re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"(?<![\w:])(?:ashlar|process)_\w+", text)
     )
     return "\n\n".join(([panel.says] if panel.says else []) + [f"`{name}`: {metrics[name]}" for name in names])
 

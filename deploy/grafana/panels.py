@@ -3,9 +3,9 @@
 
 import dataclasses
 
-# By job: a daemon that another job scrapes as well would count twice, and other programs have metrics of the process, too.
+# Select one job: a daemon scraped by two jobs would count twice, and other programs export process metrics, too.
 NODE, TENANT = 'job="ashlar", instance=~"$node"', 'job="ashlar", instance=~"$node", tenant=~"$tenant"'
-# What the recording rules sum is of that job only, and has no label of it.
+# Recorded series cover this job only and have no job label.
 RECORDED_NODE, RECORDED_TENANT = 'instance=~"$node"', 'instance=~"$node", tenant=~"$tenant"'
 TOKENS, OBJECTS, CALLS = "suffix: tokens/s", "suffix: objects/s", "suffix: calls/s"
 
@@ -15,14 +15,14 @@ class Panel:
     title: str
     unit: str
     queries: list  # of (expression, legend)
-    says: str = ""  # before what docs/metrics.md says of its metrics
+    says: str = ""  # text before the description of docs/metrics.md
     type: str = "timeseries"  # or stat
     stack: bool = False
-    log: bool = False  # a scale for values that are far apart
+    log: bool = False  # logarithmic scale
     orange_from: float | None = None
     red_from: float | None = None
     red_below: float | None = None
-    alerts: tuple = ()  # whose runbooks it links to
+    alerts: tuple = ()  # links to their runbooks
 
 
 def quantile(share, metric, by="", where=NODE):
@@ -62,7 +62,7 @@ def eviction_panels(where):
             "Age at eviction (median)",
             "s",
             [(median("ashlar_eviction_age_seconds", "tier, policy", where), by_policy)],
-            "Young and by price or lru: too little room. By ttl: as the tenant's `ttl_seconds` says.",
+            "Low values by price or lru: too little space. By ttl: the tenant's `ttl_seconds`.",
         ),
         Panel(
             "Unused before eviction (median)",
@@ -74,27 +74,27 @@ def eviction_panels(where):
 
 LANDING = NODE + ', method=~"Land|LookupAndLand"'
 FLEET = {
-    "What it saves": [
+    "Savings": [
         Panel(
             "Tokens reused",
             "percentunit",
-            [("ashlar:fleet_tokens_reused:ratio_rate5m", "")],
-            "The share of prompts' tokens that was found, on all nodes, in five minutes. What is good depends on the load: compare it with a week ago.",
+            [("job:ashlar_hit_tokens:ratio_rate5m", "")],
+            "The share of prompt tokens found in the cache, on all nodes, in five minutes. It depends on the load: compare it with a week ago.",
             type="stat",
-            alerts=("AshlarHitRateFell",),
+            alerts=("AshlarHitRateDropped",),
         ),
         Panel(
             "GPU time saved in the last hour",
             "s",
-            [("ashlar:fleet_saved_seconds:increase1h", "")],
-            "Seconds of computing that hits stood for, by the rates that engines declare. Seams are included.",
+            [("job:ashlar_saved_seconds:increase1h", "")],
+            "Compute time saved by hits, by the engines' declared rates, seams included.",
             type="stat",
         ),
         Panel(
-            "Errors that engines saw",
+            "Failed calls",
             "suffix: calls",
-            [("sum(ashlar:failed_calls:increase15m)", "")],
-            "Calls of the last 15 minutes that ended with INTERNAL, UNKNOWN or DATA_LOSS. Engines compute what these would have brought; it is always 0 in good health.",
+            [("sum(instance:ashlar_failed_rpcs:increase15m)", "")],
+            "Calls of the last 15 minutes that failed with INTERNAL, UNKNOWN or DATA_LOSS; normally 0. Engines treat them as misses.",
             type="stat",
             red_from=0.001,
             alerts=("AshlarFailedCalls",),
@@ -102,85 +102,85 @@ FLEET = {
         Panel(
             "Tokens reused by node",
             "percentunit",
-            [("ashlar:node_tokens_reused:ratio_rate5m", "{{instance}}")],
-            "The share of prompts' tokens that each node found. A node far below the others is new, or gets prompts that others have the texts of.",
-            alerts=("AshlarHitRateFell",),
+            [("instance:ashlar_hit_tokens:ratio_rate5m", "{{instance}}")],
+            "The share of prompt tokens found in the cache by each node. A node far below the others is new, or receives prompts whose objects are on other nodes.",
+            alerts=("AshlarHitRateDropped",),
         ),
         Panel(
             "GPU time saved in an hour, by node",
             "s",
-            [("sum by (instance) (ashlar:saved_seconds:increase1h)", "{{instance}}")],
-            "Seconds of computing that hits stood for, by the rates that engines declare.",
+            [("sum by (instance) (instance_tenant:ashlar_saved_seconds:increase1h)", "{{instance}}")],
+            "Compute time saved by hits, by the engines' declared rates.",
         ),
         Panel(
             "Time to first token, by node",
             "s",
             [
-                ("ashlar:lookup_saved_seconds:ratio_rate5m", "saved {{instance}}"),
-                ("ashlar:landing_seconds:p99_5m", "added {{instance}}"),
+                ("instance:ashlar_lookup_saved_seconds:ratio_rate5m", "saved {{instance}}"),
+                ("instance:ashlar_landing_duration_seconds:p99_rate5m", "added {{instance}}"),
             ],
-            "Saved: computing that the hits of a look-up stand for, the mean. Added: until what was found has landed, the 99th percentile. The cache pays while saved is above added.",
+            "Saved: mean compute time that the hits of a lookup replace. Added: 99th percentile of the time until the hits have landed. The cache pays off while saved is above added.",
             log=True,
         ),
     ],
     "Nodes": [
         Panel(
-            "Nodes that answer",
+            "Reachable nodes",
             "short",
-            [('sum(up{job="ashlar"})', "answer"), ('count(up{job="ashlar"})', "are scraped")],
-            "The daemons that Prometheus scrapes, and those of them that answered last.",
+            [('sum(up{job="ashlar"})', "reachable"), ('count(up{job="ashlar"})', "scraped")],
+            "Daemons that Prometheus scrapes, and those that answered the last scrape.",
             type="stat",
             alerts=("AshlarDown", "AshlarNoTargets", "AshlarPodsNotReady"),
         ),
         Panel(
-            "Look-ups, 99th percentile",
+            "Lookup latency, 99th percentile",
             "s",
-            [("ashlar:lookup_seconds:p99_5m", "{{instance}}")],
-            "The time that a look-up adds to the time to first token, without the landing behind it.",
+            [("instance:ashlar_lookup_duration_seconds:p99_rate5m", "{{instance}}")],
+            "The time that a lookup adds to the time to first token, without the landing.",
             red_from=0.1,
             alerts=("AshlarSlowLookups",),
         ),
         Panel(
-            "How full the tiers are",
+            "Tier usage",
             "percentunit",
-            [("ashlar:tier_used:ratio", "{{instance}} {{tier}}")],
-            "What cached objects take of the tenants' budgets. A full tier is a good one: eviction makes room.",
+            [("instance_tier:ashlar_tier_used_bytes:ratio", "{{instance}} {{tier}}")],
+            "The share of the tenants' budgets used by cached objects. Full tiers are normal: eviction makes space.",
         ),
         Panel(
-            "Releases",
+            "Daemons by version",
             "short",
             [('count by (version) (ashlar_build_info{job="ashlar"})', "{{version}}")],
-            alerts=("AshlarVersionsDiffer",),
+            alerts=("AshlarVersionMismatch",),
         ),
         Panel(
-            "Time since the start",
+            "Uptime",
             "s",
             [('time() - process_start_time_seconds{job="ashlar"}', "{{instance}}")],
-            "A daemon that starts again and again loses each time what memory alone has.",
+            "A daemon loses data that only memory has at each unplanned restart.",
             alerts=("AshlarRestarts",),
         ),
-        Panel("Memory of the daemons", "bytes", [('process_resident_memory_bytes{job="ashlar"}', "{{instance}}")]),
+        Panel("Resident memory", "bytes", [('process_resident_memory_bytes{job="ashlar"}', "{{instance}}")]),
     ],
 }
 NODE_ROWS = {
     "Hits and misses": [
         Panel(
-            "Tokens found and missed",
+            "Hit and missed tokens",
             TOKENS,
             [
-                (rate("ashlar_hit_tokens_total", "tier"), "found in {{tier}}"),
+                (rate("ashlar_hit_tokens_total", "tier"), "hit: {{tier}}"),
                 (rate("ashlar_miss_tokens_total", "reason"), "missed: {{reason}}"),
             ],
             stack=True,
         ),
         Panel(
-            "Why tokens are missed",
+            "Missed tokens by reason",
             TOKENS,
             [(rate("ashlar_miss_tokens_total", "reason"), "{{reason}}")],
-            alerts=("AshlarHitRateFell",),
+            alerts=("AshlarHitRateDropped",),
         ),
         Panel(
-            "Prompts resumed, tokens (median)",
+            "Resumed tokens per prompt (median)",
             "suffix: tokens",
             [(median("ashlar_prefix_resumed_tokens", "source"), "{{source}}")],
         ),
@@ -191,15 +191,15 @@ NODE_ROWS = {
             "s",
             [
                 (
-                    "sum by (instance) (ashlar:lookup_saved_seconds:ratio_rate5m{" + RECORDED_NODE + "})",
+                    "sum by (instance) (instance:ashlar_lookup_saved_seconds:ratio_rate5m{" + RECORDED_NODE + "})",
                     "saved {{instance}}, mean",
                 ),
-                (median("ashlar_lookup_duration_seconds"), "look-up, median"),
-                (p99("ashlar_lookup_duration_seconds"), "look-up, 99th"),
+                (median("ashlar_lookup_duration_seconds"), "lookup, median"),
+                (p99("ashlar_lookup_duration_seconds"), "lookup, 99th"),
                 (median("ashlar_rpc_duration_seconds", where=LANDING), "landing, median"),
                 (p99("ashlar_rpc_duration_seconds", where=LANDING), "landing, 99th"),
             ],
-            "What the hits of a look-up save of computing, beside what look-up and landing add.",
+            "Compute time that the hits of a lookup save, and the time that lookup and landing add.",
             log=True,
             alerts=("AshlarSlowLookups",),
         ),
@@ -210,9 +210,9 @@ NODE_ROWS = {
             log=True,
         ),
         Panel(
-            "Turns of the metadata thread, 99th percentile",
+            "Metadata thread tasks, 99th percentile",
             "s",
-            [(p99("ashlar_metadata_turn_seconds"), "turn")],
+            [(p99("ashlar_metadata_task_duration_seconds"), "task")],
             red_from=0.01,
         ),
     ],
@@ -222,22 +222,22 @@ NODE_ROWS = {
             "bytes",
             [
                 (total("ashlar_tier_used_bytes", "tier"), "{{tier}} used"),
-                (total("ashlar_tier_held_bytes", "tier"), "{{tier}} held"),
+                (total("ashlar_tier_allocated_bytes", "tier"), "{{tier}} allocated"),
                 (total("ashlar_tier_capacity_bytes", "tier"), "{{tier}} budget"),
             ],
         ),
-        Panel("Copies between tiers", "Bps", [(rate("ashlar_copied_bytes_total", "from, to"), "{{from}} to {{to}}")]),
-        Panel("Copies under way", "short", [gauge("ashlar_copies_under_way", "{{instance}}")]),
+        Panel("Copies between tiers", "Bps", [(rate("ashlar_tier_copied_bytes_total", "from, to"), "{{from}} to {{to}}")]),
+        Panel("Copies in progress", "short", [gauge("ashlar_tier_copies_in_progress", "{{instance}}")]),
         Panel(
-            "Objects fetched ahead of their need",
+            "Prefetched objects",
             OBJECTS,
-            [(rate("ashlar_prefetched_total", "outcome"), "{{outcome}}")],
+            [(rate("ashlar_prefetched_objects_total", "outcome"), "{{outcome}}")],
         ),
         Panel(
-            "Objects that memory alone has",
+            "Data only in memory",
             "bytes",
-            [gauge("ashlar_unsaved_bytes", "{{instance}}")],
-            alerts=("AshlarUnsavedBytesGrow",),
+            [gauge("ashlar_memory_only_bytes", "{{instance}}")],
+            alerts=("AshlarMemoryOnlyBytesGrowing",),
         ),
         Panel(
             "Degraded tiers",
@@ -247,17 +247,17 @@ NODE_ROWS = {
             alerts=("AshlarTierDegraded",),
         ),
         Panel(
-            "Reads and writes that failed",
+            "Failed reads and writes",
             "suffix: errors/s",
             [(rate("ashlar_tier_errors_total", "tier"), "{{tier}}")],
             red_from=0.0001,
-            alerts=("AshlarTierErrors", "AshlarDatabaseSetAside"),
+            alerts=("AshlarTierErrors", "AshlarDatabaseQuarantined"),
         ),
-        Panel("Checksums verified by the scrub", "Bps", [(rate("ashlar_scrub_bytes_total", "tier"), "{{tier}}")]),
+        Panel("Scrubbed bytes", "Bps", [(rate("ashlar_scrub_bytes_total", "tier"), "{{tier}}")]),
         Panel(
-            "Damaged copies that the scrub dropped",
+            "Corrupt copies found by the scrub",
             "suffix: copies/s",
-            [(rate("ashlar_scrub_damaged_total", "tier"), "{{tier}}")],
+            [(rate("ashlar_scrub_corrupt_copies_total", "tier"), "{{tier}}")],
             red_from=0.0001,
             alerts=("AshlarCorruption",),
         ),
@@ -278,23 +278,23 @@ NODE_ROWS = {
             [(rate("ashlar_rpcs_total", "method, code") + " > 0", "{{method}} {{code}}")],
             alerts=("AshlarFailedCalls",),
         ),
-        Panel("Engines", "short", [gauge("ashlar_sessions", "sessions {{instance}}")]),
+        Panel("Sessions", "short", [gauge("ashlar_sessions", "sessions {{instance}}")]),
         Panel(
             "Leases, landings, compositions",
             "short",
             [
                 gauge("ashlar_leases", "leases {{instance}}"),
-                gauge("ashlar_landings", "landings {{instance}}"),
-                gauge("ashlar_compositions", "compositions {{instance}}"),
+                gauge("ashlar_landings_in_progress", "landings {{instance}}"),
+                gauge("ashlar_compositions_in_progress", "compositions {{instance}}"),
             ],
         ),
         Panel("Queues", "short", [gauge("ashlar_queue_depth", "{{instance}} {{queue}}")]),
         Panel(
-            "Work refused by full queues",
+            "Tasks rejected by full queues",
             "suffix: jobs/s",
-            [(rate("ashlar_queue_rejections_total", "queue"), "{{queue}}")],
+            [(rate("ashlar_queue_rejected_total", "queue"), "{{queue}}")],
             red_from=0.001,
-            alerts=("AshlarQueueRejections",),
+            alerts=("AshlarQueueFull",),
         ),
     ],
     "Other nodes: peers and transports": [
@@ -308,93 +308,93 @@ NODE_ROWS = {
             alerts=("AshlarPeersMissing",),
         ),
         Panel(
-            "Connections for bytes, by transport", "short", [gauge("ashlar_transport_peers", "{{instance}} {{path}}")]
+            "Data connections by protocol", "short", [gauge("ashlar_transport_connections", "{{instance}} {{protocol}}")]
         ),
         Panel(
             "Bytes between nodes",
             "Bps",
             [
                 (rate("ashlar_transport_bytes_total", "direction"), "{{direction}}"),
-                (rate("ashlar_transport_read_bytes_total", "instance"), "by network card, {{instance}}"),
+                (rate("ashlar_transport_rma_read_bytes_total", "instance"), "by network card, {{instance}}"),
             ],
         ),
         Panel(
-            "Copies from each node, as measured",
+            "Bandwidth by peer",
             "Bps",
-            [(f"avg by (peer) (ashlar_peer_rate_bytes_per_second{{{NODE}}} > 0)", "{{peer}}")],
+            [(f"avg by (peer) (ashlar_peer_bandwidth_bytes_per_second{{{NODE}}} > 0)", "{{peer}}")],
         ),
         Panel(
-            "Failed calls and copies, by node",
+            "Failed calls and copies by peer",
             "suffix: failures/s",
             [(rate("ashlar_peer_failures_total", "peer, type"), "{{peer}}: {{type}}")],
             orange_from=0.01,
         ),
         Panel(
-            "Objects asked of other nodes", OBJECTS, [(rate("ashlar_remote_objects_total", "outcome"), "{{outcome}}")]
+            "Objects requested from peers", OBJECTS, [(rate("ashlar_remote_requests_total", "outcome"), "{{outcome}}")]
         ),
         Panel(
-            "Look-ups that did not wait for all nodes",
-            "suffix: look-ups/s",
-            [(rate("ashlar_remote_late_lookups_total", "instance"), "{{instance}}")],
+            "Lookups without all peers' answers",
+            "suffix: lookups/s",
+            [(rate("ashlar_remote_lookup_timeouts_total", "instance"), "{{instance}}")],
             orange_from=0.01,
         ),
         Panel(
-            "Second holders asked, by who was first",
+            "Hedged requests by outcome",
             "suffix: pieces/s",
             [(rate("ashlar_remote_hedges_total", "outcome"), "{{outcome}}")],
         ),
         Panel(
-            "Pieces that no node delivered",
+            "Failed fetches",
             "suffix: pieces/s",
-            [(rate("ashlar_remote_lost_pieces_total", "instance"), "{{instance}}")],
+            [(rate("ashlar_remote_fetch_failures_total", "instance"), "{{instance}}")],
             red_from=0.001,
         ),
         Panel(
-            "Nodes and requests that were refused",
-            "suffix: refusals/s",
+            "Rejected peers and requests",
+            "suffix: rejections/s",
             [
-                (rate("ashlar_peer_refusals_total", "reason"), "node: {{reason}}"),
-                (rate("ashlar_transport_refused_total", "instance"), "no right, {{instance}}"),
-                (rate("ashlar_transport_malformed_total", "instance"), "malformed, {{instance}}"),
+                (rate("ashlar_peers_rejected_total", "reason"), "peer: {{reason}}"),
+                (rate("ashlar_transport_requests_rejected_total", "instance"), "no grant, {{instance}}"),
+                (rate("ashlar_transport_malformed_messages_total", "instance"), "malformed, {{instance}}"),
             ],
             red_from=0.0001,
-            alerts=("AshlarPeersRefused", "AshlarIntruder", "AshlarBytesRefused"),
+            alerts=("AshlarPeersRejected", "AshlarMalformedMessages", "AshlarTransferRequestsRejected"),
         ),
         Panel(
-            "RDMA asked for and not used",
+            "RDMA fallback",
             "short",
-            [gauge("ashlar_transport_slow_fabric", "{{instance}}")],
+            [gauge("ashlar_transport_rdma_fallback", "{{instance}}")],
             red_from=1,
-            alerts=("AshlarSlowFabric",),
+            alerts=("AshlarRdmaFallback",),
         ),
     ],
     "Other nodes: directory": [
         Panel(
-            "etcd is reached",
+            "Connected to etcd",
             "short",
             [gauge("ashlar_directory_connected", "{{instance}}")],
             red_below=1,
-            alerts=("AshlarDirectoryLost",),
+            alerts=("AshlarDirectoryDisconnected",),
         ),
-        Panel("Objects of other nodes that are known", "short", [gauge("ashlar_directory_entries", "{{instance}}")]),
-        Panel("Announcements that wait", "short", [gauge("ashlar_directory_queued", "{{instance}}")]),
+        Panel("Known objects of other nodes", "short", [gauge("ashlar_directory_entries", "{{instance}}")]),
+        Panel("Queued announcements", "short", [gauge("ashlar_directory_queue_depth", "{{instance}}")]),
         Panel(
-            "Announcements dropped",
+            "Dropped announcements",
             "suffix: announcements/s",
-            [(rate("ashlar_directory_dropped_total", "instance"), "{{instance}}")],
+            [(rate("ashlar_directory_announcements_dropped_total", "instance"), "{{instance}}")],
             orange_from=0.01,
         ),
         Panel(
-            "Waiting to be erased, the oldest",
+            "Oldest pending erasure",
             "s",
-            [(f"max by (instance, where) (ashlar_erasures_oldest_age_seconds{{{NODE}}})", "{{instance}} {{where}}")],
+            [(f"max by (instance, location) (ashlar_erasures_oldest_age_seconds{{{NODE}}})", "{{instance}} {{location}}")],
             red_from=300,
             alerts=("AshlarErasureStuck",),
         ),
     ],
     "Process": [
         Panel(
-            "Memory of the process",
+            "Resident memory",
             "bytes",
             [gauge("process_resident_memory_bytes", "{{instance}}")],
             alerts=("AshlarDown",),
@@ -407,7 +407,7 @@ NODE_ROWS = {
             log=True,
         ),
         Panel(
-            "Starts in an hour",
+            "Restarts in an hour",
             "short",
             [(f"changes(process_start_time_seconds{{{NODE}}}[1h])", "{{instance}}")],
             orange_from=1,
@@ -415,11 +415,11 @@ NODE_ROWS = {
             alerts=("AshlarRestarts",),
         ),
         Panel(
-            "The last reload was taken over",
+            "Last configuration reload accepted",
             "short",
             [gauge("ashlar_config_last_reload_successful", "{{instance}}")],
             red_below=1,
-            alerts=("AshlarReloadRefused",),
+            alerts=("AshlarReloadFailed",),
         ),
         Panel(
             "Draining", "short", [gauge("ashlar_draining", "{{instance}}")], orange_from=1, alerts=("AshlarDraining",)
@@ -427,29 +427,29 @@ NODE_ROWS = {
     ],
 }
 TENANT_ROWS = {
-    "What it saves": [
+    "Savings": [
         Panel(
             "Tokens reused",
             "percentunit",
-            [("ashlar:tokens_reused:ratio_rate5m{" + RECORDED_TENANT + "}", "{{instance}} {{tenant}}")],
-            "The share of the tenant's tokens that was found.",
-            alerts=("AshlarHitRateFell",),
+            [("instance_tenant:ashlar_hit_tokens:ratio_rate5m{" + RECORDED_TENANT + "}", "{{instance}} {{tenant}}")],
+            "The share of the tenant's prompt tokens found in the cache.",
+            alerts=("AshlarHitRateDropped",),
         ),
         Panel(
             "GPU time saved in an hour",
             "s",
-            [("ashlar:saved_seconds:increase1h{" + RECORDED_TENANT + "}", "{{instance}} {{tenant}}")],
-            "Seconds of computing that hits stood for, by the rates that the tenant's engines declare.",
+            [("instance_tenant:ashlar_saved_seconds:increase1h{" + RECORDED_TENANT + "}", "{{instance}} {{tenant}}")],
+            "Compute time saved by hits, by the declared rates of the tenant's engines.",
         ),
         Panel(
-            "Why its tokens are missed",
+            "Missed tokens by reason",
             TOKENS,
             [(rate("ashlar_miss_tokens_total", "tenant, reason", TENANT), "{{tenant}} {{reason}}")],
         ),
     ],
-    "Its room": [
+    "Memory and disk": [
         Panel(
-            "Its memory and disk",
+            "Used and budget",
             "bytes",
             [
                 (total("ashlar_tier_used_bytes", "tenant, tier", TENANT), "{{tenant}} {{tier}} used"),
@@ -457,33 +457,33 @@ TENANT_ROWS = {
             ],
         ),
         Panel(
-            "Its public and private pools",
+            "Public and private pools",
             "bytes",
             [(total("ashlar_pool_used_bytes", "tenant, tier, pool", TENANT), "{{tenant}} {{tier}} {{pool}}")],
         ),
-        Panel("Its regions", "bytes", [(f"ashlar_region_bytes{{{TENANT}}}", "{{instance}} {{tenant}}")]),
+        Panel("Regions", "bytes", [(f"ashlar_region_bytes{{{TENANT}}}", "{{instance}} {{tenant}}")]),
         Panel(
-            "Memory that the machine refused",
+            "Failed allocations",
             "suffix: arenas/s",
-            [(rate("ashlar_memory_refusals_total", "tenant", TENANT), "{{tenant}}")],
+            [(rate("ashlar_allocation_failures_total", "tenant", TENANT), "{{tenant}}")],
             red_from=0.0001,
-            alerts=("AshlarMemoryRefused",),
+            alerts=("AshlarAllocationFailures",),
         ),
         Panel(
-            "Work beyond its rates",
+            "Rate-limited requests",
             CALLS,
-            [(rate("ashlar_rate_refusals_total", "tenant, limit", TENANT), "{{tenant}} {{limit}}")],
+            [(rate("ashlar_rate_limited_requests_total", "tenant, limit", TENANT), "{{tenant}} {{limit}}")],
         ),
     ],
-    "Its evictions": eviction_panels(TENANT),
-    "What it publishes": [
+    "Evictions": eviction_panels(TENANT),
+    "Publishing": [
         Panel(
-            "Publishing, by the answer",
+            "Reservations by outcome",
             OBJECTS,
-            [(rate("ashlar_reserve_outcomes_total", "tenant, outcome", TENANT), "{{tenant}} {{outcome}}")],
+            [(rate("ashlar_reservations_total", "tenant, outcome", TENANT), "{{tenant}} {{outcome}}")],
         ),
         Panel(
-            "States committed",
+            "Committed states by outcome",
             "suffix: states/s",
             [(rate("ashlar_prefix_commits_total", "tenant, outcome", TENANT), "{{tenant}} {{outcome}}")],
         ),

@@ -105,13 +105,15 @@ TakeOutcome ObjectTable::Judge(const Offering& offered, bool evicting) {
   const auto comes = [&](const Entry* entry) {
     return have(entry) || entry->copies[LevelOf(*entry)].state == Copy::State::kCopying;
   };
-  if (known.size() == offered.shards && std::ranges::all_of(known, comes)) return TakeOutcome::kTaken;  // it is joined
+  if (known.size() == offered.shards && std::ranges::all_of(known, comes))
+    return TakeOutcome::kAccepted;  // it is joined
   Entry coming;
   coming.pool = offered.pool;
   coming.header.kind = offered.kind;
   coming.reuse = ReuseOf(coming, offered);
   const uint64_t extents = (offered.bytes + limits::kExtentBytes - 1) / limits::kExtentBytes;
-  return placement_.HasRoomFor(coming, extents * offered.shards, evicting) ? TakeOutcome::kTaken : TakeOutcome::kNoRoom;
+  return placement_.HasRoomFor(coming, extents * offered.shards, evicting) ? TakeOutcome::kAccepted
+                                                                           : TakeOutcome::kNoSpace;
 }
 
 Reuse ObjectTable::ReuseOf(const Entry& entry, const Offering& offered) const {

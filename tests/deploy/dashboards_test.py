@@ -13,17 +13,17 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
-METRIC = re.compile(r"\b(?:ashlar|process)[_:][\w:]+")
+METRIC = re.compile(r"(?<![\w:])(?:\w+:)?(?:ashlar|process)_[\w:]+")  # recorded series as level:name:operation
 
 
 def unit_of(query):
     """The unit that a query's metrics have by their suffixes, as a regular expression."""
     names = METRIC.findall(query) or ["up"]
     name, rated = re.sub(r"_bucket$", "", names[0]), re.search(r"\brate\((?!.*_bucket)", query)
-    base = name.split(":")[1] if name.startswith("ashlar:") else re.sub(r"_total$", "", name)
+    base = name.split(":")[1] if ":" in name else re.sub(r"_total$", "", name)
     if query.startswith(("changes(", "count ", "count(")):
         return "short"
-    if name.startswith("ashlar:failed_calls:"):
+    if ":ashlar_failed_rpcs:" in name:
         return "suffix: calls"
     if base.endswith("_bytes_per_second"):
         return "Bps"
@@ -52,19 +52,19 @@ class Dashboards(unittest.TestCase):
         count = 0
         for panel in self.panels():
             for target in panel["targets"]:
-                for selector in re.findall(r"\bashlar:[\w:]+\{([^}]*)\}", target["expr"]):
+                for selector in re.findall(r"\b\w+:ashlar_\w+:\w+\{([^}]*)\}", target["expr"]):
                     self.assertNotRegex(selector, r"\bjob\b", f"{panel['title']}: the recording rules sum the job away")
                     count += 1
         self.assertGreater(count, 0)
 
     def test_units_by_suffix(self):
         for query, unit in (
-            ("sum by (to) (rate(ashlar_copied_bytes_total{}[5m]))", "Bps"),
-            ("ashlar_unsaved_bytes", "bytes"),
+            ("sum by (to) (rate(ashlar_tier_copied_bytes_total{}[5m]))", "Bps"),
+            ("ashlar_memory_only_bytes", "bytes"),
             ("histogram_quantile(0.5, sum by (le) (rate(ashlar_rpc_duration_seconds_bucket[5m])))", "s"),
             ("sum(rate(process_cpu_seconds_total[5m]))", "suffix: cores"),
-            ("ashlar:tier_used:ratio", "percentunit"),
-            ("ashlar:lookup_saved_seconds:ratio_rate5m", "s"),
+            ("instance_tier:ashlar_tier_used_bytes:ratio", "percentunit"),
+            ("instance:ashlar_lookup_saved_seconds:ratio_rate5m", "s"),
             ("ashlar_leases", "short"),
         ):
             self.assertEqual(unit_of(query), unit, query)
@@ -96,7 +96,7 @@ class Dashboards(unittest.TestCase):
         linked = {link["url"].partition("runbooks.md#")[2] for panel in self.panels() for link in panel["links"]}
         self.assertEqual(linked - runbooks, set())
         # Its figure is 0 where there is no certificate: no panel can show it to all.
-        self.assertEqual(runbooks - linked, {"ashlarcertificateexpires"})
+        self.assertEqual(runbooks - linked, {"ashlarcertificateexpiring"})
         for file in (ROOT / "deploy/grafana").glob("*.json"):
             board = json.loads(file.read_text())
             self.assertEqual([link["title"] for link in board["links"]], ["Ashlar", "Runbooks", "Metrics"])
@@ -115,10 +115,10 @@ class Dashboards(unittest.TestCase):
         wanted = {
             "AshlarSlowLookups": 0.1,
             "AshlarTierDegraded": 1,
-            "AshlarSlowFabric": 1,
+            "AshlarRdmaFallback": 1,
             "AshlarErasureStuck": 300,
-            "AshlarDirectoryLost": 1,
-            "AshlarReloadRefused": 1,
+            "AshlarDirectoryDisconnected": 1,
+            "AshlarReloadFailed": 1,
             "AshlarRestarts": 3,
         }
         found = {}

@@ -70,7 +70,7 @@ class Panels(unittest.TestCase):
         self.assertEqual(lacks("ashlar_leases", ("0", *both)), "nothing but 0")
         self.assertEqual(lacks("ashlar_leases", ("NaN", *both)), "no data")
         self.assertEqual(lacks("ashlar_leases", ("1", "instance")), "no sample has the labels instance, tenant")
-        self.assertEqual(lacks("sum(ashlar:failed_calls:increase15m)", ("0",), legend=""), "")
+        self.assertEqual(lacks("sum(instance:ashlar_failed_rpcs:increase15m)", ("0",), legend=""), "")
         self.assertEqual(lacks("ashlar_peers_connected", ("0",), legend="", alone=True), "")
         self.assertEqual(lacks("ashlar_peers_connected", ("0",), legend=""), "nothing but 0")
 

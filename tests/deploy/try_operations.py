@@ -135,8 +135,8 @@ class Trial:
 
         time.sleep(45)  # what a hit rate is compared with
         found = [
-            self.alert("AshlarHitRateFell", lambda: only_new(True), lambda: only_new(False)),
-            self.alert("AshlarDirectoryLost", self.etcd.stop, self.etcd.start),
+            self.alert("AshlarHitRateDropped", lambda: only_new(True), lambda: only_new(False)),
+            self.alert("AshlarDirectoryDisconnected", self.etcd.stop, self.etcd.start),
             self.alert("AshlarDown", self.daemon.kill, self.daemon.start),
         ]
         if self.disk.mounted:

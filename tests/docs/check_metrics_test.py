@@ -9,14 +9,14 @@ import check_metrics
 PAGE = """| metric | type | labels | meaning | when to act |
 |---|---|---|---|---|
 | `ashlar_hits_total` | counter | tenant, kind | found | – |
-| `ashlar_copied_bytes_total` | counter | tenant, from | copied | – |
+| `ashlar_tier_copied_bytes_total` | counter | tenant, from | copied | – |
 | `ashlar_turn_seconds` | histogram | – | turns | – |
 | `ashlar_leases` | gauge | – | leases | many: few |
 """
 SOURCE = """
   Counters<Kind> hits{CounterFamily("ashlar_hits_total", "Segments "
                                     "found"), tenants, {"kind"}};
-  Family<Counter>& copied_family = CounterFamily("ashlar_copied_bytes_total", "Bytes");
+  Family<Counter>& copied_family = CounterFamily("ashlar_tier_copied_bytes_total", "Bytes");
   Histogram& turn = prometheus::BuildHistogram().Name("ashlar_turn_seconds").Help("Turns").Register(*registry).Add({});
   Gauge& leases = SingleGauge("ashlar_leases", "Leases");
   copied_family
@@ -36,7 +36,7 @@ PLANTED = [
     ("page", "| `ashlar_leases` | gauge | – | leases | many: few |\n", "", "no row for ashlar_leases (gauge)"),
     ("page", "gauge", "counter", "ashlar_leases is a gauge, not a counter"),
     ("page", "tenant, kind", "tenant", "ashlar_hits_total has the labels kind, tenant"),
-    ("page", "tenant, from", "tenant, to", "ashlar_copied_bytes_total has the labels from, tenant"),
+    ("page", "tenant, from", "tenant, to", "ashlar_tier_copied_bytes_total has the labels from, tenant"),
     ("page", "histogram | –", "histogram | queue", "ashlar_turn_seconds has the labels –"),
     (
         "source",
@@ -49,7 +49,7 @@ PLANTED = [
         "source",
         "copied_family\n",
         "copied\n",
-        "neither sources nor a daemon say which labels ashlar_copied_bytes_total has",
+        "neither sources nor a daemon say which labels ashlar_tier_copied_bytes_total has",
     ),
     ("live", "ashlar_leases 0", 'ashlar_leases{tenant="a"} 0', "ashlar_leases has the labels tenant"),
     ("live", "ashlar_leases gauge", "ashlar_leases counter", "ashlar_leases is a counter, not a gauge"),

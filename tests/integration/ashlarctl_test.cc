@@ -210,7 +210,7 @@ TEST_F(Ashlarctl, DrainsAndTakesRequestsAgain) {
   for (int twice = 0; twice < 2; ++twice) {
     const json drained = Ask("drain");
     EXPECT_TRUE(drained["done"].get<bool>());
-    EXPECT_EQ(drained["unsaved_objects"], 3) << "there is no disk";
+    EXPECT_EQ(drained["memory_only_objects"], 3) << "there is no disk";
     EXPECT_THAT(Run("drain").output, HasSubstr("a stop loses 3 objects"));
   }
   EXPECT_EQ(engine_.Lookup(prompt_).segments()[0].reason, MissReason::kDaemonUnavailable);

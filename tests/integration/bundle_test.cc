@@ -115,7 +115,7 @@ TEST(Bundles, ARankThatDiesLeavesTheOthersWithMisses) {
   first->PublishPrompt(prompt);
   ASSERT_TRUE(second->Reserve(ObjectKind::kCheckpoint, prompt[0]).granted());
   second.reset();
-  EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_reservations") == 0; }));
+  EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_reservations_pending") == 0; }));
   EXPECT_THAT(Reasons(first->Lookup(prompt)), Each(MissReason::kBeingPublished));
   second = Rank(daemon, 1);
   second->PublishPrompt(prompt);

@@ -77,7 +77,7 @@ TEST_F(ComingUp, MemoryForItIsMadeBeforeALookupNeedsIt) {
   const double on_disk = daemon_.Metric("ashlar_tier_used_bytes{tenant=\"default\",tier=\"ssd\"}");
   EXPECT_GT(on_disk, 64 << 20);
   EXPECT_TRUE(Eventually(
-      [&] { return daemon_.Metric("ashlar_tier_held_bytes{tenant=\"default\",tier=\"dram\"}") >= on_disk; }));
+      [&] { return daemon_.Metric("ashlar_tier_allocated_bytes{tenant=\"default\",tier=\"dram\"}") >= on_disk; }));
 }
 
 // As of segments in pages that another request has filled.

@@ -66,7 +66,7 @@ TEST_F(Composing, EngineAndDaemonGiveEqualBits) {
     ExpectSameBits(own.serving->last().sequence->recurrent(), asked.serving->last().sequence->recurrent());
     ExpectSameBits(own.serving->last().sequence->recurrent(), elsewhere.serving->last().sequence->recurrent());
   }
-  EXPECT_GE(daemon_.Metric("ashlar_compositions_total{outcome=\"done\",tenant=\"default\"}"),
+  EXPECT_GE(daemon_.Metric("ashlar_compositions_total{outcome=\"completed\",tenant=\"default\"}"),
             static_cast<double>(advances));
 }
 

@@ -251,11 +251,11 @@ TEST_F(DamagedDisk, DamagedRecordsAreRenamedAndLogged) {
   EXPECT_TRUE(SetAside());
   EXPECT_THAT(daemon_.log(), ::testing::HasSubstr("the disk is damaged: its records are set aside"));
   daemon_.Start();
-  EXPECT_EQ(daemon_.Metric("ashlar_ssd_set_aside_total"), 0) << "it is well by now";
+  EXPECT_EQ(daemon_.Metric("ashlar_ssd_quarantined_databases_total"), 0) << "it is well by now";
   daemon_.Kill();
   fs::remove(folder_ + "/records/CURRENT");
   daemon_.Start();
-  EXPECT_EQ(daemon_.Metric("ashlar_ssd_set_aside_total"), 1);
+  EXPECT_EQ(daemon_.Metric("ashlar_ssd_quarantined_databases_total"), 1);
 }
 
 }  // namespace

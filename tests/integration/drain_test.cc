@@ -29,7 +29,7 @@ TEST(Drain, MemoryObjectsAreOnDiskAfterRestart) {
   DaemonProcess daemon(kWithDisk);
   const std::vector<Tokens> prompt = MakePrompt(4, 4, 100);
   TestEngine(daemon.client_options()).PublishPrompt(prompt);  // once: admission does not want it on the disk
-  EXPECT_EQ(daemon.Metric("ashlar_copied_bytes_total{from=\"dram\",tenant=\"default\",to=\"ssd\"}"), 0);
+  EXPECT_EQ(daemon.Metric("ashlar_tier_copied_bytes_total{from=\"dram\",tenant=\"default\",to=\"ssd\"}"), 0);
   EXPECT_EQ(daemon.Terminate(), 0);
   daemon.Start();
   TestEngine engine(daemon.client_options());

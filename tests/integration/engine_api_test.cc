@@ -69,7 +69,7 @@ class EngineApi : public testing::Test {
     return Eventually([&] { return daemon_.Metric("ashlar_leases") == 0; });
   }
   bool NoReservationIsLeft() const {
-    return Eventually([&] { return daemon_.Metric("ashlar_reservations") == 0; });
+    return Eventually([&] { return daemon_.Metric("ashlar_reservations_pending") == 0; });
   }
 
   const std::vector<Tokens> segments_ = {MakeRun(1, 50), MakeRun(2, 90), MakeRun(3, 40)};
@@ -168,7 +168,7 @@ TEST(EngineApiWithShortReservations, SlowSegmentsArePublished) {
   uint32_t count;
   const engine::Run* const missing = request.missing(&count);
   ASSERT_EQ(count, 3u);
-  ASSERT_TRUE(Eventually([&] { return daemon.Metric("ashlar_reservations") == 0; })) << "they have ended";
+  ASSERT_TRUE(Eventually([&] { return daemon.Metric("ashlar_reservations_pending") == 0; })) << "they have ended";
   for (uint32_t i = 0; i < count; ++i) {
     uint8_t outcome = 0;
     ASSERT_GOOD(request.Publish(i, Computed(test, missing[i]).run_parts, &outcome));

@@ -250,7 +250,7 @@ TEST_F(EnginePages, PublishOutlivesRequest) {
   Request found;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &found));
   EXPECT_EQ(found.plan().segments[0].reason, 0);
-  EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_reservations") <= 2; }));
+  EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_reservations_pending") <= 2; }));
 }
 
 // So many wait that no more is taken: a worker's plan is then not landed, and that is not kOk.

@@ -141,7 +141,7 @@ TEST_F(GpuHbm, EvictedObjectsReloadFromLowerTiers) {
     prompts.push_back(MakePrompt(10 + i, 2, 100));
     engine.PublishPrompt(prompts.back());
     // Until the copies that may have to leave are in the tier below.
-    ASSERT_TRUE(Eventually([&] { return daemon.Metric("ashlar_copies_under_way") == 0; }));
+    ASSERT_TRUE(Eventually([&] { return daemon.Metric("ashlar_tier_copies_in_progress") == 0; }));
   }
   bool from_below = false;
   for (const std::vector<Tokens>& prompt : prompts) {

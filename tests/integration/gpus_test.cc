@@ -97,7 +97,7 @@ TEST_P(TwoGpus, EachShardLandsOnItsRanksGpu) {
     const std::vector<Tokens> more = MakePrompt(20 + i, 2, 100);
     rank0->PublishPrompt(more);
     rank1->PublishPrompt(more);
-    ASSERT_TRUE(Eventually([&] { return daemon_->Metric("ashlar_copies_under_way") == 0; }));
+    ASSERT_TRUE(Eventually([&] { return daemon_->Metric("ashlar_tier_copies_in_progress") == 0; }));
   }
   const Match again = rank0->Lookup(prompt);
   const Match theirs_again = rank1->model().Attach(again.lease(), std::vector<uint64_t>(3, 80));

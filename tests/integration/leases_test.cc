@@ -132,7 +132,7 @@ TEST_F(FullCache, KeepsLeasedAndEvictsUnleased) {
   engine_.ExpectTuples(match, 0, leased[0]);
   engine_.ExpectTuples(match, 1, leased[1]);
   EXPECT_THAT(engine_.Land(match, leased).Wait(kPatience), Each(MissReason::kNone));
-  EXPECT_LE(daemon_.Metric("ashlar_tier_held_bytes{tenant=\"default\",tier=\"dram\"}"), 8 << 20);
+  EXPECT_LE(daemon_.Metric("ashlar_tier_allocated_bytes{tenant=\"default\",tier=\"dram\"}"), 8 << 20);
 }
 
 TEST_F(FullCache, ReportsNoSpaceIfAllLeased) {

@@ -64,7 +64,7 @@ TEST_F(Prefix, TextsThatPartResumeWhereTheyDo) {
   engine.ExpectResumes(engine.Lookup(more), more, first_.size());
   EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_prefix_checkpoints{tenant=\"default\"}") == 3; }));
   EXPECT_EQ(daemon_.Metric("ashlar_prefix_commits_total{outcome=\"kept\",source=\"tree\",tenant=\"default\"}"), 3);
-  EXPECT_EQ(daemon_.Metric("ashlar_prefix_prompts_total{tenant=\"default\"}"), 4);
+  EXPECT_EQ(daemon_.Metric("ashlar_prefix_lookups_total{tenant=\"default\"}"), 4);
   EXPECT_EQ(daemon_.Metric("ashlar_prefix_resumed_tokens_sum{source=\"tree\",tenant=\"default\"}"),
             static_cast<double>(instructions_.size() + first_.size()));
 }

@@ -155,7 +155,7 @@ TEST_F(TenantLimits, RepliesThatOneTenantDoesNotReadLeaveDescriptorsToOthers) {
     if (i % 32 == 0) ExpectVictimServed(1 + i / 32);
   }
   ExpectVictimServed(9);
-  EXPECT_EQ(daemon_->Metric("ashlar_unsent_descriptors_total{tenant=\"victim\"}"), 0);
+  EXPECT_EQ(daemon_->Metric("ashlar_descriptor_send_failures_total{tenant=\"victim\"}"), 0);
   int answered = 0;
   for (int asked = 0; asked < kAsked; ++asked) answered += sessions[0]->Receive().has_arena() ? 1 : 0;
   EXPECT_EQ(answered, kAsked) << "who reads at last has its answers";

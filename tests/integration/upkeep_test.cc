@@ -217,7 +217,7 @@ TEST_F(Upkeep, VerifyFindsADamagedCopyAndDropsIt) {
   EXPECT_EQ(found["damaged"][0]["reason"], "checksum_failed");
   EXPECT_EQ(Ask("verify --status", 1)["pass"], 2);
   EXPECT_EQ(Ask("verify")["damaged"].size(), 0u) << "it is gone";
-  EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_scrub_damaged_total{tier=\"dram\"}") == 1; }));
+  EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_scrub_corrupt_copies_total{tier=\"dram\"}") == 1; }));
   EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_scrub_passes_total") == 3; }));
   EXPECT_GT(daemon_.Metric("ashlar_scrub_bytes_total{tier=\"ssd\"}"), 0);
   EXPECT_GT(daemon_.Metric("ashlar_scrub_last_pass_timestamp_seconds"), 1.6e9);
@@ -290,7 +290,7 @@ TEST_F(Reloaded, RatesHoldFromThenOn) {
   for (int i = 0; i < 20; ++i) last = reasons();
   EXPECT_THAT(last, Each(MissReason::kBusy));
   const auto refused = [&](const std::string& limit) {
-    return daemon_.Metric("ashlar_rate_refusals_total{limit=\"" + limit + "\",tenant=\"default\"}");
+    return daemon_.Metric("ashlar_rate_limited_requests_total{limit=\"" + limit + "\",tenant=\"default\"}");
   };
   EXPECT_TRUE(Eventually([&] { return refused("calls_per_second") >= 10; }));
   EXPECT_EQ(refused("bytes_per_second"), 0);

@@ -16,18 +16,18 @@ constexpr uint16_t kEtcdPort = 2379;
 // Gauges of what somebody holds. All are 0 once every engine has gone.
 constexpr const char* kHeld[] = {"ashlar_sessions",
                                  "ashlar_leases",
-                                 "ashlar_reservations",
-                                 "ashlar_landings",
-                                 "ashlar_compositions",
+                                 "ashlar_reservations_pending",
+                                 "ashlar_landings_in_progress",
+                                 "ashlar_compositions_in_progress",
                                  "ashlar_regions",
                                  "ashlar_region_bytes",
                                  "ashlar_peer_leases",
                                  "ashlar_transport_grants",
-                                 "ashlar_transport_transfers",
-                                 "ashlar_transport_loans",
-                                 "ashlar_prefill_open_plans",
+                                 "ashlar_transport_transfers_in_progress",
+                                 "ashlar_transport_pinned_ranges",
+                                 "ashlar_prefill_plans_in_progress",
                                  "ashlar_prefill_pending_segments",
-                                 "ashlar_prefill_given_segments"};
+                                 "ashlar_prefill_assigned_segments"};
 
 // Any: a node's stack has no other servers.
 constexpr char kControlPort[] = ":7461", kTransportPort[] = ":7462";

@@ -112,7 +112,7 @@ TEST_F(EraseDaemonsTest, ANodeThatCannotAcknowledgeShowsInMetrics) {
            cluster_->daemon(node).Metric("ashlar_erasures_oldest_age_seconds{where=\"" + where + "\"}") > 0;
   };
   EXPECT_TRUE(Eventually([&] { return waits(1, "here") && waits(0, "elsewhere"); }));
-  EXPECT_EQ(cluster_->daemon(0).Metric("ashlar_erasures_pending{where=\"here\"}"), 0);
+  EXPECT_EQ(cluster_->daemon(0).Metric("ashlar_erasures_pending{location=\"local\"}"), 0);
   EXPECT_THAT(cluster_->daemon(1).log(), HasSubstr("what was erased cannot be noted"));
   std::filesystem::remove(in_the_way);
   EXPECT_TRUE(Eventually([&] { return !waits(1, "here") && !waits(0, "elsewhere"); }));

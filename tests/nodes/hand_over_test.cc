@@ -49,7 +49,7 @@ TEST_F(HandOverDaemonsTest, ADrainLeavesWhatItAloneHadWithTheOthers) {
   }
   EXPECT_EQ(cluster_->daemon(0).Terminate(), 0);
   EXPECT_THAT(cluster_->daemon(0).log(), testing::HasSubstr("drained"));
-  const std::string taken = "ashlar_offered_bytes_total{direction=\"taken\"}";
+  const std::string taken = "ashlar_offered_bytes_total{direction=\"received\"}";
   EXPECT_TRUE(Eventually([&] { return cluster_->daemon(1).Metric(taken) + cluster_->daemon(2).Metric(taken) > 0; }));
   for (const auto& prompt : prompts) ExpectFound(cluster_->daemon(1), prompt);
 }

@@ -87,7 +87,7 @@ TEST_F(PeerFaultsTest, AnExpiredCertificateGetsNothing) {
   EXPECT_EQ(HitsAt(cluster_->daemon(1), prompt), 0u);
   Publish(cluster_->daemon(1), prompt);
   EXPECT_EQ(HitsAt(cluster_->daemon(1), prompt), prompt.size()) << "its own engines are served";
-  EXPECT_GT(cluster_->daemon(0).Metric("ashlar_peer_refusals_total{reason=\"expired\"}"), 0);
+  EXPECT_GT(cluster_->daemon(0).Metric("ashlar_peers_rejected_total{reason=\"expired\"}"), 0);
 }
 
 TEST_F(PeerFaultsTest, AnHourOfClockSkewChangesNothing) {
@@ -137,8 +137,8 @@ TEST_F(PeerFaultsTest, FramesThatComeTwiceOrInAnotherOrderChangeNothing) {
   }
   for (std::thread& node : nodes) node.join();
   Figure("until all has landed, ms", since.ms());
-  for (const char* fault : {"ashlar_remote_objects_total{outcome=\"failed\"}", "ashlar_remote_lost_pieces_total",
-                            "ashlar_transport_malformed_total", "ashlar_transport_refused_total"}) {
+  for (const char* fault : {"ashlar_remote_requests_total{outcome=\"failed\"}", "ashlar_remote_fetch_failures_total",
+                            "ashlar_transport_malformed_messages_total", "ashlar_transport_requests_rejected_total"}) {
     EXPECT_EQ(cluster_->Sum(fault), 0) << fault;
   }
   LinkCounts all;
@@ -268,7 +268,7 @@ TEST_F(PeerFaultsTest, APeerOfAnotherVersionGetsNothing) {
     return std::string(std::istreambuf_iterator<char>(file), {});
   };
   EXPECT_TRUE(Eventually([&] { return said().find(words) != std::string::npos; })) << said();
-  const std::string refused = "ashlar_peer_refusals_total{reason=\"version\"}";
+  const std::string refused = "ashlar_peers_rejected_total{reason=\"version\"}";
   double slowest = 0;
   EXPECT_TRUE(Eventually([&] {
     const Stopwatch lookup;

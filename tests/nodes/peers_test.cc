@@ -26,7 +26,7 @@ TEST_F(PeerDaemonsTest, AnOperatorSeesEachPeer) {
   // The transport's figures are a second old at most.
   ASSERT_TRUE(Eventually([&] {
     from = nlohmann::json::parse(run(1, "peers --json"))["peers"];
-    return from.size() == 2 && from[0]["path"] == "am";
+    return from.size() == 2 && from[0]["protocol"] == "am";
   })) << from.dump(2);
   EXPECT_EQ(from[0]["node"], "node0");
   EXPECT_EQ(from[1]["node"], "node2");
@@ -35,15 +35,15 @@ TEST_F(PeerDaemonsTest, AnOperatorSeesEachPeer) {
     EXPECT_EQ(peer.size(), documented.size());
     EXPECT_TRUE(peer["connected"].get<bool>());
   }
-  EXPECT_GT(from[0]["fetched_bytes"], 0);
+  EXPECT_GT(from[0]["received_bytes"], 0);
   EXPECT_GT(from[0]["bytes_per_second"], 0.0);
-  EXPECT_GT(from[0]["journey_seconds"], 0.0);
-  EXPECT_EQ(from[1]["fetched_bytes"], 0);
+  EXPECT_GT(from[0]["rtt_seconds"], 0.0);
+  EXPECT_EQ(from[1]["received_bytes"], 0);
   to = nlohmann::json::parse(run(0, "peers --json"))["peers"];
   EXPECT_EQ(to[0]["node"], "node1");
-  EXPECT_GT(to[0]["given_bytes"], 0);
+  EXPECT_GT(to[0]["sent_bytes"], 0);
   EXPECT_THAT(run(1, "peers"), testing::HasSubstr("node0: connected"));
-  EXPECT_GT(cluster_->daemon(1).Metric("ashlar_peer_bytes_total{direction=\"fetched\",peer=\"node0\"}"), 0);
+  EXPECT_GT(cluster_->daemon(1).Metric("ashlar_peer_bytes_total{direction=\"received\",peer=\"node0\"}"), 0);
 }
 
 TEST_F(PeerDaemonsTest, ObjectsOfOneNodeServeOthers) {
@@ -76,7 +76,7 @@ TEST_F(PeerDaemonsTest, ALossySlowLinkCostsTimeAndLands) {
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
   ExpectToLand(cluster_->daemon(1), prompt, true);
-  EXPECT_EQ(cluster_->daemon(1).Metric("ashlar_remote_lost_pieces_total"), 0);
+  EXPECT_EQ(cluster_->daemon(1).Metric("ashlar_remote_fetch_failures_total"), 0);
 }
 
 // A round trip is longer than any answer is waited for where nothing is known of the way.
@@ -86,7 +86,7 @@ TEST_F(PeerDaemonsTest, ALinkIsWaitedForAsLongAsItWasMeasuredToTake) {
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
   ExpectToLand(cluster_->daemon(1), prompt, true);
-  EXPECT_EQ(cluster_->daemon(1).Metric("ashlar_remote_lost_pieces_total"), 0);
+  EXPECT_EQ(cluster_->daemon(1).Metric("ashlar_remote_fetch_failures_total"), 0);
 }
 
 TEST_F(PeerDaemonsTest, ACutLinkIsAMissUntilItHeals) {

@@ -82,14 +82,14 @@ TEST_F(PrefillKillsTest, ACombiningEngineLeavesNothingBehind) {
       if (kill > 0) Sleep(milliseconds(120));
       PrefillPlan plan = engine.model().PlanPrefill(Runs(other));
       const double own = plan.id == 0 ? 0 : 1;
-      const auto open = [&] { return Sample(0, "ashlar_prefill_open_plans") > own; };
+      const auto open = [&] { return Sample(0, "ashlar_prefill_plans_in_progress") > own; };
       if (kill % 2 == 1) Eventually(open, milliseconds(2000));
       if (kill % 2 == 0 && kill > 0) Sleep(milliseconds(120));
       in_mid_plan += open() ? 1 : 0;
       combiner.Kill();
       const Stopwatch since;
       EXPECT_TRUE(Eventually(
-          [&] { return Sample(0, "ashlar_sessions") == 2 && Sample(0, "ashlar_prefill_open_plans") <= own; }));
+          [&] { return Sample(0, "ashlar_sessions") == 2 && Sample(0, "ashlar_prefill_plans_in_progress") <= own; }));
       worst = std::max(worst, since.ms());
       Complete(engine, other, plan);
       ExpectServed(engine, other);

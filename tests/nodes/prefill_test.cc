@@ -17,8 +17,8 @@ TEST_F(PrefillTest, EnginesOfThreeNodesShareAColdPrompt) {
     Fill(engine, prompt, plan);
     EXPECT_EQ(std::ranges::count(plan.states, PrefillState::kHere), 6);
     EXPECT_EQ(one.published() + two.published() + here.published(), 6);
-    EXPECT_TRUE(Eventually([&] { return Sample(0, "ashlar_prefill_segments_total{worker=\"elsewhere\"}") == 4; }));
-    EXPECT_EQ(Sample(0, "ashlar_prefill_segments_total{worker=\"here\"}"), 2);
+    EXPECT_TRUE(Eventually([&] { return Sample(0, "ashlar_prefill_segments_total{worker=\"remote\"}") == 4; }));
+    EXPECT_EQ(Sample(0, "ashlar_prefill_segments_total{worker=\"local\"}"), 2);
     ExpectToLand(engine, prompt);
     engine.model().EndPrefill(plan);
   }
@@ -76,7 +76,7 @@ TEST_F(PrefillTest, AStalledWorkersSegmentsGoToOthersAndItsLateResultIsFenced) {
     EXPECT_EQ(std::ranges::count(plan.states, PrefillState::kOwn), 4);
     ExpectToLand(engine, prompt);
     stalls.Go();  // it computes what nobody waits for any more, and says so
-    EXPECT_TRUE(Eventually([&] { return Sample(1, "ashlar_prefill_assignments_total{outcome=\"late\"}") >= 1; }));
+    EXPECT_TRUE(Eventually([&] { return Sample(1, "ashlar_prefill_assignments_total{outcome=\"timed_out\"}") >= 1; }));
     ExpectToLand(engine, prompt);
     engine.model().EndPrefill(plan);
     WaitForWorkers(1);  // it is one again
@@ -92,13 +92,13 @@ TEST_F(PrefillTest, ACombiningNodeThatIsKilledLeavesNothingBehind) {
   {
     TestEngine engine(cluster_->daemon(0).client_options());
     PrefillPlan plan = PlanWithOthers(engine, Runs(prompt));
-    EXPECT_TRUE(Eventually([&] { return Sample(1, "ashlar_prefill_given_segments") == 3; }));
+    EXPECT_TRUE(Eventually([&] { return Sample(1, "ashlar_prefill_assigned_segments") == 3; }));
     cluster_->daemon(0).Kill();
     EXPECT_FALSE(engine.model().AwaitPrefill(plan, milliseconds(10000)));
     EXPECT_THAT(plan.states, testing::Each(PrefillState::kOwn)) << "the engine computes without the cache";
     engine.model().EndPrefill(plan);
   }
-  EXPECT_TRUE(Eventually([&] { return Sample(1, "ashlar_prefill_given_segments") == 0; }));
+  EXPECT_TRUE(Eventually([&] { return Sample(1, "ashlar_prefill_assigned_segments") == 0; }));
   EXPECT_TRUE(Eventually([&] { return cluster_->KeysInEtcd('m') == 1; })) << "its lease has ended";
   EXPECT_TRUE(Eventually([&] { return cluster_->KeysInEtcd('e') == Sample(1, "ashlar_objects"); }));
   cluster_->daemon(0).Start();

@@ -33,8 +33,8 @@ absl::StatusOr<double> Patience(const Arguments& arguments, double own) {
 std::string Left(const v1::DrainReply& reply) {
   return absl::StrCat("leases ", reply.leases(), ", requests ", reply.requests(), ", reservations ",
                       reply.reservations(), ", landings ", reply.landings(), ", compositions ", reply.compositions(),
-                      reply.writing() ? "; to write: " : "; not on the disk: ", Bytes(reply.unsaved_bytes()), " in ",
-                      reply.unsaved_objects(), " objects");
+                      reply.writing() ? "; to write: " : "; not on the disk: ", Bytes(reply.memory_only_bytes()),
+                      " in ", reply.memory_only_objects(), " objects");
 }
 
 Answer Described(const v1::DrainReply& reply) {
@@ -47,8 +47,8 @@ Answer Described(const v1::DrainReply& reply) {
                  {"landings", reply.landings()},
                  {"compositions", reply.compositions()},
                  {"writing", reply.writing()},
-                 {"unsaved_objects", reply.unsaved_objects()},
-                 {"unsaved_bytes", reply.unsaved_bytes()}};
+                 {"memory_only_objects", reply.memory_only_objects()},
+                 {"memory_only_bytes", reply.memory_only_bytes()}};
   return answer;
 }
 
@@ -76,9 +76,9 @@ absl::StatusOr<Answer> Drain(const Arguments& arguments, AdminClient& client) {
     answer.text = "the daemon was told meanwhile to take requests again\n";
   } else if (!reply.done()) {
     answer.text = absl::StrCat("not drained: ", Left(reply), "\n");
-  } else if (reply.unsaved_objects() > 0) {
+  } else if (reply.memory_only_objects() > 0) {
     answer.text = absl::StrCat("drained, without space for everything on a disk or a peer: a stop loses ",
-                               reply.unsaved_objects(), " objects, ", Bytes(reply.unsaved_bytes()), "\n");
+                               reply.memory_only_objects(), " objects, ", Bytes(reply.memory_only_bytes()), "\n");
   } else {
     answer.text = "drained: nothing is lost when the daemon stops\n";
   }

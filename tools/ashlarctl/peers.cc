@@ -16,12 +16,12 @@ json JsonOf(const v1::PeerInfo& peer) {
           {"control_address", peer.control_address()},
           {"transport_address", peer.transport_address()},
           {"connected", peer.connected()},
-          {"path", peer.path()},
+          {"protocol", peer.protocol()},
           {"lanes", peer.lanes()},
           {"bytes_per_second", peer.bytes_per_second()},
-          {"journey_seconds", peer.journey_seconds()},
-          {"fetched_bytes", peer.fetched_bytes()},
-          {"given_bytes", peer.given_bytes()},
+          {"rtt_seconds", peer.rtt_seconds()},
+          {"received_bytes", peer.received_bytes()},
+          {"sent_bytes", peer.sent_bytes()},
           {"failed_calls", peer.failed_calls()},
           {"lost_connections", peer.lost_connections()},
           {"stalls", peer.stalls()},
@@ -34,14 +34,14 @@ json JsonOf(const v1::PeerInfo& peer) {
 std::string TextOf(const v1::PeerInfo& peer) {
   std::string text = absl::StrCat(peer.node(), ": ", peer.connected() ? "connected" : "NOT connected", ", ashlard ",
                                   peer.version(), ", ", peer.transport_address(), "\n  bytes    ");
-  absl::StrAppend(&text,
-                  peer.path().empty() ? "nothing asked of it yet" : absl::StrCat(peer.path(), " over ", peer.lanes()));
+  absl::StrAppend(&text, peer.protocol().empty() ? "nothing asked of it yet"
+                                                 : absl::StrCat(peer.protocol(), " over ", peer.lanes()));
   if (peer.bytes_per_second() > 0) {
     absl::StrAppend(&text, ", ", Bytes(static_cast<uint64_t>(peer.bytes_per_second())), "/s");
   }
-  if (peer.journey_seconds() > 0) absl::StrAppendFormat(&text, "; a call takes %.2f ms", peer.journey_seconds() * 1e3);
-  absl::StrAppend(&text, "\n  so far   ", Bytes(peer.fetched_bytes()), " fetched from it, ", Bytes(peer.given_bytes()),
-                  " given to it; ", peer.failed_calls(), " calls failed, ", peer.lost_connections(),
+  if (peer.rtt_seconds() > 0) absl::StrAppendFormat(&text, ", round trip %.2f ms", peer.rtt_seconds() * 1e3);
+  absl::StrAppend(&text, "\n  so far   ", Bytes(peer.received_bytes()), " received from it, ", Bytes(peer.sent_bytes()),
+                  " sent to it; ", peer.failed_calls(), " calls failed, ", peer.lost_connections(),
                   " connections lost, ", peer.stalls(), " copies stalled\n  now      it keeps ", peer.held_there(),
                   " objects (", Bytes(peer.held_there_bytes()), ") for this node, and this node ", peer.held_here(),
                   " (", Bytes(peer.held_here_bytes()), ") for it\n");

@@ -32,7 +32,7 @@ json ClusterJson(const v1::StatsReply& stats) {
           {"fetched_objects", cluster.fetched_objects()},
           {"fetched_bytes", cluster.fetched_bytes()},
           {"failed_objects", cluster.failed_objects()},
-          {"slow_fabric", cluster.slow_fabric()}};
+          {"rdma_fallback", cluster.rdma_fallback()}};
 }
 
 }  // namespace
@@ -55,8 +55,9 @@ absl::StatusOr<Answer> Status(const Arguments&, AdminClient& client) {
                  {"cluster", stats.has_cluster() ? ClusterJson(stats) : json(nullptr)}};
   answer.text =
       absl::StrFormat("ashlard %s: %s, up %s\n", stats.version(), StateOf(stats), Duration(stats.uptime_seconds()));
-  if (stats.cluster().slow_fabric()) {
-    answer.text += "fabric    cluster.expect_transport is rdma, and bytes go another way: /readyz says no\n";
+  if (stats.cluster().rdma_fallback()) {
+    answer.text +=
+        "fabric    cluster.expect_transport is rdma, but another protocol is in use; the node is not ready\n";
   }
   for (const v1::DegradedTier& tier : stats.degraded()) {
     answer.json["degraded"].push_back({{"tier", TierName(tier.tier())}, {"reason", tier.reason()}});
@@ -78,7 +79,7 @@ absl::StatusOr<Answer> Status(const Arguments&, AdminClient& client) {
                         tokens.asked());
   const std::string worst = WorstMisses(tokens, kReasons);
   if (!worst.empty()) absl::StrAppend(&answer.text, "missed    ", worst, "\n");
-  absl::StrAppendFormat(&answer.text, "engines   %d sessions, %d leases, %d landings in flight\n", stats.sessions(),
+  absl::StrAppendFormat(&answer.text, "engines   %d sessions, %d leases, %d landings in progress\n", stats.sessions(),
                         stats.leases(), stats.landings());
   absl::StrAppendFormat(&answer.text, "objects   %d, %s\n", stats.objects(), Bytes(stats.object_bytes()));
   if (stats.has_cluster()) answer.text += ClusterLine(stats.cluster());

@@ -96,7 +96,7 @@ std::string ClusterFault(const v1::StatsReply& stats) {
 
 const char* StateOf(const v1::StatsReply& stats) {
   if (stats.draining()) return "draining";
-  if (stats.cluster().slow_fabric()) return "not ready";
+  if (stats.cluster().rdma_fallback()) return "not ready";
   return stats.degraded().empty() && ClusterFault(stats).empty() ? "serving" : "degraded";
 }
 

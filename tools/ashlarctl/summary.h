@@ -38,7 +38,7 @@ uint64_t PeersOf(const v1::ClusterStats& cluster);
 // Returns why the cluster is of no use to this node: etcd is not reached, or none of the other nodes is connected.
 // Empty: it is of use, or the node has no cluster.
 std::string ClusterFault(const v1::StatsReply& stats);
-// "serving", "draining", "not ready" where RDMA was asked for and bytes go another way, or "degraded" where a tier
+// "serving", "draining", "not ready" if RDMA is expected but another protocol is in use, or "degraded" where a tier
 // takes no writes or ClusterFault is not empty.
 const char* StateOf(const v1::StatsReply& stats);
 // "[####------]", `width` characters in all.

@@ -106,7 +106,7 @@ PeerRates::Figures PeerRates::Of(const std::string& node) const {
   if (found == rates_.end()) return {};
   const Rate& rate = found->second;
   return {.bytes_per_second = rate.nanos > 0 ? rate.bytes / rate.nanos * 1e9 : 0,
-          .journey = rate.answers.mean(),
+          .rtt = rate.answers.mean(),
           .failed_calls = rate.failed_calls,
           .stalls = rate.stalls,
           .bytes = rate.used};

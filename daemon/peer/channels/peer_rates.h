@@ -40,7 +40,7 @@ class PeerRates {
 
   struct Figures {
     double bytes_per_second = 0;  // throughput of single copies, as Estimate uses it; 0 before the first copy
-    storage::Nanos journey = 0;   // round-trip time of a call; 0 before the first reply
+    storage::Nanos rtt = 0;       // round-trip time of a call; 0 before the first reply
     uint64_t failed_calls = 0;    // calls without a reply, since the start
     uint64_t stalls = 0;          // abandoned copies, since the start
     uint64_t bytes = 0;           // bytes received and used, since the start

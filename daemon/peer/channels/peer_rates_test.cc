@@ -47,7 +47,7 @@ TEST(PeerRatesTest, ReportsNodeFigures) {
   rates.Answered("a", 2 * kMillisecond);
   const PeerRates::Figures figures = rates.Of("a");
   EXPECT_NEAR(figures.bytes_per_second, 2.0 * kPiece, 1);
-  EXPECT_EQ(figures.journey, 2 * kMillisecond);
+  EXPECT_EQ(figures.rtt, 2 * kMillisecond);
   EXPECT_EQ(figures.failed_calls, 2u) << "also those before an answer";
   EXPECT_EQ(figures.stalls, 1u);
   EXPECT_EQ(figures.bytes, kPiece);

@@ -238,7 +238,7 @@ TEST_F(PeerControlTest, TenantsAreThoseThatAreSharedWithThePeer) {
                    [&](auto reply) { outcomes.set_value(std::move(reply)); });
     return outcomes.get_future().get();
   };
-  EXPECT_EQ(offer("other")->at(0), TakeOutcome::kNoRoom);
+  EXPECT_EQ(offer("other")->at(0), TakeOutcome::kNoSpace);
   EXPECT_EQ(calls_.Count("offer asker 1"), 1u);
   EXPECT_EQ(offer("acme").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(refusals_.count(Refusal::kTenant), 4u);

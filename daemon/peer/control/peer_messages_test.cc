@@ -224,10 +224,10 @@ TEST(PeerMessages, OffersRoundTrip) {
   EXPECT_EQ(offer->patience_ms, 600u);
 
   v1::PeerOfferReply reply;
-  Write(std::vector<TakeOutcome>{TakeOutcome::kNoRoom}, &reply);
-  EXPECT_EQ(Read(reply, *offer)->at(0), TakeOutcome::kNoRoom);
+  Write(std::vector<TakeOutcome>{TakeOutcome::kNoSpace}, &reply);
+  EXPECT_EQ(Read(reply, *offer)->at(0), TakeOutcome::kNoSpace);
   reply.set_outcomes(0, 200);
-  EXPECT_EQ(Read(reply, *offer)->at(0), TakeOutcome::kNoRoom) << "of a later version";
+  EXPECT_EQ(Read(reply, *offer)->at(0), TakeOutcome::kNoSpace) << "of a later version";
   reply.set_outcomes(0, 0);
   EXPECT_EQ(Error(Read(reply, *offer).status()), "outcomes[0]: unknown");
   reply.add_outcomes(1);

@@ -103,8 +103,8 @@ absl::StatusOr<std::vector<TakeOutcome>> Read(const v1::PeerOfferReply& message,
     const uint32_t outcome = message.outcomes(i);
     if (outcome == 0) return Invalid("outcomes[", i, "]: unknown");
     // A later version has more; that the object was not taken is all that matters.
-    const bool known = outcome <= static_cast<uint32_t>(TakeOutcome::kLate);
-    outcomes.push_back(known ? static_cast<TakeOutcome>(outcome) : TakeOutcome::kNoRoom);
+    const bool known = outcome <= static_cast<uint32_t>(TakeOutcome::kTimedOut);
+    outcomes.push_back(known ? static_cast<TakeOutcome>(outcome) : TakeOutcome::kNoSpace);
   }
   return outcomes;
 }

@@ -83,7 +83,7 @@ class RemotePrefixTest : public ::testing::Test {
                 .why = OfferKind::kDrain,
                 .patience_ms = 10'000},
                [&](absl::StatusOr<std::vector<TakeOutcome>> outcomes) { outcome.set_value(outcomes->at(0)); });
-    EXPECT_EQ(outcome.get_future().get(), TakeOutcome::kTaken);
+    EXPECT_EQ(outcome.get_future().get(), TakeOutcome::kAccepted);
   }
   static Tokens First(size_t tokens) { return Numbers(0, static_cast<int32_t>(tokens)); }
   // The text's first tokens, and others behind them, as deep as foreign texts are.

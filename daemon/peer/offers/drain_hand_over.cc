@@ -161,7 +161,7 @@ void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>
     node.bytes -= offering.bytes * offering.shards;
     --under_way_;
     const TakeOutcome outcome = reply.ok() ? (*reply)[i] : TakeOutcome::kFailed;
-    if (outcome == TakeOutcome::kTaken || outcome == TakeOutcome::kAlreadyPresent) {
+    if (outcome == TakeOutcome::kAccepted || outcome == TakeOutcome::kAlreadyPresent) {
       took = true;
       cache_.offers().Handed(offering.pool.tenant, offering.key, true);
       continue;
@@ -169,7 +169,7 @@ void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>
     // What is late is on its way there: the same node is asked again, and joins. So it is where a fetch failed, which a
     // busy machine may have done.
     const bool fetch_failed = reply.ok() && outcome == TakeOutcome::kFailed && ++some[i].failures < kFetches;
-    if (refused || outcome == TakeOutcome::kBusy || outcome == TakeOutcome::kLate || fetch_failed) {
+    if (refused || outcome == TakeOutcome::kBusy || outcome == TakeOutcome::kTimedOut || fetch_failed) {
       busy = true;
     } else {
       some[i].asked.insert(from->incarnation);

@@ -27,7 +27,7 @@ uint64_t AllBytes(const storage::Offering& offering) {
 
 void OfferTaker::Offer(const std::string& node, storage::TenantId tenant, const PeerOffer& offer, Answer answer) {
   const auto call = std::make_shared<Call>();
-  call->outcomes.resize(offer.objects.size(), TakeOutcome::kLate);
+  call->outcomes.resize(offer.objects.size(), TakeOutcome::kTimedOut);
   call->until = clock_.Now() + storage::Nanos{1'000'000} * offer.patience_ms;
   call->answer = std::move(answer);
   call->open = 1 + offer.objects.size();  // one until all are judged
@@ -38,10 +38,10 @@ void OfferTaker::Offer(const std::string& node, storage::TenantId tenant, const 
   for (size_t i = 0; i < offer.objects.size(); ++i) {
     const storage::Offering offering = OfferingOf(tenant, offer.objects[i]);
     TakeOutcome outcome = Judge(offering, offer.why);
-    if (outcome == TakeOutcome::kTaken && member == members.end()) outcome = TakeOutcome::kFailed;
+    if (outcome == TakeOutcome::kAccepted && member == members.end()) outcome = TakeOutcome::kFailed;
     const bool busy = stopped_ || calls_.size() >= options_.calls || !MayTake(node, offering);
-    if (outcome == TakeOutcome::kTaken && busy) outcome = TakeOutcome::kBusy;
-    if (outcome != TakeOutcome::kTaken) {
+    if (outcome == TakeOutcome::kAccepted && busy) outcome = TakeOutcome::kBusy;
+    if (outcome != TakeOutcome::kAccepted) {
       Settle(call, {offering, i}, outcome);
       continue;
     }
@@ -97,8 +97,8 @@ void OfferTaker::Ends(const storage::Offering& offering) {
 // For an engine that waits the top makes room as it does for any look-up, if it can.
 TakeOutcome OfferTaker::Judge(const storage::Offering& offering, OfferKind why) {
   const TakeOutcome outcome = cache_.offers().Judge(offering, why == OfferKind::kDrain);
-  const bool waits = why == OfferKind::kHandOff && outcome == TakeOutcome::kNoRoom;
-  return waits ? TakeOutcome::kTaken : outcome;
+  const bool waits = why == OfferKind::kHandOff && outcome == TakeOutcome::kNoSpace;
+  return waits ? TakeOutcome::kAccepted : outcome;
 }
 
 void OfferTaker::Opened(const std::shared_ptr<Call>& call, OfferKind why, const std::vector<Wanted>& wanted,
@@ -121,7 +121,7 @@ void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wa
   const TakeOutcome outcome = stopped_ ? TakeOutcome::kBusy : !as_offered ? TakeOutcome::kFailed : Judge(offering, why);
   for (absl::StatusOr<OpenedObject>& shard : shards) {
     if (!shard.ok()) continue;
-    if (outcome != TakeOutcome::kTaken) {
+    if (outcome != TakeOutcome::kAccepted) {
       opener_.Close(shard->member, shard->lease);
       continue;
     }
@@ -131,20 +131,20 @@ void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wa
     // Another look-up may have adopted it, or brought it up: that is joined.
     if (!cache_.AdoptRemote(offering.pool, std::move(header), copy, cost)) objects_.Release(copy);
   }
-  if (outcome != TakeOutcome::kTaken) {
+  if (outcome != TakeOutcome::kAccepted) {
     Ends(offering);
     return Settle(call, wanted, outcome);
   }
   cache_.offers().SetGroup(offering.pool.tenant, offering.key, offering.group);
   cache_.offers().Promote(offering, [this, call, wanted](bool whole) {
     Ends(wanted.offering);
-    Settle(call, wanted, whole ? TakeOutcome::kTaken : TakeOutcome::kFailed);
+    Settle(call, wanted, whole ? TakeOutcome::kAccepted : TakeOutcome::kFailed);
   });
 }
 
 void OfferTaker::Settle(const std::shared_ptr<Call>& call, const Wanted& wanted, TakeOutcome outcome) {
   ++stats_.outcomes[outcome];
-  if (outcome == TakeOutcome::kTaken) stats_.bytes += AllBytes(wanted.offering);
+  if (outcome == TakeOutcome::kAccepted) stats_.bytes += AllBytes(wanted.offering);
   call->outcomes[wanted.index] = outcome;
   if (--call->open == 0) AnswerNow(*call);
 }
@@ -157,7 +157,7 @@ void OfferTaker::Tick() {
   const storage::Nanos now = clock_.Now();
   for (const std::shared_ptr<Call>& call : calls_) {
     if (call->answer == nullptr || call->until > now) continue;
-    stats_.outcomes[TakeOutcome::kLate] += call->open;
+    stats_.outcomes[TakeOutcome::kTimedOut] += call->open;
     AnswerNow(*call);
   }
   std::erase_if(calls_, [](const std::shared_ptr<Call>& call) { return call->answer == nullptr; });

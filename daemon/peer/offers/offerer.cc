@@ -38,7 +38,7 @@ void Offerer::Offer(const std::shared_ptr<const Member>& to, const std::vector<s
     for (size_t i = 0; i < bytes.size(); ++i) {
       const TakeOutcome outcome = reply.ok() ? (*reply)[i] : TakeOutcome::kFailed;
       ++stats.outcomes[outcome];
-      if (outcome == TakeOutcome::kTaken) stats.bytes += bytes[i];
+      if (outcome == TakeOutcome::kAccepted) stats.bytes += bytes[i];
     }
     answered(reply);
   };

@@ -101,7 +101,7 @@ TEST_F(OffersTest, AnOfferIsTakenAndServes) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
   const ObjectHeader plan = OfferPlan(1, 8000);
   a.Publish(plan, 1);
-  EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kTaken);
+  EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kAccepted);
   EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kAlreadyPresent);
   ExpectHere(b, plan, 1);
   a.Leave();
@@ -129,14 +129,14 @@ TEST_F(OffersTest, OfferDisplacesNoMoreValuableObject) {
     full.push_back(OfferPlan(text, 1000));
     b.Publish(full.back(), text);
   }
-  EXPECT_EQ(Offer(a, b, plan, OfferKind::kHot), TakeOutcome::kNoRoom);
+  EXPECT_EQ(Offer(a, b, plan, OfferKind::kHot), TakeOutcome::kNoSpace);
   for (const ObjectHeader& there : full) EXPECT_FALSE(Where(b, there).empty());
-  EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kNoRoom) << "it is worth no more a byte";
+  EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kNoSpace) << "it is worth no more a byte";
   for (const ObjectHeader& there : full) EXPECT_FALSE(Where(b, there).empty());
   // Used more often, it is worth more.
   const Query query{.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens, .flops = 1e18};
   for (int i = 0; i < 4; ++i) a.Release(a.Lookup({&query, 1}).lease);
-  EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kTaken);
+  EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kAccepted);
   ExpectHere(b, plan, 1);
 }
 
@@ -146,7 +146,7 @@ TEST_F(OffersTest, ANodeThatDrainsTakesNothing) {
   b.OnLoop([&] { b.cache.StartDrain(); });
   EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kDraining);
   b.OnLoop([&] { b.cache.EndDrain(); });
-  EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kTaken);
+  EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kAccepted);
 }
 
 TEST_F(OffersTest, AsMuchAsMayBeIsTakenAtATime) {
@@ -224,7 +224,7 @@ TEST_F(OffersTest, ReportsObjectsWithoutPlaceAsLost) {
   const PeersStats stats = a.OnLoop([&] { return a.peers.stats(); });
   auto handed = stats.handed_over.outcomes;
   EXPECT_GT(left, 0u);
-  EXPECT_EQ(left + handed[TakeOutcome::kTaken], 40u);
+  EXPECT_EQ(left + handed[TakeOutcome::kAccepted], 40u);
   // The drain is called off: all of it counts as memory's alone again, and the node serves.
   a.OnLoop([&] {
     a.cache.EndDrain();
@@ -256,7 +256,7 @@ TEST_F(OffersTest, ANodeThatDiesInTheMiddleOfADrainTransferLeavesTheRestToOthers
   WaitFor([&] { return Drained(a); });
   const PeersStats stats = a.OnLoop([&] { return a.peers.stats(); });
   auto handed = stats.handed_over.outcomes;
-  EXPECT_EQ(handed[TakeOutcome::kTaken], plans.size());
+  EXPECT_EQ(handed[TakeOutcome::kAccepted], plans.size());
 }
 
 TEST_F(OffersTest, HotObjectIsReplicatedToFreeNode) {
@@ -396,11 +396,11 @@ TEST_F(OffersTest, ANodeThatStandsStillLeavesSpaceForOthersOffers) {
   {
     const StandsStill still(a);
     for (const PeerOffer& offer : offers) outcomes.push_back(Send(a, b, offer));
-    EXPECT_EQ(Offer(c, b, OfferPlan(5)), TakeOutcome::kTaken);
+    EXPECT_EQ(Offer(c, b, OfferPlan(5)), TakeOutcome::kAccepted);
   }
   std::map<TakeOutcome, int> counts;
   for (std::future<TakeOutcome>& outcome : outcomes) ++counts[outcome.get()];
-  EXPECT_EQ(counts[TakeOutcome::kTaken], 2);
+  EXPECT_EQ(counts[TakeOutcome::kAccepted], 2);
   EXPECT_EQ(counts[TakeOutcome::kBusy], 2) << "as much as it leaves free";
 }
 
@@ -414,8 +414,8 @@ TEST_F(OffersTest, AnObjectThatIsComingCountsOnce) {
   const auto under_way = [&] { return b.OnLoop([&] { return b.peers.stats().offered.under_way; }); };
   {
     const StandsStill still(a);
-    EXPECT_EQ(Send(a, b, offer).get(), TakeOutcome::kLate);
-    EXPECT_EQ(Send(a, b, offer).get(), TakeOutcome::kLate);
+    EXPECT_EQ(Send(a, b, offer).get(), TakeOutcome::kTimedOut);
+    EXPECT_EQ(Send(a, b, offer).get(), TakeOutcome::kTimedOut);
     EXPECT_EQ(under_way(), 1u);
   }
   WaitFor([&] { return under_way() == 0; });

@@ -84,12 +84,12 @@ void PromptHandOff::Answered(const std::shared_ptr<Text>& text, const std::vecto
   }
   for (size_t i = 0; i < some.size(); ++i) {
     switch (busy ? TakeOutcome::kBusy : (*reply)[i]) {
-      case TakeOutcome::kTaken:
+      case TakeOutcome::kAccepted:
       case TakeOutcome::kAlreadyPresent:
         text->result.bytes += BytesOf(some[i]);
         break;
       case TakeOutcome::kBusy:
-      case TakeOutcome::kLate:  // asked again, it is joined
+      case TakeOutcome::kTimedOut:  // asked again, it is joined
         text->waiting.push_back(some[i]);
         text->not_before = clock_.Now() + options_.pause;
         break;

@@ -78,7 +78,7 @@ TEST_F(PromptHandOffTest, AConversationsOwnStatesAreResumedFromAtTheOtherNode) {
   const PromptHandOff::Result handed = HandOff(a, text, kTalk, "b");
   EXPECT_EQ(handed.outcome, HandOffOutcome::kHanded);
   EXPECT_GT(handed.bytes, 0u);
-  const uint64_t objects = OffersOf(a)[TakeOutcome::kTaken];
+  const uint64_t objects = OffersOf(a)[TakeOutcome::kAccepted];
   EXPECT_EQ(objects, 1 + text.size() / engine_.model()->block_tokens);
   a.Leave();  // nothing of it is asked of anybody any more
   ExpectToResume(b, text, kTalk, /*own=*/true);

@@ -147,15 +147,15 @@ void Replicas::Answered(const std::shared_ptr<const Member>& to, const std::vect
   }
   for (size_t i = 0; i < copies.size(); ++i) {
     const TakeOutcome outcome = reply.ok() ? (*reply)[i] : of_all;
-    if (outcome == TakeOutcome::kNoRoom) Pause(*to, tenant, options_.pause);
+    if (outcome == TakeOutcome::kNoSpace) Pause(*to, tenant, options_.pause);
     if (outcome == TakeOutcome::kBusy) busy_until_[to->incarnation] = clock_.Now() + options_.busy_pause;
     const auto demand = demand_.find(PlaceOf(copies[i].offering));
     if (demand == demand_.end()) continue;
     // Whoever did not even open it has not asked.
     const auto asker = demand->second.askers.find(to->node);
     const bool opened = asker == demand->second.askers.end() || asker->second != copies[i].marked_at;
-    const bool has_it = outcome == TakeOutcome::kTaken || outcome == TakeOutcome::kAlreadyPresent;
-    if (!opened && !has_it && outcome != TakeOutcome::kLate) demand->second.askers.erase(asker);
+    const bool has_it = outcome == TakeOutcome::kAccepted || outcome == TakeOutcome::kAlreadyPresent;
+    if (!opened && !has_it && outcome != TakeOutcome::kTimedOut) demand->second.askers.erase(asker);
     const bool again = outcome == TakeOutcome::kBusy && !demand->second.waits && waiting_.size() < options_.waiting;
     if (again) Wait(demand->first);
   }

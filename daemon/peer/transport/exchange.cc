@@ -291,7 +291,7 @@ int64_t Exchange::due() const {
 
 TransportStats Exchange::Stats() const {
   TransportStats stats = counts_;
-  stats.slow_fabric = SlowFabric();
+  stats.rdma_fallback = SlowFabric();
   for (const auto& [id, connection] : connections_) {
     stats.bytes_sent += connection.link->bytes_sent;
     stats.bytes_received += connection.link->bytes_received;

@@ -71,7 +71,7 @@ class SlowFabricTest : public testing::Test {
     script_.events.closed(link);
     transport_->Turn();
   }
-  bool slow() const { return transport_->stats().slow_fabric; }
+  bool slow() const { return transport_->stats().rdma_fallback; }
 
   ScriptedUcx::Script script_;
   std::vector<std::byte> target_ = std::vector<std::byte>(16);

@@ -98,7 +98,7 @@ struct TransportStats {
   uint64_t loans = 0;                           // current loans of this node's memory to peers
   uint64_t registered_bytes = 0;                // readable by peers through RDMA
   // RDMA is expected, but this node has none, or a peer is or was last reached without it.
-  bool slow_fabric = false;
+  bool rdma_fallback = false;
 };
 
 // An effective UCX setting.

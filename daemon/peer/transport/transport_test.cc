@@ -408,10 +408,10 @@ TEST_F(TransportTest, ReportsLanesOfPeers) {
     EXPECT_EQ(stats.peers[0].lanes, "tcp/lo.0");
     EXPECT_TRUE(stats.peers[0].connected);
     EXPECT_EQ(stats.peers[0].accepted, each == &holder_);
-    EXPECT_FALSE(stats.slow_fabric);
+    EXPECT_FALSE(stats.rdma_fallback);
   }
   options_.expect_rdma = true;
-  EXPECT_TRUE(StartOne("127.0.0.1")->stats().slow_fabric);
+  EXPECT_TRUE(StartOne("127.0.0.1")->stats().rdma_fallback);
 }
 
 TEST_F(TransportTest, SettingsAreInForceAndSomeAreFixed) {

@@ -38,7 +38,7 @@ void Driver::Harvest(Node& node) {
   const daemon::DirectoryStats directory = node.directory->Stats();
   const daemon::RouterFigures router = node.router->figures();
   const auto taken = [](const daemon::Offerer::Stats& stats) {
-    const auto found = stats.outcomes.find(TakeOutcome::kTaken);
+    const auto found = stats.outcomes.find(TakeOutcome::kAccepted);
     return found == stats.outcomes.end() ? 0 : found->second;
   };
   Reach(Event::kResynced, directory.resyncs > kTenants ? directory.resyncs - kTenants : 0);

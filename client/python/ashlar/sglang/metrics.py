@@ -13,15 +13,15 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 
 PREFIX = "sglang:ashlar_"
 COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
-    "pages": (("tier", "kind"), "Pages fetched from the cache."),
-    "tokens_saved": (("tier", "kind"), "Tokens of the pages of keys and values that were fetched."),
-    "load_seconds": ((), "Time of fetching."),
-    "seconds_saved": (
+    "loaded_pages": (("tier", "kind"), "Pages fetched from the cache."),
+    "saved_tokens": (("tier", "kind"), "Tokens of the key and value pages fetched from the cache."),
+    "load_seconds": ((), "Time spent fetching pages."),
+    "saved_seconds": (
         (),
-        "Prefill time of these tokens at the rate that tokens_per_second says, less that of fetching.",
+        "Prefill time of the saved tokens at tokens_per_second, minus the fetching time.",
     ),
-    "misses": (("reason",), "Pages that were not fetched."),
-    "stored": (("outcome",), "Pages offered to the cache."),
+    "missed_pages": (("reason",), "Pages that the cache could not deliver, by reason."),
+    "stored_pages": (("outcome",), "Pages offered to the cache, by outcome."),
 }
 _registered: dict[str, Any] = {}  # a process registers a counter once
 _registering = threading.Lock()

@@ -249,7 +249,7 @@ class AshlarStorage(HiCacheStorage):
         self._count("backup", outcomes.count("published"), store, begun)
         if self._config.enable_storage_metrics:
             for outcome in outcomes:
-                self._own_counts.add(1, "stored", outcome)
+                self._own_counts.add(1, "stored_pages", outcome)
         return [outcome in _STORED for outcome in outcomes] or [False] * len(keys)
 
     def _get(self, name: str, keys: list[str], take: Callable[[int, torch.Tensor], None]) -> list[bool]:
@@ -279,15 +279,15 @@ class AshlarStorage(HiCacheStorage):
         saved = 0
         for page in pages:
             if page.miss is not None:
-                self._own_counts.add(1, "misses", page.miss)
+                self._own_counts.add(1, "missed_pages", page.miss)
                 continue
             tier = page.tier or "dram"
-            self._own_counts.add(1, "pages", tier, kind)
-            self._own_counts.add(tokens, "tokens_saved", tier, kind)
+            self._own_counts.add(1, "loaded_pages", tier, kind)
+            self._own_counts.add(tokens, "saved_tokens", tier, kind)
             saved += tokens
         self._own_counts.add(seconds, "load_seconds")
         if self._settings.tokens_per_second > 0:
-            self._own_counts.add(max(0.0, saved / self._settings.tokens_per_second - seconds), "seconds_saved")
+            self._own_counts.add(max(0.0, saved / self._settings.tokens_per_second - seconds), "saved_seconds")
 
     def _count(self, what: str, pages: int, store: PageStore, begun: float) -> None:
         if pages == 0 or not self._config.enable_storage_metrics:

@@ -152,7 +152,7 @@ class Scheduler:
             return None, False
         found = lookup.plan.prefix_tokens
         if found % block != 0 or found - computed < max(1, self._options.least_tokens):
-            self.stats.add(1, "lookups", "shorter" if found > 0 else "miss")
+            self.stats.add(1, "lookups", "no_gain" if found > 0 else "miss")
             self._drop(followed)
             followed.missed = asked
             return 0, False
@@ -207,7 +207,7 @@ class Scheduler:
         if verdict != ashlar.Verdict.PENDING:
             lookup.plan = lookup.handle.plan
         elif now - lookup.since > self._options.lookup_ms / 1000:
-            self.stats.add(1, "lookups", "late")
+            self.stats.add(1, "lookups", "timed_out")
             self._pause(now)
             self._drop(followed)
             followed.refused = True
@@ -340,7 +340,7 @@ class Scheduler:
         if not depths:
             return
         if len(self._under_way) >= self._options.saves_under_way:
-            self.stats.add(1, "saves", "too_many")
+            self.stats.add(1, "stores", "busy")
             return
         ids = output.kv_connector_block_state.get_block_ids(name)
         if ids is None:

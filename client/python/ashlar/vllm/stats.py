@@ -9,17 +9,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 # name: (labels, help). Counters all.
 COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
-    "hits": (("tier", "kind"), "Requests that were resumed from the cache."),
-    "tokens_saved": (("tier", "kind"), "Prompt tokens that were not computed."),
-    "seconds_saved": ((), "Prefill time of the tokens saved, at the engine's recent rate, less the time of loading."),
-    "load_seconds": ((), "Time from a load's start until its request can be scheduled."),
-    "load_failures": ((), "Loads that were computed instead."),
+    "hits": (("tier", "kind"), "Requests that resumed from the cache."),
+    "saved_tokens": (("tier", "kind"), "Prompt tokens that were not computed."),
+    "saved_seconds": ((), "Prefill time of the saved tokens at the engine's recent rate, minus the loading time."),
+    "load_seconds": ((), "Time from the start of a load until its request can be scheduled."),
+    "load_failures": ((), "Loads that failed; the engine recomputed their tokens."),
     "lookups": (
         ("outcome",),
-        "Prompts: hit, miss, late, shorter (not worth a load), or paused (not looked up, after a late one).",
+        "Prompt lookups by outcome. no_gain: the hit is no longer than that of the engine's own cache. paused: skipped after a timeout.",
     ),
-    "segments_published": ((), "Segments computed alone and kept."),
-    "saves": (("outcome",), "Texts offered to the cache, by outcome."),
+    "published_segments": ((), "Segments that this engine computed alone and published."),
+    "stores": (("outcome",), "Prompts offered to the cache by outcome. busy: too many stores were in progress."),
 }
 PREFIX = "vllm:ashlar_"
 

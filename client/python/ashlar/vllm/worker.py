@@ -256,9 +256,9 @@ class Worker:
                 continue
             self.stats.add(composed.seconds, "load_seconds")
             self.stats.add(1, "hits", composed.tier, "composed")
-            self.stats.add(composed.cached, "tokens_saved", composed.tier, "composed")
-            self.stats.add(composed.published, "segments_published")
-            self.stats.add(self._pace.saved(composed.cached, composed.seconds), "seconds_saved")
+            self.stats.add(composed.cached, "saved_tokens", composed.tier, "composed")
+            self.stats.add(composed.published, "published_segments")
+            self.stats.add(self._pace.saved(composed.cached, composed.seconds), "saved_seconds")
 
     def _poll(self, landing: _Landing) -> bool | None:
         """Whether the load is complete; None: not yet."""
@@ -351,8 +351,8 @@ class Worker:
         kind = "states_and_keys" if self._states else "keys"
         tokens = load.tokens - load.present
         self.stats.add(1, "hits", load.tier, kind)
-        self.stats.add(tokens, "tokens_saved", load.tier, kind)
-        self.stats.add(self._pace.saved(tokens, seconds), "seconds_saved")
+        self.stats.add(tokens, "saved_tokens", load.tier, kind)
+        self.stats.add(self._pace.saved(tokens, seconds), "saved_seconds")
 
     # ---- saving
 
@@ -428,7 +428,7 @@ class Worker:
             if outcome in _KEPT:
                 self._report.kept[save.number] += 1
             if self._first_rank:
-                self.stats.add(1, "saves", outcome)
+                self.stats.add(1, "stores", outcome)
         while not self._outdated.empty():
             self._report.outdated[self._outdated.get_nowait()] += 1
         pace = self._pace.seconds_a_token

@@ -120,11 +120,11 @@ def test_counts_of_tokens_time_tier_and_kind(daemon, pools):
     backend._get_pages(PoolName.MAMBA, [hashes[2]], pools[1][1], [0])
     assert backend.batch_exists_v2(hashes, [trailing()]).kv_hit_pages == 3
     counted = backend.get_stats().ashlar
-    assert counted["pages", "dram", "keys"] == 3 and counted["pages", "dram", "states"] == 1
-    assert counted["tokens_saved", "dram", "keys"] == 3 * PAGE and counted["tokens_saved", "dram", "states"] == 0
-    assert counted["misses", "never_seen"] == 1 and counted["stored", "published"] == 4
-    assert counted["load_seconds",] > 0 and counted["seconds_saved",] > 3 * PAGE * 900
+    assert counted["loaded_pages", "dram", "keys"] == 3 and counted["loaded_pages", "dram", "states"] == 1
+    assert counted["saved_tokens", "dram", "keys"] == 3 * PAGE and counted["saved_tokens", "dram", "states"] == 0
+    assert counted["missed_pages", "never_seen"] == 1 and counted["stored_pages", "published"] == 4
+    assert counted["load_seconds",] > 0 and counted["saved_seconds",] > 3 * PAGE * 900
     labels = dict(tp_rank="0", pp_rank="0", dp_rank="0", tier="dram", kind="keys")
-    value = prometheus_client.REGISTRY.get_sample_value("sglang:ashlar_tokens_saved_total", labels)
+    value = prometheus_client.REGISTRY.get_sample_value("sglang:ashlar_saved_tokens_total", labels)
     assert value >= 3 * PAGE, "where SGLang's Prometheus endpoint gathers it"
     assert backend.get_stats().ashlar == {}

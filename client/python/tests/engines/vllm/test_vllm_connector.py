@@ -93,7 +93,7 @@ def test_lookups_after_a_late_one_are_counted(shared_daemon):
         child.generate([prompt("late 0", 300)], 1)
         child.generate([prompt(f"late {i}", 300) for i in range(1, 4)], 1)
         child.call("execute", "import ashlar\nashlar.Request.poll_plan = server.real")
-        assert (count(child, "lookups", "late"), count(child, "lookups", "paused")) == (1, 3)
+        assert (count(child, "lookups", "timed_out"), count(child, "lookups", "paused")) == (1, 3)
         said = child.call("evaluate", "server.said")
         assert len([text for text in said if "a lookup took longer than lookup_ms (50 ms)" in text]) == 1
 
@@ -109,8 +109,8 @@ def test_the_daemon_hears_how_fast_the_engine_computes(shared_daemon):
         assert 1 < model.tokens_per_second < 1e7 and model.flops_per_token == 0, (
             "the daemon derives these from the layout"
         )
-        before = count(child, "saves", "kept")
-        while count(child, "saves", "kept") == before:
+        before = count(child, "stores", "kept")
+        while count(child, "stores", "kept") == before:
             assert time.monotonic() < deadline, "the cache goes on"
             child.generate([prompt(f"after the pace {time.monotonic()}", 300)], 1)
 

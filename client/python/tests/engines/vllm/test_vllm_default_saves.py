@@ -28,7 +28,7 @@ def test_prompts_are_resumed_with_the_same_answer_while_others_are_saved(model, 
             same(child.generate([text]), [answer])
         same(child.generate(longer), wanted_longer, CLOSE)
         settle(child, free)
-        assert count(child, "saves", "kept") >= len(texts)
+        assert count(child, "stores", "kept") >= len(texts)
         before = saved(child)
         for text, answer in zip(texts, wanted):
             same(child.generate([text]), [answer])
@@ -59,7 +59,7 @@ def test_blocks_are_held_until_their_save_has_ended(model, shared_daemon, expect
         for text, answer in zip(texts, wanted):
             child.call("erase")
             same(child.generate([text]), [answer])
-        assert saved(child) - before == 2 * block * count(child, "saves", "kept") > 0
+        assert saved(child) - before == 2 * block * count(child, "stores", "kept") > 0
 
 
 @pytest.mark.parametrize("model", PAIR)

@@ -322,7 +322,7 @@ def test_a_driver_that_refuses_leaves_an_engine_without_the_cache(gpu_daemon, ex
         for _ in range(2):
             child.call("erase")
             same(child.generate([text]), expected("qwen3", [text]))
-        assert saved(child) == 0 and count(child, "saves", "kept") == 0
+        assert saved(child) == 0 and count(child, "stores", "kept") == 0
 
 
 def test_a_daemon_without_that_gpu_leaves_an_engine_without_the_cache(shared_daemon, expected, monkeypatch):
@@ -332,7 +332,7 @@ def test_a_daemon_without_that_gpu_leaves_an_engine_without_the_cache(shared_dae
         for _ in range(2):
             child.call("erase")
             same(child.generate([text]), expected("qwen3", [text]))
-        assert saved(child) == 0 and count(child, "saves", "kept") == 0
+        assert saved(child) == 0 and count(child, "stores", "kept") == 0
 
 
 def test_segments_are_refused_on_a_gpu_and_said_so(monkeypatch):

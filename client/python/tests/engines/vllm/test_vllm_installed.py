@@ -174,18 +174,18 @@ def test_the_pages_server_answers_by_http(installation, daemon, tmp_path):
         block = BLOCK["qwen3_5"]
         text = prompt("served", 2 * block + 40)
         first = server.complete(text)
-        server.wait_for(1, "saves", ("kept",))
+        server.wait_for(1, "stores", ("kept",))
         server.post("/reset_prefix_cache")
         assert server.complete(text) == first and len(first) == 4
-        server.wait_for(2 * block, "tokens_saved", ("dram", "states_and_keys"))
+        server.wait_for(2 * block, "saved_tokens", ("dram", "states_and_keys"))
         parts = [prompt(f"served part {i}", 120) for i in range(3)]
         for order in ((0, 1, 2), (0, 2, 1)):
             whole = sum((parts[i] for i in order), []) + prompt("served query", 20)
             assert len(server.complete(whole, kv_transfer_params={"ashlar_segments": [120] * 3})) == 4
         server.wait_for(2, "hits", ("composed", "dram"))
         counted = server.scrape()
-        assert counted["segments_published", ()] == 3
-        assert counted["tokens_saved", ("composed", "dram")] == 2 * (120 + 2 * 104)
+        assert counted["published_segments", ()] == 3
+        assert counted["saved_tokens", ("composed", "dram")] == 2 * (120 + 2 * 104)
         assert counted["lookups", ("hit",)] == 1 and counted["hits", ("dram", "states_and_keys")] == 1
     finally:
         server.close()

@@ -25,7 +25,7 @@ def test_a_worker_that_cannot_be_served_holds_no_blocks(model, error, shared_dae
                 same(child.generate([text]), expected(model, [text]))
         child.call("erase")
         assert child.call("free_blocks") == 63, "all but the null block"
-        assert count(child, "saves", "kept") == 0 and count(child, "hits", "dram", "keys") == 0
+        assert count(child, "stores", "kept") == 0 and count(child, "hits", "dram", "keys") == 0
         before = child.call("metrics")
         child.generate([prompt(f"refused {model} later", 2 * BLOCK[model] + 20)])
         assert child.call("metrics") == before, "the scheduler has stopped asking"

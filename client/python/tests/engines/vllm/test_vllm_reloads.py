@@ -110,7 +110,7 @@ def test_segments_are_left_when_weights_change(shared_daemon):
         assert child.call("evaluate", KEPT)
     with Child("qwen3_5", of_segments(shared_daemon)) as child:
         probe(child, "ask", sum(parts, []) + query, [100] * 3)
-        assert child.call("metrics").get(("segments_published", ())) == 3, "nothing was kept by the former name"
+        assert child.call("metrics").get(("published_segments", ())) == 3, "nothing was kept by the former name"
 
 
 def test_a_model_that_cannot_be_watched_is_not_cached(shared_daemon, expected, monkeypatch):

@@ -73,13 +73,13 @@ def test_segments_that_are_set_over_a_reset_are_left(shared_daemon):
         )
         child.call("execute", OTHER_WEIGHTS)
         probe(child, "go_on")
-        assert count(child, "segments_published") == 0 and count(child, "load_failures") == 1
+        assert count(child, "published_segments") == 0 and count(child, "load_failures") == 1
         child.call("erase")
         probe(child, "ask", sum(parts, []) + query, [100] * 3)
-        assert count(child, "segments_published") == 3, "later ones are of the new weights, by their own name"
+        assert count(child, "published_segments") == 3, "later ones are of the new weights, by their own name"
     with Child("qwen3_5", options) as child:
         probe(child, "ask", sum(parts, []) + query, [100] * 3)
-        assert count(child, "segments_published") == 3, "nothing was kept by the name of the former weights"
+        assert count(child, "published_segments") == 3, "nothing was kept by the name of the former weights"
 
 
 def test_segments_that_were_set_when_the_reset_came_are_left(shared_daemon):

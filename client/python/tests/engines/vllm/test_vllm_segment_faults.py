@@ -73,13 +73,13 @@ def test_a_request_that_is_given_up_leaves_nothing(segmented):
     child.ask(parts, query)
     child.call("erase")
     free, state = child.call("free_blocks"), child.probe("state_of")
-    counts = [count(child, name) for name in ("segments_published", "load_failures")]
+    counts = [count(child, name) for name in ("published_segments", "load_failures")]
     child.probe("begin_to_set", "1000000", sum(parts[::-1], []) + query, [100] * 4)
     assert child.probe("abort", "1000000") in ([], ["abort"])
     child.call("erase")
     assert child.call("free_blocks") == free
     child.probe("go_on")
-    assert [count(child, name) for name in ("segments_published", "load_failures")] == counts, (
+    assert [count(child, name) for name in ("published_segments", "load_failures")] == counts, (
         "nothing is computed for it"
     )
     settles(child, state)

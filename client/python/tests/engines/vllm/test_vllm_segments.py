@@ -22,23 +22,23 @@ from ashlar.vllm.segments import NORM_EPSILON
 def test_segments_are_found_in_any_order_and_at_any_position(model, segmented, expected):
     child, query = segmented(model), prompt("query", 20)
     parts = texts(f"order {model}", 4)
-    before = count(child, "segments_published")
+    before = count(child, "published_segments")
     first = child.ask(parts, query)
-    assert count(child, "segments_published") - before == 4
+    assert count(child, "published_segments") - before == 4
     assert first[2] == 400, "no multiple of the engine's block: the state stands where the segments end"
     child.call("erase")
     again = child.ask(parts, query)
     assert again == first, "landed as it was published"
-    assert count(child, "segments_published") - before == 4
+    assert count(child, "published_segments") - before == 4
     child.call("erase")
     others = [parts[i] for i in (0, 3, 1)]
-    saved = count(child, "tokens_saved", "dram", "composed")
+    saved = count(child, "saved_tokens", "dram", "composed")
     tokens, logs, cached = child.ask(others, query)
-    assert count(child, "segments_published") - before == 4, "the same first text; interiors at other positions"
-    assert count(child, "tokens_saved", "dram", "composed") - saved == 100 + 2 * 84 and cached == 300
+    assert count(child, "published_segments") - before == 4, "the same first text; interiors at other positions"
+    assert count(child, "saved_tokens", "dram", "composed") - saved == 100 + 2 * 84 and cached == 300
     child.call("erase")
     child.ask([parts[i] for i in (2, 0, 1, 3)], query)
-    assert count(child, "segments_published") - before == 6, "as a first text, and as one behind others: two objects"
+    assert count(child, "published_segments") - before == 6, "as a first text, and as one behind others: two objects"
     (wanted,) = expected(model, [sum(others, []) + query], 4)
     assert max(abs(a - b) for a, b in zip(logs[:1], wanted[1])) < 0.2, "close to full prefill, not equal"
 
@@ -141,9 +141,9 @@ def test_segments_are_found_under_their_own_salt_alone(segmented):
     child, parts, query, answers = segmented(MODEL), texts("salt", 4, 192), prompt("salt query", 30), []
     for published in (4, 0):
         for salt in (None, "mine", "theirs"):
-            before = count(child, "segments_published")
+            before = count(child, "published_segments")
             answers.append(child.ask(parts, query, salt=salt))
-            assert count(child, "segments_published") - before == published, salt
+            assert count(child, "published_segments") - before == published, salt
         child.call("erase")
     assert all(answer == answers[0] for answer in answers)
 
@@ -217,7 +217,7 @@ def test_an_engine_that_loads_alone_publishes_nothing(segmented, expected):
     child, query = segmented(MODEL), prompt("alone", 20)
     known, new = texts("known", 3), texts("new", 3)
     composed = child.ask(known, query)
-    published = count(child, "segments_published")
+    published = count(child, "published_segments")
     child.probe("publish", False)
     try:
         child.call("erase")
@@ -229,7 +229,7 @@ def test_an_engine_that_loads_alone_publishes_nothing(segmented, expected):
         assert mixed[2] == 300, "the missing one is computed in the prompt, between those that are cached"
     finally:
         child.probe("publish", True)
-    assert count(child, "segments_published") == published
+    assert count(child, "published_segments") == published
 
 
 def preemptions(child):
@@ -266,7 +266,7 @@ def test_a_preempted_prompt_is_set_again_with_the_same_answer(shared_daemon, seg
         print("set again, and apart by", again)
         assert again and max(again) < 1e-3, "the same states and keys in other blocks"
         assert count(child, "hits", "dram", "composed") - hits > len(prompts)
-        assert count(child, "segments_published") == 0, "the other engine had published them"
+        assert count(child, "published_segments") == 0, "the other engine had published them"
         for (tokens, logs, cached), (other, others, _), (_, lengths) in zip(answers, wanted, prompts):
             assert cached == sum(lengths)
             # Decoded tokens are computed as a prompt, which rounds in another way: a later token may differ.

@@ -49,10 +49,10 @@ def test_statistics_are_in_the_engines_own(engine, expected):
     after = child.call("metrics")
     grown = {key: value - before.get(key, 0) for key, value in after.items()}
     assert grown["hits", ("dram", "states_and_keys")] == 1
-    assert grown["tokens_saved", ("dram", "states_and_keys")] == 2 * block
+    assert grown["saved_tokens", ("dram", "states_and_keys")] == 2 * block
     assert grown["lookups", ("hit",)] == 1
     assert grown["load_seconds", ()] > 0
-    assert count(child, "saves", "kept") > 0
+    assert count(child, "stores", "kept") > 0
     external = child.call(
         "evaluate", "[m.value for m in llm.get_metrics() if m.name == 'vllm:external_prefix_cache_hits']"
     )

@@ -352,7 +352,7 @@ def same(answers, expected, close=1e-4):
 
 
 def saved(engine):
-    return sum(value for (name, _), value in engine.call("metrics").items() if name == "tokens_saved")
+    return sum(value for (name, _), value in engine.call("metrics").items() if name == "saved_tokens")
 
 
 def serves_again(child, texts, wanted, close=1e-4):
