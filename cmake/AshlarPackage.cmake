@@ -13,9 +13,10 @@ install(PROGRAMS tools/sizing DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME ashlar-
 install(PROGRAMS tools/trace-from-log DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME ashlar-trace-from-log COMPONENT debian)
 install(FILES deploy/prometheus/ashlar.rules.yml deploy/prometheus/prometheus.example.yml
   deploy/prometheus/prometheus.kubernetes.example.yml DESTINATION ${CMAKE_INSTALL_DATADIR}/ashlar/prometheus COMPONENT debian)
-file(GLOB dashboards CONFIGURE_DEPENDS deploy/grafana/*.json)
-install(FILES ${dashboards} DESTINATION ${CMAKE_INSTALL_DATADIR}/ashlar/grafana COMPONENT debian)
-# Pages and completions come out of the programs, when they are installed.
+# A script writes the dashboards, and the programs write manual pages and completions, at installation.
+install(CODE "execute_process(COMMAND python3 ${PROJECT_SOURCE_DIR}/deploy/grafana/make_dashboards.py
+  \$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/share/ashlar/grafana COMMAND_ERROR_IS_FATAL ANY)"
+  COMPONENT debian)
 install(CODE "execute_process(COMMAND sh ${debian}/write_pages.sh $<TARGET_FILE:ashlard> $<TARGET_FILE:ashlarctl>
   ${PROJECT_SOURCE_DIR}/CHANGELOG.md \$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/share COMMAND_ERROR_IS_FATAL ANY)"
   COMPONENT debian)

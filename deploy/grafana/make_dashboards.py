@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the Grafana dashboards beside this file: the panels of panels.py, described in the words of docs/metrics.md. They are
-committed; a test holds them to this script.
+"""Writes the Grafana dashboards as JSON: the panels of panels.py with the descriptions of docs/metrics.md.
 
-usage: make_dashboards.py [--check]
+usage: make_dashboards.py FOLDER [URL]
+
+URL is where the pages of docs are served, such as https://wiki.example/ashlar/docs/.
 """
 
 import json
@@ -17,7 +18,7 @@ sys.path.insert(0, str(HERE))
 
 import panels  # noqa: E402
 
-PAGES = "https://ashlar.example/docs/"  # where they are served, as in deploy/prometheus
+PAGES = "https://ashlar.example/docs/"  # placeholder, as in deploy/prometheus
 VARIABLES = {
     "node": 'label_values(up{job="ashlar"}, instance)',
     "tenant": "label_values(ashlar_landed_bytes_total, tenant)",
@@ -28,7 +29,7 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def described():
-    """The words of docs/metrics.md for each metric, and when to act, for a reader elsewhere."""
+    """Returns the description of each metric in docs/metrics.md, with absolute links."""
     page = (HERE.parents[1] / "docs/metrics.md").read_text()
     page = re.sub(r"\]\((#[\w-]+)\)", rf"]({PAGES}metrics.md\1)", page)
     page = re.sub(r"\]\((?!https:)([\w.#-]+)\)", rf"]({PAGES}\1)", page)
@@ -152,19 +153,21 @@ def dashboard(uid, title, variables, rows, metrics):
     }
 
 
+def boards():
+    """Returns the dashboards by uid."""
+    metrics = described()
+    return {uid: dashboard(uid, *board, metrics) for uid, board in panels.BOARDS.items()}
+
+
 def main():
-    stale, metrics = [], described()
-    for uid, (title, variables, rows) in panels.BOARDS.items():
-        file = HERE / f"{uid}.json"
-        text = json.dumps(dashboard(uid, title, variables, rows, metrics), indent=1, ensure_ascii=False) + "\n"
-        if "--check" in sys.argv:
-            stale += [] if file.exists() and file.read_text() == text else [file.name]
-        else:
-            file.write_text(text)
-    if stale:
-        print(f"not what make_dashboards.py writes: {', '.join(stale)}")
-    return 1 if stale else 0
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    folder, pages = pathlib.Path(sys.argv[1]), sys.argv[2] if len(sys.argv) == 3 else PAGES
+    folder.mkdir(parents=True, exist_ok=True)
+    for uid, board in boards().items():
+        text = json.dumps(board, indent=1, ensure_ascii=False).replace(PAGES, pages.rstrip("/") + "/")
+        (folder / f"{uid}.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

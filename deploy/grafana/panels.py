@@ -226,7 +226,9 @@ NODE_ROWS = {
                 (total("ashlar_tier_capacity_bytes", "tier"), "{{tier}} budget"),
             ],
         ),
-        Panel("Copies between tiers", "Bps", [(rate("ashlar_tier_copied_bytes_total", "from, to"), "{{from}} to {{to}}")]),
+        Panel(
+            "Copies between tiers", "Bps", [(rate("ashlar_tier_copied_bytes_total", "from, to"), "{{from}} to {{to}}")]
+        ),
         Panel("Copies in progress", "short", [gauge("ashlar_tier_copies_in_progress", "{{instance}}")]),
         Panel(
             "Prefetched objects",
@@ -308,7 +310,9 @@ NODE_ROWS = {
             alerts=("AshlarPeersMissing",),
         ),
         Panel(
-            "Data connections by protocol", "short", [gauge("ashlar_transport_connections", "{{instance}} {{protocol}}")]
+            "Data connections by protocol",
+            "short",
+            [gauge("ashlar_transport_connections", "{{instance}} {{protocol}}")],
         ),
         Panel(
             "Bytes between nodes",
@@ -387,7 +391,12 @@ NODE_ROWS = {
         Panel(
             "Oldest pending erasure",
             "s",
-            [(f"max by (instance, location) (ashlar_erasures_oldest_age_seconds{{{NODE}}})", "{{instance}} {{location}}")],
+            [
+                (
+                    f"max by (instance, location) (ashlar_erasures_oldest_age_seconds{{{NODE}}})",
+                    "{{instance}} {{location}}",
+                )
+            ],
             red_from=300,
             alerts=("AshlarErasureStuck",),
         ),

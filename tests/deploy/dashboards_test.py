@@ -6,13 +6,17 @@ links to runbooks that exist.
 usage: dashboards_test.py SOURCE_ROOT
 """
 
-import json
 import pathlib
 import re
 import sys
 import unittest
 
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
+sys.path.insert(0, str(ROOT / "deploy/grafana"))
+
+import make_dashboards  # noqa: E402
+
+BOARDS = make_dashboards.boards()
 METRIC = re.compile(r"(?<![\w:])(?:\w+:)?(?:ashlar|process)_[\w:]+")  # recorded series as level:name:operation
 
 
@@ -43,8 +47,8 @@ def unit_of(query):
 class Dashboards(unittest.TestCase):
     @staticmethod
     def panels():
-        for file in sorted((ROOT / "deploy/grafana").glob("*.json")):
-            for panel in json.loads(file.read_text())["panels"]:
+        for board in BOARDS.values():
+            for panel in board["panels"]:
                 if panel["type"] != "row":
                     yield panel
 
@@ -97,8 +101,7 @@ class Dashboards(unittest.TestCase):
         self.assertEqual(linked - runbooks, set())
         # Its figure is 0 where there is no certificate: no panel can show it to all.
         self.assertEqual(runbooks - linked, {"ashlarcertificateexpiring"})
-        for file in (ROOT / "deploy/grafana").glob("*.json"):
-            board = json.loads(file.read_text())
+        for board in BOARDS.values():
             self.assertEqual([link["title"] for link in board["links"]], ["Ashlar", "Runbooks", "Metrics"])
             self.assertEqual(board["panels"][0]["type"], "row")
         to_nodes = {
@@ -133,9 +136,9 @@ class Dashboards(unittest.TestCase):
             self.assertIn(value, found[alert], alert)
 
     def test_panels_do_not_overlap(self):
-        for file in (ROOT / "deploy/grafana").glob("*.json"):
+        for board in BOARDS.values():
             taken = {}
-            for panel in json.loads(file.read_text())["panels"]:
+            for panel in board["panels"]:
                 at = panel["gridPos"]
                 self.assertLessEqual(at["x"] + at["w"], 24)
                 for x in range(at["x"], at["x"] + at["w"]):

@@ -26,9 +26,10 @@ import urllib.parse
 import urllib.request
 
 SOURCE, BUILD = pathlib.Path(os.environ["ASHLAR_SOURCE"]), pathlib.Path(os.environ["ASHLAR_BUILD"])
-sys.path[:0] = [str(SOURCE / "examples/python"), str(pathlib.Path(__file__).parent)]
+sys.path[:0] = [str(SOURCE / "examples/python"), str(SOURCE / "deploy/grafana"), str(pathlib.Path(__file__).parent)]
 
 import fleet  # noqa: E402
+import make_dashboards  # noqa: E402
 
 SECONDS, STEP = 90, 3
 WIDTH, HEIGHT, COLUMNS, GAP, ROW_HEIGHT, MOST_SERIES = 300, 190, 3, 12, 24, 6
@@ -133,8 +134,7 @@ def draw_panel(panel, found, left, top, end):
     return parts
 
 
-def draw_dashboard(prometheus, file, out, end, names):
-    board = json.loads(file.read_text())
+def draw_dashboard(prometheus, board, out, end, names):
     parts, top, column = [], 34, 0
     for panel in board["panels"]:
         if column == COLUMNS or (column > 0 and panel["type"] == "row"):
@@ -216,8 +216,8 @@ def main():
         prometheus, first = nodes.prometheus, nodes.nodes[0]
         time.sleep(SECONDS + 10)
         end, names = time.time(), {f"127.0.0.1:{node.port}": node.name for node in nodes.nodes}
-        for file in sorted((SOURCE / "deploy/grafana").glob("*.json")):
-            draw_dashboard(prometheus, file, folder / f"dashboard-{file.stem.removeprefix('ashlar-')}.svg", end, names)
+        for uid, board in make_dashboards.boards().items():
+            draw_dashboard(prometheus, board, folder / f"dashboard-{uid.removeprefix('ashlar-')}.svg", end, names)
         draw_terminal(top_of(first.daemon.admin_socket), folder / "top.svg")
         if shutil.which("chromium"):
             photograph(f"http://127.0.0.1:{first.port}/", folder / "status-page.png", "500,1560")

@@ -9,11 +9,15 @@ import pathlib
 import re
 import socket
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
 
 ROOT = pathlib.Path(os.environ["ASHLAR_SOURCE"])
+sys.path.insert(0, str(ROOT / "deploy/grafana"))
+
+import make_dashboards  # noqa: E402
 
 
 def free_port():
@@ -141,13 +145,13 @@ class Query:
 
 
 def queries():
-    for file in sorted((ROOT / "deploy/grafana").glob("*.json")):
-        for panel in json.loads(file.read_text())["panels"]:
+    for uid, board in make_dashboards.boards().items():
+        for panel in board["panels"]:
             for target in panel.get("targets", []):
                 query = (
                     target["expr"].replace("$__rate_interval", "20s").replace("$node", ".*").replace("$tenant", ".*")
                 )
-                yield Query(file.stem, panel["title"], query, target["legendFormat"])
+                yield Query(uid, panel["title"], query, target["legendFormat"])
 
 
 def prove(prometheus, patience, alone):

@@ -78,7 +78,7 @@ class Package(unittest.TestCase):
 
     def test_it_has_what_a_node_needs_and_nothing_else(self):
         found = {f"/{path.relative_to(self.root)}" for path in self.root.rglob("*") if not path.is_dir()}
-        dashboards = {f"/usr/share/ashlar/grafana/{file.name}" for file in (SOURCE / "deploy/grafana").glob("*.json")}
+        dashboards = {f"/usr/share/ashlar/grafana/ashlar-{name}.json" for name in ("fleet", "node", "tenant")}
         self.assertEqual(found, FILES | dashboards)
 
     def test_it_depends_on_the_libraries_that_it_loads(self):

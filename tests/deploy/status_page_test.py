@@ -146,7 +146,13 @@ class StatusPage(unittest.TestCase):
             env={**os.environ, "ASHLAR_STATUS_PAGE": str(file)},
         )
         page = file.read_text()
-        for part in ("degraded:", "namespace_differs", "evicted by price", "another protocol is in use", "of 299 connected"):
+        for part in (
+            "degraded:",
+            "namespace_differs",
+            "evicted by price",
+            "another protocol is in use",
+            "of 299 connected",
+        ):
             self.assertIn(part, page)
         self.check(*self.laid_out(page))
 

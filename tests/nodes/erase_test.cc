@@ -107,15 +107,15 @@ TEST_F(EraseDaemonsTest, ANodeThatCannotAcknowledgeShowsInMetrics) {
   const std::string in_the_way = cluster_->daemon(1).ssd_folder() + "/erased.part";
   ASSERT_TRUE(std::filesystem::create_directory(in_the_way));
   EXPECT_EQ(Run(0, "erase --tenant default --seconds 1").code, 1);
-  const auto waits = [this](size_t node, const std::string& where) {
-    return cluster_->daemon(node).Metric("ashlar_erasures_pending{where=\"" + where + "\"}") == 1 &&
-           cluster_->daemon(node).Metric("ashlar_erasures_oldest_age_seconds{where=\"" + where + "\"}") > 0;
+  const auto waits = [this](size_t node, const std::string& location) {
+    return cluster_->daemon(node).Metric("ashlar_erasures_pending{location=\"" + location + "\"}") == 1 &&
+           cluster_->daemon(node).Metric("ashlar_erasures_oldest_age_seconds{location=\"" + location + "\"}") > 0;
   };
-  EXPECT_TRUE(Eventually([&] { return waits(1, "here") && waits(0, "elsewhere"); }));
+  EXPECT_TRUE(Eventually([&] { return waits(1, "local") && waits(0, "remote"); }));
   EXPECT_EQ(cluster_->daemon(0).Metric("ashlar_erasures_pending{location=\"local\"}"), 0);
   EXPECT_THAT(cluster_->daemon(1).log(), HasSubstr("what was erased cannot be noted"));
   std::filesystem::remove(in_the_way);
-  EXPECT_TRUE(Eventually([&] { return !waits(1, "here") && !waits(0, "elsewhere"); }));
+  EXPECT_TRUE(Eventually([&] { return !waits(1, "local") && !waits(0, "remote"); }));
 }
 
 }  // namespace
