@@ -39,8 +39,8 @@ ASHLAR_BUILD_PACKAGES=(
 ASHLAR_TEST_PACKAGES=(
   "${ASHLAR_BUILD_PACKAGES[@]}"
   libgtest-dev libgmock-dev
-  # formatting of sources
-  clang-format
+  # formatting of sources, and annotations of mutexes
+  clang-format clang
   # the server that ashlar-bench compares with
   redis-tools
   # ashlar-replay's plots

@@ -3,13 +3,13 @@
 
 #include <cstring>
 #include <map>
-#include <mutex>
 
 #include "kernels/cuda/chain.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device_arena.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/queue.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::kernels {
 namespace cuda {
@@ -105,9 +105,9 @@ std::unique_ptr<Gpu> Open(int number, std::string* why) {
 }  // namespace cuda
 
 const Gpu* FindCudaGpu(int number, std::string* why) {
-  static std::mutex mutex;
-  static auto& found = *new std::map<int, std::unique_ptr<Gpu>>();
-  std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static auto& found ABSL_GUARDED_BY(mutex) = *new std::map<int, std::unique_ptr<Gpu>>();
+  MutexLock lock(mutex);
   std::unique_ptr<Gpu>& gpu = found[number];
   if (gpu == nullptr) gpu = cuda::Open(number, why);
   return gpu.get();

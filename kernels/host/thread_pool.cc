@@ -31,7 +31,7 @@ struct ThreadPool::Batch {
   const int64_t count;
   std::atomic<int64_t> next{0};
   std::atomic<int> joined{0};  // threads of the pool inside; changed under mutex_
-  Batch* following = nullptr;  // guarded by mutex_
+  Batch* following = nullptr;  // guarded by the pool's mutex_
 };
 
 ThreadPool::ThreadPool(int threads) {
@@ -46,10 +46,10 @@ ThreadPool::ThreadPool(int threads) {
 
 ThreadPool::~ThreadPool() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stop_ = true;
   }
-  work_.notify_all();
+  work_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -61,20 +61,20 @@ void ThreadPool::Run(int64_t count, Body body, void* context) {
   Batch batch{body, context, count};
   int64_t wake;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Append(&batch);
     wake = std::min<int64_t>(count - 1, sleeping_);
   }
-  for (; wake > 0; --wake) work_.notify_one();
+  for (; wake > 0; --wake) work_.NotifyOne();
   Drain(batch);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Remove(&batch);  // from here on nobody joins
   }
   const auto left = [&batch] { return batch.joined.load(std::memory_order_acquire) == 0; };
   if (Spin(left)) return;
-  std::unique_lock lock(mutex_);
-  finished_.wait(lock, left);
+  MutexLock lock(mutex_);
+  while (!left()) finished_.Wait(mutex_);
 }
 
 void ThreadPool::Drain(Batch& batch) {
@@ -84,24 +84,24 @@ void ThreadPool::Drain(Batch& batch) {
 }
 
 void ThreadPool::Serve() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stop_) {
     if (Batch* batch = FindWork()) {
       batch->joined.fetch_add(1, std::memory_order_relaxed);
-      lock.unlock();
+      lock.Unlock();
       Drain(*batch);
-      lock.lock();
+      lock.Lock();
       // The last touch: as soon as the count is down, the caller may return and the batch is gone.
-      if (batch->joined.fetch_sub(1, std::memory_order_release) == 1) finished_.notify_all();
+      if (batch->joined.fetch_sub(1, std::memory_order_release) == 1) finished_.NotifyAll();
       continue;
     }
     const uint64_t seen = appended_;
-    lock.unlock();
+    lock.Unlock();
     const bool more = Spin([&] { return appended_ != seen || stop_; });
-    lock.lock();
+    lock.Lock();
     if (more || stop_ || FindWork() != nullptr) continue;
     ++sleeping_;
-    work_.wait(lock, [this] { return stop_ || FindWork() != nullptr; });
+    while (!stop_ && FindWork() == nullptr) work_.Wait(mutex_);
     --sleeping_;
   }
 }

@@ -3,13 +3,12 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "kernels/device.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::kernels {
 
@@ -32,18 +31,18 @@ class ThreadPool final : public Workers {
   struct Batch;  // one call of Run; lives on its caller's stack
 
   void Serve();
-  Batch* FindWork() const;    // needs mutex_
-  void Append(Batch* batch);  // needs mutex_
-  void Remove(Batch* batch);  // needs mutex_
+  Batch* FindWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Append(Batch* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Remove(Batch* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Drain(Batch& batch);
 
-  std::mutex mutex_;
-  std::condition_variable work_;       // a batch was appended, or the pool stops
-  std::condition_variable finished_;   // a thread of the pool left a batch
-  Batch* first_ = nullptr;             // batches that may be joined, oldest first
-  int sleeping_ = 0;                   // threads that wait for work_
-  std::atomic<uint64_t> appended_{0};  // batches so far; changed under mutex_, read by threads that spin
-  std::atomic<bool> stop_{false};      // changed under mutex_
+  Mutex mutex_;
+  CondVar work_;                                    // a batch was appended, or the pool stops
+  CondVar finished_;                                // a thread of the pool left a batch
+  Batch* first_ ABSL_GUARDED_BY(mutex_) = nullptr;  // batches that may be joined, oldest first
+  int sleeping_ ABSL_GUARDED_BY(mutex_) = 0;        // threads that wait for work_
+  std::atomic<uint64_t> appended_{0};               // batches so far; changed under mutex_, read by threads that spin
+  std::atomic<bool> stop_{false};                   // changed under mutex_
   std::vector<std::thread> threads_;
 };
 

@@ -7,9 +7,10 @@
 #include <atomic>
 #include <chrono>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "kernels/mutex.h"
 
 namespace ashlar::kernels {
 namespace {
@@ -33,13 +34,16 @@ TEST(ThreadPool, RunsEveryIndexOnceAndSeesTheResults) {
 
 TEST(ThreadPool, HandsOutIndicesInAscendingOrder) {
   ThreadPool pool(4);
-  std::mutex mutex;
-  std::map<std::thread::id, std::vector<int64_t>> taken;
+  struct {
+    Mutex mutex;
+    std::map<std::thread::id, std::vector<int64_t>> by_thread ABSL_GUARDED_BY(mutex);
+  } taken;
   ParallelFor(pool, 1'000, [&](int64_t i) {
-    std::lock_guard lock(mutex);
-    taken[std::this_thread::get_id()].push_back(i);
+    MutexLock lock(taken.mutex);
+    taken.by_thread[std::this_thread::get_id()].push_back(i);
   });
-  for (const auto& [thread, indices] : taken) EXPECT_TRUE(std::is_sorted(indices.begin(), indices.end()));
+  MutexLock lock(taken.mutex);
+  for (const auto& [thread, indices] : taken.by_thread) EXPECT_TRUE(std::is_sorted(indices.begin(), indices.end()));
 }
 
 // Every body waits until all threads are inside one: it ends only if Run really runs them side by side.

@@ -10,10 +10,11 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string_view>
 #include <utility>
+
+#include "kernels/mutex.h"
 
 namespace ashlar::kernels::cuda {
 namespace emulator {
@@ -27,7 +28,6 @@ struct Range {
 };
 
 struct DriverState {
-  std::mutex mutex;
   std::map<CUmemGenericAllocationHandle, int> handles;  // to memfds
   std::map<CUdeviceptr, Range> ranges;
   CUmemGenericAllocationHandle last_handle = 0;
@@ -37,8 +37,12 @@ struct DriverState {
   int lacking = 0;
   std::map<uintptr_t, size_t> registered;  // bytes behind each address, apart
 };
-DriverState& Self() {
-  static DriverState& state = *new DriverState();  // arenas of static life may end after everything else
+struct SharedState {
+  Mutex mutex;
+  DriverState state ABSL_GUARDED_BY(mutex);
+};
+SharedState& Self() {
+  static SharedState& state = *new SharedState();  // arenas of static life may end after everything else
   return state;
 }
 
@@ -46,8 +50,8 @@ void* Pointer(CUdeviceptr address) {
   return reinterpret_cast<void*>(static_cast<uintptr_t>(address));
 }
 
-void Protect(CUdeviceptr address, const Range& range) {
-  mprotect(Pointer(address), range.bytes, Self().working[range.device] > 0 ? range.protection : PROT_NONE);
+void Protect(const DriverState& state, CUdeviceptr address, const Range& range) {
+  mprotect(Pointer(address), range.bytes, state.working[range.device] > 0 ? range.protection : PROT_NONE);
 }
 
 // The memory of a device bears its number, in every process that has a descriptor of it.
@@ -65,8 +69,7 @@ int DeviceOf(int memfd) {
 }
 
 // Counts a call; what it answers if it shall not do its work.
-std::optional<CUresult> Refusal(const char* call) {
-  DriverState& state = Self();
+std::optional<CUresult> Refusal(DriverState& state, const char* call) {
   state.calls.emplace_back(call);
   if (!state.fault || state.fault->countdown-- > 0) return std::nullopt;
   const CUresult code = state.fault->code;
@@ -76,9 +79,10 @@ std::optional<CUresult> Refusal(const char* call) {
 
 template <typename Work>
 CUresult Call(const char* name, Work work) {
-  std::lock_guard lock(Self().mutex);
-  const std::optional<CUresult> refused = Refusal(name);
-  return refused ? *refused : work(Self());
+  SharedState& self = Self();
+  MutexLock lock(self.mutex);
+  const std::optional<CUresult> refused = Refusal(self.state, name);
+  return refused ? *refused : work(self.state);
 }
 
 CUresult Init(unsigned) {
@@ -246,7 +250,7 @@ CUresult SetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* acce
     if (range == nullptr || count != 1) return CUDA_ERROR_INVALID_VALUE;
     if (access->location.id != range->device) return CUDA_ERROR_INVALID_DEVICE;
     range->protection = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE : PROT_READ;
-    Protect(address, *range);
+    Protect(state, address, *range);
     return CUDA_SUCCESS;
   });
 }
@@ -272,14 +276,15 @@ CUresult ImportHandle(CUmemGenericAllocationHandle* handle, void* shared, CUmemA
 }
 
 void Change(int device, int by) {
-  std::lock_guard lock(Self().mutex);
-  DriverState& state = Self();
+  SharedState& self = Self();
+  MutexLock lock(self.mutex);
+  DriverState& state = self.state;
   int& working = state.working[device];
   const bool before = working > 0;
   working += by;
   if (before == (working > 0)) return;
   for (const auto& [address, range] : state.ranges) {
-    if (range.mapped && range.device == device) Protect(address, range);
+    if (range.mapped && range.device == device) Protect(state, address, range);
   }
 }
 
@@ -307,30 +312,35 @@ const Driver& EmulatedDriver() {
 }
 
 DriverObjects Alive() {
-  std::lock_guard lock(Self().mutex);
-  DriverObjects objects{.handles = Self().handles.size(), .ranges = Self().ranges.size()};
-  for (const auto& [address, range] : Self().ranges) objects.mappings += range.mapped ? 1 : 0;
+  SharedState& self = Self();
+  MutexLock lock(self.mutex);
+  DriverObjects objects{.handles = self.state.handles.size(), .ranges = self.state.ranges.size()};
+  for (const auto& [address, range] : self.state.ranges) objects.mappings += range.mapped ? 1 : 0;
   return objects;
 }
 
 void SetFault(const Fault* fault) {
-  std::lock_guard lock(Self().mutex);
-  Self().fault = fault == nullptr ? std::nullopt : std::optional(*fault);
+  SharedState& self = Self();
+  MutexLock lock(self.mutex);
+  self.state.fault = fault == nullptr ? std::nullopt : std::optional(*fault);
 }
 
 std::vector<std::string> TakeCalls() {
-  std::lock_guard lock(Self().mutex);
-  return std::exchange(Self().calls, {});
+  SharedState& self = Self();
+  MutexLock lock(self.mutex);
+  return std::exchange(self.state.calls, {});
 }
 
 void LackAttribute(int attribute) {
-  std::lock_guard lock(Self().mutex);
-  Self().lacking = attribute;
+  SharedState& self = Self();
+  MutexLock lock(self.mutex);
+  self.state.lacking = attribute;
 }
 
 bool RegisterHost(void* memory, size_t bytes) {
-  std::lock_guard lock(Self().mutex);
-  auto& registered = Self().registered;
+  SharedState& self = Self();
+  MutexLock lock(self.mutex);
+  auto& registered = self.state.registered;
   const auto begin = reinterpret_cast<uintptr_t>(memory);
   const auto next = registered.lower_bound(begin);
   if (bytes == 0 || (next != registered.end() && next->first < begin + bytes)) return false;
@@ -340,15 +350,17 @@ bool RegisterHost(void* memory, size_t bytes) {
 }
 
 bool UnregisterHost(void* memory) {
-  std::lock_guard lock(Self().mutex);
-  return Self().registered.erase(reinterpret_cast<uintptr_t>(memory)) > 0;
+  SharedState& self = Self();
+  MutexLock lock(self.mutex);
+  return self.state.registered.erase(reinterpret_cast<uintptr_t>(memory)) > 0;
 }
 
 bool Reaches(const void* memory, size_t bytes) {
-  std::lock_guard lock(Self().mutex);
+  SharedState& self = Self();
+  MutexLock lock(self.mutex);
   const auto begin = reinterpret_cast<uintptr_t>(memory);
-  const auto behind = Self().registered.upper_bound(begin);
-  if (behind == Self().registered.begin()) return false;
+  const auto behind = self.state.registered.upper_bound(begin);
+  if (behind == self.state.registered.begin()) return false;
   const auto& [start, length] = *std::prev(behind);
   return begin + bytes <= start + length;
 }
