@@ -6,7 +6,6 @@
 #include <chrono>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +41,7 @@
 #include "daemon/tiers/tier_set.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
+#include "kernels/mutex.h"
 #include "storage/cache.h"
 #include "storage/transfer/mover.h"
 
@@ -312,7 +312,7 @@ struct Daemon::Impl {
 
   // Any thread, while all servers are there. False: the daemon stops, and drains until then.
   bool SetDraining(bool draining) {
-    std::lock_guard lock(drain_mutex);
+    MutexLock lock(drain_mutex);
     if (!draining && stopping) return false;
     ready = !draining;
     rpc_server->SetServing(!draining);
@@ -325,7 +325,7 @@ struct Daemon::Impl {
   }
 
   void StartStopping() {
-    std::lock_guard lock(drain_mutex);
+    MutexLock lock(drain_mutex);
     stopping = true;
   }
 
@@ -335,8 +335,8 @@ struct Daemon::Impl {
     return levels.get_future().get();
   }
 
-  std::mutex drain_mutex;
-  bool stopping = false;   // guarded by drain_mutex
+  Mutex drain_mutex;
+  bool stopping ABSL_GUARDED_BY(drain_mutex) = false;
   DiskHealth disk_health;  // the loop's
   const int tenants;
   const std::unique_ptr<AuditLog> audit;

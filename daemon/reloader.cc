@@ -31,16 +31,20 @@ Reloader::Reloader(const v1::Config& config, std::string file, EventLoop& loop, 
 Reloader::~Reloader() = default;
 
 std::string Reloader::config() const {
-  std::lock_guard lock(mutex_);
-  return FormatConfig(*now_);
+  return FormatConfig(Now());
 }
 
-absl::Status Reloader::TakeOver(const v1::Config& next, bool dry_run) {
+v1::Config Reloader::Now() const {
+  MutexLock lock(mutex_);
+  return *now_;
+}
+
+absl::Status Reloader::TakeOver(const v1::Config& now, const v1::Config& next, bool dry_run) {
   std::promise<absl::Status> taken;
   const bool posted = loop_.Post(storage::kNoTenant, [&] {
-    const absl::Status able = tiers_.CheckBudgets(*now_, next);
+    const absl::Status able = tiers_.CheckBudgets(now, next);
     if (able.ok() && !dry_run) {
-      tiers_.SetBudgets(*now_, next);
+      tiers_.SetBudgets(now, next);
       tiers_.Configure(next, cache_);
       cache_.upkeep().scrubber().SetRate(next.scrub().bytes_per_second());
     }
@@ -51,7 +55,7 @@ absl::Status Reloader::TakeOver(const v1::Config& next, bool dry_run) {
 }
 
 absl::StatusOr<std::vector<ConfigChange>> Reloader::Reload(bool dry_run) {
-  std::lock_guard lock(reloading_);
+  MutexLock lock(reloading_);
   absl::StatusOr<std::vector<ConfigChange>> changes = TryReload(dry_run);
   if (!dry_run) metrics_.Reloaded(changes.ok());
   return changes;
@@ -59,9 +63,10 @@ absl::StatusOr<std::vector<ConfigChange>> Reloader::Reload(bool dry_run) {
 
 absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
   if (file_.empty()) return absl::FailedPreconditionError("the daemon was started without a configuration file");
+  const v1::Config now = Now();
   v1::Config next;
   if (absl::Status read = LoadConfig(file_, &next); !read.ok()) return read;
-  absl::StatusOr<std::vector<ConfigChange>> changes = ChangesFor(*now_, next);
+  absl::StatusOr<std::vector<ConfigChange>> changes = ChangesFor(now, next);
   if (!changes.ok()) return changes;
   // What the machine allows is asked again, before anything changes.
   if (absl::Status able = CheckMappings(next); !able.ok()) return able;
@@ -70,7 +75,7 @@ absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
   }
   absl::StatusOr<AuditLog::File> audit_file = AuditLog::OpenFile(next.log().audit_file());
   if (!audit_file.ok()) return audit_file.status();
-  if (absl::Status taken = TakeOver(next, dry_run); !taken.ok()) return taken;
+  if (absl::Status taken = TakeOver(now, next, dry_run); !taken.ok()) return taken;
   if (dry_run) return changes;
   for (const auto& [uid, user] : services_.tenant_of_uid) {
     const v1::Tenant& tenant = next.tenants(static_cast<int>(user.id));
@@ -81,13 +86,13 @@ absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
   SetCallRates(next, &call_rates_);
   drain_seconds_ = next.drain_seconds();
   SetLogLevel(next.log().level());
-  if (next.log().audit_file() == now_->log().audit_file()) {
+  if (next.log().audit_file() == now.log().audit_file()) {
     audit_.Use(*std::move(audit_file));
   } else {
     audit_.MoveTo(*std::move(audit_file));
   }
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     *now_ = next;
   }
   for (const ConfigChange& change : *changes) {

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/session_protocol.h"
 #include "daemon/tiers/tier_set.h"
+#include "kernels/mutex.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
@@ -38,9 +38,10 @@ class Reloader {
   uint32_t drain_seconds() const { return drain_seconds_; }
 
  private:
-  absl::StatusOr<std::vector<ConfigChange>> TryReload(bool dry_run);  // reloading_ is held
+  absl::StatusOr<std::vector<ConfigChange>> TryReload(bool dry_run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(reloading_);
+  v1::Config Now() const;
   // Applies changes of tiers. Runs on the loop. Changes nothing if refused, or with `dry_run`.
-  absl::Status TakeOver(const v1::Config& next, bool dry_run);
+  absl::Status TakeOver(const v1::Config& now, const v1::Config& next, bool dry_run);
 
   const std::string file_;
   EventLoop& loop_;
@@ -50,9 +51,9 @@ class Reloader {
   storage::Rates& call_rates_;
   Metrics& metrics_;
   AuditLog& audit_;
-  std::mutex reloading_;             // held while files are read, which a disk that hangs delays
-  mutable std::mutex mutex_;         // after reloading_
-  std::unique_ptr<v1::Config> now_;  // written with both, read with either
+  Mutex reloading_;  // held while files are read, which a disk that hangs delays
+  mutable Mutex mutex_ ABSL_ACQUIRED_AFTER(reloading_);
+  std::unique_ptr<v1::Config> now_ ABSL_GUARDED_BY(mutex_);  // TryReload alone changes it
   std::atomic<uint32_t> drain_seconds_;
 };
 

@@ -14,6 +14,7 @@
 #else  // a machine that builds kernels/ alone
 #define ABSL_GUARDED_BY(mutex)
 #define ABSL_EXCLUSIVE_LOCKS_REQUIRED(...)
+#define ABSL_ACQUIRED_AFTER(...)
 #define ABSL_EXCLUSIVE_LOCK_FUNCTION(...)
 #define ABSL_EXCLUSIVE_TRYLOCK_FUNCTION(...)
 #define ABSL_UNLOCK_FUNCTION(...)

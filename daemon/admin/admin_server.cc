@@ -10,7 +10,6 @@
 #include <atomic>
 #include <chrono>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -18,6 +17,7 @@
 #include "ashlar/v1/admin.grpc.pb.h"
 #include "ashlar/v1/events.grpc.pb.h"
 #include "daemon/rpc/rpc_listener.h"
+#include "kernels/mutex.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -38,19 +38,19 @@ grpc::Status ToGrpc(const absl::Status& status) {
 class Operators {
  public:
   void Add(int descriptor, const Operator& who) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     of_descriptor_[absl::StrCat("fd:", descriptor)] = who;  // its number may have been another's, who has gone
   }
   Operator Find(const std::string& peer) const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = of_descriptor_.find(peer);
     // Only these two users get through.
     return found == of_descriptor_.end() ? Operator{.uid = geteuid()} : found->second;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::map<std::string, Operator> of_descriptor_;  // guarded by mutex_; at most one a descriptor
+  mutable Mutex mutex_;
+  std::map<std::string, Operator> of_descriptor_ ABSL_GUARDED_BY(mutex_);  // at most one a descriptor
 };
 
 // Calls that change something, or begin to.

@@ -9,11 +9,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <condition_variable>
 #include <deque>
 #include <fstream>
 #include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
@@ -24,6 +22,7 @@
 #include "absl/time/time.h"
 #include "daemon/runtime/log.h"
 #include "daemon/runtime/named_thread.h"
+#include "kernels/mutex.h"
 #include "storage/tier/file_owner.h"
 
 namespace ashlar::daemon {
@@ -135,47 +134,48 @@ struct AuditLog::Writer {
     std::string text;
   };
 
-  // Failures are logged once, until a line is written or another file is used. Both need the mutex.
-  void Failed(const std::string& why) {
+  // Failures are logged once, until a line is written or another file is used.
+  void Failed(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (std::exchange(failed, true)) return;
     Log(LogLevel::kError, "the audit file cannot be written: the log alone has operators' actions", {{"error", why}});
   }
-  void Replace(File with) {
+  void Replace(File with) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     file = std::make_shared<const File>(std::move(with));
     failed = false;
   }
 
   void Run() {
-    std::unique_lock lock(mutex);
+    MutexLock lock(mutex);
     for (;;) {
-      wake.wait(lock, [this] { return stopping || !lines.empty(); });
+      while (!stopping && lines.empty()) wake.Wait(mutex);
       if (lines.empty()) return;
       const Line line = std::move(lines.front());
       lines.pop_front();
-      lock.unlock();
+      lock.Unlock();
       const ssize_t size = write(line.file->get(), line.text.data(), line.text.size());
       const std::string why =
           size < 0 ? std::string(absl::ErrnoToStatus(errno, "write").message()) : "only a part was written";
-      lock.lock();
+      lock.Lock();
       ++written;
       if (size == static_cast<ssize_t>(line.text.size())) {
         failed = false;
       } else {
         Failed(why);
       }
-      progress.notify_all();
+      progress.NotifyAll();
     }
   }
 
-  std::mutex mutex;  // guards all below
-  std::condition_variable wake, progress;
-  std::deque<Line> lines;
-  uint64_t taken = 0, written = 0;  // lines
-  bool stopping = false;
-  bool failed = false;
-  std::shared_ptr<const File> file;
+  Mutex mutex;
+  CondVar wake, progress;
+  std::deque<Line> lines ABSL_GUARDED_BY(mutex);
+  uint64_t taken ABSL_GUARDED_BY(mutex) = 0;    // lines that were ever queued
+  uint64_t written ABSL_GUARDED_BY(mutex) = 0;  // of them, those whose write has returned
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  bool failed ABSL_GUARDED_BY(mutex) = false;
+  std::shared_ptr<const File> file ABSL_GUARDED_BY(mutex);
   // Files that were left, until the thread that left one has written its line there.
-  std::map<std::thread::id, std::shared_ptr<const File>> left_by;
+  std::map<std::thread::id, std::shared_ptr<const File>> left_by ABSL_GUARDED_BY(mutex);
 };
 
 AuditLog::AuditLog(File file) : writer_(std::make_shared<Writer>()) {
@@ -184,11 +184,13 @@ AuditLog::AuditLog(File file) : writer_(std::make_shared<Writer>()) {
 }
 
 AuditLog::~AuditLog() {
-  std::unique_lock lock(writer_->mutex);
+  MutexLock lock(writer_->mutex);
   writer_->stopping = true;
-  writer_->wake.notify_all();
-  const bool ends = writer_->progress.wait_for(lock, kPatience, [this] { return writer_->written == writer_->taken; });
-  lock.unlock();
+  writer_->wake.NotifyAll();
+  const auto deadline = CondVar::Clock::now() + kPatience;
+  while (writer_->written != writer_->taken && writer_->progress.WaitUntil(writer_->mutex, deadline)) continue;
+  const bool ends = writer_->written == writer_->taken;
+  lock.Unlock();
   ends ? thread_.join() : thread_.detach();
 }
 
@@ -199,12 +201,12 @@ absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(const std::string& path
 }
 
 void AuditLog::Use(File file) {
-  std::lock_guard lock(writer_->mutex);
+  MutexLock lock(writer_->mutex);
   writer_->Replace(std::move(file));
 }
 
 void AuditLog::MoveTo(File file) {
-  std::lock_guard lock(writer_->mutex);
+  MutexLock lock(writer_->mutex);
   writer_->left_by[std::this_thread::get_id()] = writer_->file;
   writer_->Replace(std::move(file));
 }
@@ -229,7 +231,7 @@ void AuditLog::Write(const Entry& entry) {
                                  {"seconds", entry.seconds}};
   if (entry.by.login_uid >= 0) json["login_uid"] = entry.by.login_uid;
   const std::string line = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  std::unique_lock lock(writer_->mutex);
+  MutexLock lock(writer_->mutex);
   const auto left = writer_->left_by.extract(std::this_thread::get_id());
   for (const auto& file : {left.empty() ? nullptr : left.mapped(), writer_->file}) {
     if (file == nullptr || !file->valid()) continue;  // none was asked for
@@ -237,13 +239,12 @@ void AuditLog::Write(const Entry& entry) {
     writer_->lines.push_back({file, line});
     ++writer_->taken;
   }
-  writer_->wake.notify_all();
+  writer_->wake.NotifyAll();
   const uint64_t last = writer_->taken;
-  const auto ended = [&] { return writer_->written >= last; };
   // A file that has failed is not waited for again.
-  if (!writer_->progress.wait_for(lock, writer_->failed ? kNoPatience : kPatience, ended)) {
-    writer_->Failed("a write does not return");
-  }
+  const auto deadline = CondVar::Clock::now() + (writer_->failed ? kNoPatience : kPatience);
+  while (writer_->written < last && writer_->progress.WaitUntil(writer_->mutex, deadline)) continue;
+  if (writer_->written < last) writer_->Failed("a write does not return");
 }
 
 std::string Describe(const google::protobuf::Message& message) {

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -23,6 +22,7 @@
 #include "daemon/testing/node.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
+#include "kernels/mutex.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
 #include "storage/tier/memory_tier.h"
@@ -86,7 +86,7 @@ class EngineTurnsTest : public ::testing::Test {
     }
     service_->Match(call.request, &call.reply, [this, name](const absl::Status& status) {
       EXPECT_TRUE(status.ok()) << status;
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       answered_ += name;
     });
   }
@@ -109,7 +109,7 @@ class EngineTurnsTest : public ::testing::Test {
   }
   std::string Answered(size_t count) {
     while (true) {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (answered_.size() >= count) return answered_;
     }
   }
@@ -135,8 +135,8 @@ class EngineTurnsTest : public ::testing::Test {
   std::vector<std::shared_ptr<Session>> sessions_;
   std::promise<void> go_;
   std::vector<std::unique_ptr<Call>> calls_;
-  std::mutex mutex_;
-  std::string answered_;  // guarded by mutex_
+  Mutex mutex_;
+  std::string answered_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The largest Match takes tens of milliseconds, a quantum 200 µs: even the first of them is cut.

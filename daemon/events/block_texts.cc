@@ -7,7 +7,7 @@
 namespace ashlar::daemon {
 
 void BlockTexts::Note(storage::TenantId tenant, const NamespaceId& ns, const PrefixKeys& keys) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const std::span<const Key> blocks = keys.blocks();
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (const auto known = known_.find({tenant, blocks[i]}); known != known_.end()) {
@@ -27,14 +27,14 @@ void BlockTexts::Note(storage::TenantId tenant, const NamespaceId& ns, const Pre
 }
 
 std::optional<BlockText> BlockTexts::Find(storage::TenantId tenant, const Key& block) const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto known = known_.find({tenant, block});
   if (known == known_.end()) return std::nullopt;
   return known->second->text;
 }
 
 void BlockTexts::Erase(storage::TenantId tenant, const std::optional<NamespaceId>& ns) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto known = order_.begin(); known != order_.end();) {
     if (known->tenant != tenant || (ns.has_value() && known->ns != *ns)) {
       ++known;

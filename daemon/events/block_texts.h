@@ -6,12 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "kernels/mutex.h"
 #include "proto/key.h"
 #include "proto/prefix.h"
 #include "storage/ids.h"
@@ -44,10 +44,10 @@ class BlockTexts {
     BlockText text;
   };
   const size_t most_tokens_;
-  mutable std::mutex mutex_;
-  std::list<Known> order_;  // oldest first; guarded by mutex_, like the members below
-  absl::flat_hash_map<std::pair<storage::TenantId, Key>, std::list<Known>::iterator> known_;
-  size_t tokens_ = 0;
+  mutable Mutex mutex_;
+  std::list<Known> order_ ABSL_GUARDED_BY(mutex_);  // oldest first
+  absl::flat_hash_map<std::pair<storage::TenantId, Key>, std::list<Known>::iterator> known_ ABSL_GUARDED_BY(mutex_);
+  size_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<uint64_t> erasures_{0};
 };
 

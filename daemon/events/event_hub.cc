@@ -8,8 +8,9 @@
 namespace ashlar::daemon {
 
 std::vector<CacheEvent> EventHub::Subscription::Take(size_t most, storage::Nanos patience) {
-  std::unique_lock lock(mutex_);
-  some_.wait_for(lock, std::chrono::nanoseconds(patience), [this] { return !events_.empty() || lost_ > 0; });
+  MutexLock lock(mutex_);
+  const auto deadline = CondVar::Clock::now() + std::chrono::nanoseconds(patience);
+  while (events_.empty() && lost_ == 0 && some_.WaitUntil(mutex_, deadline)) continue;
   std::vector<CacheEvent> taken;
   for (; taken.size() < most && !events_.empty(); events_.pop_front()) taken.push_back(events_.front());
   if (events_.empty() && lost_ > 0 && taken.size() < most) {
@@ -25,7 +26,7 @@ void EventHub::Subscription::Add(const CacheEvent& event) {
   if (filter_.ns.has_value() && *filter_.ns != event.ns) return;
   bool first = false;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     first = events_.empty() && lost_ == 0;
     if (lost_ > 0 || events_.size() >= capacity_) {
       ++lost_;
@@ -34,7 +35,7 @@ void EventHub::Subscription::Add(const CacheEvent& event) {
       events_.push_back(event);
     }
   }
-  some_.notify_one();
+  some_.NotifyOne();
   if (first && wake_) wake_();
 }
 
@@ -44,7 +45,7 @@ std::shared_ptr<EventHub::Subscription> EventHub::Subscribe(const Filter& filter
   subscription->filter_ = filter;
   subscription->capacity_ = capacity;
   subscription->wake_ = std::move(wake);
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(subscriptions_, [](const auto& one) { return one.expired(); });
   if (subscriptions_.size() >= kMostSubscribers) return nullptr;
   subscriptions_.push_back(subscription);
@@ -52,7 +53,7 @@ std::shared_ptr<EventHub::Subscription> EventHub::Subscribe(const Filter& filter
 }
 
 size_t EventHub::subscribers() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return static_cast<size_t>(std::ranges::count_if(subscriptions_, [](const auto& one) { return !one.expired(); }));
 }
 
@@ -75,7 +76,7 @@ void EventHub::Resides(const storage::TenantPool& pool, const ObjectHeader& head
                    // A block's header counts from the text's beginning.
                    .tokens = header.tokens - (header.kind == ObjectKind::kPrefixBlock ? header.first_token : 0),
                    .bytes = header.bytes};
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const std::weak_ptr<Subscription>& one : subscriptions_) {
     if (const std::shared_ptr<Subscription> subscription = one.lock()) subscription->Add(event);
   }

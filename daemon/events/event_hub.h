@@ -2,16 +2,15 @@
 // EventHub: publishes to subscribers what the cache of this node stores, moves and removes.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "kernels/mutex.h"
 #include "proto/key.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
@@ -57,11 +56,11 @@ class EventHub {
     Filter filter_;
     size_t capacity_ = 0;
     std::function<void()> wake_;  // may be empty
-    std::mutex mutex_;
-    std::condition_variable some_;
-    std::deque<CacheEvent> events_;  // guarded by mutex_, like the members below
-    uint64_t lost_ = 0;              // events lost after the last queued one
-    uint64_t last_lost_ = 0;
+    Mutex mutex_;
+    CondVar some_;
+    std::deque<CacheEvent> events_ ABSL_GUARDED_BY(mutex_);
+    uint64_t lost_ ABSL_GUARDED_BY(mutex_) = 0;  // events lost after the last queued one
+    uint64_t last_lost_ ABSL_GUARDED_BY(mutex_) = 0;
   };
 
   // Most queued events per subscriber, and most subscribers.
@@ -79,8 +78,8 @@ class EventHub {
   uint64_t told() const { return told_; }  // number of events published so far; the metadata thread only
 
  private:
-  mutable std::mutex mutex_;
-  std::vector<std::weak_ptr<Subscription>> subscriptions_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::vector<std::weak_ptr<Subscription>> subscriptions_ ABSL_GUARDED_BY(mutex_);
   uint64_t told_ = 0;
 };
 

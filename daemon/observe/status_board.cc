@@ -261,14 +261,14 @@ void StatusBoard::Missed(ObjectKind kind, MissReason reason, uint64_t tokens) {
 
 void StatusBoard::Set(StatusView view) {
   view.misses = misses_;
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   view_ = std::move(view);
 }
 
 std::string StatusBoard::Page() const {
   StatusView view;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     view = view_;
   }
   return StatusPage(view);

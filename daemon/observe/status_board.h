@@ -6,11 +6,11 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "daemon/observe/tallies.h"
+#include "kernels/mutex.h"
 #include "proto/key.h"
 #include "proto/outcome.h"
 
@@ -66,8 +66,8 @@ class StatusBoard {
 
  private:
   std::deque<StatusView::Miss> misses_;  // newest first
-  mutable std::mutex mutex_;
-  StatusView view_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  StatusView view_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::daemon

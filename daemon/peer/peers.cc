@@ -186,19 +186,19 @@ std::vector<PeerFigures> Peers::PerNode(const TransportStats& transport, size_t 
 }
 
 void Peers::PeerHere(const PeerHello& peer) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::string& known = here_[peer.node];
   if (!known.empty() && known != ReaderOf(peer)) PostGone(known);
   known = ReaderOf(peer);
 }
 
 void Peers::PeerGone(const std::string& node) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto gone = here_.extract(node)) PostGone(gone.mapped());
 }
 
 bool Peers::IsHere(const PeerHello& peer) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto known = here_.find(peer.node);
   return known != here_.end() && known->second == ReaderOf(peer);
 }

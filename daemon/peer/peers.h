@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -31,6 +30,7 @@
 #include "daemon/peer/transport/transport.h"
 #include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
+#include "kernels/mutex.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
@@ -146,8 +146,8 @@ class Peers final : public PeerCalls {
   bool draining_ = false, stopped_ = false;
   std::map<std::string, storage::Nanos> members_;  // nodes, and when each was last in the directory
   Router* router_ = nullptr;                       // null if no engine here is asked to prefill
-  std::mutex mutex_;
-  std::map<std::string, std::string> here_;  // connected nodes as the holder knows them; guarded by mutex_
+  Mutex mutex_;
+  std::map<std::string, std::string> here_ ABSL_GUARDED_BY(mutex_);  // connected nodes as the holder knows them
 };
 
 }  // namespace ashlar::daemon

@@ -135,7 +135,7 @@ TEST_F(PeersTest, ANodeThatCannotBeReachedIsAMiss) {
   {
     PeerNode a(cluster_, "a");
     a.Publish(Plan(1), 1);
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     cluster_.nodes.erase("a");  // what it told is still believed
   }
   EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNeverSeen);
@@ -165,12 +165,12 @@ TEST_F(PeersTest, AStaleEntryIsAMissAndTheNextHolderIsAsked) {
   for (PeerNode* node : {&a, &c}) node->Publish(Plan(1), 1);
   std::vector<TestCluster::Told> told;
   {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     told = cluster_.told;
   }
   a.OnLoop([&] { a.cache.Evict(0, Plan(1).key); });
   {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     cluster_.told = told;
   }
   EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
@@ -188,7 +188,7 @@ TEST_F(PeersTest, PrefersDramCopies) {
     PeerNode a(cluster_, "a"), b(cluster_, "b", 256, unhedged), c(cluster_, "c");
     for (PeerNode* node : {&a, &c}) node->Publish(Plan(1), 1);
     {
-      const std::lock_guard lock(cluster_.mutex);
+      MutexLock lock(cluster_.mutex);
       for (TestCluster::Told& one : cluster_.told) {
         if (one.member->node == "a") one.holding.tier = farther;
       }
@@ -260,7 +260,7 @@ TEST_F(PeersTest, AReaderThatHasGoneIsErased) {
     PeerNode b(cluster_, "b");
     const Query query = Ask(plan);
     ASSERT_EQ(b.Lookup({&query, 1}).found[0].tier, TierKind::kRemote);
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     cluster_.nodes.erase("a");  // it can say no more
   }
   a.peers.PeerGone("b");

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -16,6 +15,7 @@
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/rpc/request_gate.h"
 #include "daemon/runtime/handed_over.h"
+#include "kernels/mutex.h"
 #include "proto/cache_calls.h"
 
 namespace ashlar::daemon {
@@ -108,7 +108,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   // Before Begin: the request takes so many bytes, until it has been looked up.
   absl::Status Hold(size_t bytes) {
     if (!memory_.HoldRequest(bytes)) return absl::ResourceExhaustedError(kHeld);
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     request_bytes_ = bytes;
     return absl::OkStatus();
   }
@@ -119,7 +119,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void Begin(void (EngineService::*call)(const Request&, EngineService::LandEvents), const Request& request) {
     bool cancelled;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       session_ = request.session();
       landing_ = request.landing();
       begun_ = true;
@@ -133,7 +133,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void Refuse(absl::Status why) { End(std::move(why)); }
 
   void OnWriteDone(bool ok) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     writing_ = false;
     broken_ |= !ok;
     if (!match_.has_value()) memory_.EndAnswer(std::exchange(match_bytes_, 0));
@@ -141,42 +141,44 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
   void OnCancel() override {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       broken_ = true;
       if (end_.has_value() || !begun_) return;
     }
     service_.CancelLanding(session_, landing_);
   }
   void OnDone() override {
-    { std::lock_guard lock(mutex_); }  // a thread in Finish may still hold it
-    memory_.EndRequest(request_bytes_);
-    memory_.EndAnswer(match_bytes_ + verdict_bytes_);
+    {
+      MutexLock lock(mutex_);  // a thread in Finish may still hold it
+      memory_.EndRequest(request_bytes_);
+      memory_.EndAnswer(match_bytes_ + verdict_bytes_);
+    }
     delete this;
   }
 
  private:
   void Matched(v1::PromptMatch match) {
     timer_.LookedUp();
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     memory_.EndRequest(std::exchange(request_bytes_, 0));
     if (Count(match.ByteSizeLong(), match_bytes_)) match_ = std::move(match);
     awaits_match_ = false;
     Advance();
   }
   void Progress(uint32_t layers) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     layers_ = layers;
     Advance();
   }
   void End(absl::StatusOr<std::vector<MissReason>> verdict) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     memory_.EndRequest(std::exchange(request_bytes_, 0));
     if (verdict.ok()) Count(verdict->size() * sizeof(MissReason), verdict_bytes_);
     end_ = std::move(verdict);
     Advance();
   }
-  // False: so much is unread that this is not to be kept, nor anything else written. mutex_ is held.
-  bool Count(size_t bytes, size_t& counted) {
+  // False: so much is unread that this is not to be kept, nor anything else written.
+  bool Count(size_t bytes, size_t& counted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (memory_.HoldAnswer(bytes)) {
       counted = bytes;
       return true;
@@ -185,8 +187,8 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     return false;
   }
 
-  // Writes what is newest: a slow reader sees fewer events, never a queue of them. mutex_ is held.
-  void Advance() {
+  // Writes what is newest: a slow reader sees fewer events, never a queue of them.
+  void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     // Landed bytes stay landed: as where a connection breaks.
     if (unread_full_ && end_.has_value()) end_ = absl::UnavailableError(kUnread);
     const bool refused = end_.has_value() && !end_->ok();
@@ -218,22 +220,22 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   CallMemory& memory_;
   const CallTimer timer_;
 
-  std::mutex mutex_;
-  std::string session_;  // guarded by mutex_ until begun_
+  Mutex mutex_;
+  std::string session_;  // written under mutex_ before begun_ is set, as landing_; constant afterwards
   storage::LandingId landing_ = 0;
-  bool begun_ = false;  // guarded by mutex_, as all below; event_ also belongs to gRPC while writing_
-  bool awaits_match_;
-  std::optional<v1::PromptMatch> match_;        // not written yet
-  size_t request_bytes_ = 0;                    // counted as held
-  size_t match_bytes_ = 0, verdict_bytes_ = 0;  // counted as unread
-  uint32_t layers_ = 0;
-  uint32_t layers_written_ = 0;
-  std::optional<absl::StatusOr<std::vector<MissReason>>> end_;
-  grpc::ByteBuffer event_;
-  bool writing_ = false;
-  bool broken_ = false;       // nobody reads any more
-  bool unread_full_ = false;  // the tenant's engines leave too much unread
-  bool finished_ = false;
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;
+  bool awaits_match_ ABSL_GUARDED_BY(mutex_);
+  std::optional<v1::PromptMatch> match_ ABSL_GUARDED_BY(mutex_);                                // not written yet
+  size_t request_bytes_ ABSL_GUARDED_BY(mutex_) = 0;                                            // counted as held
+  size_t match_bytes_ ABSL_GUARDED_BY(mutex_) = 0, verdict_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // counted as unread
+  uint32_t layers_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t layers_written_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<absl::StatusOr<std::vector<MissReason>>> end_ ABSL_GUARDED_BY(mutex_);
+  grpc::ByteBuffer event_ ABSL_GUARDED_BY(mutex_);  // gRPC reads it while writing_
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;       // nobody reads any more
+  bool unread_full_ ABSL_GUARDED_BY(mutex_) = false;  // the tenant's engines leave too much unread
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // One answer, counted until gRPC has handed it over. It deletes itself then.

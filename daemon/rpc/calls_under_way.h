@@ -3,10 +3,9 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 
+#include "kernels/mutex.h"
 #include "storage/executor.h"
 
 namespace ashlar::daemon {
@@ -16,27 +15,28 @@ class CallsUnderWay {
  public:
   // Returns false if no new calls are accepted.
   bool Enter() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (closed_) return false;
     ++count_;
     return true;
   }
   void Leave() {
-    std::lock_guard lock(mutex_);
-    if (--count_ == 0) none_.notify_all();
+    MutexLock lock(mutex_);
+    if (--count_ == 0) none_.NotifyAll();
   }
   // Stops accepting calls, and waits for calls in flight for at most `grace`.
   void Close(storage::Nanos grace) {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     closed_ = true;
-    none_.wait_for(lock, std::chrono::nanoseconds(grace), [this] { return count_ == 0; });
+    const auto deadline = CondVar::Clock::now() + std::chrono::nanoseconds(grace);
+    while (count_ > 0 && none_.WaitUntil(mutex_, deadline)) continue;
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable none_;
-  bool closed_ = false;  // guarded by mutex_, like the members below
-  int64_t count_ = 0;
+  Mutex mutex_;
+  CondVar none_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ashlar::daemon

@@ -8,17 +8,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -51,20 +50,20 @@ class Gate {
  public:
   void Open() {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       open_ = true;
     }
-    opened_.notify_all();
+    opened_.NotifyAll();
   }
   void Pass() {
-    std::unique_lock lock(mutex_);
-    opened_.wait(lock, [this] { return open_; });
+    MutexLock lock(mutex_);
+    while (!open_) opened_.Wait(mutex_);
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable opened_;
-  bool open_ = false;  // guarded by mutex_
+  Mutex mutex_;
+  CondVar opened_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 absl::Status Reserve() {

@@ -11,32 +11,32 @@ RequestReader::RequestReader() : thread_(NamedThread("request-reader", [this] { 
 
 RequestReader::~RequestReader() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ending_ = true;
   }
-  posted_.notify_one();
+  posted_.NotifyOne();
   thread_.join();
 }
 
 void RequestReader::Post(std::function<void()> read) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     waiting_.push_back(std::move(read));
   }
-  posted_.notify_one();
+  posted_.NotifyOne();
 }
 
 void RequestReader::Run() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    posted_.wait(lock, [this] { return ending_ || !waiting_.empty(); });
+    while (!ending_ && waiting_.empty()) posted_.Wait(mutex_);
     if (waiting_.empty()) return;
     std::function<void()> read = std::move(waiting_.front());
     waiting_.pop_front();
-    lock.unlock();
+    lock.Unlock();
     read();
     read = nullptr;  // and the request with it
-    lock.lock();
+    lock.Lock();
   }
 }
 

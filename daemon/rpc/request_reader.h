@@ -5,12 +5,12 @@
 // for the requests of all tenants, so one tenant's long requests on those threads would delay every tenant.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
+
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -32,10 +32,10 @@ class RequestReader {
  private:
   void Run();
 
-  std::mutex mutex_;
-  std::condition_variable posted_;
-  std::deque<std::function<void()>> waiting_;  // guarded by mutex_, like the members below
-  bool ending_ = false;
+  Mutex mutex_;
+  CondVar posted_;
+  std::deque<std::function<void()>> waiting_ ABSL_GUARDED_BY(mutex_);
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

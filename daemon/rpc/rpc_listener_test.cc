@@ -14,7 +14,6 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/testing/node.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -67,7 +67,7 @@ class RpcListenerTest : public ::testing::Test {
     auto listener = RpcListener::Start(path_ = folder_ + "/rpc.sock",
                                        {std::move(tenant_of_uid), of_a_user, [this](uid_t, bool) { ++refused_; }},
                                        [this](UniqueFd socket, uid_t user) {
-                                         std::lock_guard lock(mutex_);
+                                         MutexLock lock(mutex_);
                                          admitted_.push_back(std::move(socket));
                                          users_.push_back(user);
                                        });
@@ -78,16 +78,16 @@ class RpcListenerTest : public ::testing::Test {
   }
   bool Admits(size_t connections) {
     return Eventually([&] {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       return admitted_.size() == connections;
     });
   }
 
   std::string folder_ = "/tmp/ashlard_listener_XXXXXX", path_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::atomic<int> refused_{0};
-  std::vector<UniqueFd> admitted_;  // guarded by mutex_, as below
-  std::vector<uid_t> users_;
+  std::vector<UniqueFd> admitted_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uid_t> users_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<RpcListener> listener_;
 };
 
@@ -107,7 +107,7 @@ TEST_F(RpcListenerTest, AUserHasSoManyConnectionsAtATime) {
     return Eventually([&] {
       const UniqueFd again = Connect(path_);
       return Eventually([&] {
-               std::lock_guard lock(mutex_);
+               MutexLock lock(mutex_);
                return Closed(again) || admitted_.size() > admitted;
              }) &&
              !Closed(again);
@@ -116,14 +116,14 @@ TEST_F(RpcListenerTest, AUserHasSoManyConnectionsAtATime) {
   EXPECT_TRUE(enters());
   // and gRPC, which shuts down what it closes.
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     admitted = admitted_.size();
     shutdown(admitted_[1].get(), SHUT_RDWR);
     admitted_[1].Reset();
   }
   EXPECT_TRUE(Eventually([&] { return Closed(second); }));
   EXPECT_TRUE(enters());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   EXPECT_THAT(users_, ::testing::Each(geteuid()));
 }
 
@@ -134,7 +134,7 @@ TEST_F(RpcListenerTest, StrangersHaveFewOfTheirOwn) {
   ASSERT_TRUE(Admits(RpcListener::kOfAStranger));
   const UniqueFd refused = Connect(path_);
   EXPECT_TRUE(Eventually([&] { return Closed(refused); }));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   EXPECT_THAT(users_, ::testing::Each(geteuid()));
 }
 

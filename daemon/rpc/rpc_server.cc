@@ -6,17 +6,17 @@
 #include <grpcpp/server_posix.h>
 
 #include <chrono>
-#include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/rpc/cache_service.h"
 #include "daemon/rpc/calls_under_way.h"
 #include "daemon/rpc/grpc_threads.h"
+#include "kernels/mutex.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -79,15 +79,15 @@ struct RpcServer::Impl {
   }
 
   void Admit(UniqueFd socket, uid_t user) {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     const auto found = fronts.find(user);
     Front& front = found == fronts.end() ? strangers : found->second;
     if (!Open(front)) return;
     grpc::AddInsecureChannelFromFd(front.server.get(), socket.Release());
   }
 
-  // Under the mutex. False: gRPC cannot make a server.
-  bool Open(Front& front) {
+  // False: gRPC cannot make a server.
+  bool Open(Front& front) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (front.server != nullptr) return true;
     front.server = MakeServer(*front.service, *front.bounds, *front.quota);
     if (front.server == nullptr) return false;
@@ -96,32 +96,33 @@ struct RpcServer::Impl {
     return true;
   }
 
-  // Under the mutex.
-  void SetHealth(const grpc::Server& server) const {
+  void SetHealth(const grpc::Server& server) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     grpc::HealthCheckServiceInterface& health = *server.GetHealthCheckService();
     health.SetServingStatus("", serving);
     health.SetServingStatus(v1::Cache::service_full_name(), serving);
     for (const auto& [service, well] : services) health.SetServingStatus(service, well && serving);
   }
 
-  // Calls `each` for every server that there is. Under the mutex, or when no more connections are admitted.
-  void ForEachServer(const std::function<void(grpc::Server&)>& each) const {
-    if (strangers.server != nullptr) each(*strangers.server);
+  // All servers that there are. Stop alone ends them.
+  std::vector<grpc::Server*> Servers() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::vector<grpc::Server*> servers;
+    if (strangers.server != nullptr) servers.push_back(strangers.server.get());
     for (const auto& [user, front] : fronts) {
-      if (front.server != nullptr) each(*front.server);
+      if (front.server != nullptr) servers.push_back(front.server.get());
     }
+    return servers;
   }
 
   CallsUnderWay calls;
   std::map<storage::TenantId, TenantFront> tenants;  // nodes do not move: services refer to them
   grpc::ResourceQuota strangers_quota{"rpc"};
 
-  std::mutex mutex;
-  bool stopping = false;  // guarded by mutex, as below
-  bool serving = true;
-  std::map<std::string, bool> services;  // besides the daemon's own
-  Front strangers;
-  std::map<uid_t, Front> fronts;  // of tenants' users
+  Mutex mutex;
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  bool serving ABSL_GUARDED_BY(mutex) = true;
+  std::map<std::string, bool> services ABSL_GUARDED_BY(mutex);  // besides the daemon's own
+  Front strangers ABSL_GUARDED_BY(mutex);
+  std::map<uid_t, Front> fronts ABSL_GUARDED_BY(mutex);  // of tenants' users
 
   std::unique_ptr<RpcListener> listener;
 };
@@ -133,7 +134,10 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& p
   auto impl = std::make_unique<Impl>(options.tenant_of_uid, service, metrics);
   if (absl::Status reserved = ReserveGrpcThreads(); !reserved.ok()) return reserved;
   // The first server starts the threads that all of them share.
-  if (!impl->Open(impl->strangers)) return absl::InternalError("rpc_socket: gRPC cannot make a server");
+  {
+    MutexLock lock(impl->mutex);
+    if (!impl->Open(impl->strangers)) return absl::InternalError("rpc_socket: gRPC cannot make a server");
+  }
   options.refused = [&refused](uid_t uid, bool stranger) {
     refused.Add("rpc", stranger ? RefusedConnection::kUnknownUser : RefusedConnection::kTooMany,
                 absl::StrCat("uid ", uid), "too many connections of this user");
@@ -153,32 +157,37 @@ RpcServer::~RpcServer() {
 }
 
 void RpcServer::SetServing(bool serving) {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   impl_->serving = serving;
-  impl_->ForEachServer([this](const grpc::Server& server) { impl_->SetHealth(server); });
+  for (const grpc::Server* server : impl_->Servers()) impl_->SetHealth(*server);
 }
 
 void RpcServer::SetServing(const std::string& service, bool serving) {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   const auto [known, fresh] = impl_->services.emplace(service, serving);
   if (!fresh && known->second == serving) return;
   known->second = serving;
-  impl_->ForEachServer([this](const grpc::Server& server) { impl_->SetHealth(server); });
+  for (const grpc::Server* server : impl_->Servers()) impl_->SetHealth(*server);
 }
 
 void RpcServer::Stop(storage::Nanos grace) {
   if (impl_->listener == nullptr) return;
   {
-    std::lock_guard lock(impl_->mutex);
+    MutexLock lock(impl_->mutex);
     impl_->stopping = true;
     // Of every service, for good; still answered while calls finish.
-    impl_->ForEachServer([](const grpc::Server& server) { server.GetHealthCheckService()->Shutdown(); });
+    for (grpc::Server* server : impl_->Servers()) server->GetHealthCheckService()->Shutdown();
   }
   impl_->calls.Close(grace);
   impl_->listener = nullptr;
+  std::vector<grpc::Server*> servers;  // no more are made
+  {
+    MutexLock lock(impl_->mutex);
+    servers = impl_->Servers();
+  }
   const auto goodbye = std::chrono::system_clock::now() + std::chrono::nanoseconds(kGoodbye);
-  impl_->ForEachServer([&goodbye](grpc::Server& server) { server.Shutdown(goodbye); });
-  std::lock_guard lock(impl_->mutex);  // the loop may be telling their health
+  for (grpc::Server* server : servers) server->Shutdown(goodbye);
+  MutexLock lock(impl_->mutex);  // the loop may be telling their health
   impl_->fronts.clear();
   impl_->strangers.server = nullptr;  // before the service that it calls
   impl_->strangers = {};

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "daemon/runtime/named_thread.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -68,22 +69,22 @@ bool EventLoop::MayRunHere(Nanos now) const {
 }
 
 bool EventLoop::Take(TenantId tenant, Item item, size_t times, On on) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (item.kind == Class::kRequest && (stopping_ || !HasRoom(tenant, times))) {
     rejected_.fetch_add(1);
     return false;
   }
   if (const Nanos now = clock_.Now(); on == On::kAnyThread && MayRunHere(now)) {
-    Run(lock, now, tenant, std::move(item));
+    Run(now, tenant, std::move(item));
     const bool more = !waiting_.empty() || stopping_ || thread_waits_;
-    lock.unlock();
-    if (more) wake_.notify_one();
+    lock.Unlock();
+    if (more) wake_.NotifyOne();
     return true;
   }
   Push(tenant, std::move(item));
   const bool seen = running_;  // by whoever runs: he looks when he is done
-  lock.unlock();
-  if (!seen) wake_.notify_one();
+  lock.Unlock();
+  if (!seen) wake_.NotifyOne();
   return true;
 }
 
@@ -101,17 +102,17 @@ void EventLoop::PostCompletion(TenantId tenant, Work work, On on) {
 
 void EventLoop::Every(Nanos period, Work work) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const Nanos due = clock_.Now() + period;
     timers_.push_back({period, due, std::move(work)});
     next_due_ = std::min(next_due_, due);
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
 }
 
 void EventLoop::Start(const char* thread_name) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     started_ = true;
   }
   thread_ = NamedThread(thread_name, [this] { Serve(); });
@@ -119,20 +120,20 @@ void EventLoop::Start(const char* thread_name) {
 
 void EventLoop::Stop() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
   if (thread_.joinable()) thread_.join();
 }
 
 size_t EventLoop::depth() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return waiting_.size();
 }
 
 EventLoop::TurnTimes EventLoop::TakeTurnTimes() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(times_, {});
 }
 
@@ -144,14 +145,14 @@ void EventLoop::Measured(Nanos took) {
 }
 
 // Runs one closure, or one slice of cut work; the rest of cut work precedes all other work of its tenant.
-void EventLoop::Run(std::unique_lock<std::mutex>& lock, Nanos begin, TenantId tenant, Item item) {
+void EventLoop::Run(Nanos begin, TenantId tenant, Item item) {
   running_ = true;
-  lock.unlock();
+  mutex_.Unlock();
   storage::Slice slice(clock_, begin + kQuantum);
   const bool done = Call(item.work, slice);
   if (done) item.work = Closure();  // destroys its captures while nothing else runs
   const Nanos took = clock_.Now() - begin;
-  lock.lock();
+  mutex_.Lock();
   running_ = false;
   // The rest has been admitted: it takes nobody's room.
   if (!done) waiting_.PushFront(tenant, {Class::kCompletion, std::move(item.work)});
@@ -168,7 +169,7 @@ void EventLoop::QueueDueTimers(Nanos now) {
       timer.due = now + timer.period;
       Push(storage::kNoTenant, {Class::kCompletion, [this, &timer](storage::Slice& slice) {
                                   if (!Call(timer.work, slice)) return false;
-                                  std::lock_guard lock(mutex_);
+                                  MutexLock lock(mutex_);
                                   timer.queued = false;
                                   next_due_ = std::min(next_due_, timer.due);
                                   return true;
@@ -179,39 +180,39 @@ void EventLoop::QueueDueTimers(Nanos now) {
 }
 
 // Timers are looked at between any two closures, so that a full queue cannot keep deadlines from passing.
-bool EventLoop::ServeOne(std::unique_lock<std::mutex>& lock) {
+bool EventLoop::ServeOne() {
   const Nanos now = clock_.Now();
   QueueDueTimers(now);
   std::optional<std::pair<TenantId, Item>> next = waiting_.Take();
   if (!next.has_value()) return false;
   auto& [tenant, item] = *next;
   if (item.kind == Class::kRequest && --requests_.at(tenant) == 0) requests_.erase(tenant);
-  Run(lock, now, tenant, std::move(item));
+  Run(now, tenant, std::move(item));
   return true;
 }
 
 bool EventLoop::RunNext() {
-  std::unique_lock lock(mutex_);
-  return ServeOne(lock);
+  MutexLock lock(mutex_);
+  return ServeOne();
 }
 
 Nanos EventLoop::due_at() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return next_due_;
 }
 
 void EventLoop::Serve() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
     if (running_) {
       thread_waits_ = true;
-      wake_.wait(lock, [this] { return !running_; });
+      while (running_) wake_.Wait(mutex_);
       thread_waits_ = false;
     }
-    if (ServeOne(lock)) continue;
+    if (ServeOne()) continue;
     if (stopping_) return;
     const Nanos wait = std::clamp<Nanos>(next_due_ - clock_.Now(), 0, 1'000'000'000);
-    wake_.wait_for(lock, std::chrono::nanoseconds(wait));
+    wake_.WaitFor(mutex_, std::chrono::nanoseconds(wait));
   }
 }
 

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -16,6 +15,7 @@
 #include <thread>
 #include <variant>
 
+#include "kernels/mutex.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
 #include "storage/slice.h"
@@ -107,14 +107,14 @@ class EventLoop {
   static constexpr size_t kUnbounded = 0;
   // `times`: how many times the tenant's space may be used.
   bool Take(storage::TenantId tenant, Item item, size_t times, On on);
-  // The methods below require mutex_, which is released while a closure runs.
-  bool HasRoom(storage::TenantId tenant, size_t times) const;
-  void Push(storage::TenantId tenant, Item item);
-  bool MayRunHere(storage::Nanos now) const;
-  void Run(std::unique_lock<std::mutex>& lock, storage::Nanos begin, storage::TenantId tenant, Item item);
-  void Measured(storage::Nanos took);
-  void QueueDueTimers(storage::Nanos now);
-  bool ServeOne(std::unique_lock<std::mutex>& lock);  // returns false if nothing is queued
+  bool HasRoom(storage::TenantId tenant, size_t times) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Push(storage::TenantId tenant, Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayRunHere(storage::Nanos now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Run and ServeOne release mutex_ while the closure runs.
+  void Run(storage::Nanos begin, storage::TenantId tenant, Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Measured(storage::Nanos took) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void QueueDueTimers(storage::Nanos now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ServeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // returns false if nothing is queued
   void Serve();
 
   const size_t own_room_, shared_room_;  // space for requests: per tenant, and shared
@@ -123,17 +123,18 @@ class EventLoop {
   std::atomic<uint64_t> rejected_{0};
   std::thread thread_;  // Start and Stop only
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  storage::TurnQueue<Item> waiting_;              // guarded by mutex_, like all members below
-  std::map<storage::TenantId, size_t> requests_;  // queued items of kRequest, per tenant with any
-  std::deque<Timer> timers_;
-  storage::Nanos next_due_ = INT64_MAX;  // of timers that are not queued
-  TurnTimes times_;
-  bool started_ = false;
-  bool stopping_ = false;
-  bool running_ = false;       // a closure is running on some thread
-  bool thread_waits_ = false;  // the thread waits for its turn, with work to do
+  mutable Mutex mutex_;
+  CondVar wake_;
+  storage::TurnQueue<Item> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::map<storage::TenantId, size_t> requests_
+      ABSL_GUARDED_BY(mutex_);  // queued items of kRequest, per tenant with any
+  std::deque<Timer> timers_ ABSL_GUARDED_BY(mutex_);
+  storage::Nanos next_due_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;  // of timers that are not queued
+  TurnTimes times_ ABSL_GUARDED_BY(mutex_);
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool running_ ABSL_GUARDED_BY(mutex_) = false;       // a closure is running on some thread
+  bool thread_waits_ ABSL_GUARDED_BY(mutex_) = false;  // the thread waits for its turn, with work to do
 };
 
 }  // namespace ashlar::daemon

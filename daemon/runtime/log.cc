@@ -22,6 +22,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/runtime/log_limiter.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -119,8 +120,8 @@ struct LogState {
   std::shared_ptr<StderrSink> sink;                    // the logger's
   std::shared_ptr<spdlog::logger> logger, audit;
 
-  std::mutex mutex;
-  LogLimiter limiter;  // guarded by mutex
+  Mutex mutex;
+  LogLimiter limiter ABSL_GUARDED_BY(mutex);
   std::atomic<uint64_t> suppressed{0};
 };
 
@@ -208,7 +209,7 @@ absl::Status LogInBackground() {
 void FlushLog(std::chrono::milliseconds patience) {
   LogState& state = State();
   {
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     LogSuppressed(state.limiter.EndWindow(std::chrono::steady_clock::now(), /*early=*/true));
   }
   const uint64_t before = state.sink->flushes();
@@ -221,7 +222,7 @@ void FlushLog(std::chrono::milliseconds patience) {
 
 void SummarizeSuppressedLines() {
   LogState& state = State();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   LogSuppressed(state.limiter.EndWindow(std::chrono::steady_clock::now()));
 }
 
@@ -254,7 +255,7 @@ void Log(LogLevel level, absl::string_view message, std::initializer_list<LogFie
   LogState& state = State();
   if (!state.logger->should_log(ToSpdlog(level))) return;
   {
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     LogSuppressed(state.limiter.EndWindow(std::chrono::steady_clock::now()));
     if (!state.limiter.Admit(level, message, TenantIn(fields))) {
       ++state.suppressed;

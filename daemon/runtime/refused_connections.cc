@@ -26,7 +26,7 @@ void RefusedConnections::Add(const char* socket, RefusedConnection reason, absl:
                              absl::string_view why) {
   uint64_t not_logged = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Count& count = counts_[{socket, reason}];
     ++count.all;
     const storage::Nanos now = MonotonicClock().Now();
@@ -41,7 +41,7 @@ void RefusedConnections::Add(const char* socket, RefusedConnection reason, absl:
 
 std::map<std::pair<std::string, RefusedConnection>, uint64_t> RefusedConnections::counts() const {
   std::map<std::pair<std::string, RefusedConnection>, uint64_t> counts;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [of, count] : counts_) counts[of] = count.all;
   return counts;
 }

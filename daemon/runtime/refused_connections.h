@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "absl/strings/string_view.h"
+#include "kernels/mutex.h"
 #include "storage/executor.h"
 
 namespace ashlar::daemon {
@@ -38,8 +38,8 @@ class RefusedConnections {
     uint64_t all = 0, logged = 0;
     storage::Nanos quiet_until = 0;
   };
-  mutable std::mutex mutex_;
-  std::map<std::pair<std::string, RefusedConnection>, Count> counts_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<std::pair<std::string, RefusedConnection>, Count> counts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::daemon

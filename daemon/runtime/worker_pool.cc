@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "daemon/runtime/named_thread.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -27,7 +28,7 @@ WorkerPool::~WorkerPool() {
 
 bool WorkerPool::Run(TenantId tenant, std::function<void()> work, std::function<void()> done) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Count& jobs = jobs_[tenant];
     if (jobs == nullptr) jobs = std::make_shared<std::atomic<size_t>>(0);
     if (stopping_ || *jobs >= queue_depth_) {
@@ -37,7 +38,7 @@ bool WorkerPool::Run(TenantId tenant, std::function<void()> work, std::function<
     ++*jobs;
     queue_.Push(tenant, {std::move(work), std::move(done), jobs});
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
   return true;
 }
 
@@ -46,7 +47,7 @@ void WorkerPool::Post(TenantId tenant, std::function<void()> event) {
 }
 
 bool WorkerPool::ShouldYield(TenantId tenant) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (queue_.size() == queue_.size(tenant)) return false;
   const Time now = std::chrono::steady_clock::now();
   return std::ranges::any_of(running_, [&](const std::optional<Running>& job) {
@@ -56,27 +57,30 @@ bool WorkerPool::ShouldYield(TenantId tenant) const {
 
 void WorkerPool::Stop() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_all();
+  wake_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
 }
 
 bool WorkerPool::StopWithin(std::chrono::nanoseconds patience) {
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = abandoned_ = true;
-    wake_.notify_all();
-    if (!ended_.wait_for(lock, patience, [this] { return living_ == 0; })) return false;
+    wake_.NotifyAll();
+    const auto deadline = CondVar::Clock::now() + patience;
+    while (living_ > 0) {
+      if (!ended_.WaitUntil(mutex_, deadline) && living_ > 0) return false;
+    }
   }
   Stop();
   return true;
 }
 
 storage::Nanos WorkerPool::LongestRun() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   storage::Nanos longest = 0;
   const Time now = std::chrono::steady_clock::now();
   for (const auto& job : running_) {
@@ -86,12 +90,12 @@ storage::Nanos WorkerPool::LongestRun() const {
 }
 
 size_t WorkerPool::running() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::ranges::count_if(running_, [](const auto& job) { return job.has_value() && !job->returned; });
 }
 
 size_t WorkerPool::depth() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return queue_.size();
 }
 
@@ -106,7 +110,8 @@ std::optional<TenantId> WorkerPool::Startable() {
   const auto in_turn =
       std::ranges::count_if(running_, [&](const auto& job) { return job.has_value() && now - job->begun < kOverrun; });
   if (static_cast<size_t>(in_turn) >= threads_at_once_) return std::nullopt;
-  const auto idle = std::ranges::find_if(queue_.waiting(), [this](TenantId tenant) { return !Runs(tenant); });
+  const auto idle = std::ranges::find_if(
+      queue_.waiting(), [this](TenantId tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !Runs(tenant); });
   return idle == queue_.waiting().end() ? std::nullopt : std::optional(*idle);
 }
 
@@ -122,45 +127,45 @@ std::optional<WorkerPool::Time> WorkerPool::NextOverrun() const {
 }
 
 void WorkerPool::Work(size_t thread) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
     if (const std::optional<TenantId> tenant = Startable()) {
-      RunJob(*tenant, thread, lock);
+      RunJob(*tenant, thread);
     } else if (stopping_) {
       --living_;
-      ended_.notify_all();
+      ended_.NotifyAll();
       return;
     } else if (const std::optional<Time> overrun = NextOverrun(); overrun.has_value() && !watching_) {
       watching_ = true;
-      wake_.wait_until(lock, *overrun);
+      wake_.WaitUntil(mutex_, *overrun);
       watching_ = false;
     } else {
-      wake_.wait(lock);
+      wake_.Wait(mutex_);
     }
   }
 }
 
-void WorkerPool::RunJob(TenantId tenant, size_t thread, std::unique_lock<std::mutex>& lock) {
+void WorkerPool::RunJob(TenantId tenant, size_t thread) {
   Job job = queue_.Take(tenant);
   const Time begun = std::chrono::steady_clock::now();
   running_[thread] = {tenant, begun};
   ++busy_;
   const bool more = !queue_.empty();
-  lock.unlock();
-  if (more) wake_.notify_one();  // to run the next, or to watch whether this one takes too long
+  mutex_.Unlock();
+  if (more) wake_.NotifyOne();  // to run the next, or to watch whether this one takes too long
   job.work();
   job.work = nullptr;
   const auto took = std::chrono::steady_clock::now() - begun;
-  lock.lock();
+  mutex_.Lock();
   queue_.Charge(tenant, took.count());
   running_[thread]->returned = true;
-  lock.unlock();
+  mutex_.Unlock();
   auto end = [done = std::move(job.done), jobs = std::move(job.jobs)] {
     --*jobs;
     done();
   };
   loop_.PostCompletion(tenant, std::move(end), EventLoop::On::kAnyThread);
-  lock.lock();
+  mutex_.Lock();
   running_[thread].reset();
   --busy_;
 }

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "daemon/runtime/event_loop.h"
+#include "kernels/mutex.h"
 #include "storage/executor.h"
 #include "storage/turns.h"
 
@@ -71,13 +71,13 @@ class WorkerPool final : public storage::Executor {
   };
 
   void Work(size_t thread);
-  void RunJob(storage::TenantId tenant, size_t thread, std::unique_lock<std::mutex>& lock);
-  // Startable, NextOverrun and Runs require mutex_. Startable returns the tenant whose job a free thread should start;
-  // nothing if it must wait.
-  std::optional<storage::TenantId> Startable();
+  // Releases mutex_ while the job runs.
+  void RunJob(storage::TenantId tenant, size_t thread) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the tenant whose job a free thread should start; nothing if it must wait.
+  std::optional<storage::TenantId> Startable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns when a running job exceeds its time while others wait; nothing if that has no effect.
-  std::optional<Time> NextOverrun() const;
-  bool Runs(storage::TenantId tenant) const;
+  std::optional<Time> NextOverrun() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Runs(storage::TenantId tenant) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t threads_at_once_;
   const size_t queue_depth_;
@@ -85,17 +85,17 @@ class WorkerPool final : public storage::Executor {
   std::atomic<uint64_t> rejected_{0};
   std::vector<std::thread> threads_;  // constructor and Stop only
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable ended_;                 // a thread has ended
-  storage::TurnQueue<Job> queue_{kTurn.count()};  // guarded by mutex_, like the members below
-  std::vector<std::optional<Running>> running_;   // index: thread
-  std::map<storage::TenantId, Count> jobs_;
-  size_t busy_ = 0;        // threads that run a job
-  bool watching_ = false;  // a thread waits for NextOverrun
-  bool stopping_ = false;
-  bool abandoned_ = false;  // no further job starts
-  size_t living_ = 0;       // live threads
+  mutable Mutex mutex_;
+  CondVar wake_;
+  CondVar ended_;  // a thread has ended
+  storage::TurnQueue<Job> queue_ ABSL_GUARDED_BY(mutex_){kTurn.count()};
+  std::vector<std::optional<Running>> running_ ABSL_GUARDED_BY(mutex_);  // index: thread
+  std::map<storage::TenantId, Count> jobs_ ABSL_GUARDED_BY(mutex_);
+  size_t busy_ ABSL_GUARDED_BY(mutex_) = 0;        // threads that run a job
+  bool watching_ ABSL_GUARDED_BY(mutex_) = false;  // a thread waits for NextOverrun
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // no further job starts
+  size_t living_ ABSL_GUARDED_BY(mutex_) = 0;       // live threads
 };
 
 }  // namespace ashlar::daemon

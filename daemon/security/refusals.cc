@@ -43,7 +43,7 @@ void Refusals::Add(Refusal refusal, absl::string_view who, absl::string_view why
   if (counted_) counted_(refusal);
   uint64_t unlogged = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     constexpr storage::Nanos kSecond = 1'000'000'000;
     const storage::Nanos now = MonotonicClock().Now();
     if (now - second_ >= kSecond) {

@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "kernels/mutex.h"
 #include "storage/executor.h"
 
 namespace ashlar::daemon {
@@ -50,10 +50,10 @@ class Refusals {
 
   const std::function<void(Refusal)> counted_;
   std::array<std::atomic<uint64_t>, kRefusals> counts_{};
-  std::mutex mutex_;
-  storage::Nanos second_ = 0;  // start of the current second; guarded by mutex_, like the member below
-  int lines_ = 0;              // lines in the current second
-  uint64_t unlogged_ = 0;
+  Mutex mutex_;
+  storage::Nanos second_ ABSL_GUARDED_BY(mutex_) = 0;  // start of the current second
+  int lines_ ABSL_GUARDED_BY(mutex_) = 0;              // lines in the current second
+  uint64_t unlogged_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ashlar::daemon

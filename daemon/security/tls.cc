@@ -15,9 +15,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <ctime>
-#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -26,6 +24,7 @@
 #include "daemon/runtime/log.h"
 #include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/unique_fd.h"
+#include "kernels/mutex.h"
 #include "proto/invalid.h"
 #include "proto/regular_file.h"
 
@@ -70,7 +69,7 @@ class PairFile {
 // The state of verifiers, which live as long as connections.
 struct Judge {
   std::shared_ptr<const Trust> trust() const {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     return current;
   }
 
@@ -78,8 +77,8 @@ struct Judge {
   std::function<bool(const std::string&)> member;
   Refusals& refusals;
   std::atomic<uint64_t> clients_refused{0};
-  mutable std::mutex mutex;
-  std::shared_ptr<const Trust> current;  // guarded by mutex
+  mutable Mutex mutex;
+  std::shared_ptr<const Trust> current ABSL_GUARDED_BY(mutex);
 };
 
 namespace {
@@ -162,7 +161,7 @@ struct Tls::Impl {
   absl::Status TakeTrust(const std::string& pem) {
     absl::StatusOr<std::shared_ptr<const Trust>> trust = Trust::Parse(pem);
     if (!trust.ok()) return Invalid("ca_file: ", trust.status().message());
-    std::lock_guard lock(judge->mutex);
+    MutexLock lock(judge->mutex);
     judge->current = *std::move(trust);
     return absl::OkStatus();
   }
@@ -196,11 +195,14 @@ struct Tls::Impl {
   }
 
   void Run() {
-    std::unique_lock lock(mutex);
-    while (!ended.wait_for(lock, std::chrono::nanoseconds(options.check_every), [this] { return ending; })) {
-      lock.unlock();
+    MutexLock lock(mutex);
+    for (;;) {
+      const auto due = CondVar::Clock::now() + std::chrono::nanoseconds(options.check_every);
+      while (!ending && ended.WaitUntil(mutex, due)) continue;
+      if (ending) return;
+      lock.Unlock();
       Look();
-      lock.lock();
+      lock.Lock();
     }
   }
 
@@ -222,9 +224,9 @@ struct Tls::Impl {
   std::string complaint;
 
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider;
-  std::mutex mutex;
-  std::condition_variable ended;
-  bool ending = false;  // guarded by mutex
+  Mutex mutex;
+  CondVar ended;
+  bool ending ABSL_GUARDED_BY(mutex) = false;
   std::thread thread;
 };
 
@@ -252,10 +254,10 @@ Tls::Tls(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
 
 Tls::~Tls() {
   {
-    std::lock_guard lock(impl_->mutex);
+    MutexLock lock(impl_->mutex);
     impl_->ending = true;
   }
-  impl_->ended.notify_all();
+  impl_->ended.NotifyAll();
   impl_->thread.join();
 }
 

@@ -11,7 +11,7 @@ namespace ashlar::daemon {
 
 absl::StatusOr<Budget::Charge> Budget::TakeHere(const std::shared_ptr<Budget>& budget, uint64_t amount) {
   {
-    std::lock_guard lock(budget->mutex_);
+    MutexLock lock(budget->mutex_);
     if (amount > budget->limit_ - std::min(budget->taken_, budget->limit_)) {
       return absl::ResourceExhaustedError(
           absl::StrCat(budget->owner_, " has at most ", budget->limit_, " ", budget->what_));
@@ -19,7 +19,7 @@ absl::StatusOr<Budget::Charge> Budget::TakeHere(const std::shared_ptr<Budget>& b
     budget->taken_ += amount;
   }
   return Charge(budget.get(), [budget, amount](const void*) {
-    std::lock_guard lock(budget->mutex_);
+    MutexLock lock(budget->mutex_);
     budget->taken_ -= amount;
   });
 }

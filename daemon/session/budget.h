@@ -5,10 +5,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -28,25 +28,25 @@ class Budget {
   static absl::StatusOr<Charge> TakeHere(const std::shared_ptr<Budget>& budget, uint64_t amount);
 
   uint64_t limit() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return limit_;
   }
   // Amounts that are already taken stay, even above the new limit.
   void set_limit(uint64_t limit) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     limit_ = limit;
   }
   uint64_t taken() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return taken_;
   }
 
  private:
   const std::string owner_, what_;
   const std::shared_ptr<Budget> within_;
-  mutable std::mutex mutex_;
-  uint64_t limit_;      // guarded by mutex_, like the member below
-  uint64_t taken_ = 0;  // exceeds the limit only after the limit was lowered
+  mutable Mutex mutex_;
+  uint64_t limit_ ABSL_GUARDED_BY(mutex_);
+  uint64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;  // exceeds the limit only after the limit was lowered
 };
 
 }  // namespace ashlar::daemon

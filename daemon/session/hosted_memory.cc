@@ -37,13 +37,13 @@ HostedMemory::Use::~Use() {
 }
 
 uint64_t HostedMemory::BlocksOf(storage::TenantId tenant) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return static_cast<uint64_t>(std::ranges::count_if(
       blocks_, [&](const auto& entry) { return entry.second.tenant == tenant && !entry.second.adopted; }));
 }
 
 uint64_t HostedMemory::Forsaken(storage::TenantId tenant) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return static_cast<uint64_t>(std::ranges::count_if(blocks_, [&](const auto& entry) {
     return entry.second.tenant == tenant && entry.second.adopted && entry.second.uses == 0;
   }));
@@ -77,7 +77,7 @@ absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64
   block.device = file.st_dev;
   block.inode = file.st_ino;
   if (absl::Status reserved = storage::ReservePages(made.get(), bytes); !reserved.ok()) return reserved;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   blocks_.emplace(next_, std::move(block));
   return Made{Use(*this, next_++, bytes), std::move(engines)};
 }
@@ -99,7 +99,7 @@ absl::StatusOr<HostedMemory::Adopted> HostedMemory::Adopt(storage::TenantId tena
   }
   block.device = file.st_dev;
   block.inode = file.st_ino;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Block* there = nullptr;
   if (std::unique_ptr<Use> use = FindLocked(tenant, file.st_dev, file.st_ino, &there)) {
     return Adopted{std::move(use), there->memfd};
@@ -112,7 +112,7 @@ absl::StatusOr<HostedMemory::Adopted> HostedMemory::Adopt(storage::TenantId tena
 std::unique_ptr<HostedMemory::Use> HostedMemory::Find(storage::TenantId tenant, const UniqueFd& memfd) {
   struct stat file;
   if (fstat(memfd.get(), &file) != 0) return nullptr;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Block* there = nullptr;
   std::unique_ptr<Use> use = FindLocked(tenant, file.st_dev, file.st_ino, &there);
   // By another description of the engine's, perhaps: each one that is registered is a holder.
@@ -132,14 +132,14 @@ std::unique_ptr<HostedMemory::Use> HostedMemory::FindLocked(storage::TenantId te
 }
 
 void HostedMemory::Leave(BlockId id) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   --blocks_.at(id).uses;
 }
 
 void HostedMemory::Drop(BlockId id) {
   decltype(blocks_)::node_type dropped;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = blocks_.find(id);
     if (found != blocks_.end() && found->second.uses == 0) dropped = blocks_.extract(found);
   }
@@ -147,14 +147,14 @@ void HostedMemory::Drop(BlockId id) {
 }
 
 HostedMemory::BlockId HostedMemory::NewName() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return next_++;
 }
 
 void HostedMemory::Sweep() {
   std::vector<Block> forsaken;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (auto entry = blocks_.begin(); entry != blocks_.end();) {
       Block& block = entry->second;
       const bool held = block.uses > 0 || HeldByOthers(block);

@@ -22,12 +22,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "daemon/runtime/unique_fd.h"
 #include "daemon/session/budget.h"
+#include "kernels/mutex.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::daemon {
@@ -111,14 +111,15 @@ class HostedMemory {
     Budget::Charge charge;
   };
   uint64_t BlocksOf(storage::TenantId tenant);
-  std::unique_ptr<Use> FindLocked(storage::TenantId tenant, dev_t device, ino_t inode, Block** found);
+  std::unique_ptr<Use> FindLocked(storage::TenantId tenant, dev_t device, ino_t inode, Block** found)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Leave(BlockId block);
   static bool HeldByOthers(const Block& block);
   static void GiveBack(Block block);
 
-  std::mutex mutex_;
-  BlockId next_ = 1;                 // guarded by mutex_
-  std::map<BlockId, Block> blocks_;  // guarded by mutex_
+  Mutex mutex_;
+  BlockId next_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::map<BlockId, Block> blocks_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::daemon

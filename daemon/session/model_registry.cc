@@ -17,7 +17,7 @@ bool BeginsWith(const NamespaceId& ns, absl::string_view prefix) {
 void ModelRegistry::Remember(storage::TenantId tenant, std::shared_ptr<const Model> model) {
   const size_t layout_bytes = MemoryOf(model->layout);
   std::deque<Opened> gone;  // after the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::deque<Opened>& opened = opened_[tenant];
   const auto again = std::ranges::find_if(opened, [&](const Opened& other) { return other.model->ns == model->ns; });
   if (again != opened.end()) {
@@ -39,7 +39,7 @@ void ModelRegistry::Remember(storage::TenantId tenant, std::shared_ptr<const Mod
 
 void ModelRegistry::Erase(storage::TenantId tenant) {
   std::deque<Opened> gone;  // after the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto opened = opened_.find(tenant);
   if (opened != opened_.end()) gone.swap(opened->second);
   for (const Opened& one : gone) {
@@ -48,7 +48,7 @@ void ModelRegistry::Erase(storage::TenantId tenant) {
 }
 
 std::shared_ptr<const Model> ModelRegistry::Find(storage::TenantId tenant, const NamespaceId& ns) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto opened = opened_.find(tenant);
   if (opened == opened_.end()) return nullptr;
   for (const Opened& candidate : opened->second) {
@@ -60,7 +60,7 @@ std::shared_ptr<const Model> ModelRegistry::Find(storage::TenantId tenant, const
 std::vector<std::shared_ptr<const Model>> ModelRegistry::List(storage::TenantId tenant,
                                                               absl::string_view ns_prefix) const {
   std::vector<std::shared_ptr<const Model>> models;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto opened = opened_.find(tenant);
   if (opened == opened_.end()) return models;
   for (const Opened& candidate : opened->second) {

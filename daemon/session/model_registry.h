@@ -8,12 +8,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
 #include "daemon/session/pages.h"
+#include "kernels/mutex.h"
 #include "proto/limits.h"
 #include "storage/tier/tier.h"
 
@@ -47,8 +47,8 @@ class ModelRegistry {
     size_t layout_bytes = 0;
   };
   const Events events_;
-  mutable std::mutex mutex_;
-  std::map<storage::TenantId, std::deque<Opened>> opened_;  // most recent first; guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<storage::TenantId, std::deque<Opened>> opened_ ABSL_GUARDED_BY(mutex_);  // most recent first
 };
 
 }  // namespace ashlar::daemon

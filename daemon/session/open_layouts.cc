@@ -29,7 +29,7 @@ uint64_t MemoryOf(const Layout& layout) {
 }
 
 std::shared_ptr<const Layout> OpenLayouts::Find(const NamespaceId& ns, const TensorShard& shard) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = layouts_.find(KeyOf(ns, shard));
   return found == layouts_.end() ? nullptr : found->second.lock();
 }
@@ -37,7 +37,7 @@ std::shared_ptr<const Layout> OpenLayouts::Find(const NamespaceId& ns, const Ten
 std::shared_ptr<const Layout> OpenLayouts::Share(const NamespaceId& ns, const TensorShard& shard, Layout layout,
                                                  Budget::Charge charge) {
   const std::shared_ptr<const Shared> fresh(new Shared{std::move(charge), std::move(layout)});
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(layouts_, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<const Layout>& place = layouts_[KeyOf(ns, shard)];
   if (std::shared_ptr<const Layout> known = place.lock(); known != nullptr) return known;
@@ -47,7 +47,7 @@ std::shared_ptr<const Layout> OpenLayouts::Share(const NamespaceId& ns, const Te
 }
 
 size_t OpenLayouts::size() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return layouts_.size();
 }
 

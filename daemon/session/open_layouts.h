@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <tuple>
 
 #include "daemon/session/budget.h"
+#include "kernels/mutex.h"
 #include "proto/key.h"
 #include "proto/layout.h"
 #include "proto/shard.h"
@@ -38,8 +38,8 @@ class OpenLayouts {
   using Key = std::tuple<NamespaceId, uint32_t, uint32_t>;
   static Key KeyOf(const NamespaceId& ns, const TensorShard& shard) { return {ns, shard.rank, shard.size}; }
 
-  mutable std::mutex mutex_;
-  std::map<Key, std::weak_ptr<const Layout>> layouts_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<Key, std::weak_ptr<const Layout>> layouts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::daemon

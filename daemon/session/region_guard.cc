@@ -56,7 +56,7 @@ std::unique_ptr<RegionGuard::Guarded> RegionGuard::Guard(std::byte* data, uint64
   const uint64_t whole = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   std::unique_ptr<Guarded> guarded(new Guarded(shared_from_this(), data, whole));
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     guarded_.emplace(data, guarded.get());
   }
   uffdio_register asked{};
@@ -67,7 +67,7 @@ std::unique_ptr<RegionGuard::Guarded> RegionGuard::Guard(std::byte* data, uint64
 }
 
 RegionGuard::Guarded::~Guarded() {
-  std::lock_guard lock(guard_->mutex_);
+  MutexLock lock(guard_->mutex_);
   guard_->guarded_.erase(data_);
 }
 
@@ -91,7 +91,7 @@ void RegionGuard::Answer() {
 }
 
 void RegionGuard::GiveUp(std::byte* page) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto next = guarded_.upper_bound(page);
   Guarded* const region = next == guarded_.begin() ? nullptr : std::prev(next)->second;
   if (region == nullptr || page >= region->data_ + region->bytes_) return;  // whoever waited there has gone
@@ -108,7 +108,7 @@ void RegionGuard::GiveUp(std::byte* page) {
 }
 
 bool RegionGuard::EmptyReplaced() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   bool any = false;
   for (const auto& [data, region] : guarded_) {
     if (!region->replaced_) continue;

@@ -12,10 +12,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "daemon/runtime/unique_fd.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -39,7 +39,7 @@ class RegionGuard : public std::enable_shared_from_this<RegionGuard> {
     const std::shared_ptr<RegionGuard> guard_;
     std::byte* const data_;
     const uint64_t bytes_;
-    bool replaced_ = false;  // by memory of the daemon; guarded by mutex_
+    bool replaced_ = false;  // by memory of the daemon; used by the guard's thread only
     std::atomic<bool> lost_{false};
   };
 
@@ -60,8 +60,8 @@ class RegionGuard : public std::enable_shared_from_this<RegionGuard> {
   bool EmptyReplaced();  // returns false if there is none
 
   const UniqueFd faults_, stop_;
-  std::mutex mutex_;
-  std::map<std::byte*, Guarded*> guarded_;  // key: start address; guarded by mutex_
+  Mutex mutex_;
+  std::map<std::byte*, Guarded*> guarded_ ABSL_GUARDED_BY(mutex_);  // key: start address
   std::thread thread_;
 };
 

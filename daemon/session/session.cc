@@ -21,24 +21,24 @@ typename Map::mapped_type FindIn(const Map& map, uint64_t handle) {
 }  // namespace
 
 absl::StatusOr<uint64_t> Session::AddRegion(std::shared_ptr<Region> region) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (cleared_) return Ended();
   regions_.emplace(next_handle_, std::move(region));
   return next_handle_++;
 }
 
 Session::Far Session::far() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return far_;
 }
 
 void Session::SetGpu(const kernels::Gpu* gpu, bool all) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   far_ = {gpu, all};
 }
 
 absl::StatusOr<uint64_t> Session::AddModel(std::shared_ptr<const Model> model) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (cleared_) return Ended();
   if (models_.size() >= kMaxModels) {
     return absl::ResourceExhaustedError(absl::StrCat("model: a session has at most ", kMaxModels));
@@ -49,7 +49,7 @@ absl::StatusOr<uint64_t> Session::AddModel(std::shared_ptr<const Model> model) {
 
 absl::StatusOr<uint64_t> Session::AddPages(uint64_t model, std::shared_ptr<const Pages> pages) {
   decltype(pages_)::node_type before;  // goes after the lock, and what it keeps mapped with it
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (cleared_) return Ended();
   const auto opened = models_.find(model);
   if (opened == models_.end()) return absl::InvalidArgumentError(absl::StrCat("model: unknown handle ", model));
@@ -62,29 +62,29 @@ absl::StatusOr<uint64_t> Session::AddPages(uint64_t model, std::shared_ptr<const
 void Session::RemoveModel(uint64_t handle) {
   decltype(models_)::node_type model;  // go after the lock
   decltype(pages_)::node_type pages;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   model = models_.extract(handle);
   if (model) pages = pages_.extract(model.mapped().pages);
 }
 
 std::shared_ptr<const Region> Session::FindRegion(uint64_t handle) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return FindIn(regions_, handle);
 }
 
 std::shared_ptr<const Model> Session::FindModel(uint64_t handle) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = models_.find(handle);
   return found == models_.end() ? nullptr : found->second.model;
 }
 
 std::shared_ptr<const Pages> Session::FindPages(uint64_t handle) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return FindIn(pages_, handle);
 }
 
 std::shared_ptr<Region> Session::RemoveRegion(uint64_t handle) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = regions_.find(handle);
   if (found == regions_.end()) return nullptr;
   std::shared_ptr<Region> region = std::move(found->second);
@@ -95,14 +95,14 @@ std::shared_ptr<Region> Session::RemoveRegion(uint64_t handle) {
 }
 
 Session::Memory Session::memory() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Memory memory{.regions = regions_.size()};
   for (const auto& [handle, region] : regions_) memory.bytes += region->size();
   return memory;
 }
 
 size_t Session::models() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return models_.size();
 }
 
@@ -110,7 +110,7 @@ void Session::Clear() {
   decltype(regions_) regions;
   decltype(pages_) pages;
   decltype(models_) models;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   cleared_ = true;
   regions.swap(regions_);
   pages.swap(pages_);

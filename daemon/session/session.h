@@ -8,7 +8,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "daemon/session/landing_ledger.h"
 #include "daemon/session/pages.h"
 #include "daemon/session/region.h"
+#include "kernels/mutex.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
@@ -88,17 +88,17 @@ class Session {
  private:
   const Description about_;
 
-  mutable std::mutex mutex_;
-  bool cleared_ = false;  // guarded by mutex_, like all members up to the next blank line
-  Far far_;
-  uint64_t next_handle_ = 1;
-  std::map<uint64_t, std::shared_ptr<Region>> regions_;
+  mutable Mutex mutex_;
+  bool cleared_ ABSL_GUARDED_BY(mutex_) = false;
+  Far far_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_handle_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::map<uint64_t, std::shared_ptr<Region>> regions_ ABSL_GUARDED_BY(mutex_);
   struct OpenModel {
     std::shared_ptr<const Model> model;
     uint64_t pages = 0;  // handle; 0 or removed: none
   };
-  std::map<uint64_t, OpenModel> models_;
-  std::map<uint64_t, std::shared_ptr<const Pages>> pages_;
+  std::map<uint64_t, OpenModel> models_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::shared_ptr<const Pages>> pages_ ABSL_GUARDED_BY(mutex_);
 
   MetadataState metadata_;
 };

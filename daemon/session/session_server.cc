@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cerrno>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <thread>
@@ -23,6 +22,7 @@
 #include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/unix_socket.h"
 #include "daemon/session/unread_descriptors.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -49,14 +49,14 @@ class Mailbox {
   int descriptor() const { return wake_.get(); }
 
   void Post(Letter letter) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     letters_.push_back(std::move(letter));
     Wake();
   }
   void Wake() { eventfd_write(wake_.get(), 1); }
 
   std::vector<Letter> Take() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     eventfd_t ignored;
     eventfd_read(wake_.get(), &ignored);
     return std::exchange(letters_, {});
@@ -64,8 +64,8 @@ class Mailbox {
 
  private:
   const UniqueFd wake_;
-  std::mutex mutex_;
-  std::vector<Letter> letters_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<Letter> letters_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Becomes readable when the process dies. Invalid where the kernel cannot tell (another pid namespace): the socket's

@@ -24,7 +24,7 @@ absl::Status SessionTable::Open(std::shared_ptr<Session> session, std::function<
     cache_.OpenSession(about.id, about.tenant);
     session->metadata().open = true;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       sessions_.emplace(about.secret, Entry{session});
     }
     Log(LogLevel::kInfo, "session opened",
@@ -40,7 +40,7 @@ absl::Status SessionTable::Open(std::shared_ptr<Session> session, std::function<
 
 void SessionTable::Close(const std::shared_ptr<Session>& session, std::string reason) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = sessions_.find(session->about().secret);
     if (found != sessions_.end()) found->second.ended = true;
   }
@@ -59,7 +59,7 @@ bool SessionTable::CloseOnLoop(const std::shared_ptr<Session>& session, const Se
   const Session::Description& about = session->about();
   if (std::exchange(state.open, false)) {
     state.closing = true;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     sessions_.at(about.secret).ended = true;
   }
   if (!state.closing) return true;
@@ -84,18 +84,18 @@ bool SessionTable::CloseOnLoop(const std::shared_ptr<Session>& session, const Se
 void SessionTable::Drained(const std::shared_ptr<Session>& session) {
   for (const std::function<void()>& drained : session->metadata().when_drained) drained();
   session->metadata().when_drained.clear();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   sessions_.erase(session->about().secret);
 }
 
 std::shared_ptr<Session> SessionTable::Find(absl::string_view secret) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = sessions_.find(secret);
   return found == sessions_.end() || found->second.ended ? nullptr : found->second.session;
 }
 
 std::optional<SessionTable::Owner> SessionTable::OwnerOf(absl::string_view secret) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = sessions_.find(secret);
   if (found == sessions_.end()) return std::nullopt;
   const Session::Description& about = found->second.session->about();
@@ -105,7 +105,7 @@ std::optional<SessionTable::Owner> SessionTable::OwnerOf(absl::string_view secre
 void SessionTable::WhenDrained(absl::string_view secret, std::function<void()> drained) {
   std::shared_ptr<Session> session;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = sessions_.find(secret);
     if (found != sessions_.end()) session = found->second.session;
   }
@@ -116,7 +116,7 @@ void SessionTable::WhenDrained(absl::string_view secret, std::function<void()> d
 std::vector<SessionTable::Listed> SessionTable::List() const {
   std::vector<Listed> all;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [secret, entry] : sessions_) all.push_back({entry.session, entry.ended});
   }
   std::ranges::sort(all, {}, [](const Listed& listed) { return listed.session->about().id; });
@@ -124,7 +124,7 @@ std::vector<SessionTable::Listed> SessionTable::List() const {
 }
 
 size_t SessionTable::size() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return sessions_.size();
 }
 

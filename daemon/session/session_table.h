@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/session.h"
+#include "kernels/mutex.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
@@ -80,8 +80,8 @@ class SessionTable {
   EventLoop& loop_;
   const std::string daemon_epoch_ = RandomSecret();
 
-  mutable std::mutex mutex_;
-  absl::flat_hash_map<std::string, Entry> sessions_;  // by secret; guarded by mutex_
+  mutable Mutex mutex_;
+  absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);  // by secret
 };
 
 }  // namespace ashlar::daemon

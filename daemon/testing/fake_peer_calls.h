@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/control/peer_calls.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -22,12 +22,12 @@ class FakePeerCalls final : public PeerCalls {
   void Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
             Done<std::vector<PeerOpened>> done) override {
     Note(absl::StrCat("open ", peer.node, " ", tenant));
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     if (hangs) {
       held.push_back(std::move(done));
       return;
     }
-    lock.unlock();
+    lock.Unlock();
     done(std::vector<PeerOpened>(open.objects.size(), {.miss = MissReason::kEvicted}));
   }
   void Renew(const PeerHello&, PeerRenew renew, Done<std::vector<uint32_t>> done) override {
@@ -50,15 +50,15 @@ class FakePeerCalls final : public PeerCalls {
   }
 
   size_t Count(const std::string& what) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return static_cast<size_t>(std::count(notes_.begin(), notes_.end(), what));
   }
   std::vector<std::string> notes() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return notes_;
   }
   void AnswerHeld() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (auto& done : held) done(std::vector<PeerOpened>{{.miss = MissReason::kBusy}});
     held.clear();
   }
@@ -68,11 +68,11 @@ class FakePeerCalls final : public PeerCalls {
 
  private:
   void Note(std::string what) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     notes_.push_back(std::move(what));
   }
-  std::mutex mutex_;
-  std::vector<std::string> notes_;
+  Mutex mutex_;
+  std::vector<std::string> notes_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::daemon

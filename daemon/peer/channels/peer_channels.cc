@@ -14,7 +14,7 @@ constexpr storage::Nanos kCallTimeout = 1'000'000'000, kLongestCall = 5'000'000'
 void PeerChannels::Update(const std::vector<std::shared_ptr<const Member>>& members) {
   std::map<uint64_t, std::shared_ptr<PeerClient>> ended;  // after the lock: this waits for their callbacks
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ended = std::exchange(clients_, {});
     for (const std::shared_ptr<const Member>& member : members) {
       if (member->node == self_.node || !policy_.Member(member->node)) continue;
@@ -36,7 +36,7 @@ void PeerChannels::Update(const std::vector<std::shared_ptr<const Member>>& memb
 }
 
 size_t PeerChannels::connected() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   size_t count = 0;
   for (const auto& [incarnation, client] : clients_) count += client->connected();
   return count;
@@ -48,7 +48,7 @@ bool PeerChannels::Connected(const Member& member) const {
 }
 
 std::shared_ptr<PeerClient> PeerChannels::Find(const Member& member) const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = clients_.find(member.incarnation);
   return found == clients_.end() ? nullptr : found->second;
 }

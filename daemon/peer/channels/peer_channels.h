@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "daemon/security/peer_policy.h"
 #include "daemon/security/refusals.h"
 #include "daemon/security/tls.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -64,8 +64,8 @@ class PeerChannels final : public PeerAsker, public PrefillAsker {
   const PeerPolicy& policy_;
   Refusals& refusals_;
   const std::function<void(const Member&)> gone_;
-  mutable std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<PeerClient>> clients_;  // key is the incarnation; guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<uint64_t, std::shared_ptr<PeerClient>> clients_ ABSL_GUARDED_BY(mutex_);  // key is the incarnation
 };
 
 }  // namespace ashlar::daemon

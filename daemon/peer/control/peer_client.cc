@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <random>
 #include <set>
 #include <utility>
@@ -17,6 +15,7 @@
 #include "daemon/runtime/handed_over.h"
 #include "daemon/runtime/log.h"
 #include "daemon/runtime/round_trips.h"
+#include "kernels/mutex.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -71,7 +70,7 @@ struct PeerClient::Impl {
       HandOver(&client_);
       silence_.Set(In(client_.options.timeout), [&client = client_, this](bool fired) {
         TakeOver(&client);
-        std::lock_guard lock(client.mutex);
+        MutexLock lock(client.mutex);
         if (fired && client.greeting == this && !welcomed) context_.TryCancel();
         client.Release();
       });
@@ -113,7 +112,7 @@ struct PeerClient::Impl {
 
   void Connect() {
     auto next = std::make_unique<Greeting>(*this);
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (stopping) return;
     busy += 2;  // its end, and that of its alarm
     greeting = next.release();
@@ -134,7 +133,7 @@ struct PeerClient::Impl {
       return false;
     }
     {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       if (stopping) return false;
       from.welcomed = true;
       retry_in = options.first_retry;
@@ -151,7 +150,7 @@ struct PeerClient::Impl {
     std::shared_ptr<grpc::Channel> former = from.channel();
     bool was_here;
     {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       was_here = from.welcomed;
       greeting = nullptr;
       // A greeting that was refused there is refused again, whatever is tried: the log says so once.
@@ -163,7 +162,7 @@ struct PeerClient::Impl {
       last_error = was_here ? "" : text;
     }
     if (was_here && options.gone) options.gone();
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (!stopping) {
       const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
       ++busy;
@@ -172,7 +171,7 @@ struct PeerClient::Impl {
       retry->Set(In(static_cast<storage::Nanos>(static_cast<double>(retry_in) * jitter)), [this](bool fired) {
         TakeOver(this);
         if (fired) Connect();
-        std::lock_guard held(mutex);
+        MutexLock held(mutex);
         Release();
       });
       retry_in = std::min(2 * retry_in, options.longest_retry);
@@ -183,9 +182,9 @@ struct PeerClient::Impl {
     Release();
   }
 
-  // Under the mutex: the destructor may be behind it.
-  void Release() {
-    if (--busy == 0) idle.notify_all();
+  // The destructor may wait for the mutex.
+  void Release() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (--busy == 0) idle.NotifyAll();
   }
 
   template <typename Request, typename Reply>
@@ -203,7 +202,7 @@ struct PeerClient::Impl {
              std::function<absl::StatusOr<Result>(const Reply&)> read, Done<Result> done, storage::Nanos patience = 0) {
     absl::Status refused;
     {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       if (greeting == nullptr || !greeting->welcomed || stopping) {
         refused = absl::UnavailableError(absl::StrCat("peer ", options.node, " is not connected"));
       } else if (under_way.size() == kCalls) {
@@ -218,21 +217,21 @@ struct PeerClient::Impl {
             &call->context, &call->request, &call->reply,
             [this, call, began, patience, read = std::move(read), done](grpc::Status status) mutable {
               {
-                std::lock_guard held(mutex);
+                MutexLock held(mutex);
                 under_way.erase(&call->context);
                 if (patience == 0) Measure(status, began);
               }
               done(status.ok() ? Checked<Result>(read(call->reply)) : FromGrpc(status));
               call = nullptr;  // it holds the channel (last_channel)
-              std::lock_guard held(mutex);
+              MutexLock held(mutex);
               Release();
             });
       }
     }
     if (!refused.ok()) done(refused);
   }
-  // Under the mutex. A call that waits for something at the peer says nothing of the way there.
-  void Measure(const grpc::Status& status, storage::Nanos began) {
+  // A call that waits for something at the peer says nothing of the way there.
+  void Measure(const grpc::Status& status, storage::Nanos began) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const storage::Nanos now = SteadyNow();
     if (status.ok()) answers.Answered(now - began);
     if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) answers.Unanswered(began, now);
@@ -248,20 +247,20 @@ struct PeerClient::Impl {
   const Tls* const tls;
   Refusals& refusals;
 
-  mutable std::mutex mutex;
-  std::condition_variable idle;
-  Greeting* greeting = nullptr;  // guarded by mutex, as below; its own owner
-  bool stopping = false;
-  size_t busy = 0;  // callbacks that are still to come
-  std::set<grpc::ClientContext*> under_way;
-  RoundTrips answers;
-  storage::Nanos retry_in;
-  std::string last_error;
-  std::mt19937 random{std::random_device{}()};
-  std::unique_ptr<grpc::Alarm> retry;
+  mutable Mutex mutex;
+  CondVar idle;
+  Greeting* greeting ABSL_GUARDED_BY(mutex) = nullptr;  // its own owner
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  size_t busy ABSL_GUARDED_BY(mutex) = 0;  // callbacks that are still to come
+  std::set<grpc::ClientContext*> under_way ABSL_GUARDED_BY(mutex);
+  RoundTrips answers ABSL_GUARDED_BY(mutex);
+  storage::Nanos retry_in ABSL_GUARDED_BY(mutex);
+  std::string last_error ABSL_GUARDED_BY(mutex);
+  std::mt19937 random ABSL_GUARDED_BY(mutex){std::random_device{}()};
+  std::unique_ptr<grpc::Alarm> retry ABSL_GUARDED_BY(mutex);
   // The last channel of a process must not end on a thread of gRPC 1.51: it takes the queue away that the thread works
   // on. So the latest one is kept, and ends with the client.
-  std::shared_ptr<grpc::Channel> last_channel;
+  std::shared_ptr<grpc::Channel> last_channel ABSL_GUARDED_BY(mutex);
 };
 
 PeerClient::PeerClient(Options options, const Tls* tls, Refusals& refusals)
@@ -270,16 +269,16 @@ PeerClient::PeerClient(Options options, const Tls* tls, Refusals& refusals)
 }
 
 PeerClient::~PeerClient() {
-  std::unique_lock lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   impl_->stopping = true;
   if (impl_->greeting != nullptr) impl_->greeting->Cancel();
   for (grpc::ClientContext* context : impl_->under_way) context->TryCancel();
   if (impl_->retry != nullptr) impl_->retry->Cancel();
-  impl_->idle.wait(lock, [this] { return impl_->busy == 0; });
+  while (impl_->busy > 0) impl_->idle.Wait(impl_->mutex);
 }
 
 bool PeerClient::connected() const {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   return impl_->greeting != nullptr && impl_->greeting->welcomed;
 }
 

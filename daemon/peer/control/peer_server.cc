@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/handed_over.h"
 #include "daemon/runtime/log.h"
+#include "kernels/mutex.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
@@ -48,7 +48,7 @@ class GreetStream final : public grpc::ServerWriteReactor<v1::PeerGreeting> {
   }
 
   void Welcome(const PeerHello& self) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (ending_) return;
     Write(self, &greeting_);
     writing_ = true;
@@ -56,7 +56,7 @@ class GreetStream final : public grpc::ServerWriteReactor<v1::PeerGreeting> {
   }
   // Any thread, any number of times; the first one counts.
   void End(grpc::Status status) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (ending_) return;
     ending_ = true;
     status_ = std::move(status);
@@ -65,7 +65,7 @@ class GreetStream final : public grpc::ServerWriteReactor<v1::PeerGreeting> {
 
   void OnWriteDone(bool) override {
     TakeOver(this);
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     writing_ = false;
     if (ending_) Finish(status_);
   }
@@ -77,7 +77,7 @@ class GreetStream final : public grpc::ServerWriteReactor<v1::PeerGreeting> {
   void OnDone() override {
     TakeOver(this);
     ended_();
-    { std::lock_guard lock(mutex_); }  // a thread in Finish may still hold it
+    { MutexLock lock(mutex_); }  // a thread in Finish may still hold it
     const std::shared_ptr<GreetStream> last = std::move(self_);
   }
 
@@ -86,11 +86,11 @@ class GreetStream final : public grpc::ServerWriteReactor<v1::PeerGreeting> {
 
   const std::function<void()> ended_;
   std::shared_ptr<GreetStream> self_;
-  std::mutex mutex_;
+  Mutex mutex_;
   v1::PeerGreeting greeting_;  // gRPC's while writing_
-  bool writing_ = false;       // guarded by mutex_, as below
-  bool ending_ = false;
-  grpc::Status status_;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 struct Connection {
@@ -158,15 +158,16 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   PeerCalls& calls;
   Refusals& refusals;
 
-  mutable std::mutex mutex;
-  bool stopping = false;                                           // guarded by mutex, as below
-  std::map<std::string, std::shared_ptr<Connection>> connections;  // that have greeted, by address
-  std::map<std::string, std::string> address_of_node;              // where its present connection comes from
-  std::set<std::string> spoke;                                     // addresses that made a call
+  mutable Mutex mutex;
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  std::map<std::string, std::shared_ptr<Connection>> connections
+      ABSL_GUARDED_BY(mutex);                                                 // that have greeted, by address
+  std::map<std::string, std::string> address_of_node ABSL_GUARDED_BY(mutex);  // where its present connection comes from
+  std::set<std::string> spoke ABSL_GUARDED_BY(mutex);                         // addresses that made a call
   // Addresses whose greeting was accepted, with the time of their connection's end (0: it is there). Calls that were
   // sent before the end may be read after it, and are no refusal.
-  std::map<std::string, storage::Nanos> greeted;
-  uint64_t explained = 0;  // handshakes that were refused whose connection has ended since
+  std::map<std::string, storage::Nanos> greeted ABSL_GUARDED_BY(mutex);
+  uint64_t explained ABSL_GUARDED_BY(mutex) = 0;  // handshakes that were refused whose connection has ended since
 
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
   std::unique_ptr<grpc::Server> server;
@@ -212,7 +213,7 @@ grpc::ServerWriteReactor<v1::PeerGreeting>* PeerServer::Impl::Greet(Context* con
   *self = stream;
   HandOver(stream);
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     spoke.insert(address);
   }
   if (absl::Status status = CheckGreeting(*request, address, connection.get()); !status.ok()) {
@@ -228,7 +229,7 @@ void PeerServer::Impl::Enter(const std::string& address, std::shared_ptr<Connect
   std::vector<std::shared_ptr<Connection>> replaced;
   const std::shared_ptr<GreetStream> stream = connection->stream;
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (stopping) {
       replaced.push_back(std::move(connection));
     } else {
@@ -261,7 +262,7 @@ void PeerServer::Impl::Enter(const std::string& address, std::shared_ptr<Connect
 void PeerServer::Impl::Leave(const std::string& address, const GreetStream* stream) {
   TakeOver(this);
   std::shared_ptr<Connection> gone;
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   const auto found = connections.find(address);
   if (found == connections.end() || found->second->stream.get() != stream) return;
   gone = std::move(found->second);
@@ -275,7 +276,7 @@ std::shared_ptr<const Connection> PeerServer::Impl::Find(const Context& context)
   const std::string address = context.peer();
   std::shared_ptr<const Connection> found;
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     spoke.insert(address);
     const auto connection = connections.find(address);
     if (stopping || connection == connections.end()) return nullptr;
@@ -348,7 +349,7 @@ Reactor* PeerServer::Impl::Prefill(Context* context, const v1::PeerPrefillReques
 void PeerServer::Impl::ConnectionEnded(const std::string& address) {
   const uint64_t by_certificate = tls == nullptr ? 0 : tls->clients_refused();
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (const auto found = greeted.find(address); found != greeted.end()) found->second = clock.Now();
     if (spoke.erase(address) > 0) return;
     if (stopping) return;
@@ -361,14 +362,14 @@ void PeerServer::Impl::ConnectionEnded(const std::string& address) {
 }
 
 bool PeerServer::Impl::HasGreeted(const std::string& address) const {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   return greeted.contains(address);
 }
 
 // Of connections that ended a while ago.
 void PeerServer::Impl::DropGreetings() {
   const storage::Nanos before = clock.Now() - options.check_every;
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   std::erase_if(greeted, [&](const auto& one) { return one.second > 0 && one.second < before; });
 }
 
@@ -376,7 +377,7 @@ void PeerServer::Impl::JudgeAgain() {
   if (tls == nullptr) return;
   std::vector<std::shared_ptr<Connection>> present;
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     for (const auto& [address, connection] : connections) present.push_back(connection);
   }
   for (const std::shared_ptr<Connection>& connection : present) {
@@ -445,7 +446,7 @@ PeerServer::PeerServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 PeerServer::~PeerServer() {
   std::vector<std::shared_ptr<Connection>> present;
   {
-    std::lock_guard lock(impl_->mutex);
+    MutexLock lock(impl_->mutex);
     impl_->stopping = true;
     for (const auto& [address, connection] : impl_->connections) present.push_back(connection);
   }
@@ -461,7 +462,7 @@ uint16_t PeerServer::port() const {
 }
 
 size_t PeerServer::peers() const {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   return impl_->connections.size();
 }
 

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <deque>
-#include <mutex>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "etcd/v3/rpc.grpc.pb.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -66,9 +66,9 @@ class GrpcEtcdClient final : public EtcdClient {
   std::string token_;
   std::set<std::shared_ptr<grpc::ClientContext>> contexts_;  // of calls that have not ended, of all connections
 
-  std::mutex mutex_;  // of what follows
-  bool waking_ = false;
-  grpc::Alarm alarm_;
+  Mutex mutex_;
+  bool waking_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Alarm alarm_ ABSL_GUARDED_BY(mutex_);
 
   void* NewTag(std::function<void(bool)> run) {
     ++outstanding_;
@@ -193,7 +193,7 @@ GrpcEtcdClient::~GrpcEtcdClient() {
   // An operation may begin another one (a stream's end), so the queue may be closed after the last one only.
   while (outstanding_ > 0) Poll(INT64_MAX);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     alarm_.Cancel();
   }
   queue_.Shutdown();
@@ -287,7 +287,7 @@ void GrpcEtcdClient::Poll(storage::Nanos deadline) {
     bool ok = false;
     if (queue_.AsyncNext(&raw, &ok, until) != grpc::CompletionQueue::GOT_EVENT) return;
     if (raw == nullptr) {  // woken
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       waking_ = false;
     } else {
       const std::unique_ptr<Tag> tag(static_cast<Tag*>(raw));
@@ -299,7 +299,7 @@ void GrpcEtcdClient::Poll(storage::Nanos deadline) {
 }
 
 void GrpcEtcdClient::Wake() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (std::exchange(waking_, true)) return;
   alarm_.Set(&queue_, gpr_now(GPR_CLOCK_MONOTONIC), nullptr);
 }

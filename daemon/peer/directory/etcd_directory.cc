@@ -67,7 +67,7 @@ EtcdDirectory::~EtcdDirectory() {
     return;
   }
   {
-    std::lock_guard lock(state_->shared.mutex);
+    MutexLock lock(state_->shared.mutex);
     state_->shared.stopping = true;
   }
   state_->session.Wake();
@@ -78,7 +78,7 @@ bool EtcdDirectory::Announce(const NamespaceId& ns, const Key& key, const Holdin
   if (!CanBeSaid(holding.shard) || holding.bytes > kMostHoldingBytes) return false;
   bool idle = false, taken = false;
   {
-    std::lock_guard lock(state_->shared.mutex);
+    MutexLock lock(state_->shared.mutex);
     idle = state_->shared.queue.size() == 0;
     taken = state_->shared.queue.Announce({MakeId(ns, key, holding.shard), holding, worth});
   }
@@ -90,7 +90,7 @@ void EtcdDirectory::Withdraw(const NamespaceId& ns, const Key& key, const Tensor
   if (!CanBeSaid(shard)) return;
   bool idle = false;
   {
-    std::lock_guard lock(state_->shared.mutex);
+    MutexLock lock(state_->shared.mutex);
     idle = state_->shared.queue.size() == 0;
     state_->shared.queue.Withdraw(MakeId(ns, key, shard));
   }
@@ -98,19 +98,19 @@ void EtcdDirectory::Withdraw(const NamespaceId& ns, const Key& key, const Tensor
 }
 
 size_t EtcdDirectory::Room() const {
-  std::lock_guard lock(state_->shared.mutex);
+  MutexLock lock(state_->shared.mutex);
   return state_->shared.queue.Room();
 }
 
 bool EtcdDirectory::GaveUp(const NamespaceId& ns, const Key& key, const TensorShard& shard) const {
   if (!CanBeSaid(shard)) return false;
-  std::lock_guard lock(state_->shared.mutex);
+  MutexLock lock(state_->shared.mutex);
   return state_->shared.queue.GaveUp(MakeId(ns, key, shard));
 }
 
 void EtcdDirectory::Follow(const NamespaceId& ns) {
   {
-    std::lock_guard lock(state_->shared.mutex);
+    MutexLock lock(state_->shared.mutex);
     if (++state_->shared.followed[Shorten(ns)] > 1) return;
   }
   state_->session.Wake();
@@ -118,7 +118,7 @@ void EtcdDirectory::Follow(const NamespaceId& ns) {
 
 void EtcdDirectory::Unfollow(const NamespaceId& ns) {
   {
-    std::lock_guard lock(state_->shared.mutex);
+    MutexLock lock(state_->shared.mutex);
     const auto found = state_->shared.followed.find(Shorten(ns));
     if (found == state_->shared.followed.end() || --found->second > 0) return;
     state_->shared.followed.erase(found);
@@ -142,7 +142,7 @@ void EtcdDirectory::Erase(const ClusterErasure& erasure, std::function<void(cons
   absl::Status refused;
   {
     DirectoryShared& shared = state_->shared;
-    std::lock_guard lock(shared.mutex);
+    MutexLock lock(shared.mutex);
     if (!shared.health.connected) {
       refused = absl::UnavailableError(absl::StrCat("the directory cannot be reached: ", shared.health.reason));
     } else if (shared.erasures.size() + shared.to_erase.size() >= kMostErasures) {
@@ -157,22 +157,22 @@ void EtcdDirectory::Erase(const ClusterErasure& erasure, std::function<void(cons
 
 std::vector<ClusterErasure> EtcdDirectory::Erasures() const {
   std::vector<ClusterErasure> erasures;
-  std::lock_guard lock(state_->shared.mutex);
+  MutexLock lock(state_->shared.mutex);
   for (const auto& [revision, erasure] : state_->shared.erasures) erasures.push_back(erasure);
   return erasures;
 }
 
 void EtcdDirectory::Erased(int64_t revision) {
   {
-    std::lock_guard lock(state_->shared.mutex);
+    MutexLock lock(state_->shared.mutex);
     if (std::exchange(state_->shared.erased, revision) == revision) return;
   }
   state_->session.Wake();
 }
 
 bool EtcdDirectory::BeingErased(const std::string& tenant, const NamespaceId& ns) const {
-  const DirectoryShared& shared = state_->shared;
-  std::lock_guard lock(state_->shared.mutex);
+  DirectoryShared& shared = state_->shared;
+  MutexLock lock(shared.mutex);
   if (shared.erasures.empty()) return false;
   int64_t everywhere = INT64_MAX;
   for (const auto& member : shared.members) everywhere = std::min(everywhere, member->erased);
@@ -182,12 +182,12 @@ bool EtcdDirectory::BeingErased(const std::string& tenant, const NamespaceId& ns
 }
 
 std::vector<std::shared_ptr<const Member>> EtcdDirectory::Members() const {
-  std::lock_guard lock(state_->shared.mutex);
+  MutexLock lock(state_->shared.mutex);
   return state_->shared.members;
 }
 
 DirectoryHealth EtcdDirectory::Health() const {
-  std::lock_guard lock(state_->shared.mutex);
+  MutexLock lock(state_->shared.mutex);
   return state_->shared.health;
 }
 
@@ -195,7 +195,7 @@ DirectoryStats EtcdDirectory::Stats() const {
   DirectoryShared& shared = state_->shared;
   DirectoryStats stats;
   {
-    std::lock_guard lock(shared.mutex);
+    MutexLock lock(shared.mutex);
     stats = shared.counted;
     stats.members = shared.members.size();
     stats.queued_announcements = shared.queue.announcements();

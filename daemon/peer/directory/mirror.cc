@@ -10,6 +10,7 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -137,7 +138,7 @@ void MemberNumbers::SetPresent(const std::vector<std::shared_ptr<const Member>>&
     (*list)[*number] = member;
   }
   for (const uint64_t incarnation : before) DropIfUnused(incarnation);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   list_ = std::move(list);
 }
 
@@ -148,7 +149,7 @@ void MemberNumbers::Count(uint16_t number, int64_t entries) {
 }
 
 std::shared_ptr<const MemberNumbers::List> MemberNumbers::Present() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return list_;
 }
 
@@ -175,8 +176,8 @@ class Mirror::Namespace {
 
  private:
   struct Table {
-    mutable std::mutex mutex;
-    Slots slots;
+    mutable Mutex mutex;
+    Slots slots ABSL_GUARDED_BY(mutex);
   };
   using Iterator = Slots::iterator;
   Table& TableOf(const ShortDigest& key) { return tables_[key[0] % kTables]; }
@@ -188,9 +189,11 @@ class Mirror::Namespace {
 
   bool round_ = false, open_ = false;  // of the writing thread
   std::array<Table, kTables> tables_;
-  mutable std::mutex mutex_;                    // of the next ones, which say how many entries have each
-  absl::btree_map<uint32_t, uint32_t> depths_;  // of checkpoints
-  absl::btree_map<std::pair<uint32_t, uint32_t>, uint32_t> span_ends_;  // by where the spans begin
+  mutable Mutex mutex_;
+  // How many entries have each.
+  absl::btree_map<uint32_t, uint32_t> depths_ ABSL_GUARDED_BY(mutex_);  // of checkpoints
+  absl::btree_map<std::pair<uint32_t, uint32_t>, uint32_t> span_ends_
+      ABSL_GUARDED_BY(mutex_);  // by where the spans begin
 };
 
 std::pair<Mirror::Namespace::Iterator, Mirror::Namespace::Iterator> Mirror::Namespace::Chain(Slots& slots,
@@ -215,7 +218,7 @@ void Mirror::Namespace::CountDepth(const Slot& slot, int change) {
   };
   const bool span = slot.kind() == ObjectKind::kSpan;
   if (slot.depth == 0 || (!span && slot.kind() != ObjectKind::kCheckpoint)) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (span) {
     count(span_ends_, std::pair(slot.span_begin, slot.depth));
   } else {
@@ -225,7 +228,7 @@ void Mirror::Namespace::CountDepth(const Slot& slot, int change) {
 
 bool Mirror::Namespace::Put(const Slot& slot, bool may_add, bool* refused) {
   Table& table = TableOf(slot.key);
-  std::lock_guard lock(table.mutex);
+  MutexLock lock(table.mutex);
   EntryId id;
   id.key = slot.key;
   id.rank = slot.rank;
@@ -254,7 +257,7 @@ void Mirror::Namespace::RemoveSlot(Slots& slots, Iterator at, Iterator last) {
 
 bool Mirror::Namespace::Remove(const EntryId& id, uint16_t member) {
   Table& table = TableOf(id.key);
-  std::lock_guard lock(table.mutex);
+  MutexLock lock(table.mutex);
   const auto [found, last] = Chain(table.slots, id, member);
   if (found == table.slots.end()) return false;
   RemoveSlot(table.slots, found, last);
@@ -267,7 +270,7 @@ void Mirror::Namespace::BeginRound() {
     return;
   }
   for (Table& table : tables_) {
-    std::lock_guard lock(table.mutex);
+    MutexLock lock(table.mutex);
     for (const Slot& slot : table.slots) slot.SetRound(!round_);
   }
 }
@@ -276,7 +279,7 @@ template <typename Removed>
 void Mirror::Namespace::RemoveOld(bool all, const Removed& removed) {
   open_ = false;
   for (Table& table : tables_) {
-    std::lock_guard lock(table.mutex);
+    MutexLock lock(table.mutex);
     std::vector<Slot> old;
     for (const Slot& slot : table.slots) {
       if (all || slot.round() != round_) old.push_back(slot);
@@ -298,7 +301,7 @@ void Mirror::Namespace::RemoveOld(bool all, const Removed& removed) {
 void Mirror::Namespace::Locate(const ShortDigest& key, size_t index, const MemberNumbers::List& members,
                                std::vector<Located>* located) const {
   const Table& table = TableOf(key);
-  std::lock_guard lock(table.mutex);
+  MutexLock lock(table.mutex);
   size_t count = 0;
   Slot probe;
   probe.key = key;
@@ -314,7 +317,7 @@ void Mirror::Namespace::Locate(const ShortDigest& key, size_t index, const Membe
 std::vector<uint64_t> Mirror::Namespace::Depths(uint64_t end, size_t most) const {
   const auto last = static_cast<uint32_t>(std::min<uint64_t>(end, UINT32_MAX));
   std::vector<uint64_t> result;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto at = depths_.upper_bound(last); at != depths_.begin() && result.size() < most;) {
     result.push_back((--at)->first);
   }
@@ -325,7 +328,7 @@ std::vector<uint64_t> Mirror::Namespace::SpanEnds(uint64_t begin, uint64_t end, 
   std::vector<uint64_t> result;
   if (begin > UINT32_MAX) return result;
   const auto from = static_cast<uint32_t>(begin), last = static_cast<uint32_t>(std::min<uint64_t>(end, UINT32_MAX));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto at = span_ends_.upper_bound({from, last}); at != span_ends_.begin() && result.size() < most;) {
     if ((--at)->first.first != from) break;
     result.push_back(at->first.second);
@@ -336,10 +339,10 @@ std::vector<uint64_t> Mirror::Namespace::SpanEnds(uint64_t begin, uint64_t end, 
 uint64_t Mirror::Namespace::Bytes() const {
   uint64_t bytes = sizeof *this;
   for (const Table& table : tables_) {
-    std::lock_guard lock(table.mutex);
+    MutexLock lock(table.mutex);
     bytes += table.slots.capacity() * (sizeof(Slot) + 1);
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return bytes + depths_.size() * kBytesOfADepth + span_ends_.size() * kBytesOfASpanEnd;
 }
 
@@ -347,14 +350,14 @@ Mirror::Mirror(uint64_t most_entries) : most_entries_(most_entries) {}
 Mirror::~Mirror() = default;
 
 std::shared_ptr<Mirror::Namespace> Mirror::Find(const ShortDigest& ns) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = namespaces_.find(ns);
   return found == namespaces_.end() ? nullptr : found->second;
 }
 
 void Mirror::Open(const ShortDigest& ns) {
   auto fresh = std::make_shared<Namespace>();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   namespaces_.try_emplace(ns, std::move(fresh));
 }
 
@@ -362,7 +365,7 @@ void Mirror::Close(const ShortDigest& ns) {
   const std::shared_ptr<Namespace> space = Find(ns);
   if (space == nullptr) return;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     namespaces_.erase(ns);
   }
   space->RemoveOld(true, [&](uint16_t member) {
@@ -430,7 +433,7 @@ std::vector<uint64_t> Mirror::SpanEnds(const NamespaceId& ns, uint64_t begin, ui
 uint64_t Mirror::Bytes() const {
   std::vector<std::shared_ptr<Namespace>> spaces;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [ns, space] : namespaces_) spaces.push_back(space);
   }
   uint64_t bytes = 0;

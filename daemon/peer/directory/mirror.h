@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -21,6 +20,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "daemon/peer/directory/directory.h"
 #include "daemon/peer/directory/directory_keys.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -53,8 +53,8 @@ class MemberNumbers {
   std::vector<uint64_t> incarnations_;          // by number
   std::vector<bool> taken_;                     // by number
   uint16_t next_ = 0;
-  mutable std::mutex mutex_;  // guards list_
-  std::shared_ptr<const List> list_ = std::make_shared<const List>();
+  mutable Mutex mutex_;
+  std::shared_ptr<const List> list_ ABSL_GUARDED_BY(mutex_) = std::make_shared<const List>();
 };
 
 class Mirror {
@@ -91,8 +91,8 @@ class Mirror {
   const uint64_t most_entries_;
   MemberNumbers members_;
   std::atomic<uint64_t> entries_{0}, refused_{0};
-  mutable std::mutex mutex_;  // guards namespaces_
-  absl::flat_hash_map<ShortDigest, std::shared_ptr<Namespace>> namespaces_;
+  mutable Mutex mutex_;
+  absl::flat_hash_map<ShortDigest, std::shared_ptr<Namespace>> namespaces_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::daemon

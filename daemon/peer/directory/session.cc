@@ -71,7 +71,7 @@ void DirectorySession::Wake() {
 void DirectorySession::Run() {
   for (;;) {
     {
-      std::lock_guard lock(shared_.mutex);
+      MutexLock lock(shared_.mutex);
       if (shared_.stopping) break;
     }
     client_->Poll(Step());
@@ -120,7 +120,7 @@ void DirectorySession::Connect() {
 void DirectorySession::NoteTerm(const std::string& certificate) {
   const CertificateTerm term = certificate.empty() ? CertificateTerm() : TermOf(certificate);
   if (term.ends == 0 && !certificate.empty()) return;  // half written, perhaps
-  std::lock_guard lock(shared_.mutex);
+  MutexLock lock(shared_.mutex);
   shared_.counted.certificate_expiry = term.ends;
   shared_.counted.certificate_seconds = term.seconds;
 }
@@ -218,7 +218,7 @@ void DirectorySession::Register(bool again) {
     records_[self_->incarnation] = {self_, registered_};
     if (again) return Joined();
     {
-      std::lock_guard lock(shared_.mutex);
+      MutexLock lock(shared_.mutex);
       shared_.erased = 0;
     }
     Joined();
@@ -233,7 +233,7 @@ void DirectorySession::Joined() {
   keep_alive_at_ = joined_at_;
   unanswered_since_ = 0;
   {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     ++shared_.counted.connections;
   }
   PublishMembers();
@@ -299,7 +299,7 @@ void DirectorySession::Fail(const absl::Status& status) {
   sweep_from_.clear();
   sweep_slices_ = 0;
   {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     shared_.queue.Return(std::exchange(in_flight_, {}));
   }
   SetHealth(false, absl::StrCat(endpoint, ": ", status.message()));
@@ -310,7 +310,7 @@ void DirectorySession::SetHealth(bool connected, const std::string& reason) {
   if (leaving_) return;  // it revokes its lease, whose end is no failure
   DirectoryHealth health;
   {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     if (shared_.health.connected == connected && shared_.health.reason == reason) return;
     if (shared_.health.connected != connected) shared_.health.since = clock_.Now();
     shared_.health.connected = connected;
@@ -323,7 +323,7 @@ void DirectorySession::SetHealth(bool connected, const std::string& reason) {
 void DirectorySession::Note(const etcdserverpb::ResponseHeader& header) {
   if (header.revision() > known_.revision()) known_.set_revision(header.revision());
   if (header.raft_term() > known_.raft_term()) known_.set_raft_term(header.raft_term());
-  std::lock_guard lock(shared_.mutex);
+  MutexLock lock(shared_.mutex);
   shared_.counted.revision = known_.revision();
 }
 
@@ -350,7 +350,7 @@ void DirectorySession::PublishMembers() {
   bool changed = false;
   {
     // Before its entries are believed: a member that has something to erase is known (BeingErased).
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     changed = !std::ranges::equal(all, shared_.members, [](const auto& a, const auto& b) { return *a == *b; });
     shared_.members = std::move(all);
   }

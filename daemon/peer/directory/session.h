@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -25,6 +24,7 @@
 #include "daemon/peer/directory/mirror.h"
 #include "daemon/peer/directory/options.h"
 #include "daemon/peer/directory/write_queue.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -33,22 +33,22 @@ struct DirectoryShared {
   explicit DirectoryShared(const EtcdDirectoryOptions& options)
       : queue(options.queued_writes), mirror(options.mirror_entries) {}
 
-  std::mutex mutex;  // guards everything except the mirror
-  bool stopping = false;
-  WriteQueue queue;
-  std::map<ShortDigest, uint32_t> followed;  // followed namespaces and their counts
-  std::vector<std::shared_ptr<const Member>> members;
-  DirectoryHealth health;
-  DirectoryStats counted;  // counters; sizes are computed on request
-  Mirror mirror;
+  Mutex mutex;
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  WriteQueue queue ABSL_GUARDED_BY(mutex);
+  std::map<ShortDigest, uint32_t> followed ABSL_GUARDED_BY(mutex);  // followed namespaces and their counts
+  std::vector<std::shared_ptr<const Member>> members ABSL_GUARDED_BY(mutex);
+  DirectoryHealth health ABSL_GUARDED_BY(mutex);
+  DirectoryStats counted ABSL_GUARDED_BY(mutex);  // counters; sizes are computed on request
+  Mirror mirror;                                  // thread-safe
 
   struct ToErase {
     ClusterErasure erasure;
     std::function<void(const absl::Status&)> done;
   };
-  std::vector<ToErase> to_erase;               // erasures not yet written to etcd
-  std::map<int64_t, ClusterErasure> erasures;  // by revision, as etcd has them
-  int64_t erased = 0;                          // this node has done all up to this revision
+  std::vector<ToErase> to_erase ABSL_GUARDED_BY(mutex);               // erasures not yet written to etcd
+  std::map<int64_t, ClusterErasure> erasures ABSL_GUARDED_BY(mutex);  // by revision, as etcd has them
+  int64_t erased ABSL_GUARDED_BY(mutex) = 0;                          // this node has done all up to this revision
 };
 
 class DirectorySession {
@@ -135,8 +135,9 @@ class DirectorySession {
   // session_erase.cc: erasures.
   void GotErasures(const etcdserverpb::RangeResponse& response);
   void GotErasureEvent(const mvccpb::Event& event);
-  bool PutErasure(const mvccpb::KeyValue& pair);  // the mutex is held; false if it is not an erasure
-  void TellErasures();                            // writes queued erasures to etcd one by one
+  // Returns false if it is not an erasure.
+  bool PutErasure(const mvccpb::KeyValue& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_.mutex);
+  void TellErasures();  // writes queued erasures to etcd one by one
   void TellErased();
   void RefuseErasures(const absl::Status& why);
 

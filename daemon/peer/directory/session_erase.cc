@@ -12,7 +12,7 @@ void DirectorySession::GotErasures(const etcdserverpb::RangeResponse& response) 
   erasures_revision_ = response.header().revision();
   bool changed = false;
   {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     const std::map<int64_t, ClusterErasure> before = std::exchange(shared_.erasures, {});
     for (const mvccpb::KeyValue& pair : response.kvs()) PutErasure(pair);
     changed = before != shared_.erasures;
@@ -31,7 +31,7 @@ bool DirectorySession::PutErasure(const mvccpb::KeyValue& pair) {
 }
 
 void DirectorySession::GotErasureEvent(const mvccpb::Event& event) {
-  std::lock_guard lock(shared_.mutex);
+  MutexLock lock(shared_.mutex);
   const std::optional<ClusterErasure::Id> id = keys_.ReadErasure(event.kv().key());
   if (!id.has_value()) return;
   std::erase_if(shared_.erasures, [&](const auto& one) { return one.second.id == *id; });
@@ -41,7 +41,7 @@ void DirectorySession::GotErasureEvent(const mvccpb::Event& event) {
 void DirectorySession::TellErasures() {
   if (!erasure_.empty()) return;
   {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     if (shared_.to_erase.empty()) return;
     erasure_.push_back(std::move(shared_.to_erase.front()));
     shared_.to_erase.erase(shared_.to_erase.begin());
@@ -62,7 +62,7 @@ void DirectorySession::TellErasures() {
       erasure_.clear();
       {
         // At once, so that whoever asked finds it; the watch brings the same again.
-        std::lock_guard lock(shared_.mutex);
+        MutexLock lock(shared_.mutex);
         wish.erasure.revision = response.header().revision();
         shared_.erasures[wish.erasure.revision] = wish.erasure;
       }
@@ -75,7 +75,7 @@ void DirectorySession::TellErasures() {
 void DirectorySession::TellErased() {
   int64_t erased = 0;
   {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     erased = shared_.erased;
   }
   // Not beside a write, which compares the member key's revision.
@@ -109,7 +109,7 @@ void DirectorySession::TellErased() {
 void DirectorySession::RefuseErasures(const absl::Status& why) {
   std::vector<DirectoryShared::ToErase> refused = std::exchange(erasure_, {});
   {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     for (DirectoryShared::ToErase& wish : shared_.to_erase) refused.push_back(std::move(wish));
     shared_.to_erase.clear();
   }

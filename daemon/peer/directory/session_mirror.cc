@@ -11,7 +11,7 @@ namespace ashlar::daemon {
 void DirectorySession::Reconcile() {
   std::map<ShortDigest, uint32_t> followed;
   {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     followed = shared_.followed;
   }
   for (auto at = follows_.begin(); at != follows_.end();) {
@@ -80,7 +80,7 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
     if (believe_until_ == 0) shared_.mirror.EndRound(ns);
     at->second.reading = at->second.read_at = 0;
     at->second.revision = of;
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     ++shared_.counted.resyncs;
   });
 }
@@ -145,7 +145,7 @@ void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
   if (follow != nullptr) follow->revision = std::max(follow->revision, last);
   if (members && !response.events().empty()) PublishMembers();
   if (erasures && !response.events().empty() && events_.erasures_changed) events_.erasures_changed();
-  std::lock_guard lock(shared_.mutex);
+  MutexLock lock(shared_.mutex);
   shared_.counted.watch_events += response.events_size();
   shared_.counted.revision_lag = response.header().revision() - last;
 }
@@ -181,7 +181,7 @@ void DirectorySession::PutEntry(const mvccpb::KeyValue& pair) {
   const std::optional<Holding> holding =
       entry.has_value() ? DecodeHolding(pair.value(), entry->id) : std::optional<Holding>();
   if (holding.has_value()) return shared_.mirror.Put(entry->id, entry->incarnation, *holding);
-  std::lock_guard lock(shared_.mutex);
+  MutexLock lock(shared_.mutex);
   ++shared_.counted.entries_unread;
 }
 

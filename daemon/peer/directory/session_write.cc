@@ -39,7 +39,7 @@ storage::Nanos DirectorySession::Write() {
   if (sweeps && doomed_.empty() && !sweep_reading_) ReadDoomed();
   size_t queued = 0;
   {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     queued = shared_.queue.size();
   }
   const size_t wanted = std::min(txn_ops_, queued + doomed_.size());
@@ -58,7 +58,7 @@ storage::Nanos DirectorySession::Write() {
 
 void DirectorySession::SendQueued(size_t most) {
   {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     in_flight_ = shared_.queue.Take(most);
   }
   if (in_flight_.empty()) return;
@@ -89,14 +89,14 @@ void DirectorySession::WrittenQueued(const absl::Status& status, const etcdserve
   if (status.ok() && response.succeeded()) {
     Note(response.header());
     const std::vector<DirectoryWrite> written = std::exchange(in_flight_, {});
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     for (const DirectoryWrite& write : written) {
       ++(write.holding.has_value() ? shared_.counted.sent_announcements : shared_.counted.sent_withdrawals);
     }
     return;
   }
   if (TooManyOps(status)) {
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     return shared_.queue.Return(std::exchange(in_flight_, {}));
   }
   if (!status.ok()) return Fail("writing", status);
@@ -180,7 +180,7 @@ void DirectorySession::DeleteDoomed(size_t most) {
     }
     if (!status.ok()) return Fail("sweeping", status);
     EndSweepPage();
-    std::lock_guard lock(shared_.mutex);
+    MutexLock lock(shared_.mutex);
     if (response.succeeded()) shared_.counted.swept += taken.size();
   });
 }

@@ -25,7 +25,7 @@ TEST(RemoteLookupTest, TheNextHolderIsAskedForWhoeverStillWaits) {
   const auto told = cluster.told;
   a.OnLoop([&] { a.cache.Evict(0, plan.key); });
   {
-    const std::lock_guard lock(cluster.mutex);
+    MutexLock lock(cluster.mutex);
     cluster.told = told;  // the directory believes that it is there
   }
 

@@ -40,7 +40,7 @@ class RemotePrefixTest : public ::testing::Test {
       return key;
     };
     const NamespaceId ns = engine_.model()->ns;
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     for (uint32_t depth = 1; depth <= kForeign; ++depth) {
       cluster_.told.push_back({member, draw(), ns, {.kind = ObjectKind::kCheckpoint, .depth = depth}});
       cluster_.told.push_back(
@@ -62,7 +62,7 @@ class RemotePrefixTest : public ::testing::Test {
   }
   // The directory's entries of a node's object go, though the node has it: the queue was full.
   void Untell(const PeerNode& node, const Key& key) {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     EXPECT_EQ(std::erase_if(
                   cluster_.told,
                   [&](const TestCluster::Told& one) { return one.member == node.directory.member && one.key == key; }),

@@ -6,12 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <future>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -23,6 +21,7 @@
 #include "kernels/gpu.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/kernels.h"
+#include "kernels/mutex.h"
 #include "proto/limits.h"
 #include "storage/testing/engine.h"
 #include "storage/testing/rig.h"
@@ -43,10 +42,10 @@ class TestCluster final {
     NamespaceId ns;
     Holding holding;
   };
-  std::mutex mutex;
-  std::vector<Told> told;                  // guarded by mutex, like the members below
-  std::map<std::string, PeerNode*> nodes;  // reachable nodes
-  std::vector<ClusterErasure> erasures;
+  Mutex mutex;
+  std::vector<Told> told ABSL_GUARDED_BY(mutex);
+  std::map<std::string, PeerNode*> nodes ABSL_GUARDED_BY(mutex);  // reachable nodes
+  std::vector<ClusterErasure> erasures ABSL_GUARDED_BY(mutex);
 };
 
 // One node's view of the cluster.
@@ -57,12 +56,12 @@ class TestDirectory : public Directory {
 
   bool Announce(const NamespaceId& ns, const Key& key, const Holding& holding, double) override {
     Withdraw(ns, key, holding.shard);
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     cluster_.told.push_back({member, key, ns, holding});
     return true;
   }
   void Withdraw(const NamespaceId&, const Key& key, const TensorShard& shard) override {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     std::erase_if(cluster_.told, [&](const TestCluster::Told& one) {
       return one.member == member && one.key == key && one.holding.shard == shard;
     });
@@ -72,7 +71,7 @@ class TestDirectory : public Directory {
   void Follow(const NamespaceId&) override {}
   void Unfollow(const NamespaceId&) override {}
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const override {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     std::vector<Located> located;
     for (size_t i = 0; i < keys.size(); ++i) {
       for (const TestCluster::Told& one : cluster_.told) {
@@ -89,14 +88,14 @@ class TestDirectory : public Directory {
   }
   void Erase(const ClusterErasure& erasure, std::function<void(const absl::Status&)> done) override {
     {
-      const std::lock_guard lock(cluster_.mutex);
+      MutexLock lock(cluster_.mutex);
       cluster_.erasures.push_back(erasure);
       cluster_.erasures.back().revision = static_cast<int64_t>(cluster_.erasures.size());
     }
     done(absl::OkStatus());
   }
   std::vector<ClusterErasure> Erasures() const override {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     return cluster_.erasures;
   }
   void Erased(int64_t revision) override { erased = revision; }
@@ -109,7 +108,7 @@ class TestDirectory : public Directory {
  private:
   std::vector<uint64_t> DepthsOf(ObjectKind kind, const NamespaceId& ns, uint64_t begin, uint64_t end,
                                  size_t most) const {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     std::set<uint64_t, std::greater<>> depths;
     for (const TestCluster::Told& one : cluster_.told) {
       const Holding& holding = one.holding;
@@ -180,7 +179,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
       cache.Tick();
     });
     loop.Start();
-    const std::lock_guard lock(cluster.mutex);
+    MutexLock lock(cluster.mutex);
     cluster.nodes[name] = this;
   }
   ~PeerNode() override {
@@ -213,7 +212,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
 
   // Disconnects the node: no node reaches it any more.
   void Leave() {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     cluster_.nodes.erase(name_);
     std::erase_if(cluster_.told, [this](const TestCluster::Told& one) { return one.member == directory.member; });
   }
@@ -257,12 +256,12 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
 
   // Calls to a node end with `status` from now on; OK ends that. `tenant`: only its calls; empty: all.
   void Refuse(const std::string& node, const absl::Status& status, const std::string& tenant = "") {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     refused_[{node, tenant}] = status;
   }
   // Sets whether this node's configuration shares its tenants with that node.
   void Share(const std::string& node, bool shares) {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     shares ? (void)withheld_.erase(node) : (void)withheld_.insert(node);
   }
   // Number of calls made, including refused ones.
@@ -270,12 +269,12 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
 
   // PeerAsker: calls the other node directly. The calls only post to its loop, so the lock keeps it alive meanwhile.
   bool Shares(const Member& member, const std::string&) const override {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     return !withheld_.contains(member.node);
   }
   void Open(const Member& member, const std::string& tenant, PeerOpen open,
             PeerCalls::Done<std::vector<PeerOpened>> done) override {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     if (const absl::Status refused = Refused(member, tenant); !refused.ok()) return done(refused);
@@ -283,7 +282,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     other->peers.Open(Self(), TenantOf(tenant), std::move(open), Counted(std::move(done)));
   }
   void Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) override {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     if (const absl::Status refused = Refused(member, ""); !refused.ok()) return done(refused);
@@ -291,14 +290,14 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   }
   void Offer(const Member& member, const std::string& tenant, PeerOffer offer,
              PeerCalls::Done<std::vector<TakeOutcome>> done) override {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     if (const absl::Status refused = Refused(member, tenant); !refused.ok()) return done(refused);
     other->peers.Offer(Self(), TenantOf(tenant), std::move(offer), Counted(std::move(done)));
   }
   void Close(const Member& member, std::vector<PeerLease> leases, std::function<void(absl::Status)> done) override {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     if (const absl::Status refused = Refused(member, ""); !refused.ok()) return done(refused);
@@ -308,7 +307,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
 
   void Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
                PeerCalls::Done<std::vector<PeerWorker>> done) override {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     if (const absl::Status refused = Refused(member, tenant); !refused.ok()) return done(refused);
@@ -316,7 +315,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   }
   void Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
                PeerCalls::Done<PeerOpened> done) override {
-    const std::lock_guard lock(cluster_.mutex);
+    MutexLock lock(cluster_.mutex);
     PeerNode* const other = NodeOf(member);
     if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
     if (const absl::Status refused = Refused(member, tenant); !refused.ok()) return done(refused);
@@ -326,14 +325,14 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
 
  private:
   PeerHello Self() const { return {.node = name_}; }
-  PeerNode* NodeOf(const Member& member) {  // the cluster's mutex is held
+  PeerNode* NodeOf(const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(cluster_.mutex) {
     const auto found = cluster_.nodes.find(member.node);
     const bool there =
         found != cluster_.nodes.end() && found->second->directory.member->incarnation == member.incarnation;
     return there ? found->second : nullptr;
   }
   static storage::TenantId TenantOf(const std::string& name) { return name == Tenants()[0] ? 0 : 1; }
-  absl::Status Refused(const Member& member, const std::string& tenant) {  // the cluster's mutex is held
+  absl::Status Refused(const Member& member, const std::string& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(cluster_.mutex) {
     ++made_;
     for (const std::string& of : {std::string(), tenant}) {
       const auto found = refused_.find({member.node, of});
@@ -390,9 +389,9 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   storage::LandingId landings_ = 0;
   std::atomic<int> calls_{0};  // calls in flight to other nodes
   std::atomic<uint64_t> made_{0};
-  std::map<std::pair<std::string, std::string>, absl::Status>
-      refused_;  // key: node and tenant; guarded by the cluster's mutex, like the members below
-  std::set<std::string> withheld_;
+  // The key is node and tenant.
+  std::map<std::pair<std::string, std::string>, absl::Status> refused_ ABSL_GUARDED_BY(cluster_.mutex);
+  std::set<std::string> withheld_ ABSL_GUARDED_BY(cluster_.mutex);
 
  public:
   MonotonicClock clock;
@@ -411,7 +410,7 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
 
 inline std::vector<std::shared_ptr<const Member>> TestDirectory::Members() const {
   std::vector<std::shared_ptr<const Member>> members{member};
-  const std::lock_guard lock(cluster_.mutex);
+  MutexLock lock(cluster_.mutex);
   for (const auto& [name, node] : cluster_.nodes) {
     if (name != self_) members.push_back(node->directory.member);
   }
@@ -419,7 +418,7 @@ inline std::vector<std::shared_ptr<const Member>> TestDirectory::Members() const
 }
 
 inline bool TestDirectory::BeingErased(const std::string& tenant, const NamespaceId& ns) const {
-  const std::lock_guard lock(cluster_.mutex);
+  MutexLock lock(cluster_.mutex);
   int64_t everywhere = erased;
   for (const auto& [name, node] : cluster_.nodes) {
     everywhere = std::min<int64_t>(everywhere, node->directory.erased);

@@ -89,7 +89,7 @@ void Exchange::Cancel(uint64_t request) {
 
 void Exchange::Allow(const Grant& grant, GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
   auto allowed = std::make_shared<Allowed>(Allowed{grant, access, bytes, std::move(granted), {}, {}});
-  const std::lock_guard lock(allowed_mutex_);
+  MutexLock lock(allowed_mutex_);
   allowed_[grant.number] = std::move(allowed);
 }
 
@@ -100,7 +100,7 @@ void Exchange::Revoke(uint64_t number, std::function<void()> quiet) {
     return;
   }
   {
-    const std::lock_guard lock(allowed_mutex_);
+    MutexLock lock(allowed_mutex_);
     allowed_.erase(number);  // the last transfer under it lets go of it
   }
   allowed->quiet = std::move(quiet);
@@ -301,7 +301,7 @@ TransportStats Exchange::Stats() const {
       transfers_, [](const auto& each) { return each.second->role == Role::kLending && each.second->lent; }));
   stats.registered_bytes = areas_.bytes();
   {
-    const std::lock_guard lock(allowed_mutex_);
+    MutexLock lock(allowed_mutex_);
     stats.grants = allowed_.size();
   }
   for (const auto& [name, peer] : peers_) {

@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -23,6 +22,7 @@
 #include "daemon/peer/transport/transport.h"
 #include "daemon/peer/transport/ucx.h"
 #include "daemon/peer/transport/wire.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -209,8 +209,8 @@ class Exchange {
     Transport::CopyIn copy_in;
   };
   std::map<const std::byte*, FarArea> far_areas_;  // areas that the CPU cannot write, by start address
-  mutable std::mutex allowed_mutex_;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Allowed>> allowed_;  // guarded by allowed_mutex_
+  mutable Mutex allowed_mutex_;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Allowed>> allowed_ ABSL_GUARDED_BY(allowed_mutex_);
   uint64_t bytes_in_flight_ = 0;
   size_t accepted_ = 0;
   std::vector<Link*> dropped_;  // to be closed

@@ -82,7 +82,7 @@ Exchange::Transfer* Exchange::OurTicket(const Connection& connection, const Gran
 }
 
 std::shared_ptr<Exchange::Allowed> Exchange::FindGrant(uint64_t number) const {
-  const std::lock_guard lock(allowed_mutex_);
+  MutexLock lock(allowed_mutex_);
   const auto found = allowed_.find(number);
   return found == allowed_.end() ? nullptr : found->second;
 }

@@ -7,13 +7,13 @@
 namespace ashlar::daemon {
 
 void RegisteredAreas::Add(std::byte* data, uint64_t bytes, std::string key) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   areas_[data] = {std::move(key), reinterpret_cast<uintptr_t>(data), bytes};
   bytes_ += bytes;
 }
 
 RemoteMemory RegisteredAreas::Describe(const Spans& spans, size_t most_arenas, size_t most_runs) const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   RemoteMemory memory;
   std::map<uint64_t, uint32_t> numbers;  // in the list, by their bases
   for (const auto& span : spans) {
@@ -36,7 +36,7 @@ RemoteMemory RegisteredAreas::Describe(const Spans& spans, size_t most_arenas, s
 }
 
 uint64_t RegisteredAreas::bytes() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return bytes_;
 }
 

@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 
 #include "daemon/peer/transport/grant.h"
 #include "daemon/peer/transport/remote_memory.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -23,9 +23,9 @@ class RegisteredAreas {
   uint64_t bytes() const;
 
  private:
-  mutable std::mutex mutex_;
-  std::map<const std::byte*, RemoteArena> areas_;  // key: start address
-  uint64_t bytes_ = 0;
+  mutable Mutex mutex_;
+  std::map<const std::byte*, RemoteArena> areas_ ABSL_GUARDED_BY(mutex_);  // key: start address
+  uint64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ashlar::daemon

@@ -11,7 +11,6 @@
 #include <ctime>
 #include <deque>
 #include <future>
-#include <mutex>
 #include <random>
 #include <thread>
 
@@ -19,6 +18,7 @@
 #include "daemon/peer/transport/exchange.h"
 #include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/unique_fd.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -40,7 +40,7 @@ class Inbox {
 
   void Put(std::function<void()> closure) {
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (closed_) return;
       closures_.push_back(std::move(closure));
       if (closures_.size() > 1) return;  // the first one has woken the thread
@@ -53,12 +53,12 @@ class Inbox {
     if (write(event_.get(), &one, sizeof one) < 0) return;  // full: it is awake
   }
   std::deque<std::function<void()>> Take() {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return std::exchange(closures_, {});
   }
   void Close() {
     std::deque<std::function<void()>> dropped;  // destroyed without the lock
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     closed_ = true;
     dropped.swap(closures_);
   }
@@ -68,7 +68,7 @@ class Inbox {
  private:
   UniqueFd event_;
   const std::function<void()> wake_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::deque<std::function<void()>> closures_;
   bool closed_ = false;
 };

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "daemon/peer/transport/testing/held_bytes.h"
 #include "daemon/peer/transport/testing/reading.h"
 #include "daemon/peer/transport/transport.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -60,8 +60,10 @@ TEST_F(TransportPeersTest, PeersHaveTurnsAlsoWhereOneRequestFits) {
   std::vector<std::vector<std::byte>> here(8, std::vector<std::byte>(4000));
   const auto held = std::make_shared<HeldBytes>(Spans{there}, HeldBytes::How::kLater);
   std::vector<Outcome> outcomes(8);
-  std::mutex mutex;
-  std::string order;
+  struct {
+    Mutex mutex;
+    std::string order ABSL_GUARDED_BY(mutex);
+  } ended;
   std::vector<Transport*> holders = {holder_.get(), second.get()};
   for (size_t i = 0; i < outcomes.size(); ++i) {  // four of each
     Transport& holder = *holders[i / 4];
@@ -69,8 +71,8 @@ TEST_F(TransportPeersTest, PeersHaveTurnsAlsoWhereOneRequestFits) {
     asker->Fetch(holder.address(), read, 0, {here[i]}, 0,
                  [&, i, done = outcomes[i].done()](const absl::Status& status) {
                    {
-                     const std::lock_guard lock(mutex);
-                     order += i < 4 ? 'a' : 'b';
+                     MutexLock lock(ended.mutex);
+                     ended.order += i < 4 ? 'a' : 'b';
                    }
                    done(status);
                  });
@@ -86,7 +88,8 @@ TEST_F(TransportPeersTest, PeersHaveTurnsAlsoWhereOneRequestFits) {
     held->Answer();
   }
   for (Outcome& each : outcomes) EXPECT_TRUE(each.Wait().ok());
-  EXPECT_TRUE(order == "abababab" || order == "babababa") << order;
+  MutexLock lock(ended.mutex);
+  EXPECT_TRUE(ended.order == "abababab" || ended.order == "babababa") << ended.order;
 }
 
 TEST_F(TransportPeersTest, PeersThatAreNoneAnyMoreAreErased) {

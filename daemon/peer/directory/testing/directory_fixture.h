@@ -17,6 +17,7 @@
 #include "daemon/peer/directory/etcd_directory.h"
 #include "daemon/testing/child_process.h"
 #include "daemon/testing/etcd_process.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -76,12 +77,12 @@ class Node {
                   clock_) {}
 
   void Hold(uint64_t ns, uint64_t key, const Holding& holding = {.bytes = 1 << 20}) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     held_[{ns, key}] = holding;
     directory.Announce(NamespaceOf(ns), DigestOf(key), holding, 1);
   }
   void Drop(uint64_t ns, uint64_t key) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     held_.erase({ns, key});
     directory.Withdraw(NamespaceOf(ns), DigestOf(key), {});
   }
@@ -97,14 +98,14 @@ class Node {
  private:
   void Again() {
     ++asked_again;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [at, holding] : held_) {
       directory.Announce(NamespaceOf(at.first), DigestOf(at.second), holding, 1);
     }
   }
   SteadyClock clock_;
-  std::mutex mutex_;
-  std::map<std::pair<uint64_t, uint64_t>, Holding> held_;
+  Mutex mutex_;
+  std::map<std::pair<uint64_t, uint64_t>, Holding> held_ ABSL_GUARDED_BY(mutex_);
 
  public:
   std::atomic<int> member_changes{0}, erasures_changes{0}, health_changes{0}, asked_again{0};

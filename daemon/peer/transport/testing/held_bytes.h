@@ -2,11 +2,9 @@
 // Memory in pieces that tests and tools grant, and a record of requests.
 #pragma once
 
-#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <future>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "daemon/peer/transport/transport.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::daemon {
 
@@ -37,9 +36,9 @@ class HeldBytes final : public GrantedBytes {
 
   void Resolve(uint64_t offset, uint64_t length, std::function<void(absl::StatusOr<Spans>)> answer) override {
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ++asked_;
-      changed_.notify_all();
+      changed_.NotifyAll();
       if (how_ == How::kLater) {
         later_.push_back([this, offset, length, answer] { answer(Cut(offset, length)); });
         return;
@@ -52,30 +51,30 @@ class HeldBytes final : public GrantedBytes {
     }
   }
   void Written(uint64_t, uint64_t, const absl::Status& status) override {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     written_.push_back(status);
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 
   void WaitUntilAsked(size_t times) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return asked_ >= times; });
+    MutexLock lock(mutex_);
+    while (asked_ < times) changed_.Wait(mutex_);
   }
   void Answer() {
     std::vector<std::function<void()>> all;
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       all.swap(later_);
     }
     for (auto& each : all) each();
   }
   std::vector<absl::Status> WaitUntilWritten(size_t times) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return written_.size() >= times; });
+    MutexLock lock(mutex_);
+    while (written_.size() < times) changed_.Wait(mutex_);
     return written_;
   }
   size_t asked() {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return asked_;
   }
 
@@ -98,11 +97,11 @@ class HeldBytes final : public GrantedBytes {
 
   const Spans spans_;
   const How how_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  size_t asked_ = 0;
-  std::vector<std::function<void()>> later_;
-  std::vector<absl::Status> written_;
+  Mutex mutex_;
+  CondVar changed_;
+  size_t asked_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::function<void()>> later_ ABSL_GUARDED_BY(mutex_);
+  std::vector<absl::Status> written_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The outcome of one request.
