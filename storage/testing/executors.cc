@@ -40,52 +40,52 @@ ThreadedExecutor::ThreadedExecutor(int threads) {
 
 ThreadedExecutor::~ThreadedExecutor() {
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
 bool ThreadedExecutor::Run(TenantId, std::function<void()> work, std::function<void()> done) {
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     queue_.push_back({std::move(work), std::move(done)});
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   return true;
 }
 
 void ThreadedExecutor::Post(TenantId, std::function<void()> event) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   completions_.push_back(std::move(event));
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void ThreadedExecutor::PollUntil(const std::function<bool()>& finished) {
   while (!finished()) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !completions_.empty(); });
+    MutexLock lock(mutex_);
+    while (completions_.empty()) changed_.Wait(mutex_);
     const auto done = std::move(completions_.front());
     completions_.pop_front();
-    lock.unlock();
+    lock.Unlock();
     done();
   }
 }
 
 void ThreadedExecutor::Loop() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    while (!stopping_ && queue_.empty()) changed_.Wait(mutex_);
     if (queue_.empty()) return;
     Item item = std::move(queue_.front());
     queue_.pop_front();
-    lock.unlock();
+    lock.Unlock();
     item.work();
     item.work = nullptr;
-    lock.lock();
+    lock.Lock();
     completions_.push_back(std::move(item.done));
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 }
 

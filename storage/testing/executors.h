@@ -2,15 +2,14 @@
 // Executors and workers for tests: orders chosen by hand, or real threads.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "kernels/device.h"
+#include "kernels/mutex.h"
 #include "storage/executor.h"
 
 namespace ashlar::storage {
@@ -70,11 +69,11 @@ class ThreadedExecutor final : public Executor {
   };
   void Loop();
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Item> queue_;
-  std::deque<std::function<void()>> completions_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::function<void()>> completions_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

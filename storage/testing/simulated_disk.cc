@@ -24,46 +24,46 @@ void SimulatedDisk::Block::CopyTo(std::byte* target) const {
 }
 
 SimulatedDisk::SimulatedDisk(uint64_t bytes, uint64_t seed)
-    : random_(seed), current_(bytes / kBlock), durable_(bytes / kBlock) {}
+    : bytes_(bytes / kBlock * kBlock), random_(seed), current_(bytes / kBlock), durable_(bytes / kBlock) {}
 
 void SimulatedDisk::set_faults(const Faults& faults) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   faults_ = faults;
 }
 
 SimulatedDisk::Counts SimulatedDisk::counts() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return counts_;
 }
 
 void SimulatedDisk::CrashAfter(uint64_t points) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   crash_at_ = points_ + points;
 }
 
 void SimulatedDisk::Crash() {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!off_) PowerOff();
 }
 
 bool SimulatedDisk::crashed() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return off_;
 }
 
 uint64_t SimulatedDisk::points() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return points_;
 }
 
 void SimulatedDisk::Restart() {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!off_) PowerOff();
   off_ = false;
 }
 
 void SimulatedDisk::FlipBit(uint64_t offset, int bit) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (std::vector<Block>* image : {&current_, &durable_}) {
     Block& block = image->at(offset / kBlock);
     auto bytes = std::make_shared<std::vector<std::byte>>(kBlock);
@@ -152,11 +152,11 @@ void SimulatedDisk::SettleUnder(const Unsynced& write) {
 }
 
 uint64_t SimulatedDisk::File::size() const {
-  return disk_.current_.size() * kBlock;
+  return disk_.bytes_;
 }
 
 absl::Status SimulatedDisk::File::Read(uint64_t offset, std::span<std::byte> target) {
-  const std::lock_guard lock(disk_.mutex_);
+  MutexLock lock(disk_.mutex_);
   if (absl::Status status = disk_.CheckPower(); !status.ok()) return status;
   if (offset % kBlock != 0 || target.size() % kBlock != 0 || offset + target.size() > size()) {
     return absl::InvalidArgumentError("simulated disk: read: not whole blocks of the file");
@@ -179,7 +179,7 @@ absl::Status SimulatedDisk::File::Read(uint64_t offset, std::span<std::byte> tar
 }
 
 absl::Status SimulatedDisk::File::Write(uint64_t offset, std::span<const std::byte> source) {
-  const std::lock_guard lock(disk_.mutex_);
+  MutexLock lock(disk_.mutex_);
   if (absl::Status status = disk_.CheckPower(); !status.ok()) return status;
   if (offset % kBlock != 0 || source.size() % kBlock != 0 || offset + source.size() > size()) {
     return absl::InvalidArgumentError("simulated disk: write: not whole blocks of the file");
@@ -212,7 +212,7 @@ absl::Status SimulatedDisk::File::Write(uint64_t offset, std::span<const std::by
 }
 
 absl::Status SimulatedDisk::File::Sync() {
-  const std::lock_guard lock(disk_.mutex_);
+  MutexLock lock(disk_.mutex_);
   if (absl::Status status = disk_.CheckPower(); !status.ok()) return status;
   if (disk_.FailsHere()) return disk_.CheckPower();
   ++disk_.counts_.syncs;
@@ -239,7 +239,7 @@ absl::Status SimulatedDisk::File::Sync() {
 absl::Status SimulatedDisk::Records::Load(absl::FunctionRef<absl::Status(std::string_view, std::string_view)> visit) {
   std::map<std::string, std::string, std::less<>> table;
   {
-    const std::lock_guard lock(disk_.mutex_);
+    MutexLock lock(disk_.mutex_);
     if (absl::Status status = disk_.CheckPower(); !status.ok()) return status;
     table = disk_.table_;
   }
@@ -250,7 +250,7 @@ absl::Status SimulatedDisk::Records::Load(absl::FunctionRef<absl::Status(std::st
 }
 
 absl::Status SimulatedDisk::Records::Write(std::span<const Change> batch) {
-  const std::lock_guard lock(disk_.mutex_);
+  MutexLock lock(disk_.mutex_);
   if (absl::Status status = disk_.CheckPower(); !status.ok()) return status;
   if (disk_.FailsHere()) return disk_.CheckPower();
   ++disk_.counts_.batches;

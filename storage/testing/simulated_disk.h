@@ -22,12 +22,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "kernels/mutex.h"
 #include "storage/tier/block_file.h"
 #include "storage/tier/record_store.h"
 
@@ -110,30 +110,30 @@ class SimulatedDisk {
     bool doubtful = false;      // a sync of it failed: no later one covers it
   };
 
-  // All of the following hold mutex_.
-  bool Chance(double probability);
-  absl::Status CheckPower() const;
-  bool FailsHere();  // passes one point
-  void PowerOff();
-  void Keep(Unsynced& write, size_t block);
-  void KeepSome(Unsynced& write, size_t sector);
-  Block Torn(const Block& before, const Block& after);
-  void SettleUnder(const Unsynced& write);
+  bool Chance(double probability) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckPower() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FailsHere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // passes one point
+  void PowerOff() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Keep(Unsynced& write, size_t block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void KeepSome(Unsynced& write, size_t sector) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Block Torn(const Block& before, const Block& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SettleUnder(const Unsynced& write) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   File file_{*this};
   Records records_{*this};
 
-  mutable std::mutex mutex_;
-  std::mt19937_64 random_;
-  Faults faults_;
-  Counts counts_;
-  uint64_t points_ = 0;
-  std::optional<uint64_t> crash_at_;
-  bool off_ = false;
-  std::vector<Block> current_;      // the bytes that reads return
-  std::vector<Block> durable_;      // the bytes after a crash, apart from unsynced_
-  std::vector<Unsynced> unsynced_;  // in the order of writing
-  std::map<std::string, std::string, std::less<>> table_;
+  const uint64_t bytes_;
+  mutable Mutex mutex_;
+  std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
+  Faults faults_ ABSL_GUARDED_BY(mutex_);
+  Counts counts_ ABSL_GUARDED_BY(mutex_);
+  uint64_t points_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<uint64_t> crash_at_ ABSL_GUARDED_BY(mutex_);
+  bool off_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Block> current_ ABSL_GUARDED_BY(mutex_);      // the bytes that reads return
+  std::vector<Block> durable_ ABSL_GUARDED_BY(mutex_);      // the bytes after a crash, apart from unsynced_
+  std::vector<Unsynced> unsynced_ ABSL_GUARDED_BY(mutex_);  // in the order of writing
+  std::map<std::string, std::string, std::less<>> table_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::storage

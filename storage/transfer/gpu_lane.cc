@@ -24,6 +24,7 @@ bool GpuLane::Reached<T>::Make(const kernels::Gpu& gpu, size_t wanted, kernels::
 absl::StatusOr<std::unique_ptr<GpuLane>> GpuLane::Make(const kernels::Gpu& gpu, int queues) {
   std::unique_ptr<GpuLane> lane(new GpuLane(gpu));
   gpu.Enter();
+  MutexLock lock(lane->mutex_);
   for (int i = 0; i < queues; ++i) {
     Seat& seat = lane->idle_.emplace_back();
     kernels::ArenaError error;
@@ -37,8 +38,8 @@ absl::StatusOr<std::unique_ptr<GpuLane>> GpuLane::Make(const kernels::Gpu& gpu, 
 
 GpuCalls::GpuCalls(GpuLane& lane) : lane_(lane) {
   {
-    std::unique_lock lock(lane.mutex_);
-    lane.left_.wait(lock, [&] { return !lane.idle_.empty(); });
+    MutexLock lock(lane.mutex_);
+    while (lane.idle_.empty()) lane.left_.Wait(lane.mutex_);
     seat_ = std::move(lane.idle_.back());
     lane.idle_.pop_back();
   }
@@ -48,10 +49,10 @@ GpuCalls::GpuCalls(GpuLane& lane) : lane_(lane) {
 GpuCalls::~GpuCalls() {
   Finish();
   {
-    std::lock_guard lock(lane_.mutex_);
+    MutexLock lock(lane_.mutex_);
     lane_.idle_.push_back(std::move(seat_));
   }
-  lane_.left_.notify_one();
+  lane_.left_.NotifyOne();
 }
 
 void GpuCalls::Submit(const Checksums& checksums, Submission submit, std::function<void()> done) {

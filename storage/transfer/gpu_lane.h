@@ -3,20 +3,19 @@
 // checksums are returned in memory that both host and GPU can access.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kernels/gpu.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::storage {
 
@@ -53,9 +52,9 @@ class GpuLane {
   explicit GpuLane(const kernels::Gpu& gpu) : gpu_(gpu) {}
 
   const kernels::Gpu& gpu_;
-  std::mutex mutex_;
-  std::condition_variable left_;
-  std::vector<Seat> idle_;  // guarded by mutex_
+  Mutex mutex_;
+  CondVar left_;
+  std::vector<Seat> idle_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The calls of one job, made on one thread.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::storage {
 namespace {
@@ -83,15 +84,18 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
       if (IsPaged(part.form)) landed_bytes += part.Bytes();
     }
   }
-  std::mutex mutex;
-  size_t concluded = 0;  // steps, in order
+  struct {
+    Mutex mutex;
+    size_t steps ABSL_GUARDED_BY(mutex) = 0;  // in order
+  } concluded;
   const auto conclude = [&] {
-    const std::lock_guard lock(mutex);
+    MutexLock lock(concluded.mutex);
     const uint32_t before = layers();
-    for (; concluded < batch.size() && batch[concluded].tasks_left == 0; ++concluded) Conclude(batch[concluded]);
-    const uint32_t now = static_cast<uint32_t>(std::min(first + concluded, target_.rows.size()));
+    size_t& steps = concluded.steps;
+    for (; steps < batch.size() && batch[steps].tasks_left == 0; ++steps) Conclude(batch[steps]);
+    const uint32_t now = static_cast<uint32_t>(std::min(first + steps, target_.rows.size()));
     layers_.store(now, std::memory_order_release);
-    const bool all = concluded == batch.size() && finished();  // Run returns, which says as much
+    const bool all = steps == batch.size() && finished();  // Run returns, which says as much
     if (now > before && !all) landed();
   };
   const auto end = [&](const Task& task) {

@@ -29,18 +29,18 @@ const Rates::Bucket* Rates::Find(TenantId tenant) const {
 }
 
 void Rates::SetLimit(TenantId tenant, uint64_t per_second) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   buckets_[tenant].per_second = per_second;
 }
 
 uint64_t Rates::limit(TenantId tenant) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Bucket* const bucket = Find(tenant);
   return bucket == nullptr ? kUnlimited : bucket->per_second;
 }
 
 bool Rates::Take(TenantId tenant, uint64_t amount) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = buckets_.find(tenant);
   if (found == buckets_.end()) return true;
   Bucket& bucket = found->second;
@@ -55,13 +55,13 @@ bool Rates::Take(TenantId tenant, uint64_t amount) {
 }
 
 bool Rates::Spent(TenantId tenant) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Bucket* const bucket = Find(tenant);
   return bucket != nullptr && bucket->Empty(clock_.Now());
 }
 
 uint64_t Rates::refused(TenantId tenant) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Bucket* const bucket = Find(tenant);
   return bucket == nullptr ? 0 : bucket->refused;
 }

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 
+#include "kernels/mutex.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
 
@@ -38,11 +38,11 @@ class Rates {
 
     bool Empty(Nanos now) const;
   };
-  const Bucket* Find(TenantId tenant) const;  // mutex_ is held; null: unlimited
+  const Bucket* Find(TenantId tenant) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // returns null if unlimited
 
   const Clock& clock_;
-  mutable std::mutex mutex_;
-  std::map<TenantId, Bucket> buckets_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<TenantId, Bucket> buckets_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::storage
