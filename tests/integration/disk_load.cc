@@ -121,7 +121,7 @@ void Load::End() {
 }
 
 Prompts Load::prompts() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return prompts_;
 }
 
@@ -133,7 +133,7 @@ void Load::Work(const ClientOptions& options, uint64_t seed) {
     if (prompts().size() < most_prompts_) {
       const uint64_t fresh = random() >> 32;
       {
-        const std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         prompts_.push_back(fresh);
       }
       PublishWhatIsMissing(engine, fresh);

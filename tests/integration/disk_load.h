@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/mutex.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/test_engine.h"
 
@@ -72,8 +72,8 @@ class Load {
   const size_t most_prompts_;
   std::atomic<bool> over_ = false;
   std::atomic<int> working_ = 0;
-  mutable std::mutex mutex_;
-  Prompts prompts_;
+  mutable Mutex mutex_;
+  Prompts prompts_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;
 };
 

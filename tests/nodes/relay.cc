@@ -64,12 +64,12 @@ Relay::~Relay() {
 }
 
 void Relay::Set(size_t from, size_t to, const LinkConditions& conditions) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   link(from, to).conditions = conditions;
 }
 
 LinkCounts Relay::counts(size_t from, size_t to) const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return links_[from * ports_.size() + to].counts;
 }
 
@@ -86,7 +86,7 @@ void Relay::Run() {
     }
     ::ppoll(polled.data(), polled.size(), held_.empty() ? nullptr : &wait, nullptr);
     if (polled.back().revents != 0) return;
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     DeliverDue();
     for (size_t port = 0; port < ports_.size(); ++port) {
       if (polled[port].revents != 0) ReadPort(port);

@@ -12,12 +12,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <queue>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "kernels/mutex.h"
 
 namespace ashlar::nodes {
 
@@ -77,14 +78,15 @@ class Relay {
   struct Outbox;
 
   void Run();
-  void ReadPort(size_t from);
-  void Accept(size_t from, size_t to, const std::byte* frame, size_t bytes, Clock::time_point now);
+  void ReadPort(size_t from) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Accept(size_t from, size_t to, const std::byte* frame, size_t bytes, Clock::time_point now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Happens(double probability);
   void Hold(Link& link, size_t port, const std::byte* frame, size_t bytes, Clock::time_point due);
   void DeliverDue();
   void Queue(Link& link, size_t port, const std::byte* frame, size_t bytes);
   void Flush(size_t port);
-  Link& link(size_t from, size_t to) { return links_[from * ports_.size() + to]; }
+  Link& link(size_t from, size_t to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return links_[from * ports_.size() + to]; }
 
   const std::vector<int> ports_;
   const size_t frame_bytes_;  // the longest frame
@@ -92,8 +94,8 @@ class Relay {
   std::vector<std::unique_ptr<Outbox>> outboxes_;
   int wake_ = -1;  // an eventfd that ends Run
   std::atomic<uint64_t> oversized_{0};
-  mutable std::mutex mutex_;  // links_
-  std::vector<Link> links_;
+  mutable Mutex mutex_;
+  std::vector<Link> links_ ABSL_GUARDED_BY(mutex_);
   std::mt19937_64 random_;
   std::priority_queue<std::unique_ptr<Frame>, std::vector<std::unique_ptr<Frame>>, Later> held_;
   uint64_t next_number_ = 0;

@@ -14,11 +14,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "kernels/mutex.h"
 #include "storage/testing/temporary_folder.h"
 #include "tests/simulation/progress.h"
 
@@ -66,25 +66,28 @@ void KeepFreedMemory() {
 std::vector<std::string> SimulateAll(uint64_t first, uint64_t from, uint64_t to, Progress& progress) {
   std::atomic<uint64_t> next{from};
   std::atomic<bool> failed{false};
-  std::mutex mutex;
-  std::vector<std::string> failures;
+  struct {
+    Mutex mutex;
+    std::vector<std::string> lines ABSL_GUARDED_BY(mutex);
+  } failures;
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) {
     threads.emplace_back([&] {
       for (uint64_t n = next++; n < to && !failed; n = next++) {
         const Report report = SimulateAloud(first + n);
-        const std::lock_guard lock(mutex);
+        MutexLock lock(failures.mutex);
         progress.coverage.Add(report.coverage);
         progress.reached.Add(report.reached);
         if (report.failure.empty()) continue;
-        failures.push_back(Again(first + n) + ": step " + std::to_string(report.step) + ": " + report.failure);
+        failures.lines.push_back(Again(first + n) + ": step " + std::to_string(report.step) + ": " + report.failure);
         failed = true;
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  if (failures.empty()) progress.done = to;
-  return failures;
+  MutexLock lock(failures.mutex);
+  if (failures.lines.empty()) progress.done = to;
+  return failures.lines;
 }
 
 // The same seeds every time, unless the environment asks otherwise: a developer who changes the cache should see his

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <iterator>
 #include <memory>
-#include <mutex>
 
 #include "kernels/kernels.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::simulation {
 namespace {
@@ -91,15 +91,18 @@ std::vector<float> StateBefore() {
 
 const std::vector<float>& StateBehind(uint32_t layer, const std::vector<Text>& texts) {
   using Name = std::pair<uint32_t, std::vector<Text>>;
-  static auto* const mutex = new std::mutex;
-  static auto* const known = new std::map<Name, std::vector<float>>;
+  struct Known {
+    Mutex mutex;
+    std::map<Name, std::vector<float>> states ABSL_GUARDED_BY(mutex);
+  };
+  static auto& known = *new Known;
   {
-    const std::lock_guard lock(*mutex);
-    if (const auto found = known->find({layer, texts}); found != known->end()) return found->second;
+    MutexLock lock(known.mutex);
+    if (const auto found = known.states.find({layer, texts}); found != known.states.end()) return found->second;
   }
   std::vector<float> behind = ComputeStateBehind(layer, texts);  // outside: other threads may need others
-  const std::lock_guard lock(*mutex);
-  return known->emplace(Name(layer, texts), std::move(behind)).first->second;
+  MutexLock lock(known.mutex);
+  return known.states.emplace(Name(layer, texts), std::move(behind)).first->second;
 }
 
 }  // namespace ashlar::simulation

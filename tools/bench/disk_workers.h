@@ -8,11 +8,11 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::bench {
 
@@ -39,8 +39,10 @@ class PageBuffer {
 inline absl::Status ForEach(const std::vector<uint32_t>& numbers, int threads,
                             const std::function<absl::Status(uint32_t number, int thread)>& item) {
   std::atomic<size_t> next{0};
-  std::mutex mutex;
-  absl::Status status;
+  struct {
+    Mutex mutex;
+    absl::Status status ABSL_GUARDED_BY(mutex);
+  } first;
   std::vector<std::thread> pool;
   for (int thread = 0; thread < threads; ++thread) {
     pool.emplace_back([&, thread] {
@@ -48,13 +50,14 @@ inline absl::Status ForEach(const std::vector<uint32_t>& numbers, int threads,
         const absl::Status moved = item(numbers[i], thread);
         if (moved.ok()) continue;
         next = numbers.size();
-        const std::lock_guard lock(mutex);
-        status.Update(moved);
+        MutexLock lock(first.mutex);
+        first.status.Update(moved);
       }
     });
   }
   for (std::thread& thread : pool) thread.join();
-  return status;
+  MutexLock lock(first.mutex);
+  return first.status;
 }
 
 }  // namespace ashlar::bench

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The disk's own rate: one file past the page cache, a thread for every value under way, no index.
-#include <condition_variable>
-#include <mutex>
 #include <numeric>
 
+#include "kernels/mutex.h"
 #include "storage/tier/block_file.h"
 #include "tools/bench/disk_engine.h"
 #include "tools/bench/disk_workers.h"
@@ -17,33 +16,34 @@ class SharedSync {
   explicit SharedSync(storage::BlockFile& file) : file_(file) {}
 
   absl::Status Wait() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     const uint64_t mine = ++asked_;
     while (synced_ < mine && status_.ok()) {
       if (running_) {
-        ended_.wait(lock);
+        ended_.Wait(mutex_);
         continue;
       }
       running_ = true;
       const uint64_t covered = asked_;
-      lock.unlock();
+      lock.Unlock();
       const absl::Status status = file_.Sync();
-      lock.lock();
+      lock.Lock();
       running_ = false;
       synced_ = covered;
       status_.Update(status);
-      ended_.notify_all();
+      ended_.NotifyAll();
     }
     return status_;
   }
 
  private:
   storage::BlockFile& file_;
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  bool running_ = false;
-  uint64_t asked_ = 0, synced_ = 0;
-  absl::Status status_;
+  Mutex mutex_;
+  CondVar ended_;
+  bool running_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t asked_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t synced_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 class RawDisk final : public DiskEngine {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SSD tier as the cache drives it: one thread that owns it, and threads that read and write.
-#include <condition_variable>
 #include <cstring>
 #include <deque>
-#include <mutex>
 #include <numeric>
 #include <thread>
 
+#include "kernels/mutex.h"
 #include "proto/limits.h"
 #include "storage/tier/ssd_tier.h"
 #include "tools/bench/disk_engine.h"
@@ -27,33 +26,33 @@ class DiskThreads final : public storage::Executor {
   }
   ~DiskThreads() override {
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       stopping_ = true;
     }
-    work_.notify_all();
+    work_.NotifyAll();
     for (std::thread& thread : threads_) thread.join();
   }
 
   bool Run(storage::TenantId, std::function<void()> work, std::function<void()> done) override {
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (waiting_.size() >= kQueue) return false;
       waiting_.push_back({std::move(work), std::move(done)});
     }
-    work_.notify_one();
+    work_.NotifyOne();
     return true;
   }
   void Post(storage::TenantId, std::function<void()> event) override {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     completed_.push_back(std::move(event));
-    done_.notify_one();
+    done_.NotifyOne();
   }
   void RunUntil(const std::function<bool()>& finished) {
     while (!finished()) {
-      std::unique_lock lock(mutex_);
-      done_.wait(lock, [this] { return !completed_.empty(); });
+      MutexLock lock(mutex_);
+      while (completed_.empty()) done_.Wait(mutex_);
       const auto completed = std::exchange(completed_, {});
-      lock.unlock();
+      lock.Unlock();
       for (const auto& done : completed) done();
     }
   }
@@ -64,25 +63,25 @@ class DiskThreads final : public storage::Executor {
     std::function<void()> work, done;
   };
   void Loop() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      work_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+      while (!stopping_ && waiting_.empty()) work_.Wait(mutex_);
       if (waiting_.empty()) return;
       Item item = std::move(waiting_.front());
       waiting_.pop_front();
-      lock.unlock();
+      lock.Unlock();
       item.work();
-      lock.lock();
+      lock.Lock();
       completed_.push_back(std::move(item.done));
-      done_.notify_one();
+      done_.NotifyOne();
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable work_, done_;
-  std::deque<Item> waiting_;
-  std::vector<std::function<void()>> completed_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar work_, done_;
+  std::deque<Item> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> completed_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

@@ -5,13 +5,13 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "examples/local_daemon/local_nodes.h"
+#include "kernels/mutex.h"
 #include "proto/outcome.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/emulated_engine.h"
@@ -64,7 +64,7 @@ class LocalEngine {
     uint64_t misses = 0;
   };
   Landings Take() {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return std::exchange(landings_, {});
   }
   bool ready() const { return ready_; }
@@ -86,7 +86,7 @@ class LocalEngine {
       const auto landed = engine.Land(prompt);
       const bool hit = landed.ok() && landed->tiers[static_cast<size_t>(TierKind::kDram)] > 0;
       if (!hit) engine.Ask(prompt, false).IgnoreError();
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (hit) landings_.milliseconds.push_back(landed->landed_ms);
       landings_.misses += hit ? 0 : 1;
     }
@@ -95,8 +95,8 @@ class LocalEngine {
   const std::vector<std::vector<int32_t>>& prompts_;
   std::mt19937_64 random_;
   std::atomic<bool> stop_{false}, ready_{false};
-  std::mutex mutex_;
-  Landings landings_;  // guarded by mutex_
+  Mutex mutex_;
+  Landings landings_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

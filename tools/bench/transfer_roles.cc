@@ -4,17 +4,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "daemon/peer/transport/transport.h"
+#include "kernels/mutex.h"
 #include "tools/bench/raw_streams.h"
 #include "tools/bench/transfer.h"
 
@@ -68,23 +67,25 @@ class Asker {
   // Seconds for `count` values of which `depth` are under way at a time; `each` gets the microseconds of every one.
   double Move(bool push, uint64_t bytes, int count, int depth, std::vector<double>* each) {
     const auto begin = std::chrono::steady_clock::now();
-    std::mutex mutex;
-    std::condition_variable ended;
-    int running = 0;
+    struct {
+      Mutex mutex;
+      CondVar ended;
+      int running ABSL_GUARDED_BY(mutex) = 0;
+    } moves;
     for (int i = 0; i < count; ++i) {
       {
-        std::unique_lock lock(mutex);
-        ended.wait(lock, [&] { return running < depth; });
-        ++running;
+        MutexLock lock(moves.mutex);
+        while (moves.running >= depth) moves.ended.Wait(moves.mutex);
+        ++moves.running;
       }
       const auto asked = std::chrono::steady_clock::now();
       const auto done = [&, asked](const absl::Status& status) {
         const double took = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - asked).count();
-        const std::lock_guard lock(mutex);
+        MutexLock lock(moves.mutex);
         if (!status.ok()) status_ = status;
         if (each != nullptr) each->push_back(took);
-        --running;
-        ended.notify_one();
+        --moves.running;
+        moves.ended.NotifyOne();
       };
       const uint64_t offset = i % (kTransferMemory / bytes) * bytes;
       const auto here = std::span(memory_).subspan(offset, bytes);
@@ -94,8 +95,8 @@ class Asker {
         transport_.Fetch(holder_.transport, holder_.read, offset, {here}, 0, done);
       }
     }
-    std::unique_lock lock(mutex);
-    ended.wait(lock, [&] { return running == 0; });
+    MutexLock lock(moves.mutex);
+    while (moves.running > 0) moves.ended.Wait(moves.mutex);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
   const absl::Status& status() const { return status_; }

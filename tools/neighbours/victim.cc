@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/session/descriptor.h"
+#include "kernels/mutex.h"
 #include "tools/neighbours/http_client.h"
 #include "tools/neighbours/raw_engine.h"
 
@@ -38,7 +38,7 @@ class Tally {
     const auto start = steady_clock::now();
     const absl::Status status = work();
     const double elapsed = MillisecondsSince(start);
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (status.ok()) {
       ++served_;
       return elapsed;
@@ -48,16 +48,17 @@ class Tally {
   }
 
   void Write(nlohmann::json& figures) const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     figures["served"] = served_;
     figures["refused"] = refused_;
     figures["why"] = why_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  uint64_t served_ = 0, refused_ = 0;  // guarded by mutex_, as below
-  std::string why_;
+  mutable Mutex mutex_;
+  uint64_t served_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t refused_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string why_ ABSL_GUARDED_BY(mutex_);
 };
 
 absl::Status RegisterRegion(Client& client) {

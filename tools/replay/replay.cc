@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/mutex.h"
 #include "storage/prefix/prefix_tree.h"
 
 namespace ashlar::replay {
@@ -74,28 +74,31 @@ absl::StatusOr<std::vector<Run>> Replay(const Trace& trace, const Model& model, 
   const std::vector<uint64_t> shared = SharedTokens(trace);
   const uint64_t all = specs.size() * trace.requests().size();
   std::vector<Run> runs(specs.size());
-  absl::Status failed;
-  std::mutex mutex;
-  uint64_t requests = 0;
+  struct {
+    Mutex mutex;
+    absl::Status failed ABSL_GUARDED_BY(mutex);
+    uint64_t requests ABSL_GUARDED_BY(mutex) = 0;
+  } done;
   std::atomic<size_t> next = 0;
   const auto work = [&] {
     for (size_t i = next++; i < specs.size(); i = next++) {
       absl::StatusOr<Run> run = RunOne(trace, shared, model, specs[i], [&] {
-        const std::lock_guard lock(mutex);
-        progress(++requests, all);
+        MutexLock lock(done.mutex);
+        progress(++done.requests, all);
       });
-      const std::lock_guard lock(mutex);
+      MutexLock lock(done.mutex);
       if (run.ok()) {
         runs[i] = *std::move(run);
       } else {
-        failed.Update(run.status());
+        done.failed.Update(run.status());
       }
     }
   };
   std::vector<std::thread> workers;
   for (int i = 0; i < threads; ++i) workers.emplace_back(work);
   for (std::thread& worker : workers) worker.join();
-  if (!failed.ok()) return failed;
+  MutexLock lock(done.mutex);
+  if (!done.failed.ok()) return done.failed;
   return runs;
 }
 

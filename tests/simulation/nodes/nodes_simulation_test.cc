@@ -9,12 +9,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "daemon/runtime/log.h"
+#include "kernels/mutex.h"
 #include "storage/testing/temporary_folder.h"
 #include "tests/simulation/nodes/nodes.h"
 #include "tests/simulation/progress.h"
@@ -67,25 +67,28 @@ struct SeedRun {
 std::vector<std::string> SimulateAll(SeedRun& run, uint64_t to) {
   std::atomic<uint64_t> next{run.done};
   std::atomic<bool> failed{false};
-  std::mutex mutex;
-  std::vector<std::string> failures;
+  struct {
+    Mutex mutex;
+    std::vector<std::string> lines ABSL_GUARDED_BY(mutex);
+  } failures;
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) {
     threads.emplace_back([&] {
       for (uint64_t n = next++; n < to && !failed; n = next++) {
         const Report report = Simulate(run.first + n);
-        const std::lock_guard lock(mutex);
+        MutexLock lock(failures.mutex);
         run.reached.Add(report.reached);
         if (report.failure.empty()) continue;
-        failures.push_back(Again(run.first + n) + ": at " + std::to_string(report.at_seconds) +
-                           " s: " + report.failure);
+        failures.lines.push_back(Again(run.first + n) + ": at " + std::to_string(report.at_seconds) +
+                                 " s: " + report.failure);
         failed = true;
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  if (failures.empty()) run.done = to;
-  return failures;
+  MutexLock lock(failures.mutex);
+  if (failures.lines.empty()) run.done = to;
+  return failures.lines;
 }
 
 // The same seeds every time, unless the environment asks otherwise:
