@@ -21,7 +21,6 @@ install(EXPORT AshlarTargets NAMESPACE Ashlar:: DESTINATION ${config_folder} COM
 install(DIRECTORY client/include/ashlar DESTINATION ${include_root} COMPONENT client)
 foreach(folder kernels proto tensor)
   file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h)
-  list(FILTER headers EXCLUDE REGEX "/(golden|sample_layouts)\\.h$")
   install(FILES ${headers} DESTINATION ${include_root}/${folder} COMPONENT client)
 endforeach()
 install(FILES kernels/host/thread_pool.h DESTINATION ${include_root}/kernels/host COMPONENT client)

@@ -8,7 +8,7 @@
 #include <string>
 #include <variant>
 
-#include "proto/sample_layouts.h"
+#include "proto/testing/sample_layouts.h"
 
 namespace ashlar {
 namespace {

@@ -7,9 +7,9 @@
 #include <random>
 #include <set>
 
-#include "proto/golden.h"
 #include "proto/limits.h"
-#include "proto/sample_layouts.h"
+#include "proto/testing/golden.h"
+#include "proto/testing/sample_layouts.h"
 
 namespace ashlar {
 namespace {

@@ -7,11 +7,11 @@
 #include <string>
 #include <variant>
 
-#include "proto/golden.h"
 #include "proto/layout.h"
 #include "proto/layout_fields.h"
 #include "proto/limits.h"
-#include "proto/sample_layouts.h"
+#include "proto/testing/golden.h"
+#include "proto/testing/sample_layouts.h"
 
 namespace ashlar {
 namespace {

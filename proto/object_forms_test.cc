@@ -8,10 +8,10 @@
 #include <map>
 #include <random>
 
-#include "proto/golden.h"
 #include "proto/limits.h"
 #include "proto/object.h"
-#include "proto/sample_layouts.h"
+#include "proto/testing/golden.h"
+#include "proto/testing/sample_layouts.h"
 #include "proto/tuple_parts.h"
 
 namespace ashlar {

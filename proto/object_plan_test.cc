@@ -11,7 +11,7 @@
 
 #include "proto/limits.h"
 #include "proto/object.h"
-#include "proto/sample_layouts.h"
+#include "proto/testing/sample_layouts.h"
 
 namespace ashlar {
 namespace {

@@ -15,9 +15,9 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "proto/golden.h"
 #include "proto/limits.h"
-#include "proto/sample_layouts.h"
+#include "proto/testing/golden.h"
+#include "proto/testing/sample_layouts.h"
 
 namespace ashlar {
 namespace {

@@ -9,10 +9,10 @@
 #include <random>
 #include <set>
 
-#include "proto/golden.h"
 #include "proto/limits.h"
 #include "proto/object.h"
-#include "proto/sample_layouts.h"
+#include "proto/testing/golden.h"
+#include "proto/testing/sample_layouts.h"
 
 namespace ashlar {
 namespace {

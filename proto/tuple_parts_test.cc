@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "proto/sample_layouts.h"
+#include "proto/testing/sample_layouts.h"
 
 namespace ashlar {
 namespace {

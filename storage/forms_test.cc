@@ -11,7 +11,7 @@
 
 #include "kernels/testing/backends.h"
 #include "kernels/testing/linear_inputs.h"
-#include "proto/sample_layouts.h"
+#include "proto/testing/sample_layouts.h"
 #include "proto/tuple_parts.h"
 #include "storage/objects/object_bytes.h"
 #include "storage/testing/layer_of.h"

@@ -13,7 +13,7 @@
 
 #include "client/testing/fixtures.h"
 #include "proto/limits.h"
-#include "proto/sample_layouts.h"
+#include "proto/testing/sample_layouts.h"
 
 namespace ashlar::internal {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "examples/rag/main_job.h"
-#include "examples/talk/talk_job.h"
+#include "examples/rag/talk_job.h"
 #include "proto/limits.h"
 
 namespace {

@@ -7,11 +7,11 @@
 #include <span>
 
 #include "absl/strings/str_cat.h"
-#include "examples/local_daemon/local_nodes.h"
 #include "examples/rag/baselines.h"
 #include "examples/rag/local_pages.h"
 #include "examples/rag/retrieval.h"
 #include "examples/refengine/flops.h"
+#include "examples/testing/local_nodes.h"
 #include "kernels/host/thread_pool.h"
 
 namespace ashlar::rag {

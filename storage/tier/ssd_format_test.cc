@@ -8,7 +8,7 @@
 #include <random>
 
 #include "kernels/checksum.h"
-#include "proto/golden.h"
+#include "proto/testing/golden.h"
 #include "storage/testing/disk_objects.h"
 
 namespace ashlar::storage {

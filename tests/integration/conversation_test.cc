@@ -6,9 +6,9 @@
 #include <cstring>
 #include <string>
 
+#include "examples/rag/conversation_serving.h"
 #include "examples/rag/local_pages.h"
-#include "examples/talk/conversation_serving.h"
-#include "examples/talk/replay.h"
+#include "examples/rag/replay.h"
 #include "tests/integration/corrupt.h"
 #include "tests/integration/serving_fixture.h"
 

@@ -106,10 +106,8 @@ ROOMS = {
         "c": set(),
         "shortest": set(),
         "refengine": set(),
-        "local_daemon": set(),
-        "rag": {"local_daemon", "refengine"},
-        "talk": {"local_daemon", "rag", "refengine"},
-        "demo": {"rag", "talk"},
+        "rag": {"refengine"},
+        "demo": {"rag"},
     },
     "tools": {
         "command_line": set(),

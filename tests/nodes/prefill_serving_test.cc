@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "examples/talk/conversation_serving.h"
+#include "examples/rag/conversation_serving.h"
 #include "tests/integration/serving_fixture.h"
 #include "tests/nodes/daemon_cluster.h"
 

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/engine.h"
 #include "client/engine/expert.h"
-#include "examples/local_daemon/local_daemon.h"
+#include "examples/testing/local_daemon.h"
 #include "tools/bench/value_store.h"
 
 namespace ashlar::bench {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "examples/local_daemon/local_daemon.h"
+#include "examples/testing/local_daemon.h"
 #include "kernels/host/thread_pool.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/compare_apis.h"

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/engine.h"
-#include "examples/local_daemon/local_nodes.h"
+#include "examples/testing/local_nodes.h"
 #include "proto/outcome.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/emulated_engine.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "examples/local_daemon/local_nodes.h"
+#include "examples/testing/local_nodes.h"
 #include "kernels/mutex.h"
 #include "proto/outcome.h"
 #include "tools/bench/bench.h"

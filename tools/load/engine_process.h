@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "examples/local_daemon/child_process.h"
+#include "examples/testing/child_process.h"
 
 namespace ashlar::load {
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "examples/local_daemon/local_daemon.h"
+#include "examples/testing/local_daemon.h"
 #include "tools/load/engine_process.h"
 
 namespace ashlar::load {

@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "examples/local_daemon/child_process.h"
-#include "examples/local_daemon/local_daemon.h"
+#include "examples/testing/child_process.h"
+#include "examples/testing/local_daemon.h"
 #include "tools/neighbours/attack.h"
 
 namespace ashlar::neighbours {

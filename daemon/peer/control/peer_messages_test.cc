@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/peer.pb.h"
 #include "proto/limits.h"
-#include "proto/sample_layouts.h"
+#include "proto/testing/sample_layouts.h"
 #include "proto/tokens.h"
 
 namespace ashlar::daemon {

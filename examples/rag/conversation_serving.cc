@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/talk/conversation_serving.h"
+#include "examples/rag/conversation_serving.h"
 
 #include <algorithm>
 #include <random>

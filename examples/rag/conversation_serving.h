@@ -15,7 +15,7 @@
 #include "examples/rag/cached_serving.h"
 #include "examples/rag/prompt.h"
 #include "examples/rag/serving.h"
-#include "examples/talk/span_staging.h"
+#include "examples/rag/span_staging.h"
 
 namespace ashlar::talk {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/talk/span_staging.h"
+#include "examples/rag/span_staging.h"
 
 namespace ashlar::talk {
 

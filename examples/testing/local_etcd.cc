@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/local_daemon/local_etcd.h"
+#include "examples/testing/local_etcd.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "examples/local_daemon/child_process.h"
+#include "examples/testing/child_process.h"
 
 namespace ashlar::tools {
 namespace {

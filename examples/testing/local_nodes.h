@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "examples/local_daemon/local_daemon.h"
-#include "examples/local_daemon/local_etcd.h"
+#include "examples/testing/local_daemon.h"
+#include "examples/testing/local_etcd.h"
 
 namespace ashlar::tools {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/local_daemon/child_process.h"
+#include "examples/testing/child_process.h"
 
 #include <fcntl.h>
 #include <grp.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/local_daemon/local_nodes.h"
+#include "examples/testing/local_nodes.h"
 
 #include <cstdint>
 #include <string>

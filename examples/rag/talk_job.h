@@ -4,7 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "examples/rag/main_job.h"
-#include "examples/talk/report.h"
+#include "examples/rag/talk_report.h"
 
 namespace ashlar::talk {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/talk/replay.h"
+#include "examples/rag/replay.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "proto/sample_layouts.h"
+#include "proto/testing/sample_layouts.h"
 
 #include <algorithm>
 

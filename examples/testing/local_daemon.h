@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "ashlar/client.h"
-#include "examples/local_daemon/child_process.h"
+#include "examples/testing/child_process.h"
 
 namespace ashlar::tools {
 

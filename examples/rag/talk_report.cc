@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/talk/report.h"
+#include "examples/rag/talk_report.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/talk/chats.h"
+#include "examples/rag/chats.h"
 
 #include <algorithm>
 #include <string>

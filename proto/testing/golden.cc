@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "proto/golden.h"
+#include "proto/testing/golden.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/local_daemon/local_daemon.h"
+#include "examples/testing/local_daemon.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/talk/talk_job.h"
+#include "examples/rag/talk_job.h"
 
 #include <algorithm>
 #include <cstdio>
 
-#include "examples/local_daemon/local_daemon.h"
 #include "examples/rag/baselines.h"
+#include "examples/rag/chats.h"
+#include "examples/rag/conversation_serving.h"
 #include "examples/rag/fidelity.h"
 #include "examples/rag/local_pages.h"
-#include "examples/talk/chats.h"
-#include "examples/talk/conversation_serving.h"
-#include "examples/talk/replay.h"
+#include "examples/rag/replay.h"
+#include "examples/testing/local_daemon.h"
 #include "kernels/host/thread_pool.h"
 #include "proto/limits.h"
 #include "proto/object.h"

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversations through a real daemon: what is resumed, from where, and with which bits.
-#include "examples/talk/conversation_serving.h"
+#include "examples/rag/conversation_serving.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "examples/local_daemon/local_daemon.h"
 #include "examples/rag/fidelity.h"
 #include "examples/rag/local_pages.h"
-#include "examples/talk/replay.h"
+#include "examples/rag/replay.h"
+#include "examples/testing/local_daemon.h"
 #include "kernels/host/thread_pool.h"
 
 namespace ashlar::talk {
