@@ -11,7 +11,6 @@ import sglang
 
 from ashlar import checkpoint
 
-
 # Formats whose weights are the files of the model's own folder; "": none is published. Others have them from another
 # engine or process (remote_instance, ipc_cache, …), or from folders that the loader's own settings name.
 FROM_FOLDER = frozenset(
