@@ -58,7 +58,7 @@ TEST(Metrics, CountWhatHappens) {
   ASSERT_TRUE(Eventually([&] {
     text = Scrape(port);
     return text.find("\nashlar_leases 1\n") != std::string::npos &&
-           text.find("\nashlar_landings 0\n") != std::string::npos &&
+           text.find("\nashlar_landings_in_progress 0\n") != std::string::npos &&
            text.find("\nashlar_queue_depth{queue=\"workers\"} 0\n") != std::string::npos;
   }));
   for (const char* line : {

@@ -32,10 +32,12 @@ TEST(MetricsTest, AlertsCountFromZero) {
   for (const char* line :
        {"\nashlar_tier_errors_total{tenant=\"blue\",tier=\"dram\"} 0\n",
         "\nashlar_tier_errors_total{tenant=\"blue\",tier=\"ssd\"} 0\n",
-        "\nashlar_checksum_failures_total{tenant=\"blue\"} 0\n", "\nashlar_scrub_damaged_total{tier=\"ssd\"} 0\n",
-        "\nashlar_memory_refusals_total{tenant=\"blue\"} 0\n", "\nashlar_peer_refusals_total{reason=\"expired\"} 0\n",
-        "\nashlar_queue_rejections_total{queue=\"workers\"} 0\n", "\nashlar_transport_refused_total 0\n",
-        "\nashlar_ssd_set_aside_total 0\n", "\nashlar_prefetched_total{outcome=\"late\",tenant=\"blue\"} 0\n"}) {
+        "\nashlar_checksum_failures_total{tenant=\"blue\"} 0\n",
+        "\nashlar_scrub_corrupt_copies_total{tier=\"ssd\"} 0\n",
+        "\nashlar_allocation_failures_total{tenant=\"blue\"} 0\n",
+        "\nashlar_peers_rejected_total{reason=\"expired\"} 0\n", "\nashlar_queue_rejected_total{queue=\"workers\"} 0\n",
+        "\nashlar_transport_requests_rejected_total 0\n", "\nashlar_ssd_quarantined_databases_total 0\n",
+        "\nashlar_prefetched_objects_total{outcome=\"late\",tenant=\"blue\"} 0\n"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
   for (const CacheCallRow& call : kCacheCalls) {

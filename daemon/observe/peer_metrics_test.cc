@@ -40,12 +40,12 @@ TEST_F(PeerMetricsTest, ANodeThatIsNoMemberHasNoSeries) {
   EXPECT_THAT(Shown(), Not(HasSubstr("peer=\"a\"")));
   EXPECT_THAT(Shown(), HasSubstr("peer=\"b\""));
   metrics_.Set({{.node = "a", .fetched_bytes = 800}});
-  EXPECT_THAT(Shown(), HasSubstr("direction=\"fetched\",peer=\"a\"} 800"));
+  EXPECT_THAT(Shown(), HasSubstr("direction=\"received\",peer=\"a\"} 800"));
 }
 
 TEST_F(PeerMetricsTest, ACountThatRestartedAddsToWhatWasCounted) {
   for (const uint64_t bytes : {700, 50, 60}) metrics_.Set({{.node = "a", .fetched_bytes = bytes}});
-  EXPECT_THAT(Shown(), HasSubstr("direction=\"fetched\",peer=\"a\"} 760"));
+  EXPECT_THAT(Shown(), HasSubstr("direction=\"received\",peer=\"a\"} 760"));
 }
 
 }  // namespace
