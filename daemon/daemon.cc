@@ -219,7 +219,7 @@ struct Daemon::Impl {
     }
     measured_at = loops->clock.Now();
     if (levels.cluster.rdma_fallback && !rdma_fallback) {
-      Log(LogLevel::kError, absl::StrCat(kRdmaFallback, ": this node is not ready"), {});
+      Log(LogLevel::kError, absl::StrCat(kRdmaFallback, "; this node is not ready"), {});
     }
     rdma_fallback = levels.cluster.rdma_fallback;
     uint64_t to_come = 0;
@@ -428,7 +428,7 @@ bool Daemon::Drain(storage::Nanos grace, const std::function<bool()>& interrupte
     ended = interrupted();
     left = impl_->MeasureOnLoop();
   }
-  Log(left.drained() ? LogLevel::kInfo : LogLevel::kWarning, left.drained() ? "drained" : "not drained in time",
+  Log(left.drained() ? LogLevel::kInfo : LogLevel::kWarning, left.drained() ? "drained" : "drain timed out",
       {{"leases", left.leases},
        {"requests", left.admissions()},
        {"landings", left.landings},

@@ -50,16 +50,16 @@ struct Arguments {
 // Exit code of a program that has printed what was asked for.
 int Printed() {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
-  std::fprintf(stderr, "ashlard: cannot write to the standard output: %s\n", strerror(errno));
+  std::fprintf(stderr, "ashlard: cannot write to standard output: %s\n", strerror(errno));
   return kExitFailed;
 }
 
 // Returns the exit code where the program ends here.
 std::optional<int> Parse(int argc, char** argv, Arguments* arguments) {
-  CLI::App app("The cache daemon of one node.", "ashlard");
-  app.set_version_flag("--version", absl::StrCat("ashlard ", ashlar::Version()), "Print the release and exit.");
+  CLI::App app("The Ashlar cache daemon; run one per node.", "ashlard");
+  app.set_version_flag("--version", absl::StrCat("ashlard ", ashlar::Version()), "Print the version and exit.");
   app.set_help_flag("-h,--help", "Print this help and exit.");
-  app.add_option("--config", arguments->config, "Configuration; ashlard.example.yaml describes every field.")
+  app.add_option("--config", arguments->config, "Configuration file; ashlard.example.yaml describes every field.")
       ->type_name("FILE.yaml")
       ->take_last()
       ->required();
@@ -93,7 +93,7 @@ absl::Status LimitFiles(const ashlar::v1::Config& config, const std::string& fil
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
   const absl::StatusOr<bool> limited = ashlar::daemon::RestrictFiles(ashlar::daemon::PathsFor(config, file));
   if (!limited.ok()) return limited.status();
-  if (!*limited) Log(LogLevel::kWarning, "sandbox: this kernel has no landlock, and does not limit files", {});
+  if (!*limited) Log(LogLevel::kWarning, "sandbox: this kernel has no Landlock; file access is not restricted", {});
   return absl::OkStatus();
 }
 
@@ -111,7 +111,7 @@ int AwaitEnd(const sigset_t& told, ashlar::daemon::Daemon& daemon, ashlar::daemo
 
 void ExitWithin(std::chrono::nanoseconds patience, const ashlar::v1::Config& config) {
   const bool json = config.log().format() == "json";
-  const std::string line = ashlar::daemon::FormatLogLine(json, "the daemon does not stop in time and is ended",
+  const std::string line = ashlar::daemon::FormatLogLine(json, "the daemon did not stop in time; ending the process",
                                                          {{"exit_status", kExitStuck}});
   ashlar::daemon::ExitTimer::Start(patience, kExitStuck, json ? "{\"level\":\"error\"," + line + "}\n" : line + "\n");
 }
@@ -141,7 +141,7 @@ int Serve(const ashlar::v1::Config& config, const std::string& file) {
   if (absl::Status limited = sandboxed ? ashlar::daemon::RestrictCalls() : absl::OkStatus(); !limited.ok()) {
     return Failed(limited);
   }
-  if (sandboxed) Log(LogLevel::kInfo, "the sandbox is closed", {});
+  if (sandboxed) Log(LogLevel::kInfo, "sandbox active", {});
   const ashlar::daemon::MonotonicClock clock;
   ashlar::daemon::EventLoop reloads(kMostReloads, clock);
   reloads.Start("reload");

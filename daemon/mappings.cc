@@ -45,9 +45,9 @@ absl::Status CheckMappings(const v1::Config& config, const std::string& root) {
   if (!(std::ifstream(root + "/proc/sys/vm/max_map_count") >> limit)) return absl::OkStatus();
   const uint64_t needed = MappingsNeeded(config);
   if (needed <= limit) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("mappings: ", needed, " may be needed, the machine's limit (vm.max_map_count) is ", limit,
-                   ": raise it (sysctl), enlarge dram.arena_bytes, or lower tenants[].max_regions"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "mappings: the configuration may need ", needed, ", the limit of this machine (vm.max_map_count) is ", limit,
+      "; raise the limit with sysctl, increase dram.arena_bytes, or lower tenants[].max_regions"));
 }
 
 // Limits the mapped blocks, which keeps glibc from finding by itself how large a block must be to be mapped. 4 MiB:

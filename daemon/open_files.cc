@@ -52,9 +52,9 @@ absl::Status RaiseOpenFilesLimit(const v1::Config& config) {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::ErrnoToStatus(errno, "getrlimit(RLIMIT_NOFILE)");
   const uint64_t needed = OpenFilesNeeded(config);
   if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < needed) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("open files: ", needed, " may be needed, the hard limit (RLIMIT_NOFILE) is ", limit.rlim_max,
-                     ": raise it, enlarge dram.arena_bytes, or lower sessions.max_sessions or tenants[].max_regions"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "open files: the configuration may need ", needed, ", the hard limit (RLIMIT_NOFILE) is ", limit.rlim_max,
+        "; raise the limit, increase dram.arena_bytes, or lower sessions.max_sessions or tenants[].max_regions"));
   }
   limit.rlim_cur = limit.rlim_max;
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::ErrnoToStatus(errno, "setrlimit(RLIMIT_NOFILE)");

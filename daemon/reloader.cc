@@ -50,7 +50,7 @@ absl::Status Reloader::TakeOver(const v1::Config& now, const v1::Config& next, b
     }
     taken.set_value(able);
   });
-  if (!posted) return absl::ResourceExhaustedError("the metadata queue is full");
+  if (!posted) return absl::ResourceExhaustedError("the daemon's metadata queue is full; try again");
   return taken.get_future().get();
 }
 
@@ -96,7 +96,7 @@ absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
     *now_ = next;
   }
   for (const ConfigChange& change : *changes) {
-    Log(LogLevel::kInfo, "the configuration has changed",
+    Log(LogLevel::kInfo, "configuration reloaded",
         {{"field", change.field}, {"before", change.before}, {"after", change.after}});
   }
   return changes;

@@ -117,9 +117,9 @@ absl::Status CheckThreads(const v1::Config& config, const std::string& root) {
   const uint64_t needed = ThreadsNeeded(config);
   for (const Limit& limit : LimitsOf(root)) {
     if (limit.left() >= needed) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("threads: the daemon starts up to ", needed, ", and ", limit.name, " is ", limit.most,
-                     ", of which ", limit.used, " are in use: raise it, or lower workers.threads or ssd.threads"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "threads: the daemon starts up to ", needed, ", but ", limit.name, " is ", limit.most, ", of which ",
+        limit.used, " are in use; raise the limit, or lower workers.threads or ssd.threads"));
   }
   return absl::OkStatus();
 }

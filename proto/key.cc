@@ -125,7 +125,8 @@ std::string PackSalt(const Salt& salt) {
 absl::StatusOr<Salt> UnpackSalt(absl::string_view field, absl::string_view bytes) {
   Salt salt;
   if (bytes.empty()) return salt;
-  if (bytes.size() != salt.bytes.size()) return Invalid(field, ": not ", salt.bytes.size(), " bytes, nor empty");
+  if (bytes.size() != salt.bytes.size())
+    return Invalid(field, ": wrong length; expected ", salt.bytes.size(), " bytes, or empty");
   std::ranges::copy(bytes, salt.bytes.begin());
   if (salt == Salt{}) return Invalid(field, ": zeros");  // would be none, and share everything
   return salt;
@@ -156,13 +157,16 @@ std::string PackMedia(std::span<const MediaHash> media) {
 }
 
 absl::StatusOr<std::vector<MediaHash>> UnpackMedia(absl::string_view field, absl::string_view bytes, uint64_t tokens) {
-  if (bytes.size() % sizeof(MediaHash) != 0) return Invalid(field, ": not a whole number of inputs");
-  if (bytes.size() / sizeof(MediaHash) > limits::kMaxMedia) return Invalid(field, ": more than ", limits::kMaxMedia);
+  if (bytes.size() % sizeof(MediaHash) != 0)
+    return Invalid(field, ": length is not a multiple of 40 bytes (offset and hash)");
+  if (bytes.size() / sizeof(MediaHash) > limits::kMaxMedia)
+    return Invalid(field, ": too many; expected at most ", limits::kMaxMedia);
   std::vector<MediaHash> media(bytes.size() / sizeof(MediaHash));
   if (!media.empty()) std::memcpy(media.data(), bytes.data(), bytes.size());
   for (size_t i = 0; i < media.size(); ++i) {
-    if (i > 0 && media[i].offset <= media[i - 1].offset) return Invalid(field, "[", i, "].offset: does not ascend");
-    if (media[i].offset >= tokens) return Invalid(field, "[", i, "].offset: behind the last token");
+    if (i > 0 && media[i].offset <= media[i - 1].offset)
+      return Invalid(field, "[", i, "].offset: must be greater than the previous offset");
+    if (media[i].offset >= tokens) return Invalid(field, "[", i, "].offset: must be less than the number of tokens");
   }
   return media;
 }

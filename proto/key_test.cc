@@ -171,11 +171,11 @@ TEST(Media, RefusesByTheField) {
     return std::string(UnpackMedia("prompt.media", bytes, 5).status().message());
   };
   EXPECT_EQ(message({{0, {}}, {4, {}}}), "");
-  EXPECT_EQ(message({{0, {}}}, 1), "prompt.media: not a whole number of inputs");
-  EXPECT_EQ(message({{0, {}}, {5, {}}}), "prompt.media[1].offset: behind the last token");
-  EXPECT_EQ(message({{2, {}}, {2, {1}}}), "prompt.media[1].offset: does not ascend");
-  EXPECT_EQ(message({{2, {}}, {1, {}}}), "prompt.media[1].offset: does not ascend");
-  EXPECT_EQ(message(std::vector<MediaHash>(limits::kMaxMedia + 1)), "prompt.media: more than 4096");
+  EXPECT_EQ(message({{0, {}}}, 1), "prompt.media: length is not a multiple of 40 bytes (offset and hash)");
+  EXPECT_EQ(message({{0, {}}, {5, {}}}), "prompt.media[1].offset: must be less than the number of tokens");
+  EXPECT_EQ(message({{2, {}}, {2, {1}}}), "prompt.media[1].offset: must be greater than the previous offset");
+  EXPECT_EQ(message({{2, {}}, {1, {}}}), "prompt.media[1].offset: must be greater than the previous offset");
+  EXPECT_EQ(message(std::vector<MediaHash>(limits::kMaxMedia + 1)), "prompt.media: too many; expected at most 4096");
 }
 
 TEST(Key, SaltsComeBackAsTheyWerePacked) {
@@ -184,7 +184,7 @@ TEST(Key, SaltsComeBackAsTheyWerePacked) {
     ASSERT_TRUE(back.ok()) << back.status();
     EXPECT_EQ(*back, salt);
   }
-  EXPECT_EQ(UnpackSalt("prompt.salt", "short").status().message(), "prompt.salt: not 32 bytes, nor empty");
+  EXPECT_EQ(UnpackSalt("prompt.salt", "short").status().message(), "prompt.salt: not 32 bytes, or empty");
   EXPECT_EQ(UnpackSalt("prompt.salt", std::string(32, '\0')).status().message(), "prompt.salt: zeros");
 }
 

@@ -17,12 +17,12 @@ absl::Status Refuse(const std::string& field, absl::string_view why) {
 
 absl::Status CheckRange(const std::string& field, uint64_t value, uint64_t min, uint64_t max) {
   if (value >= min && value <= max) return absl::OkStatus();
-  return Refuse(field, absl::StrCat(value, " is not within ", min, " to ", max));
+  return Refuse(field, absl::StrCat(value, " is out of range; expected ", min, " to ", max));
 }
 
 absl::Status CheckDType(const std::string& field, DType dtype) {
   if (ElementBytes(dtype) != 0) return absl::OkStatus();
-  return Refuse(field, absl::StrCat(static_cast<int>(dtype), " is not a dtype"));
+  return Refuse(field, absl::StrCat(static_cast<int>(dtype), " is an unknown dtype"));
 }
 
 // The first error among checks that are all cheap: the caller lists the fields in the order of the struct.
@@ -50,14 +50,15 @@ absl::Status CheckRope(const std::string& field, const Rope& rope, uint32_t dim)
     case RopeStyle::kInterleaved:
       break;
     default:
-      return Refuse(field + ".kind", absl::StrCat(static_cast<int>(rope.kind), " is not a kind of RoPE"));
+      return Refuse(field + ".kind", absl::StrCat(static_cast<int>(rope.kind), " is an unknown kind of RoPE"));
   }
   if (absl::Status status = CheckRange(field + ".rotary_dim", rope.rotary_dim, 2, dim); !status.ok()) return status;
-  if (rope.rotary_dim % 2 != 0) return Refuse(field + ".rotary_dim", absl::StrCat(rope.rotary_dim, " is odd"));
+  if (rope.rotary_dim % 2 != 0)
+    return Refuse(field + ".rotary_dim", absl::StrCat(rope.rotary_dim, " is odd; expected an even number"));
   if (!std::isfinite(rope.scale) || rope.scale <= 0) return Refuse(field + ".scale", "must be finite and positive");
   if (rope.frequencies.size() != rope.rotary_dim / 2) {
     return Refuse(field + ".frequencies",
-                  absl::StrCat(rope.frequencies.size(), " numbers, must be rotary_dim / 2 = ", rope.rotary_dim / 2));
+                  absl::StrCat(rope.frequencies.size(), " numbers; expected rotary_dim / 2 = ", rope.rotary_dim / 2));
   }
   for (size_t i = 0; i < rope.frequencies.size(); ++i) {
     if (!std::isfinite(rope.frequencies[i]) || std::signbit(rope.frequencies[i])) {
@@ -74,7 +75,7 @@ absl::Status CheckUnit(const std::string& field, uint64_t bytes) {
 
 absl::Status CheckAttention(const std::string& field, const AttentionLayer& layer) {
   if (layer.kind != AttentionKind::kGqa && layer.kind != AttentionKind::kMla) {
-    return Refuse(field + ".kind", absl::StrCat(static_cast<int>(layer.kind), " is not a kind of attention"));
+    return Refuse(field + ".kind", absl::StrCat(static_cast<int>(layer.kind), " is an unknown kind of attention"));
   }
   const bool mla = layer.kind == AttentionKind::kMla;
   absl::Status status = First({
@@ -85,11 +86,12 @@ absl::Status CheckAttention(const std::string& field, const AttentionLayer& laye
       CheckDType(field + ".dtype", layer.dtype),
   });
   if (!status.ok()) return status;
-  if (layer.scales && !IsFp8(layer.dtype)) return Refuse(field + ".scales", "only fp8 has scales");
+  if (layer.scales && !IsFp8(layer.dtype)) return Refuse(field + ".scales", "must be false; only fp8 has scales");
   status = CheckRope(field + ".rope", layer.rope, mla ? layer.value_dim : layer.key_dim);
   if (!status.ok()) return status;
   if (layer.stored != StoredKeys::kZeroBased && layer.stored != StoredKeys::kUnrotated) {
-    return Refuse(field + ".stored", absl::StrCat(static_cast<int>(layer.stored), " is not a stored form"));
+    return Refuse(field + ".stored",
+                  absl::StrCat(static_cast<int>(layer.stored), " is an unknown form of stored keys"));
   }
   const uint64_t elements = uint64_t{layer.kv_heads} * ElementBytes(layer.dtype);
   return First({
@@ -113,12 +115,12 @@ absl::StatusOr<uint64_t> DecayNumbersOf(const std::string& field, const LinearLa
     case Family::kKda:
       return uint64_t{0};
   }
-  return Refuse(field + ".family", absl::StrCat(static_cast<int>(layer.family), " is not a family"));
+  return Refuse(field + ".family", absl::StrCat(static_cast<int>(layer.family), " is an unknown family"));
 }
 
 absl::Status CheckDecayTable(const std::string& field, const LinearLayer& layer, uint64_t numbers) {
   if (layer.decay_table.size() != numbers) {
-    return Refuse(field, absl::StrCat(layer.decay_table.size(), " numbers, this family needs ", numbers));
+    return Refuse(field, absl::StrCat(layer.decay_table.size(), " numbers; this family needs ", numbers));
   }
   for (size_t i = 0; i < layer.decay_table.size(); ++i) {
     const float value = layer.decay_table[i];
@@ -132,7 +134,8 @@ absl::Status CheckDecayTable(const std::string& field, const LinearLayer& layer,
 
 absl::Status CheckConvolution(const std::string& field, const LinearLayer& layer) {
   if (layer.conv_order != TailOrder::kTokenFirst && layer.conv_order != TailOrder::kChannelFirst) {
-    return Refuse(field + ".conv_order", absl::StrCat(static_cast<int>(layer.conv_order), " is not a tail's order"));
+    return Refuse(field + ".conv_order",
+                  absl::StrCat(static_cast<int>(layer.conv_order), " is an unknown order of the convolution tail"));
   }
   if (layer.conv_channels == 0 && layer.conv_kernel == 0) {
     if (layer.conv_dtype.has_value()) return Refuse(field + ".conv_dtype", "must be 0 without convolution");
@@ -142,9 +145,9 @@ absl::Status CheckConvolution(const std::string& field, const LinearLayer& layer
   }
   if (layer.conv_dtype.has_value()) {
     if (absl::Status status = CheckDType(field + ".conv_dtype", *layer.conv_dtype); !status.ok()) return status;
-    if (IsFp8(*layer.conv_dtype)) return Refuse(field + ".conv_dtype", "a tail is never fp8");
+    if (IsFp8(*layer.conv_dtype)) return Refuse(field + ".conv_dtype", "fp8 is not supported for convolution tails");
     if (*layer.conv_dtype == layer.state_dtype)
-      return Refuse(field + ".conv_dtype", "must be 0 where it is state_dtype");
+      return Refuse(field + ".conv_dtype", "must be 0 when equal to state_dtype");
   }
   absl::Status status = First({
       CheckRange(field + ".conv_channels", layer.conv_channels, 1, limits::kMaxConvChannels),
@@ -173,20 +176,20 @@ absl::Status CheckLinear(const std::string& field, const LinearLayer& layer) {
       CheckDType(field + ".state_dtype", layer.state_dtype),
   });
   if (!status.ok()) return status;
-  if (IsFp8(layer.state_dtype)) return Refuse(field + ".state_dtype", "a state is never fp8");
+  if (IsFp8(layer.state_dtype)) return Refuse(field + ".state_dtype", "fp8 is not supported for states");
   const TransitionForm form = NaturalForm(layer.family);
   if (layer.transition != form) {
-    return Refuse(field + ".transition",
-                  absl::StrCat(static_cast<int>(layer.transition), " is not this family's, ", static_cast<int>(form)));
+    return Refuse(field + ".transition", absl::StrCat(static_cast<int>(layer.transition),
+                                                      " does not match the family; expected ", static_cast<int>(form)));
   }
   if (layer.order != StateOrder::kKeyFirst && layer.order != StateOrder::kValueFirst) {
-    return Refuse(field + ".order", absl::StrCat(static_cast<int>(layer.order), " is not a state order"));
+    return Refuse(field + ".order", absl::StrCat(static_cast<int>(layer.order), " is an unknown state order"));
   }
   status = CheckConvolution(field, layer);
   if (!status.ok()) return status;
   // R(p) commutes with scalar transitions only; no model needs more.
   if (layer.rope.kind != RopeStyle::kNone && layer.transition != TransitionForm::kScalar) {
-    return Refuse(field + ".rope.kind", "a linear layer may have RoPE only when its transition is scalar");
+    return Refuse(field + ".rope.kind", "RoPE in a linear layer requires a scalar transition");
   }
   return CheckRope(field + ".rope", layer.rope, layer.d_k);
 }
@@ -238,8 +241,8 @@ absl::Status Validate(const Layout& layout) {
                                                      " bytes is larger than an object of ", limits::kMaxObjectBytes));
   }
   if (table_bytes > limits::kMaxLayoutTableBytes) {
-    return Refuse("layout.layers", absl::StrCat("tables of ", table_bytes, " bytes, at most ",
-                                                limits::kMaxLayoutTableBytes, " fit a message"));
+    return Refuse("layout.layers",
+                  absl::StrCat("tables of ", table_bytes, " bytes; expected at most ", limits::kMaxLayoutTableBytes));
   }
   return absl::OkStatus();
 }

@@ -83,15 +83,15 @@ class Reader {
   // Returns the version.
   uint32_t Tag(absl::string_view tag, uint32_t min, uint32_t max) {
     if (status_.ok() && rest_.substr(0, tag.size()) != tag) {
-      Fail("tag", absl::StrCat("does not begin with \"", tag, "\""));
+      Fail("tag", absl::StrCat("must begin with \"", tag, "\""));
     }
     if (!status_.ok()) return min;
     rest_.remove_prefix(tag.size());
     uint32_t version = 0;
     (*this)("version", version);
     if (version < min || version > max) {
-      const std::string read = min == max ? absl::StrCat(min, " only") : absl::StrCat(min, " to ", max);
-      Fail("version", absl::StrCat(version, ", and this build reads ", read));
+      const std::string read = min == max ? absl::StrCat(min) : absl::StrCat(min, " to ", max);
+      Fail("version", absl::StrCat(version, "; expected ", read));
     }
     return version;
   }
@@ -107,7 +107,7 @@ class Reader {
   }
   void Enter(std::string scope) { scope_ = std::move(scope); }
   absl::Status Finish() {
-    if (!rest_.empty()) Fail("encoding", absl::StrCat(rest_.size(), " bytes too many"));
+    if (!rest_.empty()) Fail("encoding", absl::StrCat(rest_.size(), " unexpected bytes at the end"));
     return status_;
   }
 
@@ -144,7 +144,8 @@ absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
   CodeSeams(read, layout);
   const uint32_t layers = read.Count("layers", 1);
   // A layer costs far more memory than the byte that could announce it.
-  if (layers > limits::kMaxLayers) read.Fail("layers", absl::StrCat(layers, " are too many"));
+  if (layers > limits::kMaxLayers)
+    read.Fail("layers", absl::StrCat(layers, " is too many; expected at most ", limits::kMaxLayers));
   for (uint32_t i = 0; i < layers && i < limits::kMaxLayers; ++i) {
     read.Enter(absl::StrCat("layout.layers[", i, "]"));
     uint8_t type = 0;
@@ -154,7 +155,7 @@ absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
     } else if (type == kLinearTag) {
       CodeLinear(read, std::get<LinearLayer>(layout.layers.emplace_back(LinearLayer{})), version);
     } else {
-      read.Fail("type", absl::StrCat(type, " is not a type of layer"));
+      read.Fail("type", absl::StrCat(type, " is an unknown type of layer"));
       break;
     }
   }
@@ -163,8 +164,8 @@ absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
   if (absl::Status status = Validate(layout); !status.ok()) return status;
   // One value has one encoding.
   if (const uint32_t least = LayoutVersion(layout); version != least) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("layout.version: ", version, ", and version ", least, " has all that this layout says"));
+    return absl::InvalidArgumentError(absl::StrCat("layout.version: ", version, "; expected ", least,
+                                                   ", the lowest version that can express the layout"));
   }
   return layout;
 }

@@ -48,19 +48,19 @@ TEST(LayoutEncoding, UsesLowestSufficientVersion) {
 TEST(LayoutEncoding, RefusesALaterVersionThanTheLayoutNeeds) {
   const auto decoded = DecodeLayout(EncodeLayoutAs(2, ExampleLayout()));
   EXPECT_EQ(decoded.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(decoded.status().message(), "layout.version: 2, and version 1 has all that this layout says");
+  EXPECT_EQ(decoded.status().message(),
+            "layout.version: 2; expected 1, the lowest version that can express the layout");
 }
 
 TEST(LayoutEncoding, OtherVersionsAreCalledByTheirNumber) {
   for (const uint32_t version : {0u, 3u}) {
     std::string bytes = EncodeLayout(TailsLayout());
     std::memcpy(bytes.data() + 4, &version, sizeof version);
-    EXPECT_EQ(DecodeLayout(bytes).status().message(),
-              absl::StrCat("layout.version: ", version, ", and this build reads 1 to 2"));
+    EXPECT_EQ(DecodeLayout(bytes).status().message(), absl::StrCat("layout.version: ", version, "; expected 1 to 2"));
   }
   std::string identity = EncodeIdentity(ExampleIdentity());
   identity[4] = 2;
-  EXPECT_EQ(DecodeIdentity(identity).status().message(), "identity.version: 2, and this build reads 1 only");
+  EXPECT_EQ(DecodeIdentity(identity).status().message(), "identity.version: 2; expected 1");
 }
 
 TEST(LayoutEncoding, RoundTripsRandomLayouts) {
@@ -171,7 +171,7 @@ TEST(LayoutEncoding, NamesWhatIsWrong) {
   };
   EXPECT_THAT(message(""), testing::StartsWith("layout.tag: "));
   EXPECT_THAT(message(changed(0, 'X')), testing::StartsWith("layout.tag: "));
-  EXPECT_THAT(message(changed(4, 3)), testing::StartsWith("layout.version: 3, and this build reads 1 to 2"));
+  EXPECT_THAT(message(changed(4, 3)), testing::StartsWith("layout.version: 3; expected 1 to 2"));
   EXPECT_THAT(message(changed(20, 9)), testing::StartsWith("layout.layers[2].type: truncated"));
   EXPECT_THAT(message(changed(24, 3)), testing::StartsWith("layout.layers[0].type: 3"));
   EXPECT_THAT(message(bytes.substr(0, 30)), testing::StartsWith("layout.layers[0].value_heads: truncated"));

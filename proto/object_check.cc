@@ -15,32 +15,32 @@ absl::Status CheckFields(const ObjectHeader& header) {
   if (header.provenance != Provenance::kExact && header.provenance != Provenance::kComposed) {
     return BadHeader("unknown provenance");
   }
-  if (header.shard.rank >= header.shard.size) return BadHeader("tensor-parallel rank");
+  if (header.shard.rank >= header.shard.size) return BadHeader("tensor-parallel rank out of range");
   if (header.tokens > limits::kMaxPromptTokens) return BadHeader("too many tokens");
   if (header.first_token > header.tokens || header.stored_tokens > header.tokens - header.first_token) {
-    return BadHeader("stored tokens outside the run");
+    return BadHeader("stored tokens out of range");
   }
   if (header.bytes < EncodedHeaderBytes(header.parts.size()) || header.bytes > limits::kMaxObjectBytes) {
-    return BadHeader("object size");
+    return BadHeader("wrong object size");
   }
   return absl::OkStatus();
 }
 
 // Zero transitions: they say of which heads, and nothing else.
 absl::Status CheckEmpty(const Part& part) {
-  if (part.form != PartForm::kTransitionZero || part.units == 0) return BadHeader("unit size");
-  if (part.last_unit_bytes != 0) return BadHeader("last unit's size");
-  if (part.unit_tokens != 0 || part.offset != 0 || part.checksum != 0)
-    return BadHeader("a part of no bytes that has some");
+  if (part.form != PartForm::kTransitionZero || part.units == 0) return BadHeader("wrong unit size");
+  if (part.last_unit_bytes != 0) return BadHeader("wrong size of the last unit");
+  if (part.unit_tokens != 0 || part.offset != 0 || part.checksum != 0) return BadHeader("part with bytes but size 0");
   return absl::OkStatus();
 }
 
 absl::Status CheckRows(const ObjectHeader& header, const Part& part) {
-  if (part.unit_tokens == 0 || part.unit_bytes % part.unit_tokens != 0) return BadHeader("tokens in a unit");
+  if (part.unit_tokens == 0 || part.unit_bytes % part.unit_tokens != 0)
+    return BadHeader("wrong number of tokens per unit");
   const uint64_t row_bytes = part.unit_bytes / part.unit_tokens;
   const uint64_t full_tokens = uint64_t{part.units - 1} * part.unit_tokens;
   if (header.stored_tokens <= full_tokens || (header.stored_tokens - full_tokens) * row_bytes != part.last_unit_bytes) {
-    return BadHeader("units do not hold the stored tokens");
+    return BadHeader("units do not cover the stored tokens");
   }
   return absl::OkStatus();
 }
@@ -50,27 +50,28 @@ absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
   if (Name(part.form) == "unknown") return BadHeader("unknown form");
   if (ElementBytes(part.dtype) == 0) return BadHeader("unknown dtype");
   if (part.layer >= limits::kMaxLayers) return BadHeader("too many layers");
-  if (part.head_group != 0 && !IsTransition(part.form)) return BadHeader("head group of a form that has none");
+  if (part.head_group != 0 && !IsTransition(part.form)) return BadHeader("head group in a form without head groups");
   if ((part.rank != 0) != (part.form == PartForm::kTransitionLowRank)) {
-    return BadHeader(part.rank != 0 ? "rank of a form that has none" : "low rank without a rank");
+    return BadHeader(part.rank != 0 ? "rank in a form without a rank" : "low rank without a rank");
   }
   if (part.Empty()) return CheckEmpty(part);
   if (part.units == 0 || part.unit_bytes > limits::kExtentBytes || part.form == PartForm::kTransitionZero) {
-    return BadHeader("unit size");
+    return BadHeader("wrong unit size");
   }
-  if (part.last_unit_bytes == 0 || part.last_unit_bytes > part.unit_bytes) return BadHeader("last unit's size");
+  if (part.last_unit_bytes == 0 || part.last_unit_bytes > part.unit_bytes)
+    return BadHeader("wrong size of the last unit");
   if (part.offset % limits::kUnitAlignment != 0) return BadHeader("offset not aligned");
   if (part.offset % limits::kExtentBytes + part.unit_bytes > limits::kExtentBytes)
-    return BadHeader("straddles extents");
+    return BadHeader("unit crosses an extent boundary");
   if ((header.kind == ObjectKind::kSpan) != IsSpanRows(part.form) && !IsPaged(part.form)) {
-    return BadHeader("a part of another kind of object");
+    return BadHeader("part not allowed in this kind of object");
   }
   if (part.dtype != DType::kF32 && (part.form == PartForm::kSpanGates || part.form == PartForm::kSpanBetas)) {
-    return BadHeader("a span's decays that are not fp32");
+    return BadHeader("decays of a span must be fp32");
   }
   if (IsPaged(part.form) || IsSpanRows(part.form)) return CheckRows(header, part);
   const bool plain = part.unit_tokens == 0 && part.last_unit_bytes == part.unit_bytes;
-  return plain ? absl::OkStatus() : BadHeader("matrices of unequal size");
+  return plain ? absl::OkStatus() : BadHeader("matrices of different sizes");
 }
 
 // Order and place of all parts.
@@ -102,15 +103,15 @@ absl::Status CheckHeads(const ObjectHeader& header, uint32_t layer) {
   }
   for (const Part& part : header.Layer(layer)) {
     if (!IsTransition(part.form)) continue;
-    if (header.kind != ObjectKind::kSegment) return BadHeader("a transition in an object that has none");
-    if (uint64_t{part.head_group} + part.units > seen.size()) return BadHeader("a transition of no head");
+    if (header.kind != ObjectKind::kSegment) return BadHeader("transition in a kind of object without transitions");
+    if (uint64_t{part.head_group} + part.units > seen.size()) return BadHeader("transition head out of range");
     for (uint32_t head = part.head_group; head < part.head_group + part.units; ++head) {
-      if (seen[head]) return BadHeader("two transitions of one head");
+      if (seen[head]) return BadHeader("two transitions for one head");
       seen[head] = true;
     }
     covered += part.units;
   }
-  if (header.kind == ObjectKind::kSegment && covered != seen.size()) return BadHeader("a head without a transition");
+  if (header.kind == ObjectKind::kSegment && covered != seen.size()) return BadHeader("head without a transition");
   return absl::OkStatus();
 }
 
@@ -120,11 +121,11 @@ absl::Status CheckTypes(const ObjectHeader& header, uint32_t layer) {
   const Part* const exponents = header.Find(layer, PartForm::kStateExponents);
   const bool needed = state != nullptr && state->dtype == DType::kF16;
   if ((exponents != nullptr) != needed) {
-    return BadHeader(needed ? "states without their exponents" : "exponents of states that have none");
+    return BadHeader(needed ? "states without exponents" : "exponents for states without exponents");
   }
   if (needed && (exponents->dtype != DType::kF16 || exponents->units != 1 ||
                  exponents->unit_bytes != state->units * sizeof(int32_t))) {
-    return BadHeader("exponents that do not fit the states");
+    return BadHeader("exponents do not match the states");
   }
   for (const Part& part : header.Layer(layer)) {
     const std::optional<TransitionForm> kind = TransitionFormOf(part.form);
@@ -132,7 +133,7 @@ absl::Status CheckTypes(const ObjectHeader& header, uint32_t layer) {
     const bool logarithms =
         *kind != TransitionForm::kDense && *kind != TransitionForm::kLowRank && *kind != TransitionForm::kZero;
     if (part.dtype != (logarithms ? DType::kF32 : TransitionType(state->dtype))) {
-      return BadHeader("a transition's dtype");
+      return BadHeader("wrong transition dtype");
     }
   }
   return absl::OkStatus();

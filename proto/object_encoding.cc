@@ -149,12 +149,12 @@ absl::Status VerifyHeader(absl::string_view bytes) {
   if (bytes.substr(at::kMagic, kMagic.size()) != kMagic) return BadHeader("wrong magic");
   const auto version = Get<uint32_t>(bytes, at::kVersion);
   if (version != kFormatVersion) {
-    return BadHeader(absl::StrCat("format version ", version, ", and this build reads ", kFormatVersion, " only"));
+    return BadHeader(absl::StrCat("format version ", version, "; expected ", kFormatVersion));
   }
   const auto header_bytes = Get<uint32_t>(bytes, at::kHeaderBytes);
   const auto part_count = Get<uint32_t>(bytes, at::kPartCount);
   if (header_bytes != EncodedHeaderBytes(part_count) || header_bytes > kMaxHeaderBytes) {
-    return BadHeader("header size");
+    return BadHeader("wrong header size");
   }
   if (bytes.size() < header_bytes) return BadHeader("truncated");
   bytes = bytes.substr(0, header_bytes);
@@ -185,7 +185,7 @@ absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view stored) {
     const absl::string_view entry = absl::string_view(bytes).substr(at::kParts + i * part_at::kBytes, part_at::kBytes);
     if (!AllZero(entry.substr(part_at::kReserved, part_at::kOffset - part_at::kReserved)) ||
         !AllZero(entry.substr(part_at::kReserved2))) {
-      return BadHeader("reserved bytes");
+      return BadHeader("reserved bytes are not 0");
     }
     header.parts.push_back(GetPart(entry));
   }

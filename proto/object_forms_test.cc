@@ -153,24 +153,26 @@ TEST(PlanForms, RefusesByFieldWhatIsInvalid) {
   using enum TransitionForm;
   const Case cases[] = {
       {"layer: 2 has no transitions", {{.layer = 2, .heads = 1}}},
-      {"first_head: 4 is not one of 4 heads", {{.first_head = 4, .heads = 1}}},
-      {"heads: 0 from head 0 on, of 4", {{.heads = 0}}},
-      {"heads: 5 from head 0 on, of 4", {{.heads = 5}}},
-      {"heads: 4294967295 from head 1 on, of 4", {{.heads = 1}, {.first_head = 1, .heads = ~uint32_t{0}}}},
+      {"first_head: 4 is out of range; the layer has 4 heads", {{.first_head = 4, .heads = 1}}},
+      {"heads: first_head + heads is 0 + 0; the layer has 4 heads", {{.heads = 0}}},
+      {"heads: first_head + heads is 0 + 5; the layer has 4 heads", {{.heads = 5}}},
+      {"heads: first_head + heads is 1 + 4294967295; the layer has 4 heads",
+       {{.heads = 1}, {.first_head = 1, .heads = ~uint32_t{0}}}},
       {"layer 0: head 3 has no transition", {{.heads = 3}}},
       {"layer 0: head 0 has no transition", {{.first_head = 1, .heads = 3}}},
       {"layer 0: head 1 has no transition", {{.heads = 1}, {.first_head = 2, .heads = 2}}},
       {"layer 0: head 1 has two transitions", {{.heads = 2}, {.first_head = 1, .heads = 3}}},
       {"layer 0: head 0 has two transitions", {{.heads = 4}, {.heads = 4}}},
       {"rank: must be at least 1", {{.heads = 4, .form = kLowRank}}},
-      {"rank: 3 takes no fewer bytes than dense", {{.heads = 4, .form = kLowRank, .rank = 3}}},
-      {"rank: 9 takes no fewer bytes than dense", {{.heads = 4, .form = kLowRank, .rank = 9}}},
-      {"rank: 4294967295 takes no fewer bytes than dense", {{.heads = 4, .form = kLowRank, .rank = ~uint32_t{0}}}},
+      {"rank: 3 takes as many bytes as dense; use dense", {{.heads = 4, .form = kLowRank, .rank = 3}}},
+      {"rank: 9 takes as many bytes as dense; use dense", {{.heads = 4, .form = kLowRank, .rank = 9}}},
+      {"rank: 4294967295 takes as many bytes as dense; use dense",
+       {{.heads = 4, .form = kLowRank, .rank = ~uint32_t{0}}}},
       {"rank: 2147483648 takes no fewer", {{.heads = 4, .form = kLowRank, .rank = 0x80000000}}},
       {"rank: 2147483649 takes no fewer", {{.heads = 4, .form = kLowRank, .rank = 0x80000001}}},
-      {"rank: only low rank has one", {{.heads = 4, .form = kZero, .rank = 1}}},
-      {"form: not one that the layer's family has", {{.heads = 4, .form = kScalar}}},
-      {"form: not one that the layer's family has", {{.layer = 1, .heads = 2, .form = kDense}}},
+      {"rank: must be 0; only low rank has a rank", {{.heads = 4, .form = kZero, .rank = 1}}},
+      {"form: does not match the family of the layer", {{.heads = 4, .form = kScalar}}},
+      {"form: does not match the family of the layer", {{.layer = 1, .heads = 2, .form = kDense}}},
       {"form: low rank in a layer", {{.layer = 1, .heads = 2, .form = kLowRank, .rank = 1}}},
   };
   const ObjectHeader natural = NaturalHeader(FormsLayout());
@@ -215,7 +217,7 @@ TEST(PlanForms, RefusesAPlanOfMoreExtents) {
   uint64_t tokens = 1;
   while (PlanObject(layout, {}, {}, ObjectKind::kSegment, tokens + 64)->Extents() == 1) tokens += 64;
   const auto header = PlanForms(*PlanObject(layout, {}, {}, ObjectKind::kSegment, tokens), runs);
-  EXPECT_EQ(header.status().message(), "they take 2 extents, the layers' own forms 1");
+  EXPECT_EQ(header.status().message(), "the given forms take 2 extents; the natural forms take only 1");
 }
 
 TEST(FormsHeader, Golden) {
@@ -231,31 +233,31 @@ TEST(FormsHeader, NamesWhatIsWrong) {
   };
   const Fault faults[] = {
       {"low rank without a rank", [](ObjectHeader& h) { h.parts[3].rank = 0; }},
-      {"rank of a form that has none", [](ObjectHeader& h) { h.parts[4].rank = 1; }},
-      {"head group of a form that has none", [](ObjectHeader& h) { h.parts[6].head_group = 1; }},
-      {"two transitions of one head", [](ObjectHeader& h) { h.parts[3].head_group = 0; }},
-      {"two transitions of one head", [](ObjectHeader& h) { h.parts[4].units = 2; }},
-      {"a transition of no head", [](ObjectHeader& h) { h.parts[5].head_group = 4; }},
-      {"a transition of no head", [](ObjectHeader& h) { h.parts[5].units = ~uint32_t{0}; }},
-      {"a head without a transition", [](ObjectHeader& h) { h.parts.erase(h.parts.begin() + 5); }},
-      {"a head without a transition", [](ObjectHeader& h) { h.parts.pop_back(); }},
-      {"a transition of no head", [](ObjectHeader& h) { h.parts.erase(h.parts.begin() + 7); }},
-      {"a transition in an object that has none", [](ObjectHeader& h) { h.kind = ObjectKind::kCheckpoint; }},
-      {"states without their exponents", [](ObjectHeader& h) { h.parts.erase(h.parts.begin() + 6); }},
-      {"exponents of states that have none", [](ObjectHeader& h) { h.parts[1].dtype = DType::kBF16; }},
-      {"exponents that do not fit the states", [](ObjectHeader& h) { h.parts[6].dtype = DType::kF32; }},
-      {"exponents that do not fit the states",
+      {"rank in a form without a rank", [](ObjectHeader& h) { h.parts[4].rank = 1; }},
+      {"head group in a form without head groups", [](ObjectHeader& h) { h.parts[6].head_group = 1; }},
+      {"two transitions for one head", [](ObjectHeader& h) { h.parts[3].head_group = 0; }},
+      {"two transitions for one head", [](ObjectHeader& h) { h.parts[4].units = 2; }},
+      {"transition head out of range", [](ObjectHeader& h) { h.parts[5].head_group = 4; }},
+      {"transition head out of range", [](ObjectHeader& h) { h.parts[5].units = ~uint32_t{0}; }},
+      {"head without a transition", [](ObjectHeader& h) { h.parts.erase(h.parts.begin() + 5); }},
+      {"head without a transition", [](ObjectHeader& h) { h.parts.pop_back(); }},
+      {"transition head out of range", [](ObjectHeader& h) { h.parts.erase(h.parts.begin() + 7); }},
+      {"transition in a kind of object without transitions", [](ObjectHeader& h) { h.kind = ObjectKind::kCheckpoint; }},
+      {"states without exponents", [](ObjectHeader& h) { h.parts.erase(h.parts.begin() + 6); }},
+      {"exponents for states without exponents", [](ObjectHeader& h) { h.parts[1].dtype = DType::kBF16; }},
+      {"exponents do not match the states", [](ObjectHeader& h) { h.parts[6].dtype = DType::kF32; }},
+      {"exponents do not match the states",
        [](ObjectHeader& h) { h.parts[6].unit_bytes = h.parts[6].last_unit_bytes = 12; }},
-      {"a transition's dtype", [](ObjectHeader& h) { h.parts[0].dtype = DType::kBF16; }},
-      {"a transition's dtype", [](ObjectHeader& h) { h.parts[3].dtype = DType::kF32; }},
-      {"a transition's dtype", [](ObjectHeader& h) { h.parts[4].dtype = DType::kF32; }},
-      {"a transition's dtype", [](ObjectHeader& h) { h.parts[8].dtype = DType::kF16; }},
+      {"wrong transition dtype", [](ObjectHeader& h) { h.parts[0].dtype = DType::kBF16; }},
+      {"wrong transition dtype", [](ObjectHeader& h) { h.parts[3].dtype = DType::kF32; }},
+      {"wrong transition dtype", [](ObjectHeader& h) { h.parts[4].dtype = DType::kF32; }},
+      {"wrong transition dtype", [](ObjectHeader& h) { h.parts[8].dtype = DType::kF16; }},
       {"unit size", [](ObjectHeader& h) { h.parts[4].units = 0; }},
       {"unit size", [](ObjectHeader& h) { h.parts[4].unit_bytes = h.parts[4].last_unit_bytes = 4; }},
       {"unit size", [](ObjectHeader& h) { h.parts[3].unit_bytes = h.parts[3].last_unit_bytes = 0; }},
-      {"last unit's size", [](ObjectHeader& h) { h.parts[4].last_unit_bytes = 4; }},
-      {"a part of no bytes that has some", [](ObjectHeader& h) { h.parts[4].offset = 64; }},
-      {"a part of no bytes that has some", [](ObjectHeader& h) { h.parts[4].checksum = 1; }},
+      {"wrong size of the last unit", [](ObjectHeader& h) { h.parts[4].last_unit_bytes = 4; }},
+      {"part with bytes but size 0", [](ObjectHeader& h) { h.parts[4].offset = 64; }},
+      {"part with bytes but size 0", [](ObjectHeader& h) { h.parts[4].checksum = 1; }},
       {"parts out of order", [](ObjectHeader& h) { std::swap(h.parts[4], h.parts[5]); }},
   };
   ASSERT_EQ(FormsHeader().parts.size(), 9u);

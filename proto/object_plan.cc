@@ -120,7 +120,7 @@ absl::Status AddSpan(uint32_t index, const LinearLayer& layer, DType dtype, Obje
     if (rows.row_bytes == 0) continue;
     if (rows.row_bytes > limits::kExtentBytes) {
       return absl::InvalidArgumentError(absl::StrCat("layout.layers[", index, "]: ", Name(rows.form),
-                                                     " of a token take ", rows.row_bytes, " bytes, an extent ",
+                                                     " of a token take ", rows.row_bytes, " bytes; an extent has ",
                                                      limits::kExtentBytes));
     }
     header.parts.push_back(Rows(index, rows.form, rows.dtype, rows.row_bytes, header.stored_tokens));
@@ -130,7 +130,8 @@ absl::Status AddSpan(uint32_t index, const LinearLayer& layer, DType dtype, Obje
 
 absl::Status CheckTokens(uint64_t tokens) {
   if (tokens > 0 && tokens <= limits::kMaxPromptTokens) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("tokens: ", tokens, " is not within 1 to ", limits::kMaxPromptTokens));
+  return absl::InvalidArgumentError(
+      absl::StrCat("tokens: ", tokens, " is out of range; expected 1 to ", limits::kMaxPromptTokens));
 }
 
 // Sets the tokens whose keys and values an object of this kind stores.
@@ -140,7 +141,7 @@ absl::Status PlanTokens(const Layout& layout, ObjectHeader& header) {
       const uint64_t seams = uint64_t{layout.head} + layout.tail;
       if (header.tokens <= seams) {
         return absl::FailedPreconditionError(
-            absl::StrCat("tokens: ", header.tokens, " leave no interior between seams of ", seams));
+            absl::StrCat("tokens: ", header.tokens, " tokens leave no interior between seams of ", seams));
       }
       header.first_token = layout.head;
       header.stored_tokens = header.tokens - seams;
@@ -215,12 +216,12 @@ absl::StatusOr<ObjectHeader> PlanParts(const Layout& layout, ObjectHeader header
     }
   }
   if (header.parts.size() > kMaxParts) {
-    return Invalid("layout.layers: they have ", header.parts.size(), " parts, ", kMaxParts, " fit an object's table");
+    return Invalid("layout.layers: ", header.parts.size(), " parts; an object has at most ", kMaxParts);
   }
   LayOut(header);
   if (header.bytes > limits::kMaxObjectBytes) {
-    return Invalid("tokens: ", header.tokens, " make an object of ", header.bytes, " bytes, ", limits::kMaxObjectBytes,
-                   " are allowed");
+    return Invalid("tokens: ", header.tokens, " tokens make an object of ", header.bytes, " bytes; expected at most ",
+                   limits::kMaxObjectBytes, " are allowed");
   }
   return header;
 }
@@ -239,12 +240,13 @@ absl::StatusOr<ObjectHeader> PlanPrefixBlock(const Layout& layout, const Namespa
                                              uint32_t block_tokens, uint64_t end) {
   ObjectHeader header{.ns = ns, .key = key, .kind = ObjectKind::kPrefixBlock, .tokens = end};
   if (absl::Status status = CheckTokens(end); !status.ok()) return status;
-  if (end % block_tokens != 0) return Invalid("tokens: ", end, " do not end with a block of ", block_tokens);
+  if (end % block_tokens != 0)
+    return Invalid("tokens: ", end, " is not a multiple of the block of ", block_tokens, " tokens");
   header.first_token = end - block_tokens;
   header.stored_tokens = block_tokens;
   absl::StatusOr<ObjectHeader> planned = PlanParts(layout, std::move(header));
   if (planned.ok() && planned->parts.empty()) {
-    return absl::FailedPreconditionError("layout.layers: none has keys and values");
+    return absl::FailedPreconditionError("layout.layers: no layer has keys and values");
   }
   return planned;
 }
@@ -271,16 +273,17 @@ absl::StatusOr<ObjectHeader> PlanPrefixSpan(const Layout& layout, const Namespac
                                             uint64_t begin, uint64_t end) {
   ObjectHeader header{.ns = ns, .key = key, .kind = ObjectKind::kSpan, .tokens = end};
   if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
-    return Invalid("dtype: spans have f32, f16 or bf16");
+    return Invalid("dtype: expected f32, f16 or bf16 for a span");
   }
   if (absl::Status status = CheckTokens(end); !status.ok()) return status;
-  if (begin == 0 || begin >= end) return Invalid("begin: ", begin, " is not from 1 to ", end, " exclusive");
+  if (begin == 0 || begin >= end)
+    return Invalid("begin: ", begin, " is out of range; expected at least 1 and less than ", end);
   if (end - begin > limits::kMaxSpanTokens) {
-    return Invalid("begin: a span of ", end - begin, " tokens, at most ", limits::kMaxSpanTokens, " are allowed");
+    return Invalid("begin: a span of ", end - begin, " tokens; expected at most ", limits::kMaxSpanTokens);
   }
   const auto is_linear = [](const Layer& layer) { return std::holds_alternative<LinearLayer>(layer); };
   if (!std::ranges::any_of(layout.layers, is_linear)) {
-    return absl::FailedPreconditionError("layout.layers: none has a state to rebuild");
+    return absl::FailedPreconditionError("layout.layers: no layer has a state to rebuild");
   }
   header.first_token = begin;
   header.stored_tokens = end - begin;
@@ -291,26 +294,27 @@ absl::Status CheckRun(const ObjectHeader& plan, const TransitionRun& run) {
   const Part* const planned = PlannedTransitions(plan, run.layer);
   if (planned == nullptr) return Invalid("layer: ", run.layer, " has no transitions");
   if (run.first_head >= planned->units) {
-    return Invalid("first_head: ", run.first_head, " is not one of ", planned->units, " heads");
+    return Invalid("first_head: ", run.first_head, " is out of range; the layer has ", planned->units, " heads");
   }
   if (run.heads == 0 || run.heads > planned->units - run.first_head) {
-    return Invalid("heads: ", run.heads, " from head ", run.first_head, " on, of ", planned->units);
+    return Invalid("heads: first_head + heads is ", run.first_head, " + ", run.heads, "; the layer has ",
+                   planned->units, " heads");
   }
   const bool dense = planned->form == PartForm::kTransitionDense;
   switch (run.form) {
     case TransitionForm::kZero:
       break;
     case TransitionForm::kLowRank:
-      if (!dense) return Invalid("form: low rank in a layer whose transitions are not dense");
+      if (!dense) return Invalid("form: low rank requires a layer with dense transitions");
       if (run.rank == 0) return Invalid("rank: must be at least 1");
       if (LowRankBytes(*planned, run.rank) >= planned->unit_bytes) {
-        return Invalid("rank: ", run.rank, " takes no fewer bytes than dense");
+        return Invalid("rank: ", run.rank, " takes as many bytes as dense; use dense");
       }
       return absl::OkStatus();
     default:
-      if (PartFormOf(run.form) != planned->form) return Invalid("form: not one that the layer's family has");
+      if (PartFormOf(run.form) != planned->form) return Invalid("form: does not match the family of the layer");
   }
-  if (run.rank != 0) return Invalid("rank: only low rank has one");
+  if (run.rank != 0) return Invalid("rank: must be 0; only low rank has a rank");
   return absl::OkStatus();
 }
 
@@ -339,11 +343,11 @@ absl::StatusOr<ObjectHeader> PlanForms(const ObjectHeader& plan, std::span<const
   }
   if (next != sorted.end()) return Invalid("layer: ", next->layer, " has no transitions");
   if (header.parts.size() > kMaxParts) {
-    return Invalid(header.parts.size(), " parts, ", kMaxParts, " fit an object's table");
+    return Invalid(header.parts.size(), " parts; an object has at most ", kMaxParts);
   }
   LayOut(header);
   if (header.Extents() > plan.Extents()) {
-    return Invalid("they take ", header.Extents(), " extents, the layers' own forms ", plan.Extents());
+    return Invalid("the given forms take ", header.Extents(), " extents; the natural forms take only ", plan.Extents());
   }
   return header;
 }

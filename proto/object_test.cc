@@ -77,7 +77,7 @@ TEST(ObjectHeader, PartsOfOtherKindsAreRefused) {
   EXPECT_THAT(refusal(span), testing::HasSubstr("not fp32"));
   betas->dtype = DType::kF32;
   span.stored_tokens -= 1;
-  EXPECT_THAT(refusal(span), testing::HasSubstr("units do not hold the stored tokens"));
+  EXPECT_THAT(refusal(span), testing::HasSubstr("units do not cover the stored tokens"));
 }
 
 // An engine reads headers where they lie; of a lease that has expired they may be others' by now.
@@ -186,8 +186,8 @@ TEST(ObjectHeader, NamesWhatIsWrong) {
       {"unknown kind", [](ObjectHeader& h) { h.kind = ObjectKind{0}; }},
       {"unknown provenance", [](ObjectHeader& h) { h.provenance = Provenance{3}; }},
       {"too many tokens", [](ObjectHeader& h) { h.tokens = limits::kMaxPromptTokens + 1; }},
-      {"stored tokens outside the run", [](ObjectHeader& h) { h.first_token = h.tokens + 1; }},
-      {"stored tokens outside the run", [](ObjectHeader& h) { h.stored_tokens = ~uint64_t{0}; }},
+      {"stored tokens out of range", [](ObjectHeader& h) { h.first_token = h.tokens + 1; }},
+      {"stored tokens out of range", [](ObjectHeader& h) { h.stored_tokens = ~uint64_t{0}; }},
       {"object size", [](ObjectHeader& h) { h.bytes = 10; }},
       {"object size", [](ObjectHeader& h) { h.bytes = limits::kMaxObjectBytes + 1; }},
       {"part outside the object", [](ObjectHeader& h) { h.bytes -= 1; }},
@@ -201,22 +201,22 @@ TEST(ObjectHeader, NamesWhatIsWrong) {
       {"unknown form", [](ObjectHeader& h) { h.parts[0].form = PartForm{19}; }},
       {"unknown dtype", [](ObjectHeader& h) { h.parts[0].dtype = DType{9}; }},
       {"too many layers", [](ObjectHeader& h) { h.parts[4].layer = limits::kMaxLayers; }},
-      {"head group of a form that has none", [](ObjectHeader& h) { h.parts[1].head_group = 1; }},
-      {"rank of a form that has none", [](ObjectHeader& h) { h.parts[0].rank = 1; }},
+      {"head group in a form without head groups", [](ObjectHeader& h) { h.parts[1].head_group = 1; }},
+      {"rank in a form without a rank", [](ObjectHeader& h) { h.parts[0].rank = 1; }},
       {"unit size", [](ObjectHeader& h) { h.parts[0].units = 0; }},
       {"unit size", [](ObjectHeader& h) { h.parts[0].unit_bytes = 0; }},
       {"unit size", [](ObjectHeader& h) { h.parts[0].unit_bytes = kExtent + 1; }},
-      {"last unit's size", [](ObjectHeader& h) { h.parts[0].last_unit_bytes = 0; }},
-      {"last unit's size", [](ObjectHeader& h) { h.parts[0].last_unit_bytes = h.parts[0].unit_bytes + 1; }},
-      {"matrices of unequal size", [](ObjectHeader& h) { h.parts[0].last_unit_bytes -= 4; }},
-      {"matrices of unequal size", [](ObjectHeader& h) { h.parts[0].unit_tokens = 1; }},
+      {"wrong size of the last unit", [](ObjectHeader& h) { h.parts[0].last_unit_bytes = 0; }},
+      {"wrong size of the last unit", [](ObjectHeader& h) { h.parts[0].last_unit_bytes = h.parts[0].unit_bytes + 1; }},
+      {"matrices of different sizes", [](ObjectHeader& h) { h.parts[0].last_unit_bytes -= 4; }},
+      {"matrices of different sizes", [](ObjectHeader& h) { h.parts[0].unit_tokens = 1; }},
       {"offset not aligned", [](ObjectHeader& h) { h.parts[0].offset += 4; }},
-      {"straddles extents", [](ObjectHeader& h) { h.parts[4].offset = kExtent - 64; }},
-      {"tokens in a unit", [](ObjectHeader& h) { h.parts[3].unit_tokens = 0; }},
-      {"tokens in a unit", [](ObjectHeader& h) { h.parts[3].unit_tokens = 3; }},
-      {"units do not hold the stored tokens", [](ObjectHeader& h) { h.stored_tokens -= 1; }},
-      {"units do not hold the stored tokens", [](ObjectHeader& h) { h.parts[3].last_unit_bytes -= 1; }},
-      {"units do not hold the stored tokens", [](ObjectHeader& h) { h.parts[3].units += 1; }},
+      {"unit crosses an extent boundary", [](ObjectHeader& h) { h.parts[4].offset = kExtent - 64; }},
+      {"wrong number of tokens per unit", [](ObjectHeader& h) { h.parts[3].unit_tokens = 0; }},
+      {"wrong number of tokens per unit", [](ObjectHeader& h) { h.parts[3].unit_tokens = 3; }},
+      {"units do not cover the stored tokens", [](ObjectHeader& h) { h.stored_tokens -= 1; }},
+      {"units do not cover the stored tokens", [](ObjectHeader& h) { h.parts[3].last_unit_bytes -= 1; }},
+      {"units do not cover the stored tokens", [](ObjectHeader& h) { h.parts[3].units += 1; }},
   };
   for (const Fault& fault : faults) {
     SCOPED_TRACE(fault.what);
@@ -237,12 +237,12 @@ TEST(ObjectHeader, NamesWhatIsWrongInTheFixedFields) {
     return std::string(DecodeHeader(changed).status().message());
   };
   EXPECT_EQ(message(0, 'X', true), "object header: wrong magic");
-  EXPECT_EQ(message(8, 2, true), "object header: format version 2, and this build reads 1 only");
+  EXPECT_EQ(message(8, 2, true), "object header: format version 2; expected 1");
   EXPECT_EQ(message(12, 7, true), "object header: header size");
   EXPECT_EQ(message(24, 9, true), "object header: header size");
-  EXPECT_EQ(message(30, 1, true), "object header: tensor-parallel rank");
-  EXPECT_EQ(message(128 + 28, 1, true), "object header: reserved bytes");
-  EXPECT_EQ(message(128 + 63, 1, true), "object header: reserved bytes");
+  EXPECT_EQ(message(30, 1, true), "object header: tensor-parallel rank out of range");
+  EXPECT_EQ(message(128 + 28, 1, true), "object header: reserved bytes are not 0");
+  EXPECT_EQ(message(128 + 63, 1, true), "object header: reserved bytes are not 0");
   EXPECT_EQ(message(40, 'X', false), "object header: wrong checksum");
 }
 

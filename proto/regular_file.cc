@@ -20,7 +20,7 @@ const char* KindOf(mode_t mode) {
          : S_ISFIFO(mode)                 ? "a FIFO"
          : S_ISSOCK(mode)                 ? "a socket"
          : S_ISCHR(mode) || S_ISBLK(mode) ? "a device"
-                                          : "no file";
+                                          : "not a file";
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ absl::StatusOr<std::string> ReadRegularFile(absl::string_view field, const std::
     if (got < 0) return failed();
     if (got == 0) return bytes;
     if (bytes.size() > max_bytes) {
-      return Invalid(prefix, "cannot read ", path, ": it has more than ", max_bytes, " bytes; give a smaller file");
+      return Invalid(prefix, "cannot read ", path, ": larger than ", max_bytes, " bytes; give a smaller file");
     }
   }
 }

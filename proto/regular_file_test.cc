@@ -33,8 +33,7 @@ TEST_F(RegularFile, IsReadUpToLimit) {
   EXPECT_EQ(*ReadRegularFile("ca_file", Path("file"), 5), "12345");
   const absl::Status large = ReadRegularFile("ca_file", Path("file"), 4).status();
   EXPECT_EQ(large.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(large.message(),
-            "ca_file: cannot read " + Path("file") + ": it has more than 4 bytes; give a smaller file");
+  EXPECT_EQ(large.message(), "ca_file: cannot read " + Path("file") + ": larger than 4 bytes; give a smaller file");
 
   std::filesystem::create_symlink("file", Path("link"));  // as Kubernetes mounts configuration
   EXPECT_EQ(*ReadRegularFile("", Path("link"), 5), "12345");

@@ -12,7 +12,7 @@ namespace {
 
 absl::Status Refuse(const std::string& field, uint32_t number, uint32_t shards) {
   return absl::InvalidArgumentError(
-      absl::StrCat(field, ": ", number, " cannot be divided into ", shards, " tensor-parallel shards"));
+      absl::StrCat(field, ": ", number, " is not divisible by ", shards, " tensor-parallel shards"));
 }
 
 // Heads that may be fewer than shards: then some of them share one.

@@ -86,12 +86,12 @@ TEST(Shard, HeadsThatDoNotDivideAreRefusedByName) {
     return std::string(shard.status().message());
   };
   const auto nothing = [](LinearLayer&, AttentionLayer&) {};
-  EXPECT_EQ(message(3, nothing), "layout.layers[0].key_heads: 2 cannot be divided into 3 tensor-parallel shards");
-  EXPECT_EQ(message(16, nothing), "layout.layers[0].value_heads: 8 cannot be divided into 16 tensor-parallel shards");
+  EXPECT_EQ(message(3, nothing), "layout.layers[0].key_heads: 2 is not divisible by 3 tensor-parallel shards");
+  EXPECT_EQ(message(16, nothing), "layout.layers[0].value_heads: 8 is not divisible by 16 tensor-parallel shards");
   EXPECT_EQ(message(4, [](LinearLayer&, AttentionLayer& attention) { attention.kv_heads = 6; }),
-            "layout.layers[1].kv_heads: 6 cannot be divided into 4 tensor-parallel shards");
+            "layout.layers[1].kv_heads: 6 is not divisible by 4 tensor-parallel shards");
   EXPECT_EQ(message(2, [](LinearLayer& linear, AttentionLayer&) { linear.conv_channels = 9; }),
-            "layout.layers[0].conv_channels: 9 cannot be divided into 2 tensor-parallel shards");
+            "layout.layers[0].conv_channels: 9 is not divisible by 2 tensor-parallel shards");
 }
 
 TEST(Shard, TravelsInTheHeader) {
@@ -102,7 +102,7 @@ TEST(Shard, TravelsInTheHeader) {
   header.shard = {.rank = 255, .size = 256};
   EXPECT_EQ(*DecodeHeader(EncodeHeader(header)), header);
   header.shard = {.rank = 4, .size = 4};
-  EXPECT_EQ(DecodeHeader(EncodeHeader(header)).status().message(), "object header: tensor-parallel rank");
+  EXPECT_EQ(DecodeHeader(EncodeHeader(header)).status().message(), "object header: tensor-parallel rank out of range");
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ inline std::string PackTokens(std::span<const int32_t> tokens) {
 }
 
 inline absl::StatusOr<std::vector<int32_t>> UnpackTokens(absl::string_view bytes) {
-  if (bytes.size() % sizeof(int32_t) != 0) return absl::InvalidArgumentError("tokens: not a whole number of int32");
+  if (bytes.size() % sizeof(int32_t) != 0)
+    return absl::InvalidArgumentError("tokens: length is not a multiple of 4 bytes (int32)");
   std::vector<int32_t> tokens(bytes.size() / sizeof(int32_t));
   if (!tokens.empty()) std::memcpy(tokens.data(), bytes.data(), bytes.size());
   return tokens;

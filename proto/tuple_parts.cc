@@ -48,12 +48,12 @@ absl::Status CheckTuple(const ObjectHeader& object, uint32_t layer, const TupleS
   if (state == nullptr || state->units != shape.heads ||
       state->unit_bytes != uint64_t{shape.d_k} * shape.d_v * ElementBytes(state->dtype) ||
       ElementBytes(state->dtype) < ElementBytes(DType::kF16)) {
-    return DataLoss(layer, "lacks its state");
+    return DataLoss(layer, "has no state");
   }
   for (const Part& part : object.Layer(layer)) {
     const std::optional<TransitionForm> form = TransitionFormOf(part.form);
     if (form.has_value() && !Fits(part, *form, state->dtype, shape)) {
-      return DataLoss(layer, absl::StrCat("has another ", Name(part.form)));
+      return DataLoss(layer, absl::StrCat("has a different ", Name(part.form)));
     }
   }
   return absl::OkStatus();

@@ -73,10 +73,10 @@ TEST(FindTuple, RefusesAnotherShape) {
   };
   const auto low_rank = [](Example& e) -> Part& { return e.header.parts[3]; };
   const Case cases[] = {
-      {"lacks its state", [](Example& e) { e.shape.heads = 5; }},
-      {"lacks its state", [](Example& e) { e.shape.d_v = 5; }},
-      {"lacks its state", [](Example& e) { e.header.parts[2].dtype = DType::kF32; }},
-      {"lacks its state", [](Example& e) { e.header.parts[2].layer = 1; }},
+      {"has no state", [](Example& e) { e.shape.heads = 5; }},
+      {"has no state", [](Example& e) { e.shape.d_v = 5; }},
+      {"has no state", [](Example& e) { e.header.parts[2].dtype = DType::kF32; }},
+      {"has no state", [](Example& e) { e.header.parts[2].layer = 1; }},
       {"has another transition_dense", [](Example& e) { e.shape.d_k = 4, e.shape.d_v = 8; }},
       {"has another transition_dense", [](Example& e) { e.shape.transition = TransitionForm::kDiagonal; }},
       {"has another transition_low_rank", [&](Example& e) { low_rank(e).rank = 1; }},

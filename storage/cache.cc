@@ -246,13 +246,13 @@ void Cache::Commit(SessionId session, PrefixCommit commit, std::function<void(st
 
 absl::StatusOr<Match> Cache::Attach(SessionId session, const LeaseId& lease, const std::optional<TensorShard>& shard) {
   const TenantId* tenant = impl_->Tenant(session);
-  if (tenant == nullptr) return absl::NotFoundError("lease: unknown");
+  if (tenant == nullptr) return absl::NotFoundError("lease: unknown or expired");
   return impl_->matcher.Attach(session, *tenant, lease, shard);
 }
 
 absl::StatusOr<Match> Cache::Held(SessionId session, const LeaseId& lease) const {
   const LeasedObjects* segments = impl_->leases.Held(session, lease);
-  if (segments == nullptr) return absl::NotFoundError("lease: unknown");
+  if (segments == nullptr) return absl::NotFoundError("lease: unknown or expired");
   return impl_->matcher.Describe(lease, *segments);
 }
 

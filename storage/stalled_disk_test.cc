@@ -45,7 +45,7 @@ TEST_F(StalledDiskTest, ALandingThatWaitsForItIsAMiss) {
   EXPECT_THAT(landing->verdict, ::testing::Optional(ElementsAre(MissReason::kTierError)));
   EXPECT_EQ(whole, false);
   EXPECT_TRUE(rig_->ssd->degraded());
-  EXPECT_EQ(rig_->ssd->health().message(), "the disk hangs: an operation has not returned for 3 s");
+  EXPECT_EQ(rig_->ssd->health().message(), "the disk hangs; an operation has not returned for 3 s");
   rig_->cache->Release(kSession, match.lease);
 
   rig_->EndStall();

@@ -134,7 +134,7 @@ absl::Status NameModel(const absl::Status& status) {
 absl::StatusOr<std::vector<uint32_t>> GroupsOf(const Memory& memory, const ashlar::Layout& shard) {
   std::vector<uint32_t> group_of;
   if (memory.group_count == 0) {
-    if (memory.common_pages) return ashlar::Invalid("memory.common_pages: there are no groups");
+    if (memory.common_pages) return ashlar::Invalid("memory.common_pages: requires groups");
     return group_of;
   }
   if (memory.groups == nullptr) return ashlar::Invalid("memory.groups: null");

@@ -49,12 +49,12 @@ absl::Status AdminService::Follow(const v1::EventsRequest& request,
   }
   if (!request.namespace_().empty()) {
     NamespaceId ns;
-    if (request.namespace_().size() != ns.bytes.size()) return Invalid("namespace: not 32 bytes");
+    if (request.namespace_().size() != ns.bytes.size()) return Invalid("namespace: wrong length; expected 32 bytes");
     std::ranges::copy(request.namespace_(), ns.bytes.begin());
     filter.ns = ns;
   }
   const std::shared_ptr<EventHub::Subscription> subscription = parts_.events.Subscribe(filter);
-  if (subscription == nullptr) return absl::ResourceExhaustedError("too many follow the events");
+  if (subscription == nullptr) return absl::ResourceExhaustedError("events: too many subscribers; try again later");
   if (!send({})) return absl::OkStatus();
   while (!ended()) {
     v1::EventBatch batch;

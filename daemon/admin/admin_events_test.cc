@@ -88,7 +88,7 @@ TEST_F(AdminEventsTest, WrongRequestsNameTheField) {
   request.set_namespace_("short");
   const grpc::Status status = Follow(request)->reader->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(status.error_message(), "namespace: not 32 bytes");
+  EXPECT_EQ(status.error_message(), "namespace: wrong length; expected 32 bytes");
 }
 
 TEST_F(AdminEventsTest, SubscribersAreBoundedAndOperatorsAreServedBesideThem) {

@@ -51,7 +51,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Declared(absl::string_view tenant, 
 absl::StatusOr<Query> ReadText(const std::string& field, const v1::ObjectName& text, const Model& model) {
   const auto kind = static_cast<ObjectKind>(text.kind());
   if (text.kind() != static_cast<uint32_t>(kind) || (kind != ObjectKind::kSegment && kind != ObjectKind::kCheckpoint)) {
-    return Invalid(field, ".kind: neither segment nor checkpoint");
+    return Invalid(field, ".kind: expected segment or checkpoint");
   }
   const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), text.tokens());
   if (!tokens.ok()) return tokens.status();
@@ -115,15 +115,17 @@ class AdminService::Differences {
 
 absl::StatusOr<std::shared_ptr<const Model>> AdminService::FindModel(TenantId tenant, const v1::Texts& request) const {
   if (request.ns().empty()) return Declared(parts_.tenants[tenant], request);
-  if (!request.identity().empty() || !request.layout().empty()) return Invalid("ns: beside an identity or a layout");
+  if (!request.identity().empty() || !request.layout().empty())
+    return Invalid("ns: given together with an identity or a layout; expected one or the other");
   NamespaceId ns;
   if (request.ns().size() > ns.bytes.size() || request.ns().size() < kMinPrefixBytes) {
-    return Invalid("ns: not ", kMinPrefixBytes, " to ", ns.bytes.size(), " bytes");
+    return Invalid("ns: wrong length; expected ", kMinPrefixBytes, " to ", ns.bytes.size(), " bytes");
   }
   const std::vector<std::shared_ptr<const Model>> found = parts_.models.List(tenant, request.ns());
   if (found.size() == 1) return found[0];
   if (found.size() > 1)
-    return Invalid("ns: ", found.size(), " models begin with ", absl::BytesToHexString(request.ns()));
+    return Invalid("ns: ambiguous; ", found.size(), " models begin with ", absl::BytesToHexString(request.ns()),
+                   "; give more digits");
   if (request.ns().size() < ns.bytes.size()) {
     return absl::NotFoundError(absl::StrCat("ns: no model begins with ", absl::BytesToHexString(request.ns())));
   }
@@ -158,7 +160,7 @@ absl::StatusOr<AdminService::Asked> AdminService::ReadTexts(const v1::Texts& tex
   const auto model = FindModel(*tenant, texts);
   if (!model.ok()) return model.status();
   if (static_cast<uint64_t>(texts.texts_size()) > limits::kMaxSegments) {
-    return Invalid("texts: more than ", limits::kMaxSegments);
+    return Invalid("texts: too many; expected at most ", limits::kMaxSegments);
   }
   Asked asked{.tenant = *tenant, .model = *model};
   for (int i = 0; i < texts.texts_size(); ++i) {

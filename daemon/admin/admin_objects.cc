@@ -27,7 +27,7 @@ absl::Status AdminService::WithEach(const v1::Texts& texts, v1::ObjectsReply* re
 absl::Status AdminService::Pin(const v1::PinRequest& request, v1::ObjectsReply* reply) const {
   const double seconds = request.seconds();
   if (!std::isfinite(seconds) || seconds < 0 || seconds > kMaxPinSeconds) {
-    return absl::InvalidArgumentError(absl::StrCat("seconds: not in 0…", kMaxPinSeconds));
+    return absl::InvalidArgumentError(absl::StrCat("seconds: out of range; expected 0 to ", kMaxPinSeconds));
   }
   return WithEach(request.texts(), reply, [&](storage::TenantId tenant, const Key& key) {
     const auto until = parts_.clock.Now() + static_cast<storage::Nanos>(seconds * 1e9);

@@ -121,7 +121,7 @@ class EventCalls final : public v1::EventStream::Service {
         room ? service_.Follow(
                    *request, [writer](const v1::EventBatch& batch) { return writer->Write(batch); },
                    [this, context] { return stopping_ || context->IsCancelled(); })
-             : absl::ResourceExhaustedError("too many follow the events");
+             : absl::ResourceExhaustedError("events: too many subscribers; try again later");
     --subscribers_;
     return ToGrpc(status);
   }
@@ -153,12 +153,12 @@ absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const std::strin
   builder.RegisterService(&impl->calls);
   builder.RegisterService(&impl->events);
   impl->server = builder.BuildAndStart();
-  if (impl->server == nullptr) return absl::UnavailableError("cannot start gRPC for the admin socket");
+  if (impl->server == nullptr) return absl::UnavailableError("listen.admin_socket: gRPC cannot start a server");
   // The socket's mode keeps others out; asking who is there keeps them out however the socket came to them.
   RpcListener::Options options{.of_a_user = kConnections, .mode = kAdminSocketMode};
   options.tenant_of_uid = {{0, 0}, {geteuid(), 0}};
   options.refused = [&refused](uid_t uid, bool) {
-    refused.Add("admin", RefusedConnection::kTooMany, absl::StrCat("uid ", uid), "too many connections of this user");
+    refused.Add("admin", RefusedConnection::kTooMany, absl::StrCat("uid ", uid), "this user has too many connections");
   };
   const auto admit = [impl = impl.get(), &refused](UniqueFd socket, uid_t user) {
     const std::optional<ucred> peer = PeerOf(socket.get());

@@ -51,7 +51,7 @@ absl::StatusOr<TenantId> AdminService::FindTenant(const std::string& name) const
   for (TenantId tenant = 0; tenant < parts_.tenants.size(); ++tenant) {
     if (parts_.tenants[tenant] == name) return tenant;
   }
-  return absl::NotFoundError(absl::StrCat("tenant: there is no \"", name, "\""));
+  return absl::NotFoundError(absl::StrCat("tenant: \"", name, "\" is not in the daemon's configuration"));
 }
 
 absl::StatusOr<std::vector<TenantId>> AdminService::FindTenants(const std::string& name) const {
@@ -71,7 +71,7 @@ absl::Status AdminService::OnLoop(const std::function<void()>& ask) const {
     ask();
     asked.set_value();
   });
-  if (!posted) return absl::ResourceExhaustedError("the metadata queue is full");
+  if (!posted) return absl::ResourceExhaustedError("the daemon's metadata queue is full; try again");
   asked.get_future().wait();
   return absl::OkStatus();
 }
@@ -165,7 +165,7 @@ absl::Status AdminService::Drain(const v1::DrainRequest&, v1::DrainReply* reply)
 }
 
 absl::Status AdminService::Undrain(const v1::UndrainRequest&, v1::DrainReply* reply) const {
-  if (!parts_.set_draining(false)) return absl::FailedPreconditionError("the daemon stops");
+  if (!parts_.set_draining(false)) return absl::FailedPreconditionError("the daemon is stopping");
   return DescribeDrain(reply);
 }
 

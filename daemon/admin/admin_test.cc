@@ -230,19 +230,19 @@ TEST_F(AdminTest, RefusesByName) {
   request.clear_tenant();
   refused(request, kBad, "tenant: required");
   request.set_tenant("nobody");
-  refused(request, kNone, "tenant: there is no \"nobody\"");
+  refused(request, kNone, "tenant: \"nobody\"");
   refused(Ask("x", ObjectKind::kSegment, Tokens(24)), kBad, "ns: not 2 to 32 bytes");
   refused(Ask(std::string(33, 'x'), ObjectKind::kSegment, Tokens(24)), kBad, "ns: not 2 to 32 bytes");
   refused(Ask(ns.substr(0, 2) + "zzzz", ObjectKind::kSegment, Tokens(24)), kNone, "ns: no model begins with ");
   refused(Ask("", ObjectKind::kSegment, Tokens(24)), kBad, "identity");
   request = good;
   request.set_layout("x");
-  refused(request, kBad, "ns: beside an identity or a layout");
+  refused(request, kBad, "ns: given together with an identity or a layout; expected one or the other");
   refused(Ask(ns, ObjectKind::kSpan, Tokens(24)), kBad, "texts[0].kind: ");
   refused(Ask(ns, ObjectKind::kSegment, {}), kBad, "texts[0].tokens: empty");
   request = good;
   request.mutable_texts(0)->set_tokens("abc");
-  refused(request, kBad, "texts[0].tokens: not a whole number of int32");
+  refused(request, kBad, "texts[0].tokens: length is not a multiple of 4 bytes (int32)");
 }
 
 TEST_F(AdminTest, TheSocketIsForRootAndTheDaemonsOwnUser) {

@@ -131,7 +131,7 @@ absl::StatusOr<storage::Selection> AdminService::Select(const std::string& tenan
   if (ns.empty()) return selection;
   NamespaceId whole;
   if (ns.size() > whole.bytes.size() || ns.size() < kLeastNsBytes) {
-    return Invalid("ns: not ", kLeastNsBytes, " to ", whole.bytes.size(), " bytes");
+    return Invalid("ns: wrong length; expected ", kLeastNsBytes, " to ", whole.bytes.size(), " bytes");
   }
   size_t known = 0;
   const std::optional<TenantId> only = selection.tenant;
@@ -144,7 +144,7 @@ absl::StatusOr<storage::Selection> AdminService::Select(const std::string& tenan
     }
   }
   const std::string hex = absl::BytesToHexString(ns);
-  if (known > 1) return Invalid("ns: ", known, " models begin with ", hex);
+  if (known > 1) return Invalid("ns: ambiguous; ", known, " models begin with ", hex, "; give more digits");
   if (known == 1) return selection;
   if (ns.size() < whole.bytes.size()) return absl::NotFoundError(absl::StrCat("ns: no model begins with ", hex));
   std::memcpy(whole.bytes.data(), ns.data(), ns.size());
@@ -155,9 +155,9 @@ absl::StatusOr<storage::Selection> AdminService::Select(const std::string& tenan
 absl::Status AdminService::List(const v1::ListRequest& request, v1::ListReply* reply) const {
   absl::StatusOr<storage::Selection> selection = Select(request.tenant(), request.ns());
   if (!selection.ok()) return selection.status();
-  if (request.kind() > static_cast<uint32_t>(ObjectKind::kSpan)) return Invalid("kind: there is no such kind");
-  if (request.tier() > static_cast<uint32_t>(TierKind::kSsd)) return Invalid("tier: there is no such tier");
-  if (request.most() > kLargestPage) return Invalid("most: more than ", kLargestPage);
+  if (request.kind() > static_cast<uint32_t>(ObjectKind::kSpan)) return Invalid("kind: unknown kind of object");
+  if (request.tier() > static_cast<uint32_t>(TierKind::kSsd)) return Invalid("tier: unknown tier");
+  if (request.most() > kLargestPage) return Invalid("most: too many; expected at most ", kLargestPage);
   if (request.kind() != 0) selection->kind = static_cast<ObjectKind>(request.kind());
   selection->tier = static_cast<TierKind>(request.tier());
   const size_t most = request.most() == 0 ? kPage : request.most();
@@ -176,12 +176,13 @@ absl::Status AdminService::List(const v1::ListRequest& request, v1::ListReply* r
 }
 
 absl::Status AdminService::Erase(const v1::EraseRequest& request, v1::EraseReply* reply) const {
-  if (request.tenant().empty() && request.ns().empty()) return Invalid("tenant: either it or ns is required");
+  if (request.tenant().empty() && request.ns().empty()) return Invalid("tenant: tenant or ns is required");
   const absl::StatusOr<storage::Selection> selection = Select(request.tenant(), request.ns());
   if (!selection.ok()) return selection.status();
-  if (!selection->tenant) return Invalid("tenant: required, for no engine has opened a model of this namespace");
+  if (!selection->tenant) return Invalid("tenant: required, because no engine has opened a model with this namespace");
   const double wait = request.wait_seconds() == 0 ? kMostWait : request.wait_seconds();
-  if (!std::isfinite(wait) || wait < 0 || wait > kMostWait) return Invalid("wait_seconds: not in 0…", kMostWait);
+  if (!std::isfinite(wait) || wait < 0 || wait > kMostWait)
+    return Invalid("wait_seconds: out of range; expected 0 to ", kMostWait);
   if (request.dry_run()) {
     storage::ObjectId after = 0;
     storage::Inventory::Tally tally;
@@ -196,7 +197,7 @@ absl::Status AdminService::Erase(const v1::EraseRequest& request, v1::EraseReply
 
 absl::Status AdminService::EraseHere(const v1::EraseRequest& request, const storage::Selection& selection, double wait,
                                      v1::EraseReply* reply) const {
-  absl::StatusOr<Pending> pending = absl::InternalError("not begun");
+  absl::StatusOr<Pending> pending = absl::InternalError("the erasure has not started");
   absl::Status ran = OnLoop([&] { pending = ErasureOf(request.erasure(), selection); });
   if (!ran.ok()) return ran;
   if (!pending.ok()) return pending.status();
@@ -232,20 +233,21 @@ absl::Status AdminService::EraseEverywhere(const v1::EraseRequest& request, cons
     id = parts_.cluster->Erase(parts_.tenants.at(*selection.tenant), selection.ns,
                                [told](const absl::Status& status) { told->set_value(status); });
     if (answer.wait_for(kDirectoryPatience) != std::future_status::ready) {
-      return absl::UnavailableError("the directory does not answer, and may have been told: call again");
+      return absl::UnavailableError(
+          "the directory does not answer, so the erasure may or may not be recorded; call again");
     }
     if (const absl::Status status = answer.get(); !status.ok()) return status;
   } else if (request.erasure().size() == id.size()) {
     std::ranges::copy(request.erasure(), id.begin());
   } else {
-    return Invalid("erasure: not ", id.size(), " bytes");
+    return Invalid("erasure: wrong length; expected ", id.size(), " bytes");
   }
   std::optional<Cluster::ErasureState> state;
   bool done = false;
   for (bool first = true; first || (!done && std::chrono::steady_clock::now() < deadline); first = false) {
     if (!first) std::this_thread::sleep_for(kUpkeepPoll);
     if (const absl::Status ran = OnLoop([&] { state = parts_.cluster->erasure(id); }); !ran.ok()) return ran;
-    if (!state.has_value()) return absl::NotFoundError("erasure: the directory remembers none of this number");
+    if (!state.has_value()) return absl::NotFoundError("erasure: the directory has no erasure with this id");
     done = std::ranges::all_of(state->nodes, [](const auto& node) { return node.second; });
   }
   if (state->here.has_value()) Write(*state->here, reply);
@@ -264,7 +266,7 @@ absl::StatusOr<AdminService::Pending> AdminService::ErasureOf(const std::string&
   if (!token.empty()) {
     const auto found = std::ranges::find(erasures_, token, &Pending::token);
     if (found != erasures_.end() && found->tenant == *selection.tenant && found->ns == selection.ns) return *found;
-    return absl::NotFoundError("erasure: this daemon remembers none of this number for it: begin anew");
+    return absl::NotFoundError("erasure: this daemon has no erasure with this id for this tenant; start a new one");
   }
   auto erasure = parts_.cache.upkeep().Erase(*selection.tenant, parts_.tenants.at(*selection.tenant), selection.ns);
   if (!erasure.ok()) return erasure.status();

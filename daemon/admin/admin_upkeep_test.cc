@@ -117,7 +117,7 @@ TEST_F(AdminUpkeepTest, ListsObjectsInPages) {
 TEST_F(AdminUpkeepTest, NamesTheFieldOfABadList) {
   v1::ListRequest request;
   request.set_tenant("nobody");
-  EXPECT_THAT(Refusal(request), HasSubstr("tenant: there is no"));
+  EXPECT_THAT(Refusal(request), HasSubstr("tenant: \"nobody\""));
   request = {};
   request.set_ns("x");
   EXPECT_THAT(Refusal(request), HasSubstr("ns: not 2 to 32 bytes"));

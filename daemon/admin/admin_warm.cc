@@ -16,22 +16,26 @@ namespace ashlar::daemon {
 
 absl::Status AdminService::Warm(const v1::Texts& texts, v1::WarmReply* reply) const {
   if (static_cast<uint64_t>(texts.texts_size()) > limits::kMaxObjectsPerCall) {
-    return Invalid("texts: more than ", limits::kMaxObjectsPerCall, " to warm up");
+    return Invalid("texts: too many; expected at most ", limits::kMaxObjectsPerCall);
   }
   const absl::StatusOr<Asked> asked = ReadTexts(texts);
   if (!asked.ok()) return asked.status();
   if (asked->model->shard.size > 1) {
-    return absl::UnimplementedError("ns: of several tensor-parallel shards, which are not prefilled elsewhere");
+    return absl::UnimplementedError(
+        "ns: the model has several tensor-parallel shards; other engines cannot prefill for it");
   }
   std::vector<Router::Cold> cold;
   for (int i = 0; i < texts.texts_size(); ++i) {
     const storage::Query& query = asked->queries[i];
-    if (!query.storable) return Invalid("texts[", i, "].tokens: too short to have an interior");
+    if (!query.storable)
+      return Invalid("texts[", i, "].tokens: too short; expected more tokens than the two seams have");
     if (query.tokens > limits::kMaxPrefillTokens) {
-      return Invalid("texts[", i, "].tokens: more than ", limits::kMaxPrefillTokens);
+      return Invalid("texts[", i, "].tokens: too many; expected at most ", limits::kMaxPrefillTokens);
     }
-    if (!texts.texts(i).media().empty()) return Invalid("texts[", i, "].media: not computed by other engines");
-    if (!texts.texts(i).salt().empty()) return Invalid("texts[", i, "].salt: not computed by other engines");
+    if (!texts.texts(i).media().empty())
+      return Invalid("texts[", i, "].media: texts with media cannot be prefilled by other engines");
+    if (!texts.texts(i).salt().empty())
+      return Invalid("texts[", i, "].salt: texts with a salt cannot be prefilled by other engines");
     cold.push_back({.work = {.tenant = asked->tenant,
                              .ns = query.ns,
                              .key = query.key,

@@ -117,13 +117,15 @@ absl::StatusOr<AuditLog::File> AuditLog::OpenFile(const std::string& path) {
     return absl::InvalidArgumentError(absl::StrCat("log.audit_file: ", absl::ErrnoToStatus(errno, path).message()));
   }
   if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat("log.audit_file: ", path, " is not a regular file"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("log.audit_file: ", path, " is not a regular file; expected a regular file or no file"));
   }
   if (absl::Status owned = storage::CheckOwner(path, info); !owned.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("log.audit_file: ", owned.message()));
   }
   if ((info.st_mode & 0077) != 0 && fchmod(file.get(), 0600) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("log.audit_file: others may read ", path));
+    return absl::InvalidArgumentError(
+        absl::StrCat("log.audit_file: other users can read ", path, "; expected mode 0600"));
   }
   return file;
 }
@@ -137,7 +139,7 @@ struct AuditLog::Writer {
   // Failures are logged once, until a line is written or another file is used.
   void Failed(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (std::exchange(failed, true)) return;
-    Log(LogLevel::kError, "the audit file cannot be written: the log alone has operators' actions", {{"error", why}});
+    Log(LogLevel::kError, "cannot write the audit file; operators' actions are in the log only", {{"error", why}});
   }
   void Replace(File with) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     file = std::make_shared<const File>(std::move(with));
@@ -235,7 +237,7 @@ void AuditLog::Write(const Entry& entry) {
   const auto left = writer_->left_by.extract(std::this_thread::get_id());
   for (const auto& file : {left.empty() ? nullptr : left.mapped(), writer_->file}) {
     if (file == nullptr || !file->valid()) continue;  // none was asked for
-    if (writer_->lines.size() >= kMostWaiting) return writer_->Failed("too many lines wait for it");
+    if (writer_->lines.size() >= kMostWaiting) return writer_->Failed("too many lines wait to be written");
     writer_->lines.push_back({file, line});
     ++writer_->taken;
   }
@@ -244,7 +246,7 @@ void AuditLog::Write(const Entry& entry) {
   // A file that has failed is not waited for again.
   const auto deadline = CondVar::Clock::now() + (writer_->failed ? kNoPatience : kPatience);
   while (writer_->written < last && writer_->progress.WaitUntil(writer_->mutex, deadline)) continue;
-  if (writer_->written < last) writer_->Failed("a write does not return");
+  if (writer_->written < last) writer_->Failed("a write has not returned in time");
 }
 
 std::string Describe(const google::protobuf::Message& message) {

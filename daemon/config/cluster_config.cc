@@ -32,7 +32,7 @@ absl::Status CheckAddress(absl::string_view field, const std::string& address) {
   if (address.empty()) return Invalid(field, ": required");
   const auto parsed = ParseHostPort(address);
   if (!parsed.ok()) return Invalid(field, ": ", parsed.status().message());
-  return parsed->port > 0 ? absl::OkStatus() : Invalid(field, ": port 0 is no address that others reach");
+  return parsed->port > 0 ? absl::OkStatus() : Invalid(field, ": port 0 is not reachable; expected 1 to 65535");
 }
 
 absl::Status CheckEtcd(const v1::Etcd& etcd) {
@@ -52,19 +52,22 @@ absl::Status CheckEtcd(const v1::Etcd& etcd) {
     return Invalid("cluster.etcd.", etcd.user().empty() ? "user" : "password_file", ": required with ",
                    etcd.user().empty() ? "password_file" : "user");
   }
-  if (etcd.prefix()[0] != '/') return Invalid("cluster.etcd.prefix: does not begin with '/'");
+  if (etcd.prefix()[0] != '/') return Invalid("cluster.etcd.prefix: must begin with '/'");
   if (etcd.prefix().size() > kMaxEtcdPrefix) {
-    return Invalid("cluster.etcd.prefix: longer than ", kMaxEtcdPrefix, " bytes");
+    return Invalid("cluster.etcd.prefix: too long; expected at most ", kMaxEtcdPrefix, " bytes");
   }
   if (etcd.lease_seconds() < kMinLeaseSeconds || etcd.lease_seconds() > kMaxLeaseSeconds) {
-    return Invalid("cluster.etcd.lease_seconds: out of range");
+    return Invalid("cluster.etcd.lease_seconds: out of range; expected ", kMinLeaseSeconds, " to ", kMaxLeaseSeconds);
   }
-  if (etcd.writes_per_second() > kMaxWrites) return Invalid("cluster.etcd.writes_per_second: out of range");
+  if (etcd.writes_per_second() > kMaxWrites)
+    return Invalid("cluster.etcd.writes_per_second: out of range; expected at most ", kMaxWrites);
   if (etcd.cluster_writes_per_second() > kMaxWrites) {
-    return Invalid("cluster.etcd.cluster_writes_per_second: out of range");
+    return Invalid("cluster.etcd.cluster_writes_per_second: out of range; expected at most ", kMaxWrites);
   }
-  if (etcd.queued_writes() > kMaxQueuedWrites) return Invalid("cluster.etcd.queued_writes: out of range");
-  if (etcd.mirror_entries() > kMaxMirrorEntries) return Invalid("cluster.etcd.mirror_entries: out of range");
+  if (etcd.queued_writes() > kMaxQueuedWrites)
+    return Invalid("cluster.etcd.queued_writes: out of range; expected at most ", kMaxQueuedWrites);
+  if (etcd.mirror_entries() > kMaxMirrorEntries)
+    return Invalid("cluster.etcd.mirror_entries: out of range; expected at most ", kMaxMirrorEntries);
   return absl::OkStatus();
 }
 
@@ -74,15 +77,18 @@ absl::Status CheckTls(const v1::PeerTls& tls) {
     const std::string& path;
   } files[] = {{"ca_file", tls.ca_file()}, {"cert_file", tls.cert_file()}, {"key_file", tls.key_file()}};
   for (const auto& [field, path] : files) {
-    if (tls.insecure() && !path.empty()) return Invalid("cluster.tls.", field, ": not with insecure");
+    if (tls.insecure() && !path.empty())
+      return Invalid("cluster.tls.", field, ": cannot be set together with cluster.tls.insecure");
     if (!tls.insecure() && path.empty()) return Invalid("cluster.tls.", field, ": required");
   }
   const std::string& prefix = tls.spiffe_prefix();
-  if (tls.insecure() && !prefix.empty()) return Invalid("cluster.tls.spiffe_prefix: not with insecure");
+  if (tls.insecure() && !prefix.empty())
+    return Invalid("cluster.tls.spiffe_prefix: cannot be set together with cluster.tls.insecure");
   if (!prefix.empty() && (!absl::StartsWith(prefix, "spiffe://") || !absl::EndsWith(prefix, "/"))) {
-    return Invalid("cluster.tls.spiffe_prefix: expected spiffe://, a trust domain, a path, and a '/' at the end");
+    return Invalid("cluster.tls.spiffe_prefix: expected spiffe://TRUST-DOMAIN/PATH/, with '/' at the end");
   }
-  if (tls.reload_seconds() > kMaxReloadSeconds) return Invalid("cluster.tls.reload_seconds: out of range");
+  if (tls.reload_seconds() > kMaxReloadSeconds)
+    return Invalid("cluster.tls.reload_seconds: out of range; expected at most ", kMaxReloadSeconds);
   return absl::OkStatus();
 }
 
@@ -112,10 +118,10 @@ void FillClusterDefaults(v1::Cluster* cluster) {
 
 absl::Status CheckName(absl::string_view field, const std::string& name) {
   if (name.empty()) return Invalid(field, ": required");
-  if (name.size() > kMaxName) return Invalid(field, ": longer than ", kMaxName, " bytes");
+  if (name.size() > kMaxName) return Invalid(field, ": too long; expected at most ", kMaxName, " bytes");
   for (char c : name) {
     if (!absl::ascii_isalnum(c) && c != '.' && c != '_' && c != '-') {
-      return Invalid(field, ": only letters, digits, '.', '_' and '-'");
+      return Invalid(field, ": invalid character; expected letters, digits, '.', '_' and '-'");
     }
   }
   return absl::OkStatus();
@@ -143,21 +149,21 @@ absl::Status CheckCluster(const v1::Cluster& cluster) {
     return Invalid("cluster.announce: expected used_twice or all");
   }
   if (cluster.transport_allow_size() > kMaxAllowed) {
-    return Invalid("cluster.transport_allow: more than ", kMaxAllowed, " addresses");
+    return Invalid("cluster.transport_allow: too many; expected at most ", kMaxAllowed, " addresses");
   }
   for (int i = 0; i < cluster.transport_allow_size(); ++i) {
     in_addr parsed{};
     if (inet_pton(AF_INET, cluster.transport_allow(i).c_str(), &parsed) == 1) continue;
-    return Invalid("cluster.transport_allow[", i, "]: not an IPv4 address");
+    return Invalid("cluster.transport_allow[", i, "]: expected an IPv4 address");
   }
   if (cluster.replicate() != "hot" && cluster.replicate() != "never") {
     return Invalid("cluster.replicate: expected hot or never");
   }
   if (cluster.replica_bytes() > kMaxReplicaBytes) {
-    return Invalid("cluster.replica_bytes: out of range");
+    return Invalid("cluster.replica_bytes: out of range; expected at most ", kMaxReplicaBytes);
   }
   if (cluster.lookup_milliseconds() > kMaxLookupMilliseconds) {
-    return Invalid("cluster.lookup_milliseconds: out of range");
+    return Invalid("cluster.lookup_milliseconds: out of range; expected at most ", kMaxLookupMilliseconds);
   }
   return CheckEtcd(cluster.etcd());
 }
@@ -169,7 +175,8 @@ absl::Status CheckPeers(const v1::Config& config) {
   }
   if (cluster.peer_timeout_seconds() < kMinPeerTimeoutSeconds ||
       cluster.peer_timeout_seconds() > kMaxPeerTimeoutSeconds) {
-    return Invalid("cluster.peer_timeout_seconds: out of range");
+    return Invalid("cluster.peer_timeout_seconds: out of range; expected ", kMinPeerTimeoutSeconds, " to ",
+                   kMaxPeerTimeoutSeconds);
   }
   if (absl::Status status = CheckTls(cluster.tls()); !status.ok()) return status;
   std::set<std::string> nodes, tenants;
@@ -183,7 +190,7 @@ absl::Status CheckPeers(const v1::Config& config) {
     if (!nodes.insert(peer.node()).second) return Invalid(field, ".node: \"", peer.node(), "\" is given twice");
     for (int j = 0; j < peer.tenants_size(); ++j) {
       if (!tenants.contains(peer.tenants(j))) {
-        return Invalid(field, ".tenants[", j, "]: there is no tenant \"", peer.tenants(j), "\"");
+        return Invalid(field, ".tenants[", j, "]: tenant \"", peer.tenants(j), "\" is not in tenants");
       }
     }
   }

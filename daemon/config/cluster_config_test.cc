@@ -83,7 +83,7 @@ TEST(ClusterConfig, AClustersFieldsAreChecked) {
   } kCases[] = {
       {"cluster: {}", "cluster.node: required"},
       {"cluster: {node: a b}", "cluster.node: only letters"},
-      {"cluster: {node: a, name: " + std::string(65, 'x') + "}", "cluster.name: longer than 64 bytes"},
+      {"cluster: {node: a, name: " + std::string(65, 'x') + "}", "cluster.name: too long; expected at most 64 bytes"},
       {"cluster: {node: a}", "cluster.control_address: required"},
       {"cluster: {node: a, control_address: a}", "cluster.control_address: expected host:port"},
       {"cluster: {node: a, control_address: \"a:0\"}", "cluster.control_address: port 0"},
@@ -102,7 +102,7 @@ TEST(ClusterConfig, AClustersFieldsAreChecked) {
       {etcd + "user: u}}", "cluster.etcd.password_file: required with user"},
       {etcd + "password_file: /p}}", "cluster.etcd.user: required with password_file"},
       {etcd + "prefix: a}}", "cluster.etcd.prefix: does not begin"},
-      {etcd + "prefix: /" + std::string(128, 'x') + "}}", "cluster.etcd.prefix: longer than 128 bytes"},
+      {etcd + "prefix: /" + std::string(128, 'x') + "}}", "cluster.etcd.prefix: too long; expected at most 128 bytes"},
       {etcd + "lease_seconds: 1}}", "cluster.etcd.lease_seconds: out of range"},
       {etcd + "lease_seconds: 3601}}", "cluster.etcd.lease_seconds: out of range"},
       {etcd + "writes_per_second: 1000001}}", "cluster.etcd.writes_per_second: out of range"},
@@ -129,7 +129,7 @@ TEST(ClusterConfig, ChecksPeers) {
       {head + "}", "cluster.tls.ca_file: required"},
       {head + "tls: {ca_file: /a}}", "cluster.tls.cert_file: required"},
       {head + "tls: {ca_file: /a, cert_file: /c}}", "cluster.tls.key_file: required"},
-      {files + "insecure: true}}", "cluster.tls.ca_file: not with insecure"},
+      {files + "insecure: true}}", "cluster.tls.ca_file: cannot be set together with cluster.tls.insecure"},
       {head + "tls: {insecure: true, spiffe_prefix: \"spiffe://a/\"}}", "cluster.tls.spiffe_prefix: not with"},
       {files + "spiffe_prefix: \"spiffe://a\"}}", "cluster.tls.spiffe_prefix: expected"},
       {files + "spiffe_prefix: \"http://a/\"}}", "cluster.tls.spiffe_prefix: expected"},
@@ -138,10 +138,10 @@ TEST(ClusterConfig, ChecksPeers) {
       {open + "peer_timeout_seconds: 1}", "cluster.peer_timeout_seconds: out of range"},
       {open + "replicate: cold}", "cluster.replicate: expected hot or never"},
       {open + "replica_bytes: 2048TiB}", "cluster.replica_bytes: out of range"},
-      {open + "transport_allow: [10.0.0.1, a]}", "cluster.transport_allow[1]: not an IPv4 address"},
+      {open + "transport_allow: [10.0.0.1, a]}", "cluster.transport_allow[1]: expected an IPv4 address"},
       {open + "peers: [{}]}", "cluster.peers[0].node: required"},
       {open + "peers: [{node: b}, {node: b}]}", "cluster.peers[1].node: \"b\" is given twice"},
-      {open + "peers: [{node: \"*\", tenants: [other]}]}", "cluster.peers[0].tenants[0]: there is no tenant \"other\""},
+      {open + "peers: [{node: \"*\", tenants: [other]}]}", "cluster.peers[0].tenants[0]: tenant \"other\""},
   };
   for (const auto& c : kCases) {
     v1::Config config;

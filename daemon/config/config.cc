@@ -133,7 +133,7 @@ void FillDefaults(v1::Config* config) {
 absl::Status CheckSocketPath(absl::string_view field, const std::string& path) {
   constexpr size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
   if (path.empty()) return Invalid(field, ": required");
-  if (path.size() > kMaxPath) return Invalid(field, ": longer than ", kMaxPath, " bytes");
+  if (path.size() > kMaxPath) return Invalid(field, ": too long; expected at most ", kMaxPath, " bytes");
   if (path.find('\0') != std::string::npos) return Invalid(field, ": contains a zero byte");
   return absl::OkStatus();
 }
@@ -151,7 +151,8 @@ absl::Status CheckEvents(const v1::Events& events) {
   if (events.zmq_address().empty() && !events.zmq_replay_address().empty()) {
     return Invalid("events.zmq_address: required with zmq_replay_address");
   }
-  if (events.kept_batches() > kMaxKeptBatches) return Invalid("events.kept_batches: out of range");
+  if (events.kept_batches() > kMaxKeptBatches)
+    return Invalid("events.kept_batches: out of range; expected at most ", kMaxKeptBatches);
   return absl::OkStatus();
 }
 
@@ -185,9 +186,10 @@ absl::Status CheckListen(const v1::Listen& listen) {
 // Of the hbm or dram tier, which has a capacity.
 template <typename Memory>
 absl::Status CheckMemory(absl::string_view field, const Memory& memory) {
-  if (memory.capacity_bytes() > kMaxMemoryBytes) return Invalid(field, ".capacity_bytes: out of range");
+  if (memory.capacity_bytes() > kMaxMemoryBytes)
+    return Invalid(field, ".capacity_bytes: out of range; expected at most ", kMaxMemoryBytes);
   if (memory.arena_bytes() % limits::kExtentBytes != 0) {
-    return Invalid(field, ".arena_bytes: not a multiple of the extent, ", limits::kExtentBytes, " bytes");
+    return Invalid(field, ".arena_bytes: must be a multiple of the extent, ", limits::kExtentBytes, " bytes");
   }
   if (memory.arena_bytes() > memory.capacity_bytes()) {
     return Invalid(field, ".arena_bytes: larger than ", field, ".capacity_bytes");
@@ -201,7 +203,7 @@ absl::Status CheckNuma(const v1::Numa& numa) {
   if (!policies.contains(numa.policy())) return Invalid("dram.numa.policy: expected bind, preferred or interleave");
   if (numa.nodes().empty()) return Invalid("dram.numa.nodes: required with dram.numa.policy");
   if (numa.policy() == "preferred" && numa.nodes_size() > 1)
-    return Invalid("dram.numa.nodes: preferred takes one node");
+    return Invalid("dram.numa.nodes: policy preferred takes one node");
   std::set<uint32_t> nodes;
   for (int i = 0; i < numa.nodes_size(); ++i) {
     if (numa.nodes(i) >= storage::NumaPolicy::kMaxNodes) return Invalid("dram.numa.nodes[", i, "]: out of range");
@@ -224,18 +226,20 @@ absl::Status CheckTiers(const v1::Config& config) {
   if (!ssd.folder().empty() && ssd.capacity_bytes() < limits::kExtentBytes) {
     return Invalid("ssd.capacity_bytes: must be at least one extent, ", limits::kExtentBytes, " bytes");
   }
-  if (ssd.capacity_bytes() > kMaxMemoryBytes) return Invalid("ssd.capacity_bytes: out of range");
+  if (ssd.capacity_bytes() > kMaxMemoryBytes)
+    return Invalid("ssd.capacity_bytes: out of range; expected at most ", kMaxMemoryBytes);
   const std::set<std::string> admissions = {"all", "second_use", "tinylfu"};
   if (!admissions.contains(ssd.admission())) return Invalid("ssd.admission: expected all, second_use or tinylfu");
   if (ssd.on_damage() != "set_aside" && ssd.on_damage() != "refuse") {
     return Invalid("ssd.on_damage: expected set_aside or refuse");
   }
   if (config.eviction() != "price" && config.eviction() != "lru") return Invalid("eviction: expected price or lru");
-  if (ssd.threads() > kMaxThreads) return Invalid("ssd.threads: out of range");
+  if (ssd.threads() > kMaxThreads) return Invalid("ssd.threads: out of range; expected at most ", kMaxThreads);
   if (ssd.queue_depth() < kLeastDiskQueue) {
     return Invalid("ssd.queue_depth: ", ssd.queue_depth(), " is too small; expected at least ", kLeastDiskQueue);
   }
-  if (ssd.queue_depth() > kMaxQueueDepth) return Invalid("ssd.queue_depth: out of range");
+  if (ssd.queue_depth() > kMaxQueueDepth)
+    return Invalid("ssd.queue_depth: out of range; expected at most ", kMaxQueueDepth);
   return absl::OkStatus();
 }
 
@@ -255,9 +259,9 @@ absl::Status CheckBudgets(const v1::Config& config, const TierBudgets& tier) {
     const v1::Tenant& tenant = config.tenants(i);
     const uint64_t budget = (tenant.*tier.budget)();
     const std::string field = absl::StrCat("tenants[", i, "].", tier.name, "_bytes");
-    if (tier.capacity == 0 && budget > 0) return Invalid(field, ": there is no such tier");
+    if (tier.capacity == 0 && budget > 0) return Invalid(field, ": the configuration has no tier ", tier.name);
     if (tier.least > 0 && budget == 0) return Invalid(field, ": required");
-    if (budget < tier.least) return Invalid(field, ": less than one arena");
+    if (budget < tier.least) return Invalid(field, ": must be at least one arena, ", tier.least, " bytes");
     if (budget > tier.capacity - budgets) {
       return Invalid(field, ": the tenants' budgets together exceed ", tier.field, ".capacity_bytes");
     }
@@ -266,8 +270,8 @@ absl::Status CheckBudgets(const v1::Config& config, const TierBudgets& tier) {
     const auto floor = [&](absl::string_view pool) {
       return absl::StrCat("tenants[", i, "].", pool, "_floor.", tier.name, "_bytes");
     };
-    if (open > budget) return Invalid(floor("public"), ": more than ", field);
-    if (own > budget - open) return Invalid(floor("private"), ": both floors together exceed ", field);
+    if (open > budget) return Invalid(floor("public"), ": must not exceed ", field);
+    if (own > budget - open) return Invalid(floor("private"), ": public and private floors together exceed ", field);
   }
   return absl::OkStatus();
 }
@@ -277,11 +281,12 @@ absl::Status CheckUser(const std::string& field, uint32_t uid) {
   uint32_t overflow = 65534;
   std::ifstream("/proc/sys/kernel/overflowuid") >> overflow;
   if (uid != overflow) return absl::OkStatus();
-  return Invalid(field, ": ", uid, " is the overflow user, whom processes of any user namespace may look like");
+  return Invalid(field, ": ", uid,
+                 " is the overflow user, which unmapped users of every user namespace share; use a real user");
 }
 
 absl::Status CheckTenants(const v1::Config& config) {
-  if (config.tenants_size() > kMaxTenants) return Invalid("tenants: more than ", kMaxTenants);
+  if (config.tenants_size() > kMaxTenants) return Invalid("tenants: too many; expected at most ", kMaxTenants);
   std::set<std::string> names;
   std::map<uint32_t, std::string> tenant_of_uid;
   for (int i = 0; i < config.tenants_size(); ++i) {
@@ -297,7 +302,8 @@ absl::Status CheckTenants(const v1::Config& config) {
       if (!fresh)
         return Invalid(field, ".uids[", j, "]: ", tenant.uids(j), " already belongs to \"", other->second, "\"");
     }
-    if (tenant.ttl_seconds() > kMaxSeconds) return Invalid(field, ".ttl_seconds: out of range");
+    if (tenant.ttl_seconds() > kMaxSeconds)
+      return Invalid(field, ".ttl_seconds: out of range; expected at most ", kMaxSeconds);
   }
   std::vector<TierBudgets> tiers = {
       {"dram", "dram", config.dram().capacity_bytes(), config.dram().arena_bytes(), &v1::Tenant::dram_bytes,
@@ -316,43 +322,58 @@ absl::Status CheckTenants(const v1::Config& config) {
 }
 
 absl::Status CheckBounds(const v1::Config& config) {
-  if (config.leases().unused_seconds() > kMaxSeconds) return Invalid("leases.unused_seconds: out of range");
-  if (config.leases().reservation_seconds() > kMaxSeconds) return Invalid("leases.reservation_seconds: out of range");
-  if (config.leases().max_leases() > kMostLeases) return Invalid("leases.max_leases: out of range");
-  if (config.leases().max_segments() > kMostLeasedSegments) return Invalid("leases.max_segments: out of range");
-  if (config.drain_seconds() > kMaxSeconds) return Invalid("drain_seconds: out of range");
-  if (config.sessions().max_sessions() > kMaxSessions) return Invalid("sessions.max_sessions: out of range");
-  if (config.sessions().region_bytes() > kMaxMemoryBytes) return Invalid("sessions.region_bytes: out of range");
-  if (config.sessions().max_regions() > kMaxRegions) return Invalid("sessions.max_regions: out of range");
+  if (config.leases().unused_seconds() > kMaxSeconds)
+    return Invalid("leases.unused_seconds: out of range; expected at most ", kMaxSeconds);
+  if (config.leases().reservation_seconds() > kMaxSeconds)
+    return Invalid("leases.reservation_seconds: out of range; expected at most ", kMaxSeconds);
+  if (config.leases().max_leases() > kMostLeases)
+    return Invalid("leases.max_leases: out of range; expected at most ", kMostLeases);
+  if (config.leases().max_segments() > kMostLeasedSegments)
+    return Invalid("leases.max_segments: out of range; expected at most ", kMostLeasedSegments);
+  if (config.drain_seconds() > kMaxSeconds)
+    return Invalid("drain_seconds: out of range; expected at most ", kMaxSeconds);
+  if (config.sessions().max_sessions() > kMaxSessions)
+    return Invalid("sessions.max_sessions: out of range; expected at most ", kMaxSessions);
+  if (config.sessions().region_bytes() > kMaxMemoryBytes)
+    return Invalid("sessions.region_bytes: out of range; expected at most ", kMaxMemoryBytes);
+  if (config.sessions().max_regions() > kMaxRegions)
+    return Invalid("sessions.max_regions: out of range; expected at most ", kMaxRegions);
   if (absl::Status status = CheckPrefill(config); !status.ok()) return status;
   // Before what follows from it.
-  if (config.workers().queue_depth() > kMaxQueueDepth) return Invalid("workers.queue_depth: out of range");
+  if (config.workers().queue_depth() > kMaxQueueDepth)
+    return Invalid("workers.queue_depth: out of range; expected at most ", kMaxQueueDepth);
   for (int i = 0; i < config.tenants_size(); ++i) {
     if (config.tenants(i).region_bytes() > kSessionsOfATenant * kMaxMemoryBytes) {
-      return Invalid("tenants[", i, "].region_bytes: out of range");
+      return Invalid("tenants[", i, "].region_bytes: out of range; expected at most ",
+                     kSessionsOfATenant * kMaxMemoryBytes);
     }
     if (config.tenants(i).prefix_bytes() > kMaxMemoryBytes)
-      return Invalid("tenants[", i, "].prefix_bytes: out of range");
+      return Invalid("tenants[", i, "].prefix_bytes: out of range; expected at most ", kMaxMemoryBytes);
     if (config.tenants(i).max_landings() > kMaxQueueDepth)
-      return Invalid("tenants[", i, "].max_landings: out of range");
+      return Invalid("tenants[", i, "].max_landings: out of range; expected at most ", kMaxQueueDepth);
     if (config.tenants(i).landing_bytes() < kLeastLandingBytes) {
-      return Invalid("tenants[", i, "].landing_bytes: less than one landing may hold, ", kLeastLandingBytes, " bytes");
+      return Invalid("tenants[", i, "].landing_bytes: too small; expected at least ", kLeastLandingBytes,
+                     " bytes, which is one landing");
     }
     if (config.tenants(i).landing_bytes() > kMaxMemoryBytes)
-      return Invalid("tenants[", i, "].landing_bytes: out of range");
-    if (config.tenants(i).max_leases() > kMostLeases) return Invalid("tenants[", i, "].max_leases: out of range");
+      return Invalid("tenants[", i, "].landing_bytes: out of range; expected at most ", kMaxMemoryBytes);
+    if (config.tenants(i).max_leases() > kMostLeases)
+      return Invalid("tenants[", i, "].max_leases: out of range; expected at most ", kMostLeases);
     if (config.tenants(i).max_leased_segments() > kMostLeasedSegments) {
-      return Invalid("tenants[", i, "].max_leased_segments: out of range");
+      return Invalid("tenants[", i, "].max_leased_segments: out of range; expected at most ", kMostLeasedSegments);
     }
-    if (config.tenants(i).max_regions() > kMaxRegions) return Invalid("tenants[", i, "].max_regions: out of range");
-    if (config.tenants(i).model_bytes() > kMaxMemoryBytes) return Invalid("tenants[", i, "].model_bytes: out of range");
+    if (config.tenants(i).max_regions() > kMaxRegions)
+      return Invalid("tenants[", i, "].max_regions: out of range; expected at most ", kMaxRegions);
+    if (config.tenants(i).model_bytes() > kMaxMemoryBytes)
+      return Invalid("tenants[", i, "].model_bytes: out of range; expected at most ", kMaxMemoryBytes);
     if (config.tenants(i).max_sessions() > config.sessions().max_sessions()) {
       return Invalid("tenants[", i, "].max_sessions: more than sessions.max_sessions");
     }
   }
-  if (config.workers().threads() > kMaxThreads) return Invalid("workers.threads: out of range");
+  if (config.workers().threads() > kMaxThreads)
+    return Invalid("workers.threads: out of range; expected at most ", kMaxThreads);
   if (config.workers().landings_per_session() > kMaxQueueDepth) {
-    return Invalid("workers.landings_per_session: out of range");
+    return Invalid("workers.landings_per_session: out of range; expected at most ", kMaxQueueDepth);
   }
   if (config.metrics().tenants() != "summed" && config.metrics().tenants() != "named") {
     return Invalid("metrics.tenants: expected summed or named");
@@ -365,9 +386,10 @@ absl::Status CheckBounds(const v1::Config& config) {
     return Invalid("log.format: expected text or json");
   }
   if (!config.log().audit_file().empty() && config.log().audit_file().front() != '/') {
-    return Invalid("log.audit_file: not an absolute path");
+    return Invalid("log.audit_file: must be an absolute path");
   }
-  if (config.scrub().bytes_per_second() > kMaxMemoryBytes) return Invalid("scrub.bytes_per_second: out of range");
+  if (config.scrub().bytes_per_second() > kMaxMemoryBytes)
+    return Invalid("scrub.bytes_per_second: out of range; expected at most ", kMaxMemoryBytes);
   if (config.sandbox() != "off" && config.sandbox() != "on") return Invalid("sandbox: expected off or on");
   return absl::OkStatus();
 }
@@ -406,12 +428,13 @@ absl::StatusOr<std::string> ExpandEnvironment(const std::string& text) {
     const std::string name = text.substr(at + 2, end - at - 2);
     const auto of_a_name = [](unsigned char each) { return absl::ascii_isalnum(each) || each == '_'; };
     if (end == text.size() || name.empty() || !std::ranges::all_of(name, of_a_name)) {
-      return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ${ without a variable's name and }"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("line ", line, ": ${ must be followed by a variable's name and }"));
     }
     const char* const value = std::getenv(name.c_str());
     if (value == nullptr) {
       return absl::InvalidArgumentError(
-          absl::StrCat("line ", line, ": ${", name, "}: the environment has no such variable"));
+          absl::StrCat("line ", line, ": ${", name, "}: the environment variable is not set"));
     }
     expanded += value;
     at = end;

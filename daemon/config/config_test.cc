@@ -47,9 +47,9 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_EQ(config.tenants(0).model_bytes(), 256u << 20);
   EXPECT_EQ(config.sessions().max_regions(), 64u);
   EXPECT_EQ(config.prefill().patience(), 4u);
-  EXPECT_EQ(config.prefill().least_patience_milliseconds(), 2000u);
+  EXPECT_EQ(config.prefill().min_patience_milliseconds(), 2000u);
   EXPECT_EQ(config.prefill().tries(), 3u);
-  EXPECT_EQ(config.prefill().segments_of_a_node(), 24u);
+  EXPECT_EQ(config.prefill().segments_per_node(), 24u);
   EXPECT_EQ(config.leases().unused_seconds(), 60u);
   EXPECT_EQ(config.drain_seconds(), 10u);
   EXPECT_EQ(config.leases().reservation_seconds(), 60u);
@@ -201,6 +201,7 @@ INSTANTIATE_TEST_SUITE_P(
     Fields, BadConfig,
     ::testing::Values(
         BadInput{"dram: {capacty_bytes: 4GiB}", "dram.capacty_bytes: unknown field"},
+        BadInput{"prefill: {segments_of_a_node: 4}", "prefill.segments_of_a_node: renamed; use segments_per_node"},
         BadInput{"drum: {}", "drum: unknown field"}, BadInput{"dram: 7", "dram: expected a map of fields"},
         BadInput{"dram:", "dram: has no value"}, BadInput{"dram: [1]", "dram: expected a map of fields"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ndram: {capacity_bytes: 1GiB}", "dram: given twice"},
@@ -209,7 +210,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 4GX}", "dram.capacity_bytes: \"4GX\" is not a size"},
         BadInput{"dram: {capacity_bytes: GiB}", "dram.capacity_bytes: \"GiB\" is not a size"},
         BadInput{"dram: {capacity_bytes: \"4GiB\"}", "dram.capacity_bytes: expected a whole number"},
-        BadInput{"log: {audit_file: \xff\xff/a}", "log.audit_file: no UTF-8"},
+        BadInput{"log: {audit_file: \xff\xff/a}", "log.audit_file: not valid UTF-8"},
         BadInput{"dram: {capacity_bytes: [4GiB]}", "dram.capacity_bytes: expected a single value"},
         BadInput{"dram: {capacity_bytes: -1}", "dram.capacity_bytes: \"-1\" is not a size"},
         BadInput{"dram: {capacity_bytes: 99999999TiB}", "dram.capacity_bytes: \"99999999TiB\" is out of range"},
@@ -226,7 +227,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: local, nodes: [0]}}", "dram.numa.policy: expected bind"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: bind}}", "dram.numa.nodes: required"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: preferred, nodes: [0, 1]}}",
-                 "dram.numa.nodes: preferred takes one node"},
+                 "dram.numa.nodes: policy preferred takes one node"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: bind, nodes: [0, 1024]}}",
                  "dram.numa.nodes[1]: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: interleave, nodes: [1, 0, 1]}}",
@@ -265,7 +266,7 @@ INSTANTIATE_TEST_SUITE_P(
                  "tenants[0].uids[1]: 65534 is the overflow user"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1]}]", "tenants[0].dram_bytes: required"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1MiB}]",
-                 "tenants[0].dram_bytes: less than one arena"},
+                 "tenants[0].dram_bytes: must be at least one arena"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 600MiB}, "
                  "{name: b, uids: [2], dram_bytes: 600MiB}]",
                  "tenants[1].dram_bytes: the tenants' budgets together exceed"},
@@ -276,16 +277,17 @@ INSTANTIATE_TEST_SUITE_P(
                  "{name: a, uids: [2], dram_bytes: 64MiB}]",
                  "tenants[1].name: \"a\" is given twice"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, ssd_bytes: 1MiB}]",
-                 "tenants[0].ssd_bytes: there is no such tier"},
+                 "tenants[0].ssd_bytes: the configuration has no tier"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nhbm: {capacity_bytes: 1GiB}\n"
                  "tenants: [{name: a, uids: [1], dram_bytes: 64MiB}]",
                  "tenants[0].hbm_bytes: required"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, "
                  "public_floor: {dram_bytes: 65MiB}}]",
-                 "tenants[0].public_floor.dram_bytes: more than tenants[0].dram_bytes"},
-        BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, "
-                 "public_floor: {dram_bytes: 60MiB}, private_floor: {dram_bytes: 5MiB}}]",
-                 "tenants[0].private_floor.dram_bytes: both floors together exceed tenants[0].dram_bytes"},
+                 "tenants[0].public_floor.dram_bytes: must not exceed tenants[0].dram_bytes"},
+        BadInput{
+            "dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, "
+            "public_floor: {dram_bytes: 60MiB}, private_floor: {dram_bytes: 5MiB}}]",
+            "tenants[0].private_floor.dram_bytes: public and private floors together exceed tenants[0].dram_bytes"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 64MiB, "
                  "ttl_seconds: 99999999999}]",
                  "tenants[0].ttl_seconds: out of range"},
@@ -300,11 +302,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\nleases: {unused_seconds: 99999999999}",
                  "leases.unused_seconds: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nprefill: {patience: 1001}", "prefill.patience: out of range"},
-        BadInput{"dram: {capacity_bytes: 1GiB}\nprefill: {least_patience_milliseconds: 3600001}",
-                 "prefill.least_patience_milliseconds: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nprefill: {min_patience_milliseconds: 3600001}",
+                 "prefill.min_patience_milliseconds: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nprefill: {tries: 17}", "prefill.tries: out of range"},
-        BadInput{"dram: {capacity_bytes: 1GiB}\nprefill: {segments_of_a_node: 49}",
-                 "prefill.segments_of_a_node: out of range"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nprefill: {segments_per_node: 49}",
+                 "prefill.segments_per_node: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {max_sessions: 100000}",
                  "sessions.max_sessions: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {region_bytes: 2000000TiB}",
@@ -336,7 +338,7 @@ INSTANTIATE_TEST_SUITE_P(
             "dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1GiB, max_leases: 99999999}]",
             "tenants[0].max_leases: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1GiB, landing_bytes: 1MiB}]",
-                 "tenants[0].landing_bytes: less than one landing may hold, 33554432 bytes"},
+                 "tenants[0].landing_bytes: too small; expected at least 33554432 bytes"},
         BadInput{
             "dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1GiB, landing_bytes: 2000TiB}]",
             "tenants[0].landing_bytes: out of range"},
@@ -362,10 +364,10 @@ TEST(Config, ChecksSocketPaths) {
       {"listen: {rpc_socket: /a}", "listen.session_socket: required"},
       {"listen: {rpc_socket: /a, session_socket: /a}", "listen.session_socket: same as"},
       {absl::StrCat("listen: {rpc_socket: /", std::string(107, 'x'), ", session_socket: /a}"),
-       "listen.rpc_socket: longer than 107 bytes"},
+       "listen.rpc_socket: too long; expected at most 107 bytes"},
       {"listen: {rpc_socket: /a, session_socket: /b, admin_socket: /b}", "listen.admin_socket: same as"},
       {absl::StrCat("listen: {rpc_socket: /a, session_socket: /b, admin_socket: /", std::string(107, 'x'), "}"),
-       "listen.admin_socket: longer than 107 bytes"},
+       "listen.admin_socket: too long; expected at most 107 bytes"},
       {absl::StrCat(kDram, "listen: {rpc_socket: /a, session_socket: /b, metrics_address: localhost}"),
        "listen.metrics_address: expected host:port"},
       {absl::StrCat(kDram, "listen: {rpc_socket: /a, session_socket: /b, metrics_address: \"x:70000\"}"),
@@ -373,7 +375,7 @@ TEST(Config, ChecksSocketPaths) {
       {absl::StrCat(kDram, "listen: {rpc_socket: /a, session_socket: /b, metrics_address: \"::1:9464\"}"),
        "listen.metrics_address: expected host:port, or [address]:port for IPv6"},
       {absl::StrCat("listen: {rpc_socket: /a, session_socket: /b, metrics_socket: /", std::string(107, 'x'), "}"),
-       "listen.metrics_socket: longer than 107 bytes"},
+       "listen.metrics_socket: too long; expected at most 107 bytes"},
       {"listen: {rpc_socket: /a, session_socket: /b, admin_socket: /c, metrics_socket: /c}",
        "listen.metrics_socket: same as listen.admin_socket"},
       {"listen: {rpc_socket: /a, session_socket: /b, metrics_socket_access: everybody}",
@@ -436,9 +438,9 @@ TEST(Config, ExpandsEnvironmentVariables) {
   unsetenv("ASHLAR_TEST_NODE");
   const auto refused = [](const char* text) { return std::string(ExpandEnvironment(text).status().message()); };
   EXPECT_EQ(refused("a: b\nc: ${ASHLAR_TEST_NODE}"),
-            "line 2: ${ASHLAR_TEST_NODE}: the environment has no such variable");
-  EXPECT_EQ(refused("${no end"), "line 1: ${ without a variable's name and }");
-  EXPECT_EQ(refused("\n\n${a-b}"), "line 3: ${ without a variable's name and }");
+            "line 2: ${ASHLAR_TEST_NODE}: the environment variable is not set");
+  EXPECT_EQ(refused("${no end"), "line 1: ${ must be followed by a variable's name and }");
+  EXPECT_EQ(refused("\n\n${a-b}"), "line 3: ${ must be followed by a variable's name and }");
 }
 
 }  // namespace

@@ -34,22 +34,24 @@ void FillGpuDefaults(v1::Config* config) {
 }
 
 absl::Status CheckGpus(const v1::Config& config) {
-  if (config.gpu_size() > kMaxGpus) return Invalid("gpu: more than ", kMaxGpus);
+  if (config.gpu_size() > kMaxGpus) return Invalid("gpu: too many; expected at most ", kMaxGpus);
   std::set<uint32_t> devices, taken;
   for (int i = 0; i < config.gpu_size(); ++i) {
     const std::string field = Numbered("gpu", i, config.gpu_size());
     const uint32_t device = config.gpu(i).device();
-    if (device > kMaxGpu) return Invalid(field, ".device: out of range");
+    if (device > kMaxGpu) return Invalid(field, ".device: out of range; expected at most ", kMaxGpu);
     if (!devices.insert(device).second) return Invalid(field, ".device: ", device, " is given twice");
   }
   const int most = std::max(1, config.gpu_size());
-  if (config.hbm_size() > most) return Invalid("hbm: ", config.hbm_size(), " tiers, and ", config.gpu_size(), " gpu");
+  if (config.hbm_size() > most)
+    return Invalid("hbm: ", config.hbm_size(), " tiers for ", config.gpu_size(),
+                   " GPUs; expected at most one tier per GPU");
   for (int i = 0; i < config.hbm_size(); ++i) {
     if (!config.hbm(i).has_device()) continue;
     const uint32_t device = config.hbm(i).device();
     const std::string field = absl::StrCat(HbmField(config, i), ".device");
-    if (!devices.contains(device)) return Invalid(field, ": ", device, " is the device of no gpu");
-    if (!taken.insert(device).second) return Invalid(field, ": ", device, " has a tier already");
+    if (!devices.contains(device)) return Invalid(field, ": ", device, " is not the device of any gpu entry");
+    if (!taken.insert(device).second) return Invalid(field, ": ", device, " already has an hbm tier");
   }
   return absl::OkStatus();
 }

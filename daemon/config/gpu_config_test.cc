@@ -54,15 +54,15 @@ TEST(GpuConfig, ErrorsNameTheField) {
   std::string many = "gpu: [";
   for (int i = 0; i < 17; ++i) absl::StrAppend(&many, i == 0 ? "" : ", ", "{device: ", i, "}");
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {many + "]\n", "gpu: more than 16"},
+      {many + "]\n", "gpu: too many; expected at most 16"},
       {"gpu: [{device: 0}, {device: 1024}]\n", "gpu[1].device: out of range"},
       {"gpu: [{device: 0}, {}]\n", "gpu[1].device: 0 is given twice"},
       {"gpu: [{number: 0}]\n", "gpu[0].number: unknown field"},
       {"gpu: 3\n", "gpu: expected a list"},
-      {"gpu: {}\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 1GiB}]\n", "hbm: 2 tiers, and 1 gpu"},
-      {"hbm: {capacity_bytes: 1GiB, device: 0}\n", "hbm.device: 0 is the device of no gpu"},
+      {"gpu: {}\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 1GiB}]\n", "hbm: 2 tiers for 1 GPUs"},
+      {"hbm: {capacity_bytes: 1GiB, device: 0}\n", "hbm.device: 0 is not the device of any gpu entry"},
       {"gpu: [{device: 0}, {device: 1}]\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 1GiB, device: 0}]\n",
-       "hbm[1].device: 0 has a tier already"},
+       "hbm[1].device: 0 already has an hbm tier"},
       {"gpu: [{device: 0}, {device: 1}]\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 1MiB, arena_bytes: 2MiB}]\n",
        "hbm[1].arena_bytes: larger than hbm[1].capacity_bytes"},
       {"gpu: [{device: 0}, {device: 1}]\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 2GiB}]\n"

@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<ConfigChange>> ChangesFor(const v1::Config& now, cons
   }
   if (refused.empty()) return changes;
   return absl::FailedPreconditionError(
-      absl::StrCat(FieldsOf(refused), ": needs a restart of the daemon; nothing was changed"));
+      absl::StrCat(FieldsOf(refused), ": needs a restart of the daemon; the configuration in effect is unchanged"));
 }
 
 std::string FieldsOf(const std::vector<ConfigChange>& changes) {

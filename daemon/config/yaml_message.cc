@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <set>
 #include <sstream>
+#include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -86,7 +88,7 @@ absl::Status ReadValue(const YAML::Node& node, const std::string& path, const Fi
                        Message* message) {
   const Reflection* reflection = message->GetReflection();
   const bool repeated = field->is_repeated();
-  if (!node.IsDefined() || node.IsNull()) return Bad(path, "has no value");
+  if (!node.IsDefined() || node.IsNull()) return Bad(path, "has no value; give one or remove the field");
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
     return ReadMessage(node, path,
                        repeated ? reflection->AddMessage(message, field) : reflection->MutableMessage(message, field));
@@ -95,7 +97,7 @@ absl::Status ReadValue(const YAML::Node& node, const std::string& path, const Fi
   const std::string& text = node.Scalar();
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_STRING:
-      if (!IsUtf8(text)) return Bad(path, "no UTF-8");
+      if (!IsUtf8(text)) return Bad(path, "not valid UTF-8");
       repeated ? reflection->AddString(message, field, text) : reflection->SetString(message, field, text);
       return absl::OkStatus();
     case FieldDescriptor::CPPTYPE_BOOL: {
@@ -113,7 +115,8 @@ absl::Status ReadValue(const YAML::Node& node, const std::string& path, const Fi
       const bool in_bytes = absl::EndsWith(field->name(), "_bytes") || absl::StartsWith(field->name(), "bytes_");
       const std::string wrong = ParseUnsigned(text, in_bytes, max, &value);
       if (!wrong.empty()) return Bad(path, wrong);
-      if (value == 0 && !MayBeZero(*field)) return Bad(path, "0 is refused: leave the field out for its default");
+      if (value == 0 && !MayBeZero(*field))
+        return Bad(path, "0 is not allowed; leave the field out to use the default");
       if (wide) {
         repeated ? reflection->AddUInt64(message, field, value) : reflection->SetUInt64(message, field, value);
       } else {
@@ -123,7 +126,7 @@ absl::Status ReadValue(const YAML::Node& node, const std::string& path, const Fi
       return absl::OkStatus();
     }
     default:
-      return Bad(path, "a field of this type cannot be written in YAML");
+      return Bad(path, "a field of this type cannot be set in YAML");
   }
 }
 
@@ -132,15 +135,26 @@ bool MayStandAlone(const FieldDescriptor& field) {
   return field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE && (field.name() == "gpu" || field.name() == "hbm");
 }
 
+// Returns the present name of a field that an earlier release had; empty for any other name.
+absl::string_view NewNameOf(const std::string& name) {
+  static const auto* const names = new std::map<std::string, std::string>{
+      {"least_patience_milliseconds", "min_patience_milliseconds"}, {"segments_of_a_node", "segments_per_node"}};
+  const auto found = names->find(name);
+  return found == names->end() ? absl::string_view() : absl::string_view(found->second);
+}
+
 absl::Status ReadMessage(const YAML::Node& node, const std::string& path, Message* message) {
   if (!node.IsMap()) return Bad(path, "expected a map of fields");
   std::set<std::string> seen;
   for (const auto& entry : node) {
-    if (!entry.first.IsScalar()) return Bad(path, "a field's name must be a single word");
+    if (!entry.first.IsScalar()) return Bad(path, "expected a field name");
     const std::string& name = entry.first.Scalar();
     const std::string field_path = path.empty() ? name : absl::StrCat(path, ".", name);
     const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);
-    if (field == nullptr) return Bad(field_path, "unknown field");
+    if (field == nullptr) {
+      const absl::string_view now = NewNameOf(name);
+      return Bad(field_path, now.empty() ? "unknown field" : absl::StrCat("renamed; use ", now));
+    }
     if (!seen.insert(name).second) return Bad(field_path, "given twice");
     if (!field->is_repeated()) {
       if (absl::Status status = ReadValue(entry.second, field_path, field, message); !status.ok()) return status;

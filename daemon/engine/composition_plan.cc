@@ -33,16 +33,17 @@ absl::StatusOr<CompositionPlan> ReadCommon(const Request& request, const Session
 }
 
 absl::Status NotBehind(const std::string& field, uint32_t segment) {
-  return Invalid(field, ".segment: not behind segment ", segment);
+  return Invalid(field, ".segment: must come after segment ", segment);
 }
 
 // Appends an interior, which must stand behind the earlier ones. The first may be a prefix, which the lease lists
 // behind all segments.
 absl::Status AddInterior(const std::string& field, const v1::LandSegment& segment, CompositionPlan& plan) {
   std::vector<storage::Composition::Interior>& interiors = plan.composition.interiors;
-  if (plan.lease == storage::LeaseId{}) return Invalid("lease: empty, but segments are asked for");
-  if (segment.first_position() > kMaxPosition) return Invalid(field, ".first_position: out of range");
-  if (segment.rotary_shift() != 0) return Invalid(field, ".rotary_shift: of a Land alone");
+  if (plan.lease == storage::LeaseId{}) return Invalid("lease: empty; expected the lease that holds the segments");
+  if (segment.first_position() > kMaxPosition)
+    return Invalid(field, ".first_position: out of range; expected at most ", kMaxPosition);
+  if (segment.rotary_shift() != 0) return Invalid(field, ".rotary_shift: must be 0; only Land takes a shift");
   if (interiors.size() > 1 && segment.segment() <= interiors.back().segment) {
     return NotBehind(field, interiors.back().segment);
   }
@@ -60,7 +61,7 @@ absl::StatusOr<storage::StatePlace> ReadState(const std::string& field, const v1
     case static_cast<uint32_t>(DType::kBF16):
       break;
     default:
-      return Invalid(field, ".dtype: neither f32, f16 nor bf16");
+      return Invalid(field, ".dtype: expected f32, f16 or bf16");
   }
   const uint64_t element = ElementBytes(state.dtype), heads = static_cast<uint64_t>(shape.heads);
   const absl::StatusOr<std::byte*> data =
@@ -68,7 +69,8 @@ absl::StatusOr<storage::StatePlace> ReadState(const std::string& field, const v1
   if (!data.ok()) return data.status();
   state.data = *data;
   if (state.dtype != DType::kF16) {
-    if (place.exponents_offset() != 0) return Invalid(field, ".exponents_offset: only for f16");
+    if (place.exponents_offset() != 0)
+      return Invalid(field, ".exponents_offset: must be 0; only f16 states have exponents");
     return state;
   }
   const absl::StatusOr<std::byte*> exponents =
@@ -95,8 +97,8 @@ absl::StatusOr<float*> ReadRows(const TokenField& field, uint64_t tokens, Shared
     if (field.needed && field.width > 0 && tokens > 0) return Invalid(field.name, ": missing");
     return nullptr;
   }
-  if (field.width == 0) return Invalid(field.name, ": the layer's family has none");
-  if (tokens == 0) return Invalid(field.name, ": there are no tokens");
+  if (field.width == 0) return Invalid(field.name, ": must be absent; the layer's family has no such input");
+  if (tokens == 0) return Invalid(field.name, ": must be absent; the request has no tokens");
   return places.Rows(field.name, field.rows.region(), field.rows.offset(), field.rows.stride(), tokens,
                      static_cast<uint64_t>(field.width) * sizeof(float), field.access);
 }
@@ -113,7 +115,7 @@ absl::Status ReadTokenRows(const v1::AdvanceRequest& request, SharedPlaces& plac
   const int64_t betas = int64_t{shape.heads} * kernels::BetaWidth(shape);
   kernels::TokenInputs& inputs = layer.inputs;
   if (request.tokens() > limits::kMaxTokensPerComposition) {
-    return Invalid("tokens: more than ", limits::kMaxTokensPerComposition);
+    return Invalid("tokens: too many; expected at most ", limits::kMaxTokensPerComposition);
   }
   inputs.tokens = static_cast<int64_t>(request.tokens());
   const auto input = [&](const TokenField& field, const float*& data, int64_t& stride) {
@@ -146,11 +148,11 @@ absl::Status ReadTokenRows(const v1::AdvanceRequest& request, SharedPlaces& plac
 
 absl::Status ReadRun(const std::string& field, const v1::TokenRun& run, uint64_t tokens, int64_t behind,
                      storage::Composition::Step& step) {
-  if (run.end() > tokens) return Invalid(field, ".run.end: there are ", tokens, " tokens");
-  if (run.begin() >= run.end()) return Invalid(field, ".run.begin: not before its end");
+  if (run.end() > tokens) return Invalid(field, ".run.end: out of range; the request has ", tokens, " tokens");
+  if (run.begin() >= run.end()) return Invalid(field, ".run.begin: must be less than run.end");
   step.begin = static_cast<int64_t>(run.begin());
   step.end = static_cast<int64_t>(run.end());
-  if (step.begin < behind) return Invalid(field, ".run.begin: inside or before the run before");
+  if (step.begin < behind) return Invalid(field, ".run.begin: overlaps an earlier run; runs must be in order");
   return absl::OkStatus();
 }
 
@@ -158,7 +160,7 @@ absl::Status ReadSteps(const v1::AdvanceRequest& request, SharedPlaces& places, 
   storage::Composition::Layer& layer = plan.composition.layers.front();
   if (request.steps_size() == 0) return Invalid("steps: empty");
   if (static_cast<uint64_t>(request.steps_size()) > limits::kMaxStepsPerComposition) {
-    return Invalid("steps: more than ", limits::kMaxStepsPerComposition);
+    return Invalid("steps: too many; expected at most ", limits::kMaxStepsPerComposition);
   }
   int64_t behind = 0;
   for (int i = 0; i < request.steps_size(); ++i) {
@@ -173,7 +175,7 @@ absl::Status ReadSteps(const v1::AdvanceRequest& request, SharedPlaces& places, 
       status = ReadRun(field, given.run(), request.tokens(), behind, step);
       behind = step.end;
     } else {
-      status = Invalid(field, ": neither a segment nor a run");
+      status = Invalid(field, ": empty; expected a segment or a run");
     }
     if (!status.ok()) return status;
     if (given.has_checkpoint()) {
@@ -183,7 +185,7 @@ absl::Status ReadSteps(const v1::AdvanceRequest& request, SharedPlaces& places, 
     }
     layer.steps.push_back(step);
   }
-  if (behind == 0 && request.tokens() > 0) return Invalid("tokens: no step runs through them");
+  if (behind == 0 && request.tokens() > 0) return Invalid("tokens: no step has a run, so the tokens are unused");
   return absl::OkStatus();
 }
 
@@ -197,19 +199,20 @@ absl::Status CheckGpuBounds(const std::string& field, const CompositionPlan& pla
   if (plan.composition.gpu == nullptr) return absl::OkStatus();
   for (const storage::Composition::Layer& layer : plan.composition.layers) {
     if (storage::GpuPointerBytes(layer, plan.composition.interiors.size()) > storage::kMaxGpuPointerBytes) {
-      return Invalid(field, ": more segments and checkpoints, times heads, than a GPU takes at once");
+      return Invalid(field, ": too many segments and checkpoints for one call on a GPU; split the call");
     }
     if (storage::GpuScratchBytes(layer) > storage::kMaxGpuScratchBytes) {
-      return Invalid(field, ": more checkpoints in f16 than a GPU takes at once");
+      return Invalid(field, ": too many f16 checkpoints for one call on a GPU; split the call");
     }
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<kernels::LinearShape> LinearShapeAt(const std::string& field, const Layout& layout, uint32_t layer) {
-  if (layer >= layout.layers.size()) return Invalid(field, ": the layout has ", layout.layers.size());
+  if (layer >= layout.layers.size())
+    return Invalid(field, ": out of range; the layout has ", layout.layers.size(), " layers");
   const auto* linear = std::get_if<LinearLayer>(&layout.layers[layer]);
-  if (linear == nullptr) return Invalid(field, ": ", layer, " is an attention layer");
+  if (linear == nullptr) return Invalid(field, ": ", layer, " is an attention layer; expected a linear layer");
   return kernels::ShapeOf(*linear);
 }
 
@@ -240,10 +243,11 @@ absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, c
   absl::StatusOr<CompositionPlan> plan = ReadCommon(request, session);
   if (!plan.ok()) return plan;
   const Layout& layout = plan->model->layout;
-  if (layout.head != 0 || layout.tail != 0) return Invalid("model: its layout has seams, which Advance computes");
+  if (layout.head != 0 || layout.tail != 0)
+    return Invalid("model: the layout has seams, which Compose cannot compute; call Advance");
   if (request.segments_size() == 0) return Invalid("segments: empty");
   if (static_cast<uint64_t>(request.segments_size()) > limits::kMaxStepsPerComposition) {
-    return Invalid("segments: more than ", limits::kMaxStepsPerComposition);
+    return Invalid("segments: too many; expected at most ", limits::kMaxStepsPerComposition);
   }
   for (int i = 0; i < request.segments_size(); ++i) {
     const absl::Status status = AddInterior(absl::StrCat("segments[", i, "]"), request.segments(i), *plan);
@@ -278,20 +282,21 @@ absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& m
   for (size_t i = 0; i < plan.composition.interiors.size(); ++i) {
     const storage::Composition::Interior& interior = plan.composition.interiors[i];
     if (interior.segment >= match.found.size()) {
-      return Invalid(plan.fields[i], ".segment: the match has ", match.found.size());
+      return Invalid(plan.fields[i], ".segment: out of range; the match has ", match.found.size(), " segments");
     }
     const uint32_t first = plan.composition.interiors[0].segment;
     const bool behind_prefix = match.prefix.objects.Has(first);
     if (i == 1 && interior.segment <= first && !behind_prefix) return NotBehind(plan.fields[i], first);
     const storage::Found& found = match.found[interior.segment];
     if (found.reason != MissReason::kNone) continue;  // nothing is composed; the verdict says why
-    if (!plan.model->Has(*found.header)) return Invalid("model: another than the lease's");
+    if (!plan.model->Has(*found.header)) return Invalid("model: differs from the model of the lease");
     if (found.header->kind == ObjectKind::kPrefixBlock)
-      return Invalid(plan.fields[i], ".segment: keys and values alone");
-    if (found.header->kind == ObjectKind::kSpan) return Invalid(plan.fields[i], ".segment: a span is run as tokens");
+      return Invalid(plan.fields[i], ".segment: a prefix block has no state to compose");
+    if (found.header->kind == ObjectKind::kSpan)
+      return Invalid(plan.fields[i], ".segment: a span cannot be composed; pass it as a run of tokens");
     if (found.header->kind != ObjectKind::kCheckpoint) continue;
-    if (i > 0) return Invalid(plan.fields[i], ".segment: a prefix, and not the first");
-    if (interior.first_position != 0) return Invalid(plan.fields[i], ".first_position: a prefix stands at 0");
+    if (i > 0) return Invalid(plan.fields[i], ".segment: is a prefix; only the first interior may be one");
+    if (interior.first_position != 0) return Invalid(plan.fields[i], ".first_position: must be 0 for a prefix");
   }
   return absl::OkStatus();
 }

@@ -29,7 +29,7 @@ struct KeptCommit {
 // The states that are offered, as far as they can be judged without their plans.
 absl::StatusOr<std::vector<TensorSources>> ReadStates(const v1::CommitRequest& request, const Session& session) {
   if (static_cast<uint64_t>(request.checkpoints_size()) > limits::kMaxCheckpointsPerCommit) {
-    return Invalid("checkpoints: more than ", limits::kMaxCheckpointsPerCommit);
+    return Invalid("checkpoints: too many; expected at most ", limits::kMaxCheckpointsPerCommit);
   }
   const uint64_t tokens = request.tokens().size() / sizeof(int32_t);
   std::vector<TensorSources> states;
@@ -37,22 +37,23 @@ absl::StatusOr<std::vector<TensorSources>> ReadStates(const v1::CommitRequest& r
   for (int i = 0; i < request.checkpoints_size(); ++i) {
     const std::string field = absl::StrCat("checkpoints[", i, "]");
     const v1::CapturedState& captured = request.checkpoints(i);
-    if (captured.depth() <= before) return Invalid(field, ".depth: not behind the one before");
-    if (captured.depth() > tokens) return Invalid(field, ".depth: behind the text's last token");
+    if (captured.depth() <= before) return Invalid(field, ".depth: must be greater than the previous depth");
+    if (captured.depth() > tokens) return Invalid(field, ".depth: must not exceed the number of tokens");
     before = captured.depth();
     TensorSources& sources = states.emplace_back();
     for (int j = 0; j < captured.parts_size(); ++j) {
       const std::string part = absl::StrCat(field, ".parts[", j, "]");
       if (absl::Status status = sources.Add(part, j, captured.parts(j), session); !status.ok()) return status;
       if (IsTransition(static_cast<PartForm>(captured.parts(j).form()))) {
-        return Invalid(part, ".form: what is resumed from has no transitions");
+        return Invalid(part, ".form: a checkpoint has no transitions");
       }
       if (IsSpanRows(static_cast<PartForm>(captured.parts(j).form())))
-        return Invalid(part, ".form: only spans have such");
+        return Invalid(part, ".form: only spans have rows of inputs");
     }
   }
-  if (states.empty()) return Invalid("checkpoints: none");
-  if (before != tokens) return Invalid("checkpoints[", states.size() - 1, "].depth: the last one is the text's end");
+  if (states.empty()) return Invalid("checkpoints: empty; expected at least one");
+  if (before != tokens)
+    return Invalid("checkpoints[", states.size() - 1, "].depth: the last checkpoint must be at the end of tokens");
   return states;
 }
 
@@ -61,16 +62,19 @@ absl::StatusOr<TensorSources> ReadSpan(const v1::CommitRequest& request, const S
   TensorSources sources;
   if (!request.has_span()) return sources;
   const uint64_t begin = request.span().begin(), tokens = request.tokens().size() / sizeof(int32_t);
-  if (model.prefixes->span_tokens == 0) return Invalid("span: the model was opened without spans");
-  if (begin == 0 || begin >= tokens) return Invalid("span.begin: not from 1 to before the text's end");
+  if (model.prefixes->span_tokens == 0)
+    return Invalid("span: the model was opened without spans; set prefixes.span_tokens");
+  if (begin == 0 || begin >= tokens)
+    return Invalid("span.begin: out of range; expected at least 1 and less than the number of tokens");
   if (tokens - begin > model.prefixes->span_tokens) {
-    return Invalid("span.begin: ", tokens - begin, " tokens, the model was opened with ", model.prefixes->span_tokens);
+    return Invalid("span.begin: the span has ", tokens - begin, " tokens; the model was opened with at most ",
+                   model.prefixes->span_tokens);
   }
   for (int i = 0; i < request.span().parts_size(); ++i) {
     const std::string part = absl::StrCat("span.parts[", i, "]");
     if (absl::Status status = sources.Add(part, i, request.span().parts(i), session); !status.ok()) return status;
     if (!IsSpanRows(static_cast<PartForm>(request.span().parts(i).form())))
-      return Invalid(part, ".form: no span has such");
+      return Invalid(part, ".form: a span has only rows of inputs");
   }
   return sources;
 }
@@ -82,15 +86,15 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
   const uint64_t count = tokens->size();
   if (count == 0) return Invalid("tokens: empty");
   if (request.prompt_tokens() == 0 || request.prompt_tokens() > limits::kMaxPromptTokens) {
-    return Invalid("prompt_tokens: not from 1 to ", limits::kMaxPromptTokens);
+    return Invalid("prompt_tokens: out of range; expected 1 to ", limits::kMaxPromptTokens);
   }
   const bool composed = request.provenance() == static_cast<uint32_t>(Provenance::kComposed);
   if (!composed && request.provenance() != static_cast<uint32_t>(Provenance::kExact))
-    return Invalid("provenance: unknown");
+    return Invalid("provenance: unknown; expected exact or composed");
   const auto conversation = ReadConversation("conversation", request.conversation());
   if (!conversation.ok()) return conversation.status();
   if (composed && *conversation == ConversationId{}) {
-    return Invalid("conversation: composed states are a conversation's own, and it must be given");
+    return Invalid("conversation: required, because composed states are private to a conversation");
   }
   auto media = UnpackMedia("media", request.media(), count);
   if (!media.ok()) return media.status();
@@ -102,9 +106,9 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
     if (!read.ok()) return read.status();
     lease = *read;
   }
-  if (request.deadline_ns() < 0) return Invalid("deadline_ns: negative");
+  if (request.deadline_ns() < 0) return Invalid("deadline_ns: negative; expected 0 or more");
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
-    return Invalid("page_table: more than ", limits::kMaxPromptTokens);
+    return Invalid("page_table: too many; expected at most ", limits::kMaxPromptTokens);
   }
   return storage::PrefixCommit{.text = {model.prefixes, *std::move(tokens), *conversation, *std::move(media), *salt},
                                .prompt_tokens = request.prompt_tokens(),
@@ -176,7 +180,8 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
-  if (model->prefixes == nullptr) return done(Invalid("model: opened without prefixes"));
+  if (model->prefixes == nullptr)
+    return done(Invalid("model: was opened without prefixes; set prefixes when opening the model"));
   auto read = ReadText(request, *model);
   if (!read.ok()) return done(read.status());
   const auto states = ReadStates(request, **session);

@@ -58,23 +58,25 @@ TEST_F(EngineCommitTest, MalformedCommitsAreRefusedByName) {
       engine_, good, absl::StatusCode::kInvalidArgument,
       {
           {"model: unknown handle", [](R& r) { r.set_model(999); }},
-          {"model: opened without prefixes", [this](R& r) { r.set_model(engine_.model()); }},
+          {"model: was opened without prefixes; set prefixes when opening the model",
+           [this](R& r) { r.set_model(engine_.model()); }},
           {"tokens: empty", [](R& r) { r.clear_tokens(); }},
           {"tokens: not a whole number", [](R& r) { r.mutable_tokens()->append("x"); }},
-          {"tokens: more than", [](R& r) { r.set_tokens(std::string((limits::kMaxPromptTokens + 1) * 4, 'x')); }},
-          {"prompt_tokens: not from 1 to 4194304", [](R& r) { r.set_prompt_tokens(0); }},
-          {"prompt_tokens: not from 1 to 4194304", [](R& r) { r.set_prompt_tokens(4194305); }},
-          {"provenance: unknown", [](R& r) { r.set_provenance(0); }},
-          {"provenance: unknown", [](R& r) { r.set_provenance(257); }},
-          {"conversation: not 16 bytes", [](R& r) { r.set_conversation("abc"); }},
+          {"tokens: too many; expected at most",
+           [](R& r) { r.set_tokens(std::string((limits::kMaxPromptTokens + 1) * 4, 'x')); }},
+          {"prompt_tokens: out of range; expected 1 to 4194304", [](R& r) { r.set_prompt_tokens(0); }},
+          {"prompt_tokens: out of range; expected 1 to 4194304", [](R& r) { r.set_prompt_tokens(4194305); }},
+          {"provenance: unknown; expected exact or composed", [](R& r) { r.set_provenance(0); }},
+          {"provenance: unknown; expected exact or composed", [](R& r) { r.set_provenance(257); }},
+          {"conversation: wrong length; expected 16 bytes", [](R& r) { r.set_conversation("abc"); }},
           {"conversation: composed", [](R& r) { r.set_provenance(kComposed); }},
           {"conversation: composed",
            [](R& r) {
              r.set_provenance(kComposed);
              r.set_conversation(std::string(16, '\0'));
            }},
-          {"checkpoints: none", [](R& r) { r.clear_checkpoints(); }},
-          {"checkpoints: more than",
+          {"checkpoints: empty; expected at least one", [](R& r) { r.clear_checkpoints(); }},
+          {"checkpoints: too many; expected at most",
            [](R& r) {
              for (uint64_t i = 0; i < limits::kMaxCheckpointsPerCommit; ++i) *r.add_checkpoints() = r.checkpoints(1);
            }},
@@ -88,9 +90,10 @@ TEST_F(EngineCommitTest, MalformedCommitsAreRefusedByName) {
            [](R& r) { r.mutable_checkpoints(1)->mutable_parts(0)->set_form(1); }},
           {"checkpoints[0].parts[2]: the same part",
            [](R& r) { *r.mutable_checkpoints(0)->add_parts() = r.checkpoints(0).parts(0); }},
-          {"page_table: more than", [](R& r) { r.mutable_page_table()->Resize(limits::kMaxPromptTokens + 1, 0); }},
-          {"lease: not 16 bytes", [](R& r) { r.set_lease("abc"); }},
-          {"deadline_ns: negative", [](R& r) { r.set_deadline_ns(-1); }},
+          {"page_table: too many; expected at most",
+           [](R& r) { r.mutable_page_table()->Resize(limits::kMaxPromptTokens + 1, 0); }},
+          {"lease: wrong length; expected 16 bytes", [](R& r) { r.set_lease("abc"); }},
+          {"deadline_ns: negative; expected 0 or more", [](R& r) { r.set_deadline_ns(-1); }},
       });
 }
 
@@ -111,8 +114,10 @@ TEST_F(EngineCommitTest, MalformedSpansAreRefusedByName) {
           {"span: the model was opened without", [this](R& r) { r.set_model(prefixes_.model); }},
           {"span.begin: not from 1", [](R& r) { r.mutable_span()->set_begin(0); }},
           {"span.begin: not from 1", [](R& r) { r.mutable_span()->set_begin(40); }},
-          {"span.begin: 21 tokens, the model was opened with 20", [](R& r) { r.mutable_span()->set_begin(19); }},
-          {"span.parts[1].form: no span has such", [](R& r) { r.mutable_span()->mutable_parts(1)->set_form(2); }},
+          {"span.begin: 21 tokens; the model was opened with at most 20",
+           [](R& r) { r.mutable_span()->set_begin(19); }},
+          {"span.parts[1].form: a span has only rows of inputs",
+           [](R& r) { r.mutable_span()->mutable_parts(1)->set_form(2); }},
           {"span.parts[1].form: not a tensor", [](R& r) { r.mutable_span()->mutable_parts(1)->set_form(4); }},
           {"span.parts[2]: the same part", [](R& r) { *r.mutable_span()->add_parts() = r.span().parts(0); }},
           {"checkpoints[0].parts[0].form: only spans",
@@ -177,7 +182,7 @@ TEST_F(EngineCommitTest, CommittedTextLandsAtItsPositions) {
   land.mutable_segments(0)->set_first_position(4);
   land.set_landing(land.landing() + 1'000'000);
   EXPECT_THAT(std::string(engine_.Land(land).status().message()),
-              ::testing::StartsWith("segments[0].first_position: a prefix stands at 0"));
+              ::testing::StartsWith("segments[0].first_position: must be 0 for a prefix"));
 }
 
 // Four ranks' blocks of the longest prompt are more than a call may ask for: its segments are still looked up.
@@ -234,8 +239,9 @@ TEST_F(EngineCommitTest, AConversationThatCannotBeIsRefusedByName) {
   ExpectRefusals<M, v1::MatchReply>(
       engine_, match, absl::StatusCode::kInvalidArgument,
       {
-          {"prompts[0].conversation: not 16 bytes", [](M& r) { r.mutable_prompts(0)->set_conversation("abc"); }},
-          {"prompts[0].conversation: the model was opened without prefixes",
+          {"prompts[0].conversation: wrong length; expected 16 bytes",
+           [](M& r) { r.mutable_prompts(0)->set_conversation("abc"); }},
+          {"prompts[0].conversation: must be empty, because the model was opened without prefixes",
            [this](M& r) { r.set_model(engine_.model()); }},
       });
 }

@@ -41,28 +41,30 @@ class EngineAdvanceRefusalTest : public EngineComposeTest {
 TEST_F(EngineAdvanceRefusalTest, AMalformedChainIsRefusedByName) {
   ExpectRefusals({
       {"model: unknown handle 999", [](Request& r) { r.set_model(999); }},
-      {"lease: not 16 bytes", [](Request& r) { r.set_lease("short"); }},
+      {"lease: wrong length; expected 16 bytes", [](Request& r) { r.set_lease("short"); }},
       {"lease: empty, but segments", [](Request& r) { r.clear_lease(); }},
-      {"layer: 1 is an attention layer", [](Request& r) { r.set_layer(1); }},
-      {"layer: the layout has 2", [](Request& r) { r.set_layer(2); }},
+      {"layer: 1 is an attention layer; expected a linear layer", [](Request& r) { r.set_layer(1); }},
+      {"layer: out of range; the layout has 2", [](Request& r) { r.set_layer(2); }},
       {"steps: empty", [](Request& r) { r.clear_steps(); }},
-      {"steps: more than 4096",
+      {"steps: too many; expected at most 4096",
        [](Request& r) {
          for (int i = 0; i < 4096; ++i) *r.add_steps() = r.steps(1);
        }},
-      {"steps[3]: neither a segment nor a run", [](Request& r) { r.mutable_steps(3)->clear_step(); }},
-      {"steps[2].segment.segment: not behind segment 0",
+      {"steps[3]: empty; expected a segment or a run", [](Request& r) { r.mutable_steps(3)->clear_step(); }},
+      {"steps[2].segment.segment: must come after segment 0",
        [](Request& r) { r.mutable_steps(2)->mutable_segment()->set_segment(0); }},
       {"steps[4].segment.first_position: out of range",
        [](Request& r) { r.mutable_steps(4)->mutable_segment()->set_first_position(~uint64_t{0}); }},
-      {"steps[4].segment.segment: the match has 3",
+      {"steps[4].segment.segment: out of range; the match has 3",
        [](Request& r) { r.mutable_steps(4)->mutable_segment()->set_segment(3); }},
-      {"steps[0].segment.first_position: a prefix stands at 0",
+      {"steps[0].segment.first_position: must be 0 for a prefix",
        [](Request& r) { r.mutable_steps(0)->mutable_segment()->set_first_position(1); }},
-      {"steps[1].run.begin: not before its end", [](Request& r) { r.mutable_steps(1)->mutable_run()->set_end(0); }},
+      {"steps[1].run.begin: must be less than run.end",
+       [](Request& r) { r.mutable_steps(1)->mutable_run()->set_end(0); }},
       {"steps[3].run.begin: inside or before", [](Request& r) { r.mutable_steps(3)->mutable_run()->set_begin(2); }},
-      {"steps[5].run.end: there are 12 tokens", [](Request& r) { r.mutable_steps(5)->mutable_run()->set_end(13); }},
-      {"tokens: more than 65536", [](Request& r) { r.set_tokens(65537); }},
+      {"steps[5].run.end: out of range; the request has 12 tokens",
+       [](Request& r) { r.mutable_steps(5)->mutable_run()->set_end(13); }},
+      {"tokens: too many; expected at most 65536", [](Request& r) { r.set_tokens(65537); }},
       {"tokens: no step runs",
        [](Request& r) {
          for (int step : {5, 3, 1}) r.mutable_steps()->DeleteSubrange(step, 1);
@@ -76,10 +78,11 @@ TEST_F(EngineAdvanceRefusalTest, MalformedPlacesAreRefusedByName) {
       {"state.dtype: neither", [](Request& r) { r.mutable_state()->set_dtype(4); }},
       {"state.dtype: neither", [](Request& r) { r.clear_state(); }},
       {"state.region: unknown handle 999", [](Request& r) { r.mutable_state()->set_region(999); }},
-      {"state.offset: not aligned to 4", [](Request& r) { r.mutable_state()->set_offset(kState + 2); }},
+      {"state.offset: must be aligned to 4", [](Request& r) { r.mutable_state()->set_offset(kState + 2); }},
       {"state.offset: ends outside", [&](Request& r) { r.mutable_state()->set_offset(end - 1024); }},
       {"state.offset: ends outside", [](Request& r) { r.mutable_state()->set_offset(~uint64_t{0} - 3); }},
-      {"state.exponents_offset: only for f16", [](Request& r) { r.mutable_state()->set_exponents_offset(64); }},
+      {"state.exponents_offset: must be 0; only f16 states have exponents",
+       [](Request& r) { r.mutable_state()->set_exponents_offset(64); }},
       {"state.exponents.offset: not aligned",
        [](Request& r) {
          r.mutable_state()->set_dtype(static_cast<uint32_t>(DType::kF16));
@@ -94,7 +97,7 @@ TEST_F(EngineAdvanceRefusalTest, MalformedPlacesAreRefusedByName) {
       {"v: missing", [](Request& r) { r.clear_v(); }},
       {"g: missing", [](Request& r) { r.clear_g(); }},
       {"beta: missing", [](Request& r) { r.clear_beta(); }},
-      {"k: there are no tokens",
+      {"k: must be absent; the request has no tokens",
        [](Request& r) {
          r.clear_q();
          r.clear_out();
@@ -134,7 +137,8 @@ TEST_F(EngineAdvanceRefusalTest, AnotherSessionOrModelIsRefused) {
   ASSERT_TRUE(engine_.Call(open, &opened).ok());
   request = AdvanceRequest();
   request.set_model(opened.model());
-  EXPECT_THAT(std::string(engine_.Call(request, &reply).message()), StartsWith("model: another than the lease's"));
+  EXPECT_THAT(std::string(engine_.Call(request, &reply).message()),
+              StartsWith("model: differs from the model of the lease"));
 }
 
 TEST_F(EngineComposeSeamlessTest, MalformedComposeIsRefusedByName) {
@@ -148,7 +152,7 @@ TEST_F(EngineComposeSeamlessTest, MalformedComposeIsRefusedByName) {
       {"model: unknown handle 999", [](Request& r) { r.set_model(999); }},
       {"lease: empty", [](Request& r) { r.clear_lease(); }},
       {"segments: empty", [](Request& r) { r.clear_segments(); }},
-      {"segments[1].segment: not behind segment 0", [](Request& r) { r.mutable_segments(1)->set_segment(0); }},
+      {"segments[1].segment: must come after segment 0", [](Request& r) { r.mutable_segments(1)->set_segment(0); }},
       {"segments[2].first_position: out of range",
        [](Request& r) { r.mutable_segments(2)->set_first_position(~0ull); }},
       {"states: linear layer 0 is missing", [](Request& r) { r.clear_states(); }},

@@ -19,7 +19,8 @@ void EngineService::HandOff(const v1::HandOffRequest& request, v1::HandOffReply*
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
-  if (model->prefixes == nullptr) return done(Invalid("model: opened without prefixes"));
+  if (model->prefixes == nullptr)
+    return done(Invalid("model: was opened without prefixes; set prefixes when opening the model"));
   auto tokens = ReadTokens("tokens", request.tokens());
   if (!tokens.ok()) return done(tokens.status());
   if (tokens->empty()) return done(Invalid("tokens: empty"));
@@ -30,10 +31,10 @@ void EngineService::HandOff(const v1::HandOffRequest& request, v1::HandOffReply*
   const auto salt = UnpackSalt("salt", request.salt());
   if (!salt.ok()) return done(salt.status());
   if (request.node().empty() || request.node().size() > limits::kMaxPeerNameBytes) {
-    return done(Invalid("node: not of 1 to ", limits::kMaxPeerNameBytes, " bytes"));
+    return done(Invalid("node: wrong length; expected 1 to ", limits::kMaxPeerNameBytes, " bytes"));
   }
   if (request.patience_ms() == 0 || request.patience_ms() > limits::kMaxPeerPatienceMillis) {
-    return done(Invalid("patience_ms: not from 1 to ", limits::kMaxPeerPatienceMillis));
+    return done(Invalid("patience_ms: out of range; expected 1 to ", limits::kMaxPeerPatienceMillis));
   }
   const auto answer = [reply, done](const PromptHandOff::Result& result) {
     reply->set_outcome(static_cast<uint32_t>(result.outcome));

@@ -37,16 +37,19 @@ TEST_F(EngineHandOffTest, MalformedOnesAreRefusedByName) {
       engine_, Good(), absl::StatusCode::kInvalidArgument,
       {
           {"model: unknown handle", [](R& r) { r.set_model(999); }},
-          {"model: opened without prefixes", [this](R& r) { r.set_model(engine_.model()); }},
+          {"model: was opened without prefixes; set prefixes when opening the model",
+           [this](R& r) { r.set_model(engine_.model()); }},
           {"tokens: empty", [](R& r) { r.clear_tokens(); }},
           {"tokens: ", [](R& r) { r.set_tokens("abc"); }},
           {"conversation: ", [](R& r) { r.set_conversation("short"); }},
           {"media: ", [](R& r) { r.set_media("x"); }},
           {"salt: ", [](R& r) { r.set_salt("x"); }},
-          {"node: not of 1 to", [](R& r) { r.clear_node(); }},
-          {"node: not of 1 to", [](R& r) { r.set_node(std::string(limits::kMaxPeerNameBytes + 1, 'n')); }},
-          {"patience_ms: not from 1 to", [](R& r) { r.clear_patience_ms(); }},
-          {"patience_ms: not from 1 to", [](R& r) { r.set_patience_ms(limits::kMaxPeerPatienceMillis + 1); }},
+          {"node: wrong length; expected 1 to", [](R& r) { r.clear_node(); }},
+          {"node: wrong length; expected 1 to",
+           [](R& r) { r.set_node(std::string(limits::kMaxPeerNameBytes + 1, 'n')); }},
+          {"patience_ms: out of range; expected 1 to", [](R& r) { r.clear_patience_ms(); }},
+          {"patience_ms: out of range; expected 1 to",
+           [](R& r) { r.set_patience_ms(limits::kMaxPeerPatienceMillis + 1); }},
       });
 }
 

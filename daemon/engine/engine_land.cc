@@ -53,7 +53,7 @@ absl::Status EngineService::LandOrder::Read(const Request& request, const Sessio
     if (absl::Status whole = pages->region()->CheckWhole("pages_id"); !whole.ok()) return whole;
   }
   if (static_cast<uint64_t>(request.page_table_size()) > limits::kMaxPromptTokens) {
-    return Invalid("page_table: more than ", limits::kMaxPromptTokens);
+    return Invalid("page_table: too many; expected at most ", limits::kMaxPromptTokens);
   }
   target.page_table.assign(request.page_table().begin(), request.page_table().end());
   target.keep = pages;
@@ -81,8 +81,8 @@ absl::Status EngineService::LandOrder::Claim(const std::string& field, uint64_t 
     const size_t begin = tables[g], within = pages->common_pages() ? begin : 0;
     RepeatedPages& among = repeated[pages->common_pages() ? 0 : g];
     if (const auto twice = among.Claim(within + first_page, within + end_page)) {
-      return Invalid(field, ": page_table[", begin - within + twice->entry, "]: the page of page_table[",
-                     begin - within + twice->earlier, "] again");
+      return Invalid(field, ": page_table[", begin - within + twice->entry, "]: names the same page as page_table[",
+                     begin - within + twice->earlier, "]");
     }
   }
   return absl::OkStatus();
@@ -91,17 +91,19 @@ absl::Status EngineService::LandOrder::Claim(const std::string& field, uint64_t 
 absl::Status EngineService::LandOrder::ReadSegments(const v1::LandRequest& request) {
   const auto objects = static_cast<uint64_t>(request.segments_size()) + request.tuples_only_size();
   if (objects > limits::kMaxObjectsPerLanding) {
-    return Invalid("segments and tuples_only: more than ", limits::kMaxObjectsPerLanding);
+    return Invalid("segments and tuples_only: too many; expected at most ", limits::kMaxObjectsPerLanding);
   }
   std::set<uint32_t> given;
   for (int i = 0; i < request.segments_size(); ++i) {
     const v1::LandSegment& segment = request.segments(i);
     if (!given.insert(segment.segment()).second) return Invalid("segments[", i, "].segment: given twice");
-    if (segment.first_position() > kMaxPosition) return Invalid("segments[", i, "].first_position: out of range");
+    if (segment.first_position() > kMaxPosition)
+      return Invalid("segments[", i, "].first_position: out of range; expected at most ", kMaxPosition);
     const auto first = static_cast<int64_t>(segment.first_position());
     const auto most = static_cast<int64_t>(kMaxPosition);
     if (segment.rotary_shift() < -first || segment.rotary_shift() > most - first) {
-      return Invalid("segments[", i, "].rotary_shift: out of range");
+      return Invalid("segments[", i, "].rotary_shift: out of range; first_position + rotary_shift must be 0 to ",
+                     kMaxPosition);
     }
     target.segments.push_back({.index = segment.segment(),
                                .first_position = segment.first_position(),
@@ -143,16 +145,17 @@ absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::s
     const storage::PageId page = page_table[i];
     const storage::PagePool::Writable writable = pages.pool()->MayWrite(page);
     if (writable == storage::PagePool::Writable::kNo) {
-      return Invalid(field, ": page_table[", i, "]: page ", page, " is neither a request's own nor to be filled");
+      return Invalid(field, ": page_table[", i, "]: page ", page,
+                     " cannot be written; expected a page of the request, or a shared page that it fills");
     }
     if (writable == storage::PagePool::Writable::kToFill && of_prefix) {
-      return Invalid(field, ": page_table[", i, "]: page ", page, " is shared, and a prefix lands on own pages alone");
+      return Invalid(field, ": page_table[", i, "]: page ", page,
+                     " is shared; a prefix must land on the request's own pages");
     }
     if (writable == storage::PagePool::Writable::kToFill && !in_place) {
-      return Invalid(field,
-                     ".first_position: shared pages hold keys from their segment's own start, which stands at slot ",
-                     placement.first_slot, "; keys landed at ", segment.first_position, " and turned by ",
-                     static_cast<int64_t>(segment.first_position) + segment.rotary_shift, " depend on the position");
+      return Invalid(field, ".first_position: keys in shared pages must not depend on the prompt; expected slot ",
+                     placement.first_slot, " without rotation, got position ", segment.first_position, " rotated to ",
+                     static_cast<int64_t>(segment.first_position) + segment.rotary_shift);
     }
     written.push_back(page);
   }
@@ -198,17 +201,18 @@ absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
   for (size_t i = 0; i < target.segments.size(); ++i) {
     const storage::LandTarget::Segment& segment = target.segments[i];
     const std::string field = absl::StrCat("segments[", i, "]");
-    if (segment.index >= match.found.size()) return Invalid(field, ".segment: the match has ", match.found.size());
+    if (segment.index >= match.found.size())
+      return Invalid(field, ".segment: out of range; the match has ", match.found.size(), " segments");
     const storage::Found& found = match.found[segment.index];
     if (found.reason != MissReason::kNone) continue;  // nothing to write; its verdict is that reason
     const ObjectHeader& header = *found.header;
     if (pages != nullptr && !pages->model().Has(header))
-      return Invalid("pages_id: pages of another model than the lease's");
+      return Invalid("pages_id: the pages belong to a different model than the lease");
     if (header.kind != ObjectKind::kSegment && segment.first_position != 0) {
-      return Invalid(field, ".first_position: a prefix stands at 0");
+      return Invalid(field, ".first_position: must be 0 for a prefix");
     }
     if (header.kind != ObjectKind::kSegment && segment.rotary_shift != 0) {
-      return Invalid(field, ".rotary_shift: a prefix stands at 0");
+      return Invalid(field, ".rotary_shift: must be 0 for a prefix");
     }
     if (header.stored_tokens == 0 || segment.tokens == 0) continue;  // writes nothing
     const uint64_t first = segment.first_position + header.first_token;
@@ -227,7 +231,7 @@ absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
   std::sort(written.begin(), written.end());
   for (size_t i = 1; i < written.size(); ++i) {
     if (written[i].first < written[i - 1].second) {
-      return Invalid("segments: two of them would write position ", written[i].first);
+      return Invalid("segments: two segments overlap at position ", written[i].first);
     }
   }
   return absl::OkStatus();
@@ -283,11 +287,11 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
   if (model == nullptr) return refused(Invalid("model: unknown handle ", request.model()));
   auto landing = std::make_shared<LandOrder>();
   if (absl::Status read = landing->Read(request, **session, /*needs_pages=*/true); !read.ok()) return refused(read);
-  if (landing->lease == storage::LeaseId{}) return refused(Invalid("lease: all zero"));
+  if (landing->lease == storage::LeaseId{}) return refused(Invalid("lease: all zero; expected a lease from Match"));
   if (request.prompt().needed_in_ns() != 0)
-    return refused(Invalid("prompt.needed_in_ns: what is landed is needed now"));
+    return refused(Invalid("prompt.needed_in_ns: must be 0, because a landing starts immediately"));
   if (CountLookups(request.prompt(), *model) > limits::kMaxLookupsPerMatch) {
-    return refused(Invalid("prompt: more than ", limits::kMaxLookupsPerMatch, " shards of segments"));
+    return refused(Invalid("prompt: too many; expected at most ", limits::kMaxLookupsPerMatch, " shards of segments"));
   }
   auto asked = ReadPrompt("prompt", request.prompt(), *model);
   if (!asked.ok()) return refused(asked.status());
@@ -302,7 +306,7 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
       std::make_shared<Call>(Call{.asked = *std::move(asked), .answer = {}, .writer = MatchReplyWriter()});
   const auto look_up = [this, session = *session, call, landing, events = std::move(events)](storage::Slice& slice) {
     if (!session->metadata().landings.MayStart(landing->id)) {
-      events.done(absl::CancelledError("landing: its Quiesce came first"));
+      events.done(absl::CancelledError("landing: cancelled by Quiesce"));
       return true;
     }
     if (!call->lookup) {
@@ -340,7 +344,7 @@ void EngineService::CancelLanding(const std::string& secret, storage::LandingId 
 void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*, Done done) {
   if (request.daemon_epoch() != table_.daemon_epoch()) {
     return done(
-        absl::FailedPreconditionError("run: this is another run of the daemon, which cannot answer for that one"));
+        absl::FailedPreconditionError("daemon_epoch: the daemon has restarted since; its earlier landings have ended"));
   }
   const auto quiet = [done] { done(absl::OkStatus()); };
   const std::optional<SessionTable::Owner> owner = table_.OwnerOf(request.session());
@@ -352,7 +356,7 @@ void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*
         session->metadata().landings.Silence(landing);
         cache_.Quiesce(session->about().id, landing, quiet);
       });
-  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+  if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
 }  // namespace ashlar::daemon

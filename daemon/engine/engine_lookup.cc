@@ -19,12 +19,13 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
   if (static_cast<uint64_t>(request.prompts_size()) > limits::kMaxPromptsPerCall) {
-    return done(Invalid("prompts: more than ", limits::kMaxPromptsPerCall));
+    return done(Invalid("prompts: too many; expected at most ", limits::kMaxPromptsPerCall));
   }
   uint64_t lookups = 0;
   for (const v1::Prompt& prompt : request.prompts()) lookups += CountLookups(prompt, *model);
   if (lookups > limits::kMaxLookupsPerMatch) {
-    return done(Invalid("prompts: more than ", limits::kMaxLookupsPerMatch, " shards of segments together"));
+    return done(
+        Invalid("prompts: too many; expected at most ", limits::kMaxLookupsPerMatch, " shards of segments together"));
   }
   std::vector<Asked> prompts;
   for (int i = 0; i < request.prompts_size(); ++i) {
@@ -139,7 +140,7 @@ void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   if (static_cast<uint64_t>(request.leases_size()) > limits::kMaxReleasesPerCall) {
-    return done(Invalid("leases: more than ", limits::kMaxReleasesPerCall));
+    return done(Invalid("leases: too many; expected at most ", limits::kMaxReleasesPerCall));
   }
   std::vector<storage::LeaseId> leases;
   for (int i = 0; i < request.leases_size(); ++i) {

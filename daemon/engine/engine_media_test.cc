@@ -153,7 +153,8 @@ TEST_F(EngineMediaTest, KeysTurnByTheirRotaryPosition) {
     v1::LandSegment segment = At(1, 27);
     segment.set_rotary_shift(shift);
     const auto verdict = engine_.Land(engine_.LandRequest(match->lease(), {segment}));
-    EXPECT_EQ(verdict.status().message(), "segments[0].rotary_shift: out of range");
+    EXPECT_EQ(verdict.status().message(),
+              "segments[0].rotary_shift: out of range; first_position + rotary_shift must be 0 to 1099511627776");
   }
 }
 
@@ -170,18 +171,19 @@ TEST_F(EngineMediaTest, MalformedMediaAreRefusedByName) {
       {
           {"prompts[0].media: not a whole number", [](M& r) { r.mutable_prompts(0)->set_media("x"); }},
           {"prompts[0].media: more than", put(Media(limits::kMaxMedia + 1))},
-          {"prompts[0].media[1].offset: does not ascend", put({Image(3, 1), Image(3, 2)})},
-          {"prompts[0].media[0].offset: behind the last token", put({Image(20, 1)})},
+          {"prompts[0].media[1].offset: must be greater than the previous offset", put({Image(3, 1), Image(3, 2)})},
+          {"prompts[0].media[0].offset: must be less than the number of tokens", put({Image(20, 1)})},
       });
   using R = v1::ReserveRequest;
   ExpectRefusals<R, v1::ReserveReply>(
       engine_, ReserveRequest(ObjectKind::kSegment, Ascending(20, 1), {}), absl::StatusCode::kInvalidArgument,
-      {{"objects[0].media[0].offset: behind the last token",
+      {{"objects[0].media[0].offset: must be less than the number of tokens",
         [](R& r) { r.mutable_objects(0)->set_media(PackMedia(Media{Image(20, 1)})); }}});
   using C = v1::CommitRequest;
-  ExpectRefusals<C, v1::CommitReply>(
-      engine_, engine_.CommitRequest(engine_.OpenWithPrefixes(), Ascending(20, 1)), absl::StatusCode::kInvalidArgument,
-      {{"media[0].offset: behind the last token", [](C& r) { r.set_media(PackMedia(Media{Image(20, 1)})); }}});
+  ExpectRefusals<C, v1::CommitReply>(engine_, engine_.CommitRequest(engine_.OpenWithPrefixes(), Ascending(20, 1)),
+                                     absl::StatusCode::kInvalidArgument,
+                                     {{"media[0].offset: must be less than the number of tokens",
+                                       [](C& r) { r.set_media(PackMedia(Media{Image(20, 1)})); }}});
 }
 
 }  // namespace

@@ -84,12 +84,14 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
   if (!session.ok()) return done(session.status());
   auto pages = (*session)->FindPages(request.pages_id());
   if (pages == nullptr) return done(Invalid("pages_id: unknown handle ", request.pages_id()));
-  if (pages->pool() == nullptr) return done(Invalid("pages_id: declared without allocate"));
+  if (pages->pool() == nullptr) return done(Invalid("pages_id: the pages were declared without allocate"));
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  if (request.deadline_ns() < 0) return done(Invalid("deadline_ns: negative"));
-  if (request.prompt().needed_in_ns() != 0) return done(Invalid("prompt.needed_in_ns: pages are admitted now"));
-  if (!request.prompt().conversation().empty()) return done(Invalid("prompt.conversation: pages are of segments"));
+  if (request.deadline_ns() < 0) return done(Invalid("deadline_ns: negative; expected 0 or more"));
+  if (request.prompt().needed_in_ns() != 0)
+    return done(Invalid("prompt.needed_in_ns: must be 0, because pages are admitted immediately"));
+  if (!request.prompt().conversation().empty())
+    return done(Invalid("prompt.conversation: must be empty; only segments share pages"));
   const auto segments = ReadSegments("prompt", request.prompt(), pages->model());
   if (!segments.ok()) return done(segments.status());
   std::vector<PagePool::Want> wants = WantsOf(*segments, *pages);
@@ -97,9 +99,9 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
                       &request, reply]() -> absl::Status {
     // The client has released the lease by then, and would never release it again.
     if (request.deadline_ns() != 0 && MonotonicClock().Now() >= request.deadline_ns()) {
-      return absl::DeadlineExceededError("deadline_ns: passed");
+      return absl::DeadlineExceededError("deadline_ns: the deadline has passed");
     }
-    if (cache_.draining()) return absl::UnavailableError("the daemon drains");
+    if (cache_.draining()) return absl::UnavailableError("the daemon is draining");
     EndRequestsWith(session);
     const auto answer = pools_.Admit(session->about().id, session->about().tenant, lease, pages->pool(), wants,
                                      request.own_pages(), /*own_now=*/0);
@@ -130,7 +132,7 @@ void EngineService::ExtendAdmission(const v1::ExtendAdmissionRequest& request, v
       *session, Room::kRequest, done,
       [this, session = *session, lease = *lease, begun = false, &request, reply, done](storage::Slice& slice) mutable {
         const PagePools::Request* held = pools_.Find(session->about().id, lease);
-        if (held == nullptr) return done(absl::NotFoundError("lease: not held")), true;
+        if (held == nullptr) return done(absl::NotFoundError("lease: unknown or released")), true;
         PagePool::Shortage shortage;
         const bool first = !std::exchange(begun, true);
         if (first && !held->pool->Extend(held->admission, request.own_pages(), shortage, /*most=*/0)) {
@@ -150,14 +152,15 @@ void EngineService::MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFil
   if (!lease.ok()) return done(lease.status());
   OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, &request, done] {
     const PagePools::Request* held = pools_.Find(session->about().id, lease);
-    if (held == nullptr) return done(absl::NotFoundError("lease: not held"));
+    if (held == nullptr) return done(absl::NotFoundError("lease: unknown or released"));
     const std::vector<PagePool::Segment> segments = held->pool->Segments(held->admission);
     for (int i = 0; i < request.segments_size(); ++i) {  // all of them, before any
       const uint32_t index = request.segments(i);
-      if (index >= segments.size()) return done(Invalid("segments[", i, "]: the request has ", segments.size()));
-      if (segments[index].pages.empty()) return done(Invalid("segments[", i, "]: it shares no pages"));
+      if (index >= segments.size())
+        return done(Invalid("segments[", i, "]: out of range; the request has ", segments.size(), " segments"));
+      if (segments[index].pages.empty()) return done(Invalid("segments[", i, "]: has no shared pages"));
       if (segments[index].content == PageContent::kBeingFilled) {
-        return done(Invalid("segments[", i, "]: another request fills it"));
+        return done(Invalid("segments[", i, "]: is being filled by another request"));
       }
     }
     for (const uint32_t index : request.segments()) held->pool->Filled(held->admission, index);

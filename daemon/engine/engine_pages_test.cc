@@ -137,7 +137,7 @@ TEST(EnginePages, RequestsShareSegmentsInPlace) {
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_THAT(Contents(second), ElementsAre(PageContent::kFilled, PageContent::kBeingFilled, PageContent::kFilled));
   for (int segment = 0; segment < 3; ++segment) EXPECT_EQ(PagesOf(second, segment), PagesOf(first, segment));
-  EXPECT_THAT(Message(engine.MarkFilled('b', {2, 1})), StartsWith("segments[1]: another request fills it"));
+  EXPECT_THAT(Message(engine.MarkFilled('b', {2, 1})), StartsWith("segments[1]: is being filled by another request"));
 
   engine.Release('a');
   const auto now = engine.Attach('b');
@@ -174,7 +174,7 @@ TEST(EnginePages, APrefixLandsOnOwnPagesAlone) {
   ASSERT_TRUE(landed.ok()) << landed.status();
   EXPECT_THAT(*landed, ElementsAre(MissReason::kNone));
   table[1] = PagesOf(admitted, 0)[1];
-  EXPECT_THAT(Message(land(table).status()), HasSubstr("is shared, and a prefix lands on own pages alone"));
+  EXPECT_THAT(Message(land(table).status()), HasSubstr("is shared; a prefix must land on the request's own pages"));
 }
 
 TEST(EnginePages, ARequestThatDoesNotFitIsToldWhatItLacks) {
@@ -253,18 +253,19 @@ TEST(EnginePages, MalformedRequestsAreRefusedByName) {
   v1::DeclarePagesRequest declaration = engine.PagesRequest();
   v1::DeclarePagesReply ignored;
   declaration.set_region(engine.engine.region());
-  EXPECT_THAT(Message(engine.engine.Call(declaration, &ignored)), StartsWith("allocate: only for a hosted region"));
+  EXPECT_THAT(Message(engine.engine.Call(declaration, &ignored)), StartsWith("allocate: requires a hosted region"));
   declaration = engine.PagesRequest();
   declaration.set_pages(limits::kMaxAllocatedPages + 1);
-  EXPECT_THAT(Message(engine.engine.Call(declaration, &ignored)), StartsWith("pages: more than 1048576"));
+  EXPECT_THAT(Message(engine.engine.Call(declaration, &ignored)),
+              StartsWith("pages: too many; expected at most 1048576"));
 
   const struct {
     const char* error;
     std::function<void(v1::AdmitRequest&)> spoil;
   } kCases[] = {
       {"pages_id: unknown handle 999", [](auto& r) { r.set_pages_id(999); }},
-      {"lease: not 16 bytes", [](auto& r) { r.set_lease("short"); }},
-      {"deadline_ns: negative", [](auto& r) { r.set_deadline_ns(-1); }},
+      {"lease: wrong length; expected 16 bytes", [](auto& r) { r.set_lease("short"); }},
+      {"deadline_ns: negative; expected 0 or more", [](auto& r) { r.set_deadline_ns(-1); }},
       {"prompt.needed_in_ns", [](auto& r) { r.mutable_prompt()->set_needed_in_ns(1); }},
       {"prompt.tokens: not a whole number", [](auto& r) { r.mutable_prompt()->set_tokens("abc"); }},
       {"prompt.segment_lengths[1]: zero", [](auto& r) { r.mutable_prompt()->set_segment_lengths(1, 0); }},
@@ -284,7 +285,7 @@ TEST(EnginePages, MalformedRequestsAreRefusedByName) {
 
   ASSERT_TRUE(engine.Admit('a', 1)->has_admission());
   EXPECT_EQ(engine.Admit('a', 1).status().code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_THAT(Message(engine.MarkFilled('a', {0, 3})), StartsWith("segments[1]: the request has 3"));
+  EXPECT_THAT(Message(engine.MarkFilled('a', {0, 3})), StartsWith("segments[1]: out of range; the request has 3"));
   EXPECT_THAT(Contents(engine.Attach('a')),
               ElementsAre(PageContent::kToFill, PageContent::kToFill, PageContent::kToFill));  // all or nothing
   EXPECT_EQ(engine.MarkFilled('b', {0}).code(), absl::StatusCode::kNotFound);

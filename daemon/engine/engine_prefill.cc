@@ -19,19 +19,21 @@ namespace {
 
 absl::Status CheckWait(int64_t wait_ns) {
   if (wait_ns >= 0 && wait_ns <= limits::kMaxPrefillWaitNanos) return absl::OkStatus();
-  return Invalid("wait_ns: not from 0 to ", limits::kMaxPrefillWaitNanos);
+  return Invalid("wait_ns: out of range; expected 0 to ", limits::kMaxPrefillWaitNanos);
 }
 
 absl::StatusOr<Router::Cold> ReadCold(const std::string& field, const v1::ObjectName& name, const Model& model,
                                       storage::TenantId tenant) {
-  if (!name.media().empty()) return Invalid(field, ".media: a segment with media is its own engine's to compute");
-  if (!name.salt().empty()) return Invalid(field, ".salt: a segment with a salt is its own engine's to compute");
+  if (!name.media().empty())
+    return Invalid(field, ".media: must be empty; other engines cannot prefill segments with media");
+  if (!name.salt().empty())
+    return Invalid(field, ".salt: must be empty; other engines cannot prefill segments with a salt");
   if (name.tokens().size() > limits::kMaxPrefillTokens * sizeof(int32_t)) {
-    return Invalid(field, ".tokens: more than ", limits::kMaxPrefillTokens);
+    return Invalid(field, ".tokens: too many; expected at most ", limits::kMaxPrefillTokens);
   }
   const auto named = ReadObjectName(field, name, model);
   if (!named.ok()) return named.status();
-  if (!named->has_value()) return Invalid(field, ".tokens: too short to have an interior");
+  if (!named->has_value()) return Invalid(field, ".tokens: too short; expected more tokens than the two seams have");
   const ObjectHeader& plan = (*named)->plan;
   return Router::Cold{.work = {.tenant = tenant,
                                .ns = model.ns,
@@ -58,12 +60,12 @@ void EngineService::PlanPrefill(const v1::PlanPrefillRequest& request, v1::PlanP
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
   if (model->shard.size > 1) {
     return done(
-        absl::UnimplementedError("model: of several tensor-parallel shards, which are not prefilled elsewhere"));
+        absl::UnimplementedError("model: has several tensor-parallel shards; other engines cannot prefill for it"));
   }
   if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
-    return done(Invalid("objects: more than ", limits::kMaxObjectsPerCall));
+    return done(Invalid("objects: too many; expected at most ", limits::kMaxObjectsPerCall));
   }
-  if (request.objects().empty()) return done(Invalid("objects: none"));
+  if (request.objects().empty()) return done(Invalid("objects: empty; expected at least one"));
   const storage::TenantId tenant = (*session)->about().tenant;
   std::vector<Router::Cold> cold;
   for (int i = 0; i < request.objects_size(); ++i) {
@@ -118,10 +120,11 @@ void EngineService::ServePrefill(const v1::ServePrefillRequest& request, v1::Ser
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
   if (model->shard.size > 1) {
-    return done(absl::UnimplementedError("model: one tensor-parallel shard of several cannot prefill for others"));
+    return done(
+        absl::UnimplementedError("model: has several tensor-parallel shards; it cannot prefill for other engines"));
   }
   if (static_cast<uint64_t>(request.results_size()) > limits::kMaxPrefillResults) {
-    return done(Invalid("results: more than ", limits::kMaxPrefillResults));
+    return done(Invalid("results: too many; expected at most ", limits::kMaxPrefillResults));
   }
   if (absl::Status status = CheckWait(request.wait_ns()); !status.ok()) return done(status);
   std::vector<PrefillWorkers::Result> results;

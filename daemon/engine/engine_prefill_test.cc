@@ -110,12 +110,12 @@ TEST_F(EnginePrefillTest, EveryFieldIsChecked) {
   ExpectRefusals<v1::PlanPrefillRequest, v1::PlanPrefillReply>(
       asker_, PlanOf({Ascending(24, 7)}), kBad,
       {{"model: unknown handle 999", [](auto& r) { r.set_model(999); }},
-       {"objects: none", [](auto& r) { r.clear_objects(); }},
-       {"objects[0].kind: neither segment nor checkpoint", [](auto& r) { r.mutable_objects(0)->set_kind(9); }},
+       {"objects: empty; expected at least one", [](auto& r) { r.clear_objects(); }},
+       {"objects[0].kind: expected segment or checkpoint", [](auto& r) { r.mutable_objects(0)->set_kind(9); }},
        {"objects[0].tokens: ", [](auto& r) { r.mutable_objects(0)->set_tokens("odd"); }},
        {"objects[0].tokens: empty", [](auto& r) { r.mutable_objects(0)->clear_tokens(); }},
        {"objects[0].tokens: too short", [](auto& r) { r.mutable_objects(0)->set_tokens(std::string(4, 'x')); }},
-       {"objects[0].tokens: more than ",
+       {"objects[0].tokens: too many; expected at most ",
         [](auto& r) { r.mutable_objects(0)->set_tokens(std::string(4 * limits::kMaxPrefillTokens + 4, 'x')); }},
        {"objects[0].media: ", [](auto& r) { r.mutable_objects(0)->set_media(std::string(40, 'x')); }},
        {"objects[0].salt: ", [](auto& r) { r.mutable_objects(0)->set_salt(std::string(32, 'x')); }}});

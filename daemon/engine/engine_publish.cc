@@ -31,10 +31,12 @@ struct Sources {
 
 absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishObject& object, const Session& session) {
   if (object.provenance() == static_cast<uint32_t>(Provenance::kComposed)) {
-    return Invalid(field, ".provenance: composed state is never shared");
+    return Invalid(field, ".provenance: composed states cannot be published; expected exact");
   }
-  if (object.provenance() != static_cast<uint32_t>(Provenance::kExact)) return Invalid(field, ".provenance: unknown");
-  if (object.first_position() > kMaxPosition) return Invalid(field, ".first_position: out of range");
+  if (object.provenance() != static_cast<uint32_t>(Provenance::kExact))
+    return Invalid(field, ".provenance: unknown; expected exact");
+  if (object.first_position() > kMaxPosition)
+    return Invalid(field, ".first_position: out of range; expected at most ", kMaxPosition);
   Sources sources{.field = field, .reservation = object.reservation()};
   for (int i = 0; i < object.parts_size(); ++i) {
     const std::string part = absl::StrCat(field, ".parts[", i, "]");
@@ -46,7 +48,7 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
     if (!whole.ok()) return whole;
   }
   if (static_cast<uint64_t>(object.page_table_size()) > limits::kMaxPromptTokens) {
-    return Invalid(field, ".page_table: more than ", limits::kMaxPromptTokens);
+    return Invalid(field, ".page_table: too many; expected at most ", limits::kMaxPromptTokens);
   }
   sources.page_table.assign(object.page_table().begin(), object.page_table().end());
   sources.group_pages.assign(object.group_pages().begin(), object.group_pages().end());
@@ -116,7 +118,7 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
   if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
-    return done(Invalid("objects: more than ", limits::kMaxObjectsPerCall));
+    return done(Invalid("objects: too many; expected at most ", limits::kMaxObjectsPerCall));
   }
   auto objects = std::make_shared<std::vector<std::optional<NamedObject>>>();
   for (int i = 0; i < request.objects_size(); ++i) {
@@ -147,9 +149,9 @@ void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply*
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
-    return done(Invalid("objects: more than ", limits::kMaxObjectsPerCall));
+    return done(Invalid("objects: too many; expected at most ", limits::kMaxObjectsPerCall));
   }
-  if (request.deadline_ns() < 0) return done(Invalid("deadline_ns: negative"));
+  if (request.deadline_ns() < 0) return done(Invalid("deadline_ns: negative; expected 0 or more"));
   auto objects = std::make_shared<std::vector<Sources>>();
   for (int i = 0; i < request.objects_size(); ++i) {
     auto sources = ReadSources(absl::StrCat("objects[", i, "]"), request.objects(i), **session);
@@ -198,7 +200,7 @@ void EngineService::Abandon(const v1::AbandonRequest& request, v1::AbandonReply*
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   if (static_cast<uint64_t>(request.reservations_size()) > limits::kMaxObjectsPerCall) {
-    return done(Invalid("reservations: more than ", limits::kMaxObjectsPerCall));
+    return done(Invalid("reservations: too many; expected at most ", limits::kMaxObjectsPerCall));
   }
   std::vector<storage::ReservationId> reservations(request.reservations().begin(), request.reservations().end());
   OnLoop(*session, Room::kRelease, done, [this, session = *session, reservations = std::move(reservations), done] {

@@ -80,7 +80,7 @@ TEST_F(EngineRefusalTest, LookUpsThatCannotLandAreRefusedAndLeaseNothing) {
     const char* error;
     std::function<void(v1::LookupAndLandRequest&)> spoil;
   } kCases[] = {
-      {"lease: not 16 bytes", [](auto& r) { r.set_lease("short"); }},
+      {"lease: wrong length; expected 16 bytes", [](auto& r) { r.set_lease("short"); }},
       {"lease: all zero", [](auto& r) { r.set_lease(std::string(16, '\0')); }},
       {"model: unknown handle 999", [](auto& r) { r.set_model(999); }},
       {"pages_id: unknown handle 999", [](auto& r) { r.set_pages_id(999); }},
@@ -88,8 +88,9 @@ TEST_F(EngineRefusalTest, LookUpsThatCannotLandAreRefusedAndLeaseNothing) {
       {"prompt.tokens: ", [](auto& r) { r.mutable_prompt()->set_tokens("odd"); }},
       {"prompt.segment_lengths[1]: ends behind", [](auto& r) { r.mutable_prompt()->set_segment_lengths(1, 25); }},
       {"segments[0]: page_table: 0 entries are too few", [](auto& r) { r.clear_page_table(); }},
-      {"segments[1]: page_table[8]: -3 is not one of 64", [](auto& r) { r.set_page_table(8, -3); }},
-      {"segments[1]: page_table[9]: the page of page_table[0] again", [](auto& r) { r.set_page_table(9, 0); }},
+      {"segments[1]: page_table[8]: page -3 is out of range; 64", [](auto& r) { r.set_page_table(8, -3); }},
+      {"segments[1]: page_table[9]: names the same page as page_table[0] again",
+       [](auto& r) { r.set_page_table(9, 0); }},
       {"group_pages: the pages were declared without groups",
        [](auto& r) { r.add_group_pages(static_cast<uint32_t>(r.page_table_size())); }},
   };
@@ -118,27 +119,30 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
     const char* error;
     std::function<void(v1::LandRequest&)> spoil;
   } kCases[] = {
-      {"lease: not 16 bytes", [](auto& r) { r.set_lease("short"); }},
+      {"lease: wrong length; expected 16 bytes", [](auto& r) { r.set_lease("short"); }},
       {"pages_id: unknown handle 999", [](auto& r) { r.set_pages_id(999); }},
-      {"segments[1].segment: the match has 2", [](auto& r) { r.mutable_segments(1)->set_segment(2); }},
+      {"segments[1].segment: out of range; the match has 2", [](auto& r) { r.mutable_segments(1)->set_segment(2); }},
       {"segments[1].segment: given twice", [](auto& r) { r.mutable_segments(1)->set_segment(0); }},
       {"tuples_only[1]: given twice",
        [](auto& r) {
          r.add_tuples_only(2);
          r.add_tuples_only(0);
        }},
-      {"segments[0].first_position: a prefix stands at 0",
+      {"segments[0].first_position: must be 0 for a prefix",
        [](auto& r) { r.mutable_segments(0)->set_first_position(4); }},
       {"segments[1].first_position: out of range",
        [](auto& r) { r.mutable_segments(1)->set_first_position(~uint64_t{0}); }},
       {"segments[1]: page_table: 64 entries are too few",
        [](auto& r) { r.mutable_segments(1)->set_first_position(4 * 64 - 20); }},
       {"segments[0]: page_table: 0 entries are too few", [](auto& r) { r.clear_page_table(); }},
-      {"segments[0]: page_table[5]: 64 is not one of 64", [](auto& r) { r.set_page_table(5, TestEngine::kPages); }},
-      {"segments[1]: page_table[8]: -3 is not one of 64", [](auto& r) { r.set_page_table(8, -3); }},
-      {"segments[0]: page_table[5]: the page of page_table[2] again", [](auto& r) { r.set_page_table(5, 2); }},
-      {"segments[1]: page_table[9]: the page of page_table[0] again", [](auto& r) { r.set_page_table(9, 0); }},
-      {"segments: two of them would write position", [](auto& r) { r.mutable_segments(1)->set_first_position(10); }},
+      {"segments[0]: page_table[5]: page 64 is out of range; 64",
+       [](auto& r) { r.set_page_table(5, TestEngine::kPages); }},
+      {"segments[1]: page_table[8]: page -3 is out of range; 64", [](auto& r) { r.set_page_table(8, -3); }},
+      {"segments[0]: page_table[5]: names the same page as page_table[2] again",
+       [](auto& r) { r.set_page_table(5, 2); }},
+      {"segments[1]: page_table[9]: names the same page as page_table[0] again",
+       [](auto& r) { r.set_page_table(9, 0); }},
+      {"segments: two segments overlap at position", [](auto& r) { r.mutable_segments(1)->set_first_position(10); }},
       {"group_pages: the pages were declared without groups", [](auto& r) { r.add_group_pages(1); }},
   };
   for (const auto& c : kCases) {
@@ -195,8 +199,9 @@ TEST_F(EngineRefusalTest, MalformedOpenModelIsRefusedByName) {
           {"shard.first_layer", [](R& r) { r.mutable_shard()->set_first_layer(2); }},
           {"shard.layer_count", [](R& r) { r.mutable_shard()->set_layer_count(3); }},
           {"shard.tensor_parallel_rank", [](R& r) { r.mutable_shard()->set_tensor_parallel_rank(1); }},
-          {"shard.tensor_parallel_size: more than 256", [](R& r) { r.mutable_shard()->set_tensor_parallel_size(257); }},
-          {"layout.layers[0].value_heads: 2 cannot be divided into 3",
+          {"shard.tensor_parallel_size: too large; expected at most 256",
+           [](R& r) { r.mutable_shard()->set_tensor_parallel_size(257); }},
+          {"layout.layers[0].value_heads: 2 is not divisible by 3",
            [](R& r) { r.mutable_shard()->set_tensor_parallel_size(3); }},
           {"cost.flops_per_token:", [](R& r) { r.mutable_cost()->set_flops_per_token(-1); }},
           {"cost.flops_per_token_squared", [](R& r) { r.mutable_cost()->set_flops_per_token_squared(kNan); }},
@@ -218,8 +223,8 @@ TEST_F(EngineRefusalTest, MalformedDeclarePagesIsRefusedByName) {
           {"region: unknown handle", [](R& r) { r.set_region(999); }},
           {"page_tokens", [](R& r) { r.set_page_tokens(0); }},
           {"page_tokens", [](R& r) { r.set_page_tokens(1 << 20); }},
-          {"pages: out of range", [](R& r) { r.set_pages(0); }},
-          {"pages: out of range", [](R& r) { r.set_pages(0xffffffff); }},
+          {"pages: out of range; expected 1 to", [](R& r) { r.set_pages(0); }},
+          {"pages: out of range; expected 1 to", [](R& r) { r.set_pages(0xffffffff); }},
           {"layers: attention layer 1 is missing", [](R& r) { r.clear_layers(); }},
           {"layers[1]: the layout has only 1", [](R& r) { *r.add_layers() = r.layers(0); }},
           {"layers[0].layer: expected attention layer 1", [](R& r) { r.mutable_layers(0)->set_layer(0); }},
@@ -257,18 +262,18 @@ TEST_F(EngineRefusalTest, MalformedMatchIsRefusedByName) {
           {"prompts[1].segment_lengths[1]: ends behind",
            [](M& r) { r.mutable_prompts(1)->set_segment_lengths(1, ~uint64_t{0}); }},
           {"prompts[0].tokens: not a whole number", [](M& r) { r.mutable_prompts(0)->mutable_tokens()->append("x"); }},
-          {"prompts[0].tokens: more than",
+          {"prompts[0].tokens: too many; expected at most",
            [](M& r) { r.mutable_prompts(0)->set_tokens(std::string((limits::kMaxPromptTokens + 1) * 4, 'x')); }},
-          {"prompts[0].segment_lengths: more than",
+          {"prompts[0].segment_lengths: too many; expected at most",
            [](M& r) { r.mutable_prompts(0)->mutable_segment_lengths()->Resize(limits::kMaxSegments + 1, 1); }},
-          {"prompts: more than",
+          {"prompts: too many; expected at most",
            [](M& r) {
              for (uint64_t i = 0; i < limits::kMaxPromptsPerCall; ++i) r.add_prompts();
            }},
           {"prompts[1].needed_in_ns", [](M& r) { r.mutable_prompts(1)->set_needed_in_ns(-1); }},
           {"prompts[1].needed_in_ns",
            [](M& r) { r.mutable_prompts(1)->set_needed_in_ns(limits::kMaxNeededInNanos + 1); }},
-          {"prompts: more than 65536 shards of segments together",
+          {"prompts: too many; expected at most 65536 shards of segments together",
            [](M& r) {
              for (uint64_t i = 0; i < limits::kMaxLookupsPerMatch; i += limits::kMaxSegments) {
                r.add_prompts()->mutable_segment_lengths()->Resize(limits::kMaxSegments, 1);
@@ -291,7 +296,7 @@ TEST_F(EngineRefusalTest, MalformedReserveIsRefusedByName) {
           {"objects[0].kind", [](V& r) { r.mutable_objects(0)->set_kind(257); }},
           {"objects[0].tokens: empty", [](V& r) { r.mutable_objects(0)->clear_tokens(); }},
           {"objects[0].tokens: not a whole", [](V& r) { r.mutable_objects(0)->set_tokens("abc"); }},
-          {"objects: more than",
+          {"objects: too many; expected at most",
            [](V& r) {
              for (uint64_t i = 0; i < limits::kMaxObjectsPerCall; ++i) r.add_objects();
            }},
@@ -307,18 +312,19 @@ TEST_F(EngineRefusalTest, MalformedPublishAbandonAndReleaseAreRefusedByName) {
   ExpectRefusals<P, v1::PublishReply>(
       engine_, publish, absl::StatusCode::kInvalidArgument,
       {
-          {"objects[0].provenance: unknown", [](P& r) { r.mutable_objects(0)->set_provenance(0); }},
+          {"objects[0].provenance: unknown; expected exact; expected exact or composed",
+           [](P& r) { r.mutable_objects(0)->set_provenance(0); }},
           {"objects[0].provenance: composed", [](P& r) { r.mutable_objects(0)->set_provenance(2); }},
           {"objects[0].first_position", [](P& r) { r.mutable_objects(0)->set_first_position(~uint64_t{0}); }},
           {"objects[0].parts[0].form", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(4); }},
           {"objects[0].parts[0].form", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(258); }},
           {"objects[0].parts[1].heads: only transitions",
            [](P& r) { r.mutable_objects(0)->mutable_parts(1)->set_heads(1); }},
-          {"objects[0].parts[0].first_head: of no heads",
+          {"objects[0].parts[0].first_head: must be 0 without heads",
            [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_first_head(1); }},
-          {"objects[0].parts[0].rank: of no heads", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_rank(1); }},
-          {"objects[0].parts[0].heads: must be given",
-           [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(12); }},
+          {"objects[0].parts[0].rank: must be 0 without heads",
+           [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_rank(1); }},
+          {"objects[0].parts[0].heads: required", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(12); }},
           {"objects[0].parts[0].region: zero transitions",
            [](P& r) {
              r.mutable_objects(0)->mutable_parts(0)->set_form(12);
@@ -326,10 +332,10 @@ TEST_F(EngineRefusalTest, MalformedPublishAbandonAndReleaseAreRefusedByName) {
            }},
           {"objects[0].parts[3]: the same part",
            [](P& r) { *r.mutable_objects(0)->add_parts() = r.objects(0).parts(0); }},
-          {"objects[0].page_table: more than",
+          {"objects[0].page_table: too many; expected at most",
            [](P& r) { r.mutable_objects(0)->mutable_page_table()->Resize(limits::kMaxPromptTokens + 1, 0); }},
           {"deadline_ns", [](P& r) { r.set_deadline_ns(-1); }},
-          {"objects: more than",
+          {"objects: too many; expected at most",
            [](P& r) {
              for (uint64_t i = 0; i < limits::kMaxObjectsPerCall; ++i) *r.add_objects() = r.objects(0);
            }},
@@ -339,14 +345,15 @@ TEST_F(EngineRefusalTest, MalformedPublishAbandonAndReleaseAreRefusedByName) {
   abandon.mutable_reservations()->Resize(limits::kMaxObjectsPerCall, 0);  // unknown ones are ignored
   ExpectRefusals<v1::AbandonRequest, v1::AbandonReply>(
       engine_, abandon, absl::StatusCode::kInvalidArgument,
-      {{"reservations: more than", [&](v1::AbandonRequest& r) { r.add_reservations(reserved.reservation()); }}});
+      {{"reservations: too many; expected at most",
+        [&](v1::AbandonRequest& r) { r.add_reservations(reserved.reservation()); }}});
   auto release = engine_.Make<v1::ReleaseRequest>();
   release.add_leases(std::string(16, 'x'));
-  ExpectRefusals<v1::ReleaseRequest, v1::ReleaseReply>(engine_, release, absl::StatusCode::kInvalidArgument,
-                                                       {{"leases: more than", [](v1::ReleaseRequest& r) {
-                                                           for (uint64_t i = 0; i < limits::kMaxReleasesPerCall; ++i)
-                                                             *r.add_leases() = r.leases(0);
-                                                         }}});
+  ExpectRefusals<v1::ReleaseRequest, v1::ReleaseReply>(
+      engine_, release, absl::StatusCode::kInvalidArgument,
+      {{"leases: too many; expected at most", [](v1::ReleaseRequest& r) {
+          for (uint64_t i = 0; i < limits::kMaxReleasesPerCall; ++i) *r.add_leases() = r.leases(0);
+        }}});
   // None of that used the reservation up.
   EXPECT_EQ(engine_.Publish(publish.objects(0)), PublishOutcome::kPublished);
 }
@@ -371,9 +378,10 @@ TEST_F(EngineRefusalTest, FormsThatMakeNoSenseAreRefusedByName) {
       {
           {"objects[0].parts[0].layer: 1 has no transitions", first([](S& part) { part.set_layer(1); })},
           {"objects[0].parts[0].layer: 9 has no transitions", first([](S& part) { part.set_layer(9); })},
-          {"objects[0].parts[0].first_head: 2 is not one of 2", first([](S& part) { part.set_first_head(2); })},
-          {"objects[0].parts[0].heads: 3 from head 0", first([](S& part) { part.set_heads(3); })},
-          {"objects[0].parts[0].heads: 4294967295 from head 1",
+          {"objects[0].parts[0].first_head: 2 is out of range; the layer has 2 heads",
+           first([](S& part) { part.set_first_head(2); })},
+          {"objects[0].parts[0].heads: first_head + heads is 0 + 3", first([](S& part) { part.set_heads(3); })},
+          {"objects[0].parts[0].heads: first_head + heads is 1 + 4294967295",
            first([](S& part) { part.set_first_head(1), part.set_heads(~uint32_t{0}); })},
           {"objects[0].parts: layer 0: head 1 has no transition", first([](S& part) { part.set_heads(1); })},
           {"objects[0].parts: layer 0: head 0 has no transition",

@@ -122,14 +122,14 @@ TEST_F(EngineSaltTest, MalformedSaltsAreRefusedByName) {
   *match.add_prompts() = Prompt(Ascending(20, 1), {}, "");
   ExpectRefusals<v1::MatchRequest, v1::MatchReply>(
       engine_, match, absl::StatusCode::kInvalidArgument,
-      {{"prompts[0].salt: not 32 bytes, nor empty", [](auto& r) { r.mutable_prompts(0)->set_salt("x"); }},
+      {{"prompts[0].salt: not 32 bytes, or empty", [](auto& r) { r.mutable_prompts(0)->set_salt("x"); }},
        {"prompts[0].salt: zeros", [](auto& r) { r.mutable_prompts(0)->set_salt(std::string(32, '\0')); }}});
   ExpectRefusals<v1::ReserveRequest, v1::ReserveReply>(
       engine_, ReserveRequest(ObjectKind::kSegment, Ascending(20, 1), ""), absl::StatusCode::kInvalidArgument,
-      {{"objects[0].salt: not 32 bytes", [](auto& r) { r.mutable_objects(0)->set_salt("x"); }}});
+      {{"objects[0].salt: wrong length; expected 32 bytes", [](auto& r) { r.mutable_objects(0)->set_salt("x"); }}});
   ExpectRefusals<v1::CommitRequest, v1::CommitReply>(
       engine_, engine_.CommitRequest(engine_.OpenWithPrefixes(), Ascending(20, 1)), absl::StatusCode::kInvalidArgument,
-      {{"salt: not 32 bytes", [](auto& r) { r.set_salt("x"); }}});
+      {{"salt: wrong length; expected 32 bytes", [](auto& r) { r.set_salt("x"); }}});
 }
 
 }  // namespace

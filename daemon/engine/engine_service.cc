@@ -13,7 +13,7 @@ namespace ashlar::daemon {
 namespace {
 
 absl::Status UnknownSession() {
-  return absl::UnauthenticatedError("session: unknown, or it has ended");
+  return absl::UnauthenticatedError("session: unknown or ended; connect again");
 }
 
 }  // namespace
@@ -27,9 +27,9 @@ absl::StatusOr<std::shared_ptr<Session>> EngineService::Resolve(const std::strin
 absl::Status EngineService::Authenticate(const std::string& secret, uid_t user, Callers callers) const {
   const std::optional<SessionTable::Owner> owner = table_.OwnerOf(secret);
   if (owner.has_value() && owner->uid != user) {
-    Log(LogLevel::kWarning, "refused a call: its session belongs to another user",
+    Log(LogLevel::kWarning, "call refused: the session belongs to another user",
         {{"session", owner->session}, {"session_uid", owner->uid}, {"uid", user}});
-    return absl::PermissionDeniedError("session: opened by another user; calls must come from the user that opened it");
+    return absl::PermissionDeniedError("session: opened by another user; call as the user that opened it");
   }
   return callers == Callers::kSessions ? Resolve(secret).status() : absl::OkStatus();
 }
@@ -38,7 +38,8 @@ void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done don
   const storage::TenantId tenant = session->about().tenant;
   if (room == Room::kRequest && !call_rates_.Take(tenant, 1)) {
     const uint64_t limit = call_rates_.limit(tenant);
-    return done(absl::ResourceExhaustedError(absl::StrCat("calls_per_second: a tenant makes at most ", limit)));
+    return done(
+        absl::ResourceExhaustedError(absl::StrCat("calls_per_second: the tenant exceeded its limit of ", limit)));
   }
   auto closure = [session = std::move(session), done, work = std::move(work)](storage::Slice& slice) {
     if (session->metadata().open) return EventLoop::Call(work, slice);
@@ -48,7 +49,7 @@ void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done don
   constexpr auto kOn = EventLoop::On::kAnyThread;
   const bool posted = room == Room::kRelease ? loop_.PostRelease(tenant, std::move(closure), kOn)
                                              : loop_.Post(tenant, std::move(closure), kOn);
-  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+  if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
 void EngineService::FindElsewhere(storage::TenantId tenant, const std::vector<const Asked*>& prompts,

@@ -172,7 +172,7 @@ TEST_F(EngineTurnsTest, ATenantThatAsksTooOftenIsRefusedByNameAndAnotherIsNot) {
   v1::MatchReply reply;
   absl::Status refused;
   service_->Match(calls_.front()->request, &reply, [&](absl::Status status) { refused = std::move(status); });
-  EXPECT_EQ(refused, absl::ResourceExhaustedError("calls_per_second: a tenant makes at most 1"));
+  EXPECT_EQ(refused, absl::ResourceExhaustedError("calls_per_second: the tenant exceeded its limit of 1"));
   v1::ReleaseRequest release;
   release.set_session(sessions_[kHeavy]->about().secret);
   v1::ReleaseReply released;

@@ -38,10 +38,10 @@ class MatchReplyWriter {
   size_t budget_left_;
 };
 
-static_assert(MatchReplyWriter::kHitBudget > limits::kMaxReplyBytes / 4 * 3, "a reply has room for hits");
+static_assert(MatchReplyWriter::kHitBudget > limits::kMaxReplyBytes / 4 * 3, "a reply has space for hits");
 static_assert(limits::kMaxSegments * MatchReplyWriter::kMissBytes + MatchReplyWriter::kPromptBytes +
                       limits::kMaxObjectsPerLanding * 2 + 64 <=
                   limits::kMaxReplyBytes - MatchReplyWriter::kHitBudget,
-              "a LookupAndLand's one prompt leaves room for its verdict beside its hits");
+              "a LookupAndLand reply has space for its verdict and its hits");
 
 }  // namespace ashlar::daemon

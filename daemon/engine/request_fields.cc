@@ -52,7 +52,7 @@ uint64_t CountOfText(const v1::Prompt& prompt, const Model& model) {
 absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::string& bytes) {
   storage::LeaseId lease;
   if (bytes.size() != lease.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(field, ": not ", lease.size(), " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(field, ": wrong length; expected ", lease.size(), " bytes"));
   }
   std::memcpy(lease.data(), bytes.data(), lease.size());
   return lease;
@@ -61,7 +61,7 @@ absl::StatusOr<storage::LeaseId> ReadLease(absl::string_view field, const std::s
 absl::StatusOr<ConversationId> ReadConversation(absl::string_view field, const std::string& bytes) {
   ConversationId conversation{};
   if (!bytes.empty() && bytes.size() != conversation.size()) {
-    return Invalid(field, ": not ", conversation.size(), " bytes, nor empty");
+    return Invalid(field, ": wrong length; expected ", conversation.size(), " bytes, or empty");
   }
   std::ranges::copy(bytes, conversation.begin());
   return conversation;
@@ -72,7 +72,8 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const s
     return absl::InvalidArgumentError(absl::StrCat(field, ": more than ", limits::kMaxPromptTokens, " tokens"));
   }
   absl::StatusOr<std::vector<int32_t>> tokens = UnpackTokens(bytes);
-  if (!tokens.ok()) return absl::InvalidArgumentError(absl::StrCat(field, ": not a whole number of int32"));
+  if (!tokens.ok())
+    return absl::InvalidArgumentError(absl::StrCat(field, ": length is not a multiple of 4 bytes (int32)"));
   return tokens;
 }
 
@@ -106,16 +107,16 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
   auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
   if (!tokens.ok()) return tokens.status();
   if (static_cast<uint64_t>(prompt.segment_lengths_size()) > limits::kMaxSegments) {
-    return Invalid(field, ".segment_lengths: more than ", limits::kMaxSegments);
+    return Invalid(field, ".segment_lengths: too many; expected at most ", limits::kMaxSegments);
   }
   const int64_t needed_in = prompt.needed_in_ns();
   if (needed_in < 0 || needed_in > limits::kMaxNeededInNanos) {
-    return Invalid(field, ".needed_in_ns: not from 0 to ", limits::kMaxNeededInNanos);
+    return Invalid(field, ".needed_in_ns: out of range; expected 0 to ", limits::kMaxNeededInNanos);
   }
   const auto conversation = ReadConversation(absl::StrCat(field, ".conversation"), prompt.conversation());
   if (!conversation.ok()) return conversation.status();
   if (*conversation != ConversationId{} && model.prefixes == nullptr) {
-    return Invalid(field, ".conversation: the model was opened without prefixes");
+    return Invalid(field, ".conversation: must be empty, because the model was opened without prefixes");
   }
   auto media = UnpackMedia(absl::StrCat(field, ".media"), prompt.media(), tokens->size());
   if (!media.ok()) return media.status();
@@ -130,9 +131,9 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
   size_t begin = 0;
   for (int i = 0; i < prompt.segment_lengths_size(); ++i) {
     const uint64_t length = prompt.segment_lengths(i);
-    if (length == 0) return Invalid(field, ".segment_lengths[", i, "]: zero");
+    if (length == 0) return Invalid(field, ".segment_lengths[", i, "]: 0; expected at least 1");
     if (length > read.tokens.size() - begin) {
-      return Invalid(field, ".segment_lengths[", i, "]: ends behind the prompt's last token");
+      return Invalid(field, ".segment_lengths[", i, "]: exceeds the tokens left in the prompt");
     }
     const auto run = std::span<const int32_t>(read.tokens).subspan(begin, length);
     read.segments.push_back(QueryOf(KindOfSegment(i), run, MediaWithin(read.media, begin, begin + length), *salt,
@@ -167,7 +168,7 @@ absl::StatusOr<std::optional<NamedObject>> ReadObjectName(const std::string& fie
                                                           const Model& model) {
   if (name.kind() != static_cast<uint32_t>(ObjectKind::kSegment) &&
       name.kind() != static_cast<uint32_t>(ObjectKind::kCheckpoint)) {
-    return Invalid(field, ".kind: neither segment nor checkpoint");
+    return Invalid(field, ".kind: expected segment or checkpoint");
   }
   const auto kind = static_cast<ObjectKind>(name.kind());
   const auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), name.tokens());

@@ -25,7 +25,9 @@ absl::StatusOr<const Region*> SharedPlaces::FindRegion(const std::string& field,
     if (absl::Status whole = region->CheckWhole(absl::StrCat(field, ".region")); !whole.ok()) return whole;
   }
   if (!gpu_.has_value()) gpu_ = region->gpu();
-  if (*gpu_ != region->gpu()) return Invalid(field, ".region: not in the memory that the places before it lie in");
+  if (*gpu_ != region->gpu())
+    return Invalid(
+        field, ".region: is in different memory than the earlier regions; put all on the same GPU, or all on the host");
   return region.get();
 }
 
@@ -33,9 +35,9 @@ absl::StatusOr<std::byte*> SharedPlaces::Block(const std::string& field, uint64_
                                                uint64_t bytes, uint64_t alignment) {
   const absl::StatusOr<const Region*> found = FindRegion(field, region);
   if (!found.ok()) return found.status();
-  if (offset % alignment != 0) return Invalid(field, ".offset: not aligned to ", alignment, " bytes");
+  if (offset % alignment != 0) return Invalid(field, ".offset: must be aligned to ", alignment, " bytes");
   if (!(*found)->Contains(offset, bytes)) {
-    return Invalid(field, ".offset: ends outside the region of ", (*found)->size(), " bytes");
+    return Invalid(field, ".offset: exceeds the region of ", (*found)->size(), " bytes");
   }
   places_.push_back({field, *found, BlockAt(offset, bytes), true, Access::kWrite});
   return (*found)->data() + offset;
@@ -45,11 +47,11 @@ absl::StatusOr<float*> SharedPlaces::Rows(const std::string& field, uint64_t reg
                                           uint64_t rows, uint64_t row_bytes, Access access) {
   const absl::StatusOr<const Region*> found = FindRegion(field, region);
   if (!found.ok()) return found.status();
-  if (offset % sizeof(float) != 0) return Invalid(field, ".offset: not aligned to ", sizeof(float), " bytes");
-  if (stride % sizeof(float) != 0) return Invalid(field, ".stride: not aligned to ", sizeof(float), " bytes");
+  if (offset % sizeof(float) != 0) return Invalid(field, ".offset: must be aligned to ", sizeof(float), " bytes");
+  if (stride % sizeof(float) != 0) return Invalid(field, ".stride: must be aligned to ", sizeof(float), " bytes");
   const RowArray array{offset, row_bytes, {{{stride, rows}, {0, 1}, {0, 1}}}};
   if (array.End() > (*found)->size()) {
-    return Invalid(field, ".offset: the last row ends outside the region of ", (*found)->size(), " bytes");
+    return Invalid(field, ".offset: the last row exceeds the region of ", (*found)->size(), " bytes");
   }
   if (!array.Disjoint()) return Invalid(field, ".stride: rows of ", row_bytes, " bytes overlap");
   places_.push_back({field, *found, array, false, access});
@@ -59,7 +61,7 @@ absl::StatusOr<float*> SharedPlaces::Rows(const std::string& field, uint64_t reg
 // Blocks may be thousands (checkpoints) and are sorted; arrays of rows are a handful, compared with everything.
 absl::Status SharedPlaces::CheckApart() {
   const auto clash = [](const Place& a, const Place& b) {
-    return Invalid(a.field, ".offset: overlaps ", b.field, ", of which one is written");
+    return Invalid(a.field, ".offset: overlaps ", b.field, ", and the call writes one of them");
   };
   std::ranges::sort(places_, [](const Place& a, const Place& b) {
     return std::tuple(!a.is_block, a.region, a.rows.offset) < std::tuple(!b.is_block, b.region, b.rows.offset);

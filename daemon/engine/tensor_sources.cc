@@ -21,22 +21,22 @@ absl::Status TensorSources::Add(const std::string& field, int index, const v1::P
                                 const Session& session) {
   const auto form = static_cast<PartForm>(part.form());
   if (part.form() != static_cast<uint32_t>(form) || !IsTensor(form)) {
-    return Invalid(field, ".form: not a tensor of a linear layer");
+    return Invalid(field, ".form: expected a tensor of a linear layer");
   }
   const std::optional<TransitionForm> transition = TransitionFormOf(form);
   if (part.heads() > 0 && transition.has_value()) {
     runs_.push_back({{part.layer(), part.first_head(), part.heads(), *transition, part.rank()}, index});
   } else if (part.heads() > 0) {
-    return Invalid(field, ".heads: only transitions are of some heads");
+    return Invalid(field, ".heads: must be 0; only transitions are stored per head");
   } else if (part.first_head() > 0) {
-    return Invalid(field, ".first_head: of no heads");
+    return Invalid(field, ".first_head: must be 0 without heads");
   } else if (part.rank() > 0) {
-    return Invalid(field, ".rank: of no heads");
+    return Invalid(field, ".rank: must be 0 without heads");
   }
   if (form == PartForm::kTransitionZero) {
-    if (part.heads() == 0) return Invalid(field, ".heads: must be given");
+    if (part.heads() == 0) return Invalid(field, ".heads: required");
     const bool somewhere = part.region() != 0 || part.offset() != 0;
-    return somewhere ? Invalid(field, ".region: zero transitions lie nowhere") : absl::OkStatus();
+    return somewhere ? Invalid(field, ".region: must be 0 for zero transitions") : absl::OkStatus();
   }
   const Tensor tensor{session.FindRegion(part.region()), part.offset()};
   if (tensor.region != nullptr && tensor.region.get() != whole_) {

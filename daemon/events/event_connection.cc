@@ -51,7 +51,7 @@ absl::Status EventConnection::Read(const KeptBatches& kept, storage::Nanos now) 
   received_ += static_cast<size_t>(size);
   if (received_ > kMaxReceivedBytesPerSecond) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("sends more than ", kMaxReceivedBytesPerSecond, " bytes within a second"));
+        absl::StrCat("the peer sends more than ", kMaxReceivedBytesPerSecond, " bytes per second"));
   }
   const auto inputs = reader_.Receive({bytes.data(), static_cast<size_t>(size)});
   if (!inputs.ok()) return inputs.status();
@@ -74,7 +74,7 @@ absl::Status EventConnection::Handle(const ZmtpInput& input, const KeptBatches& 
     case Kind::kPing:
       control_ += ZmtpPong(input.frames[0]);
       if (control_.size() <= kMaxControlBytes) return absl::OkStatus();
-      return absl::ResourceExhaustedError("sends pings, and does not read the answers");
+      return absl::ResourceExhaustedError("the peer sends pings but does not read the replies");
     case Kind::kMessage:
       break;
   }

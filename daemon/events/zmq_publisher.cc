@@ -125,7 +125,7 @@ struct ZmqPublisher::Impl {
     for (uint64_t i = 0; i < bound.size(); ++i) {
       watching = watching && Watch(bound[i].listener.fd.get(), i, EPOLLIN);
     }
-    return watching ? absl::OkStatus() : absl::ErrnoToStatus(errno, "cannot watch the sockets for events");
+    return watching ? absl::OkStatus() : absl::ErrnoToStatus(errno, "events: cannot add the sockets to epoll");
   }
 
   void Run() {
@@ -160,7 +160,7 @@ struct ZmqPublisher::Impl {
     std::map<std::string, size_t> of_peer;
     for (const auto& [id, one] : connections) ++of_peer[one.peer()];
     if (of_peer[peer] >= kConnectionsOfAnAddress) {
-      return refused.Add(kSocketName, RefusedConnection::kTooMany, peer, "too many connections of this peer");
+      return refused.Add(kSocketName, RefusedConnection::kTooMany, peer, "this peer has too many connections");
     }
     if (connections.size() >= kConnections) {
       const auto most = std::ranges::max_element(of_peer, {}, [](const auto& one) { return one.second; });
@@ -210,7 +210,7 @@ struct ZmqPublisher::Impl {
         ++at;
         continue;
       }
-      refused.Add(kSocketName, RefusedConnection::kTimedOut, at->second.peer(), "no greeting in time");
+      refused.Add(kSocketName, RefusedConnection::kTimedOut, at->second.peer(), "no ZMTP greeting in time");
       at = connections.erase(at);
     }
   }
@@ -277,7 +277,8 @@ absl::StatusOr<std::unique_ptr<ZmqPublisher>> ZmqPublisher::Start(Options option
   if (absl::Status status = impl->Open(); !status.ok()) return status;
   impl->subscription =
       hub.Subscribe({}, EventHub::kMostWaiting, [wake = impl->wake] { eventfd_write(wake->get(), 1); });
-  if (impl->subscription == nullptr) return absl::ResourceExhaustedError("too many follow the events");
+  if (impl->subscription == nullptr)
+    return absl::ResourceExhaustedError("events: too many subscribers; try again later");
   impl->thread = NamedThread("kv-events", [impl = impl.get()] { impl->Run(); });
   return std::unique_ptr<ZmqPublisher>(new ZmqPublisher(std::move(impl)));
 }

@@ -93,7 +93,7 @@ absl::Status ZmtpReader::ReadGreeting() {
   }
   const std::string mechanism = unread_.substr(kMechanismAt, kMechanismBytes);
   if (mechanism != std::string("NULL") + std::string(kMechanismBytes - 4, '\0')) {
-    return absl::FailedPreconditionError("greeting: expected the mechanism NULL");
+    return absl::FailedPreconditionError("greeting: unsupported mechanism; expected NULL");
   }
   greeted_ = true;
   unread_.erase(0, kGreetingBytes);
@@ -110,7 +110,7 @@ absl::StatusOr<bool> ZmtpReader::ReadFrame(std::vector<ZmtpInput>& inputs) {
   if (unread_.size() < 1 + length_bytes) return false;
   const uint64_t length = Number(unread_, 1, length_bytes);
   if (length > kMaxFrameBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("frame: ", length, " bytes, the limit is ", kMaxFrameBytes));
+    return absl::InvalidArgumentError(absl::StrCat("frame: ", length, " bytes; expected at most ", kMaxFrameBytes));
   }
   const size_t begin = 1 + length_bytes, end = begin + length;
   if (unread_.size() < end) return false;
@@ -124,7 +124,7 @@ absl::StatusOr<bool> ZmtpReader::ReadFrame(std::vector<ZmtpInput>& inputs) {
 
 absl::Status ZmtpReader::ReadCommand(absl::string_view body, std::vector<ZmtpInput>& inputs) {
   if (body.empty() || body.size() < 1 + size_t{Byte(body, 0)}) {
-    return absl::InvalidArgumentError("command: its name is longer than the command");
+    return absl::InvalidArgumentError("command: the name is longer than the command");
   }
   const absl::string_view name = body.substr(1, Byte(body, 0)), data = body.substr(1 + name.size());
   if (!ready_) {
@@ -145,11 +145,11 @@ absl::Status ZmtpReader::ReadReady(absl::string_view properties) {
   std::string socket;
   while (!properties.empty()) {
     const size_t name_bytes = Byte(properties, 0);
-    if (properties.size() < 1 + name_bytes + 4) return absl::InvalidArgumentError("READY: a property is cut off");
+    if (properties.size() < 1 + name_bytes + 4) return absl::InvalidArgumentError("READY: a property is truncated");
     const absl::string_view name = properties.substr(1, name_bytes);
     const uint64_t value_bytes = Number(properties, 1 + name_bytes, 4);
     properties.remove_prefix(1 + name_bytes + 4);
-    if (properties.size() < value_bytes) return absl::InvalidArgumentError("READY: a property is cut off");
+    if (properties.size() < value_bytes) return absl::InvalidArgumentError("READY: a property is truncated");
     if (absl::EqualsIgnoreCase(name, "Socket-Type")) {
       socket = std::string(properties.substr(0, value_bytes));
     }
@@ -157,7 +157,7 @@ absl::Status ZmtpReader::ReadReady(absl::string_view properties) {
   }
   if (Takes(own_, socket)) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("READY: a socket of another type, expected ", own_ == ZmtpSocket::kPub ? "SUB" : "REQ or DEALER"));
+      absl::StrCat("READY: wrong socket type; expected ", own_ == ZmtpSocket::kPub ? "SUB" : "REQ or DEALER"));
 }
 
 absl::Status ZmtpReader::AddFrame(absl::string_view body, bool more, std::vector<ZmtpInput>& inputs) {

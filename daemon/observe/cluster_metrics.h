@@ -22,7 +22,7 @@ struct PendingErasures {
 };
 
 // Why a node with `rdma_fallback` is not ready.
-inline constexpr const char* kRdmaFallback = "cluster.expect_transport is rdma, but another protocol is in use";
+inline constexpr const char* kRdmaFallback = "cluster.expect_transport is rdma, but transfers do not use RDMA";
 
 // A snapshot. Counters start at 0 when the daemon starts.
 struct ClusterFigures {

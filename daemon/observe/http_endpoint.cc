@@ -33,7 +33,7 @@ HttpServer::Routes RoutesOf(const Metrics& metrics, const Probes& probes, bool n
           {"/healthz",
            [alive = probes.alive](HttpServer::Door) {
              if (alive()) return HttpReply{.body = "alive\n"};
-             return HttpReply{.status = 503, .body = "the metadata thread stands still\n"};
+             return HttpReply{.status = 503, .body = "the metadata thread does not respond\n"};
            }},
           {"/readyz",
            [unready = probes.unready](HttpServer::Door) {

@@ -73,7 +73,7 @@ struct HttpServer::Impl {
                             MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(2 * kMaxConnections),
                             MHD_OPTION_CONNECTION_MEMORY_LIMIT, kMaxRequestBytes, MHD_OPTION_NOTIFY_CONNECTION,
                             &Impl::OnConnection, this, MHD_OPTION_END);
-    if (http == nullptr) return absl::UnavailableError("cannot start the HTTP server");
+    if (http == nullptr) return absl::UnavailableError("metrics: cannot start the HTTP server");
     const MHD_DaemonInfo* const events = MHD_get_daemon_info(http, MHD_DAEMON_INFO_EPOLL_FD);
     epoll.Reset(epoll_create1(EPOLL_CLOEXEC));
     wake.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -81,7 +81,8 @@ struct HttpServer::Impl {
     for (size_t i = 0; i < options.listeners.size(); ++i) {
       watching = watching && Watch(options.listeners[i].second.fd.get(), i);
     }
-    return watching ? absl::OkStatus() : absl::ErrnoToStatus(errno, "cannot watch the HTTP server's sockets");
+    return watching ? absl::OkStatus()
+                    : absl::ErrnoToStatus(errno, "metrics: cannot add the HTTP server's sockets to epoll");
   }
 
   void Run() {

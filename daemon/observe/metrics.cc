@@ -325,7 +325,7 @@ void Metrics::TierError(TenantId tenant, TierKind tier, const absl::Status& erro
   errors.Increment();
   const auto count = static_cast<uint64_t>(errors.Value());
   if (!std::has_single_bit(count)) return;  // as below: a broken disk refuses everything
-  Log(LogLevel::kError, "a tier cannot read or write",
+  Log(LogLevel::kError, "a tier has I/O errors",
       {{"tenant", impl_->tenants.at(tenant)},
        {"tier", std::string(Name(tier))},
        {"error", std::string(error.message())},
@@ -338,7 +338,7 @@ void Metrics::NoMemory(TenantId tenant, absl::string_view why) {
   // A full machine refuses every reservation: the first is news, and then each power of two.
   const auto count = static_cast<uint64_t>(refusals.Value());
   if (!std::has_single_bit(count)) return;
-  Log(LogLevel::kWarning, "no memory within the budget",
+  Log(LogLevel::kWarning, "cannot allocate memory within the tenant's budget",
       {{"tenant", impl_->tenants.at(tenant)}, {"error", std::string(why)}, {"refusals", count}});
 }
 

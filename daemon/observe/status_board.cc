@@ -100,8 +100,7 @@ std::string Pools(const StatusView& view) {
     const uint64_t used = view.pages - view.free_pages;
     row("pages of engines", used, view.pages, absl::StrCat(used, " of ", view.pages));
   }
-  return Table("Pools", "shared segments (public), conversations' own states (private), pages that engines share",
-               rows);
+  return Table("Pools", "public: shared segments; private: states of conversations; pages that engines share", rows);
 }
 
 std::string Ago(StatusView::Clock::duration age) {
@@ -118,7 +117,7 @@ std::string Misses(const StatusView& view, StatusView::Clock::time_point now) {
                                absl::StrCat("<td>", Name(miss.kind), "</td>",
                                             Number(absl::StrCat(miss.tokens, " tokens")), Number(Ago(now - miss.at)))));
   }
-  return Table("Latest misses", "of all tenants, newest first", rows);
+  return Table("Latest misses", "newest first, all tenants", rows);
 }
 
 std::string Reuse(const StatusView& view) {
@@ -159,8 +158,8 @@ std::string Now(const StatusView& view) {
   };
   row("objects", absl::StrCat(view.objects, ", ", Bytes(view.object_bytes)));
   row("engines", absl::StrCat(view.sessions, " sessions"));
-  row("leases, landings", absl::StrCat(view.leases, ", ", view.landings));
-  row("only in memory", Bytes(view.unsaved_bytes));
+  row("leases, landings in flight", absl::StrCat(view.leases, ", ", view.landings));
+  row("in memory only", Bytes(view.unsaved_bytes));
   row("disk queue", absl::StrCat(view.disk_queue));
   if (view.rdma_fallback) row("fabric", kRdmaFallback);
   if (view.peers.members > 0) {
@@ -250,7 +249,7 @@ std::string StatusPage(const StatusView& view, StatusView::Clock::time_point now
       state, "</title><style>", kStyle, "</style></head><body><header><h1>ashlard ", Version(), ": <span",
       state == "serving" ? "" : " class=\"bad\"", ">", state, "</span></h1></header><main>", Tiers(view), Pools(view),
       Reuse(view), Misses(view, now), Evictions(view), Now(view),
-      "</main><footer><p>All tenants together. <code>ashlarctl explain --last 20</code> names misses; "
+      "</main><footer><p>All tenants together. <code>ashlarctl explain --last 20</code> lists misses; "
       "<a href=\"/metrics\">metrics</a>.</p></footer></body></html>\n");
 }
 

@@ -156,8 +156,7 @@ struct Cluster::Impl {
             .health_changed =
                 [](const DirectoryHealth& health) {
                   Log(health.connected ? LogLevel::kInfo : LogLevel::kWarning,
-                      health.connected ? "the directory is reached"
-                                       : "the directory cannot be reached: what is known is used",
+                      health.connected ? "directory connected" : "directory not reachable; using known entries",
                       {{"reason", health.reason}});
                 }};
   }
@@ -165,7 +164,7 @@ struct Cluster::Impl {
     if (!left) channels.Update(directory.Members());
   }
   void Lost(const Member& member) {
-    Log(LogLevel::kInfo, "a peer has gone", {{"node", member.node}});
+    Log(LogLevel::kInfo, "peer left", {{"node", member.node}});
     loop.PostCompletion(storage::kNoTenant, [this, member] { peers.Lost(member); });
   }
   // They wait for the transport's thread, so they are asked for now and then only.
@@ -217,10 +216,10 @@ storage::TellResidence Cluster::residence() {
 }
 
 std::string Cluster::DescribeTransport() const {
-  const char* const path = impl_->transport->reads() ? "rma: network cards read it at its holder" : "am: by messages";
-  const char* const gpus = impl_->transport->Reaches(MemoryType::kCuda) ? "from and to there" : "by dram";
-  std::string lines = absl::StrCat("# What this node fetches comes by ", path, "\n# Objects on GPUs go ", gpus,
-                                   "\n# UCX's settings that are in force:\n");
+  const char* const path = impl_->transport->reads() ? "rma: network cards read it from the holder" : "am: messages";
+  const char* const gpus = impl_->transport->Reaches(MemoryType::kCuda) ? "directly" : "through dram";
+  std::string lines = absl::StrCat("# Transport of fetched objects: ", path, "\n# Transfers from and to GPUs: ", gpus,
+                                   "\n# Effective UCX settings:\n");
   for (const UcxSetting& setting : impl_->transport->settings()) {
     absl::StrAppend(&lines, "# ", setting.name, "=", setting.value, " (", setting.from, ")\n");
   }

@@ -32,7 +32,7 @@ class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_
     const std::shared_ptr<Bytes> self = shared_from_this();  // the grant may end before this runs
     holder_.loop_.PostCompletion(lease_.tenant, [this, self, offset, length, needed, answer = std::move(answer)] {
       const auto loaded = [this, self, offset, length, needed, answer](bool whole) {
-        if (!whole) return answer(absl::NotFoundError("the object is not there any more"));
+        if (!whole) return answer(absl::NotFoundError("the object is no longer cached here"));
         whole_ = std::max<uint64_t>(whole_, needed);
         answer(Give(offset, length));
       };

@@ -14,7 +14,7 @@ namespace {
 // A daemon that starts again is as fast as it was.
 constexpr storage::Nanos kRemembered = storage::Nanos{600} * 1'000'000'000;
 
-constexpr char kGone[] = "the node that asks has gone";
+constexpr char kGone[] = "the requesting node has disconnected";
 
 }  // namespace
 
@@ -226,7 +226,7 @@ void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
     done(std::move(call->opened));
     return true;
   });
-  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+  if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
 void Peers::Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer offer,
@@ -234,7 +234,7 @@ void Peers::Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer off
   const bool posted = loop_.Post(tenant, [this, node = peer.node, tenant, offer = std::move(offer), done] {
     taker_->Offer(node, tenant, offer, [done](std::vector<TakeOutcome> outcomes) { done(std::move(outcomes)); });
   });
-  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+  if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
 void Peers::Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) {
@@ -244,7 +244,7 @@ void Peers::Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint3
         for (const PeerLease& lease : renew.leases) lives.push_back(holder_->Renew(node, lease, renew.lease_ms));
         done(std::move(lives));
       });
-  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+  if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
 void Peers::Close(const PeerHello& peer, std::vector<PeerLease> leases) {
@@ -267,7 +267,7 @@ void Peers::Workers(const PeerHello&, storage::TenantId tenant, const NamespaceI
     }
     done(std::move(workers));
   });
-  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+  if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
 // Computed and published here, then opened as any object.
@@ -284,7 +284,7 @@ void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill
   };
   const bool posted = loop_.Post(tenant, [this, peer, tenant, asked, ended] {
     if (!IsHere(peer)) return ended(absl::UnavailableError(kGone));
-    if (router_ == nullptr) return ended(absl::UnavailableError("no engine of this node offers prefill"));
+    if (router_ == nullptr) return ended(absl::UnavailableError("no engine on this node offers prefill"));
     const PrefillWork work{.tenant = tenant,
                            .ns = asked->ns,
                            .key = asked->key,
@@ -293,7 +293,7 @@ void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill
                            .packed = std::shared_ptr<const std::string>(asked, &asked->tokens)};
     router_->PrefillFor(ReaderOf(peer), asked->worker, work, storage::Nanos{1'000'000} * asked->patience_ms, ended);
   });
-  if (!posted) done(absl::ResourceExhaustedError("the metadata queue is full"));
+  if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
 }  // namespace ashlar::daemon

@@ -13,12 +13,13 @@ constexpr double kSecondNanos = 1e9;
 }  // namespace
 
 void PrefillWorkers::Serve(const Engine& engine, std::span<const Result> results, storage::Nanos wait, Answer answer) {
-  if (stopped_) return answer(absl::UnavailableError("the daemon stops"));
+  if (stopped_) return answer(absl::UnavailableError("the daemon is stopping"));
   auto found = std::ranges::find_if(workers_, [&](const auto& entry) {
     return entry.second.engine.session == engine.session && entry.second.engine.model == engine.model;
   });
   if (found == workers_.end()) {
-    if (!MakeRoom(engine.tenant)) return answer(absl::ResourceExhaustedError("too many engines offer prefill"));
+    if (!MakeRoom(engine.tenant))
+      return answer(absl::ResourceExhaustedError("too many engines of this tenant offer prefill"));
     found = workers_.emplace(next_worker_++, Worker{.engine = engine}).first;
   }
   const uint64_t number = found->first;
@@ -63,7 +64,7 @@ void PrefillWorkers::TakeResults(Worker& worker, std::span<const Result> results
     Assignment assignment = *std::exchange(worker.running, std::nullopt);
     if (!result.published) {
       ++stats_.failed;
-      ended.emplace_back(std::move(assignment.done), absl::AbortedError("the worker has not published it"));
+      ended.emplace_back(std::move(assignment.done), absl::AbortedError("the worker did not publish the segment"));
       continue;
     }
     const double seconds = static_cast<double>(std::max<storage::Nanos>(1, clock_.Now() - worker.began)) / kSecondNanos;
@@ -75,7 +76,8 @@ void PrefillWorkers::TakeResults(Worker& worker, std::span<const Result> results
   // It asks for more, and has not said what became of the last one.
   if (worker.running.has_value()) {
     ++stats_.failed;
-    ended.emplace_back(std::exchange(worker.running, std::nullopt)->done, absl::AbortedError("the worker gave it up"));
+    ended.emplace_back(std::exchange(worker.running, std::nullopt)->done,
+                       absl::AbortedError("the worker abandoned the segment"));
   }
 }
 
@@ -177,7 +179,7 @@ void PrefillWorkers::Remove(const std::function<bool(const Engine&)>& gone) {
       ++entry;
       continue;
     }
-    Fail(worker, absl::UnavailableError("the worker has gone"), ended);
+    Fail(worker, absl::UnavailableError("the worker has disconnected"), ended);
     if (worker.waiting) waiting.push_back(std::move(worker.waiting));
     entry = workers_.erase(entry);
   }
@@ -194,7 +196,7 @@ void PrefillWorkers::Tick() {
     if (worker.running.has_value() && worker.running->deadline <= now) {
       ++stats_.overdue;
       worker.stalled = true;  // what it has beside that would wait as long
-      Fail(worker, absl::DeadlineExceededError("the worker is late"), ended);
+      Fail(worker, absl::DeadlineExceededError("the worker did not finish in time"), ended);
     }
     for (auto queued = worker.queue.begin(); queued != worker.queue.end();) {
       if (queued->deadline > now) {
@@ -202,7 +204,7 @@ void PrefillWorkers::Tick() {
         continue;
       }
       ++stats_.overdue;
-      ended.emplace_back(std::move(queued->done), absl::DeadlineExceededError("the worker did not come to it"));
+      ended.emplace_back(std::move(queued->done), absl::DeadlineExceededError("the worker did not start in time"));
       queued = worker.queue.erase(queued);
     }
     if (worker.waiting && worker.waits_until <= now) waiting.push_back(std::exchange(worker.waiting, nullptr));
@@ -216,8 +218,8 @@ void PrefillWorkers::Stop() {
   stopped_ = true;
   Ended ended;
   for (auto& [number, worker] : std::exchange(workers_, {})) {
-    Fail(worker, absl::UnavailableError("the daemon stops"), ended);
-    if (worker.waiting) worker.waiting(absl::UnavailableError("the daemon stops"));
+    Fail(worker, absl::UnavailableError("the daemon is stopping"), ended);
+    if (worker.waiting) worker.waiting(absl::UnavailableError("the daemon is stopping"));
   }
   for (auto& [done, status] : ended) done(status);
 }

@@ -27,9 +27,9 @@ storage::Query QueryOf(const Router::Cold& cold) {
 Router::Options Router::Options::From(const v1::Config& config) {
   const v1::Prefill& prefill = config.prefill();
   return {.patience = static_cast<double>(prefill.patience()),
-          .least_patience = storage::Nanos{1'000'000} * prefill.least_patience_milliseconds(),
+          .least_patience = storage::Nanos{1'000'000} * prefill.min_patience_milliseconds(),
           .tries = prefill.tries(),
-          .given_to_a_node = prefill.segments_of_a_node(),
+          .given_to_a_node = prefill.segments_per_node(),
           .tenants = static_cast<size_t>(config.tenants_size())};
 }
 
@@ -40,11 +40,11 @@ storage::SessionId Router::SessionOf(storage::TenantId tenant) {
 }
 
 void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void(absl::StatusOr<Planned>)> done) {
-  if (stopped_) return done(absl::UnavailableError("the daemon stops"));
+  if (stopped_) return done(absl::UnavailableError("the daemon is stopping"));
   const auto of_session =
       std::ranges::count_if(plans_, [&](const auto& plan) { return plan.second.asker.session == asker.session; });
   if (static_cast<size_t>(of_session) + choosing_.count(asker.session) >= options_.plans_of_a_session) {
-    return done(absl::ResourceExhaustedError("the session has too many plans"));
+    return done(absl::ResourceExhaustedError("the session has too many open plans"));
   }
   Tasks tasks;
   for (Cold& one : cold) {
@@ -132,7 +132,7 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
 
 void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen, const std::vector<Place>& places,
                   const std::function<void(absl::StatusOr<Planned>)>& done) {
-  if (stopped_) return done(absl::UnavailableError("the daemon stops"));
+  if (stopped_) return done(absl::UnavailableError("the daemon is stopping"));
   Planned planned{.elsewhere = std::vector<bool>(tasks.size(), false), .expected = chosen.ends_at};
   ++figures_.planned;
   const storage::Nanos now = clock_.Now();
@@ -333,7 +333,7 @@ void Router::Await(storage::SessionId session, uint64_t id, storage::Nanos wait,
                    std::function<void(absl::StatusOr<States>)> done) {
   const auto found = plans_.find(id);
   if (found == plans_.end() || found->second.asker.session != session) {
-    return done(absl::NotFoundError("plan: unknown, or it has ended"));
+    return done(absl::NotFoundError("plan: unknown or ended"));
   }
   OpenPlan& plan = found->second;
   Tell(plan, /*over=*/true);  // an earlier question that waits still
@@ -360,12 +360,12 @@ void Router::End(storage::SessionId session, uint64_t id) {
     }
     LetGo(task);
   }
-  if (plan.waiting) plan.waiting(absl::NotFoundError("plan: unknown, or it has ended"));
+  if (plan.waiting) plan.waiting(absl::NotFoundError("plan: unknown or ended"));
 }
 
 void Router::PrefillFor(const std::string& node, uint64_t worker, PrefillWork work, storage::Nanos patience,
                         std::function<void(absl::Status)> done) {
-  if (stopped_) return done(absl::UnavailableError("the daemon stops"));
+  if (stopped_) return done(absl::UnavailableError("the daemon is stopping"));
   if (!cache_.Where(work.tenant, work.key).empty()) return done(absl::OkStatus());
   const auto number = std::make_shared<uint64_t>(0);
   const auto ended = [this, node, number, done](const absl::Status& status) {
@@ -376,7 +376,7 @@ void Router::PrefillFor(const std::string& node, uint64_t worker, PrefillWork wo
     done(status);
   };
   *number = workers_.Assign(worker, std::move(work), clock_.Now() + patience, ended);
-  if (*number == 0) return done(absl::ResourceExhaustedError("the worker has gone, or has enough"));
+  if (*number == 0) return done(absl::ResourceExhaustedError("the worker has disconnected, or its queue is full"));
   for_nodes_[node].insert(*number);
 }
 
@@ -385,7 +385,7 @@ void Router::NodeGone(const std::string& node) {
   const auto gone = for_nodes_.extract(node);
   if (gone.empty()) return;
   for (const uint64_t assignment : gone.mapped())
-    workers_.Cancel(assignment, absl::CancelledError("its node has gone"));
+    workers_.Cancel(assignment, absl::CancelledError("the requesting node has disconnected"));
 }
 
 void Router::SessionEnded(storage::SessionId session) {

@@ -27,12 +27,12 @@ grpc::Status ToGrpc(const absl::Status& status) {
 }
 
 const grpc::Status& Stopping() {
-  static const grpc::Status status(grpc::StatusCode::UNAVAILABLE, "the daemon stops");
+  static const grpc::Status status(grpc::StatusCode::UNAVAILABLE, "the daemon is stopping");
   return status;
 }
 
-constexpr char kUnread[] = "replies: the tenant's engines do not read what they were answered";
-constexpr char kHeld[] = "requests: too many of the tenant's are under way for their size";
+constexpr char kUnread[] = "replies: the tenant's engines do not read their replies; too many bytes wait";
+constexpr char kHeld[] = "requests: the tenant has too many bytes of requests in flight; try again";
 
 // Not served for want of room, so that nothing of the engine's is read. Where it lends memory, it must be able to tell
 // this from RESOURCE_EXHAUSTED as gRPC says it, however far the call has come.
@@ -64,7 +64,7 @@ absl::Status Parse(const grpc::ByteBuffer& bytes, CacheCall call, const EngineSe
   }
   grpc::ProtoBufferReader reader(&shared);
   if (!request->ParseFromZeroCopyStream(&reader)) {
-    return absl::InvalidArgumentError("request: not a message of the call's type");
+    return absl::InvalidArgumentError("request: cannot be parsed as the call's message type");
   }
   // The parser takes the last of several values; the check above has seen the first.
   return service.Authenticate(request->session(), user, RowOf(call).callers);
@@ -125,7 +125,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       begun_ = true;
       cancelled = broken_;
     }
-    if (cancelled) return Refuse(absl::CancelledError("landing: its stream ended first"));
+    if (cancelled) return Refuse(absl::CancelledError("landing: the stream ended before the landing"));
     (service_.*call)(request, {[this](uint32_t layers) { Progress(layers); },
                                [this](absl::StatusOr<std::vector<MissReason>> verdict) { End(std::move(verdict)); },
                                [this](v1::PromptMatch match) { Matched(std::move(match)); }});

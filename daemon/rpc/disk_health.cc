@@ -22,10 +22,10 @@ void DiskHealth::Tell(const std::string& error, RpcServer* server) {
   if (degraded_ == now) return;
   degraded_ = now;
   if (now) {
-    Log(LogLevel::kError, "a tier is degraded: nothing is written there until it recovers",
+    Log(LogLevel::kError, "tier degraded: writes are suspended until it recovers",
         {{"tier", std::string(Name(TierKind::kSsd))}, {"error", error}});
   } else {
-    Log(LogLevel::kInfo, "a tier has recovered", {{"tier", std::string(Name(TierKind::kSsd))}});
+    Log(LogLevel::kInfo, "tier recovered", {{"tier", std::string(Name(TierKind::kSsd))}});
   }
 }
 

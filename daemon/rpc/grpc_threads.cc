@@ -88,8 +88,8 @@ absl::Status Reserve() {
   }
   gate->Open();
   if (there >= wanted) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("threads: gRPC could start ", there, " of ", wanted,
-                                                   ": raise the limit (pids.max, or RLIMIT_NPROC)"));
+  return absl::ResourceExhaustedError(absl::StrCat("threads: gRPC started only ", there, " of ", wanted,
+                                                   "; raise pids.max of the control group, or RLIMIT_NPROC"));
 }
 
 }  // namespace

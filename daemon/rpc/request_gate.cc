@@ -67,7 +67,7 @@ const absl::flat_hash_map<const FieldDescriptor*, uint64_t>& RepeatedFields() {
 }
 
 absl::Status Malformed() {
-  return absl::InvalidArgumentError("request: not a message of the call's type");
+  return absl::InvalidArgumentError("request: cannot be parsed as the call's message type");
 }
 
 // As many varints as there are bytes without the bit that says that more follow; the parser also keeps a last one that
@@ -116,7 +116,8 @@ class Counter {
       // A number or a text that is given again replaces the one before; a message is merged into it.
       const bool accumulates = field->is_repeated() || field->message_type() != nullptr;
       if (accumulates && count > MaxCount(*field)) {
-        return absl::InvalidArgumentError(absl::StrCat(field->name(), ": more than ", MaxCount(*field)));
+        return absl::InvalidArgumentError(
+            absl::StrCat(field->name(), ": too many; expected at most ", MaxCount(*field)));
       }
     }
     return in_.ConsumedEntireMessage() ? absl::OkStatus() : Malformed();

@@ -69,7 +69,7 @@ TEST(RequestGate, EnforcesLimits) {
   land.mutable_page_table()->Resize(1000, -1);
   EXPECT_TRUE(Check(land).ok()) << Check(land);
   land.add_segments();
-  EXPECT_THAT(Check(land).message(), HasSubstr("segments: more than 32770"));
+  EXPECT_THAT(Check(land).message(), HasSubstr("segments: too many; expected at most 32770"));
 
   v1::MatchRequest match;
   for (uint64_t i = 0; i < limits::kMaxPromptsPerCall; ++i) {
@@ -77,13 +77,13 @@ TEST(RequestGate, EnforcesLimits) {
   }
   EXPECT_TRUE(Check(match).ok()) << Check(match);
   match.mutable_prompts(5)->add_segment_lengths(1);
-  EXPECT_THAT(Check(match).message(), HasSubstr("prompts[5].segment_lengths: more than 16384"));
+  EXPECT_THAT(Check(match).message(), HasSubstr("prompts[5].segment_lengths: too many; expected at most 16384"));
 
   v1::LandRequest table;
   table.mutable_page_table()->Resize(limits::kMaxPromptTokens, 1 << 20);
   EXPECT_TRUE(Check(table).ok());
   table.add_page_table(0);
-  EXPECT_THAT(Check(table).message(), HasSubstr("page_table: more than"));
+  EXPECT_THAT(Check(table).message(), HasSubstr("page_table: too many; expected at most"));
 }
 
 // The parser takes both ways of writing repeated numbers, in any number of pieces.
@@ -97,7 +97,7 @@ TEST(RequestGate, CountsWhatComesInPieces) {
   const std::string unpacked("\x10\x05", 2);
   ASSERT_TRUE(parsed.ParseFromString(bytes + unpacked));
   EXPECT_EQ(parsed.reservations_size(), static_cast<int>(limits::kMaxObjectsPerCall) + 1);
-  EXPECT_THAT(Check(packed, bytes + unpacked).message(), HasSubstr("reservations: more than 64"));
+  EXPECT_THAT(Check(packed, bytes + unpacked).message(), HasSubstr("reservations: too many; expected at most 64"));
 
   // A message that is given twice is merged into one: neither half shows how large that will be.
   v1::AdvanceRequest twice;

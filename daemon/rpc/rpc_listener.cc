@@ -109,7 +109,7 @@ absl::StatusOr<std::unique_ptr<RpcListener>> RpcListener::Start(const std::strin
   impl->wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!impl->epoll.valid() || !impl->Watch(impl->listener.fd.get(), Impl::kListener, EPOLLIN) ||
       !impl->Watch(impl->wake.get(), Impl::kWake, EPOLLIN)) {
-    return absl::ErrnoToStatus(errno, "cannot watch the RPC socket");
+    return absl::ErrnoToStatus(errno, "listen.rpc_socket: cannot add it to epoll");
   }
   return std::unique_ptr<RpcListener>(new RpcListener(std::move(impl)));
 }

@@ -136,11 +136,11 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& p
   // The first server starts the threads that all of them share.
   {
     MutexLock lock(impl->mutex);
-    if (!impl->Open(impl->strangers)) return absl::InternalError("rpc_socket: gRPC cannot make a server");
+    if (!impl->Open(impl->strangers)) return absl::InternalError("listen.rpc_socket: gRPC cannot start a server");
   }
   options.refused = [&refused](uid_t uid, bool stranger) {
     refused.Add("rpc", stranger ? RefusedConnection::kUnknownUser : RefusedConnection::kTooMany,
-                absl::StrCat("uid ", uid), "too many connections of this user");
+                absl::StrCat("uid ", uid), "this user has too many connections");
   };
   auto listener = RpcListener::Start(path, std::move(options), [impl = impl.get()](UniqueFd socket, uid_t user) {
     impl->Admit(std::move(socket), user);

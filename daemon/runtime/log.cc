@@ -69,7 +69,7 @@ class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
     const size_t dropped = pool_ == nullptr ? 0 : pool_->overrun_counter();
     if (dropped == reported_) return;
     const std::string line =
-        FormatLogLine(json_lines, "log lines were dropped: stderr was not read", {{"lines", dropped - reported_}});
+        FormatLogLine(json_lines, "log lines dropped because stderr was not read", {{"lines", dropped - reported_}});
     reported_ = dropped;
     Write(spdlog::details::log_msg("", spdlog::level::warn, line));
   }
@@ -135,7 +135,7 @@ void WriteLine(spdlog::logger& logger, spdlog::level::level_enum level, std::str
     const size_t cut = line.size() - kMaxLineBytes;
     line.resize(kMaxLineBytes);
     // JSON that is cut would be none.
-    line = json_lines ? FormatLogLine(true, "a line was too long for the log", {{"begins", line}, {"cut_bytes", cut}})
+    line = json_lines ? FormatLogLine(true, "log line truncated", {{"begins", line}, {"cut_bytes", cut}})
                       : absl::StrCat(line, "… (", cut, " bytes cut)");
   }
   logger.log(level, "{}", line);
@@ -144,7 +144,7 @@ void WriteLine(spdlog::logger& logger, spdlog::level::level_enum level, std::str
 void LogSuppressed(const std::vector<LogLimiter::Summary>& summaries) {
   for (const LogLimiter::Summary& summary : summaries) {
     WriteLine(*State().logger, ToSpdlog(summary.level),
-              FormatLogLine(json_lines, "log lines were suppressed",
+              FormatLogLine(json_lines, "log lines suppressed by the rate limit",
                             {{"of", summary.message}, {"tenant", summary.tenant}, {"lines", summary.lines}}));
   }
 }
@@ -200,7 +200,7 @@ absl::Status LogInBackground() {
     const auto named = [] { pthread_setname_np(pthread_self(), "log"); };
     state.pool = std::make_shared<spdlog::details::thread_pool>(kQueueLines, /*threads_n=*/1, named);
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat("threads: cannot start the log's: ", error.what()));
+    return absl::ResourceExhaustedError(absl::StrCat("threads: cannot start the log thread: ", error.what()));
   }
   state.Make();
   return absl::OkStatus();

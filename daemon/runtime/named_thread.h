@@ -25,7 +25,7 @@ std::thread NamedThread(const char* name, Work work) {
       work();
     });
   } catch (const std::system_error& error) {
-    Log(LogLevel::kError, "cannot start: no more threads; raise the limit (pids.max, or RLIMIT_NPROC)",
+    Log(LogLevel::kError, "cannot start a thread; raise pids.max of the control group, or RLIMIT_NPROC",
         {{"thread", name}, {"error", error.what()}});
     FlushLog(std::chrono::seconds(1));
     std::_Exit(EXIT_FAILURE);

@@ -14,7 +14,7 @@ void WaitForPort(absl::string_view what, storage::Nanos patience, absl::Function
   bool logged = false;
   while (in_use() && std::chrono::steady_clock::now() < end) {
     if (!logged) {
-      Log(LogLevel::kWarning, "a port is in use: waiting for its release",
+      Log(LogLevel::kWarning, "the port is in use; waiting until it is free",
           {{"address", what}, {"seconds", patience / 1'000'000'000}});
       logged = true;
     }

@@ -35,7 +35,7 @@ void RefusedConnections::Add(const char* socket, RefusedConnection reason, absl:
     not_logged = count.all - count.logged - 1;
     count.logged = count.all;
   }
-  Log(LogLevel::kWarning, "refused a connection",
+  Log(LogLevel::kWarning, "connection refused",
       {{"socket", socket}, {"reason", Name(reason)}, {"peer", peer}, {"why", why}, {"not_logged_before", not_logged}});
 }
 

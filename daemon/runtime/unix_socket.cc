@@ -44,12 +44,12 @@ int Probe(const std::string& path, int type) {
 // A file that this user alone can open. It may be anybody's who may write to the folder, or a link to one's own file.
 absl::Status CheckLockFile(const std::string& path, int file, const struct stat& opened) {
   if (!S_ISREG(opened.st_mode) || opened.st_nlink > 1) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": is not a lock file: remove it"));
+    return absl::FailedPreconditionError(absl::StrCat(path, ": is not a lock file; remove it"));
   }
   if (opened.st_uid != geteuid()) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": user ", opened.st_uid,
-                     " has made this file: remove it, and let nobody but the daemon's user write to its folder"));
+                     " created this file; remove it, and let only the daemon's user write to its directory"));
   }
   if ((opened.st_mode & 0777) != kLockMode && fchmod(file, kLockMode) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot set the mode of ", path));
@@ -81,7 +81,7 @@ absl::StatusOr<UniqueFd> Lock(const std::string& path) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("cannot lock ", path));
     if (std::chrono::steady_clock::now() >= deadline) {
-      return absl::UnavailableError(absl::StrCat(path, ": another process has locked this file for more than ",
+      return absl::UnavailableError(absl::StrCat(path, ": another process has held the lock for more than ",
                                                  PathClaim::kPatience.count(), " ms"));
     }
     std::this_thread::sleep_for(kInterval);
@@ -99,7 +99,7 @@ absl::StatusOr<PathClaim> PathClaim::Take(const std::string& path, int type) {
   struct stat found;
   if (lstat(path.c_str(), &found) != 0) {
     if (errno == ENOENT) return claim;
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot look at ", path));
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot stat ", path));
   }
   if (!S_ISSOCK(found.st_mode)) return absl::AlreadyExistsError(absl::StrCat(path, ": exists and is not a socket"));
   const int answer = Probe(path, type);
@@ -181,7 +181,7 @@ void AcceptSome(Listener& listener, const std::function<void(UniqueFd)>& admit) 
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if ((errno != EMFILE && errno != ENFILE) || !listener.spare.valid()) return;
-    Log(LogLevel::kWarning, "no descriptors left: a peer is turned away");
+    Log(LogLevel::kWarning, "no file descriptors left; a connection was refused");
     listener.spare.Reset();
     accept().Reset();
     listener.spare = OpenSpare();
@@ -216,7 +216,7 @@ absl::StatusOr<Datagram> Receive(int socket) {
   } while (size < 0 && errno == EINTR);
   if (size < 0) {
     if (errno == EAGAIN) return absl::UnavailableError("nothing to receive");
-    return absl::OutOfRangeError("the peer is gone");
+    return absl::OutOfRangeError("the peer closed the socket");
   }
   // Descriptors are taken into ownership before anything is judged: whatever comes of the message, none leaks.
   for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
@@ -229,17 +229,18 @@ absl::StatusOr<Datagram> Receive(int socket) {
     }
   }
   if ((header.msg_flags & MSG_TRUNC) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("message: longer than ", limits::kMaxSessionMessageBytes, " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("message: too long; expected at most ", limits::kMaxSessionMessageBytes, " bytes"));
   }
   if ((header.msg_flags & MSG_CTRUNC) != 0) {
-    return absl::InvalidArgumentError("message: descriptors were lost: too many of them");
+    return absl::InvalidArgumentError("message: the kernel dropped descriptors; expected at most the allowed number");
   }
   // The kernel pads ancillary data: one or two descriptors more than allowed may fit in.
   if (datagram.descriptors.size() > limits::kMaxDescriptorsPerMessage) {
     return absl::InvalidArgumentError(
-        absl::StrCat("message: more than ", limits::kMaxDescriptorsPerMessage, " descriptors"));
+        absl::StrCat("message: too many descriptors; expected at most ", limits::kMaxDescriptorsPerMessage));
   }
-  if (size == 0) return absl::OutOfRangeError("the peer is gone");
+  if (size == 0) return absl::OutOfRangeError("the peer closed the socket");
   datagram.bytes.resize(static_cast<size_t>(size));
   return datagram;
 }
@@ -265,7 +266,7 @@ absl::Status Send(int socket, const std::string& bytes, int descriptor) {
   } while (sent < 0 && errno == EINTR);
   if (sent >= 0) return absl::OkStatus();
   if (errno == ETOOMANYREFS) {
-    return absl::ResourceExhaustedError("too many descriptors of the daemon's user are on their way: try again");
+    return absl::ResourceExhaustedError("the daemon's user has too many descriptors in flight; try again");
   }
   return absl::Status(absl::StatusCode::kUnavailable, absl::StrCat("cannot send: ", std::strerror(errno)));
 }

@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(absl::string_view pem,
   for (;;) {
     Certificate next(PEM_read_bio_X509(bio.get(), nullptr, NoPassphrase, nullptr));
     if (next == nullptr) break;
-    if (read.size() == most) return Invalid("more than ", most, " certificates");
+    if (read.size() == most) return Invalid("too many certificates; expected at most ", most);
     read.push_back(std::move(next));
   }
   // At the end there is no further block; a block that is cut off or damaged is another error.
@@ -134,7 +134,7 @@ bool IsNodeName(absl::string_view name) {
 absl::StatusOr<std::shared_ptr<const Trust>> Trust::Parse(absl::string_view pem) {
   absl::StatusOr<std::vector<Certificate>> authorities = ReadCertificates(pem, 1024);
   if (!authorities.ok()) return authorities.status();
-  if (authorities->empty()) return Invalid("no certificate in it");
+  if (authorities->empty()) return Invalid("the file has no certificate");
   Store store(X509_STORE_new());
   if (store == nullptr) return absl::ResourceExhaustedError("no memory for certificates");
   for (const Certificate& authority : *authorities) {
@@ -152,17 +152,18 @@ CertificateVerdict Trust::Check(absl::string_view leaf, absl::string_view chain,
   const auto refuse = [](Refusal refusal, std::string why, std::string node = "") {
     return CertificateVerdict{std::move(node), refusal, std::move(why)};
   };
-  if (leaf.empty()) return refuse(Refusal::kNoCertificate, "it showed no certificate");
+  if (leaf.empty()) return refuse(Refusal::kNoCertificate, "the peer sent no certificate");
   auto own = ReadCertificates(leaf, 1), between = ReadCertificates(chain, kMaxChain);
-  if (!own.ok() || own->empty()) return refuse(Refusal::kBadCertificate, "its certificate cannot be read");
-  if (!between.ok()) return refuse(Refusal::kBadCertificate, absl::StrCat("its chain: ", between.status().message()));
+  if (!own.ok() || own->empty()) return refuse(Refusal::kBadCertificate, "the peer's certificate cannot be parsed");
+  if (!between.ok())
+    return refuse(Refusal::kBadCertificate, absl::StrCat("the peer's certificate chain: ", between.status().message()));
   X509* const certificate = own->front().get();
 
   const Stack untrusted(sk_X509_new_null());
   for (Certificate& one : *between) sk_X509_push(untrusted.get(), one.release());
   const Context context(X509_STORE_CTX_new());
   if (X509_STORE_CTX_init(context.get(), store_, certificate, untrusted.get()) != 1) {
-    return refuse(Refusal::kBadCertificate, "it cannot be verified");
+    return refuse(Refusal::kBadCertificate, "the peer's certificate cannot be verified");
   }
   X509_STORE_CTX_set_default(context.get(), role == TlsRole::kServer ? "ssl_server" : "ssl_client");
   X509_VERIFY_PARAM_set_auth_level(X509_STORE_CTX_get0_param(context.get()), kSecurityLevel);
@@ -176,8 +177,8 @@ CertificateVerdict Trust::Check(absl::string_view leaf, absl::string_view chain,
   if (!absl::StartsWith(name, spiffe_prefix) || !IsNodeName(absl::string_view(name).substr(spiffe_prefix.size()))) {
     return refuse(Refusal::kNoName,
                   spiffe_prefix.empty()
-                      ? std::string("its common name is not the name of a node")
-                      : absl::StrCat("it has not one URI that is ", spiffe_prefix, " and the name of a node"),
+                      ? std::string("the certificate's common name is not a valid node name")
+                      : absl::StrCat("the certificate has no single URI of the form ", spiffe_prefix, "NODE"),
                   name);
   }
   return {.node = name.substr(spiffe_prefix.size())};
@@ -188,11 +189,11 @@ absl::Status CheckPair(absl::string_view cert, absl::string_view key) {
   const Certificate certificate(PEM_read_bio_X509(cert_bio.get(), nullptr, NoPassphrase, nullptr));
   const PrivateKey private_key(PEM_read_bio_PrivateKey(key_bio.get(), nullptr, NoPassphrase, nullptr));
   ERR_clear_error();
-  if (certificate == nullptr) return Invalid("cert_file: no certificate in it");
-  if (private_key == nullptr) return Invalid("key_file: no private key without passphrase in it");
+  if (certificate == nullptr) return Invalid("cert_file: the file has no certificate");
+  if (private_key == nullptr) return Invalid("key_file: the file has no private key, or the key has a passphrase");
   const bool match = X509_check_private_key(certificate.get(), private_key.get()) == 1;
   ERR_clear_error();
-  return match ? ReadCertificates(cert, kMaxChain).status() : Invalid("key_file: not the key of cert_file");
+  return match ? ReadCertificates(cert, kMaxChain).status() : Invalid("key_file: does not match cert_file");
 }
 
 CertificateTerm TermOf(absl::string_view pem) {

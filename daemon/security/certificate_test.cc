@@ -87,9 +87,10 @@ TEST_F(CertificateTest, TheFirstOfAChainToEndIsTheEnd) {
 TEST_F(CertificateTest, APairBelongsTogether) {
   const TestPair one = authority_.Sign({.name = "a"}), other = authority_.Sign({.name = "a"});
   EXPECT_TRUE(CheckPair(one.cert, one.key).ok());
-  EXPECT_EQ(CheckPair(one.cert, other.key).message(), "key_file: not the key of cert_file");
-  EXPECT_EQ(CheckPair("", one.key).message(), "cert_file: no certificate in it");
-  EXPECT_EQ(CheckPair(one.cert, one.key.substr(0, 60)).message(), "key_file: no private key without passphrase in it");
+  EXPECT_EQ(CheckPair(one.cert, other.key).message(), "key_file: does not match cert_file");
+  EXPECT_EQ(CheckPair("", one.key).message(), "cert_file: the file has no certificate");
+  EXPECT_EQ(CheckPair(one.cert, one.key.substr(0, 60)).message(),
+            "key_file: the file has no private key, or the key has a passphrase");
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ void Refusals::Add(Refusal refusal, absl::string_view who, absl::string_view why
     ++lines_;
     std::swap(unlogged, unlogged_);
   }
-  Log(LogLevel::kWarning, "refused a peer",
+  Log(LogLevel::kWarning, "peer refused",
       {{"reason", Name(refusal)}, {"peer", who}, {"why", why}, {"not_logged_before", unlogged}});
 }
 

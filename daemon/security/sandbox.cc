@@ -143,7 +143,8 @@ SandboxPaths PathsFor(const v1::Config& config, const std::string& file) {
 }
 
 absl::StatusOr<bool> RestrictFiles(const SandboxPaths& paths) {
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return absl::ErrnoToStatus(errno, "no new privileges");
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
+    return absl::ErrnoToStatus(errno, "sandbox: cannot set no_new_privs");
   const long abi = syscall(SYS_landlock_create_ruleset, nullptr, 0, LANDLOCK_CREATE_RULESET_VERSION);
   if (abi < 1) return false;
   const uint64_t known = Known(abi);

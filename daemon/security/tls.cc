@@ -101,10 +101,10 @@ class Verifier final : public ExternalCertificateVerifier {
         View(request->peer_cert()), View(request->peer_cert_full_chain()), role, judge_->spiffe_prefix);
     if (!verdict.refusal.has_value() && !node_.empty() && verdict.node != node_) {
       verdict.refusal = Refusal::kWrongNode;
-      verdict.why = absl::StrCat("the certificate is node ", verdict.node, "'s, called was ", node_);
+      verdict.why = absl::StrCat("the certificate names node ", verdict.node, "; expected node ", node_);
     } else if (!verdict.refusal.has_value() && !judge_->member(verdict.node)) {
       verdict.refusal = Refusal::kNotAMember;
-      verdict.why = "the configuration does not list the node";
+      verdict.why = "cluster.peers does not list the node";
     }
     if (verdict.refusal.has_value()) {
       if (node_.empty()) ++judge_->clients_refused;
@@ -144,7 +144,7 @@ struct Tls::Impl {
     const CertificateVerdict own = judge->trust()->Check(files.cert.substr(0, EndOfFirst(files.cert)), files.cert,
                                                          TlsRole::kServer, options.spiffe_prefix);
     if (own.refusal.has_value()) return Invalid("cert_file: ", own.why);
-    if (own.node != options.node) return Invalid("cert_file: names node ", own.node, " instead of ", options.node);
+    if (own.node != options.node) return Invalid("cert_file: names node ", own.node, "; expected node ", options.node);
     if (!pair.Put(files.cert, files.key)) return absl::ErrnoToStatus(errno, "cannot keep the certificate");
     const CertificateTerm term = TermOf(files.cert);
     term_ends = term.ends;
@@ -177,13 +177,13 @@ struct Tls::Impl {
       if (absl::Status status = TakeTrust(files->ca); !status.ok()) return Complain(status);
       taken.ca = files->ca;
       ++reloads;
-      Log(LogLevel::kInfo, "took new authorities for peers' certificates", {{"file", options.ca_file}});
+      Log(LogLevel::kInfo, "reloaded the certificate authorities for peers", {{"file", options.ca_file}});
     }
     if (files->cert != taken.cert || files->key != taken.key) {
       if (absl::Status status = TakePair(*files); !status.ok()) return Complain(status);
       taken = *std::move(files);
       ++reloads;
-      Log(LogLevel::kInfo, "took a new certificate for peers", {{"file", options.cert_file}});
+      Log(LogLevel::kInfo, "reloaded the certificate for peers", {{"file", options.cert_file}});
     }
     complaint.clear();
   }
@@ -191,7 +191,8 @@ struct Tls::Impl {
   void Complain(const absl::Status& status) {
     if (complaint == status.message()) return;
     complaint = std::string(status.message());
-    Log(LogLevel::kWarning, "kept the former certificates for peers", {{"why", complaint}});
+    Log(LogLevel::kWarning, "cannot reload the certificates for peers; the previous ones stay in use",
+        {{"why", complaint}});
   }
 
   void Run() {
@@ -281,7 +282,7 @@ CertificateVerdict Tls::CheckClient(absl::string_view leaf, absl::string_view ch
       impl_->judge->trust()->Check(leaf, chain, TlsRole::kClient, impl_->options.spiffe_prefix);
   if (!verdict.refusal.has_value() && !impl_->judge->member(verdict.node)) {
     verdict.refusal = Refusal::kNotAMember;
-    verdict.why = "the configuration does not list the node";
+    verdict.why = "cluster.peers does not list the node";
   }
   return verdict;
 }

@@ -51,7 +51,8 @@ uint64_t HostedMemory::Forsaken(storage::TenantId tenant) {
 
 absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64_t bytes) {
   if (bytes == 0) return absl::InvalidArgumentError("zero");
-  if (bytes > kMaxFileBytes) return absl::InvalidArgumentError("out of range");
+  if (bytes > kMaxFileBytes)
+    return absl::InvalidArgumentError(absl::StrCat("out of range; expected at most ", kMaxFileBytes));
   if (BlocksOf(owner.tenant) >= owner.max_blocks) {
     return absl::ResourceExhaustedError(absl::StrCat("a tenant has at most ", owner.max_blocks, " hosted regions"));
   }
@@ -60,7 +61,7 @@ absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64
   const UniqueFd made(memfd_create("ashlar-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!made.valid() || ftruncate(made.get(), static_cast<off_t>(bytes)) != 0 ||
       fcntl(made.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return absl::ErrnoToStatus(errno, "cannot make a memfd");
+    return absl::ErrnoToStatus(errno, "cannot create a memfd");
   }
   Block block{.memfd = std::make_shared<const UniqueFd>(OpenAgain(made)),
               .tenant = owner.tenant,
@@ -72,7 +73,7 @@ absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64
   // A lease is lent for an instant. Should somebody open the file in it, the signal must be a harmless one.
   if (!block.memfd->valid() || !engines.valid() || fstat(made.get(), &file) != 0 ||
       fcntl(block.memfd->get(), F_SETSIG, SIGURG) != 0) {
-    return absl::ErrnoToStatus(errno, "cannot open a memfd again");
+    return absl::ErrnoToStatus(errno, "cannot reopen the memfd");
   }
   block.device = file.st_dev;
   block.inode = file.st_ino;
@@ -95,7 +96,7 @@ absl::StatusOr<HostedMemory::Adopted> HostedMemory::Adopt(storage::TenantId tena
   if (!block.memfd->valid() || fstat(memfd.get(), &file) != 0 || fcntl(block.memfd->get(), F_SETSIG, SIGURG) != 0 ||
       flock(memfd.get(), LOCK_SH | LOCK_NB) != 0) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("register_region.descriptor: cannot be opened again and locked: ", std::strerror(errno)));
+        absl::StrCat("register_region.descriptor: cannot be reopened and locked: ", std::strerror(errno)));
   }
   block.device = file.st_dev;
   block.inode = file.st_ino;

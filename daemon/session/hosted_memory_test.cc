@@ -264,9 +264,9 @@ TEST(HostedBlocks, DroppedButHeldBlocksCountAsRegions) {
   std::this_thread::sleep_for(std::chrono::milliseconds(600));  // more than two sweeps
   const absl::Status refused = StatusOf(register_one(next));
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(
-      refused.message(),
-      "register_region.descriptor: a tenant has at most 2 regions, with those that were dropped and are still held");
+  EXPECT_EQ(refused.message(),
+            "register_region.descriptor: the tenant may have at most 2 regions, including dropped ones that are still "
+            "in use");
   kept.clear();
   EXPECT_TRUE(Eventually([&] { return StatusOf(register_one(next)).ok(); }));
 }

@@ -18,27 +18,32 @@ namespace ashlar::daemon {
 namespace {
 
 absl::Status CheckShard(const v1::Shard& shard, size_t layers) {
-  if (shard.first_layer() >= layers) return Invalid("shard.first_layer: the layout has ", layers, " layers");
+  if (shard.first_layer() >= layers)
+    return Invalid("shard.first_layer: out of range; the layout has ", layers, " layers");
   if (shard.layer_count() > layers - shard.first_layer())
-    return Invalid("shard.layer_count: beyond the layout's layers");
+    return Invalid("shard.layer_count: first_layer + layer_count exceeds the layout's ", layers, " layers");
   const uint32_t size = std::max(1u, shard.tensor_parallel_size());
   if (size > limits::kMaxTensorShards) {
-    return Invalid("shard.tensor_parallel_size: more than ", limits::kMaxTensorShards);
+    return Invalid("shard.tensor_parallel_size: too large; expected at most ", limits::kMaxTensorShards);
   }
-  if (shard.tensor_parallel_rank() >= size) return Invalid("shard.tensor_parallel_rank: not below the size");
-  if (shard.first_layer() != 0) return absl::UnimplementedError("shard.first_layer: only 0, for all layers");
+  if (shard.tensor_parallel_rank() >= size)
+    return Invalid("shard.tensor_parallel_rank: must be less than tensor_parallel_size");
+  if (shard.first_layer() != 0)
+    return absl::UnimplementedError("shard.first_layer: must be 0; pipeline shards are not supported");
   if (shard.layer_count() != 0 && shard.layer_count() != layers) {
-    return absl::UnimplementedError("shard.layer_count: only all layers");
+    return absl::UnimplementedError("shard.layer_count: must be 0 or all layers; pipeline shards are not supported");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckCost(const v1::CostModel& cost) {
   const auto makes_sense = [](double value) { return std::isfinite(value) && value >= 0; };
-  if (!makes_sense(cost.flops_per_token())) return Invalid("cost.flops_per_token: not a finite number ≥ 0");
+  if (!makes_sense(cost.flops_per_token()))
+    return Invalid("cost.flops_per_token: must be a finite number of at least 0");
   if (!makes_sense(cost.flops_per_token_squared()))
-    return Invalid("cost.flops_per_token_squared: not a finite number ≥ 0");
-  if (!makes_sense(cost.tokens_per_second())) return Invalid("cost.tokens_per_second: not a finite number ≥ 0");
+    return Invalid("cost.flops_per_token_squared: must be a finite number of at least 0");
+  if (!makes_sense(cost.tokens_per_second()))
+    return Invalid("cost.tokens_per_second: must be a finite number of at least 0");
   return absl::OkStatus();
 }
 
@@ -72,8 +77,9 @@ absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::
                  paged.scale_head_stride());
   };
   const uint32_t element = ElementBytes(layer.dtype);
-  if (paged.page_stride() % element != 0) return Invalid(field, ".page_stride: not aligned to ", element, " bytes");
-  if (paged.token_stride() % element != 0) return Invalid(field, ".token_stride: not aligned to ", element, " bytes");
+  if (paged.page_stride() % element != 0) return Invalid(field, ".page_stride: must be aligned to ", element, " bytes");
+  if (paged.token_stride() % element != 0)
+    return Invalid(field, ".token_stride: must be aligned to ", element, " bytes");
   const uint32_t of = paged.group();
   std::vector<Plane> planes = {{field, of, "key_offset", "key_head_stride", element,
                                 rows(paged.key_offset(), paged.key_head_stride(), layer.key_dim)},
@@ -81,9 +87,9 @@ absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::
                                 rows(paged.value_offset(), paged.value_head_stride(), layer.value_dim)}};
   if (!layer.scales) return planes;
   if (paged.scale_page_stride() % sizeof(float) != 0)
-    return Invalid(field, ".scale_page_stride: not aligned to 4 bytes");
+    return Invalid(field, ".scale_page_stride: must be aligned to 4 bytes");
   if (paged.scale_token_stride() % sizeof(float) != 0)
-    return Invalid(field, ".scale_token_stride: not aligned to 4 bytes");
+    return Invalid(field, ".scale_token_stride: must be aligned to 4 bytes");
   planes.push_back(
       {field, of, "key_scale_offset", "scale_head_stride", sizeof(float), scales(paged.key_scale_offset())});
   planes.push_back(
@@ -95,10 +101,10 @@ absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::
 absl::Status CheckPlane(const Plane& plane, const Region& region) {
   const auto& [pages, tokens, heads] = plane.rows.dimensions;
   const auto& [field, group, offset, head_stride, element, rows] = plane;
-  if (rows.offset % element != 0) return Invalid(field, ".", offset, ": not aligned to ", element, " bytes");
-  if (heads.stride % element != 0) return Invalid(field, ".", head_stride, ": not aligned to ", element, " bytes");
+  if (rows.offset % element != 0) return Invalid(field, ".", offset, ": must be aligned to ", element, " bytes");
+  if (heads.stride % element != 0) return Invalid(field, ".", head_stride, ": must be aligned to ", element, " bytes");
   if (rows.End() > region.size()) {
-    return Invalid(field, ".", offset, ": the last page ends outside the region of ", region.size(), " bytes");
+    return Invalid(field, ".", offset, ": the last page exceeds the region of ", region.size(), " bytes");
   }
   if (!rows.Disjoint()) return Invalid(field, ".", head_stride, ": rows overlap");
   return absl::OkStatus();
@@ -170,7 +176,7 @@ absl::Status CheckPageByPage(std::span<const Plane> planes) {
   std::ranges::sort(all, {}, &PageBytes::begin);
   const auto refuse = [&planes](size_t plane) {
     return Invalid(planes[plane].field, ".", planes[plane].offset,
-                   ": rows of two groups share memory otherwise than page by page");
+                   ": rows of two groups overlap; groups may only share whole pages");
   };
   std::vector<PageBytes> joined;
   for (const PageBytes& page : all) {
@@ -228,9 +234,9 @@ absl::StatusOr<std::shared_ptr<const storage::PrefixModel>> ReadPrefixes(const v
                                                                          const Model& model) {
   const v1::PrefixUse& use = request.prefixes();
   if (use.span_tokens() > limits::kMaxSpanTokens)
-    return Invalid("prefixes.span_tokens: more than ", limits::kMaxSpanTokens);
+    return Invalid("prefixes.span_tokens: too large; expected at most ", limits::kMaxSpanTokens);
   if (use.span_dtype() > static_cast<uint32_t>(DType::kBF16))
-    return Invalid("prefixes.span_dtype: not f32, f16 or bf16");
+    return Invalid("prefixes.span_dtype: expected f32, f16 or bf16");
   const storage::SpanUse spans{use.span_tokens(), static_cast<DType>(std::max(1u, use.span_dtype()))};
   auto prefixes = storage::MakePrefixModel(model.ns, model.shard, model.shared_layout,
                                            std::max(1u, use.capture_tokens()), model.cost, spans);
@@ -286,28 +292,29 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Open(absl::string_view tenan
 absl::Status Pages::ReadGroups(const v1::DeclarePagesRequest& request) {
   const auto read = [this](const std::string& field, uint32_t page_tokens, uint32_t pages) {
     if (page_tokens == 0 || page_tokens > limits::kMaxPageTokens) {
-      return Invalid(field, "page_tokens: not in 1…", limits::kMaxPageTokens);
+      return Invalid(field, "page_tokens: out of range; expected 1 to ", limits::kMaxPageTokens);
     }
-    if (pages == 0 || pages > static_cast<uint32_t>(INT32_MAX)) return Invalid(field, "pages: out of range");
+    if (pages == 0 || pages > static_cast<uint32_t>(INT32_MAX))
+      return Invalid(field, "pages: out of range; expected 1 to ", INT32_MAX);
     groups_.push_back({page_tokens, pages});
     return absl::OkStatus();
   };
   declared_groups_ = !request.groups().empty();
   common_pages_ = request.common_pages();
   if (!declared_groups_) {
-    if (common_pages_) return Invalid("common_pages: there are no groups");
+    if (common_pages_) return Invalid("common_pages: requires groups");
     return read("", request.page_tokens(), request.pages());
   }
-  if (request.page_tokens() != 0) return Invalid("page_tokens: groups have their own");
-  if (request.pages() != 0) return Invalid("pages: groups have their own");
-  if (request.allocate()) return Invalid("allocate: not with groups");
+  if (request.page_tokens() != 0) return Invalid("page_tokens: must be 0 with groups, which set it per group");
+  if (request.pages() != 0) return Invalid("pages: must be 0 with groups, which set it per group");
+  if (request.allocate()) return Invalid("allocate: cannot be set together with groups");
   if (static_cast<uint32_t>(request.groups_size()) > limits::kMaxLayers)
-    return Invalid("groups: more than ", limits::kMaxLayers);
+    return Invalid("groups: too many; expected at most ", limits::kMaxLayers);
   for (const v1::PageGroup& group : request.groups()) {
     const std::string field = absl::StrCat("groups[", groups_.size(), "]");
     if (absl::Status status = read(field + ".", group.page_tokens(), group.pages()); !status.ok()) return status;
     if (common_pages_ && group.pages() != groups_.front().pages)
-      return Invalid(field, ".pages: common pages are as many in each group");
+      return Invalid(field, ".pages: must be equal in all groups with common_pages");
   }
   return absl::OkStatus();
 }
@@ -316,10 +323,10 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
                                                       std::shared_ptr<const Region> region,
                                                       const v1::DeclarePagesRequest& request) {
   if (request.allocate() && request.pages() > limits::kMaxAllocatedPages) {
-    return Invalid("pages: more than ", limits::kMaxAllocatedPages, " to be allocated");
+    return Invalid("pages: too many; expected at most ", limits::kMaxAllocatedPages, " to be allocated");
   }
   // An engine's own memory is its own: only what the daemon made is there for as long as somebody holds its pages.
-  if (request.allocate() && region->block() == 0) return Invalid("allocate: only for a hosted region");
+  if (request.allocate() && region->block() == 0) return Invalid("allocate: requires a hosted region");
   std::shared_ptr<Pages> pages(new Pages(std::move(model), std::move(region)));
   if (absl::Status status = pages->ReadGroups(request); !status.ok()) return status;
   const std::vector<Layer>& layers = pages->model_->layout.layers;
@@ -332,7 +339,7 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
     if (given == request.layers_size()) return Invalid("layers: attention layer ", i, " is missing");
     const v1::PagedLayer& paged = request.layers(given++);
     if (paged.layer() != i) return Invalid(field, ".layer: expected attention layer ", i, ", got ", paged.layer());
-    if (paged.group() >= pages->groups_.size()) return Invalid(field, ".group: ", paged.group(), " is unknown");
+    if (paged.group() >= pages->groups_.size()) return Invalid(field, ".group: ", paged.group(), " is out of range");
     auto of_layer = PlanesOf(field, paged, *attention, pages->groups_[paged.group()]);
     if (!of_layer.ok()) return of_layer.status();
     for (const Plane& plane : *of_layer) {
@@ -357,11 +364,11 @@ absl::StatusOr<std::vector<size_t>> Pages::Divide(size_t entries, std::span<cons
   std::vector<size_t> tables(groups_.size() + 1);
   if (group_pages.empty() && entries == 0) return tables;  // nothing is to be written
   if (group_pages.size() != groups_.size()) {
-    return Invalid("group_pages: ", group_pages.size(), " tables, of ", groups_.size(), " groups");
+    return Invalid("group_pages: ", group_pages.size(), " tables for ", groups_.size(), " groups");
   }
   for (size_t i = 0; i < groups_.size(); ++i) tables[i + 1] = tables[i] + group_pages[i];
   if (tables.back() != entries) {
-    return Invalid("group_pages: ", tables.back(), " entries in all, page_table has ", entries);
+    return Invalid("group_pages: ", tables.back(), " entries in total, but page_table has ", entries);
   }
   return tables;
 }
@@ -394,7 +401,8 @@ absl::Status Pages::CheckPositions(std::span<const int32_t> page_table, std::spa
     for (uint64_t i = first / page_tokens; i <= (first + count - 1) / page_tokens; ++i) {
       const int32_t page = page_table[tables[g] + i];
       if (page < 0 || static_cast<uint32_t>(page) >= pages) {
-        return Invalid("page_table[", tables[g] + i, "]: ", page, " is not one of ", pages, " declared pages");
+        return Invalid("page_table[", tables[g] + i, "]: page ", page, " is out of range; ", pages,
+                       " pages are declared");
       }
     }
   }

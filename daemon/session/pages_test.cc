@@ -112,7 +112,7 @@ TEST_F(GroupedPagesTest, CommonPagesMayShareMemoryPageByPage) {
   EXPECT_TRUE(Pages::Declare(model_, region_, Request(true, kPages * kPage)).ok());
   EXPECT_TRUE(Pages::Declare(model_, region_, Request(false, kPages * kPage)).ok());
   ExpectRefused(Request(false, 0), "layers[1].key_offset: rows overlap those of layers[0].key_offset");
-  constexpr char kOtherwise[] = "layers[1].value_offset: rows of two groups share memory otherwise than page by page";
+  constexpr char kOtherwise[] = "layers[1].value_offset: rows of two groups overlap; groups may only share whole pages";
   ExpectRefused(Request(true, kPage), kOtherwise);
   ExpectRefused(Request(true, 4 * 32), kOtherwise);
   v1::DeclarePagesRequest request = Request(true, 0);
@@ -134,19 +134,19 @@ TEST_F(GroupedPagesTest, RefusesInvalidGroups) {
     ExpectRefused(request, error);
   };
   using R = v1::DeclarePagesRequest;
-  expect([](R& r) { r.set_page_tokens(kPageTokens); }, "page_tokens: groups have their own");
-  expect([](R& r) { r.set_pages(kPages); }, "pages: groups have their own");
+  expect([](R& r) { r.set_page_tokens(kPageTokens); }, "page_tokens: must be 0 with groups, which set it per group");
+  expect([](R& r) { r.set_pages(kPages); }, "pages: must be 0 with groups, which set it per group");
   expect([](R& r) { r.mutable_groups(1)->set_page_tokens(0); }, "groups[1].page_tokens: not in 1");
-  expect([](R& r) { r.mutable_groups(0)->set_pages(0); }, "groups[0].pages: out of range");
+  expect([](R& r) { r.mutable_groups(0)->set_pages(0); }, "groups[0].pages: out of range; expected 1 to");
   expect([](R& r) { r.mutable_layers(1)->set_group(2); }, "layers[1].group: 2 is unknown");
   expect([](R& r) { r.clear_groups(); }, "page_tokens: not in 1");
   expect([](R& r) { r.set_common_pages(true), r.mutable_groups(1)->set_pages(8); },
-         "groups[1].pages: common pages are as many in each group");
+         "groups[1].pages: must be equal in all groups with common_pages");
   v1::DeclarePagesRequest plain;
   plain.set_page_tokens(kPageTokens);
   plain.set_pages(kPages);
   plain.set_common_pages(true);
-  ExpectRefused(plain, "common_pages: there are no groups");
+  ExpectRefused(plain, "common_pages: requires groups");
 }
 
 // A daemon that knows no groups refuses such a request: no field of a request without groups is there.
@@ -178,9 +178,9 @@ TEST_F(GroupedPagesTest, DivideAPageTable) {
   std::vector<int32_t> wrong = table;
   wrong[3] = 64;
   expect((*pages)->CheckPositions(wrong, *tables, 0, 2 * kPageTokens),
-         "page_table[3]: 64 is not one of 64 declared pages");
+         "page_table[3]: page 64 is out of range; 64 pages are declared");
   expect((*pages)->Divide(5, std::vector<uint32_t>{5}).status(), "group_pages: 1 tables, of 2 groups");
-  expect((*pages)->Divide(6, counts).status(), "group_pages: 5 entries in all, page_table has 6");
+  expect((*pages)->Divide(6, counts).status(), "group_pages: 5 entries in total, but page_table has 6");
   expect((*pages)->Divide(5, {}).status(), "group_pages: 0 tables, of 2 groups");
   EXPECT_EQ((*pages)->Divide(0, {}).value(), std::vector<size_t>(3)) << "nothing is to be written";
 }
@@ -244,8 +244,9 @@ TEST_F(ScaledPagesTest, RefusesInvalidScales) {
     EXPECT_THAT(std::string(status.message()), StartsWith(error));
   };
   expect([](v1::PagedLayer& l) { l.set_key_scale_offset(l.key_scale_offset() + 2); },
-         "layers[1].key_scale_offset: not aligned to 4 bytes");
-  expect([](v1::PagedLayer& l) { l.set_scale_page_stride(30); }, "layers[1].scale_page_stride: not aligned to 4 bytes");
+         "layers[1].key_scale_offset: must be aligned to 4 bytes");
+  expect([](v1::PagedLayer& l) { l.set_scale_page_stride(30); },
+         "layers[1].scale_page_stride: must be aligned to 4 bytes");
   expect([](v1::PagedLayer& l) { l.set_scale_head_stride(0); }, "layers[1].scale_head_stride: rows overlap");
   expect([](v1::PagedLayer& l) { l.set_value_scale_offset(1 << 20); },
          "layers[1].value_scale_offset: the last page ends outside");

@@ -29,14 +29,14 @@ uint64_t InWholePages(uint64_t bytes) {
 absl::Status CutBehindEnd(int memfd) {
   constexpr auto kEnd = static_cast<uint64_t>(std::numeric_limits<off_t>::max());
   if ((fcntl(memfd, F_GET_SEALS) & F_SEAL_GROW) == 0 && fcntl(memfd, F_ADD_SEALS, F_SEAL_GROW) != 0) {
-    return absl::InvalidArgumentError("register_region.descriptor: not sealed with F_SEAL_GROW, and cannot be");
+    return absl::InvalidArgumentError("register_region.descriptor: cannot be sealed with F_SEAL_GROW");
   }
   struct stat file;  // as long as it stays now
   const uint64_t end = fstat(memfd, &file) == 0 ? InWholePages(static_cast<uint64_t>(file.st_size)) : kEnd;
-  if (end >= kEnd) return absl::InvalidArgumentError("register_region.descriptor: cannot be examined");
+  if (end >= kEnd) return absl::InvalidArgumentError("register_region.descriptor: fstat failed");
   if (fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(end),
                 static_cast<off_t>(kEnd - end)) != 0) {
-    return absl::InvalidArgumentError("register_region.descriptor: pages behind its end cannot be freed");
+    return absl::InvalidArgumentError("register_region.descriptor: cannot free pages past the end");
   }
   return absl::OkStatus();
 }
@@ -50,16 +50,16 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Map(int fd, uint64_t bytes) {
 }
 
 absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, uint64_t bytes) {
-  if (bytes == 0) return absl::InvalidArgumentError("register_region.bytes: zero");
+  if (bytes == 0) return absl::InvalidArgumentError("register_region.bytes: 0; expected at least 1");
   const int seals = fcntl(memfd.get(), F_GET_SEALS);
-  if (seals < 0) return absl::InvalidArgumentError("register_region.descriptor: not a memfd");
+  if (seals < 0) return absl::InvalidArgumentError("register_region.descriptor: expected a memfd");
   if ((seals & F_SEAL_SHRINK) == 0) {
-    return absl::InvalidArgumentError("register_region.descriptor: not sealed with F_SEAL_SHRINK");
+    return absl::InvalidArgumentError("register_region.descriptor: must be sealed with F_SEAL_SHRINK");
   }
   struct statfs filesystem;
   struct stat file;
   if (fstatfs(memfd.get(), &filesystem) != 0 || fstat(memfd.get(), &file) != 0) {
-    return absl::InvalidArgumentError("register_region.descriptor: cannot be examined");
+    return absl::InvalidArgumentError("register_region.descriptor: fstat failed");
   }
   // Touching a punched hole of a file on huge pages raises SIGBUS when the pool of huge pages is empty.
   if (filesystem.f_type == HUGETLBFS_MAGIC) {
@@ -74,7 +74,7 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, 
     if (absl::Status cut = CutBehindEnd(memfd.get()); !cut.ok()) return cut;
     (*region)->memfd_ = std::make_shared<const UniqueFd>(fcntl(memfd.get(), F_DUPFD_CLOEXEC, 0));
     if ((*region)->memfd_->valid()) return region;
-    return absl::ResourceExhaustedError("register_region.descriptor: the daemon has no descriptor left");
+    return absl::ResourceExhaustedError("register_region.descriptor: the daemon has no file descriptors left");
   }
   if (absl::IsPermissionDenied(region.status())) {
     return absl::InvalidArgumentError("register_region.descriptor: cannot be mapped for writing");
@@ -96,25 +96,26 @@ absl::Status Region::TakePages(uint64_t keep_free) const {
       storage::ReservePages(memfd_->get(), bytes, {.present_bytes = bytes - missing, .keep_free = keep_free});
   if (taken.ok()) return taken;
   return absl::ResourceExhaustedError(absl::StrCat("register_region.bytes: ", missing,
-                                                   " bytes of the memfd have no pages, which the engine can give it "
-                                                   "(touch it, or fallocate) at its own charge; of the daemon's: ",
+                                                   " bytes of the memfd are not allocated; allocate them in the engine "
+                                                   "(write to them, or fallocate). The daemon cannot allocate them: ",
                                                    taken.message()));
 }
 
 absl::Status Region::CheckWhole(absl::string_view field) const {
   if (lost()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        field, ": pages of the region were freed while the daemon used them: drop the region, and register it anew"));
+        field, ": pages of the region were freed while the daemon used them; drop the region and register it again"));
   }
   const uint64_t missing = Measure().missing_bytes;
   if (missing == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(field, ": ", missing, " bytes of the region were freed since it was registered"));
+      absl::StrCat(field, ": ", missing,
+                   " bytes of the region were freed after registration; drop the region and register it again"));
 }
 
 absl::StatusOr<std::shared_ptr<Region>> Region::Import(const kernels::Gpu& gpu, const UniqueFd& descriptor,
                                                        uint64_t bytes) {
-  if (bytes == 0) return absl::InvalidArgumentError("register_region.bytes: zero");
+  if (bytes == 0) return absl::InvalidArgumentError("register_region.bytes: 0; expected at least 1");
   kernels::ArenaError error;
   std::unique_ptr<kernels::ArenaMemory> arena = gpu.ImportArena(descriptor.get(), bytes, &error);
   if (arena != nullptr) return std::shared_ptr<Region>(new Region(gpu, std::move(arena)));

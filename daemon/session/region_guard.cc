@@ -37,7 +37,7 @@ std::shared_ptr<RegionGuard> RegionGuard::Make() {
   api.api = UFFD_API;
   api.features = UFFD_FEATURE_MISSING_SHMEM;
   if (!faults.valid() || !stop.valid() || ioctl(faults.get(), UFFDIO_API, &api) != 0) {
-    Log(LogLevel::kWarning, "userfaultfd is not allowed: what engines free of their regions is noticed late",
+    Log(LogLevel::kWarning, "userfaultfd is not permitted: region pages freed by an engine are detected late",
         {{"error", std::string(std::strerror(errno))}});
     return nullptr;
   }

@@ -9,7 +9,7 @@ namespace ashlar::daemon {
 namespace {
 
 absl::Status Ended() {
-  return absl::UnauthenticatedError("session: it has ended");
+  return absl::UnauthenticatedError("session: ended; connect again");
 }
 
 template <typename Map>
@@ -41,7 +41,7 @@ absl::StatusOr<uint64_t> Session::AddModel(std::shared_ptr<const Model> model) {
   MutexLock lock(mutex_);
   if (cleared_) return Ended();
   if (models_.size() >= kMaxModels) {
-    return absl::ResourceExhaustedError(absl::StrCat("model: a session has at most ", kMaxModels));
+    return absl::ResourceExhaustedError(absl::StrCat("model: a session may have at most ", kMaxModels));
   }
   models_.emplace(next_handle_, OpenModel{std::move(model)});
   return next_handle_++;

@@ -76,13 +76,13 @@ absl::Status NotOneDescriptor(const std::vector<UniqueFd>& descriptors) {
 }
 
 absl::Status TooManyWaitForPages() {
-  return absl::ResourceExhaustedError("register_region: too many wait for pages");
+  return absl::ResourceExhaustedError("register_region: too many requests are waiting for pages; try again");
 }
 
 // Nothing is copied between the two memories but whole objects, between tiers.
 absl::Status OnlyOnGpu(absl::string_view request) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      request, ".on_gpu: the hbm tier lies on the GPU, and so must all regions of a session that has one"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(request, ".on_gpu: a session with a region on a GPU must have all regions on that GPU"));
 }
 
 // Has the engine's objects come to the GPU's tier from now on, before it learns of its region.
@@ -135,16 +135,16 @@ void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond)
   if (!datagram.ok()) return respond(Goodbye(datagram.status()));
   v1::SessionRequest request;
   if (!request.ParseFromString(datagram->bytes)) {
-    return respond(Goodbye(absl::InvalidArgumentError("message: not a SessionRequest")));
+    return respond(Goodbye(absl::InvalidArgumentError("message: cannot be parsed as SessionRequest")));
   }
   using Kind = v1::SessionRequest::RequestCase;
   const Kind kind = request.request_case();
   if ((session_ == nullptr) != (kind == Kind::kHello)) {
-    return respond(Goodbye(
-        absl::InvalidArgumentError(session_ == nullptr ? "request: the first must be hello" : "hello: said already")));
+    return respond(Goodbye(absl::InvalidArgumentError(session_ == nullptr ? "request: the first request must be hello"
+                                                                          : "hello: already received")));
   }
   if (kind != Kind::kRegisterRegion && !datagram->descriptors.empty()) {
-    return respond(Error(absl::InvalidArgumentError("message: no descriptor belongs to this request")));
+    return respond(Error(absl::InvalidArgumentError("message: this request takes no descriptor")));
   }
   switch (kind) {
     case Kind::kHello:
@@ -165,27 +165,29 @@ void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond)
     case Kind::kDropRegion:
       return DropRegion(request.drop_region().region(), std::move(respond));
     case Kind::REQUEST_NOT_SET:
-      return respond(Goodbye(absl::InvalidArgumentError("request: none that this daemon knows")));
+      return respond(Goodbye(absl::InvalidArgumentError("request: unknown request type")));
   }
 }
 
 void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   if (hello.protocol_min() > hello.protocol_max()) {
-    return respond(Goodbye(absl::InvalidArgumentError("hello.protocol_min: above hello.protocol_max")));
+    return respond(Goodbye(absl::InvalidArgumentError("hello.protocol_min: must not exceed hello.protocol_max")));
   }
   if (hello.protocol_max() < limits::kProtocolMin || hello.protocol_min() > limits::kProtocolMax) {
     const std::string why =
-        absl::StrCat("hello.protocol_max: this daemon speaks versions ", limits::kProtocolMin, " to ",
-                     limits::kProtocolMax, ", the client ", hello.protocol_min(), " to ", hello.protocol_max());
+        absl::StrCat("hello.protocol_max: no common version; the daemon speaks ", limits::kProtocolMin, " to ",
+                     limits::kProtocolMax, "; the client speaks ", hello.protocol_min(), " to ", hello.protocol_max());
     services_.refused.Add("session", RefusedConnection::kVersion,
                           absl::StrCat("uid ", peer_.uid, ", process ", peer_.pid), why);
     return respond(Goodbye(absl::FailedPreconditionError(why)));
   }
   if (hello.client().size() > kMaxClientName) {
-    return respond(Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.client: longer than ", kMaxClientName))));
+    return respond(
+        Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.client: too long; expected at most ", kMaxClientName))));
   }
   if (hello.release().size() > kMaxRelease) {
-    return respond(Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.release: longer than ", kMaxRelease))));
+    return respond(
+        Goodbye(absl::InvalidArgumentError(absl::StrCat("hello.release: too long; expected at most ", kMaxRelease))));
   }
   Session::Description about;
   about.id = NextSessionId();
@@ -210,7 +212,7 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
   welcome.mutable_welcome()->set_daemon_epoch(services_.table.daemon_epoch());
   const absl::Status opening = services_.table.Open(session, [respond, welcome] {
     UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
-    if (!process.valid()) return respond(Goodbye(absl::ErrnoToStatus(errno, "cannot show this process")));
+    if (!process.valid()) return respond(Goodbye(absl::ErrnoToStatus(errno, "cannot open a pidfd of the daemon")));
     Reply reply = With(std::move(process), Encode(welcome));
     reply.otherwise = Goodbye;
     respond(std::move(reply));
@@ -283,8 +285,9 @@ void SessionProtocol::RegisterUntouched(std::shared_ptr<Region> region, const Un
 absl::Status SessionProtocol::RoomBesideForsaken() const {
   const Budget& number = *tenant_.regions.number;
   if (number.taken() + services_.hosted.Forsaken(tenant_.id) <= number.limit()) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("register_region.descriptor: a tenant has at most ", number.limit(),
-                                                   " regions, with those that were dropped and are still held"));
+  return absl::ResourceExhaustedError(absl::StrCat("register_region.descriptor: the tenant may have at most ",
+                                                   number.limit(),
+                                                   " regions, including dropped ones that are still in use"));
 }
 
 void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
@@ -308,18 +311,18 @@ void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
     if (!handle.ok()) return respond(Error(handle.status()));
     respond(GivenRegion(services.hosted, session, *handle, std::move(made->memfd)));
   });
-  if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
+  if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many requests are queued; try again")));
 }
 
 absl::StatusOr<SessionServices::Seat> SessionProtocol::SeatOf(absl::string_view request, const std::string& gpu) const {
   const std::vector<SessionServices::Seat>& gpus = services_.gpus;
   if (gpus.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat(request, ".on_gpu: this daemon has no GPU (its configuration's field gpu)"));
+        absl::StrCat(request, ".on_gpu: the daemon has no GPU; set gpu in its configuration"));
   }
   if (gpu.empty() && gpus.size() > 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat(request, ".gpu: this daemon serves ", gpus.size(), " GPUs, and none is named"));
+        absl::StrCat(request, ".gpu: required, because the daemon serves ", gpus.size(), " GPUs"));
   }
   const auto is_named = [&gpu](const SessionServices::Seat& seat) {
     const kernels::GpuId& id = seat.gpu->id();
@@ -327,11 +330,11 @@ absl::StatusOr<SessionServices::Seat> SessionProtocol::SeatOf(absl::string_view 
   };
   const auto seat = std::ranges::find_if(gpus, is_named);
   if (seat == gpus.end()) {
-    return absl::FailedPreconditionError(absl::StrCat(request, ".gpu: none of this daemon's GPUs"));
+    return absl::FailedPreconditionError(absl::StrCat(request, ".gpu: is not a GPU of this daemon"));
   }
   const Session::Far far = session_->far();
   if (far.gpu != nullptr && far.gpu != seat->gpu) {
-    return absl::FailedPreconditionError(absl::StrCat(request, ".gpu: the session's regions lie on another GPU"));
+    return absl::FailedPreconditionError(absl::StrCat(request, ".gpu: the session's other regions are on another GPU"));
   }
   if (far.gpu == nullptr && seat->level.has_value() && session_->memory().regions > 0) return OnlyOnGpu(request);
   return *seat;
@@ -360,7 +363,7 @@ void SessionProtocol::RegisterOnGpu(uint64_t bytes, const std::string& gpu, std:
         AddRegion(*session, Kept(*std::move(region), {.number = number, .bytes = charge}, *session, services.mappings),
                   Seated(services, session, seat, respond));
       });
-  if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many wait to be mapped")));
+  if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many requests are queued; try again")));
 }
 
 void SessionProtocol::HostOnGpu(uint64_t bytes, const std::string& gpu, Respond respond) {
@@ -387,7 +390,7 @@ void SessionProtocol::HostOnGpu(uint64_t bytes, const std::string& gpu, Respond 
     Seated(services, session, seat,
            respond)(GivenRegion(services.hosted, session, *handle, std::move(made->descriptor), rounded));
   });
-  if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many wait to be made")));
+  if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many requests are queued; try again")));
 }
 
 void SessionProtocol::GetArena(uint32_t arena, Respond respond) {
@@ -405,7 +408,7 @@ void SessionProtocol::GetArena(uint32_t arena, Respond respond) {
         if (!passed.valid()) return respond(Error(absl::ErrnoToStatus(errno, "cannot pass the arena")));
         respond(With(std::move(passed), Encode(message)));
       });
-  if (!posted) respond(Error(absl::ResourceExhaustedError("the metadata queue is full")));
+  if (!posted) respond(Error(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again")));
 }
 
 void SessionProtocol::DropRegion(uint64_t handle, Respond respond) {

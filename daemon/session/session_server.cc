@@ -148,7 +148,7 @@ void SessionServer::Impl::Run() {
       unread.Sweep();
     }
   }
-  while (!connections.empty()) Close(connections.begin()->first, "the daemon stops");
+  while (!connections.empty()) Close(connections.begin()->first, "the daemon is stopping");
   listener = {};
 }
 
@@ -160,7 +160,7 @@ void SessionServer::Impl::Dispatch(uint64_t tag, uint32_t events) {
   }
   const ConnectionId id = tag >> 1;
   if (!connections.contains(id)) return;  // closed earlier in this round
-  if ((tag & 1) != 0) return Close(id, "the process died");
+  if ((tag & 1) != 0) return Close(id, "the process exited");
   if ((events & EPOLLIN) != 0) return Read(id);
   if ((events & (EPOLLHUP | EPOLLERR)) != 0) return Close(id, "the socket was closed");
   // Room to write came: the peer has read something.
@@ -174,9 +174,11 @@ void SessionServer::Impl::Admit(UniqueFd socket) {
   const auto tenant = services.tenant_of_uid.find(peer->uid);
   if (tenant == services.tenant_of_uid.end()) {
     services.refused.Add(kSocketName, RefusedConnection::kUnknownUser, absl::StrCat("uid ", peer->uid),
-                         "this user belongs to no tenant");
-    return Refuse(std::move(socket), absl::PermissionDeniedError(
-                                         absl::StrCat("user ", peer->uid, " belongs to no tenant of this daemon")));
+                         "no tenant lists this user");
+    return Refuse(
+        std::move(socket),
+        absl::PermissionDeniedError(absl::StrCat(
+            "user ", peer->uid, " belongs to no tenant; add it to tenants[].uids in the daemon's configuration")));
   }
   MakeWayIn(silent);
   const ConnectionId id = next_id++;
@@ -204,7 +206,7 @@ void SessionServer::Impl::Refuse(UniqueFd socket, const absl::Status& why) {
 // Closes the connection that has waited longest: a flood of connections passes by the engine that is about to say
 // hello.
 void SessionServer::Impl::MakeWayIn(const std::set<ConnectionId>& waiting) {
-  if (waiting.size() == kMaxWaiting) Close(*waiting.begin(), "too many said nothing");
+  if (waiting.size() == kMaxWaiting) Close(*waiting.begin(), "too many connections without a hello");
 }
 
 void SessionServer::Impl::Read(ConnectionId id) {
@@ -231,17 +233,18 @@ void SessionServer::Impl::Read(ConnectionId id) {
 }
 
 absl::Status SessionServer::Impl::RoomFor(const TenantUser& tenant) const {
-  if (!admitting) return absl::UnavailableError("the daemon drains");
+  if (!admitting) return absl::UnavailableError("the daemon is draining");
   if (connections.size() - silent.size() - refused.size() >= max_sessions) {
-    return absl::ResourceExhaustedError(absl::StrCat("this daemon serves at most ", max_sessions, " sessions"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("sessions.max_sessions: the daemon already serves ", max_sessions, " sessions"));
   }
   const auto same_tenant = std::ranges::count_if(connections, [&](const auto& entry) {
     const auto& [id, other] = entry;
     return other.protocol != nullptr && other.protocol->tenant().id == tenant.id && !silent.contains(id);
   });
   if (same_tenant >= tenant.max_sessions) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("tenant ", tenant.name, " has at most ", tenant.max_sessions, " sessions"));
+    return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant.name, " already has ", tenant.max_sessions,
+                                                     " sessions, its limit (max_sessions)"));
   }
   return absl::OkStatus();
 }
@@ -256,8 +259,8 @@ void SessionServer::Impl::Deliver(Mailbox::Letter letter) {
     return;
   }
   // A peer that does not read its answers fills its buffer only by breaking the protocol.
-  if (!Say(letter.to, letter.reply).ok()) return Close(letter.to, "a reply could not be sent");
-  if (letter.reply.close) return Close(letter.to, "the session was refused, or the protocol broken");
+  if (!Say(letter.to, letter.reply).ok()) return Close(letter.to, "cannot send a reply");
+  if (letter.reply.close) return Close(letter.to, "session refused, or protocol error");
   Watch(socket, SocketTag(letter.to), EPOLLIN, EPOLL_CTL_MOD);
 }
 
@@ -293,7 +296,7 @@ void SessionServer::Impl::CloseThoseWaitingTooLong() {
   const storage::Nanos before = clock.Now() - kPatience;
   for (const std::set<ConnectionId>* waiting : {&silent, &refused}) {
     while (!waiting->empty() && connections.at(*waiting->begin()).accepted < before) {
-      Close(*waiting->begin(), "no hello came");
+      Close(*waiting->begin(), "no hello in time");
     }
   }
 }
@@ -308,7 +311,7 @@ absl::StatusOr<std::unique_ptr<SessionServer>> SessionServer::Start(const std::s
   impl->epoll = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   if (!impl->epoll.valid() || !impl->Watch(impl->listener.fd.get(), Impl::kListener, EPOLLIN) ||
       !impl->Watch(impl->mailbox->descriptor(), Impl::kMailbox, EPOLLIN)) {
-    return absl::ErrnoToStatus(errno, "cannot watch the session socket");
+    return absl::ErrnoToStatus(errno, "listen.session_socket: cannot add it to epoll");
   }
   return std::unique_ptr<SessionServer>(new SessionServer(std::move(impl)));
 }

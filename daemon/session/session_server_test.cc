@@ -94,9 +94,9 @@ TEST_F(SessionServerTest, AnotherVersionIsRefused) {
   RawSession newer(node_);
   const absl::Status refusal = StatusOf(newer.Ask(request));
   EXPECT_EQ(refusal.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(refusal.message(), absl::StrCat("hello.protocol_max: this daemon speaks versions ", limits::kProtocolMin,
-                                            " to ", limits::kProtocolMax, ", the client ", limits::kProtocolMax + 1,
-                                            " to ", limits::kProtocolMax + 5));
+  EXPECT_EQ(refusal.message(), absl::StrCat("hello.protocol_max: no common version; the daemon speaks ",
+                                            limits::kProtocolMin, " to ", limits::kProtocolMax, "; the client speaks ",
+                                            limits::kProtocolMax + 1, " to ", limits::kProtocolMax + 5));
   EXPECT_TRUE(newer.Closed());
 
   // Version 1 named a prefix's objects by their order.
@@ -105,7 +105,7 @@ TEST_F(SessionServerTest, AnotherVersionIsRefused) {
   RawSession older(node_);
   const absl::Status old = StatusOf(older.Ask(request));
   EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(old.message(), "hello.protocol_max: this daemon speaks versions 2 to 4, the client 1 to 1");
+  EXPECT_EQ(old.message(), "hello.protocol_max: no common version; the daemon speaks 2 to 4; the client speaks 1 to 1");
   EXPECT_TRUE(older.Closed());
 
   request.mutable_hello()->set_protocol_min(2);
@@ -128,13 +128,15 @@ TEST_F(SessionServerTest, ProtocolErrorEndsSession) {
     bool greeted;
     const char* error;
   } kCases[] = {
-      {"noise", "\xff\xff\xff\xff not protobuf", false, "message: not a SessionRequest"},
-      {"noise after hello", "\xff\xff\xff\xff not protobuf", true, "message: not a SessionRequest"},
-      {"first not hello", HostRequest(4096).SerializeAsString(), false, "request: the first must be hello"},
-      {"oversized", std::string(limits::kMaxSessionMessageBytes + 1, 'x'), false, "message: longer than"},
-      {"oversized after hello", std::string(limits::kMaxSessionMessageBytes + 1, 'x'), true, "message: longer than"},
-      {"hello twice", second_hello.SerializeAsString(), true, "hello: said already"},
-      {"unknown request", std::string("\x7a\x00", 2), true, "request: none that this daemon knows"},
+      {"noise", "\xff\xff\xff\xff not protobuf", false, "message: cannot be parsed as SessionRequest"},
+      {"noise after hello", "\xff\xff\xff\xff not protobuf", true, "message: cannot be parsed as SessionRequest"},
+      {"first not hello", HostRequest(4096).SerializeAsString(), false, "request: the first request must be hello"},
+      {"oversized", std::string(limits::kMaxSessionMessageBytes + 1, 'x'), false,
+       "message: too long; expected at most"},
+      {"oversized after hello", std::string(limits::kMaxSessionMessageBytes + 1, 'x'), true,
+       "message: too long; expected at most"},
+      {"hello twice", second_hello.SerializeAsString(), true, "hello: already received"},
+      {"unknown request", std::string("\x7a\x00", 2), true, "request: unknown request type"},
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.name);
@@ -197,14 +199,14 @@ TEST_F(SessionServerTest, OnlySealedMemfdsOfTheRightSizeAreRegistered) {
     uint64_t bytes;
     const char* error;
   } kCases[] = {
-      {sealed.get(), 0, "register_region.bytes: zero"},
+      {sealed.get(), 0, "register_region.bytes: 0; expected at least 1"},
       {sealed.get(), 8193, "register_region.bytes: the memfd has only 8192 bytes"},
       {sealed.get(), ~uint64_t{0}, "register_region.bytes: the memfd has only"},
-      {growing.get(), 8192, "register_region.descriptor: not sealed with F_SEAL_SHRINK"},
+      {growing.get(), 8192, "register_region.descriptor: must be sealed with F_SEAL_SHRINK"},
       {unwritable.get(), 8192, "register_region.descriptor: cannot be mapped for writing"},
       {read_only.get(), 8192, "register_region.descriptor: cannot be mapped for writing"},
       {file.get(), 8192, "register_region.descriptor: not"},
-      {folder.get(), 8192, "register_region.descriptor: not a memfd"},
+      {folder.get(), 8192, "register_region.descriptor: expected a memfd"},
   };
   for (const auto& c : kCases) {
     const absl::Status status = StatusOf(session.Ask(RegisterRequest(c.bytes), std::vector<int>{c.fd}));
@@ -307,11 +309,11 @@ TEST(SessionLimits, TenantCannotTakeAllSessions) {
   ASSERT_TRUE(StatusOf(second.Hello()).ok());
   const absl::Status status = StatusOf(third.Hello());
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(status.message(), "tenant a has at most 2 sessions");
+  EXPECT_EQ(status.message(), "tenant a already has 2 sessions, its limit (max_sessions)");
   AsUser(65531, [&] {
     RawSession other(node), one_more(node);
     EXPECT_TRUE(StatusOf(other.Hello()).ok());
-    EXPECT_EQ(StatusOf(one_more.Hello()).message(), "this daemon serves at most 3 sessions");
+    EXPECT_EQ(StatusOf(one_more.Hello()).message(), "sessions.max_sessions: the daemon already serves 3 sessions");
   });
   first.Close();
   EXPECT_TRUE(Eventually([&] { return StatusOf(RawSession(node).Hello()).ok(); }));

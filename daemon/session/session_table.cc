@@ -35,7 +35,7 @@ absl::Status SessionTable::Open(std::shared_ptr<Session> session, std::function<
          {"client", about.client}});
     opened();
   });
-  return posted ? absl::OkStatus() : absl::ResourceExhaustedError("the metadata queue is full");
+  return posted ? absl::OkStatus() : absl::ResourceExhaustedError("the daemon's metadata queue is full; try again");
 }
 
 void SessionTable::Close(const std::shared_ptr<Session>& session, std::string reason) {

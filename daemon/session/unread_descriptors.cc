@@ -38,8 +38,8 @@ absl::Status UnreadDescriptors::MaySend(storage::TenantId tenant, size_t share) 
   if (unread() < share) return absl::OkStatus();
   Sweep();
   if (unread() < share) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("the tenant's engines have not read ", share,
-                                                   " descriptors that they were sent: try again when they have"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("descriptors: the tenant's engines have ", share, " unread descriptors; read them and try again"));
 }
 
 void UnreadDescriptors::Sent(Receiver receiver, storage::TenantId tenant, int socket) {

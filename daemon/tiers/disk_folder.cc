@@ -84,19 +84,19 @@ absl::StatusOr<UniqueFd> OpenPrivate(const std::string& folder) {
   for (const fs::path& part : fs::path(folder)) {
     made /= part;
     if (mkdir(made.c_str(), 0700) != 0 && errno != EEXIST) {
-      return storage::DiskError(errno, absl::StrCat("cannot make ", made.string()));
+      return storage::DiskError(errno, absl::StrCat("cannot create ", made.string()));
     }
   }
   UniqueFd opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));  // it may be reached by a link
   struct stat info {};
   if (!opened.valid() || fstat(opened.get(), &info) != 0) {
-    if (errno == ENOTDIR) return absl::FailedPreconditionError(absl::StrCat(folder, ": is not a folder"));
+    if (errno == ENOTDIR) return absl::FailedPreconditionError(absl::StrCat(folder, ": is not a directory"));
     return storage::DiskError(errno, absl::StrCat("cannot open ", folder));
   }
   if (absl::Status owned = storage::CheckOwner(folder, info); !owned.ok()) return owned;
   if ((info.st_mode & S_IWOTH) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        folder, ": every user may write to it; expected mode 0700; check what is in it, then chmod it, or remove it"));
+        folder, ": other users can write to it; expected mode 0700; check its contents, then chmod or remove it"));
   }
   if ((info.st_mode & 0777) != 0700 && fchmod(opened.get(), 0700) != 0) {
     return storage::DiskError(errno, absl::StrCat("cannot set the mode of ", folder));

@@ -88,7 +88,7 @@ TEST_F(DiskFolderTest, AFolderThatEveryUserMayWriteToIsRefusedByName) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(
       refused.message(),
-      folder() + ": every user may write to it; expected mode 0700; check what is in it, then chmod it, or remove it");
+      folder() + ": other users can write to it; expected mode 0700; check its contents, then chmod or remove it");
   EXPECT_EQ(ModeOf(folder()), 0777u);
 }
 
@@ -103,7 +103,7 @@ TEST_F(DiskFolderTest, RefusesFilesOfOtherUsers) {
     const absl::Status refused = OpenPrivate(folder()).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(refused.message()),
-                ::testing::StartsWith(path + ": belongs to user 12345; expected the daemon's user, 0; "));
+                ::testing::StartsWith(path + ": owned by user 12345; expected the daemon's user, 0; "));
     ASSERT_EQ(chown(path.c_str(), 0, 0), 0);
   }
   EXPECT_EQ(OpenPrivate(folder()).status(), absl::OkStatus());

@@ -20,7 +20,7 @@ namespace {
 using storage::TenantId;
 
 void LogRecovery(const std::string& folder, const storage::SsdTier::RecoveryReport& report, double seconds) {
-  Log(LogLevel::kInfo, "disk read",
+  Log(LogLevel::kInfo, "disk index loaded",
       {{"folder", folder},
        {"objects", report.objects},
        {"bytes", report.bytes},
@@ -29,7 +29,7 @@ void LogRecovery(const std::string& folder, const storage::SsdTier::RecoveryRepo
        {"over_budget", report.over_budget},
        {"milliseconds", static_cast<uint64_t>(1e3 * seconds)}});
   for (const auto& [tenant, bytes] : report.unknown_tenants) {
-    Log(LogLevel::kWarning, "the disk has objects of a tenant that is not configured",
+    Log(LogLevel::kWarning, "the disk holds objects of a tenant that is not in the configuration",
         {{"tenant", tenant}, {"bytes", bytes}});
   }
 }
@@ -86,14 +86,14 @@ absl::StatusOr<SsdDisk> OpenSsdDisk(const v1::Config& config, storage::Executor&
   absl::Status status = Open(config, io, &disk);
   if (absl::IsDataLoss(status)) {
     if (config.ssd().on_damage() == "refuse") {
-      return WithField(folder, absl::DataLossError(absl::StrCat(
-                                   status.message(), "; to begin anew, rename or remove ", RecordsFolder(folder),
-                                   ", or have the daemon do it: ssd.on_damage: set_aside")));
+      return WithField(folder,
+                       absl::DataLossError(absl::StrCat(status.message(), "; to start empty, rename or remove ",
+                                                        RecordsFolder(folder), ", or set ssd.on_damage: set_aside")));
     }
     disk = {};  // closed, before it is renamed
     const absl::StatusOr<std::string> name = SetAside(folder, std::time(nullptr));
     if (!name.ok()) return WithField(folder, name.status());
-    Log(LogLevel::kError, "the disk is damaged: its records are set aside, and it begins empty",
+    Log(LogLevel::kError, "the disk index is damaged; it was renamed, and the tier starts empty",
         {{"folder", folder}, {"error", std::string(status.message())}, {"set_aside", *name}});
     disk.set_aside = true;
     status = Open(config, io, &disk);

@@ -72,7 +72,7 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
                           &v1::Tenant::hbm_bytes);
     if (!hbm.ok()) return hbm.status();
     set->hbm_.push_back(*std::move(hbm));
-    if (gpu == nullptr) Log(LogLevel::kWarning, "the hbm tier lies in the processor's memory: no GPU is configured");
+    if (gpu == nullptr) Log(LogLevel::kWarning, "no GPU is configured; the hbm tier is in host memory");
   }
   auto dram = MakeMemory(config,
                          {.kind = TierKind::kDram,
@@ -243,7 +243,7 @@ absl::Status TierSet::CheckBudgets(const v1::Config& now, const v1::Config& next
     }
     if (before.ssd_bytes() == after.ssd_bytes() || ssd_ == nullptr) continue;
     if (before.ssd_bytes() == 0 || after.ssd_bytes() == 0) {
-      return named("ssd_bytes", absl::FailedPreconditionError("from or to 0 needs a restart of the daemon"));
+      return named("ssd_bytes", absl::FailedPreconditionError("a change from or to 0 needs a restart of the daemon"));
     }
     if (absl::Status able = ssd_->CheckBudget(id, after.ssd_bytes()); !able.ok()) return named("ssd_bytes", able);
   }
@@ -265,7 +265,7 @@ void TierSet::SetBudgets(const v1::Config& now, const v1::Config& next) {
 bool TierSet::StopDisk(std::chrono::nanoseconds patience) {
   if (arenas_ != nullptr) arenas_->Stop();
   if (io_ == nullptr || io_->StopWithin(patience)) return true;
-  Log(LogLevel::kError, "the disk hangs: the daemon stops without its threads",
+  Log(LogLevel::kError, "the disk hangs; the daemon stops without waiting for its disk threads",
       {{"thread", kDiskThread}, {"stuck", io_->running()}, {"seconds", io_->LongestRun() / kSecond}});
   return false;
 }

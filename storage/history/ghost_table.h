@@ -55,7 +55,7 @@ class GhostTable {
 
  private:
   using Memory = BoundedTable<Key, Ghost>;
-  static_assert(kDefaultGhosts * Memory::kBytesPerEntry <= 9 << 20, "what one tenant's ghosts take at most: 9 MiB");
+  static_assert(kDefaultGhosts * Memory::kBytesPerEntry <= 9 << 20, "a tenant's ghosts take at most 9 MiB");
 
   const size_t max_ghosts_;
   std::map<TenantId, Memory> memories_;

@@ -27,7 +27,7 @@ class MissLog {
     std::vector<Miss> misses;
     size_t next = 0;  // index of the next entry once the ring is full
   };
-  static_assert(kDefaultMisses * sizeof(Miss) <= 512 << 10, "what one tenant's misses take at most: 512 KiB");
+  static_assert(kDefaultMisses * sizeof(Miss) <= 512 << 10, "a tenant's misses take at most 512 KiB");
 
   const size_t max_misses_;
   std::map<TenantId, Ring> rings_;

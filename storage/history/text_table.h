@@ -36,7 +36,7 @@ class TextTable {
     bool two = false;
   };
   using Memory = BoundedTable<TextDigest, Namespaces>;
-  static_assert(kDefaultTexts * Memory::kBytesPerEntry <= 8 << 20, "what one tenant's texts take at most: 8 MiB");
+  static_assert(kDefaultTexts * Memory::kBytesPerEntry <= 8 << 20, "a tenant's texts take at most 8 MiB");
 
   const size_t max_texts_;
   std::map<TenantId, Memory> memories_;

@@ -72,8 +72,8 @@ absl::Status LeaseTable::Room(SessionId session, TenantId tenant, size_t segment
   if (fit == Fit::kYes) return absl::OkStatus();
   const bool own = fit == Fit::kTooManyOfSession;
   const TenantBounds bounds = own ? TenantBounds{bounds_.leases, bounds_.segments} : BoundsOf(tenant);
-  return absl::ResourceExhaustedError(absl::StrCat("lease: a ", own ? "session" : "tenant", " holds at most ",
-                                                   bounds.leases, " leases, which list at most ", bounds.segments,
+  return absl::ResourceExhaustedError(absl::StrCat("lease: a ", own ? "session" : "tenant", " may hold at most ",
+                                                   bounds.leases, " leases with at most ", bounds.segments,
                                                    " segments"));
 }
 
@@ -107,7 +107,7 @@ const LeasedObjects* LeaseTable::Held(SessionId session, const LeaseId& id) cons
 
 absl::StatusOr<const LeasedObjects*> LeaseTable::Attach(SessionId session, TenantId tenant, const LeaseId& id) {
   const auto found = Find(id);
-  if (found == leases_.end() || found->second.tenant != tenant) return absl::NotFoundError("lease: unknown");
+  if (found == leases_.end() || found->second.tenant != tenant) return absl::NotFoundError("lease: unknown or expired");
   auto& [serial, lease] = *found;
   if (!Holds(session, lease)) {
     if (absl::Status room = Room(session, tenant, lease.Size()); !room.ok()) return room;

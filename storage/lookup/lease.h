@@ -135,7 +135,7 @@ class LeaseTable {
   static_assert(limits::kMaxLeases * sizeof(Lease) +
                         limits::kMaxLeasedSegments * (sizeof(ObjectTable::Result) + sizeof(uint32_t)) <=
                     40 << 20,
-                "what one session may hold takes 40 MiB at most, beside the nodes of maps and sets");
+                "a session's leases take at most 40 MiB, without the nodes of maps and sets");
 
   static constexpr Nanos kNever = INT64_MAX;
 

@@ -151,7 +151,7 @@ TEST_F(LeaseTest, CountsTheSegmentsThatASessionsLeasesList) {
 
   const absl::Status refused = leases.Attach(kAnn, kTenant, bobs).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
-  EXPECT_EQ(refused.message(), "lease: a session holds at most 3 leases, which list at most 5 segments");
+  EXPECT_EQ(refused.message(), "lease: a session may hold at most 3 leases with at most 5 segments");
   EXPECT_EQ(leases.Held(kAnn, bobs), nullptr);
   ASSERT_TRUE(leases.Attach(kAnn, kTenant, second).ok()) << "it holds this one";
   EXPECT_TRUE(leases.HasRoom(kAnn, kTenant, 1)) << "which counts once";
@@ -179,7 +179,7 @@ TEST_F(LeaseTest, BoundsWhatAllSessionsOfATenantHold) {
   EXPECT_TRUE(leases.HasRoom(kEve, kOther, 6)) << "another tenant has its own";
   const absl::Status refused = leases.Attach(kBob, kTenant, anns).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
-  EXPECT_EQ(refused.message(), "lease: a tenant holds at most 3 leases, which list at most 6 segments");
+  EXPECT_EQ(refused.message(), "lease: a tenant may hold at most 3 leases with at most 6 segments");
   leases.SetTenantBounds(kTenant, 4, 8);
   EXPECT_TRUE(leases.HasRoom(kBob, kTenant, 2));
   ReleaseAll(leases, kAnn);

@@ -67,7 +67,7 @@ MissReason Matcher::Missed(SessionId session, TenantId tenant, const Query& quer
 absl::StatusOr<Match> Matcher::Attach(SessionId session, TenantId tenant, const LeaseId& lease,
                                       const std::optional<TensorShard>& shard) {
   const LeasedObjects* const found = leases_.Peek(tenant, lease);
-  if (found == nullptr) return absl::NotFoundError("lease: unknown");
+  if (found == nullptr) return absl::NotFoundError("lease: unknown or expired");
   const auto of_another = [&](const ObjectTable::Result& segment) {
     return shard && segment.object && segment.object->header.shard != *shard;
   };

@@ -51,7 +51,8 @@ absl::StatusOr<Arena> Arena::Make(uint64_t bytes, const ArenaOptions& options) {
   }
   // The mapping above stays writable; everything after the seal is read-only, and the seals themselves are final.
   if (fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
-    return absl::FailedPreconditionError("arena: this kernel cannot seal a memfd against future writes (Linux 5.1)");
+    return absl::FailedPreconditionError(
+        "arena: the kernel does not support F_SEAL_FUTURE_WRITE; use Linux 5.1 or later");
   }
   return arena;
 }

@@ -23,10 +23,10 @@ absl::Status AllowLocking(uint64_t bytes) {
   const int refused = mlock2(space, bytes, MLOCK_ONFAULT) == 0 ? 0 : errno;
   munmap(space, bytes);
   if (refused == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      bytes, " bytes cannot be locked: the limit is ", limit.rlim_max,
-      " bytes (RLIMIT_MEMLOCK; \"ulimit -l\" counts KiB), and this process has not the capability CAP_IPC_LOCK (",
-      absl::ErrnoToStatus(refused, "mlock").ToString(), ")"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(bytes, " bytes cannot be locked; the limit is ", limit.rlim_max,
+                   " bytes (RLIMIT_MEMLOCK; \"ulimit -l\" counts KiB); raise it, or grant CAP_IPC_LOCK (",
+                   absl::ErrnoToStatus(refused, "mlock").ToString(), ")"));
 }
 
 absl::Status LockPages(const void* mapping, uint64_t bytes) {

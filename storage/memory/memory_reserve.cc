@@ -82,9 +82,9 @@ absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& optio
   uint64_t available = AvailableMemory();
   if (!options.only_nodes.empty()) available = std::min(available, AvailableOnNodes(options.only_nodes));
   if (available < keep_free || before > available - keep_free || wanted > available - keep_free - before) {
-    return absl::ResourceExhaustedError(absl::StrCat(wanted, " bytes of memory are wanted, ", available,
-                                                     " are available, ", before, " promised, ", keep_free,
-                                                     " stay free"));
+    return absl::ResourceExhaustedError(absl::StrCat(wanted, " bytes of memory requested; ", available,
+                                                     " bytes available, ", before, " reserved, ", keep_free,
+                                                     " kept free"));
   }
   // Piece by piece, so that what has been taken is not counted as promised as well.
   constexpr uint64_t kPiece = uint64_t{64} << 20;

@@ -94,7 +94,7 @@ TEST(ReservePages, AllocatesThemOrSaysHowManyThereAre) {
   ASSERT_EQ(ftruncate(memfd, kMost), 0);
   const absl::Status refused = ReservePages(memfd, kMost);
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("bytes of memory are wanted"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("bytes of memory requested"));
   struct stat file;
   ASSERT_EQ(fstat(memfd, &file), 0);
   EXPECT_EQ(file.st_blocks, 0);

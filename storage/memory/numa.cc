@@ -78,8 +78,8 @@ absl::Status CheckNodes(const NumaPolicy& policy, const std::string& root) {
   for (size_t i = 0; i < policy.nodes.size(); ++i) {
     if (std::binary_search(usable.begin(), usable.end(), policy.nodes[i])) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("nodes[", i, "]: there is no memory on a node ", policy.nodes[i],
-                     " that this process may use; nodes are: ", usable.empty() ? "none" : absl::StrJoin(usable, ", ")));
+        absl::StrCat("nodes[", i, "]: this process cannot use memory of node ", policy.nodes[i],
+                     "; usable nodes: ", usable.empty() ? "none" : absl::StrJoin(usable, ", ")));
   }
   return absl::OkStatus();
 }

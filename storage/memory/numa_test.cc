@@ -43,7 +43,7 @@ TEST_F(Nodes, NodesMustHaveMemory) {
   EXPECT_TRUE(Check({4, 0}).ok());
   const absl::Status refused = Check({1, 3});
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
-  EXPECT_THAT(std::string(refused.message()), StartsWith("nodes[1]: there is no memory on a node 3"));
+  EXPECT_THAT(std::string(refused.message()), StartsWith("nodes[1]: this process cannot use memory of node 3"));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("0, 1, 4"));
   EXPECT_TRUE(CheckNodes({}, root_).ok());
 }

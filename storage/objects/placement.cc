@@ -262,8 +262,7 @@ void Placement::CancelCopy(Entry& entry, size_t level) {
   if (entry.copies[level].tier_copy == nullptr) return Break(entry, level);  // there is room for it, and no more yet
   entry.copies[level].state = State::kDraining;
   entry.copies[level].loaded = 0;
-  if (copier_.Cancel(*entry.copies[level].tier_copy))
-    CopyDone(entry, level, absl::CancelledError("tier copy: cancelled"));
+  if (copier_.Cancel(*entry.copies[level].tier_copy)) CopyDone(entry, level, absl::CancelledError("copy: cancelled"));
 }
 
 void Placement::CopyProgress(Entry& entry, size_t level, uint64_t loaded) {

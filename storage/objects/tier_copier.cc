@@ -148,7 +148,7 @@ void TierCopier::Offer(TierCopy& copy, uint64_t available) {
 }
 
 bool TierCopier::Cancel(TierCopy& copy) {
-  if (copy.ended.ok()) copy.ended = absl::CancelledError("copy: not wanted any more");
+  if (copy.ended.ok()) copy.ended = absl::CancelledError("copy: cancelled; no longer needed");
   Dequeue(copy);
   if (copy.in_flight > 0) return false;
   copy.events = {};

@@ -11,7 +11,8 @@ absl::StatusOr<std::shared_ptr<PagePool>> PagePools::Open(TenantId tenant, uint6
   if (const auto earlier = places_.find(region); earlier != places_.end()) {
     const std::shared_ptr<PagePool> pool = earlier->second.pool.lock();
     if (pool != nullptr && pool->InUse()) {
-      return absl::ResourceExhaustedError("region: requests still hold pages of an earlier declaration there");
+      return absl::ResourceExhaustedError(
+          "region: requests still hold pages of an earlier declaration; release them first");
     }
     if (pool != nullptr) pool->Close();
   }
@@ -38,11 +39,13 @@ absl::StatusOr<PagePool::Answer> PagePools::Admit(SessionId session, TenantId te
                                                   const std::shared_ptr<PagePool>& pool,
                                                   std::span<const PagePool::Want> segments, uint64_t own_pages,
                                                   uint64_t own_now) {
-  if (pool->closed()) return absl::FailedPreconditionError("pages_id: their region's pages were declared anew");
-  if (leases_.contains(lease)) return absl::AlreadyExistsError("lease: held already");
-  if (!HasRoom(session)) return absl::ResourceExhaustedError("the session has as many requests as it may");
+  if (pool->closed())
+    return absl::FailedPreconditionError("pages_id: superseded by a later declaration of the region's pages");
+  if (leases_.contains(lease)) return absl::AlreadyExistsError("lease: already held");
+  if (!HasRoom(session))
+    return absl::ResourceExhaustedError("the session has reached its limit of requests with pages");
   if (References(tenant) + segments.size() + 1 > limits::kMaxPageReferences) {
-    return absl::ResourceExhaustedError("the tenant's requests share as many segments as they may");
+    return absl::ResourceExhaustedError("the tenant has reached its limit of shared segments");
   }
   const PagePool::Answer answer = pool->Admit(segments, own_pages, own_now);
   if (answer.admission == 0) return answer;
@@ -58,9 +61,10 @@ const PagePools::Request* PagePools::Find(SessionId session, const LeaseId& leas
 
 absl::StatusOr<const PagePools::Request*> PagePools::Attach(SessionId session, TenantId tenant, const LeaseId& lease) {
   const auto found = leases_.find(lease);
-  if (found == leases_.end() || found->second.tenant != tenant) return absl::NotFoundError("lease: unknown");
+  if (found == leases_.end() || found->second.tenant != tenant) return absl::NotFoundError("lease: unknown or expired");
   if (!found->second.holders.contains(session)) {
-    if (!HasRoom(session)) return absl::ResourceExhaustedError("the session has as many requests as it may");
+    if (!HasRoom(session))
+      return absl::ResourceExhaustedError("the session has reached its limit of requests with pages");
     found->second.holders.insert(session);
     sessions_[session].insert(lease);
   }

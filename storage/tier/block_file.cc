@@ -52,7 +52,7 @@ class DirectFile final : public BlockFile {
     const uint64_t address = reinterpret_cast<uintptr_t>(bytes.data());
     if ((offset | bytes.size() | address) % kBlockBytes != 0 || offset > bytes_ || bytes.size() > bytes_ - offset) {
       return absl::InvalidArgumentError(absl::StrCat(path_, ": ", what, " of ", bytes.size(), " bytes at ", offset,
-                                                     ": not whole blocks of the file, or not aligned"));
+                                                     ": not aligned to whole blocks of the file"));
     }
     while (!bytes.empty()) {
       const ssize_t moved = call(bytes, offset);
@@ -60,7 +60,8 @@ class DirectFile final : public BlockFile {
       if (moved < 0) return Error(path_, what);
       // A part that ends inside a block is moved again: the next call must begin at one.
       const size_t whole = static_cast<size_t>(moved) / kBlockBytes * kBlockBytes;
-      if (whole == 0) return absl::DataLossError(absl::StrCat(path_, ": ", what, ": ended early at ", offset));
+      if (whole == 0)
+        return absl::DataLossError(absl::StrCat(path_, ": ", what, ": unexpected end of file at ", offset));
       offset += whole;
       bytes = bytes.subspan(whole);
     }
@@ -88,10 +89,10 @@ class Place {
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  absl::Status status() const { return folder_ < 0 ? Error(path_, "open its folder") : absl::OkStatus(); }
+  absl::Status status() const { return folder_ < 0 ? Error(path_, "open the directory") : absl::OkStatus(); }
   int Open(int flags) const { return openat(folder_, name_.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600); }
   void Remove() const { unlinkat(folder_, name_.c_str(), 0); }
-  absl::Status Sync() const { return fsync(folder_) == 0 ? absl::OkStatus() : Error(path_, "sync its folder"); }
+  absl::Status Sync() const { return fsync(folder_) == 0 ? absl::OkStatus() : Error(path_, "sync the directory"); }
 
  private:
   const std::string path_;
@@ -107,13 +108,13 @@ absl::Status CheckRoom(const std::string& path, int descriptor, const struct sta
   const uint64_t has = static_cast<uint64_t>(info.st_blocks) * 512;
   if (has >= bytes) return absl::OkStatus();
   struct statvfs about {};
-  if (fstatvfs(descriptor, &about) != 0) return Error(path, "ask for the room of its file system");
+  if (fstatvfs(descriptor, &about) != 0) return Error(path, "query the free space of the file system");
   if (about.f_blocks == 0) return absl::OkStatus();  // it does not say
   const uint64_t needed = bytes - has, free = uint64_t{about.f_bavail} * about.f_frsize;
   if (free >= kLeftFree && needed <= free - kLeftFree) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(path, ": allocate ", bytes, " bytes: ", needed,
-                                                   " more are needed, and ", kLeftFree,
-                                                   " are left for others; its file system has ", free, " free"));
+  return absl::ResourceExhaustedError(absl::StrCat(path, ": allocate ", bytes, " bytes: no space; ", needed,
+                                                   " more bytes needed, ", kLeftFree,
+                                                   " reserved for other files; the file system has ", free, " free"));
 }
 
 absl::Status Resize(const std::string& path, int descriptor, const struct stat& info, uint64_t bytes) {
@@ -135,7 +136,7 @@ absl::Status Resize(const std::string& path, int descriptor, const struct stat& 
 
 absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, uint64_t bytes, int folder) {
   if (bytes == 0 || bytes % BlockFile::kBlockBytes != 0 || bytes > uint64_t{INT64_MAX}) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", bytes, " bytes are no whole number of blocks"));
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", bytes, " bytes; expected a whole number of blocks"));
   }
   const Place place(path, folder);
   if (absl::Status status = place.status(); !status.ok()) return status;
@@ -151,7 +152,7 @@ absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path
     if (made) place.Remove();
     if (!refused) return status;
     return absl::FailedPreconditionError(
-        absl::StrCat(path, ": its file system cannot bypass the page cache (O_DIRECT)"));
+        absl::StrCat(path, ": the file system does not support O_DIRECT; use ext4 or xfs"));
   }
   absl::Cleanup close_and_remove = [&] {
     if (made) place.Remove();
@@ -159,7 +160,7 @@ absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path
   };
   if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return Error(path, "lock");
-    return absl::FailedPreconditionError(absl::StrCat(path, ": another process has it"));
+    return absl::FailedPreconditionError(absl::StrCat(path, ": locked by another process"));
   }
   struct stat info {};
   if (fstat(descriptor, &info) != 0) return Error(path, "stat");

@@ -128,7 +128,7 @@ TEST_F(BlockFileTest, NeitherLinksNorOtherUsersFilesAreWritten) {
   ASSERT_EQ(chown(path_.c_str(), 12345, 12345), 0);
   refused = OpenBlockFile(path_, kExtentBytes).status();
   EXPECT_THAT(std::string(refused.message()),
-              ContainsRegex("/slab: belongs to user 12345; expected the daemon's user, 0;.*chown"));
+              ContainsRegex("/slab: owned by user 12345; expected the daemon's user, 0;.*chown"));
   EXPECT_EQ(Stat(path_).st_size, 14);
 }
 

@@ -44,7 +44,7 @@ class ComingArena {
  private:
   const std::function<Made()> make_;
   std::once_flag once_;
-  Made made_ = absl::UnknownError("arena: not made");
+  Made made_ = absl::UnknownError("arena: not created");
   std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
 };

@@ -66,7 +66,7 @@ void CommitQueue::Synced(Sync& sync) {
   StartSync();
   for (const PendingPut& put : sync.puts) put.done({sync.status});
   for (const PendingPut& put : sync.given_up) {
-    put.done({absl::AbortedError("a sync failed after its data was written")});
+    put.done({absl::AbortedError("sync failed after the data was written")});
   }
 }
 

@@ -18,13 +18,13 @@ void Require(bool condition, const char* what) {
 }  // namespace
 
 void ExtentAllocator::AddArena(uint32_t arena, uint32_t extents) {
-  Require(extents > 0, "an arena without extents");
+  Require(extents > 0, "an arena must have extents");
   Insert({arena, 0}, extents);
   free_extents_ += extents;
 }
 
 std::vector<ExtentRun> ExtentAllocator::Take(uint64_t extents) {
-  Require(extents <= free_extents_, "more extents taken than are free");
+  Require(extents <= free_extents_, "more extents taken than free");
   std::vector<ExtentRun> taken;
   uint64_t missing = extents;
   while (missing > 0) {
@@ -67,7 +67,7 @@ void ExtentAllocator::Give(const ExtentRun& run) {
     const auto [previous_place, previous_count] = *previous;
     if (previous_place.first == run.arena) {
       const uint32_t previous_end = previous_place.second + previous_count;
-      Require(previous_end <= run.first, "an extent given back twice");
+      Require(previous_end <= run.first, "extent freed twice");
       if (previous_end == run.first) {
         place = previous_place;
         count += previous_count;
@@ -76,7 +76,7 @@ void ExtentAllocator::Give(const ExtentRun& run) {
     }
   }
   if (next != by_place_.end() && next->first.first == run.arena) {
-    Require(run.first + run.count <= next->first.second, "an extent given back twice");
+    Require(run.first + run.count <= next->first.second, "extent freed twice");
     if (run.first + run.count == next->first.second) {
       count += next->second;
       Erase(next);

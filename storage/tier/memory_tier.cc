@@ -89,8 +89,10 @@ MemoryTier::MemoryTier(const MemoryTierOptions& options, size_t max_arenas)
     : options_(options), max_arenas_(max_arenas), addresses_(new std::atomic<std::byte*>[max_arenas]()) {}
 
 absl::Status MemoryTier::AddTenant(TenantId tenant, uint64_t budget_bytes) {
-  if (tenants_.contains(tenant)) return absl::AlreadyExistsError(absl::StrCat("tenant ", tenant, ": has a budget"));
-  if (tenants_.size() == kMaxTenants) return absl::InvalidArgumentError("tenants: too many");
+  if (tenants_.contains(tenant))
+    return absl::AlreadyExistsError(absl::StrCat("tenant ", tenant, ": already has a budget"));
+  if (tenants_.size() == kMaxTenants)
+    return absl::InvalidArgumentError(absl::StrCat("tenants: too many; expected at most ", kMaxTenants));
   if (budget_bytes < kExtentBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(Name(options_.kind), "_bytes: must be at least one extent, ", kExtentBytes));
@@ -114,7 +116,7 @@ absl::Status MemoryTier::CheckBudget(TenantId tenant, uint64_t budget_bytes) con
   }
   if (budget_bytes / kExtentBytes * kExtentBytes < found->second.held_bytes) {
     return absl::FailedPreconditionError(
-        absl::StrCat("its arenas hold ", found->second.held_bytes, " bytes, and are never given back"));
+        absl::StrCat("below the ", found->second.held_bytes, " bytes that its arenas hold; arenas are never freed"));
   }
   return absl::OkStatus();
 }
@@ -148,7 +150,8 @@ uint64_t MemoryTier::NextArenaBytes(const Tenant& tenant) const {
 
 absl::Status MemoryTier::Grow(TenantId id, Tenant& tenant) {
   if (tenant.coming != nullptr) return TakeComing(id, tenant);
-  if (arenas_.size() == max_arenas_) return absl::ResourceExhaustedError("arena: there are as many as there may be");
+  if (arenas_.size() == max_arenas_)
+    return absl::ResourceExhaustedError("arena: the tier has reached its limit of arenas");
   const uint64_t bytes = NextArenaBytes(tenant);
   auto arena = MakeArena(bytes, options_);
   if (!arena.ok()) return arena.status();
@@ -186,7 +189,7 @@ absl::Status MemoryTier::Prepared(TenantId tenant, const std::shared_ptr<ComingA
 absl::Status MemoryTier::TakeComing(TenantId id, Tenant& tenant) {
   ComingArena::Made arena = std::exchange(tenant.coming, nullptr)->Take();
   if (arena.ok() && arenas_.size() == max_arenas_) {
-    arena = absl::ResourceExhaustedError("arena: there are as many as there may be");
+    arena = absl::ResourceExhaustedError("arena: the tier has reached its limit of arenas");
   }
   if (!arena.ok()) {
     tenant.held_bytes -= tenant.coming_bytes;

@@ -75,7 +75,7 @@ absl::Status CheckBegun(const std::string& path) {
   for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
     const std::string extension = entry->path().extension().string();
     if (extension == ".sst" || extension == ".log") {
-      return absl::DataLossError(absl::StrCat(path, ": CURRENT is missing, and other files are there"));
+      return absl::DataLossError(absl::StrCat(path, ": CURRENT is missing, but other files exist"));
     }
   }
   if (error && error.value() != ENOENT) return DiskError(error.value(), path);

@@ -37,7 +37,7 @@ absl::Status Overwrite(BlockFile& file, const Slot& slot, uint64_t first) {
 void SsdTier::Erase(TenantId tenant, const Key& key, Slot slot, std::function<void()> done) {
   const auto found = committed_.find(slot.runs.front().first);
   if (found == committed_.end() || tenant != slot.tenant) {
-    std::fprintf(stderr, "ssd tier: an erasure of a slot that is not committed\n");
+    std::fprintf(stderr, "ssd tier: erasure of an uncommitted slot\n");
     std::abort();
   }
   std::string record = RecordName(key, found->second);
@@ -159,7 +159,7 @@ SsdTier::Erased SsdTier::EraseUnknown(const std::string& name, const std::option
 }
 
 void SsdTier::WhenErased(TenantId tenant, std::function<void(absl::Status)> done) {
-  if (!has_disk()) return done(absl::UnavailableError("ssd: the disk cannot be opened"));
+  if (!has_disk()) return done(absl::UnavailableError("ssd: the disk is not open"));
   commits_.Delete(std::string(kNoRecord), [this, tenant, done = std::move(done)] {
     when_shredded_.push_back({tenant, done});
     ShredAgain(tenant);

@@ -87,9 +87,9 @@ absl::StatusOr<SlabId> DecodeId(absl::string_view what, std::string_view magic, 
     std::memcpy(ours.data() + magic.size(), &kSsdFormatVersion, sizeof kSsdFormatVersion);
     if (version == 0 || version > kMostVersion || !Checked(ours).empty())
       return absl::DataLossError(absl::StrCat(what, ": a damaged format version"));
-    return absl::FailedPreconditionError(
-        absl::StrCat(what, ": format version ", version, ", and this build reads ", kSsdFormatVersion,
-                     " only: use the build that wrote it, or remove the tier's files"));
+    return absl::FailedPreconditionError(absl::StrCat(what, ": format version ", version, "; expected ",
+                                                      kSsdFormatVersion,
+                                                      "; use the release that wrote it, or remove the tier's files"));
   }
   const auto extent_bytes = reader.Take<uint32_t>();
   const auto id = reader.Take<SlabId>();
@@ -98,7 +98,7 @@ absl::StatusOr<SlabId> DecodeId(absl::string_view what, std::string_view magic, 
   }
   if (extent_bytes != limits::kExtentBytes) {
     return absl::FailedPreconditionError(
-        absl::StrCat(what, ": extents of ", extent_bytes, " bytes, not ", limits::kExtentBytes));
+        absl::StrCat(what, ": extents of ", extent_bytes, " bytes; expected ", limits::kExtentBytes));
   }
   return id;
 }
@@ -159,7 +159,7 @@ absl::StatusOr<SsdRecord> DecodeRecord(std::string_view name, std::string_view b
   if (reader.Take(kRecordMagic.size()) != kRecordMagic) return RecordError("wrong magic");
   const auto version = reader.Take<uint32_t>();
   if (reader.ok() && version != kSsdFormatVersion) {
-    return RecordError(absl::StrCat("format version ", version, ", and this build reads ", kSsdFormatVersion, " only"));
+    return RecordError(absl::StrCat("format version ", version, "; expected ", kSsdFormatVersion));
   }
   const auto tenant_bytes = reader.Take<uint32_t>();
   SsdRecord record{.sequence = reader.Take<uint64_t>()};
@@ -167,13 +167,13 @@ absl::StatusOr<SsdRecord> DecodeRecord(std::string_view name, std::string_view b
   const auto pool = reader.Take<uint32_t>();
   record.tenant = reader.Take(tenant_bytes);
   if (!reader.ok() || runs > reader.rest() / (2 * sizeof(uint32_t))) return RecordError("truncated");
-  if (pool > static_cast<uint32_t>(PoolKind::kPrivate)) return RecordError("an unknown pool");
+  if (pool > static_cast<uint32_t>(PoolKind::kPrivate)) return RecordError("unknown pool");
   record.pool = static_cast<PoolKind>(pool);
   uint64_t extents = 0;
   for (uint32_t i = 0; i < runs; ++i) {
     const auto first = reader.Take<uint32_t>();
     const auto count = reader.Take<uint32_t>();
-    if (count == 0 || count > UINT32_MAX - first) return RecordError("a run of extents");
+    if (count == 0 || count > UINT32_MAX - first) return RecordError("invalid run of extents");
     record.runs.push_back({.first = first, .count = count});
     extents += count;
   }
@@ -181,9 +181,9 @@ absl::StatusOr<SsdRecord> DecodeRecord(std::string_view name, std::string_view b
   absl::StatusOr<ObjectHeader> header = DecodeHeader({encoded.data(), encoded.size()});
   if (!header.ok()) return header.status();
   record.header = *std::move(header);
-  if (encoded.size() != EncodedHeaderBytes(record.header.parts.size())) return RecordError("bytes behind the header");
-  if (extents != record.header.Extents()) return RecordError("extents that are not the object's");
-  if (name != RecordName(record.header.key, record.sequence)) return RecordError("a name that is not its own");
+  if (encoded.size() != EncodedHeaderBytes(record.header.parts.size())) return RecordError("bytes after the header");
+  if (extents != record.header.Extents()) return RecordError("number of extents does not match the object");
+  if (name != RecordName(record.header.key, record.sequence)) return RecordError("name does not match the key");
   return record;
 }
 

@@ -118,7 +118,7 @@ TEST(SsdFormat, OtherVersionsAreCalledByTheirNumber) {
   std::memcpy(bytes.data() + body, &checksum, sizeof checksum);
   const absl::Status status = DecodeRecord(RecordName(record.header.key, record.sequence), bytes).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(status.message(), "ssd record: format version 3, and this build reads 2 only");
+  EXPECT_EQ(status.message(), "ssd record: format version 3; expected 2");
 }
 
 // A header of which zeros have struck the version and what lies behind it, as where a disk lost the rest of a block.

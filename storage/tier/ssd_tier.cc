@@ -38,7 +38,7 @@ void Require(bool condition, const char* what) {
 }
 
 uint32_t FirstExtent(const Slot& slot) {
-  Require(!slot.runs.empty(), "a slot without extents");
+  Require(!slot.runs.empty(), "a slot must have extents");
   return slot.runs.front().first;
 }
 
@@ -49,7 +49,7 @@ struct Transfer {
   std::vector<Byte*> memory;
 
   Transfer(const Slot& slot, uint64_t first, std::vector<Byte*> addresses) : memory(std::move(addresses)) {
-    Require(!memory.empty() && first + memory.size() <= slot.Extents(), "extents that the slot does not have");
+    Require(!memory.empty() && first + memory.size() <= slot.Extents(), "extents outside the slot");
     extents.reserve(memory.size());
     for (const ExtentRun& run : slot.runs) {
       const uint64_t skip = std::min<uint64_t>(first, run.count);
@@ -120,14 +120,14 @@ absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::Open(const SsdTierOptions& opt
   tier.records_ = &records;
   tier.commits_.Use(file, records);
   tier.extents_.AddArena(0, static_cast<uint32_t>(tier.slab_extents_));
-  Require(tier.extents_.TakeRun({.first = 0, .count = kHeaderExtents}), "no extent for the header");
+  Require(tier.extents_.TakeRun({.first = 0, .count = kHeaderExtents}), "no extent left for the header");
   if (absl::Status status = tier.LoadRecords(); !status.ok()) return status;
   if (absl::Status status = tier.CheckFormat(options.new_id); !status.ok()) return status;
   return made;
 }
 
 void SsdTier::Attach(std::unique_ptr<SsdTier> opened) {
-  Require(!has_disk() && opened->has_disk() && opened->slab_extents_ == slab_extents_, "a disk that is not its own");
+  Require(!has_disk() && opened->has_disk() && opened->slab_extents_ == slab_extents_, "another tier's disk");
   file_ = opened->file_;
   records_ = opened->records_;
   commits_.Use(*file_, *records_);
@@ -156,7 +156,7 @@ void SsdTier::CheckStall(Nanos since_last_tick) {
   const bool before = std::exchange(stalled_, has_disk() && io_.LongestRun() >= kDeadline);
   if (stalled_ && !before) {
     const absl::Status why = absl::UnavailableError(
-        absl::StrCat("the disk hangs: an operation has not returned for ", kDeadline / kSecond, " s"));
+        absl::StrCat("the disk hangs; an operation has not returned for ", kDeadline / kSecond, " s"));
     Failed(why);
     health_ = why;
   } else if (before && !stalled_) {
@@ -212,7 +212,7 @@ absl::Status SsdTier::LoadRecords() {
       if (id.ok()) manifest_ = *id;
       return id.status();
     }
-    if (!manifest_.has_value()) return absl::DataLossError("ssd manifest: missing, though there are records");
+    if (!manifest_.has_value()) return absl::DataLossError("ssd manifest: missing, but records exist");
     if (absl::StatusOr<SsdRecord> record = DecodeRecord(name, value); record.ok()) {
       loaded_.push_back(*std::move(record));
     } else {
@@ -231,12 +231,12 @@ absl::Status SsdTier::CheckFormat(const SlabId& new_id) {
     if (absl::Status status = file_->Read(0, block); !status.ok()) return status;
     const absl::StatusOr<SlabId> id = DecodeSlabHeader({reinterpret_cast<const char*>(block.data()), kSlabHeaderBytes});
     if (absl::IsNotFound(id.status())) {
-      return absl::DataLossError("ssd slab: is empty, and the index describes objects in it");
+      return absl::DataLossError("ssd slab: empty, but the index describes objects in it");
     }
     if (!id.ok()) return id.status();
     if (*id == *manifest_) return absl::OkStatus();
     return absl::FailedPreconditionError(
-        "ssd slab: is not the one that the index describes; remove both to begin anew, or restore the other");
+        "ssd slab: does not match the index; restore the other one, or remove both to start empty");
   }
   const std::string header = EncodeSlabHeader(new_id);
   std::transform(header.begin(), header.end(), block.begin(), [](char byte) { return static_cast<std::byte>(byte); });
@@ -247,12 +247,13 @@ absl::Status SsdTier::CheckFormat(const SlabId& new_id) {
 }
 
 absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budget_bytes) {
-  if (tenants_.contains(tenant)) return absl::AlreadyExistsError(absl::StrCat("tenant ", tenant, ": has a budget"));
+  if (tenants_.contains(tenant))
+    return absl::AlreadyExistsError(absl::StrCat("tenant ", tenant, ": already has a budget"));
   const auto same_name = [&](const auto& other) { return other.second.name == name; };
   if (name.empty() || name.size() > limits::kMaxStringBytes)
-    return absl::InvalidArgumentError("name: empty or too long");
+    return absl::InvalidArgumentError("name: expected 1 to the largest length of a name");
   if (std::any_of(tenants_.begin(), tenants_.end(), same_name)) {
-    return absl::InvalidArgumentError(absl::StrCat("name: ", name, " is another tenant's"));
+    return absl::InvalidArgumentError(absl::StrCat("name: ", name, " belongs to another tenant"));
   }
   if (budget_bytes < kExtentBytes) {
     return absl::InvalidArgumentError(absl::StrCat("ssd_bytes: must be at least one extent, ", kExtentBytes));
@@ -269,14 +270,15 @@ absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budg
 }
 
 absl::Status SsdTier::CheckBudget(TenantId tenant, uint64_t budget_bytes) const {
-  if (!has_disk()) return absl::FailedPreconditionError("the disk cannot be opened, and may hold more");
+  if (!has_disk()) return absl::FailedPreconditionError("the disk is not open and may hold more");
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return absl::NotFoundError(absl::StrCat("tenant ", tenant, ": has no budget"));
   if (budget_bytes < kExtentBytes) {
     return absl::InvalidArgumentError(absl::StrCat("must be at least one extent, ", kExtentBytes));
   }
   if (budget_bytes / kExtentBytes * kExtentBytes < found->second.used_bytes) {
-    return absl::FailedPreconditionError(absl::StrCat("its objects take ", found->second.used_bytes, " bytes there"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("below the ", found->second.used_bytes, " bytes that its objects take"));
   }
   return absl::OkStatus();
 }
@@ -367,8 +369,8 @@ absl::StatusOr<Slot> SsdTier::Allocate(TenantId tenant, uint64_t extents) {
 
 void SsdTier::Free(Slot slot) {
   const auto found = uncommitted_.find(FirstExtent(slot));
-  Require(found != uncommitted_.end(), "a slot freed that is not allocated, or committed");
-  Require(found->second.writes_in_flight == 0 && !found->second.committing, "a slot freed while it is written");
+  Require(found != uncommitted_.end(), "freed a slot that is not allocated, or is committed");
+  Require(found->second.writes_in_flight == 0 && !found->second.committing, "freed a slot during a write");
   std::string doubtful = std::move(found->second.doubtful);
   uncommitted_.erase(found);
   Leave({std::move(slot), std::move(doubtful), nullptr});
@@ -389,7 +391,7 @@ TierUsage SsdTier::Usage() const {
 bool SsdTier::Write(const Slot& slot, uint64_t first, std::vector<const std::byte*> sources,
                     std::function<void(absl::Status)> done) {
   const auto found = uncommitted_.find(FirstExtent(slot));
-  Require(found != uncommitted_.end() && !found->second.committing, "a write to a slot that is not open for it");
+  Require(found != uncommitted_.end() && !found->second.committing, "write to a slot that is not open for writes");
   const uint64_t count = sources.size();
   auto transfer = std::make_shared<const Transfer<const std::byte>>(slot, first, std::move(sources));
   const bool taken = disk_.TryRun(
@@ -420,7 +422,8 @@ bool SsdTier::Read(const Slot& slot, uint64_t first, std::vector<std::byte*> tar
 absl::Status SsdTier::CheckCommit(const ObjectHeader& header, const Slot& slot) const {
   const Uncommitted& state = uncommitted_.at(FirstExtent(slot));
   if (state.failed) return absl::AbortedError("ssd: a write of the object failed");
-  if (header.Extents() != slot.Extents()) return absl::InvalidArgumentError("header: its extents are not the slot's");
+  if (header.Extents() != slot.Extents())
+    return absl::InvalidArgumentError("header: number of extents does not match the slot");
   if (state.writes_in_flight > 0 || std::count(state.written.begin(), state.written.end(), false) > 0) {
     return absl::FailedPreconditionError("ssd: an extent of the object was not written");
   }
@@ -431,8 +434,8 @@ void SsdTier::Commit(TenantId tenant, PoolKind pool, const ObjectHeader& header,
                      std::function<void(absl::Status)> done) {
   const uint32_t key = FirstExtent(slot);
   const auto found = uncommitted_.find(key);
-  Require(found != uncommitted_.end() && !found->second.committing, "a commit of a slot that is not open for it");
-  Require(tenant == slot.tenant, "a commit for another tenant");
+  Require(found != uncommitted_.end() && !found->second.committing, "commit of a slot that is not open for writes");
+  Require(tenant == slot.tenant, "commit for another tenant");
   if (absl::Status status = CheckCommit(header, slot); !status.ok()) {
     disk_.RunNext([status](size_t) { return status; }, std::move(done));
     return;

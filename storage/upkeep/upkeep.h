@@ -42,9 +42,9 @@ class Upkeep {
   // come back.
   absl::StatusOr<std::shared_ptr<Erasure>> Erase(TenantId tenant, std::string name, std::optional<NamespaceId> ns) {
     if (disk_ != nullptr && !disk_->has_disk()) {
-      return absl::UnavailableError("the ssd tier's disk cannot be opened: its objects are to come");
+      return absl::UnavailableError("the disk of the ssd tier is not open; its objects are not loaded yet");
     }
-    if (adopting_) return absl::UnavailableError("the ssd tier's objects are being taken in");
+    if (adopting_) return absl::UnavailableError("the objects of the ssd tier are being loaded");
     return std::make_shared<Erasure>(table_, prefixes_, explainer_, disk_, tenant, std::move(name), ns);
   }
 

@@ -268,7 +268,7 @@ class OnABareRoot(unittest.TestCase):
             if already:
                 self.assertRegex(lines[0], r"^[1-9]\d* of \d+ tokens from the cache", "the disk outlived the upgrade")
             self.assertIn("serving", self.root.run("ashlarctl", "status"))
-            self.assertIn("the sandbox is closed", (self.root.folder / "tmp/ashlard.log").read_text())
+            self.assertIn("sandbox active", (self.root.folder / "tmp/ashlard.log").read_text())
             self.root.run("sh", "-c", "echo 1000 > /proc/self/loginuid && exec ashlarctl reload")  # as behind sudo
             last = json.loads((self.root.folder / "var/log/ashlar/audit.jsonl").read_text().splitlines()[-1])
             self.assertEqual((last["action"], last["user"], last["login_uid"]), ("Reload", "root", 1000))

@@ -147,7 +147,7 @@ TEST_F(Ashlarctl, PinsAndEvicts) {
   for (uint64_t other = 100; other < 140; ++other) engine_.PublishPrompt(MakePrompt(other, 3, 60));
   const json here = Ask("explain" + texts);
   for (const json& text : here["texts"]) EXPECT_TRUE(text["hit"].get<bool>());
-  EXPECT_THAT(Run("unpin" + texts).output, HasSubstr("pinned no more"));
+  EXPECT_THAT(Run("unpin" + texts).output, HasSubstr("unpinned"));
   EXPECT_THAT(Run("evict" + texts).output, HasSubstr("evicted"));
   const json gone = Ask("explain" + texts);
   for (const json& text : gone["texts"]) {
@@ -196,7 +196,7 @@ TEST_F(Ashlarctl, StatusReportsDaemonState) {
 }
 
 TEST_F(Ashlarctl, DrainWithoutADiskSaysNothingOfOne) {
-  EXPECT_EQ(Run("drain").output, "drained: nothing is lost when the daemon stops\n");
+  EXPECT_EQ(Run("drain").output, "drained: nothing is lost when the daemon is stopping\n");
 }
 
 TEST_F(Ashlarctl, DrainsAndTakesRequestsAgain) {
@@ -227,7 +227,7 @@ TEST_F(Ashlarctl, ProbesTheHealthThatEnginesSee) {
   EXPECT_EQ(draining.output, "not_serving\n");
   const Ended unknown = Run(health + " --service cake");
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_THAT(unknown.output, HasSubstr("--service: the daemon has no \"cake\""));
+  EXPECT_THAT(unknown.output, HasSubstr("--service: the daemon has no service \"cake\""));
   EXPECT_EQ(Run("health --seconds 0").code, 2);
   EXPECT_EQ(Run("health --rpc-socket /nowhere --seconds 1").code, 1);
 }
@@ -302,26 +302,26 @@ TEST_F(Ashlarctl, RefusesWhatIsInvalidByName) {
       {"stats --tenant x", 2, "--tenant: unknown option of ashlarctl stats"},
       {"stats file", 2, "file: unknown argument of ashlarctl stats"},
       {"explain --tenant", 2, "--tenant: 1 required NAME missing"},
-      {"explain --last many", 2, "--last: not a positive number"},
+      {"explain --last many", 2, "--last: expected a positive number"},
       {"explain /dev/null", 2, "--tenant: required"},
-      {"explain --tenant default", 2, "TOKENS-FILE: at least one"},
-      {"explain --tenant default /dev/null", 2, "--namespace: either it or --model-file is required"},
+      {"explain --tenant default", 2, "TOKENS-FILE: at least one is required"},
+      {"explain --tenant default /dev/null", 2, "--namespace: --namespace or --model-file is required"},
       {"explain --tenant default --namespace xyz /dev/null", 2, "--namespace: expected 1 to 64 hexadecimal digits"},
       {"explain --tenant default --namespace abcd /dev/null", 2, "cannot read /dev/null: it is a device"},
       {"explain --tenant default --namespace abcd " + empty, 2, "empty: no tokens"},
-      {"explain --tenant default --model-file " + empty + " " + empty, 2, "empty: ends within the identity"},
+      {"explain --tenant default --model-file " + empty + " " + empty, 2, "empty: truncated in the identity"},
       {"explain --tenant default --namespace abcd /nonexistent", 1, "/nonexistent"},
-      {"ls --namespace abc", 1, "--namespace: no model and no object has one that begins with abc"},
+      {"ls --namespace abc", 1, "--namespace: no model or object has a namespace that begins with abc"},
       {"health --socket /x", 2, "did you mean --rpc-socket?"},
       {"verify --rate 10GX", 2, "--rate: \"10GX\" is not a size"},
       {"verify --rate 0", 2, "--rate: must be positive"},
-      {"pin /dev/null", 2, "--until: either it or --hard is required"},
-      {"pin --until tomorrow /dev/null", 2, "--until: not a time like"},
-      {"pin --until 2001-01-01T00:00:00Z /dev/null", 2, "--until: not in the future"},
+      {"pin /dev/null", 2, "--until: --until or --hard is required"},
+      {"pin --until tomorrow /dev/null", 2, "--until: expected a time such as"},
+      {"pin --until 2001-01-01T00:00:00Z /dev/null", 2, "--until: must be in the future"},
       {"evict --until x /dev/null", 2, "--until: unknown option of ashlarctl evict"},
-      {"drain --seconds -1", 2, "--seconds: not a number"},
-      {"drain --seconds nan", 2, "--seconds: not a number"},
-      {"models --tenant nobody", 1, "tenant: there is no \"nobody\""},
+      {"drain --seconds -1", 2, "--seconds: expected a number"},
+      {"drain --seconds nan", 2, "--seconds: expected a number"},
+      {"models --tenant nobody", 1, "tenant: \"nobody\""},
   };
   for (const auto& c : kCases) {
     const Ended ended = Run(c.arguments);

@@ -33,8 +33,8 @@ using daemon::kServing;
 
 constexpr const char* kDegraded = "ashlar_tier_degraded{tier=\"ssd\"}";
 constexpr const char* kSsd = "ashlar.v1.Ssd";
-constexpr const char* kSaidDegraded = "a tier is degraded";
-constexpr const char* kSaidRecovered = "a tier has recovered";
+constexpr const char* kSaidDegraded = "tier degraded";
+constexpr const char* kSaidRecovered = "tier recovered";
 const std::set<size_t> kAll = {0, 1, 2};
 
 int Times(const char* variable, int fewer) {

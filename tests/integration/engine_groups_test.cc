@@ -149,7 +149,7 @@ TEST_F(EngineGroups, GroupsThatMakeNoSenseAreRefusedByName) {
   EXPECT_EQ(open([](auto& m, auto&) { m.groups = nullptr; }), "3 memory.groups: null");
   EXPECT_EQ(open([](auto& m, auto&) { m.group_count = 1; }), "3 memory.groups: attention layer 2 is in none");
   EXPECT_EQ(open([](auto& m, auto&) { m.group_count = 0, m.common_pages = true; }),
-            "3 memory.common_pages: there are no groups");
+            "3 memory.common_pages: requires groups");
   EXPECT_EQ(open([](auto&, auto& g) { g[1].layer_count = 0; }), "3 memory.groups[1].layer_count: none");
   EXPECT_EQ(open([](auto&, auto& g) { g[1].layers = nullptr; }), "3 memory.groups[1].layers: null");
   EXPECT_EQ(open([&](auto&, auto& g) { g[1].layers = &linear; }),

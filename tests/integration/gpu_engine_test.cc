@@ -291,13 +291,13 @@ TEST_F(GpuEngineOpens, OnTheGpuThatIsNamed) {
   };
   EXPECT_EQ(Open(*daemon_, name(*gpu_)), "0 ");
   EXPECT_THAT(Open(*daemon_, [](auto& memory) { memory.gpu[3] = 0x77; }),
-              StartsWith("9 memory: register_region.gpu: none of this daemon's GPUs"));
+              StartsWith("9 memory: register_region.gpu: is not a GPU of this daemon"));
   std::string why;
   const kernels::Gpu* const second = kernels::FindGpu(1, &why);
   if (second == nullptr) GTEST_SKIP() << "two GPUs are needed: " << why;
   const DaemonProcess two(With("gpu: [{device: 0}, {device: 1}]\n"));
   EXPECT_EQ(Open(two, name(*gpu_)), "0 ");
-  EXPECT_THAT(Open(two), StartsWith("3 memory: register_region.gpu: this daemon serves 2 GPUs, and none is named"));
+  EXPECT_THAT(Open(two), StartsWith("3 memory: register_region.gpu: required, because the daemon serves 2 GPUs"));
 }
 
 TEST_F(GpuEngineOpens, RefusesByNameWhatItCannotServe) {

@@ -156,7 +156,7 @@ TEST_F(GpuHbm, DiskObjectsSurviveDaemon) {
   TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
   const std::vector<Tokens> prompt = MakePrompt(5, 3, 80);
   engine.PublishPrompt(prompt);
-  EXPECT_EQ(daemon.Terminate(), 0) << "which writes out what memory has alone";
+  EXPECT_EQ(daemon.Terminate(), 0) << "which writes out what in memory only";
   daemon.Start();
   ASSERT_TRUE(Eventually([&] { return engine.Reserve(ObjectKind::kSegment, MakeRun(9, 50)).granted(); }));
   EXPECT_THAT(TiersOf(engine.Lookup(prompt)), Each(TierKind::kSsd));

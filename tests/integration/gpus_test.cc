@@ -153,12 +153,12 @@ TEST_P(TwoGpus, RegionsSayWhichGpuTheyLieOn) {
   const absl::Status which =
       (*nameless)->RegisterGpuRegion(arena->descriptor(), arena->data(), arena->bytes()).status();
   EXPECT_EQ(which.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(which.message(), HasSubstr("register_region.gpu: this daemon serves 2 GPUs"));
+  EXPECT_THAT(which.message(), HasSubstr("register_region.gpu: required, because the daemon serves 2 GPUs"));
   const auto region = (*nameless)->HostGpuRegion(*gpus_[0], 4096);
   ASSERT_TRUE(region.ok()) << region.status();
   const absl::Status other = (*nameless)->HostGpuRegion(*gpus_[1], 4096).status();
   EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(other.message(), HasSubstr("host_region.gpu: the session's regions lie on another GPU"));
+  EXPECT_THAT(other.message(), HasSubstr("host_region.gpu: the session's other regions are on another GPU"));
 }
 
 INSTANTIATE_TEST_SUITE_P(With, TwoGpus, ::testing::Bool(),
@@ -173,7 +173,7 @@ TEST(OneOfTwoGpus, ARegionOnTheOtherIsRefusedByName) {
   ASSERT_TRUE(client.ok()) << client.status();
   const absl::Status refused = (*client)->HostGpuRegion(*other, 4096).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(), HasSubstr("host_region.gpu: none of this daemon's GPUs"));
+  EXPECT_THAT(refused.message(), HasSubstr("host_region.gpu: is not a GPU of this daemon"));
 }
 
 }  // namespace

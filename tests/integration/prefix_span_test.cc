@@ -273,7 +273,7 @@ TEST_F(PrefixSpan, ModelsThatCannotHaveSpansAreRefusedByName) {
   };
   EXPECT_THAT(refusal(wide, kUse), testing::HasSubstr("prefixes: layout.layers[2]: span_gates"));
   EXPECT_THAT(refusal(engine.Whole(), {.capture_tokens = 1, .span_tokens = 257}),
-              testing::HasSubstr("prefixes.span_tokens: more than 256"));
+              testing::HasSubstr("prefixes.span_tokens: too large; expected at most 256"));
   EXPECT_THAT(refusal(engine.Whole(), {.capture_tokens = 1, .span_tokens = 8, .span_dtype = DType::kF8E4M3}),
               testing::HasSubstr("prefixes.span_dtype"));
 }

@@ -45,12 +45,12 @@ TEST_F(ReloadOf, NonRegularFileIsRefusedAtOnce) {
         std::ofstream(config_).close();
         std::filesystem::resize_file(config_, uint64_t{1} << 40);  // sparse
       },
-      "it has more than");
+      "larger than");
   EXPECT_LE(daemon_.peak_bytes(), before + (size_t{64} << 20));
 
   std::ofstream(config_, std::ios::app) << "log:\n  level: debug\n";
   daemon_.Signal(SIGHUP);
-  EXPECT_TRUE(Eventually([&] { return daemon_.log().find("the configuration has changed") != std::string::npos; }));
+  EXPECT_TRUE(Eventually([&] { return daemon_.log().find("configuration reloaded") != std::string::npos; }));
   const auto begun = steady_clock::now();
   EXPECT_EQ(daemon_.Terminate(), 0);
   EXPECT_LE(steady_clock::now() - begun, std::chrono::seconds(3));

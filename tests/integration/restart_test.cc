@@ -40,7 +40,7 @@ const DaemonOptions kSmallMemory{
 // A field of the last line in which the daemon said what it found on its disk.
 double Recovered(const DaemonProcess& daemon, const std::string& field) {
   const std::string log = daemon.log();
-  const size_t line = log.rfind("disk read");
+  const size_t line = log.rfind("disk index loaded");
   const size_t at = line == std::string::npos ? line : log.find(" " + field + "=", line);
   EXPECT_NE(at, std::string::npos) << field;
   return at == std::string::npos ? -1 : std::strtod(log.c_str() + at + field.size() + 2, nullptr);

@@ -103,8 +103,8 @@ TEST_F(UnreadLog, ATenantCannotFillIt) {
   ::close(write_end_);
   reader.join();
   EXPECT_LE(std::ranges::count(log, '\n'), 300) << log.substr(0, 4096);
-  EXPECT_THAT(log, HasSubstr("log lines were suppressed of=\"session opened\" tenant="));
-  EXPECT_THAT(log, HasSubstr("log lines were suppressed of=\"session closed\" tenant="));
+  EXPECT_THAT(log, HasSubstr("log lines suppressed by the rate limit of=\"session opened\" tenant="));
+  EXPECT_THAT(log, HasSubstr("log lines suppressed by the rate limit of=\"session closed\" tenant="));
 }
 
 }  // namespace

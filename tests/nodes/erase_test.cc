@@ -91,7 +91,7 @@ TEST_F(EraseDaemonsTest, EraseNeedsDirectoryUnlessThisNodeOnly) {
   ASSERT_TRUE(Eventually([&] { return cluster_->daemon(0).Metric("ashlar_directory_connected") == 0; }));
   const Ended refused = Run(0, "erase --tenant default");
   EXPECT_NE(refused.code, 0);
-  EXPECT_THAT(refused.output, HasSubstr("the directory cannot be reached"));
+  EXPECT_THAT(refused.output, HasSubstr("the directory is not reachable"));
   EXPECT_EQ(Objects(0), prompt.size());
   const json here = Ask(0, "erase --tenant default --this-node");
   EXPECT_EQ(here["objects"], prompt.size());
@@ -104,7 +104,7 @@ TEST_F(EraseDaemonsTest, ANodeThatCannotAcknowledgeShowsInMetrics) {
   StartWithDisks(2);
   Publish(cluster_->daemon(0), NewPrompt());
   // The second node cannot write down what it has erased.
-  const std::string in_the_way = cluster_->daemon(1).ssd_folder() + "/erased.part";
+  const std::string in_the_way = cluster_->daemon(1).ssd_folder() + "/forgotten.part";
   ASSERT_TRUE(std::filesystem::create_directory(in_the_way));
   EXPECT_EQ(Run(0, "erase --tenant default --seconds 1").code, 1);
   const auto waits = [this](size_t node, const std::string& location) {
@@ -113,7 +113,7 @@ TEST_F(EraseDaemonsTest, ANodeThatCannotAcknowledgeShowsInMetrics) {
   };
   EXPECT_TRUE(Eventually([&] { return waits(1, "local") && waits(0, "remote"); }));
   EXPECT_EQ(cluster_->daemon(0).Metric("ashlar_erasures_pending{location=\"local\"}"), 0);
-  EXPECT_THAT(cluster_->daemon(1).log(), HasSubstr("what was erased cannot be noted"));
+  EXPECT_THAT(cluster_->daemon(1).log(), HasSubstr("cannot record a completed erasure"));
   std::filesystem::remove(in_the_way);
   EXPECT_TRUE(Eventually([&] { return !waits(1, "local") && !waits(0, "remote"); }));
 }

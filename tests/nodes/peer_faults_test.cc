@@ -262,7 +262,8 @@ TEST_F(PeerFaultsTest, APeerOfAnotherVersionGetsNothing) {
               .log = log,
               .network_namespace = cluster_->network().stack(2)});
   const Stopwatch since;
-  const std::string words = absl::StrCat("refused: 9 protocol: the peer speaks ", version, " to ", version);
+  const std::string words =
+      absl::StrCat("refused: 9 protocol: no common version; the peer speaks ", version, " to ", version);
   const auto said = [&] {
     std::ifstream file(log);
     return std::string(std::istreambuf_iterator<char>(file), {});

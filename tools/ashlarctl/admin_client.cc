@@ -37,7 +37,7 @@ struct AdminClient::Rpc {
     }
     if (code == absl::StatusCode::kUnimplemented) {
       return absl::Status(code, absl::StrCat(socket,
-                                             ": what listens there does not know this call; it is not a daemon's "
+                                             ": the server does not implement this call; the socket is not a daemon's "
                                              "listen.admin_socket, or the daemon is older than this ashlarctl"));
     }
     return absl::Status(code, absl::StrCat("no daemon answers on ", socket, ": ", absl::StatusCodeToString(code),

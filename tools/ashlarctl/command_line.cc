@@ -60,10 +60,10 @@ void Add(CLI::App& app, const Command& command, Arguments& arguments) {
 // One parse. Options of the commands are also taken before the command's name, where all commands have them.
 class Parser {
  public:
-  Parser() : app_("Asks a running ashlard what it has and does, and tells it what to do.", "ashlarctl") {
+  Parser() : app_("Inspect and control a running ashlard.", "ashlarctl") {
     app_.get_formatter()->column_width(kHelpColumns);
-    app_.set_help_flag("--help,-h", "this help; of a command: ashlarctl COMMAND --help");
-    app_.set_version_flag("--version", absl::StrCat("ashlarctl ", Version()), "the release");
+    app_.set_help_flag("--help,-h", "print this help; for a command: ashlarctl COMMAND --help");
+    app_.set_version_flag("--version", absl::StrCat("ashlarctl ", Version()), "print the version");
     Add(app_, SocketOption(), line_.arguments);
     for (const Option& option : CommonOptions()) Add(app_, option, line_.arguments);
     for (const Command& command : Commands()) Add(app_, command, line_.arguments);
@@ -81,12 +81,12 @@ class Parser {
     if (!parsed.ok()) return parsed;
     if (line_.printed) return line_;
     if (app_.get_subcommands().empty()) {
-      return absl::InvalidArgumentError("a command is missing; ashlarctl --help lists them");
+      return absl::InvalidArgumentError("COMMAND: required; ashlarctl --help lists the commands");
     }
     line_.command = &*std::ranges::find(Commands(), app_.get_subcommands()[0]->get_name(), &Command::name);
     if (line_.command->offline && line_.arguments.Has("socket")) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--socket: ", line_.command->name, " does not ask the admin socket"));
+          absl::StrCat("--socket: not allowed, because ", line_.command->name, " does not use the admin socket"));
     }
     return line_;
   }

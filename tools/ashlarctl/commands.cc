@@ -6,17 +6,17 @@
 namespace ashlar::ctl {
 namespace {
 
-const Option kTenant = {"tenant", "NAME", "the tenant, as the configuration names it", {}};
+const Option kTenant = {"tenant", "NAME", "tenant name in the daemon's configuration", {}};
 
 // The options that name texts, and `more`.
 std::vector<Option> TextOptions(std::vector<Option> more) {
   std::vector<Option> options = {
       kTenant,
-      {"namespace", "HEX", "the model's namespace, or as many first digits as tell it from others", {}},
-      {"model-file", "FILE", "the model's identity and layout, instead of its namespace", {}},
-      {"kind", "KIND", "of what the texts are", {"prompt", "segment", "checkpoint"}},
-      {"binary", "", "the files hold int32 little endian, not decimal numbers", {}},
-      {"salt", "TEXT", "the salt of the prompts that these texts are of", {}}};
+      {"namespace", "HEX", "namespace of the model, or a unique prefix of it", {}},
+      {"model-file", "FILE", "file with the identity and layout of the model, instead of --namespace", {}},
+      {"kind", "KIND", "kind of the texts", {"prompt", "segment", "checkpoint"}},
+      {"binary", "", "the files hold little-endian int32 instead of decimal numbers", {}},
+      {"salt", "TEXT", "salt of the prompts", {}}};
   options.insert(options.end(), more.begin(), more.end());
   return options;
 }
@@ -25,61 +25,63 @@ constexpr const char* kTokens = "TOKENS-FILE...";
 
 std::vector<Command> CommandsOnObjects() {
   return {
-      {"explain", kTokens, "what a look-up of these texts finds, or why it misses",
-       "The first file is the prompt's prefix. Each file holds token ids. With --last and without files: the latest "
-       "misses.",
-       TextOptions({{"last", "N", "the latest N misses of each tenant", {}}}), Explain},
-      {"pin", kTokens, "keeps the objects of these texts in some tier",
-       "Whoever needs the space, the objects stay until the time is over. A second pin replaces the first.",
-       TextOptions({{"until", "TIME", "as in RFC 3339: 2030-12-31T23:59:59Z", {}}, {"hard", "", "for good", {}}}), Pin},
-      {"unpin", kTokens, "ends a pin", "", TextOptions({}), Unpin},
-      {"evict", kTokens, "takes the objects of these texts out of all tiers", "Leased bytes leave with their leases.",
-       TextOptions({}), Evict},
-      {"warm", kTokens, "has these texts computed by engines that offer prefill",
-       "The first file is the prompt's prefix, which has another key than a segment: use --kind segment for texts that "
-       "stand behind others. It waits, and fails if one of them is not in the cache then.",
-       TextOptions({{"seconds", "S", "how long it waits, 600 if not given", {}}}), Warm},
+      {"explain", kTokens, "show what a lookup of these texts finds, or why it misses",
+       "Each file holds token ids. The first file is the prefix of the prompt. With --last, give no files: the "
+       "command lists the latest misses.",
+       TextOptions({{"last", "N", "list the latest N misses of each tenant", {}}}), Explain},
+      {"pin", kTokens, "pin the objects of these texts",
+       "A pinned object stays in at least one tier until the pin ends. A second pin replaces the first.",
+       TextOptions({{"until", "TIME", "end of the pin in RFC 3339 format, such as 2030-12-31T23:59:59Z", {}},
+                    {"hard", "", "pin without an end", {}}}),
+       Pin},
+      {"unpin", kTokens, "remove a pin", "", TextOptions({}), Unpin},
+      {"evict", kTokens, "evict the objects of these texts from all tiers",
+       "The bytes of a leased object are freed when its leases end.", TextOptions({}), Evict},
+      {"warm", kTokens, "let engines that offer prefill compute these texts",
+       "The first file is the prefix of the prompt. A prefix and a segment have different keys: use --kind segment for "
+       "texts that follow others. The command waits, and fails if a text is not in the cache at the end.",
+       TextOptions({{"seconds", "S", "longest wait in seconds; default 600", {}}}), Warm},
   };
 }
 
-const Option kNamespace = {
-    "namespace", "HEX", "the model's namespace, or as many first digits as tell it from others", {}};
+const Option kNamespace = {"namespace", "HEX", "namespace of the model, or a unique prefix of it", {}};
 
 std::vector<Command> CommandsOnMany() {
   return {
       {"ls",
        "",
-       "the objects: tenant, key, kind, size, tiers, uses, ages",
-       "In the order in which they came. Each is listed once, whatever comes and goes meanwhile.",
+       "list objects: tenant, key, kind, size, tiers, uses, ages",
+       "Objects are listed in order of insertion. Each is listed once, even if the cache changes meanwhile.",
        {kTenant,
         kNamespace,
-        {"kind", "KIND", "of this kind only", {"segment", "checkpoint", "prefix_page", "span"}},
-        {"tier", "TIER", "of which this tier has a whole copy", {"hbm", "dram", "ssd"}},
-        {"limit", "N", "at most so many, 1000 if not given", {}},
-        {"after", "CURSOR", "go on behind an earlier listing, which said where", {}}},
+        {"kind", "KIND", "list only this kind", {"segment", "checkpoint", "prefix_page", "span"}},
+        {"tier", "TIER", "list only objects with a complete copy in this tier", {"hbm", "dram", "ssd"}},
+        {"limit", "N", "largest number of objects; default 1000", {}},
+        {"after", "CURSOR", "continue at the cursor that an earlier listing printed", {}}},
        Ls},
       {"erase",
        "",
-       "ends all that is cached, and known, of a tenant or of a model",
-       "Look-ups that begin then find nothing of it; one that began before keeps what it found, and leased bytes leave "
-       "memory with their leases; on the disk records are deleted and bytes overwritten, and a crash brings nothing "
-       "back. "
-       "What engines publish later stays. All nodes of a cluster do the same; those that are away do when they come "
-       "back, "
-       "within 30 days. It fails if a node, or its disk, does not acknowledge in time; call it again then.",
+       "erase everything that is cached or recorded of a tenant or a model",
+       "Later lookups find nothing. An earlier lookup keeps what it found; leased bytes are freed when their leases "
+       "end. On the disk, records are deleted and bytes are overwritten, so that a crash restores nothing. What "
+       "engines publish afterwards stays. All nodes of a cluster erase; an absent node erases when it returns within "
+       "30 days. The command fails if a node or its disk does not acknowledge in time; run it again in that case.",
        {kTenant,
         kNamespace,
-        {"dry-run", "", "only say how much it is, on this node", {}},
-        {"this-node", "", "other nodes of the cluster keep theirs, and may give it to this one again", {}},
-        {"seconds", "S", "how long it waits for disks and other nodes, 60 if not given", {}}},
+        {"dry-run", "", "only print how much would be erased on this node", {}},
+        {"this-node", "", "erase on this node only; other nodes keep their copies and may send them here again", {}},
+        {"seconds", "S", "longest wait for disks and other nodes; default 60", {}}},
        Erase},
       {"verify",
        "",
-       "verifies the checksums of all copies in all tiers, at a bounded rate",
-       "Damaged copies are dropped, so that they are misses. It waits, and fails if a copy was damaged.",
-       {{"rate", "SIZE", "bytes per second, like 64MiB; else scrub.bytes_per_second, or 256MiB where that is off", {}},
-        {"no-wait", "", "begin only", {}},
-        {"status", "", "begin nothing: how far the pass under way is, or what the last one found", {}}},
+       "verify the checksums of all copies in all tiers at a bounded rate",
+       "Damaged copies are dropped and become misses. The command waits, and fails if a copy was damaged.",
+       {{"rate",
+         "SIZE",
+         "bytes per second, such as 64MiB; default scrub.bytes_per_second, or 256MiB if that is off",
+         {}},
+        {"no-wait", "", "start the verification and return", {}},
+        {"status", "", "start nothing; print the progress of the current pass, or the result of the last one", {}}},
        Verify},
   };
 }
@@ -88,51 +90,50 @@ std::vector<Command> CommandsOnTheDaemon() {
   return {
       {"status",
        "",
-       "how the daemon is, on a few lines",
-       "It fails unless the daemon serves: if it drains, if a tier takes no writes, or in a cluster if etcd or all "
-       "peers are not reached.",
+       "print the state of the daemon on a few lines",
+       "The command fails if the daemon is draining, if a tier takes no writes, or in a cluster if etcd or every "
+       "peer is unreachable.",
        {},
        Status},
       {"top",
        "",
-       "a live view: hit rates, misses and tenants in each interval",
-       "It fits the terminal, and ends with Ctrl-C, or after --count intervals.",
-       {{"interval", "S", "seconds between two views, 2 if not given", {}},
-        {"count", "N", "views until it ends; needed with --json", {}},
-        {"color", "WHEN", "auto: on a terminal", {"auto", "always", "never"}}},
+       "show hit rates, misses and tenants live, per interval",
+       "The view fits the terminal. It ends with Ctrl-C, or after --count intervals.",
+       {{"interval", "S", "seconds between two views; default 2", {}},
+        {"count", "N", "number of views; required with --json", {}},
+        {"color", "WHEN", "when to use colors; auto: on a terminal", {"auto", "always", "never"}}},
        Top},
-      {"models", "", "the models that engines opened last, and their namespaces", "", {kTenant}, Models},
-      {"stats", "", "tiers, tenants, hit rates, reasons of misses, evictions", "", {}, Stats},
-      {"sessions", "", "the engines that are connected", "", {}, Sessions},
+      {"models", "", "list the models that engines opened last, and their namespaces", "", {kTenant}, Models},
+      {"stats", "", "print tiers, tenants, hit rates, reasons of misses, evictions", "", {}, Stats},
+      {"sessions", "", "list the connected engines", "", {}, Sessions},
       {"peers",
        "",
-       "the other nodes of the cluster, as this one sees them",
-       "Of each: what carries its bytes, how fast they come, how long a call takes, what failed, and what the two keep "
-       "for each other.",
+       "list the other nodes of the cluster as this node sees them",
+       "For each peer: its transport, its throughput, the round-trip time, its failures, and the objects that the two "
+       "nodes hold for each other.",
        {},
        Peers},
       {"drain",
        "",
-       "ends what is under way and writes to the disk what memory alone has",
-       "It waits, and fails if something is left then.",
-       {{"seconds", "S", "how long it waits; else as long as the daemon would", {}}},
+       "finish requests in flight and write to the disk what is in memory only",
+       "The command waits, and fails if something is left at the end.",
+       {{"seconds", "S", "longest wait; default drain_seconds of the daemon", {}}},
        Drain},
-      {"undrain", "", "takes requests again", "", {}, Undrain},
-      {"config", "", "the configuration in effect", "", {}, Config},
+      {"undrain", "", "accept requests again", "", {}, Undrain},
+      {"config", "", "print the effective configuration", "", {}, Config},
       {"reload",
        "",
-       "reads the configuration's file again, as SIGHUP does",
-       "All of it is taken over, or nothing: fields that need a restart are named, and refused.",
-       {{"dry-run", "", "only say what would change", {}}},
+       "reload the configuration file, as SIGHUP does",
+       "A reload applies all changes or none. It is refused, with their names, if fields that need a restart changed.",
+       {{"dry-run", "", "only print what would change", {}}},
        Reload},
       {"support-bundle",
        "FILE",
-       "what others need to understand the daemon, in one JSON file",
-       "Status, statistics, sessions, peers, models, misses, configuration and the machine's settings, no metrics and "
-       "no log. "
-       "Names of tenants, models, engines, users and nodes are replaced by numbers, and nodes' addresses; paths stay. "
-       "FILE "
-       "must not exist and gets mode 0600; - writes to the standard output.",
+       "write a JSON file with what support needs to diagnose the daemon",
+       "The file has the status, statistics, sessions, peers, models, misses, configuration and machine settings, but "
+       "no metrics and no log. Names of tenants, models, engines, users and nodes, and addresses of nodes, are "
+       "replaced "
+       "by numbers; paths stay. FILE must not exist and gets mode 0600; - writes to standard output.",
        {},
        SupportBundle},
   };
@@ -142,61 +143,60 @@ std::vector<Command> CommandsOnItself() {
   return {
       {"health",
        "",
-       "whether the daemon serves engines, for probes",
-       "Asks grpc.health.v1.Health on the engines' socket, as load balancers do. It fails unless the answer is "
-       "serving.",
-       {{"rpc-socket", "PATH", "else $ASHLAR_RPC_SOCKET, else /run/ashlar/rpc.sock", {}},
-        {"service", "NAME", "ashlar.v1.Ssd: the disk tier; the whole daemon if not given", {}},
-        {"seconds", "S", "how long the answer may take, 5 if not given", {}}},
+       "check whether the daemon serves engines; for probes",
+       "Calls grpc.health.v1.Health on the engines' socket, as load balancers do. The command fails unless the "
+       "answer is serving.",
+       {{"rpc-socket", "PATH", "default $ASHLAR_RPC_SOCKET, or /run/ashlar/rpc.sock", {}},
+        {"service", "NAME", "ashlar.v1.Ssd for the disk tier; default: the whole daemon", {}},
+        {"seconds", "S", "longest wait for the answer; default 5", {}}},
        Health,
        {},
        /*offline=*/true},
       {"doctor",
        "",
-       "the settings of this machine that will hurt a daemon, each with its remedy",
-       "It looks at the limits, the control group and the configuration of the daemon that listens on the socket; "
-       "where "
-       "none does, at its own limits, and at the configuration that --config names. It says at which. It fails if one "
-       "of "
-       "them is bad, not merely worth a note.",
-       {{"config", "FILE", "a configuration of the daemon; the options below replace what it says", {}},
-        {"dram", "SIZE", "memory that the daemon shall have, like 64GiB", {}},
-        {"folder", "PATH", "of the disk tier; a small file is written there and removed", {}},
-        {"ssd", "SIZE", "disk that the daemon shall have there", {}},
-        {"lock", "", "dram.lock is wanted: arenas that are never swapped out", {}},
-        {"rdma", "", "peers shall be reached by RDMA", {}}},
+       "check the settings of this machine, and print a remedy for each bad one",
+       "Checks the limits, the control group and the configuration of the daemon that listens on the socket. Without "
+       "a daemon, it checks the limits of ashlarctl and the configuration that --config names. The output says which. "
+       "The command fails if a check is bad; a note does not fail it.",
+       {{"config", "FILE", "configuration file of the daemon; the options below override it", {}},
+        {"dram", "SIZE", "dram.capacity_bytes to check, such as 64GiB", {}},
+        {"folder", "PATH", "ssd.folder to check; a small file is written there and removed", {}},
+        {"ssd", "SIZE", "ssd.capacity_bytes to check", {}},
+        {"lock", "", "check for dram.lock: arenas that are never swapped out", {}},
+        {"rdma", "", "check for RDMA between peers", {}}},
        Doctor},
       {"layout",
        "CONFIG-JSON...",
-       "what a token, a segment and a conversation of a model cost",
-       "Each CONFIG-JSON is a model's config.json as on Hugging Face, or a list {\"models\": [{\"model\": NAME, "
-       "\"config\": {...}}]}. With --segments or --conversations: what tiers must hold for so many of them. A "
-       "configuration with a field that is not understood and may change the layout is refused, with the field's name; "
-       "the others are still answered, and the exit code is 2. No daemon is asked.",
-       {{"segment-tokens", "N", "tokens of a segment, 1024 if not given", {}},
-        {"conversation-tokens", "N", "tokens of a conversation, 32768 if not given", {}},
-        {"segments", "N", "segments of the working set", {}},
-        {"conversations", "N", "conversations of the working set", {}},
-        {"page-tokens", "N", "tokens of the engine's page, 16 if not given", {}},
-        {"head", "N", "seam at the segment's begin, 4 tokens if not given", {}},
-        {"tail", "N", "seam at its end, likewise", {}},
-        {"state-type", "TYPE", "of running states", {"float32", "bfloat16", "float16"}}},
+       "print the bytes that a token, a segment and a conversation of a model take",
+       "Each CONFIG-JSON is a Hugging Face config.json, or a list {\"models\": [{\"model\": NAME, \"config\": "
+       "{...}}]}. "
+       "With --segments or --conversations, the output also has the bytes of that working set. A configuration with an "
+       "unknown field that may change the layout is refused, with the name of the field; the others are still printed, "
+       "and the exit code is 2. The command needs no daemon.",
+       {{"segment-tokens", "N", "tokens per segment; default 1024", {}},
+        {"conversation-tokens", "N", "tokens per conversation; default 32768", {}},
+        {"segments", "N", "number of segments in the working set", {}},
+        {"conversations", "N", "number of conversations in the working set", {}},
+        {"page-tokens", "N", "tokens per page of the engine; default 16", {}},
+        {"head", "N", "tokens of the seam at the start of a segment; default 4", {}},
+        {"tail", "N", "tokens of the seam at the end of a segment; default 4", {}},
+        {"state-type", "TYPE", "data type of running states", {"float32", "bfloat16", "float16"}}},
        LayoutCosts,
        {},
        /*offline=*/true},
       {"completion",
        "SHELL",
-       "a completion script for that shell",
-       "bash: source it, or put it into /usr/share/bash-completion/completions/ashlarctl. zsh: put it into a folder of "
-       "$fpath as _ashlarctl. fish: put it into ~/.config/fish/completions/ashlarctl.fish.",
+       "print a completion script for a shell",
+       "bash: source the script, or write it to /usr/share/bash-completion/completions/ashlarctl. zsh: write it to "
+       "_ashlarctl in a directory of $fpath. fish: write it to ~/.config/fish/completions/ashlarctl.fish.",
        {},
        Completion,
        {"bash", "zsh", "fish"},
        /*offline=*/true},
       {"man",
        "",
-       "this program's manual page, as troff",
-       "Read it with: ashlarctl man | man -l -",
+       "print the manual page as troff",
+       "To read it, run: ashlarctl man | man -l -",
        {},
        Manual,
        {},
@@ -218,17 +218,14 @@ const std::vector<Command>& Commands() {
 }
 
 const std::vector<Option>& CommonOptions() {
-  static const auto* const options = new std::vector<Option>{
-      {"json", "", "the answer as JSON", {}}, {"help", "", "what the command does, and its options", {}}};
+  static const auto* const options = new std::vector<Option>{{"json", "", "print the answer as JSON", {}},
+                                                             {"help", "", "print the help of the command", {}}};
   return *options;
 }
 
 const Option& SocketOption() {
-  static const auto* const option =
-      new Option{"socket",
-                 "PATH",
-                 "listen.admin_socket of the daemon; else $ASHLAR_ADMIN_SOCKET, else /run/ashlar/admin.sock",
-                 {}};
+  static const auto* const option = new Option{
+      "socket", "PATH", "admin socket of the daemon; default $ASHLAR_ADMIN_SOCKET, or /run/ashlar/admin.sock", {}};
   return *option;
 }
 

@@ -63,26 +63,25 @@ absl::StatusOr<Subject> SubjectOf(const Arguments& arguments, AdminClient& clien
     if (!status.ok()) return status;
   }
   if (needs.ssd_bytes > 0 && needs.ssd_folder.empty()) {
-    return absl::InvalidArgumentError("--folder: needed with --ssd");
+    return absl::InvalidArgumentError("--folder: required with --ssd");
   }
   if (needs.ssd_folder.find('$') != std::string::npos) {
-    return absl::InvalidArgumentError("--folder: needed: the environment has not what ssd.folder names");
+    return absl::InvalidArgumentError("--folder: required, because an environment variable in ssd.folder is not set");
   }
   return subject;
 }
 
 // Names the process whose limits were looked at, and where the sizes are from.
 std::string Heading(const Subject& subject) {
-  std::string text = "limits and control group: of ";
+  std::string text = "limits and control group of ";
   if (!subject.daemon.ok()) {
     absl::StrAppend(&text, "ashlarctl itself; ", subject.daemon.status().message(), "\n");
   } else if (*subject.daemon == 0) {
-    absl::StrAppend(&text, "ashlarctl itself; the daemon's process is not visible from here\n");
+    absl::StrAppend(&text, "ashlarctl itself; the daemon's process is not visible from this PID namespace\n");
   } else {
     absl::StrAppend(&text, "the daemon, process ", *subject.daemon, "\n");
   }
-  const std::string whose =
-      subject.configuration.empty() ? "not known; --config FILE names them" : subject.configuration;
+  const std::string whose = subject.configuration.empty() ? "unknown; give --config FILE" : subject.configuration;
   return absl::StrCat(text, "sizes and folder: ", whose, "\n");
 }
 

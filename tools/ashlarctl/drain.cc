@@ -25,7 +25,7 @@ absl::StatusOr<double> Patience(const Arguments& arguments, double own) {
   double seconds = 0;
   const bool number = absl::SimpleAtod(arguments.Get("seconds"), &seconds) && std::isfinite(seconds);
   if (!number || seconds < 0 || seconds > kMaxSeconds) {
-    return absl::InvalidArgumentError("--seconds: not a number of seconds, at most a year");
+    return absl::InvalidArgumentError("--seconds: expected a number of seconds, at most a year");
   }
   return seconds;
 }
@@ -33,7 +33,7 @@ absl::StatusOr<double> Patience(const Arguments& arguments, double own) {
 std::string Left(const v1::DrainReply& reply) {
   return absl::StrCat("leases ", reply.leases(), ", requests ", reply.requests(), ", reservations ",
                       reply.reservations(), ", landings ", reply.landings(), ", compositions ", reply.compositions(),
-                      reply.writing() ? "; to write: " : "; not on the disk: ", Bytes(reply.memory_only_bytes()),
+                      reply.writing() ? "; being written: " : "; not on the disk: ", Bytes(reply.memory_only_bytes()),
                       " in ", reply.memory_only_objects(), " objects");
 }
 
@@ -73,11 +73,11 @@ absl::StatusOr<Answer> Drain(const Arguments& arguments, AdminClient& client) {
   Answer answer = Described(reply);
   answer.failed = !reply.draining() || !reply.done();
   if (!reply.draining()) {
-    answer.text = "the daemon was told meanwhile to take requests again\n";
+    answer.text = "the drain was cancelled: the daemon accepts requests again\n";
   } else if (!reply.done()) {
     answer.text = absl::StrCat("not drained: ", Left(reply), "\n");
   } else if (reply.memory_only_objects() > 0) {
-    answer.text = absl::StrCat("drained, without space for everything on a disk or a peer: a stop loses ",
+    answer.text = absl::StrCat("drained, but disk and peers have no space for everything: a stop loses ",
                                reply.memory_only_objects(), " objects, ", Bytes(reply.memory_only_bytes()), "\n");
   } else {
     answer.text = "drained: nothing is lost when the daemon stops\n";
@@ -89,7 +89,7 @@ absl::StatusOr<Answer> Undrain(const Arguments&, AdminClient& client) {
   v1::DrainReply reply;
   if (absl::Status status = client.Undrain(v1::UndrainRequest(), &reply); !status.ok()) return status;
   Answer answer = Described(reply);
-  answer.text = "the daemon takes requests\n";
+  answer.text = "the daemon accepts requests\n";
   return answer;
 }
 

@@ -20,7 +20,8 @@ absl::StatusOr<Answer> ExplainLast(const Arguments& arguments, AdminClient& clie
   v1::LastMissesRequest request;
   request.set_tenant(arguments.Get("tenant"));
   uint32_t count = 0;
-  if (!absl::SimpleAtoi(arguments.Get("last"), &count) || count == 0) return Invalid("--last: not a positive number");
+  if (!absl::SimpleAtoi(arguments.Get("last"), &count) || count == 0)
+    return Invalid("--last: expected a positive number");
   request.set_count(count);
   v1::LastMissesReply reply;
   if (absl::Status status = client.LastMisses(request, &reply); !status.ok()) return status;
@@ -45,7 +46,7 @@ absl::StatusOr<Answer> ExplainLast(const Arguments& arguments, AdminClient& clie
 
 absl::StatusOr<Answer> Explain(const Arguments& arguments, AdminClient& client) {
   if (arguments.Has("last")) {
-    if (!arguments.files.empty()) return Invalid(arguments.files[0], ": --last takes no files");
+    if (!arguments.files.empty()) return Invalid(arguments.files[0], ": unexpected file; --last takes no files");
     return ExplainLast(arguments, client);
   }
   const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments, client);
@@ -71,7 +72,7 @@ absl::StatusOr<Answer> Models(const Arguments& arguments, AdminClient& client) {
   for (const v1::TenantModels& tenant : reply.tenants()) {
     json models = json::array();
     absl::StrAppend(&answer.text, "tenant ", tenant.tenant(), ": ", tenant.models_size(),
-                    " models, the last opened first\n");
+                    " models, most recently opened first\n");
     for (const v1::OpenedModel& opened : tenant.models()) {
       const absl::StatusOr<Identity> identity = DecodeIdentity(opened.identity());
       if (!identity.ok()) return identity.status();

@@ -44,7 +44,7 @@ absl::StatusOr<std::string> Check(const std::string& socket, const std::string& 
   bool done = false;
   queue.Next(&tag, &done);  // not before the call's end, which has a deadline
   if (status.error_code() == grpc::StatusCode::NOT_FOUND) {
-    return absl::InvalidArgumentError(absl::StrCat("--service: the daemon has no \"", service, "\""));
+    return absl::InvalidArgumentError(absl::StrCat("--service: the daemon has no service \"", service, "\""));
   }
   if (!status.ok()) {
     if (const absl::StatusOr<pid_t> listener = ListenerOf(socket); !listener.ok()) return listener.status();
@@ -54,7 +54,8 @@ absl::StatusOr<std::string> Check(const std::string& socket, const std::string& 
   }
   // HealthCheckResponse { ServingStatus status = 1; }
   grpc::Slice answer;
-  if (!reply.DumpToSingleSlice(&answer).ok()) return absl::DataLossError(absl::StrCat(socket, ": no health answer"));
+  if (!reply.DumpToSingleSlice(&answer).ok())
+    return absl::DataLossError(absl::StrCat(socket, ": the reply is not a health message"));
   const size_t state = answer.size() == 2 && answer.begin()[0] == 0x08 ? answer.begin()[1] : 0;
   return kStates[state < std::size(kStates) ? state : 0];
 }
@@ -63,11 +64,13 @@ absl::StatusOr<std::string> Check(const std::string& socket, const std::string& 
 
 absl::StatusOr<Answer> Health(const Arguments& arguments, AdminClient&) {
   const std::string service = arguments.Get("service");
-  if (service.size() > kLongestService) return absl::InvalidArgumentError("--service: is too long");
+  if (service.size() > kLongestService)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--service: too long; expected at most ", kLongestService, " characters"));
   int seconds = 5;
   if (arguments.Has("seconds") &&
       (!absl::SimpleAtoi(arguments.Get("seconds"), &seconds) || seconds < 1 || seconds > kMostSeconds)) {
-    return absl::InvalidArgumentError("--seconds: must be a number from 1 to 600");
+    return absl::InvalidArgumentError("--seconds: expected a number from 1 to 600");
   }
   const absl::StatusOr<std::string> state = Check(RpcSocketOf(arguments), service, seconds);
   if (!state.ok()) return state.status();

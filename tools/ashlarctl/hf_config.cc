@@ -35,7 +35,8 @@ DType TypeOf(HfFields& fields, const std::string& name, DType otherwise) {
   if (type == "float32") return DType::kF32;
   if (type == "float16") return DType::kF16;
   if (type != "bfloat16") {
-    fields.Refuse(name, absl::StrCat(ShownJson(fields.object()[name]), " is not float32, float16 or bfloat16"));
+    fields.Refuse(
+        name, absl::StrCat(ShownJson(fields.object()[name]), " is unsupported; expected float32, float16 or bfloat16"));
   }
   return DType::kBF16;
 }
@@ -220,7 +221,7 @@ LinearLayer Mamba1(HfFields& fields, const Types& types) {
   const uint64_t numbers = fields.Number("mamba_d_state");
   if (inner > limits::kMaxConvChannels || numbers > limits::kMaxLinearHeadDim) {
     fields.Refuse("mamba_d_state",
-                  absl::StrCat(inner, " channels of ", numbers, " numbers are more than a layer may have"));
+                  absl::StrCat(inner, " channels of ", numbers, " values exceed the limit of a layer"));
     return {};
   }
   LinearLayer layer = Rows(Family::kMamba1, static_cast<uint32_t>(inner), static_cast<uint32_t>(numbers), types.state);
@@ -232,9 +233,9 @@ LinearLayer Mamba1(HfFields& fields, const Types& types) {
 // LFM2: of each channel the last inputs of a short convolution.
 LinearLayer ShortConvolution(HfFields& fields, const Types& types) {
   const uint32_t kernel = fields.Number("conv_L_cache"), channels = fields.Number("hidden_size");
-  if (kernel < 2) fields.Refuse("conv_L_cache", "a convolution of one token keeps nothing");
+  if (kernel < 2) fields.Refuse("conv_L_cache", "a convolution of one token has no state; expected at least 2");
   for (const char* const name : {"conv_dim", "conv_dim_out"}) {
-    if (fields.NumberOr(name, channels) != channels) fields.Refuse(name, "is not hidden_size");
+    if (fields.NumberOr(name, channels) != channels) fields.Refuse(name, "must equal hidden_size");
   }
   for (const char* const name : {"num_heads", "conv_use_xavier_init"}) fields.Accept(name);
   return Rows(Family::kGla, channels, std::max(kernel, 2U) - 1, types.model);
@@ -268,7 +269,7 @@ const json* At(const json& file, const std::string& path) {
 }
 
 std::string Searched() {
-  return absl::StrCat("searched in the file itself, ", absl::StrJoin(kTextPlaces, ", "));
+  return absl::StrCat("searched at the top level, ", absl::StrJoin(kTextPlaces, ", "));
 }
 
 // Where layers with windows would be named, and none is, the windows' sizes do nothing.
@@ -313,8 +314,8 @@ absl::StatusOr<HfLayout> LayoutOf(HfFields& fields, const json& file, const Layo
   const bool recurrent = kinds.Any(LayerKind::kLinear) || kinds.Any(LayerKind::kBoth);
   const MakeLinear linear = recurrent ? LinearOf(fields) : nullptr;
   if (recurrent && linear == nullptr) {
-    fields.Refuse("model_type",
-                  absl::StrCat(ShownJson(fields.Text("model_type")), ": its linear layers are not understood"));
+    fields.Refuse("model_type", absl::StrCat(ShownJson(fields.Text("model_type")),
+                                             ": linear layers of this model type are not supported"));
     return fields.status();
   }
   HfLayout out{.layout = {.page_tokens = wishes.page_tokens, .head = wishes.head, .tail = wishes.tail}};
@@ -327,7 +328,7 @@ absl::StatusOr<HfLayout> LayoutOf(HfFields& fields, const json& file, const Layo
     tables += last == nullptr ? 0 : last->decay_table.size() * sizeof(float);
     if (tables > limits::kMaxLayoutTableBytes) {
       return absl::InvalidArgumentError(
-          "num_hidden_layers: the decays of this many layers are more than a layout may have");
+          "num_hidden_layers: the decays of this many layers exceed the limit of a layout");
     }
   }
   AcceptWindows(fields, kinds);
@@ -343,13 +344,13 @@ absl::StatusOr<HfLayout> LayoutOf(HfFields& fields, const json& file, const Layo
 }  // namespace
 
 absl::StatusOr<HfLayout> LayoutFromHfConfig(const json& file, const LayoutWishes& wishes) {
-  if (!file.is_object()) return absl::InvalidArgumentError("not a JSON object");
+  if (!file.is_object()) return absl::InvalidArgumentError("expected a JSON object");
   std::string place;
   for (const char* const each : kTextPlaces) {
     if (At(file, each) == nullptr) continue;
     if (!place.empty()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(each, ": beside ", place, "; which is the text model is not known"));
+          absl::StrCat(each, ": found together with ", place, "; the text model is ambiguous"));
     }
     place = each;
   }

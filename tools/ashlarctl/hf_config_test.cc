@@ -155,7 +155,7 @@ TEST(HfConfig, ReadsTheGroupsOfRing) {
   ring["num_hidden_layers"] = 22;
   EXPECT_EQ(AttentionLayers(Read(ring).value()), 6u) << "the rest behind the last whole group is attention";
   ring["model_type"] = "bailing_hybrid";
-  EXPECT_THAT(Refusal(ring), HasSubstr("\"bailing_hybrid\": its linear layers are not understood"));
+  EXPECT_THAT(Refusal(ring), HasSubstr("\"bailing_hybrid\": linear layers of this model type are not supported"));
 }
 
 TEST(HfConfig, CountsTheHeadsOfKeysAndValues) {
@@ -348,7 +348,8 @@ TEST(HfConfig, StatesHaveTheTypeThatIsAskedForElseTheFiles) {
   const auto asked = LayoutFromHfConfig(json::parse(qwen.dump()), {.head = 4, .tail = 4, .state_dtype = DType::kF32});
   EXPECT_EQ(std::get<LinearLayer>(asked->layout.layers[0]).state_dtype, DType::kF32);
   qwen["mamba_ssm_dtype"] = "int8";
-  EXPECT_THAT(Refusal(qwen), HasSubstr("mamba_ssm_dtype: \"int8\" is not float32, float16 or bfloat16"));
+  EXPECT_THAT(Refusal(qwen),
+              HasSubstr("mamba_ssm_dtype: \"int8\" is unsupported; expected float32, float16 or bfloat16"));
 }
 
 }  // namespace

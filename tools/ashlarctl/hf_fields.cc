@@ -77,7 +77,7 @@ uint32_t HfFields::Number(const std::string& name) {
   if (!Has(name)) return Refuse(name, "missing");
   const json& value = object_[name];
   if (!value.is_number_unsigned() || value.get<uint64_t>() == 0 || value.get<uint64_t>() > UINT32_MAX) {
-    return Refuse(name, absl::StrCat(ShownJson(value), " is not a positive number of 32 bits"));
+    return Refuse(name, absl::StrCat(ShownJson(value), " is out of range; expected a positive 32-bit number"));
   }
   return value.get<uint32_t>();
 }
@@ -95,7 +95,7 @@ std::string HfFields::Text(const std::string& name) {
 std::vector<json> HfFields::List(const std::string& name) {
   Accept(name);
   if (Has(name) && object_[name].is_array()) return object_[name].get<std::vector<json>>();
-  Refuse(name, "missing, or not a list");
+  Refuse(name, "expected a list");
   return {};
 }
 
@@ -125,7 +125,7 @@ void RefuseUnread(HfFields& fields, bool recurrence_matters) {
     if (fields.IsRead(name) || IsOff(value) || !HasPart(lower, kMatters)) continue;
     if (!recurrence_matters && HasPart(lower, kRecurrence)) continue;
     if (std::ranges::any_of(kHarmless, [&](absl::string_view pattern) { return Matches(lower, pattern); })) continue;
-    fields.Refuse(name, absl::StrCat(ShownJson(value), " is not understood, and may change what the layers keep"));
+    fields.Refuse(name, absl::StrCat(ShownJson(value), " is unknown and may change the state of the layers"));
   }
 }
 

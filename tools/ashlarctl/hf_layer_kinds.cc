@@ -16,8 +16,7 @@ using Kinds = std::vector<LayerKind>;
 constexpr uint64_t kMostLayers = 1024;
 
 const char* NameOf(LayerKind kind) {
-  static constexpr const char* kNames[] = {"attention", "linear", "attention and linear", "a convolution",
-                                           "nothing kept"};
+  static constexpr const char* kNames[] = {"attention", "linear", "attention and linear", "a convolution", "no state"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -60,9 +59,9 @@ Kinds ReadWords(HfFields& fields, const char* name, size_t layers) {
   for (size_t i = 0; i < std::min(words.size(), layers); ++i) {
     const std::optional<LayerKind> kind = KindOfWord(words[i], fields.Text("model_type"));
     if (words[i] == "sliding_attention" || words[i] == "chunked_attention") {
-      fields.Refuse(name, absl::StrCat(ShownJson(words[i]), ": attention windows are not understood"));
+      fields.Refuse(name, absl::StrCat(ShownJson(words[i]), ": sliding-window attention is not supported"));
     } else if (!kind) {
-      fields.Refuse(name, absl::StrCat(ShownJson(words[i]), " is not a kind of layer that is understood"));
+      fields.Refuse(name, absl::StrCat(ShownJson(words[i]), " is not a supported layer type"));
     }
     kinds[i] = kind.value_or(LayerKind::kAttention);
   }
@@ -75,7 +74,8 @@ Kinds ReadAttentionFlags(HfFields& fields, const char* name, size_t layers) {
   const std::vector<json> flags = fields.List(name);
   if (flags.size() != layers) fields.Refuse(name, absl::StrCat(flags.size(), " entries for ", layers, " layers"));
   for (size_t i = 0; i < std::min(flags.size(), layers); ++i) {
-    if (flags[i] != 0 && flags[i] != 1) fields.Refuse(name, absl::StrCat(ShownJson(flags[i]), " is neither 0 nor 1"));
+    if (flags[i] != 0 && flags[i] != 1)
+      fields.Refuse(name, absl::StrCat(ShownJson(flags[i]), " is invalid; expected 0 or 1"));
     if (flags[i] == 0) kinds[i] = LayerKind::kLinear;
   }
   return kinds;
@@ -87,7 +87,7 @@ Kinds ReadPattern(HfFields& fields, const char* name, size_t layers) {
   const std::string pattern = fields.Text(name);
   if (pattern.size() != layers) fields.Refuse(name, absl::StrCat(pattern.size(), " letters for ", layers, " layers"));
   if (pattern.find_first_not_of("M*-E") != std::string::npos)
-    fields.Refuse(name, "has letters other than M, *, - and E");
+    fields.Refuse(name, "has an unknown letter; expected M, *, - and E");
   for (size_t i = 0; i < std::min(pattern.size(), layers); ++i) {
     if (pattern[i] == 'M') kinds[i] = LayerKind::kLinear;
     if (pattern[i] == '*') kinds[i] = LayerKind::kAttention;
@@ -100,7 +100,7 @@ void SetListed(HfFields& fields, const char* name, uint64_t first, LayerKind kin
   for (const json& layer : fields.List(name)) {
     const bool sound =
         layer.is_number_unsigned() && layer.get<uint64_t>() >= first && layer.get<uint64_t>() - first < kinds.size();
-    if (!sound) fields.Refuse(name, absl::StrCat(ShownJson(layer), " is not the number of a layer"));
+    if (!sound) fields.Refuse(name, absl::StrCat(ShownJson(layer), " is not a layer index"));
     if (sound) kinds[layer.get<uint64_t>() - first] = kind;
   }
 }
@@ -111,7 +111,8 @@ Kinds ReadKdaLayers(HfFields& fields, const char* name, size_t layers) {
   Kinds linear(layers, LayerKind::kAttention), full(layers, LayerKind::kLinear);
   SetListed(own, "kda_layers", 1, LayerKind::kLinear, linear);
   if (own.Has("full_attn_layers")) SetListed(own, "full_attn_layers", 1, LayerKind::kAttention, full);
-  if (own.Has("full_attn_layers") && full != linear) own.Refuse("full_attn_layers", "is not the rest of kda_layers");
+  if (own.Has("full_attn_layers") && full != linear)
+    own.Refuse("full_attn_layers", "must be the complement of kda_layers");
   for (const char* const read : {"num_heads", "head_dim", "short_conv_kernel_size"}) own.Accept(read);
   RefuseUnread(own, /*recurrence_matters=*/true);
   fields.Refuse(own.status());
@@ -177,7 +178,7 @@ constexpr Source kSources[] = {
 size_t CountLayers(HfFields& fields) {
   if (fields.Has("num_hidden_layers")) {
     const uint32_t layers = fields.Number("num_hidden_layers");
-    if (layers > kMostLayers) fields.Refuse("num_hidden_layers", "more than 1,024");
+    if (layers > kMostLayers) fields.Refuse("num_hidden_layers", "too many; expected at most 1,024");
     return fields.status().ok() ? layers : 0;
   }
   for (const Source& source : kSources) {
@@ -185,7 +186,7 @@ size_t CountLayers(HfFields& fields) {
     const json& value = fields.object()[source.field];
     const size_t layers = value.is_string() ? value.get_ref<const std::string&>().size() : value.size();
     if (layers > 0 && layers <= kMostLayers) return layers;
-    fields.Refuse(source.field, "not 1 to 1,024 layers");
+    fields.Refuse(source.field, "out of range; expected 1 to 1,024 layers");
     return 0;
   }
   fields.Refuse("num_hidden_layers", "missing");
@@ -215,8 +216,8 @@ LayerKinds ReadLayerKinds(HfFields& fields) {
     if (!fields.status().ok()) return kinds;
     if (kinds.said && read != kinds.of_layers) {
       const size_t layer = std::ranges::mismatch(read, kinds.of_layers).in1 - read.begin();
-      fields.Refuse(source.field, absl::StrCat("layer ", layer, " is ", NameOf(read[layer]), ", and by ", first,
-                                               " it is ", NameOf(kinds.of_layers[layer])));
+      fields.Refuse(source.field, absl::StrCat("layer ", layer, " is ", NameOf(read[layer]), ", but according to ",
+                                               first, " it is ", NameOf(kinds.of_layers[layer])));
       return kinds;
     }
     if (!kinds.said) first = source.field;
@@ -225,11 +226,11 @@ LayerKinds ReadLayerKinds(HfFields& fields) {
     kinds.windows |= source.names_windows;
   }
   if (!kinds.said && fields.object().contains("linear_attn_config")) {
-    fields.Refuse("linear_attn_config", "null; no other field says which layers are linear");
+    fields.Refuse("linear_attn_config", "null; no other field lists the linear layers");
   } else if (!kinds.said && IsHybrid(type)) {
     fields.Refuse("model_type", absl::StrCat(ShownJson(type),
-                                             " has layers that are not attention, and no field that is "
-                                             "understood (as layer_types) says which"));
+                                             " has layers without attention, and no known field "
+                                             "(such as layer_types) lists them"));
   }
   return kinds;
 }

@@ -49,7 +49,7 @@ absl::StatusOr<HostNeeds> NeedsOf(const std::string& yaml) {
   HostNeeds needs;
   try {
     const YAML::Node file = YAML::Load(Expanded(yaml));
-    if (!file.IsMap()) return absl::InvalidArgumentError("not a configuration of the daemon");
+    if (!file.IsMap()) return absl::InvalidArgumentError("expected a configuration of the daemon");
     for (const absl::Status& status :
          {ReadCapacity(file, "dram", &needs.dram_bytes), ReadCapacity(file, "ssd", &needs.ssd_bytes)}) {
       if (!status.ok()) return status;

@@ -111,7 +111,7 @@ TEST(Host, AControlGroupsLimitLeavesSpaceBesideDram) {
   const Finding tight = of_memory(75 * kGiB, true, 64 * kGiB);
   EXPECT_EQ(tight.check, "memory");
   EXPECT_EQ(tight.verdict, Verdict::kNote);
-  EXPECT_NE(tight.found.find("11.0 GiB of them beside dram"), std::string::npos) << tight.found;
+  EXPECT_NE(tight.found.find("11.0 GiB of it beyond dram"), std::string::npos) << tight.found;
   EXPECT_NE(tight.remedy.find("12.0 GiB for the daemon"), std::string::npos) << tight.remedy;
 }
 

@@ -21,22 +21,23 @@ Finding Fine(std::string check, std::string found) {
 }
 
 Finding OfMemory(const HostFacts& facts, const HostNeeds& needs) {
-  if (!facts.memory_bytes) return {Verdict::kNote, "memory", "not known", ""};
-  const std::string found = absl::StrCat(Bytes(*facts.memory_bytes), " may be used");
+  if (!facts.memory_bytes) return {Verdict::kNote, "memory", "unknown", ""};
+  const std::string found = absl::StrCat(Bytes(*facts.memory_bytes), " available");
   const double most = kMostOfMemory * static_cast<double>(*facts.memory_bytes);
   if (static_cast<double>(needs.dram_bytes) <= most) {
     if (!facts.memory_limited || needs.dram_bytes == 0 || *facts.memory_bytes - needs.dram_bytes >= kBesideDram) {
       return Fine("memory", found);
     }
     return {Verdict::kNote, "memory",
-            absl::StrCat(found, " by its control group, ", Bytes(*facts.memory_bytes - needs.dram_bytes),
-                         " of them beside dram"),
-            absl::StrCat("raise the limit to dram.capacity_bytes, ", Bytes(kBesideDram),
-                         " for the daemon, and what tenants' models take and engines have hosted, or lower "
-                         "dram.capacity_bytes: the daemon is killed at the limit")};
+            absl::StrCat(found, " in the control group, ", Bytes(*facts.memory_bytes - needs.dram_bytes),
+                         " of it beyond dram"),
+            absl::StrCat("raise the limit to dram.capacity_bytes plus ", Bytes(kBesideDram),
+                         " for the daemon, model metadata and hosted regions, or lower "
+                         "dram.capacity_bytes; the kernel kills the daemon at the limit")};
   }
-  return {Verdict::kBad, "memory", absl::StrCat(found, ", ", Bytes(needs.dram_bytes), " are asked for"),
-          "lower dram.capacity_bytes, or raise the container's memory limit: pages beyond it are taken by a kill"};
+  return {Verdict::kBad, "memory", absl::StrCat(found, ", ", Bytes(needs.dram_bytes), " required"),
+          "lower dram.capacity_bytes, or raise the memory limit of the container; the kernel kills the daemon at the "
+          "limit"};
 }
 
 Finding OfLocking(const HostFacts& facts, const HostNeeds& needs) {
@@ -51,14 +52,15 @@ Finding OfLocking(const HostFacts& facts, const HostNeeds& needs) {
 Finding OfHugePages(const HostFacts& facts) {
   const std::string& chosen = facts.shared_huge_pages;
   if (chosen == "advise" || chosen == "always" || chosen == "within_size" || chosen == "force") {
-    return Fine("huge pages", absl::StrCat("shared memory may have them: ", chosen));
+    return Fine("huge pages", absl::StrCat("enabled for shared memory: ", chosen));
   }
-  return {Verdict::kNote, "huge pages", chosen.empty() ? "not known" : absl::StrCat("shared memory has none: ", chosen),
+  return {Verdict::kNote, "huge pages",
+          chosen.empty() ? "unknown" : absl::StrCat("disabled for shared memory: ", chosen),
           "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, and dram.huge_pages: true"};
 }
 
 Finding OfLimit(const char* check, const std::optional<uint64_t>& limit, uint64_t enough, const char* remedy) {
-  if (!limit) return {Verdict::kNote, check, "not known", ""};
+  if (!limit) return {Verdict::kNote, check, "unknown", ""};
   const std::string found = *limit == UINT64_MAX ? "no limit" : absl::StrCat("at most ", *limit);
   if (*limit >= enough) return Fine(check, found);
   return {Verdict::kNote, check, found, remedy};
@@ -67,69 +69,66 @@ Finding OfLimit(const char* check, const std::optional<uint64_t>& limit, uint64_
 Finding OfSwap(const HostFacts& facts) {
   if (facts.swap_bytes.value_or(0) == 0) return Fine("swap", "none");
   return {Verdict::kNote, "swap", Bytes(*facts.swap_bytes),
-          "swapoff -a, or dram.lock: true: a cache that is swapped out is slower than none"};
+          "run swapoff -a, or set dram.lock: true; a swapped-out cache is slower than no cache"};
 }
 
 Finding OfNuma(const HostFacts& facts, const HostNeeds& needs) {
   if (facts.node_bytes.size() <= 1) return Fine("NUMA", "one node");
   const uint64_t least = *std::ranges::min_element(facts.node_bytes);
-  const std::string found = absl::StrCat(facts.node_bytes.size(), " nodes, the smallest of ", Bytes(least));
+  const std::string found = absl::StrCat(facts.node_bytes.size(), " nodes, the smallest has ", Bytes(least));
   if (needs.dram_bytes <= least) return Fine("NUMA", found);
-  return {Verdict::kNote, "NUMA", found,
-          "spread the tier over the nodes (dram.numa), or run one daemon a node for the engines there"};
+  return {Verdict::kNote, "NUMA", found, "spread the tier over the nodes (dram.numa), or run one daemon per node"};
 }
 
 Finding OfClock(const HostFacts& facts) {
-  if (!facts.clock_synchronised) return {Verdict::kNote, "clock", "not known", ""};
+  if (!facts.clock_synchronised) return {Verdict::kNote, "clock", "unknown", ""};
   if (*facts.clock_synchronised) return Fine("clock", "synchronised");
   return {Verdict::kNote, "clock", "not synchronised",
-          "run chrony or systemd-timesyncd: certificates and the log's times depend on it"};
+          "run chrony or systemd-timesyncd; certificates and log timestamps depend on the clock"};
 }
 
 Finding OfFabric(const HostFacts& facts, const HostNeeds& needs) {
   if (!facts.fabric.empty()) return Fine("fabric", absl::StrCat("active: ", absl::StrJoin(facts.fabric, ", ")));
-  const std::string found =
-      facts.fabric_present ? "a card, and none of its ports is active" : "no RDMA card; peers use TCP";
+  const std::string found = facts.fabric_present ? "RDMA card without an active port" : "no RDMA card; peers use TCP";
   if (!needs.fabric && !facts.fabric_present) return Fine("fabric", found);
   return {needs.fabric ? Verdict::kBad : Verdict::kNote, "fabric", found,
-          "see ibstat and ucx_info -d on the node; in a pod ask for the RDMA device"};
+          "check ibstat and ucx_info -d on the node; in a pod, request the RDMA device"};
 }
 
 Finding OfGuard(const HostFacts& facts) {
-  if (!facts.userfaultfd) return {Verdict::kNote, "userfaultfd", "not known", ""};
-  if (*facts.userfaultfd) return Fine("userfaultfd", "allowed: engines' memory can be guarded");
+  if (!facts.userfaultfd) return {Verdict::kNote, "userfaultfd", "unknown", ""};
+  if (*facts.userfaultfd) return Fine("userfaultfd", "permitted");
   return {Verdict::kNote, "userfaultfd",
-          "not allowed: engines that free pages of their regions can have the daemon allocate them",
-          "allow the call: systemd's @system-service does, in Kubernetes deploy/kustomize/components/seccomp"};
+          "not permitted: pages that an engine frees from a region are charged to the daemon",
+          "allow the system call: @system-service in systemd, deploy/kustomize/components/seccomp in Kubernetes"};
 }
 
 Finding OfLandlock(const HostFacts& facts, const HostNeeds& needs) {
-  if (facts.landlock) return Fine("landlock", "the kernel has it");
-  if (!needs.sandbox) return Fine("landlock", "not here, and not asked for");
-  return {Verdict::kNote, "landlock", "not here: sandbox: on does not limit the daemon's files",
-          "a kernel with CONFIG_SECURITY_LANDLOCK, and landlock in its lsm= list"};
+  if (facts.landlock) return Fine("landlock", "supported by the kernel");
+  if (!needs.sandbox) return Fine("landlock", "not supported, not required");
+  return {Verdict::kNote, "landlock", "not supported: sandbox: on cannot restrict file access",
+          "use a kernel with CONFIG_SECURITY_LANDLOCK and landlock in lsm="};
 }
 
 std::vector<Finding> OfFolder(const HostFacts& facts, const HostNeeds& needs) {
   if (facts.folder.empty()) return {};
   if (!facts.folder_error.empty()) {
     return {{Verdict::kBad, "disk", absl::StrCat(facts.folder, ": ", facts.folder_error),
-             "the daemon's user must be able to write there"}};
+             "make the folder writable for the daemon's user"}};
   }
   std::vector<Finding> findings;
   const bool local = facts.file_system != "nfs" && facts.file_system != "tmpfs" && facts.file_system != "overlayfs";
   findings.push_back({local ? Verdict::kFine : Verdict::kBad, "disk",
                       absl::StrCat(facts.folder, " is on ", facts.file_system),
-                      local ? "" : "take a folder on a local disk with ext4 or xfs (in a pod: hostPath)"});
+                      local ? "" : "use a folder on a local disk with ext4 or xfs (in a pod: hostPath)"});
   findings.push_back({facts.direct_io ? Verdict::kFine : Verdict::kBad, "O_DIRECT",
-                      facts.direct_io ? "works there" : "does not work there",
-                      facts.direct_io ? "" : "take another file system: ext4, xfs"});
+                      facts.direct_io ? "supported" : "not supported", facts.direct_io ? "" : "use ext4 or xfs"});
   const uint64_t room = facts.folder_free_bytes.value_or(0), own = facts.folder_own_bytes;
   const bool fits = room + own >= needs.ssd_bytes;
-  findings.push_back(
-      {fits ? Verdict::kFine : Verdict::kBad, "disk space",
-       own == 0 ? absl::StrCat(Bytes(room), " free") : absl::StrCat(Bytes(room), " free, ", Bytes(own), " of its own"),
-       fits ? "" : absl::StrCat("lower ssd.capacity_bytes: ", Bytes(needs.ssd_bytes), " are asked for")});
+  findings.push_back({fits ? Verdict::kFine : Verdict::kBad, "disk space",
+                      own == 0 ? absl::StrCat(Bytes(room), " free")
+                               : absl::StrCat(Bytes(room), " free, ", Bytes(own), " used by the tier"),
+                      fits ? "" : absl::StrCat("lower ssd.capacity_bytes; ", Bytes(needs.ssd_bytes), " are required")});
   return findings;
 }
 

@@ -26,7 +26,7 @@ absl::StatusOr<uint64_t> NumberOf(const Arguments& arguments, const char* name, 
   if (!arguments.Has(name)) return otherwise;
   uint64_t number = 0;
   if (!absl::SimpleAtoi(arguments.Get(name), &number) || number > most) {
-    return absl::InvalidArgumentError(absl::StrCat("--", name, ": not a number, at most ", most));
+    return absl::InvalidArgumentError(absl::StrCat("--", name, ": expected a number, at most ", most));
   }
   return number;
 }
@@ -128,7 +128,7 @@ std::string TextOf(const Costs& costs, const Question& question) {
     absl::StrAppendFormat(&text, "%-44s %s\n", what, Bytes(bytes));
   };
   line("a token: keys and values", costs.token_bytes);
-  line("a prompt of any length: states and tails", costs.recurrent_state_bytes + costs.conv_tail_bytes);
+  line("any prompt: states and convolution tails", costs.recurrent_state_bytes + costs.conv_tail_bytes);
   line(absl::StrCat("a segment of ", question.segment_tokens, " tokens, stored"), costs.segment_bytes);
   line(absl::StrCat("a conversation of ", question.conversation_tokens, " tokens, stored"), costs.conversation_bytes);
   if (const uint64_t working_set = WorkingSet(costs, question); working_set > 0) {
@@ -167,10 +167,10 @@ absl::StatusOr<std::vector<Model>> ModelsOf(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadFile(path);
   if (!text.ok()) return text.status();
   json file = json::parse(WithoutInfinities(*text), nullptr, /*allow_exceptions=*/false);
-  if (!file.is_object()) return absl::InvalidArgumentError(absl::StrCat(path, ": not a JSON object"));
+  if (!file.is_object()) return absl::InvalidArgumentError(absl::StrCat(path, ": expected a JSON object"));
   if (!file.contains("models")) return std::vector<Model>{{path, std::move(file)}};
   std::vector<Model> models;
-  if (!file["models"].is_array()) return absl::InvalidArgumentError(absl::StrCat(path, ": models: not a list"));
+  if (!file["models"].is_array()) return absl::InvalidArgumentError(absl::StrCat(path, ": models: expected a list"));
   for (size_t i = 0; i < file["models"].size(); ++i) {
     const json& entry = file["models"][i];
     const bool named = entry.is_object() && entry.contains("model") && entry["model"].is_string();
@@ -203,7 +203,7 @@ Answer AnswerForMany(const std::vector<Model>& models, const Question& question)
     answer.json["refused"].push_back({{"model", model.name}, {"error", std::string(costs.status().message())}});
     absl::StrAppend(&answer.text, "refused: ", costs.status().message(), "\n\n");
   }
-  absl::StrAppend(&answer.text, answer.json["accepted"].size(), " of ", models.size(), " understood\n");
+  absl::StrAppend(&answer.text, answer.json["accepted"].size(), " of ", models.size(), " accepted\n");
   return answer;
 }
 

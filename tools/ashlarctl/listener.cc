@@ -20,21 +20,22 @@ absl::Status Explained(const std::string& path, int error) {
   switch (error) {
     case ENOENT:
     case ENOTDIR:
-      return absl::NotFoundError(absl::StrCat("no daemon answers on ", path,
-                                              ": there is no such socket; start the daemon, or name its socket"));
+      return absl::NotFoundError(
+          absl::StrCat("no daemon answers on ", path,
+                       ": the socket does not exist; start the daemon, or give the path of its socket"));
     case EACCES:
     case EPERM:
       return absl::PermissionDeniedError(
-          absl::StrCat(path, ": permission denied; run this as root or as the daemon's own user"));
+          absl::StrCat(path, ": permission denied; run ashlarctl as root or as the daemon's user"));
     case ECONNREFUSED:
       if (stat(path.c_str(), &status) == 0 && !S_ISSOCK(status.st_mode)) {
-        return absl::InvalidArgumentError(absl::StrCat(path, ": is not a socket"));
+        return absl::InvalidArgumentError(absl::StrCat(path, ": not a socket; give the path of the daemon's socket"));
       }
-      return absl::UnavailableError(
-          absl::StrCat("no daemon answers on ", path, ": the daemon that made this socket has ended; start it again"));
+      return absl::UnavailableError(absl::StrCat("no daemon answers on ", path,
+                                                 ": the daemon that created this socket has exited; start it again"));
     case EPROTOTYPE:
       return absl::InvalidArgumentError(absl::StrCat(
-          path, ": is a socket of another kind, as listen.session_socket is; name listen.admin_socket or rpc_socket"));
+          path, ": wrong socket type, such as listen.session_socket; give listen.admin_socket or listen.rpc_socket"));
     default:
       return absl::UnavailableError(absl::StrCat("no daemon answers on ", path, ": ", std::strerror(error)));
   }
@@ -46,7 +47,7 @@ absl::StatusOr<pid_t> ListenerOf(const std::string& path) {
   sockaddr_un address{.sun_family = AF_UNIX};
   if (path.empty() || path.size() >= sizeof address.sun_path) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": not the path of a socket, which has 1 to ", sizeof address.sun_path - 1, " bytes"));
+        absl::StrCat(path, ": not a socket path; expected 1 to ", sizeof address.sun_path - 1, " bytes"));
   }
   path.copy(address.sun_path, path.size());
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -55,7 +55,7 @@ TEST_F(ListenerTest, NamesThePathAndWhatIsThere) {
   Expect(folder_ + "/none.sock", absl::StatusCode::kNotFound, "there is no such socket");
   const std::string plain = folder_ + "/plain";
   std::ofstream(plain) << "x";
-  Expect(plain, absl::StatusCode::kInvalidArgument, "is not a socket");
+  Expect(plain, absl::StatusCode::kInvalidArgument, "not a socket");
   const std::string left = folder_ + "/left.sock";
   close(Listen(left, SOCK_STREAM));
   Expect(left, absl::StatusCode::kUnavailable, "has ended");

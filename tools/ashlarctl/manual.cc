@@ -10,9 +10,9 @@
 namespace ashlar::ctl {
 namespace {
 
-constexpr const char* kAbout = "asks a running ashlard what it has and does, and tells it what to do";
+constexpr const char* kAbout = "inspect and control a running ashlard";
 constexpr const char* kExits =
-    "0: done. 1: the daemon, or a check, says no. 2: an argument, or a file that it names, is refused.";
+    "0: success. 1: the daemon refused, or a check failed. 2: an argument, or the file it names, is invalid.";
 
 std::string Shown(const Option& option) {
   return absl::StrCat("--", option.name, *option.value == '\0' ? "" : " ", option.value);
@@ -168,7 +168,7 @@ std::string ManualPage() {
   for (const Option& option : CommonOptions()) page += TroffOption(option);
   page += ".SH OPTIONS OF COMMANDS THAT ASK A DAEMON\n" + TroffOption(SocketOption());
   absl::StrAppend(&page, ".SH EXIT STATUS\n", Troff(kExits), "\n.SH ENVIRONMENT\n.TP\n.B ASHLAR_ADMIN_SOCKET\n",
-                  "The daemon's admin socket, where ", Troff("--socket"), " is not given.\n");
+                  "The daemon's admin socket, if ", Troff("--socket"), " is not given.\n");
   return page;
 }
 

@@ -54,7 +54,7 @@ TEST(CommandLine, ArgumentsThatACommandDoesNotTakeAreNamed) {
   EXPECT_THAT(RefusalOf({"completion", "csh"}), HasSubstr("csh not in {bash,zsh,fish}"));
   EXPECT_THAT(RefusalOf({}), HasSubstr("a command is missing"));
   EXPECT_THAT(RefusalOf({"health", "--socket", "/a"}), HasSubstr("did you mean --rpc-socket?"));
-  EXPECT_THAT(RefusalOf({"--socket", "/a", "health"}), HasSubstr("--socket: health does not ask the admin socket"));
+  EXPECT_THAT(RefusalOf({"--socket", "/a", "health"}), HasSubstr("--socket: health does not use the admin socket"));
 }
 
 TEST(CommandLine, ArgumentsAreTakenInAnyOrderAndForm) {

@@ -27,16 +27,16 @@ Answer Done(const Arguments& arguments, const v1::ObjectsReply& reply, absl::str
 // 0: for good.
 absl::StatusOr<double> PinSeconds(const Arguments& arguments) {
   if (arguments.Has("hard") == arguments.Has("until")) {
-    return absl::InvalidArgumentError("--until: either it or --hard is required");
+    return absl::InvalidArgumentError("--until: --until or --hard is required");
   }
   if (arguments.Has("hard")) return 0;
   absl::Time until;
   std::string error;
   if (!absl::ParseTime(absl::RFC3339_full, arguments.Get("until"), &until, &error)) {
-    return absl::InvalidArgumentError("--until: not a time like 2030-12-31T23:59:59Z");
+    return absl::InvalidArgumentError("--until: expected a time such as 2030-12-31T23:59:59Z");
   }
   const double seconds = absl::ToDoubleSeconds(until - absl::Now());
-  if (seconds <= 0) return absl::InvalidArgumentError("--until: not in the future");
+  if (seconds <= 0) return absl::InvalidArgumentError("--until: must be in the future");
   return seconds;
 }
 
@@ -60,7 +60,7 @@ absl::StatusOr<Answer> Unpin(const Arguments& arguments, AdminClient& client) {
   if (!texts.ok()) return texts.status();
   v1::ObjectsReply reply;
   if (absl::Status status = client.Unpin(*texts, &reply); !status.ok()) return status;
-  return Done(arguments, reply, "pinned no more");
+  return Done(arguments, reply, "unpinned");
 }
 
 absl::StatusOr<Answer> Evict(const Arguments& arguments, AdminClient& client) {

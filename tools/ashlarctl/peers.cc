@@ -34,15 +34,15 @@ json JsonOf(const v1::PeerInfo& peer) {
 std::string TextOf(const v1::PeerInfo& peer) {
   std::string text = absl::StrCat(peer.node(), ": ", peer.connected() ? "connected" : "NOT connected", ", ashlard ",
                                   peer.version(), ", ", peer.transport_address(), "\n  bytes    ");
-  absl::StrAppend(&text, peer.protocol().empty() ? "nothing asked of it yet"
-                                                 : absl::StrCat(peer.protocol(), " over ", peer.lanes()));
+  absl::StrAppend(&text,
+                  peer.protocol().empty() ? "no transfer yet" : absl::StrCat(peer.protocol(), " over ", peer.lanes()));
   if (peer.bytes_per_second() > 0) {
     absl::StrAppend(&text, ", ", Bytes(static_cast<uint64_t>(peer.bytes_per_second())), "/s");
   }
-  if (peer.rtt_seconds() > 0) absl::StrAppendFormat(&text, ", round trip %.2f ms", peer.rtt_seconds() * 1e3);
-  absl::StrAppend(&text, "\n  so far   ", Bytes(peer.received_bytes()), " received from it, ", Bytes(peer.sent_bytes()),
+  if (peer.rtt_seconds() > 0) absl::StrAppendFormat(&text, "; round trip %.2f ms", peer.rtt_seconds() * 1e3);
+  absl::StrAppend(&text, "\n  total    ", Bytes(peer.received_bytes()), " received from it, ", Bytes(peer.sent_bytes()),
                   " sent to it; ", peer.failed_calls(), " calls failed, ", peer.lost_connections(),
-                  " connections lost, ", peer.stalls(), " copies stalled\n  now      it keeps ", peer.held_there(),
+                  " connections lost, ", peer.stalls(), " copies stalled\n  now      it holds ", peer.held_there(),
                   " objects (", Bytes(peer.held_there_bytes()), ") for this node, and this node ", peer.held_here(),
                   " (", Bytes(peer.held_here_bytes()), ") for it\n");
   return text;

@@ -67,7 +67,7 @@ std::string TenantText(const v1::TenantStats& tenant) {
   Asked asked;
   asked.Add(tenant.hits());
   asked.Add(tenant.misses());
-  std::string text = absl::StrCat("tenant ", tenant.tenant(), ": ", asked.segments, " segments asked for, regions of ",
+  std::string text = absl::StrCat("tenant ", tenant.tenant(), ": ", asked.segments, " segments requested, regions of ",
                                   Bytes(tenant.region_bytes()), "\n");
   for (const v1::TierStats& tier : tenant.tiers()) {
     absl::StrAppendFormat(&text, "  %-18s %s of %s used, %s held\n", TierName(tier.tier()), Bytes(tier.used_bytes()),

@@ -56,8 +56,7 @@ absl::StatusOr<Answer> Status(const Arguments&, AdminClient& client) {
   answer.text =
       absl::StrFormat("ashlard %s: %s, up %s\n", stats.version(), StateOf(stats), Duration(stats.uptime_seconds()));
   if (stats.cluster().rdma_fallback()) {
-    answer.text +=
-        "fabric    cluster.expect_transport is rdma, but another protocol is in use; the node is not ready\n";
+    answer.text += "fabric    cluster.expect_transport is rdma, but transfers do not use RDMA; the node is not ready\n";
   }
   for (const v1::DegradedTier& tier : stats.degraded()) {
     answer.json["degraded"].push_back({{"tier", TierName(tier.tier())}, {"reason", tier.reason()}});
@@ -75,7 +74,7 @@ absl::StatusOr<Answer> Status(const Arguments&, AdminClient& client) {
                           Bar(tier.used_bytes, tier.capacity_bytes, kBarWidth), Bytes(tier.used_bytes),
                           Bytes(tier.capacity_bytes));
   }
-  absl::StrAppendFormat(&answer.text, "hits      %s of %d tokens asked for\n", Percent(tokens.hit(), tokens.asked()),
+  absl::StrAppendFormat(&answer.text, "hits      %s of %d tokens requested\n", Percent(tokens.hit(), tokens.asked()),
                         tokens.asked());
   const std::string worst = WorstMisses(tokens, kReasons);
   if (!worst.empty()) absl::StrAppend(&answer.text, "missed    ", worst, "\n");

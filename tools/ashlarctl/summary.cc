@@ -89,9 +89,9 @@ uint64_t PeersOf(const v1::ClusterStats& cluster) {
 std::string ClusterFault(const v1::StatsReply& stats) {
   if (!stats.has_cluster()) return "";
   const v1::ClusterStats& cluster = stats.cluster();
-  if (!cluster.directory_connected()) return "etcd is not reached";
+  if (!cluster.directory_connected()) return "etcd is not reachable";
   if (PeersOf(cluster) == 0 || cluster.peers_connected() > 0) return "";
-  return absl::StrCat("none of ", PeersOf(cluster), " peers is connected");
+  return absl::StrCat("0 of ", PeersOf(cluster), " peers are connected");
 }
 
 const char* StateOf(const v1::StatsReply& stats) {

@@ -38,7 +38,8 @@ absl::Status Save(const std::string& path, const std::string& text) {
 }  // namespace
 
 absl::StatusOr<Answer> SupportBundle(const Arguments& arguments, AdminClient& client) {
-  if (arguments.files.size() != 1) return absl::InvalidArgumentError("FILE: exactly one is required, - for the output");
+  if (arguments.files.size() != 1)
+    return absl::InvalidArgumentError("FILE: exactly one is required; - writes to standard output");
   struct Part {
     const char* name;
     absl::StatusOr<Answer> (*run)(const Arguments& arguments, AdminClient& client);
@@ -67,8 +68,8 @@ absl::StatusOr<Answer> SupportBundle(const Arguments& arguments, AdminClient& cl
   if (absl::Status saved = Save(arguments.files[0], text); !saved.ok()) return saved;
   return Answer{.json = {{"file", arguments.files[0]}, {"bytes", text.size()}},
                 .text = absl::StrCat(arguments.files[0], ": ", text.size(),
-                                     " bytes, for its owner alone. Names of tenants, models, engines, users and nodes "
-                                     "are replaced, and addresses. Read it before you pass it on.\n")};
+                                     " bytes, mode 0600. Names of tenants, models, engines, users and nodes "
+                                     "and addresses are replaced. Read the file before you share it.\n")};
 }
 
 }  // namespace ashlar::ctl

@@ -27,7 +27,7 @@ TEST(Terminal, CountsColumnsAndNotCharacters) {
 
 TEST(Terminal, BreaksLinesAtSpacesAndLosesNoWord) {
   const std::string text =
-      "tenant a: 12 segments asked for, regions of 3 MiB\n"
+      "tenant a: 12 segments requested, regions of 3 MiB\n"
       "  hits from dram     93.1 % of segments, 95.0 % of tokens\n\n"
       "0123456789012345678901234567890123456789\n";
   const std::string wrapped = Wrapped(text, 24);

@@ -67,7 +67,7 @@ absl::StatusOr<std::string> NamespaceDigits(const Arguments& arguments) {
 // Everything of --namespace or --model-file that needs no daemon.
 absl::Status CheckModel(const Arguments& arguments, v1::Texts& texts) {
   if (arguments.Has("namespace") == arguments.Has("model-file")) {
-    return Invalid("--namespace: either it or --model-file is required");
+    return Invalid("--namespace: --namespace or --model-file is required");
   }
   if (arguments.Has("namespace")) return NamespaceDigits(arguments).status();
   absl::StatusOr<ModelFile> model = ReadModelFile(arguments.Get("model-file"));
@@ -99,10 +99,11 @@ absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments, AdminClie
   if (found.ok() && found->empty()) found = StoredNamespaces(arguments.Get("tenant"), hex, client);
   if (!found.ok()) return found.status();
   if (found->empty()) {
-    return absl::NotFoundError(absl::StrCat("--namespace: no model and no object has one that begins with ", hex));
+    return absl::NotFoundError(absl::StrCat("--namespace: no model or object has a namespace that begins with ", hex));
   }
   if (found->size() > 1) {
-    return Invalid("--namespace: ", found->size(), " begin with ", hex, "; give more digits, as of ",
+    return Invalid("--namespace: ambiguous; ", found->size(), " namespaces begin with ", hex,
+                   "; give more digits, for example of ",
                    absl::StrJoin(*found, ", ", [](std::string* out, const std::string& ns) { *out += Hex(ns); }));
   }
   return *found->begin();
@@ -110,14 +111,14 @@ absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments, AdminClie
 
 absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments, AdminClient& client) {
   if (!arguments.Has("tenant")) return Invalid("--tenant: required");
-  if (arguments.files.empty()) return Invalid("TOKENS-FILE: at least one");
+  if (arguments.files.empty()) return Invalid("TOKENS-FILE: at least one is required");
   v1::Texts texts;
   texts.set_tenant(arguments.Get("tenant"));
   if (absl::Status status = CheckModel(arguments, texts); !status.ok()) return status;
   for (size_t i = 0; i < arguments.files.size(); ++i) {
     absl::StatusOr<std::string> tokens = ReadTokenFile(arguments.files[i], arguments.Has("binary"));
     if (!tokens.ok()) return tokens.status();
-    if (tokens->empty()) return Invalid(arguments.files[i], ": no tokens");
+    if (tokens->empty()) return Invalid(arguments.files[i], ": the file has no tokens");
     const absl::StatusOr<ObjectKind> kind = KindOf(arguments, i);
     if (!kind.ok()) return kind.status();
     v1::ObjectName* text = texts.add_texts();

@@ -42,7 +42,7 @@ absl::StatusOr<std::string> ReadTokenFile(const std::string& path, bool binary) 
   absl::StatusOr<std::string> bytes = ReadFile(path);
   if (!bytes.ok()) return bytes;
   if (binary) {
-    if (bytes->size() % sizeof(int32_t) != 0) return Bad(path, "not a whole number of int32");
+    if (bytes->size() % sizeof(int32_t) != 0) return Bad(path, "length is not a multiple of 4 bytes (int32)");
     return bytes;
   }
   std::vector<int32_t> tokens;
@@ -59,9 +59,9 @@ absl::StatusOr<ModelFile> ReadModelFile(const std::string& path) {
   if (!bytes.ok()) return bytes.status();
   absl::string_view rest(*bytes);
   ModelFile model;
-  if (!TakePrefixed(rest, model.identity)) return Bad(path, "ends within the identity");
-  if (!TakePrefixed(rest, model.layout)) return Bad(path, "ends within the layout");
-  if (!rest.empty()) return Bad(path, absl::StrCat(rest.size(), " bytes too many"));
+  if (!TakePrefixed(rest, model.identity)) return Bad(path, "truncated in the identity");
+  if (!TakePrefixed(rest, model.layout)) return Bad(path, "truncated in the layout");
+  if (!rest.empty()) return Bad(path, absl::StrCat(rest.size(), " unexpected bytes at the end"));
   return model;
 }
 

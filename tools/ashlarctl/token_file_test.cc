@@ -41,7 +41,8 @@ TEST_F(TokenFile, NamesTheFileThatIsInvalid) {
   const auto message = [](const auto& result) { return std::string(result.status().message()); };
   EXPECT_THAT(message(ReadTokenFile(Write("1 two"), false)), HasSubstr("/file: \"two\" is not a token id"));
   EXPECT_THAT(message(ReadTokenFile(Write("2147483648"), false)), HasSubstr("is not a token id"));
-  EXPECT_THAT(message(ReadTokenFile(Write("12345"), true)), HasSubstr("/file: not a whole number of int32"));
+  EXPECT_THAT(message(ReadTokenFile(Write("12345"), true)),
+              HasSubstr("/file: length is not a multiple of 4 bytes (int32)"));
   EXPECT_THAT(message(ReadTokenFile(folder_ + "/absent", false)), HasSubstr("/absent"));
 }
 

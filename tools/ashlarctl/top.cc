@@ -31,13 +31,13 @@ absl::StatusOr<Wishes> ReadWishes(const Arguments& arguments) {
   if (arguments.Has("interval")) {
     const bool number = absl::SimpleAtod(arguments.Get("interval"), &wishes.interval) && std::isfinite(wishes.interval);
     if (!number || wishes.interval < kLeastInterval || wishes.interval > kMostInterval) {
-      return absl::InvalidArgumentError("--interval: not a number of seconds from 0.1 to 3600");
+      return absl::InvalidArgumentError("--interval: expected a number of seconds from 0.1 to 3600");
     }
   }
   if (arguments.Has("count") && (!absl::SimpleAtoi(arguments.Get("count"), &wishes.count) || wishes.count == 0)) {
-    return absl::InvalidArgumentError("--count: not a positive number");
+    return absl::InvalidArgumentError("--count: expected a positive number");
   }
-  if (arguments.Has("json") && wishes.count == 0) return absl::InvalidArgumentError("--count: needed with --json");
+  if (arguments.Has("json") && wishes.count == 0) return absl::InvalidArgumentError("--count: required with --json");
   return wishes;
 }
 

@@ -42,20 +42,20 @@ absl::StatusOr<uint32_t> KindFrom(const std::string& name) {
        {ObjectKind::kSegment, ObjectKind::kPrefixBlock, ObjectKind::kCheckpoint, ObjectKind::kSpan}) {
     if (Name(kind) == name) return static_cast<uint32_t>(kind);
   }
-  return Invalid("--kind: \"", name, "\" is no kind");
+  return Invalid("--kind: unknown kind \"", name, "\"");
 }
 
 absl::StatusOr<uint32_t> TierFrom(const std::string& name) {
   for (const TierKind tier : {TierKind::kHbm, TierKind::kDram, TierKind::kSsd}) {
     if (Name(tier) == name) return static_cast<uint32_t>(tier);
   }
-  return Invalid("--tier: \"", name, "\" is no tier");
+  return Invalid("--tier: unknown tier \"", name, "\"");
 }
 
 absl::StatusOr<uint64_t> NumberFrom(const Arguments& arguments, const char* option, uint64_t otherwise) {
   if (!arguments.Has(option)) return otherwise;
   uint64_t number = 0;
-  if (!absl::SimpleAtoi(arguments.Get(option), &number)) return Invalid("--", option, ": not a number");
+  if (!absl::SimpleAtoi(arguments.Get(option), &number)) return Invalid("--", option, ": expected a number");
   return number;
 }
 
@@ -145,16 +145,17 @@ Answer Described(const v1::EraseReply& reply, bool dry_run) {
   }
   if (!waits.empty()) {
     answer.failed = true;
-    absl::StrAppend(&answer.text, "not acknowledged yet, and it may come back from there: ", absl::StrJoin(waits, ", "),
-                    ". Call again.\n");
+    absl::StrAppend(&answer.text, "not acknowledged yet by, so data may return from: ", absl::StrJoin(waits, ", "),
+                    ". Run the command again.\n");
   } else if (reply.nodes_size() > 0) {
     absl::StrAppend(&answer.text, "erased by all ", reply.nodes_size(),
-                    " nodes that are present; one that is away erases when it comes back, within 30 days\n");
+                    " present nodes; an absent node erases when it returns within 30 days\n");
   } else if (!reply.done()) {
     answer.failed = true;
-    absl::StrAppend(&answer.text,
-                    "no look-up finds any of it, but the disk has not acknowledged that: after a crash it may come "
-                    "back. Call again.\n");
+    absl::StrAppend(
+        &answer.text,
+        "lookups no longer find the objects, but the disk has not acknowledged: after a crash they may come "
+        "back. Run the command again.\n");
   }
   if (!reply.not_overwritten().empty()) {
     absl::StrAppend(&answer.text, "some bytes could not be overwritten: ", reply.not_overwritten(), "\n");
@@ -183,9 +184,9 @@ Answer Described(const v1::VerifyReply& reply) {
                          {"damaged", json::array()},
                          {"background_bytes_per_second", reply.background_bytes_per_second()}}};
   if (reply.pass() > 0 && !reply.running()) answer.json["ended_seconds_ago"] = reply.ended_seconds_ago();
-  if (reply.pass() == 0) answer.text = "nothing was verified yet\n";
+  if (reply.pass() == 0) answer.text = "no verification yet\n";
   if (reply.pass() > 0) {
-    answer.text = absl::StrCat(reply.running() ? "under way: " : "verified: ", Summary(reply), "\n");
+    answer.text = absl::StrCat(reply.running() ? "running: " : "verified: ", Summary(reply), "\n");
   }
   for (const v1::VerifiedTier& tier : reply.tiers()) {
     answer.json["tiers"].push_back({{"tier", TierName(tier.tier())},
@@ -258,14 +259,14 @@ absl::StatusOr<Answer> Ls(const Arguments& arguments, AdminClient& client) {
   answer.json["more"] = more;
   if (more) {
     answer.json["next"] = request->after();
-    absl::StrAppend(&answer.text, "there are more: --after ", request->after(), "\n");
+    absl::StrAppend(&answer.text, "more objects: continue with --after ", request->after(), "\n");
   }
   return answer;
 }
 
 absl::StatusOr<Answer> Erase(const Arguments& arguments, AdminClient& client) {
   if (!arguments.Has("tenant") && !arguments.Has("namespace")) {
-    return Invalid("--tenant: either it or --namespace is required");
+    return Invalid("--tenant: --tenant or --namespace is required");
   }
   v1::EraseRequest request;
   request.set_tenant(arguments.Get("tenant"));
@@ -278,7 +279,7 @@ absl::StatusOr<Answer> Erase(const Arguments& arguments, AdminClient& client) {
   double seconds = kErasePatience;
   if (arguments.Has("seconds") && (!absl::SimpleAtod(arguments.Get("seconds"), &seconds) || !std::isfinite(seconds) ||
                                    seconds <= 0 || seconds > kMostPatience)) {
-    return Invalid("--seconds: not a number of seconds, at most a year");
+    return Invalid("--seconds: expected a number of seconds, at most a year");
   }
   const std::chrono::duration<double> patience(seconds);
   const auto begin = std::chrono::steady_clock::now();
@@ -321,7 +322,7 @@ absl::StatusOr<Answer> Reload(const Arguments& arguments, AdminClient& client) {
         {{"field", change.field()}, {"before", change.before()}, {"after", change.after()}});
     absl::StrAppend(&answer.text, change.field(), ": ", change.before(), " → ", change.after(), "\n");
   }
-  if (reply.changes().empty()) answer.text = "nothing has changed\n";
+  if (reply.changes().empty()) answer.text = "no changes\n";
   return answer;
 }
 

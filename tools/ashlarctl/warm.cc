@@ -21,7 +21,7 @@ constexpr absl::Duration kAskEvery = absl::Milliseconds(200);
 constexpr double kDefaultSeconds = 600;
 
 absl::string_view NameOf(uint32_t state) {
-  return state == kHere ? "in the cache" : state == kPending ? "not computed in time" : "no engine has computed it";
+  return state == kHere ? "in the cache" : state == kPending ? "timed out" : "not computed by any engine";
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ absl::string_view NameOf(uint32_t state) {
 absl::StatusOr<Answer> Warm(const Arguments& arguments, AdminClient& client) {
   double seconds = kDefaultSeconds;
   if (arguments.Has("seconds") && (!absl::SimpleAtod(arguments.Get("seconds"), &seconds) || !(seconds > 0))) {
-    return Invalid("--seconds: not a positive number");
+    return Invalid("--seconds: expected a positive number");
   }
   const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments, client);
   if (!texts.ok()) return texts.status();

@@ -31,7 +31,7 @@ class LineSplitter {
       if (bytes[i] != '\n') {
         if (line_.size() == kLongestLine) {
           return absl::InvalidArgumentError(
-              absl::StrCat(path_, ":", number_ + 1, ": longer than ", kLongestLine, " bytes"));
+              absl::StrCat(path_, ":", number_ + 1, ": line too long; expected at most ", kLongestLine, " bytes"));
         }
         line_.push_back(bytes[i]);
         continue;
@@ -69,7 +69,7 @@ absl::Status Unpack(std::ifstream& in, const std::string& path, LineSplitter& li
       if (const absl::Status status = lines.Add(plain.data(), output.pos); !status.ok()) return status;
     }
   }
-  if (left != 0) return absl::DataLossError(absl::StrCat(path, ": ends in the middle"));
+  if (left != 0) return absl::DataLossError(absl::StrCat(path, ": truncated gzip file"));
   return absl::OkStatus();
 }
 
@@ -82,7 +82,7 @@ bool Exists(const std::string& path) {
 absl::Status ReadLines(const std::string& path, const std::function<absl::Status(const std::string& line)>& each) {
   const std::string file = Resolve(path);
   std::ifstream in(file, std::ios::binary);
-  if (!in) return absl::NotFoundError(absl::StrCat(file, ": cannot be read"));
+  if (!in) return absl::NotFoundError(absl::StrCat(file, ": cannot be opened"));
   LineSplitter lines(file, each);
   if (absl::EndsWith(file, ".zst")) {
     if (const absl::Status status = Unpack(in, file, lines); !status.ok()) return status;

@@ -219,14 +219,15 @@ class Logs(unittest.TestCase):
 
         limit = "INFO 11-24 09:00:00 [l.py:1] non-default args: {'model': 'm', 'max_log_len': 5}\n"
         said = self.convert("vllm-cut-both", log("Once ", [1, 2, 3, 4, 5]), code=1)[0]
-        self.assertIn("vllm-cut-both.log:1: prompt: text and token ids are cut at 5 (--max-log-len)", said)
+        self.assertIn("vllm-cut-both.log:1: prompt: text and token ids are truncated at 5 (--max-log-len)", said)
         self.assertIn(
-            "2: prompt_token_ids: cut at 5", self.convert("vllm-limit", log(None, [1, 2, 3, 4, 5], limit), code=1)[0]
+            "2: prompt_token_ids: truncated at 5",
+            self.convert("vllm-limit", log(None, [1, 2, 3, 4, 5], limit), code=1)[0],
         )
-        self.assertIn("2: prompt: cut at 5", self.convert("vllm-text", log("Once ", None, limit), code=1)[0])
+        self.assertIn("2: prompt: truncated at 5", self.convert("vllm-text", log("Once ", None, limit), code=1)[0])
         answer = "DEBUG 11-24 10:00:01 [l.py:1] Generated response a details: output_token_ids: [1, 2, 3, 4, 5]\n"
         self.assertIn(
-            "3: output_token_ids: cut at 5",
+            "3: output_token_ids: truncated at 5",
             self.convert("vllm-answer", log("Once ", [1, 2], limit) + answer, code=1)[0],
         )
         self.convert("vllm-short", log("Once ", [1, 2], limit))
@@ -253,7 +254,7 @@ class Logs(unittest.TestCase):
                 f"INFO 11-24 10:00:00 [l.py:1] up\n{one.replace('DEBUG', 'FINE')}\n",
                 "without level and time before it",
             ),
-            ("vllm-part", f"{one[:80]}\n", "1: prompt: is cut"),
+            ("vllm-part", f"{one[:80]}\n", "1: prompt: truncated"),
         ):
             with self.subTest(name):
                 self.assertIn(wrong, self.convert(name, text, code=1)[0])
@@ -263,13 +264,13 @@ class Logs(unittest.TestCase):
         said, *trace = self.convert("sglang-output", sglang_output(), "--split-at", END)
         self.assertEqual(trace, list(plain))
         self.assertIn(
-            "sglang-output.log: left out: 6 lines of another kind, 1 requests for embeddings, 2 requests of several prompts, "
+            "sglang-output.log: left out: 6 lines of other kinds, 1 requests for embeddings, 2 requests with several prompts, "
             "1 requests that did not finish, 1 requests with neither text nor input_ids",
             said,
         )
         self.assertNotIn("left out", self.convert("sglang", sglang_log())[0])
         said = self.convert("sglang-none", "[2026-11-24 10:00:01] started\n", code=1)[0]
-        self.assertRegex(said, "(?s)left out: 1 lines of another kind.*no request of format sglang")
+        self.assertRegex(said, "(?s)left out: 1 lines of other kinds.*no request of format sglang")
 
     def test_messages_are_segments_and_texts_become_tokens(self):
         chat = [
@@ -338,8 +339,8 @@ class Logs(unittest.TestCase):
         said, found = tokens([ok, *others, {**ok, "startTime": 1764324060.5}])
         self.assertEqual([each[3] for each in found], [0, 60.25])
         self.assertIn(
-            "left out: 1 calls of another kind, 2 calls that failed, 3 requests for embeddings, 1 requests of several prompts, "
-            "1 requests whose earlier turns the server has stored",
+            "left out: 1 calls of other kinds, 2 calls that failed, 3 requests for embeddings, 1 requests with several prompts, "
+            "1 requests with earlier turns stored on the server",
             said,
         )
         for unit in (1e3, 1e6, 1e9):
@@ -544,9 +545,9 @@ class Logs(unittest.TestCase):
             (
                 "vllm-cut",
                 "DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: 'x, prompt_token_ids: None, prompt_embeds",
-                "1: prompt: is cut",
+                "1: prompt: truncated",
             ),
-            ("sglang", "{", "1: not a JSON object"),
+            ("sglang", "{", "1: expected a JSON object"),
             (
                 "sglang-level",
                 '{"event": "request.finished", "timestamp": "2026-01-01", "rid": "a", "obj": {}}\n',
@@ -571,7 +572,7 @@ class Logs(unittest.TestCase):
                 "DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: '', prompt_token_ids: [], prompt_embeds shape: None.\n",
                 "1: prompt_token_ids: empty",
             ),
-            ("openai-time", '{"ts": "noon", "prompt": "x"}\n', "ts: 'noon' is not a time"),
+            ("openai-time", '{"ts": "noon", "prompt": "x"}\n', "ts: 'noon' is not a valid time"),
         ):
             with self.subTest(name):
                 self.assertIn(wrong, self.convert(name, text, code=1)[0])
@@ -615,17 +616,17 @@ class Logs(unittest.TestCase):
             return said
 
         for value, wrong in (
-            ("{", "not JSON"),
-            ("[]", "not a JSON object"),
-            ("[" * 100000, "not JSON"),
-            ("\xff", "not JSON"),
-            ({"runs": 3}, "runs: not a list"),
-            ({"runs": [run, 3]}, "runs[1]: not an object"),
+            ("{", "invalid JSON"),
+            ("[]", "expected a JSON object"),
+            ("[" * 100000, "invalid JSON"),
+            ("\xff", "invalid JSON"),
+            ({"runs": 3}, "runs: expected a list"),
+            ({"runs": [run, 3]}, "runs[1]: expected an object"),
             ({"runs": [{**run, "trace_seconds": 0}]}, "--trace-requests-per-day: required"),
-            ({"runs": [{**run, "trace": 1}]}, "runs[0].trace: missing or not a text"),
-            ({"runs": [{**run, "flops_saved": 3}]}, "runs[0].flops_saved: more than flops_all"),
-            ({"runs": [{**run, "token_hit_rate": 1.5}]}, "runs[0].token_hit_rate: more than 1"),
-            ({"segments": [{**row, "capacity_bytes": "x"}]}, "segments[0].capacity_bytes: missing or not"),
+            ({"runs": [{**run, "trace": 1}]}, "runs[0].trace: missing; expected a string"),
+            ({"runs": [{**run, "flops_saved": 3}]}, "runs[0].flops_saved: must not exceed flops_all"),
+            ({"runs": [{**run, "token_hit_rate": 1.5}]}, "runs[0].token_hit_rate: must not exceed 1"),
+            ({"segments": [{**row, "capacity_bytes": "x"}]}, "segments[0].capacity_bytes: missing; expected a number"),
         ):
             with self.subTest(value=str(value)[:60]):
                 self.assertIn(wrong, cost(value))
@@ -639,7 +640,7 @@ class Logs(unittest.TestCase):
             "trace_seconds",
         ):
             for wrong in (None, True, "1", -1, float("nan"), float("inf"), 10**400, [1]):
-                self.assertIn(f"runs[0].{name}: missing or not a number", cost({"runs": [{**run, name: wrong}]}))
+                self.assertIn(f"runs[0].{name}: missing; expected a number", cost({"runs": [{**run, name: wrong}]}))
         sglang = {**run, "policy": "sglang"}
         self.assertIn(
             "runs[1].flops_saved: missing", cost({"runs": [run, {**sglang, "flops_saved": "1"}]}, "--against", "sglang")
@@ -672,10 +673,10 @@ class Logs(unittest.TestCase):
             self.assertIn("argument --page-tokens: ", refused(good, "--page-tokens", pages, code=2))
         for rate in ("0", "-1", "nan", "inf", "1e31", "1e-320", "x"):
             self.assertIn("argument --flops-per-second: ", refused(good, "--flops-per-second", rate, code=2))
-        self.assertIn("not a JSON object", refused([good]))
+        self.assertIn("expected a JSON object", refused([good]))
         for name in good:
             for wrong in (None, "1", -1, float("nan"), 10**400):
-                self.assertIn(f"{name}: missing or not a number", refused({**good, name: wrong}))
+                self.assertIn(f"{name}: missing; expected a number", refused({**good, name: wrong}))
 
 
 if __name__ == "__main__":

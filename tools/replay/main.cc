@@ -15,11 +15,12 @@ namespace {
 
 constexpr const char* kPolicies =
     "\nPolicies:\n"
-    "  none            nothing is kept\n"
-    "  block:N         a state every N tokens, pages of 64, least recently used first\n"
-    "  sglang          a state at branches and ends, least recently used first\n"
-    "  marconi         the same, by FLOP efficiency; alpha is tuned as published, or given: marconi:ALPHA\n"
-    "  ashlar          the daemon's own; ashlar:N where engines capture at multiples of N tokens only\n";
+    "  none            no cache\n"
+    "  block:N         a state every N tokens, pages of 64 tokens, evicted by last use\n"
+    "  sglang          a state at branches and ends, evicted by last use\n"
+    "  marconi         like sglang, evicted by FLOP efficiency; alpha is tuned as published, or fixed by "
+    "marconi:ALPHA\n"
+    "  ashlar          the daemon's policy; ashlar:N if engines capture only at multiples of N tokens\n";
 
 using Command = absl::Status (*)(const Options&, Figures&);
 
@@ -39,8 +40,8 @@ CLI::App* AddCommand(CLI::App& app, const char* name, const char* about, Options
                    "marconi-7b (default), qwen3-next, kimi-linear, ring-mini, or a JSON file.")
       ->type_name("MODEL")
       ->take_last();
-  command->add_option("--json", options.json, "File for the figures.")->type_name("FILE")->take_last();
-  command->add_option("--threads", options.threads, "Threads; all cores if not given.")
+  command->add_option("--json", options.json, "Write the figures to this JSON file.")->type_name("FILE")->take_last();
+  command->add_option("--threads", options.threads, "Number of threads; default: all cores.")
       ->type_name("N")
       ->check(CLI::Range(1, 1024).description(""))
       ->take_last();
@@ -54,7 +55,7 @@ void AddPlot(CLI::App* command, Options& options) {
 }
 
 CLI::Option* AddCapacities(CLI::App* command, std::vector<std::string>& capacities) {
-  return command->add_option("--capacity", capacities, "Capacities, like 10GB or 64GiB, separated by commas.")
+  return command->add_option("--capacity", capacities, "Capacities, such as 10GB or 64GiB, separated by commas.")
       ->type_name("SIZE[,SIZE...]")
       ->delimiter(',')
       ->allow_extra_args(false);
@@ -86,8 +87,8 @@ absl::Status Write(const Options& options, const Figures& figures) {
 int Main(int argc, char** argv) {
   Options options;
   std::vector<std::string> capacities;
-  CLI::App app("Replays recorded requests through cache policies.", "ashlar-replay");
-  CLI::App* const run = AddCommand(app, "run", "Replays each trace through every policy at every capacity.", options);
+  CLI::App app("Replay recorded requests through cache policies.", "ashlar-replay");
+  CLI::App* const run = AddCommand(app, "run", "Replay each trace through every policy at every capacity.", options);
   AddCapacities(run, capacities)->required();
   run->add_option("--policy", options.policies, "Policies, separated by commas.")
       ->type_name("POLICY[,POLICY...]")
@@ -95,17 +96,17 @@ int Main(int argc, char** argv) {
       ->allow_extra_args(false)
       ->required();
   std::string boundaries;  // accepted for older scripts: no policy is told where segments end
-  run->add_option("--boundaries", boundaries, "Accepted for older scripts; changes nothing.")
+  run->add_option("--boundaries", boundaries, "Ignored; accepted for compatibility with older scripts.")
       ->type_name("on|off")
       ->take_last();
   AddPlot(run, options);
   run->footer(kPolicies);
   CLI::App* const pareto = AddCommand(
-      app, "pareto", "Tokens that may be skipped against checkpoints per entry, by placement policy.", options);
+      app, "pareto", "Compute the tokens skipped against checkpoints per entry, by placement policy.", options);
   pareto->footer("\nPlacements are learned from the first half of the trace and scored on the second.");
   AddPlot(pareto, options);
   CLI::App* const segments =
-      AddCommand(app, "segments", "Tokens that may be skipped where segment boundaries are known.", options);
+      AddCommand(app, "segments", "Compute the tokens skipped with known segment boundaries.", options);
   segments->footer(
       "\nCovers prompts by prefixes and segments: without a limit and at each capacity, with and without seams, with "
       "dense and\nwith adaptive transitions.");

@@ -66,12 +66,12 @@ Model Build(const Hybrid& hybrid) {
 absl::StatusOr<Model> ReadModel(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadRegularFile("model", path, kMaxConfigFileBytes);
   if (absl::IsNotFound(text.status())) {
-    return absl::NotFoundError(
-        absl::StrCat("model: ", path, " is neither a file nor marconi-7b, qwen3-next, kimi-linear or ring-mini"));
+    return absl::NotFoundError(absl::StrCat(
+        "model: ", path, " is unknown; expected a JSON file, marconi-7b, qwen3-next, kimi-linear or ring-mini"));
   }
   if (!text.ok()) return text.status();
   const auto json = nlohmann::json::parse(*text, nullptr, false);
-  if (!json.is_object()) return absl::InvalidArgumentError(absl::StrCat("model: ", path, " is not a JSON object"));
+  if (!json.is_object()) return absl::InvalidArgumentError(absl::StrCat("model: ", path, ": expected a JSON object"));
   std::string wrong;
   const auto field = [&](const char* name, bool positive) -> double {
     const auto at = json.find(name);

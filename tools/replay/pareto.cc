@@ -95,11 +95,10 @@ double Skipped(std::span<const Overlap> overlaps, size_t first_scored, const Pla
 }  // namespace
 
 absl::Status ComparePlacements(const Options& options, Figures& figures) {
-  figures.curves = {
-      .title = "tokens skipped by checkpoints an entry, learned from the first half, scored on the second",
-      .x = "checkpoints",
-      .y = "share of input tokens",
-      .logarithmic = true};
+  figures.curves = {.title = "tokens skipped by checkpoints per entry, learned on the first half, scored on the second",
+                    .x = "checkpoints",
+                    .y = "share of input tokens",
+                    .logarithmic = true};
   figures.json["placements"] = nlohmann::json::array();
   for (const std::string& path : options.traces) {
     const absl::StatusOr<Trace> trace = ReadTrace(options.format, path);

@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const std::string& name, cons
   double number = 0;
   const auto parsed = std::from_chars(value.data(), value.data() + value.size(), number);
   if (!value.empty() && (parsed.ec != std::errc() || parsed.ptr != value.data() + value.size() || number < 0)) {
-    return Unknown(name, "has no number behind its colon");
+    return Unknown(name, "needs a number after the colon");
   }
   const auto tokens = static_cast<uint64_t>(number);
   const bool whole = static_cast<double>(tokens) == number;
@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const std::string& name, cons
     if (!value.empty() && (!whole || tokens == 0)) return Unknown(name, "needs a number of tokens");
     return std::make_unique<AshlarPolicy>(costs, capacity_bytes, value.empty() ? 1 : tokens);
   }
-  return Unknown(name, "is none of none, block:N, sglang, marconi, marconi:ALPHA, ashlar, ashlar:N");
+  return Unknown(name, "is unknown; expected none, block:N, sglang, marconi, marconi:ALPHA, ashlar or ashlar:N");
 }
 
 }  // namespace ashlar::replay

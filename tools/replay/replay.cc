@@ -25,7 +25,7 @@ absl::StatusOr<Run> RunOne(const Trace& trace, const std::vector<uint64_t>& shar
   for (size_t i = 0; i < trace.requests().size(); ++i) {
     const uint64_t prompt = trace.Tokens(trace.requests()[i], tokens);
     const uint64_t resumed = (*policy)->Request(tokens, prompt);
-    if (resumed > shared[i]) return absl::InternalError(absl::StrCat(spec.policy, ": resumed from what never was"));
+    if (resumed > shared[i]) return absl::InternalError(absl::StrCat(spec.policy, ": resumed past the shared prefix"));
     if ((*policy)->usage().peak_bytes > spec.capacity_bytes) {
       return absl::InternalError(
           absl::StrCat(spec.policy, ": exceeds its capacity of ", spec.capacity_bytes, " bytes"));

@@ -342,13 +342,14 @@ absl::Status ReuseSegments(const Options& options, Figures& figures) {
   if (!model.ok()) return model.status();
   figures.json["model"] = model->name;
   figures.json["segments"] = nlohmann::json::array();
-  std::printf("%-20s %8s │ %-6s %-8s %-8s %-6s │ %8s %8s │ %9s %8s %6s │ %s\n", "trace", "GB", "seams", "goes by",
-              "stored", "hits", "tokens", "FLOPs", "segments", "GB", "tuples", "hits that do not pay");
+  std::printf("%-20s %8s │ %-6s %-8s %-8s %-6s │ %8s %8s │ %9s %8s %6s │ %s\n", "trace", "GB", "seams", "policy",
+              "stored", "hits", "tokens", "FLOPs", "segments", "GB", "tuples", "unprofitable hits");
   for (const std::string& path : options.traces) {
     const absl::StatusOr<Trace> trace = ReadTrace(options.format, path);
     if (!trace.ok()) return trace.status();
     if (!trace->has_boundaries()) {
-      return absl::InvalidArgumentError(options.format + ": has no boundaries of segments");
+      return absl::InvalidArgumentError(options.format +
+                                        ": the format has no segment boundaries; expected stf, cc or mooncake");
     }
     ProgressLine progress(trace->name());
     const std::vector<Setting> settings = Settings(options.capacities);

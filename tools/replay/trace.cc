@@ -26,13 +26,13 @@ constexpr double kMostSeconds = 1e12;           // of a time stamp, in whichever
 uint64_t Natural(const Json& value, const char* field, uint64_t most) {
   if (!value.is_number_integer() || (!value.is_number_unsigned() && value.get<int64_t>() < 0) ||
       value.get<uint64_t>() > most) {
-    throw std::invalid_argument(absl::StrCat(field, ": not a whole number from 0 to ", most));
+    throw std::invalid_argument(absl::StrCat(field, ": expected a whole number from 0 to ", most));
   }
   return value.get<uint64_t>();
 }
 
 std::vector<uint64_t> Naturals(const Json& values, const char* field, uint64_t most) {
-  if (!values.is_array()) throw std::invalid_argument(absl::StrCat(field, ": not a list"));
+  if (!values.is_array()) throw std::invalid_argument(absl::StrCat(field, ": expected a list"));
   std::vector<uint64_t> numbers;
   for (const Json& value : values) numbers.push_back(Natural(value, field, most));
   return numbers;
@@ -40,7 +40,8 @@ std::vector<uint64_t> Naturals(const Json& values, const char* field, uint64_t m
 
 double Time(const Json& value, const char* field) {
   const double time = value.is_number() ? value.get<double>() : NAN;
-  if (!(std::abs(time) <= kMostSeconds)) throw std::invalid_argument(absl::StrCat(field, ": not a time"));
+  if (!(std::abs(time) <= kMostSeconds))
+    throw std::invalid_argument(absl::StrCat(field, ": expected a time in seconds"));
   return time;
 }
 
@@ -87,16 +88,17 @@ class TraceReader {
     } else if (format == "marconi") {
       status = ReadLines(File(path), [&](const std::string& line) { return Parse(line, &TraceReader::Marconi); });
     } else {
-      return absl::InvalidArgumentError(absl::StrCat("format: ", format, " is none of stf, mooncake, cc, marconi"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("format: ", format, " is unknown; expected stf, mooncake, cc or marconi"));
     }
     if (!status.ok()) return status;
-    if (trace_.requests_.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": has no requests"));
+    if (trace_.requests_.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": the trace has no requests"));
     const auto has_tokens = [](const Trace::Request& request) {
       return std::any_of(request.prompt.begin(), request.prompt.end(),
                          [](const auto& each) { return each.tokens > 0; });
     };
     if (std::none_of(trace_.requests_.begin(), trace_.requests_.end(), has_tokens)) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": no prompt has a token"));
+      return absl::InvalidArgumentError(absl::StrCat(path, ": all prompts are empty"));
     }
     std::stable_sort(trace_.requests_.begin(), trace_.requests_.end(),
                      [](const Trace::Request& a, const Trace::Request& b) { return a.seconds < b.seconds; });
@@ -133,7 +135,7 @@ class TraceReader {
     Trace::Request request{.seconds = Time(line.at("ts"), "ts"), .session = Natural(line.at("sid"), "sid", UINT64_MAX)};
     const auto pieces = [&](const char* field, std::vector<Trace::Piece>& into) {
       for (const uint64_t id : Naturals(line.at(field), field, UINT32_MAX)) {
-        if (id >= trace_.segments_.size()) throw std::invalid_argument(absl::StrCat(field, ": no segment ", id));
+        if (id >= trace_.segments_.size()) throw std::invalid_argument(absl::StrCat(field, ": unknown segment ", id));
         const size_t tokens = trace_.segments_[id].size();
         if (tokens > 0) into.push_back({static_cast<uint32_t>(id), static_cast<uint32_t>(tokens), true});
       }
@@ -205,11 +207,11 @@ class TraceReader {
       chains_.clear();
       return;
     }
-    if (trace_.blocks_ == 0) throw std::invalid_argument("session: a request before the first one");
+    if (trace_.blocks_ == 0) throw std::invalid_argument("session: request before the first session");
     std::vector<uint64_t> ids;
     if (const uint64_t shared = Natural(line.at("l"), "l", kMostBlocks); shared > 0) {
       const std::vector<uint64_t>& earlier = chains_.at(Natural(line.at("b"), "b", UINT32_MAX));
-      if (shared > earlier.size()) throw std::invalid_argument("l: more blocks than the earlier request has");
+      if (shared > earlier.size()) throw std::invalid_argument("l: exceeds the blocks of the earlier request");
       ids.assign(earlier.begin(), earlier.begin() + static_cast<ptrdiff_t>(shared));
     }
     for (const Json& run : line.at("n")) {

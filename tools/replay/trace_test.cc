@@ -110,7 +110,7 @@ TEST_F(TraceTest, BadFilesAreNamedWithTheirLineAndField) {
   EXPECT_THAT(std::string(ReadTrace("mooncake", Path("e")).status().message()), HasSubstr("has no requests"));
   Write("n.segs.jsonl", "{\"id\":0,\"tok\":[]}\n");
   Write("n.reqs.jsonl", "{\"sid\":4,\"ts\":2.5,\"ins\":[0],\"outs\":[]}\n");
-  EXPECT_THAT(std::string(ReadTrace("stf", Path("n")).status().message()), HasSubstr("no prompt has a token"));
+  EXPECT_THAT(std::string(ReadTrace("stf", Path("n")).status().message()), HasSubstr("all prompts are empty"));
 }
 
 TEST_F(TraceTest, NumbersThatNoRequestHasAreRefused) {

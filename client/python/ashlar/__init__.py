@@ -48,7 +48,7 @@ def _transformers() -> Any:
         from ashlar import transformers
     except ModuleNotFoundError as error:
         raise ImportError(
-            f'{error}: pip install "ashlar[transformers]" brings what models of Transformers need'
+            f'{error}: pip install "ashlar[transformers]" installs the packages that Transformers models need'
         ) from error
     return transformers
 

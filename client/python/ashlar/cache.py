@@ -219,7 +219,7 @@ class Cache:
     def memory(self) -> npt.NDArray[np.uint8]:
         """All of the memory, in place. The array keeps the memory mapped. ValueError: it lies on a GPU."""
         if self._on_gpu:
-            raise ValueError("memory_kind: the memory lies on a GPU, and has no array here")
+            raise ValueError("memory_kind: GPU memory has no NumPy view; use pages on the host")
         return self._handle.memory()
 
     def page_rows(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -227,7 +227,7 @@ class Cache:
         layer = whole("layer", layer, 0, len(self.model.layers) - 1)
         attention = self.model.layers[layer]
         if not isinstance(attention, Attention):
-            raise ValueError(f"layer: {layer} is no attention layer")
+            raise ValueError(f"layer: {layer} is not an attention layer")
         place = next((place for place in self.places if place.layer == layer), None)
         if place is None:
             raise ValueError(f"layer: {layer} has no pages; the cache was opened without memory")

@@ -119,11 +119,11 @@ class Weights:
                     )
             self._digest = digest
             took = time.monotonic() - began
-            logger.info("Ashlar: digest of the weights in %s: %.2f GB in %.2f s", place, size / 1e9, took)
+            logger.info("Ashlar: hashed the weights in %s: %.2f GB in %.2f s", place, size / 1e9, took)
         except Stopped:
             pass
         except Exception as error:
-            logger.warning("Ashlar: the cache is not used: the weights in %s cannot be named: %s", place, error)
+            logger.warning("Ashlar: the cache is off: cannot hash the weights in %s: %s", place, error)
         self._known.set()
 
     def digest(self) -> str | None:

@@ -47,7 +47,9 @@ def program() -> str:
     for candidate in (os.environ.get("ASHLARD"), str(beside), shutil.which("ashlard")):
         if candidate and os.access(candidate, os.X_OK):
             return candidate
-    raise FileNotFoundError("ashlard: not in this package, not in PATH, and ASHLARD does not name it")
+    raise FileNotFoundError(
+        "ashlard: not found in this package, in PATH or in the variable ASHLARD; install ashlar, or set ASHLARD"
+    )
 
 
 _Process = subprocess.Popen[bytes]
@@ -138,7 +140,7 @@ class Daemon:
     def start(self, timeout: float = 30.0) -> None:
         """Returns when it answers. Where it raises, or is interrupted, no daemon is left."""
         if os.getpid() != self._owner:
-            raise RuntimeError("start: the daemon belongs to the parent process; start another one")
+            raise RuntimeError("start: the daemon belongs to the parent process; start one in this process")
         timeout = real("timeout", timeout)
         try:
             with open(self.log, "ab") as log:
@@ -157,7 +159,7 @@ class Daemon:
         deadline = time.monotonic() + timeout
         while not self._answers():
             if self._process is None or self._process.poll() is not None:
-                raise RuntimeError(f"ashlard ended at its start:\n{self.last_lines()}")
+                raise RuntimeError(f"ashlard exited during startup:\n{self.last_lines()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"ashlard did not start within {timeout} s:\n{self.last_lines()}")
             time.sleep(0.02)
@@ -256,10 +258,10 @@ def start(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ashlar.daemon", description="Runs a private cache daemon.")
-    parser.add_argument("--dram", default="1GiB", help="memory of the cache (default: 1GiB)")
-    parser.add_argument("--ssd", default="", help="size of the disk tier; none if not given")
-    parser.add_argument("--folder", help="for sockets, log and disk tier; a temporary one if not given")
+    parser = argparse.ArgumentParser(prog="python -m ashlar.daemon", description="Run a private cache daemon.")
+    parser.add_argument("--dram", default="1GiB", help="capacity of the memory tier (default: 1GiB)")
+    parser.add_argument("--ssd", default="", help="capacity of the disk tier (default: no disk tier)")
+    parser.add_argument("--folder", help="directory for sockets, log and disk tier (default: a temporary one)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with start(arguments.dram, ssd=arguments.ssd, folder=arguments.folder) as daemon:

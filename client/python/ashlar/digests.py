@@ -84,7 +84,7 @@ def _entry(key: str, stop: threading.Event) -> Iterator[int | None]:
                 if stop.wait(_POLL):
                     raise Stopped from None
                 if time.monotonic() > limit:  # by a process that is stopped, or forked from one that ended
-                    logger.warning("digests: %s is locked for %d s; the digest is computed once more", key, _LOCKED)
+                    logger.warning("Ashlar: %s has been locked for %d s; hashing the weights again", key, _LOCKED)
                     break
             except OSError:  # a file system without locks: at worst the digest is computed twice
                 break
@@ -167,4 +167,4 @@ def file_digest(path: pathlib.Path, stop: threading.Event | None = None) -> str:
                         if (folder := _folder()) is not None:
                             _limit_entries(folder)
                 return digest
-    raise OSError(f"{path}: changes while it is read; expected a checkpoint that stays as it is")
+    raise OSError(f"{path}: changed while it was read; expected a checkpoint that does not change")

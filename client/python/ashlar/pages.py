@@ -41,7 +41,7 @@ def _checked(keys: Sequence[bytes]) -> list[bytes]:
         if not isinstance(key, bytes):
             raise TypeError(f"keys[{i}]: {type(key).__name__} was given; expected bytes")
         if len(key) != _KEY_BYTES:
-            raise ValueError(f"keys[{i}]: {len(key)} bytes, not {_KEY_BYTES}")
+            raise ValueError(f"keys[{i}]: {len(key)} bytes; expected {_KEY_BYTES}")
     return list(keys)
 
 

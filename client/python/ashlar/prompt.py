@@ -21,7 +21,7 @@ def token_row(name: str, given: Any) -> Tokens:
     Raises TypeError or ValueError whose message begins with `name`, and never shows the text itself.
     """
     if isinstance(given, (str, bytes)):
-        raise TypeError(f"{name}: a text of {len(given)} characters was given; expected its tokens")
+        raise TypeError(f"{name}: a str of {len(given)} characters was given; expected tokens, which are whole numbers")
     try:
         row = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     except (TypeError, ValueError):
@@ -60,11 +60,11 @@ class Prompt:
         if not isinstance(self.conversation, bytes):
             raise TypeError(f"conversation: {type(self.conversation).__name__} was given; expected bytes")
         if len(self.conversation) not in (0, 16):
-            raise ValueError(f"conversation: 16 bytes are expected; {len(self.conversation)} were given")
+            raise ValueError(f"conversation: {len(self.conversation)} bytes were given; expected 16")
         if not isinstance(self.salt, (str, bytes)):
             raise TypeError(f"salt: {type(self.salt).__name__} was given; expected str or bytes")
         if len(self.tokens) == 0:
-            raise ValueError("segments: no tokens, and none in the query")
+            raise ValueError("segments: no tokens in segments or query; expected at least one")
 
     @functools.cached_property
     def _rows(self) -> list[Tokens]:

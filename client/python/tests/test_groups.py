@@ -125,7 +125,7 @@ def test_groups_that_make_no_sense_are_refused_by_name(daemon):
     }.items():
         with pytest.raises(ValueError, match=message):
             Engine(daemon, groups=groups)
-    with pytest.raises(ValueError, match="^common_pages: there are no groups"):
+    with pytest.raises(ValueError, match="^common_pages: requires groups"):
         Engine(daemon, common_pages=True)
 
 

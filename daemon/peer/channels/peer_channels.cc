@@ -56,7 +56,7 @@ std::shared_ptr<PeerClient> PeerChannels::Find(const Member& member) const {
 void PeerChannels::Open(const Member& member, const std::string& tenant, PeerOpen open,
                         PeerCalls::Done<std::vector<PeerOpened>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
   if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
@@ -66,7 +66,7 @@ void PeerChannels::Open(const Member& member, const std::string& tenant, PeerOpe
 void PeerChannels::Offer(const Member& member, const std::string& tenant, PeerOffer offer,
                          PeerCalls::Done<std::vector<TakeOutcome>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
   if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
@@ -75,21 +75,21 @@ void PeerChannels::Offer(const Member& member, const std::string& tenant, PeerOf
 
 void PeerChannels::Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
   client->Renew(std::move(renew), std::move(done));
 }
 
 // Where the node has gone, the leases have ended with the connection.
 void PeerChannels::Close(const Member& member, std::vector<PeerLease> leases, std::function<void(absl::Status)> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
   client->Close(leases, std::move(done));
 }
 
 void PeerChannels::Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
                            PeerCalls::Done<std::vector<PeerWorker>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
   if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
@@ -99,7 +99,7 @@ void PeerChannels::Workers(const Member& member, const std::string& tenant, cons
 void PeerChannels::Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
                            PeerCalls::Done<PeerOpened> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is no peer, or has gone"));
+  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
   if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }

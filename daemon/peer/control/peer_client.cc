@@ -124,7 +124,7 @@ struct PeerClient::Impl {
     if (from.welcomed) return true;  // a later version may say more
     absl::StatusOr<PeerHello> hello = Read(answer);
     if (hello.ok() && hello->node != options.node) {
-      refusals.Add(Refusal::kWrongNode, options.node, absl::StrCat("node: it says that it is ", hello->node));
+      refusals.Add(Refusal::kWrongNode, options.node, absl::StrCat("node: the peer calls itself ", hello->node));
       return false;
     }
     if (!hello.ok()) {
@@ -140,7 +140,7 @@ struct PeerClient::Impl {
       // Handshakes of TCP and TLS, and the greeting: a first idea of how long an answer takes.
       if (answers.mean() == 0) answers.Answered((SteadyNow() - from.began) / kTripsOfAGreeting);
     }
-    Log(LogLevel::kInfo, "connected to a peer", {{"peer", options.node}, {"address", options.address}});
+    Log(LogLevel::kInfo, "peer connected", {{"peer", options.node}, {"address", options.address}});
     // Calls are taken before anybody is told, so that `here` may call.
     if (options.here) options.here(*hello);
     return true;
@@ -156,7 +156,7 @@ struct PeerClient::Impl {
       // A greeting that was refused there is refused again, whatever is tried: the log says so once.
       const std::string text(status.message());
       if (!stopping && (was_here || text != last_error)) {
-        Log(was_here ? LogLevel::kInfo : LogLevel::kWarning, was_here ? "a peer is gone" : "cannot greet a peer",
+        Log(was_here ? LogLevel::kInfo : LogLevel::kWarning, was_here ? "peer disconnected" : "peer handshake failed",
             {{"peer", options.node}, {"address", options.address}, {"why", text}});
       }
       last_error = was_here ? "" : text;
@@ -206,7 +206,7 @@ struct PeerClient::Impl {
       if (greeting == nullptr || !greeting->welcomed || stopping) {
         refused = absl::UnavailableError(absl::StrCat("peer ", options.node, " is not connected"));
       } else if (under_way.size() == kCalls) {
-        refused = absl::ResourceExhaustedError(absl::StrCat("peer ", options.node, ": too many calls under way"));
+        refused = absl::ResourceExhaustedError(absl::StrCat("peer ", options.node, ": too many calls in flight"));
       } else {
         under_way.insert(&call->context);
         ++busy;
@@ -240,7 +240,7 @@ struct PeerClient::Impl {
   template <typename Result>
   static absl::StatusOr<Result> Checked(absl::StatusOr<Result> read) {
     if (read.ok()) return read;
-    return absl::InternalError(absl::StrCat("the peer's reply: ", read.status().message()));
+    return absl::InternalError(absl::StrCat("invalid reply from the peer: ", read.status().message()));
   }
 
   const Options options;

@@ -212,7 +212,7 @@ TEST_F(PeerControlTest, AnotherVersionIsRefusedByName) {
     const grpc::Status status = reader->Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
     EXPECT_EQ(status.error_message(),
-              absl::StrCat("protocol: the peer speaks ", version, " to ", version, ", this node ",
+              absl::StrCat("protocol: no common version; the peer speaks ", version, " to ", version, ", this node ",
                            limits::kPeerProtocolMin, " to ", limits::kPeerProtocolMax));
   }
   EXPECT_EQ(refusals_.count(Refusal::kVersion), 2u);

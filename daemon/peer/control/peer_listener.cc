@@ -141,7 +141,7 @@ absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start(const HostPort
   impl->wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!impl->epoll.valid() || !impl->Watch(impl->listener.fd.get(), Impl::kListener, EPOLLIN) ||
       !impl->Watch(impl->wake.get(), Impl::kWake, EPOLLIN)) {
-    return absl::ErrnoToStatus(errno, "cannot watch the peers' socket");
+    return absl::ErrnoToStatus(errno, "cluster.listen_address: cannot add the socket to epoll");
   }
   return std::unique_ptr<PeerListener>(new PeerListener(std::move(impl)));
 }

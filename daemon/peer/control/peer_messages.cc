@@ -24,29 +24,29 @@ std::string Bytes(const std::array<uint8_t, kSize>& bytes) {
 
 template <size_t kSize>
 absl::Status ReadBytes(absl::string_view field, const std::string& bytes, std::array<uint8_t, kSize>* read) {
-  if (bytes.size() != kSize) return Invalid(field, ": not ", kSize, " bytes");
+  if (bytes.size() != kSize) return Invalid(field, ": wrong length; expected ", kSize, " bytes");
   std::ranges::copy(bytes, read->begin());
   return absl::OkStatus();
 }
 
 absl::Status CheckMillis(absl::string_view field, uint32_t millis) {
   if (millis > 0 && millis <= limits::kMaxPeerLeaseMillis) return absl::OkStatus();
-  return Invalid(field, ": not from 1 to ", limits::kMaxPeerLeaseMillis);
+  return Invalid(field, ": out of range; expected 1 to ", limits::kMaxPeerLeaseMillis);
 }
 
 absl::Status CheckCount(absl::string_view field, int count, uint64_t most) {
   if (count == 0) return Invalid(field, ": none");
-  return static_cast<uint64_t>(count) > most ? Invalid(field, ": more than ", most) : absl::OkStatus();
+  return static_cast<uint64_t>(count) > most ? Invalid(field, ": too many; expected at most ", most) : absl::OkStatus();
 }
 
 absl::StatusOr<ObjectHeader> ReadHeader(absl::string_view field, const std::string& bytes) {
   if (bytes.empty()) return Invalid(field, ": required");
   if (bytes.size() > limits::kMaxPeerHeaderBytes) {
-    return Invalid(field, ": longer than ", limits::kMaxPeerHeaderBytes, " bytes");
+    return Invalid(field, ": too long; expected at most ", limits::kMaxPeerHeaderBytes, " bytes");
   }
   absl::StatusOr<ObjectHeader> header = DecodeHeader(bytes);
   if (!header.ok()) return Invalid(field, ": ", header.status().message());
-  if (EncodedHeaderBytes(header->parts.size()) != bytes.size()) return Invalid(field, ": more than a header");
+  if (EncodedHeaderBytes(header->parts.size()) != bytes.size()) return Invalid(field, ": has bytes after the header");
   return header;
 }
 
@@ -81,23 +81,24 @@ absl::Status ReadPlace(const std::string& field, const v1::PeerOpened& message, 
     const v1::PeerArena& arena = message.arenas(i);
     const std::string of = absl::StrCat(field, ".arenas[", i, "]");
     if (arena.remote_key().empty() || arena.remote_key().size() > kMaxPeerRemoteKeyBytes) {
-      return Invalid(of, ".remote_key: not from 1 to ", kMaxPeerRemoteKeyBytes, " bytes");
+      return Invalid(of, ".remote_key: wrong length; expected 1 to ", kMaxPeerRemoteKeyBytes, " bytes");
     }
-    if (arena.bytes() > UINT64_MAX - arena.base()) return Invalid(of, ": base and bytes overflow");
+    if (arena.bytes() > UINT64_MAX - arena.base()) return Invalid(of, ": base + bytes overflows");
     opened->arenas.push_back({arena.remote_key(), arena.base(), arena.bytes()});
   }
   uint64_t left = opened->bytes;
   for (int i = 0; i < message.runs_size(); ++i) {
     const v1::PeerRun& run = message.runs(i);
     const std::string of = absl::StrCat(field, ".runs[", i, "]");
-    if (run.arena() >= opened->arenas.size()) return Invalid(of, ".arena: not in the list");
+    if (run.arena() >= opened->arenas.size())
+      return Invalid(of, ".arena: out of range; the message has ", opened->arenas.size(), " arenas");
     const uint64_t most = opened->arenas[run.arena()].bytes;
-    if (run.offset() > most || run.bytes() > most - run.offset()) return Invalid(of, ": outside of its arena");
-    if (run.bytes() == 0 || run.bytes() > left) return Invalid(of, ".bytes: none, or more than the object's");
+    if (run.offset() > most || run.bytes() > most - run.offset()) return Invalid(of, ": exceeds its arena");
+    if (run.bytes() == 0 || run.bytes() > left) return Invalid(of, ".bytes: must be 1 to the rest of the object");
     left -= run.bytes();
     opened->runs.push_back({run.arena(), run.offset(), run.bytes()});
   }
-  return left == 0 ? absl::OkStatus() : Invalid(field, ".runs: fewer bytes than the object's");
+  return left == 0 ? absl::OkStatus() : Invalid(field, ".runs: fewer bytes than the object has");
 }
 
 absl::Status ReadOpened(const std::string& field, const v1::PeerOpened& message, const PeerObject& asked,
@@ -111,8 +112,9 @@ absl::Status ReadOpened(const std::string& field, const v1::PeerOpened& message,
   if (opened->miss != MissReason::kNone) return absl::OkStatus();
   absl::StatusOr<ObjectHeader> header = ReadHeader(field + ".header", message.header());
   if (!header.ok()) return header.status();
-  if (header->key != asked.key || header->shard != asked.shard) return Invalid(field, ".header: of another object");
-  if (message.bytes() != header->bytes) return Invalid(field, ".bytes: not what the header says");
+  if (header->key != asked.key || header->shard != asked.shard)
+    return Invalid(field, ".header: describes another object");
+  if (message.bytes() != header->bytes) return Invalid(field, ".bytes: does not match the header");
   if (message.tier() == 0 || message.tier() > static_cast<uint32_t>(TierKind::kRemote)) {
     return Invalid(field, ".tier: unknown");
   }
@@ -156,7 +158,7 @@ static_assert(limits::kMaxPeerKeysPerCall * (limits::kMaxPeerHeaderBytes + 256 +
                                              kMaxPeerArenas * (kMaxPeerRemoteKeyBytes + 32)) +
                       (1 << 20) <
                   limits::kMaxPeerReplyBytes,
-              "the objects of an Open fit a reply with their places");
+              "a reply has space for the objects of an Open and their places");
 
 void Write(const PeerHello& hello, v1::PeerGreeting* message) {
   message->set_protocol_min(limits::kPeerProtocolMin);
@@ -170,13 +172,13 @@ absl::StatusOr<PeerHello> Read(const v1::PeerGreeting& message) {
   const uint32_t low = std::max(message.protocol_min(), limits::kPeerProtocolMin);
   const uint32_t high = std::min(message.protocol_max(), limits::kPeerProtocolMax);
   if (low > high) {
-    return absl::FailedPreconditionError(absl::StrCat("protocol: the peer speaks ", message.protocol_min(), " to ",
-                                                      message.protocol_max(), ", this node ", limits::kPeerProtocolMin,
-                                                      " to ", limits::kPeerProtocolMax));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "protocol: no common version; the peer speaks ", message.protocol_min(), " to ", message.protocol_max(),
+        "; this node speaks ", limits::kPeerProtocolMin, " to ", limits::kPeerProtocolMax));
   }
-  if (!IsNodeName(message.node())) return Invalid("node: not the name of a node");
+  if (!IsNodeName(message.node())) return Invalid("node: not a valid node name");
   if (message.transport_address().size() > limits::kMaxPeerNameBytes) {
-    return Invalid("transport_address: longer than ", limits::kMaxPeerNameBytes, " bytes");
+    return Invalid("transport_address: too long; expected at most ", limits::kMaxPeerNameBytes, " bytes");
   }
   PeerHello hello{.node = message.node(), .transport_address = message.transport_address(), .protocol = high};
   if (absl::Status status = ReadBytes("incarnation", message.incarnation(), &hello.incarnation); !status.ok()) {
@@ -209,9 +211,9 @@ absl::StatusOr<PeerOpen> Read(const v1::PeerOpenRequest& message) {
     if (absl::Status status = ReadBytes(field + ".key", key.key(), &object.key.bytes); !status.ok()) return status;
     object.shard = {.rank = key.shard_rank(), .size = std::max(1u, key.shard_size())};
     if (object.shard.size > limits::kMaxTensorShards) {
-      return Invalid(field, ".shard_size: more than ", limits::kMaxTensorShards);
+      return Invalid(field, ".shard_size: too large; expected at most ", limits::kMaxTensorShards);
     }
-    if (object.shard.rank >= object.shard.size) return Invalid(field, ".shard_rank: not below shard_size");
+    if (object.shard.rank >= object.shard.size) return Invalid(field, ".shard_rank: must be less than shard_size");
   }
   return open;
 }
@@ -254,7 +256,8 @@ absl::StatusOr<std::vector<uint32_t>> Read(const v1::PeerRenewReply& message, co
     return Invalid("lease_ms: ", message.lease_ms_size(), " for ", asked.leases.size(), " leases");
   }
   for (int i = 0; i < message.lease_ms_size(); ++i) {
-    if (message.lease_ms(i) > limits::kMaxPeerLeaseMillis) return Invalid("lease_ms[", i, "]: out of range");
+    if (message.lease_ms(i) > limits::kMaxPeerLeaseMillis)
+      return Invalid("lease_ms[", i, "]: out of range; expected at most ", limits::kMaxPeerLeaseMillis);
   }
   return std::vector<uint32_t>(message.lease_ms().begin(), message.lease_ms().end());
 }
@@ -290,14 +293,14 @@ void Write(const std::vector<PeerWorker>& workers, v1::PeerWorkersReply* message
 
 absl::StatusOr<std::vector<PeerWorker>> Read(const v1::PeerWorkersReply& message) {
   if (static_cast<uint64_t>(message.workers_size()) > limits::kMaxPeerWorkers) {
-    return Invalid("workers: more than ", limits::kMaxPeerWorkers);
+    return Invalid("workers: too many; expected at most ", limits::kMaxPeerWorkers);
   }
   std::vector<PeerWorker> workers;
   for (int i = 0; i < message.workers_size(); ++i) {
     const v1::PeerWorker& one = message.workers(i);
     if (one.worker() == 0) return Invalid("workers[", i, "].worker: required");
     if (!std::isfinite(one.tokens_per_second()) || one.tokens_per_second() < 0) {
-      return Invalid("workers[", i, "].tokens_per_second: no rate");
+      return Invalid("workers[", i, "].tokens_per_second: must be a positive number");
     }
     workers.push_back({.worker = one.worker(),
                        .tokens_per_second = one.tokens_per_second(),
@@ -325,17 +328,17 @@ absl::StatusOr<PeerPrefill> Read(const v1::PeerPrefillRequest& message) {
   if (prefill.worker == 0) return Invalid("worker: required");
   prefill.kind = static_cast<ObjectKind>(message.kind());
   if (prefill.kind != ObjectKind::kSegment && prefill.kind != ObjectKind::kCheckpoint) {
-    return Invalid("kind: neither segment nor checkpoint");
+    return Invalid("kind: expected segment or checkpoint");
   }
   if (message.tokens().empty()) return Invalid("tokens: empty");
   if (message.tokens().size() > limits::kMaxPrefillTokens * sizeof(int32_t)) {
-    return Invalid("tokens: more than ", limits::kMaxPrefillTokens);
+    return Invalid("tokens: too many; expected at most ", limits::kMaxPrefillTokens);
   }
   const absl::StatusOr<std::vector<int32_t>> tokens = UnpackTokens(message.tokens());
   if (!tokens.ok()) return tokens.status();
-  if (MakeKey(prefill.ns, prefill.kind, *tokens) != prefill.key) return Invalid("key: of another text");
+  if (MakeKey(prefill.ns, prefill.kind, *tokens) != prefill.key) return Invalid("key: does not match the text");
   if (prefill.patience_ms == 0 || prefill.patience_ms > limits::kMaxPeerPrefillMillis) {
-    return Invalid("patience_ms: not from 1 to ", limits::kMaxPeerPrefillMillis);
+    return Invalid("patience_ms: out of range; expected 1 to ", limits::kMaxPeerPrefillMillis);
   }
   if (absl::Status status = CheckMillis("lease_ms", message.lease_ms()); !status.ok()) return status;
   prefill.tokens = message.tokens();

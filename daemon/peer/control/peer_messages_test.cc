@@ -67,7 +67,7 @@ TEST(PeerMessages, AGreetingOfAnotherVersionIsCalledByBothRanges) {
     const auto hello = Read(greeting);
     EXPECT_EQ(hello.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(hello.status().message(),
-              absl::StrCat("protocol: the peer speaks ", version, " to ", version, ", this node ",
+              absl::StrCat("protocol: no common version; the peer speaks ", version, " to ", version, ", this node ",
                            limits::kPeerProtocolMin, " to ", limits::kPeerProtocolMax));
   }
 }
@@ -78,13 +78,13 @@ TEST(PeerMessages, AGreetingsFieldsAreChecked) {
   ASSERT_TRUE(Read(good).ok());
   v1::PeerGreeting bad = good;
   bad.set_node("a b");
-  EXPECT_EQ(Error(Read(bad).status()), "node: not the name of a node");
+  EXPECT_EQ(Error(Read(bad).status()), "node: not a valid node name");
   bad = good;
   bad.set_incarnation("x");
-  EXPECT_EQ(Error(Read(bad).status()), "incarnation: not 16 bytes");
+  EXPECT_EQ(Error(Read(bad).status()), "incarnation: wrong length; expected 16 bytes");
   bad = good;
   bad.set_transport_address(std::string(254, 'x'));
-  EXPECT_EQ(Error(Read(bad).status()), "transport_address: longer than 253 bytes");
+  EXPECT_EQ(Error(Read(bad).status()), "transport_address: too long; expected at most 253 bytes");
 }
 
 TEST(PeerMessages, ARequestsFieldsAreChecked) {
@@ -99,20 +99,22 @@ TEST(PeerMessages, ARequestsFieldsAreChecked) {
   EXPECT_EQ(open([](auto& m) {
               for (int i = 0; i < 64; ++i) *m.add_keys() = m.keys(0);
             }),
-            "keys: more than 64");
-  EXPECT_EQ(open([](auto& m) { m.mutable_keys(0)->set_key("x"); }), "keys[0].key: not 32 bytes");
-  EXPECT_EQ(open([](auto& m) { m.mutable_keys(0)->set_shard_size(257); }), "keys[0].shard_size: more than 256");
-  EXPECT_EQ(open([](auto& m) { m.mutable_keys(0)->set_shard_rank(1); }), "keys[0].shard_rank: not below shard_size");
-  EXPECT_EQ(open([](auto& m) { m.set_lease_ms(0); }), "lease_ms: not from 1 to 600000");
-  EXPECT_EQ(open([](auto& m) { m.set_lease_ms(600001); }), "lease_ms: not from 1 to 600000");
+            "keys: too many; expected at most 64");
+  EXPECT_EQ(open([](auto& m) { m.mutable_keys(0)->set_key("x"); }), "keys[0].key: wrong length; expected 32 bytes");
+  EXPECT_EQ(open([](auto& m) { m.mutable_keys(0)->set_shard_size(257); }),
+            "keys[0].shard_size: too large; expected at most 256");
+  EXPECT_EQ(open([](auto& m) { m.mutable_keys(0)->set_shard_rank(1); }),
+            "keys[0].shard_rank: must be less than shard_size");
+  EXPECT_EQ(open([](auto& m) { m.set_lease_ms(0); }), "lease_ms: out of range; expected 1 to 600000");
+  EXPECT_EQ(open([](auto& m) { m.set_lease_ms(600001); }), "lease_ms: out of range; expected 1 to 600000");
 
   v1::PeerRenewRequest renew;
   EXPECT_EQ(Error(Read(renew).status()), "leases: none");
   renew.add_leases("x");
-  EXPECT_EQ(Error(Read(renew).status()), "leases[0]: not 16 bytes");
+  EXPECT_EQ(Error(Read(renew).status()), "leases[0]: wrong length; expected 16 bytes");
   v1::PeerCloseRequest close;
   for (int i = 0; i < 1025; ++i) close.add_leases(std::string(16, 'x'));
-  EXPECT_EQ(Error(Read(close).status()), "leases: more than 1024");
+  EXPECT_EQ(Error(Read(close).status()), "leases: too many; expected at most 1024");
 }
 
 TEST(PeerMessages, AReplysFieldsAreChecked) {
@@ -125,19 +127,20 @@ TEST(PeerMessages, AReplysFieldsAreChecked) {
   };
   PeerOpen other = AskedForIt();
   other.objects[0].key.bytes[0] = 0;
-  EXPECT_EQ(Error(Read(good, other).status()), "objects[0].header: of another object");
+  EXPECT_EQ(Error(Read(good, other).status()), "objects[0].header: describes another object");
   other = AskedForIt();
   other.objects[0].shard = {.rank = 0, .size = 2};
-  EXPECT_EQ(Error(Read(good, other).status()), "objects[0].header: of another object");
+  EXPECT_EQ(Error(Read(good, other).status()), "objects[0].header: describes another object");
   EXPECT_EQ(Error(Read(v1::PeerOpenReply(), AskedForIt()).status()), "objects: 0 for 1 keys");
   EXPECT_EQ(read([](auto& m) { m.clear_header(); }), "objects[0].header: required");
-  EXPECT_EQ(read([](auto& m) { m.set_bytes(1); }), "objects[0].bytes: not what the header says");
+  EXPECT_EQ(read([](auto& m) { m.set_bytes(1); }), "objects[0].bytes: does not match the header");
   EXPECT_EQ(read([](auto& m) { m.set_tier(0); }), "objects[0].tier: unknown");
   EXPECT_EQ(read([](auto& m) { m.set_tier(5); }), "objects[0].tier: unknown");
-  EXPECT_EQ(read([](auto& m) { m.set_lease(""); }), "objects[0].lease: not 16 bytes");
+  EXPECT_EQ(read([](auto& m) { m.set_lease(""); }), "objects[0].lease: wrong length; expected 16 bytes");
   EXPECT_EQ(read([](auto& m) { m.clear_grant(); }), "objects[0].grant.number: required");
-  EXPECT_EQ(read([](auto& m) { m.mutable_grant()->set_secret(""); }), "objects[0].grant.secret: not 16 bytes");
-  EXPECT_EQ(read([](auto& m) { m.set_lease_ms(0); }), "objects[0].lease_ms: not from 1 to 600000");
+  EXPECT_EQ(read([](auto& m) { m.mutable_grant()->set_secret(""); }),
+            "objects[0].grant.secret: wrong length; expected 16 bytes");
+  EXPECT_EQ(read([](auto& m) { m.set_lease_ms(0); }), "objects[0].lease_ms: out of range; expected 1 to 600000");
   // A reason that this version does not know is a miss.
   bad = good;
   bad.mutable_objects(0)->set_miss_reason(200);
@@ -168,22 +171,24 @@ TEST(PeerMessages, AnObjectsPlaceIsReadAndChecked) {
       {[](auto& m) {
          for (int i = 0; i < 15; ++i) *m.add_arenas() = m.arenas(0);
        },
-       "objects[0].arenas: more than 16"},
+       "objects[0].arenas: too many; expected at most 16"},
       {[](auto& m) {
          for (int i = 0; i < 767; ++i) *m.add_runs() = m.runs(0);
        },
-       "objects[0].runs: more than 768"},
+       "objects[0].runs: too many; expected at most 768"},
       {[](auto& m) { m.mutable_arenas(1)->clear_remote_key(); },
-       "objects[0].arenas[1].remote_key: not from 1 to 512 bytes"},
+       "objects[0].arenas[1].remote_key: wrong length; expected 1 to 512 bytes"},
       {[](auto& m) { m.mutable_arenas(0)->set_remote_key(std::string(513, 'k')); },
-       "objects[0].arenas[0].remote_key: not from 1 to 512 bytes"},
-      {[](auto& m) { m.mutable_arenas(1)->set_bytes(101); }, "objects[0].arenas[1]: base and bytes overflow"},
-      {[](auto& m) { m.mutable_runs(1)->set_arena(2); }, "objects[0].runs[1].arena: not in the list"},
-      {[](auto& m) { m.mutable_runs(0)->set_offset(11); }, "objects[0].runs[0]: outside of its arena"},
-      {[](auto& m) { m.mutable_runs(0)->set_offset(UINT64_MAX); }, "objects[0].runs[0]: outside of its arena"},
-      {[](auto& m) { m.mutable_runs(1)->set_bytes(0); }, "objects[0].runs[1].bytes: none, or more than the object's"},
-      {[](auto& m) { *m.add_runs() = m.runs(1); }, "objects[0].runs[2].bytes: none, or more than the object's"},
-      {[](auto& m) { m.mutable_runs(1)->set_bytes(9); }, "objects[0].runs: fewer bytes than the object's"},
+       "objects[0].arenas[0].remote_key: wrong length; expected 1 to 512 bytes"},
+      {[](auto& m) { m.mutable_arenas(1)->set_bytes(101); }, "objects[0].arenas[1]: base + bytes overflows"},
+      {[](auto& m) { m.mutable_runs(1)->set_arena(2); },
+       "objects[0].runs[1].arena: out of range; the message has 2 arenas"},
+      {[](auto& m) { m.mutable_runs(0)->set_offset(11); }, "objects[0].runs[0]: exceeds its arena"},
+      {[](auto& m) { m.mutable_runs(0)->set_offset(UINT64_MAX); }, "objects[0].runs[0]: exceeds its arena"},
+      {[](auto& m) { m.mutable_runs(1)->set_bytes(0); },
+       "objects[0].runs[1].bytes: must be 1 to the rest of the object"},
+      {[](auto& m) { *m.add_runs() = m.runs(1); }, "objects[0].runs[2].bytes: must be 1 to the rest of the object"},
+      {[](auto& m) { m.mutable_runs(1)->set_bytes(9); }, "objects[0].runs: fewer bytes than the object has"},
   };
   for (const auto& [spoil, error] : cases) {
     bad = good;
@@ -239,22 +244,24 @@ TEST(PeerMessages, WrongOffersNameTheField) {
     std::function<void(v1::PeerOfferRequest&)> spoil;
     const char* error;
   } cases[] = {
-      {[](auto& m) { m.clear_objects(); }, "objects: none"},
+      {[](auto& m) { m.clear_objects(); }, "objects: empty; expected at least one"},
       {[](auto& m) { m.set_why(9); }, "why: unknown"},
-      {[](auto& m) { m.set_patience_ms(0); }, "patience_ms: not from 1 to 60000"},
-      {[](auto& m) { m.set_patience_ms(60001); }, "patience_ms: not from 1 to 60000"},
-      {[](auto& m) { m.mutable_objects(0)->set_key("short"); }, "objects[0].key: not 32 bytes"},
-      {[](auto& m) { m.mutable_objects(0)->set_namespace_("short"); }, "objects[0].namespace: not 32 bytes"},
-      {[](auto& m) { m.mutable_objects(0)->set_shards(257); }, "objects[0].shards: more than 256"},
-      {[](auto& m) { m.mutable_objects(0)->set_shards(65); }, "objects: more than 64 shards"},
+      {[](auto& m) { m.set_patience_ms(0); }, "patience_ms: out of range; expected 1 to 60000"},
+      {[](auto& m) { m.set_patience_ms(60001); }, "patience_ms: out of range; expected 1 to 60000"},
+      {[](auto& m) { m.mutable_objects(0)->set_key("short"); }, "objects[0].key: wrong length; expected 32 bytes"},
+      {[](auto& m) { m.mutable_objects(0)->set_namespace_("short"); },
+       "objects[0].namespace: wrong length; expected 32 bytes"},
+      {[](auto& m) { m.mutable_objects(0)->set_shards(257); }, "objects[0].shards: too many; expected at most 256"},
+      {[](auto& m) { m.mutable_objects(0)->set_shards(65); }, "objects: too many; expected at most 64 shards"},
       {[](auto& m) { m.mutable_objects(0)->set_kind(0); }, "objects[0].kind: unknown"},
       {[](auto& m) { m.mutable_objects(0)->set_kind(99); }, "objects[0].kind: unknown"},
       {[](auto& m) { m.mutable_objects(0)->set_kind(258); }, "objects[0].kind: unknown"},
       {[](auto& m) { m.mutable_objects(0)->set_pool(2); }, "objects[0].pool: unknown"},
       {[](auto& m) { m.mutable_objects(0)->set_bytes(0); }, "objects[0].bytes: out of range"},
-      {[](auto& m) { m.mutable_objects(0)->set_saves_a_byte(-1); }, "objects[0].saves_a_byte: not a number from 0 on"},
+      {[](auto& m) { m.mutable_objects(0)->set_saves_a_byte(-1); },
+       "objects[0].saves_a_byte: must be a number of at least 0"},
       {[](auto& m) { m.mutable_objects(0)->set_saves_a_byte(std::numeric_limits<float>::quiet_NaN()); },
-       "objects[0].saves_a_byte: not a number from 0 on"},
+       "objects[0].saves_a_byte: must be a number of at least 0"},
   };
   for (const auto& [spoil, error] : cases) {
     v1::PeerOfferRequest message;
@@ -288,24 +295,25 @@ TEST(PeerMessages, PrefillIsReadAsItWasWritten) {
     change(bad);
     return Error(Read(bad).status());
   };
-  EXPECT_EQ(spoilt([](auto& m) { m.set_ns("x"); }), "ns: not 32 bytes");
-  EXPECT_EQ(spoilt([](auto& m) { m.set_key("x"); }), "key: not 32 bytes");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_ns("x"); }), "ns: wrong length; expected 32 bytes");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_key("x"); }), "key: wrong length; expected 32 bytes");
   EXPECT_EQ(spoilt([](auto& m) { m.set_worker(0); }), "worker: required");
-  EXPECT_EQ(spoilt([](auto& m) { m.set_kind(7); }), "kind: neither segment nor checkpoint");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_kind(7); }), "kind: expected segment or checkpoint");
   EXPECT_EQ(spoilt([](auto& m) { m.clear_tokens(); }), "tokens: empty");
-  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens("odd"); }), "tokens: not a whole number of int32");
-  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens(std::string(4 * 128 * 1024 + 4, 'x')); }), "tokens: more than 131072");
-  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens("four"); }), "key: of another text");
-  EXPECT_EQ(spoilt([](auto& m) { m.set_kind(1); }), "key: of another text");
-  EXPECT_EQ(spoilt([](auto& m) { m.set_patience_ms(0); }), "patience_ms: not from 1 to 3600000");
-  EXPECT_EQ(spoilt([](auto& m) { m.set_lease_ms(0); }), "lease_ms: not from 1 to 600000");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens("odd"); }), "tokens: length is not a multiple of 4 bytes (int32)");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens(std::string(4 * 128 * 1024 + 4, 'x')); }),
+            "tokens: too many; expected at most 131072");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_tokens("four"); }), "key: does not match the text");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_kind(1); }), "key: does not match the text");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_patience_ms(0); }), "patience_ms: out of range; expected 1 to 3600000");
+  EXPECT_EQ(spoilt([](auto& m) { m.set_lease_ms(0); }), "lease_ms: out of range; expected 1 to 600000");
 
   v1::PeerPrefillReply reply;
   Write(Opened(), &reply);
   const PeerPrefill asked{.key = AskedForIt().objects[0].key};
   const bool whole = AskedForIt().objects[0].shard == TensorShard{};
   EXPECT_EQ(Read(reply, asked).ok(), whole);
-  EXPECT_EQ(Error(Read(reply, prefill).status()), "object.header: of another object");
+  EXPECT_EQ(Error(Read(reply, prefill).status()), "object.header: describes another object");
   EXPECT_EQ(Error(Read(v1::PeerPrefillReply(), asked).status()), "object.header: required");
 }
 
@@ -314,7 +322,7 @@ TEST(PeerMessages, WorkersAreChecked) {
   Write(NamespaceId{}, "tenant", &request);
   EXPECT_EQ(*Read(request), NamespaceId{});
   request.set_ns("x");
-  EXPECT_EQ(Error(Read(request).status()), "ns: not 32 bytes");
+  EXPECT_EQ(Error(Read(request).status()), "ns: wrong length; expected 32 bytes");
   v1::PeerWorkersReply reply;
   Write(std::vector<PeerWorker>{{.worker = 3, .tokens_per_second = 1.5, .queued_tokens = 7, .room = 2}}, &reply);
   const auto workers = Read(reply);
@@ -324,13 +332,13 @@ TEST(PeerMessages, WorkersAreChecked) {
   EXPECT_EQ(workers->at(0).queued_tokens, 7u);
   EXPECT_EQ(workers->at(0).room, 2u);
   reply.mutable_workers(0)->set_tokens_per_second(std::numeric_limits<double>::quiet_NaN());
-  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: no rate");
+  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: must be a positive number");
   reply.mutable_workers(0)->set_tokens_per_second(-1);
-  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: no rate");
+  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: must be a positive number");
   reply.mutable_workers(0)->set_worker(0);
   EXPECT_EQ(Error(Read(reply).status()), "workers[0].worker: required");
   for (int i = 0; i < 256; ++i) reply.add_workers();
-  EXPECT_EQ(Error(Read(reply).status()), "workers: more than 256");
+  EXPECT_EQ(Error(Read(reply).status()), "workers: too many; expected at most 256");
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ absl::Status ReadOffered(const std::string& field, const v1::PeerOffered& messag
   }
   offered->shards = std::max(1u, message.shards());
   if (offered->shards > limits::kMaxTensorShards) {
-    return Invalid(field, ".shards: more than ", limits::kMaxTensorShards);
+    return Invalid(field, ".shards: too many; expected at most ", limits::kMaxTensorShards);
   }
   if (message.kind() == 0 || Name(static_cast<ObjectKind>(message.kind())) == "unknown" || message.kind() > 255) {
     return Invalid(field, ".kind: unknown");
@@ -34,14 +34,15 @@ absl::Status ReadOffered(const std::string& field, const v1::PeerOffered& messag
   offered->kind = static_cast<ObjectKind>(message.kind());
   if (message.pool() > 1) return Invalid(field, ".pool: unknown");
   offered->own = message.pool() == 1;
-  if (message.bytes() == 0 || message.bytes() > limits::kMaxObjectBytes) return Invalid(field, ".bytes: out of range");
+  if (message.bytes() == 0 || message.bytes() > limits::kMaxObjectBytes)
+    return Invalid(field, ".bytes: out of range; expected at most ", limits::kMaxObjectBytes);
   offered->bytes = message.bytes();
   offered->uses = message.uses();
   offered->idle = message.idle();
   offered->saves_a_byte = message.saves_a_byte();
   offered->group = message.group();
   if (!std::isfinite(offered->saves_a_byte) || offered->saves_a_byte < 0) {
-    return Invalid(field, ".saves_a_byte: not a number from 0 on");
+    return Invalid(field, ".saves_a_byte: must be a number of at least 0");
   }
   return absl::OkStatus();
 }
@@ -68,13 +69,13 @@ void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferReque
 }
 
 absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message) {
-  if (message.objects().empty()) return Invalid("objects: none");
+  if (message.objects().empty()) return Invalid("objects: empty; expected at least one");
   if (message.why() < static_cast<uint32_t>(OfferKind::kDrain) ||
       message.why() > static_cast<uint32_t>(OfferKind::kHandOff)) {
     return Invalid("why: unknown");
   }
   if (message.patience_ms() == 0 || message.patience_ms() > limits::kMaxPeerPatienceMillis) {
-    return Invalid("patience_ms: not from 1 to ", limits::kMaxPeerPatienceMillis);
+    return Invalid("patience_ms: out of range; expected 1 to ", limits::kMaxPeerPatienceMillis);
   }
   PeerOffer offer{.objects = {}, .why = static_cast<OfferKind>(message.why()), .patience_ms = message.patience_ms()};
   uint64_t shards = 0;
@@ -84,7 +85,7 @@ absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message) {
     if (!status.ok()) return status;
     shards += offer.objects.back().shards;
     if (shards > limits::kMaxPeerKeysPerCall) {
-      return Invalid("objects: more than ", limits::kMaxPeerKeysPerCall, " shards");
+      return Invalid("objects: too many; expected at most ", limits::kMaxPeerKeysPerCall, " shards");
     }
   }
   return offer;

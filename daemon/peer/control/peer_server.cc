@@ -132,9 +132,9 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
     const std::shared_ptr<const Connection> connection = Find(*context);
     if (connection == nullptr) {
       if (!HasGreeted(context->peer())) {
-        refusals.Add(Refusal::kBadGreeting, context->peer(), "a call without a greeting");
+        refusals.Add(Refusal::kBadGreeting, context->peer(), "call before the handshake");
       }
-      reactor->Finish({grpc::StatusCode::FAILED_PRECONDITION, "greet first"});
+      reactor->Finish({grpc::StatusCode::FAILED_PRECONDITION, "the handshake must come before other calls"});
     } else if (auto read = Read(request); !read.ok()) {
       reactor->Finish(ToGrpc(read.status()));
     } else {
@@ -189,11 +189,11 @@ absl::Status PeerServer::Impl::CheckGreeting(const v1::PeerGreeting& request, co
     const CertificateVerdict verdict = tls->CheckClient(connection->certificate, connection->chain);
     if (verdict.refusal.has_value()) return refuse(*verdict.refusal, absl::UnauthenticatedError(verdict.why));
     if (verdict.node != node) {
-      return refuse(Refusal::kWrongNode, absl::PermissionDeniedError(
-                                             absl::StrCat("node: ", node, ", and the certificate is ", verdict.node)));
+      return refuse(Refusal::kWrongNode, absl::PermissionDeniedError(absl::StrCat(
+                                             "node: ", node, " differs from the certificate's node ", verdict.node)));
     }
   } else if (!policy.Member(node)) {
-    return refuse(Refusal::kNotAMember, absl::PermissionDeniedError("node: the configuration does not list it"));
+    return refuse(Refusal::kNotAMember, absl::PermissionDeniedError("node: not in cluster.peers of this daemon"));
   }
   return absl::OkStatus();
 }
@@ -293,7 +293,7 @@ std::optional<storage::TenantId> PeerServer::Impl::FindTenant(const Connection& 
   const std::optional<storage::TenantId> tenant = policy.Tenant(connection.hello.node, name);
   if (!tenant.has_value()) {
     refusals.Add(Refusal::kTenant, connection.hello.node,
-                 absl::StrCat("tenant \"", name.substr(0, 64), "\" is unknown here or not shared with it"));
+                 absl::StrCat("tenant \"", name.substr(0, 64), "\" is unknown here, or not shared with this peer"));
   }
   return tenant;
 }
@@ -301,7 +301,7 @@ std::optional<storage::TenantId> PeerServer::Impl::FindTenant(const Connection& 
 Reactor* PeerServer::Impl::Open(Context* context, const v1::PeerOpenRequest* request, v1::PeerOpenReply* reply) {
   return Answer(context, *request, [&](const Connection& peer, PeerOpen open, Reactor* reactor) {
     const auto tenant = FindTenant(peer, request->tenant());
-    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared"});
+    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared with this peer"});
     calls.Open(peer.hello, *tenant, std::move(open), Finisher<std::vector<PeerOpened>>(reactor, reply));
   });
 }
@@ -315,7 +315,7 @@ Reactor* PeerServer::Impl::Renew(Context* context, const v1::PeerRenewRequest* r
 Reactor* PeerServer::Impl::Offer(Context* context, const v1::PeerOfferRequest* request, v1::PeerOfferReply* reply) {
   return Answer(context, *request, [&](const Connection& peer, PeerOffer offer, Reactor* reactor) {
     const auto tenant = FindTenant(peer, request->tenant());
-    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared"});
+    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared with this peer"});
     calls.Offer(peer.hello, *tenant, std::move(offer), Finisher<std::vector<TakeOutcome>>(reactor, reply));
   });
 }
@@ -331,7 +331,7 @@ Reactor* PeerServer::Impl::Workers(Context* context, const v1::PeerWorkersReques
                                    v1::PeerWorkersReply* reply) {
   return Answer(context, *request, [&](const Connection& peer, const NamespaceId& ns, Reactor* reactor) {
     const auto tenant = FindTenant(peer, request->tenant());
-    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared"});
+    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared with this peer"});
     calls.Workers(peer.hello, *tenant, ns, Finisher<std::vector<PeerWorker>>(reactor, reply));
   });
 }
@@ -340,7 +340,7 @@ Reactor* PeerServer::Impl::Prefill(Context* context, const v1::PeerPrefillReques
                                    v1::PeerPrefillReply* reply) {
   return Answer(context, *request, [&](const Connection& peer, PeerPrefill prefill, Reactor* reactor) {
     const auto tenant = FindTenant(peer, request->tenant());
-    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared"});
+    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared with this peer"});
     calls.Prefill(peer.hello, *tenant, std::move(prefill), Finisher<PeerOpened>(reactor, reply));
   });
 }
@@ -358,7 +358,7 @@ void PeerServer::Impl::ConnectionEnded(const std::string& address) {
       return;
     }
   }
-  refusals.Add(Refusal::kHandshake, address, "its connection ended before a greeting");
+  refusals.Add(Refusal::kHandshake, address, "the connection ended before the handshake");
 }
 
 bool PeerServer::Impl::HasGreeted(const std::string& address) const {
@@ -383,7 +383,7 @@ void PeerServer::Impl::JudgeAgain() {
   for (const std::shared_ptr<Connection>& connection : present) {
     const CertificateVerdict verdict = tls->CheckClient(connection->certificate, connection->chain);
     if (!verdict.refusal.has_value()) continue;
-    refusals.Add(*verdict.refusal, connection->hello.node, absl::StrCat("no longer: ", verdict.why));
+    refusals.Add(*verdict.refusal, connection->hello.node, absl::StrCat("no longer accepted: ", verdict.why));
     connection->stream->End({grpc::StatusCode::UNAUTHENTICATED, verdict.why});
   }
 }
@@ -415,10 +415,9 @@ bool PeerServer::Impl::MakeServer() {
 absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(Options options, const Tls* tls, const PeerPolicy& policy,
                                                               PeerCalls& calls, Refusals& refusals) {
   auto impl = std::make_unique<Impl>(std::move(options), tls, policy, calls, refusals);
-  if (!impl->MakeServer()) return absl::InternalError("gRPC has not made the peers' server");
+  if (!impl->MakeServer()) return absl::InternalError("cluster.listen_address: gRPC cannot start a server");
   if (tls == nullptr) {
-    Log(LogLevel::kWarning,
-        "peers are not authenticated: cluster.tls.insecure is set, whoever reaches the port is believed",
+    Log(LogLevel::kWarning, "cluster.tls.insecure is set: any host that reaches the port is accepted as a peer",
         {{"host", impl->options.listen.host}, {"port", impl->options.listen.port}});
   }
   PeerListener::Events events;
@@ -428,7 +427,7 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(Options options, c
     impl->acceptor->HandleNewConnection(&connection);
   };
   events.refused = [&refusals](const std::string& address) {
-    refusals.Add(Refusal::kTooMany, address, "too many connections");
+    refusals.Add(Refusal::kTooMany, address, "too many connections from this address");
   };
   events.ended = [impl = impl.get()](const std::string& address) { impl->ConnectionEnded(address); };
   events.tick = [impl = impl.get()] {
@@ -450,7 +449,8 @@ PeerServer::~PeerServer() {
     impl_->stopping = true;
     for (const auto& [address, connection] : impl_->connections) present.push_back(connection);
   }
-  for (const auto& connection : present) connection->stream->End({grpc::StatusCode::UNAVAILABLE, "the daemon stops"});
+  for (const auto& connection : present)
+    connection->stream->End({grpc::StatusCode::UNAVAILABLE, "the daemon is stopping"});
   present.clear();
   impl_->listener = nullptr;
   impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));

@@ -144,9 +144,10 @@ void EtcdDirectory::Erase(const ClusterErasure& erasure, std::function<void(cons
     DirectoryShared& shared = state_->shared;
     MutexLock lock(shared.mutex);
     if (!shared.health.connected) {
-      refused = absl::UnavailableError(absl::StrCat("the directory cannot be reached: ", shared.health.reason));
+      refused = absl::UnavailableError(absl::StrCat("the directory is not reachable: ", shared.health.reason));
     } else if (shared.erasures.size() + shared.to_erase.size() >= kMostErasures) {
-      refused = absl::ResourceExhaustedError(absl::StrCat("the cluster remembers ", kMostErasures, " erasures"));
+      refused = absl::ResourceExhaustedError(
+          absl::StrCat("erasures: the directory already has ", kMostErasures, " erasures; try again later"));
     } else {
       shared.to_erase.push_back({erasure, std::move(done)});
     }

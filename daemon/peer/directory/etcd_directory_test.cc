@@ -245,7 +245,7 @@ TEST_F(EtcdDirectoryTest, AFullQueueDropsWhatIsWorthLeast) {
   EXPECT_FALSE(a.directory.Announce(NamespaceOf(1), DigestOf(1), {.bytes = uint64_t{1} << 40}, 99));
   EXPECT_FALSE(a.directory.Health().connected);
   EXPECT_TRUE(Until([&] { return a.directory.Health().reason != "not connected yet"; }));
-  EXPECT_THAT(a.directory.Health().reason, ::testing::HasSubstr("127.0.0.1:1: reading erasures: "));
+  EXPECT_THAT(a.directory.Health().reason, ::testing::HasSubstr("127.0.0.1:1: cannot read erasures: "));
 }
 
 TEST_F(EtcdDirectoryTest, ANodeKeepsToItsShareOfTheBudget) {

@@ -267,10 +267,10 @@ TEST_F(EtcdFaultsTest, TlsIsHeldToTheAuthority) {
   // One after another: each with its reason for failing, but the last.
   const struct {
     std::string authority, identity, reason;
-  } kCases[] = {{"", "", "reading erasures"},
-                {"ca.pem", "", "reading erasures"},
-                {"ca.pem", "stranger", "reading erasures"},
-                {"foreign.pem", "client", "reading erasures"},
+  } kCases[] = {{"", "", "cannot read erasures"},
+                {"ca.pem", "", "cannot read erasures"},
+                {"ca.pem", "stranger", "cannot read erasures"},
+                {"foreign.pem", "client", "cannot read erasures"},
                 {"missing.pem", "client", file("missing.pem")},
                 {"ca.pem", "client", ""}};
   for (const auto& c : kCases) {

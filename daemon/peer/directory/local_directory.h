@@ -20,7 +20,7 @@ class LocalDirectory final : public Directory {
   std::vector<uint64_t> Depths(const NamespaceId&, uint64_t, size_t) const override { return {}; }
   std::vector<uint64_t> SpanEnds(const NamespaceId&, uint64_t, uint64_t, size_t) const override { return {}; }
   void Erase(const ClusterErasure&, std::function<void(const absl::Status&)> done) override {
-    done(absl::UnavailableError("this node has no cluster"));
+    done(absl::UnavailableError("this node is not part of a cluster"));
   }
   std::vector<ClusterErasure> Erasures() const override { return {}; }
   void Erased(int64_t) override {}

@@ -131,7 +131,7 @@ void DirectorySession::Authenticated() {
   request.set_key(keys_.Erasures());
   request.set_range_end(RangeEnd(keys_.Erasures()));
   client_->Range(request, [this](const absl::Status& status, const auto& response) {
-    if (!status.ok()) return Fail("reading erasures", status);
+    if (!status.ok()) return Fail("cannot read erasures", status);
     GotErasures(response);
     ReadMembers();
   });
@@ -142,7 +142,7 @@ void DirectorySession::ReadMembers() {
   request.set_key(keys_.Members());
   request.set_range_end(RangeEnd(keys_.Members()));
   client_->Range(request, [this](const absl::Status& status, const auto& response) {
-    if (!status.ok()) return Fail("reading members", status);
+    if (!status.ok()) return Fail("cannot read members", status);
     GotMembers(response);
   });
 }
@@ -175,7 +175,7 @@ void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
   etcdserverpb::LeaseGrantRequest grant;
   grant.set_ttl(options_.lease_seconds);
   client_->LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
-    if (!status.ok()) return Fail("asking for a lease", status);
+    if (!status.ok()) return Fail("cannot get a lease", status);
     lease_ = granted.id();
     Register(/*again=*/false);
   });
@@ -202,10 +202,10 @@ void DirectorySession::Register(bool again) {
   client_->Txn(request, [=, this](const absl::Status& status, const etcdserverpb::TxnResponse& response) {
     if (status.ok() && !response.succeeded()) {
       lease_ = 0;
-      return Fail(absl::UnavailableError("the lease had ended"));
+      return Fail(absl::UnavailableError("the lease has expired"));
     }
     if (status.ok() && (response.responses_size() != 2 || response.responses(1).response_range().kvs().empty())) {
-      return Fail(absl::InternalError("registering: the reply is not what was asked for"));
+      return Fail(absl::InternalError("cannot register: unexpected reply"));
     }
     if (!status.ok()) {
       if (!again || absl::IsNotFound(status)) lease_ = 0;
@@ -246,9 +246,9 @@ void DirectorySession::Joined() {
         unanswered_since_ = 0;
         if (response.ttl() > 0) return;
         lease_ = 0;
-        Fail(absl::UnavailableError("the lease had ended"));
+        Fail(absl::UnavailableError("the lease has expired"));
       },
-      [this](const absl::Status& status) { Fail("keeping the lease", status); });
+      [this](const absl::Status& status) { Fail("cannot keep the lease alive", status); });
   StartWatch(keys_.Members(), members_revision_, kMemberWatch);
   StartWatch(keys_.Erasures(), erasures_revision_, kErasureWatch);
 }
@@ -272,7 +272,7 @@ void DirectorySession::KeepLease() {
 }
 
 void DirectorySession::Fail(absl::string_view during, const absl::Status& status) {
-  const std::string what = status.ok() ? "etcd ended the stream" : std::string(status.message());
+  const std::string what = status.ok() ? "etcd closed the stream" : std::string(status.message());
   Fail(absl::UnavailableError(absl::StrCat(during, ": ", what)));
 }
 
@@ -303,7 +303,7 @@ void DirectorySession::Fail(const absl::Status& status) {
     shared_.queue.Return(std::exchange(in_flight_, {}));
   }
   SetHealth(false, absl::StrCat(endpoint, ": ", status.message()));
-  RefuseErasures(absl::UnavailableError(absl::StrCat("the directory cannot be reached: ", status.message())));
+  RefuseErasures(absl::UnavailableError(absl::StrCat("the directory is not reachable: ", status.message())));
 }
 
 void DirectorySession::SetHealth(bool connected, const std::string& reason) {
@@ -355,7 +355,8 @@ void DirectorySession::PublishMembers() {
     shared_.members = std::move(all);
   }
   shared_.mirror.members().SetPresent(others);
-  SetHealth(true, doubled ? absl::StrCat("a daemon that started later has this node's name, ", self_->node) : "");
+  SetHealth(true,
+            doubled ? absl::StrCat("another daemon registered later under the same node name, ", self_->node) : "");
   if (changed && events_.members_changed) events_.members_changed();
 }
 
@@ -372,7 +373,7 @@ void DirectorySession::EndBelief() {
 
 void DirectorySession::Leave() {
   leaving_ = true;
-  RefuseErasures(absl::UnavailableError("this node stops"));
+  RefuseErasures(absl::UnavailableError("this node is stopping"));
   if (phase_ != Phase::kJoined) return;
   bool left = false;
   etcdserverpb::LeaseRevokeRequest request;

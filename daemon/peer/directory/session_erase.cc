@@ -49,7 +49,7 @@ void DirectorySession::TellErasures() {
   etcdserverpb::LeaseGrantRequest grant;
   grant.set_ttl(kErasureLifeSeconds);
   client_->LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
-    if (!status.ok()) return Fail("asking for an erasure's lease", status);
+    if (!status.ok()) return Fail("cannot get a lease for an erasure", status);
     etcdserverpb::TxnRequest request;
     const ClusterErasure& erasure = erasure_.front().erasure;
     etcdserverpb::PutRequest* put = request.add_success()->mutable_request_put();
@@ -57,7 +57,7 @@ void DirectorySession::TellErasures() {
     put->set_value(EncodeErasure(erasure));
     put->set_lease(granted.id());
     client_->Txn(request, [this](const absl::Status& told, const etcdserverpb::TxnResponse& response) {
-      if (!told.ok()) return Fail("telling what is to be erased", told);
+      if (!told.ok()) return Fail("cannot record an erasure", told);
       DirectoryShared::ToErase wish = std::move(erasure_.front());
       erasure_.clear();
       {
@@ -93,11 +93,11 @@ void DirectorySession::TellErased() {
   put->set_lease(lease_);
   telling_erased_ = true;
   client_->Txn(request, [this, self](const absl::Status& status, const etcdserverpb::TxnResponse& told) {
-    if (!status.ok()) return Fail("telling what was erased", status);
+    if (!status.ok()) return Fail("cannot acknowledge an erasure", status);
     telling_erased_ = false;
     if (!told.succeeded()) {
       lease_ = 0;
-      return Fail(absl::UnavailableError("the lease had ended"));
+      return Fail(absl::UnavailableError("the lease has expired"));
     }
     fence_ = told.header().revision();
     self_ = std::make_shared<const Member>(self);

@@ -64,7 +64,7 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
       at->second.reading = at->second.read_at = 0;
       return;
     }
-    if (!status.ok()) return Fail("reading entries", status);
+    if (!status.ok()) return Fail("cannot read entries", status);
     Note(response.header());
     for (const mvccpb::KeyValue& pair : response.kvs()) PutEntry(pair);
     const int64_t of = revision > 0 ? revision : response.header().revision();
@@ -156,7 +156,7 @@ void DirectorySession::GotMemberEvent(const mvccpb::Event& event) {
   if (event.type() == mvccpb::Event::DELETE) {
     if (*incarnation == self_->incarnation) {
       lease_ = 0;
-      return Fail(absl::UnavailableError("the lease had ended"));
+      return Fail(absl::UnavailableError("the lease has expired"));
     }
     records_.erase(*incarnation);
     sweep_at_ = std::min(sweep_at_, clock_.Now() + lease_time_);  // it may come back so long

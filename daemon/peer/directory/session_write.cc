@@ -101,7 +101,7 @@ void DirectorySession::WrittenQueued(const absl::Status& status, const etcdserve
   }
   if (!status.ok()) return Fail("writing", status);
   lease_ = 0;
-  Fail(absl::UnavailableError("the lease had ended"));
+  Fail(absl::UnavailableError("the lease has expired"));
 }
 
 // Of a transaction: etcd was told to take fewer operations than by default, so the next one has half as many.

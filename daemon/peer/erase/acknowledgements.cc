@@ -47,7 +47,7 @@ Acknowledgements::Waiting Acknowledgements::Look() {
   Waiting waiting{.here = SumOf(here_, now), .elsewhere = SumOf(elsewhere_, now), .nodes = {late.begin(), late.end()}};
   if (!waiting.nodes.empty() && waiting.nodes != named_) {
     const size_t named = std::min(waiting.nodes.size(), kMostNamed);
-    Log(LogLevel::kWarning, "other nodes do not acknowledge what the cluster is to erase",
+    Log(LogLevel::kWarning, "erasure pending: other nodes have not acknowledged it",
         {{"nodes", absl::StrJoin(waiting.nodes.begin(), waiting.nodes.begin() + static_cast<ptrdiff_t>(named), " ")},
          {"count", waiting.nodes.size()},
          {"seconds", static_cast<int64_t>(waiting.elsewhere.oldest_seconds)}});

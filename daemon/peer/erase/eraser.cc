@@ -21,7 +21,7 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr storage::Nanos kEraseAgain = 1'000'000'000;
-constexpr char kCannotYet[] = "what the cluster erases cannot be erased yet";
+constexpr char kCannotYet[] = "erasure delayed";
 constexpr size_t kIdDigits = 2 * std::tuple_size_v<ClusterErasure::Id>;
 
 std::string ErasedFile(const std::string& folder) {
@@ -181,7 +181,7 @@ void Eraser::Save() {
       [this, id, written] {
         saving_ = false;
         if (written->ok()) return Record(id);
-        if (!todo_.empty()) TryLater("what was erased cannot be noted, and is erased again", *written);
+        if (!todo_.empty()) TryLater("cannot record a completed erasure; it will be repeated", *written);
       });
   if (!saving_) TryLater(kCannotYet, absl::ResourceExhaustedError("the disk's queue is full"));
 }
@@ -193,7 +193,7 @@ void Eraser::Record(const ClusterErasure::Id& id) {
   if (done != known_.end()) {
     const storage::Erasure::Progress progress =
         running_ == nullptr ? storage::Erasure::Progress() : running_->progress();
-    Log(LogLevel::kInfo, "erased, as the cluster was asked to",
+    Log(LogLevel::kInfo, "erasure done",
         {{"tenant", done->tenant},
          {"namespace", done->ns.has_value() ? done->ns->Hex() : ""},
          {"by", done->node},

@@ -89,13 +89,13 @@ TEST_F(EraserTest, DoesEachOnceAlsoAfterARestart) {
 
   // Lost: it is done once more.
   a_.Publish(TestPlan(3, 64), 3);
-  std::ofstream(folder_ / "erased") << "not a number\n" << std::string(32, 'g') << "\n" << std::string(31, '1');
+  std::ofstream(folder_ / "forgotten") << "not a number\n" << std::string(32, 'g') << "\n" << std::string(31, '1');
   const auto third = Make(a_, folder_);
   a_.directory.erased = 0;
   Finish(a_, *third);
   EXPECT_EQ(Objects(a_), 0u);
   std::stringstream text;
-  text << std::ifstream(folder_ / "erased").rdbuf();
+  text << std::ifstream(folder_ / "forgotten").rdbuf();
   EXPECT_EQ(text.str(), absl::StrCat("01010101010101010101010101010101\n", "02020202020202020202020202020202\n"));
 }
 
@@ -149,7 +149,7 @@ TEST_F(EraserTest, ARecordThatCannotBeWrittenIsTriedAgain) {
   EXPECT_EQ(a_.directory.erased, 0);
   std::filesystem::create_directory(later);
   Finish(a_, *eraser);
-  EXPECT_TRUE(std::filesystem::exists(later / "erased"));
+  EXPECT_TRUE(std::filesystem::exists(later / "forgotten"));
 }
 
 class EraserWithADisk : public ::testing::Test {

@@ -55,7 +55,7 @@ void Opener::Open(storage::TenantId tenant, std::shared_ptr<const Member> member
         absl::StatusOr<OpenedObject>& object = opened.back();
         if (!object.ok() || !directory_.BeingErased(names_.at(tenant), object->header.ns)) continue;
         Close(member, object->lease);
-        object = absl::NotFoundError("the cluster is erasing it");
+        object = absl::NotFoundError("the object is being erased");
       } else {
         opened.push_back(reply.status());
       }

@@ -183,7 +183,7 @@ bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<a
   for (absl::StatusOr<OpenedObject>& shard : shards) {
     if (shard.ok() && (shard->header.ns != want.ns || shard->header.kind != want.kind)) {
       opener_.Close(shard->member, shard->lease);
-      shard = absl::DataLossError("header: of another namespace or kind than was asked for");
+      shard = absl::DataLossError("header: namespace or kind does not match the request");
     }
     whole &= shard.ok();
     ++(shard.ok() ? stats_.opened : absl::IsNotFound(shard.status()) ? stats_.missed : stats_.failed);

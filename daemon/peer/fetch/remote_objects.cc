@@ -120,7 +120,7 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   auto ended = [this, id, tenant = copy.tenant, race, which](const absl::Status& status) {
     loop_.PostCompletion(tenant, [this, id, race, which, status] { Ended(id, race, which, status); });
   };
-  if (stopped_) return ended(absl::CancelledError("this node leaves the cluster"));
+  if (stopped_) return ended(absl::CancelledError("this node is leaving the cluster"));
   const absl::StatusOr<HostPort> address = ParseHostPort(object.member->transport_address);
   if (!address.ok()) return ended(address.status());
   if (bytes == 0) return ended(absl::OkStatus());
@@ -258,7 +258,7 @@ void RemoteObjects::SecondOpened(storage::RemoteCopyId id, Opener::Opened opened
   if (fits) copy.second = *std::move(object);
   if (!std::exchange(copy.moving, false)) return;
   // The first one has failed meanwhile.
-  Move(id, copy, absl::UnavailableError("the second holder does not have it either"));
+  Move(id, copy, absl::UnavailableError("the second holder does not have the object"));
 }
 
 // The first holder's requests that still run fail, and are made again at the second one.
@@ -279,10 +279,10 @@ void RemoteObjects::DropSecond(Copy& copy, const Member& member) {
 void RemoteObjects::Move(storage::RemoteCopyId id, Copy& copy, const absl::Status& why) {
   if (copy.slow) {
     copy.lost = true;
-    return Lose(copy, absl::AbortedError("to compute it is faster than to fetch it"));
+    return Lose(copy, absl::AbortedError("computing the object is faster than fetching it"));
   }
   if (!copy.lost && !stopped_) {
-    Log(LogLevel::kWarning, "an object's bytes did not come from a peer",
+    Log(LogLevel::kWarning, "fetch from a peer failed",
         {{"peer", copy.object.member->node}, {"error", std::string(why.message())}});
   }
   if (copy.second.has_value() && !stopped_) {
@@ -314,7 +314,7 @@ void RemoteObjects::Moved(storage::RemoteCopyId id, Opener::Opened opened) {
   if (object.ok() && object->encoded != copy.object.encoded) {
     // The same text, published by another engine: its bytes do not fit to those that have come already.
     opener_.Close(object->member, object->lease);
-    object = absl::FailedPreconditionError("the next holder has other bytes of the same text");
+    object = absl::FailedPreconditionError("the next holder has different bytes for the same text");
   }
   if (!object.ok()) return Move(id, copy, object.status());
   opener_.Close(copy.object.member, copy.object.lease);
@@ -353,7 +353,7 @@ void RemoteObjects::Damaged(storage::RemoteCopyId id) {
     for (const auto& sender : senders) damaged_.Add(*sender, open->second.object.header.key, now);
   }
   for (const auto& sender : senders) {
-    Log(LogLevel::kWarning, "an object's bytes from a peer did not fit to their checksums", {{"peer", sender->node}});
+    Log(LogLevel::kWarning, "checksum mismatch in an object from a peer", {{"peer", sender->node}});
   }
 }
 

@@ -104,11 +104,11 @@ absl::Status RemotePrefill::Adopt(const std::shared_ptr<const Member>& member, c
   if (!opened.ok()) return opened.status();
   if (opened->header.ns != work.ns || opened->header.kind != work.kind) {
     opener_.Close(member, opened->lease);
-    return absl::DataLossError("header: of another namespace or kind than was asked for");
+    return absl::DataLossError("header: namespace or kind does not match the request");
   }
   if (directory_.BeingErased(names_.at(work.tenant), work.ns)) {  // it may have been there before
     opener_.Close(member, opened->lease);
-    return absl::NotFoundError("the cluster is erasing it");
+    return absl::NotFoundError("the object is being erased");
   }
   ObjectHeader header = opened->header;
   const storage::Nanos cost = rates_.Estimate(member->node, header.bytes);

@@ -295,7 +295,7 @@ TEST_F(OffersTest, AReplicaThatIsRefusedForATenantPausesNoOthers) {
   const ObjectHeader plan = OfferPlan(1, 1000), other = OfferPlan(2, 1000);
   a.Publish(plan, 1);
   a.Publish(PeerNode::kOther, other, storage::TestSource(other, 2));
-  a.Refuse("d", absl::NotFoundError("tenant: not shared"), "other");
+  a.Refuse("d", absl::NotFoundError("tenant: not shared with this peer"), "other");
   Ask(b, other, PeerNode::kOther);
   Ask(c, other, PeerNode::kOther);
   WaitFor([&] { return a.made() > 0; });
@@ -320,7 +320,7 @@ TEST_F(OffersTest, ADrainContinuesWithOtherTenantsWhereOneIsNotShared) {
   PeersOptions options = PeerNode::All();
   options.hand_over.bytes_of_a_node = options.hand_over.bytes_of_an_offer = 1;  // one object after another
   PeerNode a(cluster_, "a", 256, options), b(cluster_, "b");
-  a.Refuse("b", absl::NotFoundError("tenant: not shared"), "other");
+  a.Refuse("b", absl::NotFoundError("tenant: not shared with this peer"), "other");
   for (uint64_t text = 1; text <= 8; ++text) {
     a.Publish(PeerNode::kOther, OfferPlan(text), storage::TestSource(OfferPlan(text), text));
     Ask(a, OfferPlan(text), PeerNode::kOther);  // the hottest go first

@@ -40,7 +40,8 @@ std::set<int> ListeningSockets() {
 }
 
 absl::Status AdmitOnly(const std::set<int>& sockets, const std::vector<std::string>& addresses) {
-  if (addresses.size() > kMaxAddresses) return absl::InvalidArgumentError("allow: more than 1,000 addresses");
+  if (addresses.size() > kMaxAddresses)
+    return absl::InvalidArgumentError("cluster.transport_allow: too many; expected at most 1,000 addresses");
   constexpr uint32_t kNetwork = SKF_NET_OFF;
   constexpr uint32_t kDrop = 0, kAdmit = UINT32_MAX;
   std::vector<sock_filter> program = {
@@ -50,7 +51,7 @@ absl::Status AdmitOnly(const std::set<int>& sockets, const std::vector<std::stri
   for (const std::string& address : addresses) {
     in_addr parsed;
     if (inet_pton(AF_INET, address.c_str(), &parsed) != 1) {
-      return absl::InvalidArgumentError(absl::StrCat("allow: ", address, " is no IPv4 address"));
+      return absl::InvalidArgumentError(absl::StrCat("cluster.transport_allow: ", address, " is not an IPv4 address"));
     }
     program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ntohl(parsed.s_addr), 0, 1));
     program.push_back(BPF_STMT(BPF_RET | BPF_K, kAdmit));

@@ -32,7 +32,7 @@ Exchange::~Exchange() {
   ending_ = true;
   std::vector<uint64_t> numbers;
   for (const auto& [number, transfer] : transfers_) numbers.push_back(number);
-  for (const uint64_t number : numbers) End(number, absl::CancelledError("the transport ends"));
+  for (const uint64_t number : numbers) End(number, absl::CancelledError("the transport is closing"));
   ucx_.reset();  // closes all connections, with which the last sends end
   allowed_.clear();
 }
@@ -74,7 +74,7 @@ void Exchange::Begin(Request request) {
   const bool empty = transfer->length == 0;
   transfers_[number] = std::move(transfer);
   if (empty || overflows) {
-    End(number, absl::InvalidArgumentError(empty ? "no bytes are asked for" : "offset and length overflow"));
+    End(number, absl::InvalidArgumentError(empty ? "length: 0; expected at least 1" : "offset + length overflows"));
   }
   may_start_ = true;
 }
@@ -224,8 +224,8 @@ void Exchange::StartRequest(uint64_t number, Transfer& transfer) {
 bool Exchange::ConnectTo(Peer& peer, absl::Status& why) {
   const int64_t now = Now();
   if (now < peer.not_before) {
-    why = absl::UnavailableError(absl::StrCat("no connection with ", peer.address.host, " port ", peer.address.port,
-                                              "; tried again in ", (peer.not_before - now) / 1'000'000, " ms"));
+    why = absl::UnavailableError(absl::StrCat("not connected to ", peer.address.host, " port ", peer.address.port,
+                                              "; retry in ", (peer.not_before - now) / 1'000'000, " ms"));
     return false;
   }
   auto link = ucx_->Connect(peer.address);
@@ -260,9 +260,9 @@ void Exchange::Watch(int64_t now) {
     const int64_t silent = now - connection.heard;
     const bool expects = connection.peer != nullptr && !connection.transfers.empty();
     if (stuck || (expects && silent > options_.silence)) {
-      Drop(connection, absl::StrCat("no sign of life for ", options_.silence / 1'000'000, " ms"));
+      Drop(connection, absl::StrCat("no message for ", options_.silence / 1'000'000, " ms"));
     } else if (KeepsLoan(connection, now)) {
-      Drop(connection, "the peer does not return what it borrowed");
+      Drop(connection, "the peer does not return loaned memory");
     } else if (expects && silent > options_.silence / 3 && now - connection.pinged > options_.silence / 3) {
       connection.pinged = now;
       ucx_->SendText(link, {.kind = MessageKind::kPing}, "");

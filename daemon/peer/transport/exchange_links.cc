@@ -29,7 +29,7 @@ LinkEvents Exchange::Events() {
           .received = [this](Link* link, std::span<const std::byte> header,
                              std::span<const std::byte> payload) { OnMessage(link, header, payload); },
           .lost = [this](Link& link, const absl::Status& why) { Lost(link, why); },
-          .silent = [this](size_t count) { Log("suspect", "", absl::StrCat(count, " connections said nothing")); },
+          .silent = [this](size_t count) { Log("suspect", "", absl::StrCat(count, " connections sent nothing")); },
           .closed = [this](Link& link) { Closed(link); }};
 }
 
@@ -39,7 +39,7 @@ void Exchange::OnMessage(Link* link, std::span<const std::byte> header, std::spa
   const absl::StatusOr<Message> message = ParseMessage(header, payload.size());
   if (connection == nullptr || !message.ok()) {
     ++counts_.malformed;
-    if (connection != nullptr) Suspect(*connection, absl::StrCat("no message: ", message.status().message()));
+    if (connection != nullptr) Suspect(*connection, absl::StrCat("malformed message: ", message.status().message()));
     // A peer that sends nothing else costs no more than these messages.
     if (connection != nullptr && ++connection->malformed > kMaxMalformed) {
       Drop(*connection, "malformed messages");
@@ -101,7 +101,7 @@ void Exchange::KeepPeers(const std::vector<HostPort>& peers) {
       ++at;
       continue;
     }
-    if (peer.link != nullptr) Drop(*Of(*peer.link), "the node is no member any more");
+    if (peer.link != nullptr) Drop(*Of(*peer.link), "the node left the cluster");
     for (auto& [id, connection] : connections_) {
       if (connection.peer == &peer) connection.peer = nullptr;
     }

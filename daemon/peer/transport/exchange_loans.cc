@@ -17,7 +17,7 @@ void Exchange::Register(std::byte* data, uint64_t bytes, MemoryType type, Transp
   if (copy_in && ucx_->Reaches(type)) far_areas_[data] = {bytes, std::move(copy_in)};
   const absl::StatusOr<std::string> key = ucx_->Reaches(type)
                                               ? ucx_->Register(data, bytes, type)
-                                              : absl::UnimplementedError("UCX does not reach this type of memory");
+                                              : absl::UnimplementedError("UCX cannot access this type of memory");
   if (!key.ok()) {
     Log("not registered", absl::StrCat(bytes, " bytes"), std::string(key.status().message()));
   } else if (!key->empty()) {
@@ -40,7 +40,7 @@ absl::Status Exchange::MayMove(const Transfer& transfer) const {
     may = ucx_->TypeOf(piece.data()) == MemoryType::kHost || WayInto(piece.data()) != nullptr;
     return may;
   });
-  return may ? absl::OkStatus() : absl::FailedPreconditionError("only a card that reads brings bytes to this memory");
+  return may ? absl::OkStatus() : absl::FailedPreconditionError("this memory can only be filled by RDMA reads");
 }
 
 // The first requests over a connection, from which nothing has come yet, go by messages: what carries it is not known.

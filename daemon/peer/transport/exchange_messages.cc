@@ -18,7 +18,7 @@ constexpr size_t kMaxQueuedMessages = 1024;                 // a peer that asks 
 
 void Exchange::Handle(Connection& connection, const Message& message, std::span<const std::byte> payload) {
   if (connection.link->sends > kMaxQueuedMessages) {
-    Drop(connection, "the peer does not read what it asked for");
+    Drop(connection, "the peer does not read its replies");
     return;
   }
   switch (message.kind) {
@@ -54,7 +54,7 @@ void Exchange::Handle(Connection& connection, const Message& message, std::span<
       const auto asked = connection.asked.find(message.from.number);
       if (asked == connection.asked.end()) return;
       if (SameGrant(transfers_.at(asked->second)->theirs, message.from)) {
-        End(asked->second, absl::CancelledError("the peer waits no more"));
+        End(asked->second, absl::CancelledError("the peer cancelled the request"));
       }
       return;
     }
@@ -92,23 +92,22 @@ absl::Status Exchange::Judge(const Connection& connection, const Message& messag
   std::shared_ptr<Allowed> found = FindGrant(message.to.number);
   // One answer for an unknown number and for a wrong secret.
   if (found == nullptr || !SameGrant(found->grant, message.to)) {
-    return absl::PermissionDeniedError("no such grant");
+    return absl::PermissionDeniedError("grant: unknown");
   }
   const GrantAccess access = message.kind == MessageKind::kPush ? GrantAccess::kWrite : GrantAccess::kRead;
   if (found->access != access) {
-    return absl::PermissionDeniedError(access == GrantAccess::kWrite ? "the grant is for reading"
-                                                                     : "the grant is for writing");
+    return absl::PermissionDeniedError(access == GrantAccess::kWrite ? "grant: read-only" : "grant: write-only");
   }
   if (message.offset > found->bytes || message.length > found->bytes - message.offset) {
     return absl::OutOfRangeError(absl::StrCat("offset ", message.offset, ", length ", message.length,
                                               ": the grant has ", found->bytes, " bytes"));
   }
   if (message.kind == MessageKind::kBorrow && !connection.reads) {
-    return absl::FailedPreconditionError("this connection's card reads nothing");
+    return absl::FailedPreconditionError("the connection does not support RDMA reads");
   }
-  if (connection.asked.contains(message.from.number)) return absl::AlreadyExistsError("the ticket is in use");
+  if (connection.asked.contains(message.from.number)) return absl::AlreadyExistsError("ticket: already in use");
   if (connection.asked.size() >= options_.requests_of_a_connection) {
-    return absl::ResourceExhaustedError("too many requests of this connection");
+    return absl::ResourceExhaustedError("too many requests in flight on this connection");
   }
   allowed = std::move(found);
   return absl::OkStatus();
@@ -156,7 +155,8 @@ void Exchange::Resolved(uint64_t number, absl::StatusOr<Spans> spans) {
   }
   const SpanList<std::byte> list(*spans);
   if (list.bytes() != transfer.length) {
-    End(number, absl::InternalError(absl::StrCat("the owner named ", list.bytes(), " of ", transfer.length, " bytes")));
+    End(number,
+        absl::InternalError(absl::StrCat("the owner listed ", list.bytes(), " bytes; expected ", transfer.length)));
     return;
   }
   Connection* const connection = Of(*transfer.link);  // it is not lost: that ends its transfers

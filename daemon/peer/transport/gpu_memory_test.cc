@@ -94,7 +94,7 @@ TEST_F(GpuMemoryTest, MessagesBringBytesByTheWayThatIsKnown) {
   // Memory that is partly another's is not written.
   (*transport)->Fetch({"peer", 1}, {5, {1}}, 0, {all.subspan(0, 100), data}, 0, beside.done());
   (*transport)->Turn();
-  EXPECT_EQ(beside.Wait(), absl::FailedPreconditionError("only a card that reads brings bytes to this memory"));
+  EXPECT_EQ(beside.Wait(), absl::FailedPreconditionError("this memory can only be filled by RDMA reads"));
 }
 
 TEST_F(GpuMemoryTest, MessagesBringNothingThereWithoutAWayAndCarryWhatLiesThere) {
@@ -105,7 +105,7 @@ TEST_F(GpuMemoryTest, MessagesBringNothingThereWithoutAWayAndCarryWhatLiesThere)
   Outcome fetched, pushed;
   (*transport)->Fetch({"peer", 1}, {5, {1}}, 0, {memory}, 0, fetched.done());
   (*transport)->Turn();
-  EXPECT_EQ(fetched.Wait(), absl::FailedPreconditionError("only a card that reads brings bytes to this memory"));
+  EXPECT_EQ(fetched.Wait(), absl::FailedPreconditionError("this memory can only be filled by RDMA reads"));
   EXPECT_EQ(std::count(sent.begin(), sent.end(), MessageKind::kFetch), 0);
   (*transport)->Push({"peer", 1}, {5, {1}}, 0, {memory}, 0, pushed.done());
   (*transport)->Turn();

@@ -236,9 +236,9 @@ TEST_F(LoanTest, LoansNeedAGrantAsFetchesDo) {
   std::vector<std::byte> here(1000);
   Grant wrong = granted.grant;
   wrong.secret[15] ^= 1;
-  EXPECT_EQ(Fetch(granted.memory, wrong, 0, {here}), absl::PermissionDeniedError("no such grant"));
+  EXPECT_EQ(Fetch(granted.memory, wrong, 0, {here}), absl::PermissionDeniedError("grant: unknown"));
   const Grant write = holder_->Allow(GrantAccess::kWrite, 1000, granted.held);
-  EXPECT_EQ(Fetch(granted.memory, write, 0, {here}), absl::PermissionDeniedError("the grant is for writing"));
+  EXPECT_EQ(Fetch(granted.memory, write, 0, {here}), absl::PermissionDeniedError("grant: write-only"));
   EXPECT_EQ(granted.held->asked(), 0u);
   EXPECT_EQ(asker_->stats().read_bytes, 0u);
 }
@@ -317,7 +317,7 @@ TEST(LoanlessTest, MemoryOfAGpuThatUcxDoesNotReachIsLeftOut) {
   std::vector<std::byte> memory(kArea);
   transport->Register(memory.data(), memory.size(), MemoryType::kCuda);
   EXPECT_EQ(transport->stats().registered_bytes, 0u);
-  EXPECT_EQ(logged, "not registered: UCX does not reach this type of memory");
+  EXPECT_EQ(logged, "not registered: UCX cannot access this type of memory");
 }
 
 }  // namespace

@@ -53,14 +53,14 @@ TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
 
   Grant wrong = read;
   wrong.secret[15] ^= 1;
-  EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("no such grant"));
+  EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("grant: unknown"));
   wrong = read;
   wrong.number += 1000;
-  EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("no such grant"));
+  EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("grant: unknown"));
   wrong = {read.number, write.secret};
-  EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("no such grant"));
-  EXPECT_EQ(Fetch(*asker, peer, write, 0, here), absl::PermissionDeniedError("the grant is for writing"));
-  EXPECT_EQ(Push(*asker, peer, read, 0, here), absl::PermissionDeniedError("the grant is for reading"));
+  EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("grant: unknown"));
+  EXPECT_EQ(Fetch(*asker, peer, write, 0, here), absl::PermissionDeniedError("grant: write-only"));
+  EXPECT_EQ(Push(*asker, peer, read, 0, here), absl::PermissionDeniedError("grant: read-only"));
   EXPECT_EQ(Fetch(*asker, peer, read, 1, here),
             absl::OutOfRangeError("offset 1, length 1000: the grant has 1000 bytes"));
   EXPECT_EQ(Push(*asker, peer, write, 1001, {here.data(), 1}).code(), absl::StatusCode::kOutOfRange);
@@ -69,7 +69,7 @@ TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
   EXPECT_EQ(Fetch(*asker, peer, read, 0, {}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(held->asked(), 0u);
   EXPECT_EQ(holder->stats().refused, 8u);
-  EXPECT_THAT(suspects, testing::ElementsAre("127.0.0.1 refused: no such grant")) << "once a connection";
+  EXPECT_THAT(suspects, testing::ElementsAre("127.0.0.1 refused: grant: unknown")) << "once a connection";
   EXPECT_TRUE(Fetch(*asker, peer, read, 0, here).ok());
   EXPECT_TRUE(here == there);
 }
@@ -83,7 +83,7 @@ TEST(TransportRefusalTest, AddressesThatAreNotAllowed) {
   holder = StartOne({.allow = {"192.0.2.1", "127.0.0.1"}});
   const Grant again = holder->Allow(GrantAccess::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
   EXPECT_TRUE(Fetch(*asker, holder->address(), again, 0, here).ok());
-  EXPECT_EQ(Transport::Start({.allow = {"here"}}).status().message(), "allow: here is no IPv4 address");
+  EXPECT_EQ(Transport::Start({.allow = {"here"}}).status().message(), "allow: here is not an IPv4 address");
 }
 
 TEST(TransportRefusalTest, BytesThatAreNotUcx) {
@@ -213,18 +213,18 @@ TEST(WireTest, RefusesWhatNoTransportSends) {
   EXPECT_EQ(why(with([](Message& m) { m.to = {}; })), "to");
   EXPECT_EQ(why(with([](Message& m) { m.from = {}; })), "from");
   EXPECT_EQ(why(with([](Message& m) { m.code = 3; })), "code");
-  EXPECT_EQ(why(with([](Message& m) { m.offset = uint64_t{1} << 63; })), "offset and length overflow");
-  EXPECT_EQ(why(with([](Message& m) { m.length = UINT64_MAX; })), "offset and length overflow");
-  EXPECT_EQ(why({.kind = MessageKind::kData, .to = {5, {1}}}), "data of no bytes");
-  EXPECT_EQ(why({.kind = MessageKind::kData, .to = {5, {1}}, .offset = UINT64_MAX}, 8), "offset and length overflow");
+  EXPECT_EQ(why(with([](Message& m) { m.offset = uint64_t{1} << 63; })), "offset + length overflows");
+  EXPECT_EQ(why(with([](Message& m) { m.length = UINT64_MAX; })), "offset + length overflows");
+  EXPECT_EQ(why({.kind = MessageKind::kData, .to = {5, {1}}}), "data: empty payload");
+  EXPECT_EQ(why({.kind = MessageKind::kData, .to = {5, {1}}, .offset = UINT64_MAX}, 8), "offset + length overflows");
   EXPECT_EQ(why({.kind = MessageKind::kFailed, .code = 17, .to = {5, {1}}}), "code");
-  EXPECT_EQ(why({.kind = MessageKind::kFailed, .code = 3, .to = {5, {1}}}, 257), "text of an error");
+  EXPECT_EQ(why({.kind = MessageKind::kFailed, .code = 3, .to = {5, {1}}}, 257), "error text: too long");
   EXPECT_EQ(why({.kind = static_cast<MessageKind>(0)}), "kind 0");
   EXPECT_EQ(why({.kind = static_cast<MessageKind>(13)}), "kind 13");
   HeaderBytes bytes = EncodeMessage(fetch);
   bytes[2] = std::byte{2};
-  EXPECT_EQ(ParseMessage(bytes, 0).status().message(), "version 2, and this build reads 1 only");
-  EXPECT_EQ(ParseMessage(std::span(bytes).first(79), 0).status().message(), "a header of 79 bytes");
+  EXPECT_EQ(ParseMessage(bytes, 0).status().message(), "header: version 2; expected 1");
+  EXPECT_EQ(ParseMessage(std::span(bytes).first(79), 0).status().message(), "header: 79 bytes; expected 80");
 }
 
 // Every order of pieces, against a bit for each byte.

@@ -21,7 +21,7 @@ absl::StatusOr<SocketAddress> ToSocketAddress(const HostPort& at) {
     six.sin6_port = htons(at.port);
     address.size = sizeof six;
   } else {
-    return absl::InvalidArgumentError(absl::StrCat(at.host, ": no IPv4 or IPv6 address"));
+    return absl::InvalidArgumentError(absl::StrCat(at.host, ": expected an IPv4 or IPv6 address"));
   }
   return address;
 }

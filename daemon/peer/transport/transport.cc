@@ -96,7 +96,7 @@ class Transport::Thread {
   }
 
   absl::Status Start() {
-    if (driven_ && !inbox_->valid()) return absl::ResourceExhaustedError("no descriptor for an event");
+    if (driven_ && !inbox_->valid()) return absl::ResourceExhaustedError("transport: cannot create an eventfd");
     if (options_.enter_gpu) options_.enter_gpu();
     if (absl::Status s = exchange_->Open(); !s.ok()) return s;
     opened_ = true;
@@ -137,7 +137,7 @@ class Transport::Thread {
     if (requests_.fetch_add(1) >= options_.requests) {
       Put([this, done = std::move(request.done)] {
         requests_.fetch_sub(1);
-        done(absl::ResourceExhaustedError("too many requests wait"));
+        done(absl::ResourceExhaustedError("transport: too many requests are queued; try again"));
       });
       return number;
     }

@@ -428,10 +428,10 @@ TEST_F(TransportTest, SettingsAreInForceAndSomeAreFixed) {
   EXPECT_EQ(value("UCX_TCP_RX_SEG_SIZE"), "512k by configuration");
   EXPECT_EQ(value("UCX_NET_DEVICES"), "lo by ashlar");
   options_.ucx = {{"UCX_TLS", "all"}};
-  EXPECT_EQ(Transport::Start(options_).status().message(), "UCX_TLS: cannot be changed");
+  EXPECT_EQ(Transport::Start(options_).status().message(), "UCX_TLS: the daemon sets this variable itself; remove it");
   options_.ucx = {};
   options_.listen.host = "nowhere";
-  EXPECT_EQ(Transport::Start(options_).status().message(), "nowhere: no IPv4 or IPv6 address");
+  EXPECT_EQ(Transport::Start(options_).status().message(), "nowhere: expected an IPv4 or IPv6 address");
 }
 
 }  // namespace

@@ -123,7 +123,7 @@ absl::Status UcxWorker::OpenContext(const TransportOptions& options, const std::
   if (absl::Status s = ToStatus(ucp_init(&params, config, &context_), "ucp_init"); !s.ok()) return s;
   // An interface that is not up yet is left out without a word, and no peer could be reached.
   const bool networked = Info().find("tcp/") != std::string::npos || has_rdma();
-  return networked ? absl::OkStatus() : absl::UnavailableError("UCX finds no network interface that is up");
+  return networked ? absl::OkStatus() : absl::UnavailableError("UCX found no active network interface");
 }
 
 absl::Status UcxWorker::OpenWorker() {
@@ -191,7 +191,7 @@ absl::StatusOr<UcxLink*> UcxWorker::AddLink(ucp_ep_params_t params, std::string 
   params.err_handler.arg = this;
   params.user_data = this;
   const ucs_status_t status = ucp_ep_create(worker_, &params, &link->ep);
-  if (status != UCS_OK) return ToStatus(status, absl::StrCat("connection with ", link->peer));
+  if (status != UCS_OK) return ToStatus(status, absl::StrCat("connection to ", link->peer));
   UcxLink* const added = link.get();
   links_[added->ep] = std::move(link);
   return added;
@@ -317,7 +317,7 @@ void UcxWorker::Sent(UcxSend* completed, ucs_status_t status) {
   --link.sends;
   ++link.completed;
   if (status == UCS_OK) (send->reads ? link.bytes_received : link.bytes_sent) += send->bytes;
-  send->sent(ToStatus(status, absl::StrCat("connection with ", link.peer)));
+  send->sent(ToStatus(status, absl::StrCat("connection to ", link.peer)));
 }
 
 void UcxWorker::Close(Link& closing) {
@@ -387,7 +387,7 @@ bool UcxWorker::Progress() {
   for (ucp_ep_h ep : lost) {
     const auto found = links_.find(ep);
     if (found == links_.end() || found->second->closing) continue;
-    events_.lost(*found->second, ToStatus(found->second->why, absl::StrCat("connection with ", found->second->peer)));
+    events_.lost(*found->second, ToStatus(found->second->why, absl::StrCat("connection to ", found->second->peer)));
     Close(*found->second);
     some = true;
   }

@@ -74,12 +74,12 @@ class Ucx {
   virtual absl::StatusOr<std::string> Register(std::byte*, uint64_t, MemoryType) { return ""; }
   virtual MemoryType TypeOf(const std::byte*) const { return MemoryType::kHost; }
   virtual absl::StatusOr<std::unique_ptr<RemoteKey>> Unpack(Link&, const std::string&) {
-    return absl::UnimplementedError("no remote reads");
+    return absl::UnimplementedError("remote reads are not supported");
   }
   // `target` is written until `got` is called with the result, even if the link is closed meanwhile. The link must not
   // be closing. Counts as a send of the link.
   virtual void Get(Link&, RemoteKey&, uint64_t, std::span<std::byte>, std::function<void(absl::Status)> got) {
-    got(absl::UnimplementedError("no remote reads"));
+    got(absl::UnimplementedError("remote reads are not supported"));
   }
 
   // Closes by force: operations in flight fail, and the peer can no longer read memory over the link.

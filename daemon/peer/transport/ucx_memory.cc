@@ -60,7 +60,7 @@ MemoryType UcxWorker::TypeOf(const std::byte* data) const {
 
 // A GPU's memory is registered by its address: UCX finds a way by itself (dmabuf, or the driver's peer memory).
 absl::StatusOr<std::string> UcxWorker::Register(std::byte* data, uint64_t bytes, MemoryType type) {
-  if (AreaOf(data) != nullptr) return absl::AlreadyExistsError("registered before");
+  if (AreaOf(data) != nullptr) return absl::AlreadyExistsError("memory: already registered");
   if (!reads()) {
     if (type != MemoryType::kHost) areas_[data] = {bytes, type, nullptr};
     return "";
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> UcxWorker::Unpack(Link& link, const s
   constexpr size_t kType = sizeof(uint64_t);  // where the type of memory stands
   if (packed.size() <= kType || packed.size() > kLongestKey ||
       static_cast<uint8_t>(packed[kType]) >= UCS_MEMORY_TYPE_LAST) {
-    return absl::InvalidArgumentError("no remote key");
+    return absl::InvalidArgumentError("remote_key: invalid");
   }
   std::string room(kLongestKey, '\0');
   std::memcpy(room.data(), packed.data(), packed.size());

@@ -104,10 +104,12 @@ absl::Status ApplyUcxSettings(const TransportOptions& options, const std::string
     }
   }
   for (const auto& [name, value] : options.ucx) {
-    if (!absl::StartsWith(name, "UCX_")) return absl::InvalidArgumentError(absl::StrCat(name, ": not a name of UCX"));
+    if (!absl::StartsWith(name, "UCX_"))
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": not a UCX variable; expected a name that starts with UCX_"));
     for (const Default& each : defaults) {
       if (each.fixed && name.substr(4) == each.name) {
-        return absl::InvalidArgumentError(absl::StrCat(name, ": cannot be changed"));
+        return absl::InvalidArgumentError(absl::StrCat(name, ": the daemon sets this variable itself; remove it"));
       }
     }
     if (absl::Status s = set(name.substr(4), value, "configuration"); !s.ok()) return s;

@@ -9,7 +9,7 @@
 namespace ashlar::daemon {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "headers hold little-endian numbers");
+static_assert(std::endian::native == std::endian::little, "headers are little endian");
 
 // bytes 0, 1: magic; 2: version; 3: kind; 4: code; 5 to 7: 0; 8: to; 32: from; 56: offset; 64: length; 72: patience
 constexpr uint8_t kMagic[2] = {0xa5, 0x1a};
@@ -84,10 +84,11 @@ HeaderBytes EncodeMessage(const Message& message) {
 }
 
 absl::StatusOr<Message> ParseMessage(std::span<const std::byte> header, size_t payload_bytes) {
-  if (header.size() != kHeaderBytes) return Bad(absl::StrCat("a header of ", header.size(), " bytes"));
-  if (header[0] != std::byte{kMagic[0]} || header[1] != std::byte{kMagic[1]}) return Bad("no message of a transport");
+  if (header.size() != kHeaderBytes)
+    return Bad(absl::StrCat("header: ", header.size(), " bytes; expected ", kHeaderBytes));
+  if (header[0] != std::byte{kMagic[0]} || header[1] != std::byte{kMagic[1]}) return Bad("header: wrong magic");
   if (header[2] != std::byte{kVersion}) {
-    return Bad(absl::StrCat("version ", static_cast<int>(header[2]), ", and this build reads ", kVersion, " only"));
+    return Bad(absl::StrCat("header: version ", static_cast<int>(header[2]), "; expected ", kVersion));
   }
   const uint8_t kind = static_cast<uint8_t>(header[3]);
   if (kind == 0 || kind >= std::size(kUse)) return Bad(absl::StrCat("kind ", kind));
@@ -100,7 +101,7 @@ absl::StatusOr<Message> ParseMessage(std::span<const std::byte> header, size_t p
                   .length = NumberAt(header, 64),
                   .patience = NumberAt(header, 72)};
   for (size_t i = 5; i < 8; ++i) {
-    if (header[i] != std::byte{0}) return Bad("reserved bytes are set");
+    if (header[i] != std::byte{0}) return Bad("header: reserved bytes are not 0");
   }
   if (use.code ? message.code == 0 || message.code > 16 : message.code != 0) return Bad("code");
   if (use.to == IsZero(message.to)) return Bad("to");
@@ -109,10 +110,10 @@ absl::StatusOr<Message> ParseMessage(std::span<const std::byte> header, size_t p
   if (use.length == (message.length == 0)) return Bad("length");
   if (use.patience == (message.patience == 0)) return Bad("patience");
   if (!use.payload && payload_bytes != 0) return Bad("payload");
-  if (message.kind == MessageKind::kData && payload_bytes == 0) return Bad("data of no bytes");
-  if (message.kind == MessageKind::kFailed && payload_bytes > kMaxErrorText) return Bad("text of an error");
+  if (message.kind == MessageKind::kData && payload_bytes == 0) return Bad("data: empty payload");
+  if (message.kind == MessageKind::kFailed && payload_bytes > kMaxErrorText) return Bad("error text: too long");
   const uint64_t extent = message.kind == MessageKind::kData ? payload_bytes : message.length;
-  if (message.offset > kMaxExtent || extent > kMaxExtent - message.offset) return Bad("offset and length overflow");
+  if (message.offset > kMaxExtent || extent > kMaxExtent - message.offset) return Bad("offset + length overflows");
   return message;
 }
 

@@ -238,7 +238,7 @@ void Calls::Start(const Member& member, Nanos patience, Request request, Handle 
       return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
     }
   }
-  if (client.calls.size() >= kMostCalls) return done(absl::ResourceExhaustedError("too many calls under way"));
+  if (client.calls.size() >= kMostCalls) return done(absl::ResourceExhaustedError("too many calls in flight"));
   const uint64_t number = ++drawn_;
   // Ends the call, once.
   const auto end = [this, incarnation = member.incarnation, number, done](absl::StatusOr<Result> result) {
@@ -280,18 +280,18 @@ void Calls::Start(const Member& member, Nanos patience, Request request, Handle 
            if (!reply.ok()) return once(reply.status());
            absl::StatusOr<Result> result = read(*reply);
            if (!result.ok())
-             return once(absl::InternalError(absl::StrCat("the peer's reply: ", result.status().message())));
+             return once(absl::InternalError(absl::StrCat("invalid reply from the peer: ", result.status().message())));
            once(std::move(result));
          });
        };
        if (all.network.schedule().Chance(all.busy_percent)) {
          ++all.refused_busy;
-         return answer(absl::ResourceExhaustedError("the metadata queue is full"));
+         return answer(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
        }
        if constexpr (requires { request.tenant(); }) {
          if (!all.Shares(there.machine_, from, request.tenant())) {
            ++all.refused_tenant;
-           return answer(absl::NotFoundError("tenant: not shared"));
+           return answer(absl::NotFoundError("tenant: not shared with this peer"));
          }
        }
        handle(there, server->hello, request, answer);

@@ -62,9 +62,9 @@ class Settings:
                 continue  # SGLang's own
             kind: Any = type(known[name])
             if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
-                raise ValueError(f"{name}: {value!r} is no {kind.__name__}")
+                raise ValueError(f"{name}: {value!r} was given; expected {kind.__name__}")
             if kind is not str and value < 0:
-                raise ValueError(f"{name}: below 0")
+                raise ValueError(f"{name}: {value!r} is negative; expected 0 or more")
             values[name] = kind(value)
         return Settings(**values)
 
@@ -97,8 +97,8 @@ class AshlarStorage(HiCacheStorage):
         self._weights = self._engine.weights(name, self._settings.weights_digest)
         if self._weights is None:
             logger.warning(
-                "Ashlar stores nothing for %s: neither a folder nor a commit names its weights (load_format: %s); give "
-                "weights_digest",
+                "Ashlar: the cache is off for %s: cannot identify the weights (load_format: %s); load them from a local "
+                "directory or a commit, or set weights_digest",
                 self._model,
                 self._engine.load_format or "not published",
             )
@@ -140,7 +140,7 @@ class AshlarStorage(HiCacheStorage):
         try:
             page = host.get_dummy_flat_data_page()
         except Exception as error:  # a pool without pages of bytes (a logical one) is one that cannot be stored
-            logger.warning("Ashlar stores nothing of HiCache's pool %s: %s", name, error)
+            logger.warning("Ashlar: HiCache's pool %s is not cached: %s", name, error)
             return
         self._pools[name] = _Pool(
             host=host,
@@ -211,7 +211,7 @@ class AshlarStorage(HiCacheStorage):
                 land_ms=settings.land_ms,
             )
         except Exception as error:
-            logger.warning("Ashlar's cache for HiCache's pool %s is not there: %s", name, error)
+            logger.warning("Ashlar: cannot open the cache for HiCache's pool %s: %s", name, error)
 
     def _names(self, keys: list[str]) -> list[bytes]:
         """Of the pages in the cache; all of a call are of one generation."""
@@ -224,7 +224,7 @@ class AshlarStorage(HiCacheStorage):
         try:
             return call()
         except Exception:
-            logger.exception("Ashlar could not %s HiCache's pages", what)
+            logger.exception("Ashlar: cannot %s HiCache's pages", what)
             return fallback
 
     def _exist(self, name: str, keys: list[str]) -> list[bool]:
@@ -241,7 +241,7 @@ class AshlarStorage(HiCacheStorage):
         def fill(index: int, slot: Slot) -> None:
             page = _bytes(page_of(index))
             if page.size != slot.size:
-                raise ValueError(f"a page of {page.size} bytes in a pool of {slot.size}")
+                raise ValueError(f"page: {page.size} bytes; expected {slot.size}, the page size of the pool")
             np.copyto(slot, page)
 
         begun = time.monotonic()
@@ -417,7 +417,7 @@ class AshlarStorage(HiCacheStorage):
         if not self._between:
             self._between = True
             logger.warning(
-                "Ashlar: the weights of %s change; nothing is cached until SGLang's memory is flushed", self._model
+                "Ashlar: the weights of %s are changing; the cache is off until SGLang flushes its memory", self._model
             )
 
     def memory_flushed(self) -> None:
@@ -425,7 +425,7 @@ class AshlarStorage(HiCacheStorage):
             self.clear()
             self._between = False
             logger.info(
-                "Ashlar: pages of %s are this engine's alone from now on: its weights have changed", self._model
+                "Ashlar: the weights of %s have changed; its pages are no longer shared with other engines", self._model
             )
 
     def clear(self) -> bool:

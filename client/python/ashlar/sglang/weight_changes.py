@@ -88,7 +88,8 @@ def install() -> bool:
         wrapped.append((HiCacheController, "reset", _after(HiCacheController.reset)))  # the hybrid one calls it, too
     except (ImportError, AttributeError) as error:
         logger.warning(
-            "Ashlar does not see changes of weights in this version of SGLang (%s): call clear after each", error
+            "Ashlar: weight changes are not detected in this version of SGLang (%s); call clear after every change",
+            error,
         )
         return False
     for owner, name, function in wrapped:

@@ -92,7 +92,7 @@ def cache_for(
     else:
         given = type(daemon).__name__
         raise TypeError(
-            f"daemon: {given} was given; expected that of ashlar.daemon.start, or (rpc socket, session socket)"
+            f"daemon: {given} was given; expected a daemon from ashlar.daemon.start, or (rpc socket, session socket)"
         )
     tokens, page_tokens = whole("tokens", tokens, 1), whole("page_tokens", page_tokens, 1)
     capture_tokens = whole("capture_tokens", capture_tokens, 1)
@@ -128,19 +128,19 @@ class _Patches:
     def fault(self, prompt: Prompt, fault: Fault) -> None:
         self.reuse.faults += 1
         self.reuse.last = Served(len(prompt.tokens), 0, 0, True, {}, [], str(fault))
-        _log.warning("a prompt of %d tokens was computed without the cache: %s", len(prompt.tokens), fault)
+        _log.warning("Ashlar: a prompt of %d tokens was computed without the cache: %s", len(prompt.tokens), fault)
 
     def commit(self, prompt: Prompt, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]]) -> None:
         commits = []
         try:
             why = self.of_model()
             if why is not None:
-                raise Fault(f"{why} changed while the prompt was computed")
+                raise Fault(f"{why} changed during the prefill")
             with torch.no_grad():
                 commits = self.reuse.setter.commit(setting, text, prompt.conversation, prompt.salt)
         except Fault as fault:
             self.reuse.faults += 1
-            _log.warning("the states of %d tokens were not offered: %s", len(text), fault)
+            _log.warning("Ashlar: the states of %d tokens were not stored: %s", len(text), fault)
         plan = setting.plan
         misses = {i: segment.miss for i, segment in enumerate(plan.segments) if segment.miss is not None}
         tiers = dict(setting.tiers)
@@ -173,9 +173,11 @@ class _Patches:
         count = ids.numel() if isinstance(ids, torch.Tensor) else 0
         if why == "weights" and not self.weights_left:
             self.weights_left = True
-            _log.warning("the model's weights are no longer those that the cache was opened for; open another cache")
+            _log.warning(
+                "Ashlar: the model's weights have changed since the cache was opened; the cache is off; open a new one"
+            )
         self.reuse.last = Served(count, 0, 0, True, {}, [], None, left=why)
-        _log.debug("%d tokens were left to the model: %s", count, why)
+        _log.debug("Ashlar: the model computes %d tokens: %s", count, why)
 
     @contextlib.contextmanager
     def generating(self) -> Iterator[list[torch.Tensor]]:
@@ -264,7 +266,9 @@ def attach(model: Any, cache: ModelCache, *, way: str = "kernels", setter: type[
     """
     check_type(model)
     if not isinstance(cache, ModelCache):
-        raise TypeError(f"cache: {type(cache).__name__} was given; expected that of ashlar.cache_for(model, daemon)")
+        raise TypeError(
+            f"cache: {type(cache).__name__} was given; expected a cache from ashlar.cache_for(model, daemon)"
+        )
     if not isinstance(setter, type) or not issubclass(setter, Setter):
         raise TypeError(f"setter: {type(setter).__name__} was given; expected a class that derives from Setter")
     reuse = Reuse(setter(model, cache, model.forward, way))

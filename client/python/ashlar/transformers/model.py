@@ -58,7 +58,7 @@ def check_version() -> None:
     found = tuple(int(part) for part in version.split(".")[:2])
     if not OLDEST <= found < BELOW:
         known = f"{OLDEST[0]}.{OLDEST[1]} to below {BELOW[0]}.{BELOW[1]}"
-        raise ImportError(f"transformers: version {version} is installed, and ashlar knows {known}")
+        raise ImportError(f"transformers: version {version} is not supported; expected {known}")
 
 
 def weights_digest(model: Any) -> str:
@@ -74,7 +74,9 @@ def check_type(model: Any) -> None:
     """ValueError: the model is wrapped or compiled, so that what is set on it does not decide how it runs."""
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(f"model: {kind} is no PreTrainedModel of Transformers; of a wrapper, pass the model within")
+        raise ValueError(
+            f"model: {kind} was given; expected a PreTrainedModel of Transformers; for a wrapper, pass the wrapped model"
+        )
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise ValueError(f"model: {kind}.compile() was called; pass the model before it is compiled")
 
@@ -129,15 +131,15 @@ def _rope(model: Any, layer: int, keys: torch.Tensor, shifted: torch.Tensor) -> 
         turned = turn(keys.cpu(), known[0], _SHIFT)
         if (shifted.cpu().double() - turned).norm() <= tolerance * size:
             return Rope(known[0].tolist())
-    raise _refuse(layer, "its keys do not turn with their position as the model's frequencies say")
+    raise _refuse(layer, "the rotation of its keys does not match the frequencies of the model")
 
 
 def _linear(index: int, layer: int, whole: Tape, second: Tape) -> tuple[Linear, LinearPlace]:
     call, state = whole.calls.get(layer), whole.layers[layer].recurrent_states[0]
     if call is None:
-        raise _refuse(layer, "its linear layers call no rule that ashlar knows")
+        raise _refuse(layer, "its linear layer uses an unsupported recurrence")
     if second.calls[layer].start is None:
-        raise _refuse(layer, "this version of transformers does not go on from its state in a run of several tokens")
+        raise _refuse(layer, "this version of transformers cannot continue from a state with several tokens")
     rule, sizes = call.rule, tuple(state.shape[1:])
     heads, d_k, d_v = sizes if rule.order is StateOrder.KEY_FIRST else (sizes[0], sizes[2], sizes[1])
     decay = None
@@ -169,7 +171,7 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
     check_version()
     check_type(model)
     if model.dtype not in DTYPES:
-        raise ValueError(f"model.dtype: {model.dtype} is neither float32, float16 nor bfloat16")
+        raise ValueError(f"model.dtype: {model.dtype} is not supported; expected float32, float16 or bfloat16")
     config = model.config.get_text_config(decoder=True)
     chance = torch.Generator().manual_seed(20)
     tokens = torch.randint(0, config.vocab_size, (1, 24), generator=chance).to(model.device)
@@ -187,14 +189,14 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
     for number, layer in enumerate(whole.layers):
         if any(getattr(layer, "is_recurrent_states_initialized", {}).values()):
             if layer.number_of_states != 1:
-                raise _refuse(number, f"{layer.number_of_states} states a layer")
+                raise _refuse(number, f"{layer.number_of_states} states per layer; expected 1")
             linear, place = _linear(len(layers), number, whole, second)
             layers.append(linear)
             linear_places.append(place)
         elif any(getattr(layer, "is_conv_states_initialized", {}).values()):
-            raise _refuse(number, "a convolution without a state")
+            raise _refuse(number, "a convolution without a state is not supported")
         if getattr(layer, "is_sliding", False):
-            raise _refuse(number, "it keeps a window of its keys only")
+            raise _refuse(number, "sliding-window attention is not supported")
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is not None and values is not None:
             rope = _rope(model, number, keys, turned.layers[number].keys)
@@ -203,8 +205,8 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
             attention_places.append(AttentionPlace(len(layers) - 1, number))
     if not layers:
         raise ValueError(
-            f"model: {type(model).__name__} leaves no keys and no states in a DynamicCache: models that keep them in a "
-            "cache of their own (Mamba, RWKV) cannot be served"
+            f"model: {type(model).__name__} stores no keys or states in a DynamicCache: models with a "
+            "cache class of their own (Mamba, RWKV) are not supported"
         )
     _check_gate(whole, second)
     if digest:  # names the weights alone; the configuration decides states, too
@@ -231,7 +233,7 @@ def _check_gate(whole: Tape, second: Tape) -> None:
             tolerance = 1e-2 if a.dtype == torch.float32 else 1e-1
             error = float((a.double() - b.double()).norm() / a.double().norm().clamp_min(1e-30))
             if not error <= tolerance:
-                raise _refuse(number, f"a run in two parts leaves another {name} than one run: {error:.2g} apart")
+                raise _refuse(number, f"{name} differs by {error:.2g} between a run in two parts and one run")
 
 
 def numpy_view(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:

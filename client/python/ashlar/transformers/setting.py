@@ -158,7 +158,7 @@ class Setter:
 
     def __init__(self, model: Any, cache: ModelCache, forward: Callable[..., Any], way: str = "kernels") -> None:
         if way not in ("kernels", "identity"):
-            raise ValueError(f"way: {way!r} is neither 'kernels' nor 'identity'")
+            raise ValueError(f"way: {way!r} was given; expected 'kernels' or 'identity'")
         self.model, self.cache, self.forward, self.way = model, cache, forward, way
         self.config = model.config.get_text_config(decoder=True)
         ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
@@ -195,7 +195,7 @@ class Setter:
             lengths.pop()
         table = self.cache.take(len(tokens) + room)
         if table is None:
-            raise Fault(f"pages: not enough for {len(tokens)} tokens")
+            raise Fault(f"pages: too few free pages for {len(tokens)} tokens")
         request = None
         try:
             request = calling(
@@ -220,10 +220,10 @@ class Setter:
                 if verdict == Verdict.OTHER_PAGES:
                     others = self.cache.take(len(tokens) + room)  # the old ones come back by take_quiet_pages
                     if others is None:
-                        raise Fault("pages: none are left beside those in doubt")
+                        raise Fault("pages: all remaining pages are unresolved after a failed landing")
                     table = others
                     calling(request.move, table)
-            raise Fault("the plan changed 16 times")
+            raise Fault("the plan was restarted 16 times")
         except BaseException:
             if request is None or self._gives_back(request):
                 self.cache.free += table.tolist()
@@ -264,7 +264,7 @@ class Setter:
         tail = tape.tail(place.layer, end, place.kernel).cpu()
         if not run.transition:
             if end != len(run.tokens):
-                raise Fault(f"a run of {len(run.tokens)} tokens is to be captured at {end}, without a transition")
+                raise Fault(f"a run of {len(run.tokens)} tokens must be captured at {end} without a transition")
             state = tape.layers[place.layer].recurrent_states[0][0].float().cpu().contiguous()
             return LinearTensors(place.index, state, conv_tail=_bytes(tail))
         call = tape.calls[place.layer]
@@ -387,7 +387,7 @@ class Setter:
         count = min(len(setting.tokens), len(text))
         held = {setting.cache.layers[place.layer].keys.shape[-2] for place in self.cache.shape.attention}
         if held - {len(text)} or not np.array_equal(setting.tokens[:count], text[:count]):
-            raise Fault(f"the model ran other tokens than the text's: {sorted(held)} are held")
+            raise Fault(f"the model computed different tokens than the text has: cache lengths {sorted(held)}")
         if len(text) > len(setting.table) * self.cache.model.page_tokens:
             return []  # more was decoded than there is room for
         if not setting.plan.exact and not conversation:

@@ -187,7 +187,7 @@ class Composer:
             serving.jobs.get_nowait()()
             serving.deadline = self._next_deadline()
         elif (now := time.monotonic()) > serving.deadline:
-            logger.warning("Ashlar: segments made no progress for %d ms", self._options.compose_ms)
+            logger.warning("Ashlar: assembling segments made no progress for %d ms", self._options.compose_ms)
             if not serving.left:
                 serving.left, serving.deadline = True, self._next_deadline()
                 self._paused_until = now + self._options.call_ms / 1000
@@ -216,9 +216,11 @@ class Composer:
                 result.done = True
             except Left as reason:
                 if not work.left:
-                    logger.warning("Ashlar: segments are computed in the prompt: %s", reason)
+                    logger.warning("Ashlar: a prompt is computed without its cached segments: %s", reason)
             except Exception as error:  # whatever it is, the request is computed instead
-                logger.warning("Ashlar: segments are computed in the prompt: %s: %s", type(error).__name__, error)
+                logger.warning(
+                    "Ashlar: a prompt is computed without its cached segments: %s: %s", type(error).__name__, error
+                )
             result.seconds = time.monotonic() - work.since
             work.result = result
             self._serving = None
@@ -239,7 +241,7 @@ class Composer:
         work.jobs.put(job)
         while not ended.wait(0.05):
             if work.left:
-                raise Left("it is given up")
+                raise Left("abandoned")
         if failed:
             raise failed[0]
         return found[0]
@@ -247,15 +249,17 @@ class Composer:
     def _set(self, work: _Work, result: Composed) -> None:
         cache, compose = self._opening.cache, work.compose
         if cache is None or time.monotonic() < self._paused_until:
-            raise Left("there is no cache")
+            raise Left("the cache is not open")
         if max(compose.lengths) > self._most:
-            raise Left(f"a segment of {max(compose.lengths)} tokens; one step of the engine has {self._most}")
+            raise Left(
+                f"a segment has {max(compose.lengths)} tokens; one step of the engine takes at most {self._most}"
+            )
         table = self._take(cache, len(compose.tokens))
         request: ashlar.Request | None = None
         try:
             request = cache.start_begin(compose.tokens, compose.lengths, table, fill=self._publishes, salt=compose.salt)
             if request.wait_plan() != ashlar.Verdict.OK:
-                raise Left("the look-up has failed")
+                raise Left("the lookup failed")
             result.published = self._fill(work, cache, request, table)
             for _ in range(_TRIES):
                 if self._compose(work, cache, request, table):
@@ -263,7 +267,7 @@ class Composer:
                     tiers = {segment.tier for segment in request.plan.segments if segment.used and segment.tier}
                     result.tier = "ssd" if "ssd" in tiers else next(iter(tiers), "dram")
                     return
-            raise Left("what was found did not land")
+            raise Left("the landing failed")
         finally:
             kept = True
             if request is not None:
@@ -279,7 +283,7 @@ class Composer:
         if len(pages.free) < pages.count:
             pages.free += cache.take_quiet_pages(pages.count)
         if count > len(pages.free):
-            raise Left(f"{tokens} tokens, and segment_tokens leaves room for {len(pages.free) * PAGE_TOKENS}")
+            raise Left(f"{tokens} tokens; segment_tokens leaves {len(pages.free) * PAGE_TOKENS}")
         taken, pages.free = pages.free[:count], pages.free[count:]
         return np.array(taken, np.int32)
 
@@ -315,7 +319,7 @@ class Composer:
                 linear.append(ashlar.LinearTensors(place.layer, state, tails[name], transition))
             published += request.publish(number, linear, table) == "published"
         if missing and request.look_again(table) != ashlar.Verdict.OK:
-            raise Left("the second look-up has failed")
+            raise Left("the second lookup failed")
         return published
 
     def _alone(self, compose: Compose, run: ashlar.Run) -> tuple[dict[str, Any], ...]:
@@ -362,7 +366,7 @@ class Composer:
         """Of the state behind the last token that is loaded: the engine goes on from there."""
         block = compose.blocks[place.group][(compose.tokens_loaded - 1) // self._described.block]
         if block == 0:
-            raise Left("the engine gave no block for a state")
+            raise Left("the engine allocated no block for a state")
         return block
 
     def _state(self, states: States, block: int, place: LinearPlace) -> torch.Tensor:
@@ -375,7 +379,9 @@ class Composer:
         plan = request.plan
         computed = sum(end - begin for begin, end in plan.computed())
         if plan.cached_tokens == 0 or computed > self._most:
-            raise Left(f"{plan.cached_tokens} tokens are cached, and {computed} are not")
+            raise Left(
+                f"{plan.cached_tokens} tokens are cached and {computed} computed; the step does not match the plan"
+            )
         for layer in range(len(self.model.layers)):
             if request.wait_layer(layer) != ashlar.Verdict.OK:
                 return self._moved(request)
@@ -386,7 +392,7 @@ class Composer:
 
     def _moved(self, request: ashlar.Request) -> bool:
         if request.finish() == ashlar.Verdict.OTHER_PAGES:
-            raise Left("pages are in doubt")
+            raise Left("pages are unresolved after a failed landing")
         return False
 
     def _into_blocks(

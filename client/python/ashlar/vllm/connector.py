@@ -67,7 +67,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         transfer = self._kv_transfer_config
         self._options = Options.read(transfer.kv_connector_extra_config)
         if self._options.segments and str(vllm_config.device_config.device_type) != "cpu":
-            logger.warning("Ashlar: segments: not on a GPU; prompts that declare them are computed")
+            logger.warning("Ashlar: segments are not supported on a GPU; prompts with segments are computed")
             self._options = dataclasses.replace(self._options, segments=False)
         # A load that fails is computed. The engine's default would fail the request.
         for each in (transfer, *_configurations_around(self)):
@@ -95,9 +95,9 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 rank = get_tensor_model_parallel_rank()
                 self._worker = Worker(describe(vllm_config, kv_cache_config, self._options, rank), self._options)
         except Unsupported as error:
-            logger.warning("Ashlar: this engine runs without the cache: %s", error)
+            logger.warning("Ashlar: the cache is off in this engine: %s", error)
         except Exception:
-            logger.exception("Ashlar: this engine runs without the cache")
+            logger.exception("Ashlar: the cache is off in this engine")
 
     # ---- workers
 
@@ -113,10 +113,10 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if self._options.segments:
                 self._worker.serve_segments(self._vllm_config, self._kv_cache_config)
         except Unsupported as error:
-            logger.warning("Ashlar: this worker runs without the cache: %s", error)
+            logger.warning("Ashlar: the cache is off in this worker: %s", error)
             self._worker.refuse()
         except Exception:
-            logger.exception("Ashlar: this worker runs without the cache")
+            logger.exception("Ashlar: the cache is off in this worker")
             self._worker.refuse()
 
     def _step(self) -> StepMetadata:

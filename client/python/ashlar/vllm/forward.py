@@ -136,16 +136,16 @@ class EngineModel:
         """How keys turn, by the model's own table. Raises Unsupported: not by fixed frequencies."""
         found = [each.rotary_emb for each in self._model.modules() if hasattr(each, "rotary_emb")]
         if not found:
-            raise Unsupported("segments: the model has no rotary positions")
+            raise Unsupported("segments: the model has no rotary embedding")
         rotary = found[0]
         if getattr(rotary, "rotary_dim", 0) % 2 or not hasattr(rotary, "_compute_inv_freq"):
-            raise Unsupported(f"segments: rotary positions of {type(rotary).__name__}")
+            raise Unsupported(f"segments: rotary embedding {type(rotary).__name__} is not supported")
         frequencies = rotary._compute_inv_freq(rotary.base).double()
         for position in (each for each in _TRIED if each < len(rotary.cos_sin_cache)):
             row = rotary.cos_sin_cache[position].double()
             wanted = torch.cat([(frequencies * position).cos(), (frequencies * position).sin()])
             if row.shape != wanted.shape or (row - wanted).abs().max() > 8e-3:  # the table may be of 8 bits
-                raise Unsupported(f"segments: {type(rotary).__name__} does not turn keys by fixed frequencies")
+                raise Unsupported(f"segments: {type(rotary).__name__} does not rotate keys by fixed frequencies")
         style = ashlar.RopeStyle.HALF_SPLIT if rotary.is_neox_style else ashlar.RopeStyle.INTERLEAVED
         return ashlar.Rope(frequencies.tolist(), style)
 

@@ -222,14 +222,14 @@ def _weights(vllm_config: Any, given: str) -> checkpoint.Weights:
     if load_format not in FROM_FOLDER or elsewhere:
         what = f"model: {elsewhere}" if elsewhere else f"load_format: {load_format}"
         raise Unsupported(
-            f"{what}: the weights are read from elsewhere: give weights_digest in kv_connector_extra_config"
+            f"{what}: the weights are not in the model's directory; set weights_digest in kv_connector_extra_config"
         )
     if pathlib.Path(place).exists():
         return checkpoint.Weights(place)
     commit = checkpoint.commit(model.revision)
     if commit is None:
         raise Unsupported(
-            f"{model.model}: no folder, and its revision is no commit: give a revision, or weights_digest in "
+            f"{model.model}: not a local directory, and the revision is not a commit; set a revision, or weights_digest in "
             "kv_connector_extra_config"
         )
     return checkpoint.Weights(place, commit)

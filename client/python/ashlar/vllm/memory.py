@@ -135,7 +135,7 @@ def places(described: Described, caches: Mapping[str, torch.Tensor], memory: Mem
         fits = tensor.dim() == 4 and (tensor.shape[1], tensor.shape[3]) == expected and tensor.stride(3) == 1
         parts = _split(tensor, described.block) if fits else None
         if offset is None or parts is None:
-            raise Unsupported(f"{name}: registered as {tuple(tensor.shape)} with strides {tensor.stride()}")
+            raise Unsupported(f"{name}: unsupported shape {tuple(tensor.shape)} with strides {tensor.stride()}")
         page, head, token = (tensor.stride(i) * element for i in range(3))
         found.append(
             ashlar.PagePlace(
@@ -160,7 +160,7 @@ class States:
         rows = tensor.flatten(1) if tensor.dim() > 2 else tensor
         dense = rows.stride(1) == 1 and rows.element_size() == 1 and rows.shape[1] >= sum(sizes)
         if _offset(memory, tensor) is None or not dense:
-            raise Unsupported(f"{place.name}: registered as {tuple(tensor.shape)} of {tensor.dtype}")
+            raise Unsupported(f"{place.name}: unsupported shape {tuple(tensor.shape)} of {tensor.dtype}")
         self._rows, self._sizes, self._place, self._on_gpu = rows, sizes, place, memory.on_gpu
 
     def _part(self, block: int, part: int) -> torch.Tensor:
@@ -213,7 +213,7 @@ class Window:
 
     def __init__(self, place: WindowPlace, layer: ashlar.Linear, ranks: int, block: int, tensor: torch.Tensor) -> None:
         if tuple(tensor.shape[1:]) != (place.heads, block, place.row):
-            raise Unsupported(f"{place.name}: registered as {tuple(tensor.shape)} of {tensor.dtype}")
+            raise Unsupported(f"{place.name}: unsupported shape {tuple(tensor.shape)} of {tensor.dtype}")
         self.place = place
         self._blocks = tensor
         self._shape = (layer.value_heads // ranks, layer.d_k, layer.d_v)

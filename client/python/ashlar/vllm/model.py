@@ -73,7 +73,7 @@ class Described:
         """The model with its weights' digest, which is known by now. Raises RuntimeError where it is not."""
         digest = self.identity.weights_digest()
         if digest is None:
-            raise RuntimeError("the digest of the weights is not known")
+            raise RuntimeError("the weights are not hashed yet")
         return dataclasses.replace(model, weights_digest=digest)
 
     @property
@@ -125,20 +125,20 @@ def _check(vllm_config: Any) -> None:
     check_version()
     device = str(vllm_config.device_config.device_type)
     if device not in ("cpu", "cuda") or (device == "cuda" and torch.version.hip is not None):
-        raise Unsupported(f"caches on {'ROCm' if device == 'cuda' else device}")
+        raise Unsupported(f"device {'ROCm' if device == 'cuda' else device} is not supported")
     if device == "cuda" and vllm_config.model_config.enable_sleep_mode:
-        raise Unsupported("sleep mode: memory that the daemon has mapped cannot be given up meanwhile")
+        raise Unsupported("sleep mode is not supported: the engine cannot free memory that the daemon maps")
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
-        raise Unsupported("pipeline parallelism")
+        raise Unsupported("pipeline parallelism is not supported")
     if parallel.decode_context_parallel_size > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
-        raise Unsupported("context parallelism")
+        raise Unsupported("context parallelism is not supported")
     if vllm_config.speculative_config is not None:
-        raise Unsupported("speculative decoding")
+        raise Unsupported("speculative decoding is not supported")
     if vllm_config.diffusion_config is not None:
-        raise Unsupported("diffusion")
+        raise Unsupported("diffusion models are not supported")
     if not vllm_config.cache_config.enable_prefix_caching:
-        raise Unsupported("prefix caching is off (enable_prefix_caching)")
+        raise Unsupported("prefix caching is off; set enable_prefix_caching")
 
 
 def _check_rows(spec: Any, name: str) -> None:
@@ -146,15 +146,15 @@ def _check_rows(spec: Any, name: str) -> None:
         None,
         spec.num_kv_heads,
     ):
-        raise Unsupported(f"{name}: keys and values are packed as {spec.kv_quant_mode.name}")
+        raise Unsupported(f"{name}: keys and values packed as {spec.kv_quant_mode.name} are not supported")
     if spec.dtype not in _TYPES:
-        raise Unsupported(f"{name}: keys of {spec.dtype}")
+        raise Unsupported(f"{name}: keys of {spec.dtype} are not supported")
 
 
 def _attention(spec: Any, name: str, tp: int) -> ashlar.Attention:
     """A window whose spec is that of full attention is one of an engine that keeps all blocks of it."""
     if type(spec) is not FullAttentionSpec or spec.attention_chunk_size:
-        raise Unsupported(f"{name}: {type(spec).__name__} is no full attention of keys and values")
+        raise Unsupported(f"{name}: {type(spec).__name__} is not supported; expected full attention")
     _check_rows(spec, name)
     return ashlar.Attention(
         kv_heads=spec.num_kv_heads * tp,
@@ -175,7 +175,7 @@ def _kept(name: str, heads: int, numbers: int, dtype: torch.dtype, tp: int) -> a
     rows = _largest_divisor(numbers // columns, _MOST_DIM)
     parts = heads * (numbers // columns // rows) * tp
     if parts > _MOST_HEADS:
-        raise Unsupported(f"{name}: a state of {heads} times {numbers} numbers is too large")
+        raise Unsupported(f"{name}: a state of {heads} heads with {numbers} values exceeds the limit")
     return ashlar.Linear(
         family=ashlar.Family.GLA,
         key_heads=parts,
@@ -193,21 +193,23 @@ def _kept_type(dtype: torch.dtype) -> torch.dtype:
 
 def _window(spec: Any, name: str, place: WindowPlace, tp: int) -> ashlar.Linear:
     if type(spec) is not SlidingWindowSpec or spec.extra_retained_tokens:
-        raise Unsupported(f"{name}: {type(spec).__name__} is no sliding window of keys and values")
+        raise Unsupported(f"{name}: {type(spec).__name__} is not supported; expected sliding-window attention")
     _check_rows(spec, name)
     width = place.dtype.itemsize // spec.dtype.itemsize or 1
     if place.row % width != 0:
-        raise Unsupported(f"{name}: rows of {place.row} numbers of {spec.dtype}")
+        raise Unsupported(f"{name}: rows of {place.row} values of {spec.dtype} are not supported")
     return _kept(name, place.heads, place.blocks * spec.block_size * place.row // width, place.dtype, tp)
 
 
 def _check_states(spec: Any, name: str) -> None:
     if spec.mamba_cache_mode != "align":
-        raise Unsupported(f"mamba_cache_mode is {spec.mamba_cache_mode}: the engine keeps no state at its blocks' ends")
+        raise Unsupported(
+            f"mamba_cache_mode: {spec.mamba_cache_mode} keeps no states at block ends; set mamba_cache_mode to align"
+        )
     if spec.num_speculative_blocks:
-        raise Unsupported(f"{name}: states of several depths a block")
+        raise Unsupported(f"{name}: several states per block are not supported")
     if any(dtype not in _STATE_TYPES for dtype in spec.dtypes):
-        raise Unsupported(f"{name}: states of {spec.dtypes}")
+        raise Unsupported(f"{name}: states of {spec.dtypes} are not supported")
 
 
 def _tail(spec: Any, tp: int) -> dict[str, Any]:
@@ -244,7 +246,7 @@ def _linear(spec: Any, place: LinearPlace, tp: int, text: Any) -> tuple[LinearPl
     elif kind == "SHORT_CONV" and len(shapes) == 1:
         heads, tail = 1, {}
     else:
-        raise Unsupported(f"{name}: states of {kind}, {shapes}, {spec.dtypes}")
+        raise Unsupported(f"{name}: states of {kind}, {shapes}, {spec.dtypes} are not supported")
     dtype = _kept_type(spec.dtypes[-1])
     layer = dataclasses.replace(_kept(name, heads, math.prod(shapes[-1]) // heads, dtype, tp), **tail)
     state = (layer.value_heads // tp, layer.d_k, layer.d_v)
@@ -289,7 +291,9 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
             attention.append((len(layers), name))
             layers.append(_attention(spec, name, tp))
     if not groups or len(blocks) != 1:
-        raise Unsupported(f"{len(groups)} groups of full attention, blocks of {sorted(blocks)} tokens")
+        raise Unsupported(
+            f"{len(groups)} groups of full attention with blocks of {sorted(blocks)} tokens are not supported"
+        )
     block = blocks.pop()
     grain = max([_BLOCK, *(place.blocks * block for place in windows)])
     cache, model = vllm_config.cache_config, vllm_config.model_config

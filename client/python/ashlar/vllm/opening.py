@@ -45,7 +45,7 @@ class Opening:
             self._cache = self._open()
         except Exception as error:  # whatever it is, the engine goes on without a cache
             if str(error) != self._said:
-                logger.warning("Ashlar (%s): no cache yet: %s", self._what, error)
+                logger.warning("Ashlar (%s): cannot open the cache yet: %s", self._what, error)
                 self._said = str(error)
             return False
         logger.info("Ashlar (%s): the cache is open", self._what)
@@ -70,7 +70,7 @@ class Opening:
         try:
             self._next = self._open()
         except Exception as error:  # the open one goes on
-            logger.warning("Ashlar (%s): the cache could not be opened again: %s", self._what, error)
+            logger.warning("Ashlar (%s): cannot reopen the cache: %s", self._what, error)
 
     @property
     def renewed(self) -> bool:

@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+_RENAMED = {"least_tokens": "min_tokens", "saves_under_way": "saves_in_flight"}  # by names of earlier releases
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -24,8 +26,8 @@ class Options:
     quiet_ms: int = 500  # behind that: until the blocks are left to the daemon, and kept from use
     reopen_ms: int = 2000  # between attempts to open a cache
     tokens_per_second: float = 0.0  # of prefill; 0: as it is measured
-    least_tokens: int = 1  # fewer are not worth a load
-    saves_under_way: int = 16  # further saves are dropped
+    min_tokens: int = 1  # fewer are not worth a load
+    saves_in_flight: int = 16  # further saves are dropped
     wait_for_saves: bool = False  # steps end when their saves have
     segments: bool = False  # prompts that declare segments are set from them
     seam_head: int = 8  # first tokens of a segment that are computed in every prompt
@@ -43,13 +45,17 @@ class Options:
             if environment in os.environ:
                 values[name] = os.environ[environment]
         for name, value in given.items():
+            if name in _RENAMED:
+                raise ValueError(f"kv_connector_extra_config.{name}: renamed; use {_RENAMED[name]}")
             if name not in known:
-                raise ValueError(f"kv_connector_extra_config.{name}: unknown; there are {', '.join(sorted(known))}")
+                raise ValueError(
+                    f"kv_connector_extra_config.{name}: unknown option; expected one of {', '.join(sorted(known))}"
+                )
             kind = type(getattr(defaults, name))
             fits = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
             if not fits or (kind is not bool and isinstance(value, bool)):
-                raise ValueError(f"kv_connector_extra_config.{name}: {value!r} is no {kind.__name__}")
+                raise ValueError(f"kv_connector_extra_config.{name}: {value!r} was given; expected {kind.__name__}")
             if kind in (int, float) and value < 0:
-                raise ValueError(f"kv_connector_extra_config.{name}: {value} is below 0")
+                raise ValueError(f"kv_connector_extra_config.{name}: {value} is negative; expected 0 or more")
             values[name] = value
         return Options(**values)

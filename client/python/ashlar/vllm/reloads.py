@@ -29,7 +29,7 @@ def model_of(layer: torch.nn.Module) -> Any:
             if found is None or found in each.modules():
                 found = each
     if found is None:
-        raise Unsupported("the engine's model is not found")
+        raise Unsupported("cannot find the engine's model")
     return found
 
 
@@ -77,8 +77,8 @@ class EngineWeights:
                 return
             self._outdated = generation
         logger.warning(
-            "Ashlar: the model's weights have changed without a reset of the connector; from now on they are named anew, "
-            "and nothing that was stored before is found"
+            "Ashlar: the model's weights have changed without a reset of the connector; the cache continues under a new "
+            "identity, and objects stored before are no longer found"
         )
 
     def is_outdated(self, generation: str) -> bool:

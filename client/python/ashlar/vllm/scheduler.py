@@ -67,7 +67,7 @@ class Scheduler:
         self._loads, self._saves, self._event_tokens = loads, saves, event_tokens
         self._segments = options.segments
         if self._segments and (reason := unsupported(described)):
-            logger.warning("Ashlar: segments: %s; prompts that declare them are like any others", reason)
+            logger.warning("Ashlar: segments are off: %s; prompts with segments are treated as plain prompts", reason)
             self._segments = False
         self._followed: dict[str, _Followed] = {}
         self._new_loads: list[Load] = []
@@ -151,7 +151,7 @@ class Scheduler:
         if lookup.plan is None:
             return None, False
         found = lookup.plan.prefix_tokens
-        if found % block != 0 or found - computed < max(1, self._options.least_tokens):
+        if found % block != 0 or found - computed < max(1, self._options.min_tokens):
             self.stats.add(1, "lookups", "no_gain" if found > 0 else "miss")
             self._drop(followed)
             followed.missed = asked
@@ -162,7 +162,7 @@ class Scheduler:
         """All declared segments, looked up or not: the worker computes those that the cache lacks."""
         tokens = sum(followed.segments)
         # Blocks of such a request are found again behind the same segments alone, and then stand for all of them.
-        if followed.refused or computed > 0 or tokens < max(1, self._options.least_tokens):
+        if followed.refused or computed > 0 or tokens < max(1, self._options.min_tokens):
             return 0, False
         return tokens, True
 
@@ -245,7 +245,7 @@ class Scheduler:
             self._new_composes.append(Compose(request.request_id, text, followed.segments, ids, self._salt(followed)))
             return
         if followed is None or followed.lookup is None or followed.lookup.plan is None:
-            raise RuntimeError(f"{request.request_id}: nothing was found for it")
+            raise RuntimeError(f"{request.request_id}: no match is known for the request")
         plan, ids = followed.lookup.plan, blocks.get_block_ids()
         tokens = plan.prefix_tokens
         self._loaded_blocks[request.request_id] = [
@@ -297,7 +297,7 @@ class Scheduler:
             self._renew()
             self._offer_all(output, saves)
         except Exception:  # the loads must go out: their requests wait for them
-            logger.exception("Ashlar: nothing more is saved of this step")
+            logger.exception("Ashlar: the rest of this step is not saved")
         return StepMetadata(loads, saves, output.total_num_scheduled_tokens, composes, self._generation)
 
     def _offer_all(self, output: Any, saves: list[Save]) -> None:
@@ -339,7 +339,7 @@ class Scheduler:
             depths = self._depths(followed.saved, end, request.num_prompt_tokens)
         if not depths:
             return
-        if len(self._under_way) >= self._options.saves_under_way:
+        if len(self._under_way) >= self._options.saves_in_flight:
             self.stats.add(1, "stores", "busy")
             return
         ids = output.kv_connector_block_state.get_block_ids(name)
@@ -442,9 +442,7 @@ class Scheduler:
         for name in names:
             differing = ", ".join(differences(self._described.identity.text, name))
             if differing and (self._loads or self._saves):
-                logger.error(
-                    "Ashlar: this engine runs without the cache: its scheduler and a worker differ in %s", differing
-                )
+                logger.error("Ashlar: the cache is off in this engine: scheduler and worker differ in %s", differing)
         self._loads = self._saves = False
 
     def _renew(self) -> None:

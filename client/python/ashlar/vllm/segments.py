@@ -78,10 +78,10 @@ def declared(request: Any) -> list[int]:
         return []
     lengths = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
     if lengths is None or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in lengths):
-        raise ValueError(f"kv_transfer_params.{PARAMETER}: {given!r} is no list of lengths above 0")
+        raise ValueError(f"kv_transfer_params.{PARAMETER}: {given!r} was given; expected a list of positive lengths")
     if sum(lengths) > request.num_prompt_tokens:
         raise ValueError(
-            f"kv_transfer_params.{PARAMETER}: {sum(lengths)} tokens, and the prompt has {request.num_prompt_tokens}"
+            f"kv_transfer_params.{PARAMETER}: the lengths add up to {sum(lengths)}; the prompt has {request.num_prompt_tokens} tokens"
         )
     return lengths[:-1] if sum(lengths) == request.num_prompt_tokens else lengths
 

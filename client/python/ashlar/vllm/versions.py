@@ -16,4 +16,4 @@ def unknown_version() -> str | None:
     if found is not None and OLDEST <= (int(found[1]), int(found[2])) < BELOW:
         return None
     known = f"{OLDEST[0]}.{OLDEST[1]} to below {BELOW[0]}.{BELOW[1]}"
-    return f"vllm: version {vllm.__version__} is installed, and ashlar knows {known}"
+    return f"vllm: version {vllm.__version__} is not supported; expected {known}"

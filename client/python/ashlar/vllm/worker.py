@@ -89,7 +89,9 @@ class Worker:
         """Raises Unsupported: the caches lie where the daemon cannot reach them. `refuse` is then to be called."""
         memory = self.allocator.memory
         if memory is None:
-            raise Unsupported(f"the engine's caches are not in shared memory ({self.allocator.error or 'not asked'})")
+            raise Unsupported(
+                f"the engine's caches are not in shared memory ({self.allocator.error or 'not requested'})"
+            )
         found = places(self._described, caches, memory)
         described, options = self._described, self._options
         self._order = memory.order
@@ -139,9 +141,9 @@ class Worker:
             publishes = vllm_config.kv_transfer_config.is_kv_producer
             self._composer = Composer(engine, self._described, self._options, self._states, most, publishes)
         except Unsupported as error:
-            logger.warning("Ashlar: this worker serves prefixes alone: %s", error)
+            logger.warning("Ashlar: segments are off in this worker: %s", error)
         except Exception:
-            logger.exception("Ashlar: this worker serves prefixes alone")
+            logger.exception("Ashlar: segments are off in this worker")
         if self._composer is None:
             self._report.without_segments[self._described.model.tensor_parallel_rank] += 1
 
@@ -160,7 +162,7 @@ class Worker:
         try:
             return self._weights.look(step.generation)
         except Exception:  # whatever it is, loads and saves of the step end
-            logger.exception("Ashlar: the model's weights could not be looked at")
+            logger.exception("Ashlar: cannot check the model's weights")
             self._weights.outdate(step.generation)
             return Seen(self._weights, step.generation, None)
 
@@ -180,7 +182,7 @@ class Worker:
             try:
                 self._weights.begin(step.generation)
             except Exception:  # whatever it is, the step's loads end
-                logger.exception("Ashlar: the model's weights could not be looked at")
+                logger.exception("Ashlar: cannot check the model's weights")
                 self._weights.outdate(step.generation)
         seen = self._look(step) if step.loads or composing else None
         if self._composer is not None and step.generation is not None:
@@ -218,7 +220,7 @@ class Worker:
                 landing.handle = cache.land(plan, _tables(tables), present_tokens=present, wait=False)
             except Exception as error:  # whatever it is, the request is computed instead
                 landing.begun = True
-                logger.warning("Ashlar: a load could not begin: %s", error)
+                logger.warning("Ashlar: cannot start a load: %s", error)
 
     def poll_loads(self, step: StepMetadata, over: Collection[str]) -> tuple[set[str], set[str]]:
         """Requests whose loads have ended, and those among them that failed. `over`: requests that have ended themselves."""

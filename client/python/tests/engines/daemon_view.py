@@ -49,7 +49,7 @@ def _field(number, value):
 
 
 FAILED_PRECONDITION = 9
-REFUSAL = b"hello.protocol_max: this daemon speaks versions 98 to 99, the client 2 to 4"
+REFUSAL = b"hello.protocol_max: no common version; the daemon speaks 98 to 99; the client speaks 2 to 4"
 # SessionReply of proto/ashlar/v1/session.proto: as a newer daemon refuses a client that it knows to be older, and as one
 # that takes it for its own kind would welcome it.
 REFUSES = _field(1, FAILED_PRECONDITION) + _field(2, REFUSAL)

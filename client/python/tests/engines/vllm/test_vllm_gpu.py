@@ -211,7 +211,7 @@ def test_what_is_registered_otherwise_is_refused_by_name(spoil, monkeypatch):
     emulated_gpu.emulate(monkeypatch, emulated_gpu.Driver())
     caches, ours = registered(KVCacheLayout.LBNHC)
     caches["layers.1.attn"] = spoil(caches["layers.1.attn"])
-    with pytest.raises(Unsupported, match=r"layers.1.attn: registered as \("):
+    with pytest.raises(Unsupported, match=r"layers.1.attn: unsupported shape \("):
         memory.places(described(), caches, ours)
 
 
@@ -219,7 +219,7 @@ def test_blocks_that_kernels_cut_where_heads_come_first_are_refused(monkeypatch)
     """A block's tokens then have no stride of their own: each part has all of its heads before the next part's."""
     emulated_gpu.emulate(monkeypatch, emulated_gpu.Driver())
     caches, ours = registered(KVCacheLayout.LBHNC, 16)
-    with pytest.raises(Unsupported, match="layers.0.attn: registered as"):
+    with pytest.raises(Unsupported, match="layers.0.attn: unsupported shape"):
         memory.places(described(), caches, ours)
 
 
@@ -351,7 +351,7 @@ def test_segments_are_refused_on_a_gpu_and_said_so(monkeypatch):
         caches = types.SimpleNamespace(kv_cache_groups=[1])
         made = module.AshlarConnector(config, module.KVConnectorRole.SCHEDULER, caches)
         assert made._options.segments is segments
-    assert said[0] == "Ashlar: segments: not on a GPU; prompts that declare them are computed"
+    assert said[0] == "Ashlar: segments are not supported on a GPU; prompts with segments are computed"
     assert len([text for text in said if "segments" in text]) == 1
 
 
@@ -362,8 +362,8 @@ def refuse_to_describe(*_, **__):
 @pytest.mark.parametrize(
     "device, hip, sleep, reason",
     [
-        ("xpu", None, False, "caches on xpu"),
-        ("cuda", "6.4", False, "caches on ROCm"),
+        ("xpu", None, False, "device xpu is not supported"),
+        ("cuda", "6.4", False, "device ROCm is not supported"),
         ("cuda", None, True, "sleep mode"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_hubs_model_is_named_by_the_commit_that_vllm_resolved(tmp_path, monkey
         assert tokenizer_digest(model) == f"org/name {commit}"
     assert found[0] != found[1]
     for revision in (None, "main"):
-        with pytest.raises(Unsupported, match="org/name: no folder, and its revision is no commit"):
+        with pytest.raises(Unsupported, match="org/name: not a local directory, and the revision is not a commit"):
             hub(revision)
     assert hub(None, given="1") != hub(None, given="2")
 
@@ -103,9 +103,7 @@ def test_a_hubs_model_is_named_by_the_commit_that_vllm_resolved(tmp_path, monkey
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.33.0rc1", "1.0", "dev"])
 def test_other_versions_of_vllm_are_served_without_the_cache(version, monkeypatch, shared_daemon, expected):
     monkeypatch.setattr(vllm, "__version__", version)
-    with pytest.raises(
-        Unsupported, match=rf"vllm: version {version} is installed, and ashlar knows 0\.32 to below 0\.33"
-    ):
+    with pytest.raises(Unsupported, match=rf"vllm: version {version} is not supported; expected 0\.32 to below 0\.33"):
         check_version()
     if version == "0.33.0":
         text = prompt("other vllm", 600)
@@ -128,7 +126,7 @@ def test_a_vllm_without_the_connectors_interface_is_refused_with_the_range(monke
     def missing():
         raise ImportError("cannot import name 'SupportsHMA'")
 
-    with pytest.raises(ImportError, match=r"vllm: version 0\.20\.0 is installed, and ashlar knows 0\.32"):
+    with pytest.raises(ImportError, match=r"vllm: version 0\.20\.0 is not supported; expected 0\.32"):
         ashlar.vllm._imported(missing)
     monkeypatch.undo()
     with pytest.raises(ImportError, match="cannot import name 'SupportsHMA'"):
@@ -256,7 +254,7 @@ def test_weights_that_are_read_from_elsewhere_have_to_be_named(tmp_path, format,
         return identify(config, Options(weights_digest=given), {}).weights_digest()
 
     with pytest.raises(
-        Unsupported, match=f"load_format: {format}: the weights are read from elsewhere: give weights_digest"
+        Unsupported, match=f"load_format: {format}: the weights are not in the model's directory; set weights_digest"
     ):
         digest("")
     assert digest("1") != digest("2")

@@ -38,7 +38,7 @@ def test_where_no_prompt_can_be_set_declared_segments_are_a_prompt_like_any_othe
     settings, failures, shared_daemon, monkeypatch, model="qwen3_5"
 ):
     def rope(self):
-        raise Unsupported("segments: the model has no rotary positions")
+        raise Unsupported("segments: the model has no rotary embedding")
 
     if not settings:
         monkeypatch.setattr(EngineModel, "rope", rope)

@@ -158,10 +158,10 @@ def test_without_names_of_their_own_composed_blocks_would_be_taken_for_exact(seg
 @pytest.mark.parametrize(
     "given, reason",
     [
-        ([100, 0], "is no list of lengths above 0"),
-        ("100", "is no list of lengths above 0"),
-        ([100, True], "is no list of lengths above 0"),
-        ([300, 300], "600 tokens, and the prompt has 420"),
+        ([100, 0], "was given; expected a list of positive lengths"),
+        ("100", "was given; expected a list of positive lengths"),
+        ([100, True], "was given; expected a list of positive lengths"),
+        ([300, 300], "the lengths add up to 600; the prompt has 420 tokens"),
     ],
 )
 def test_a_wrong_declaration_is_named_and_changes_nothing(given, reason, segmented, expected):

@@ -10,8 +10,10 @@ from ashlar.vllm.options import Options
 def test_an_unknown_option_is_refused_by_name(shared_daemon):
     with pytest.raises(RuntimeError, match="kv_connector_extra_config.lookup_msec: unknown"):
         Child("qwen3", connector(shared_daemon, lookup_msec=3))
-    with pytest.raises(ValueError, match="kv_connector_extra_config.call_ms: 'soon' is no int"):
+    with pytest.raises(ValueError, match="kv_connector_extra_config.call_ms: 'soon' was given; expected int"):
         Options.read(connector(shared_daemon, call_ms="soon"))  # as the connector does
+    with pytest.raises(ValueError, match="kv_connector_extra_config.least_tokens: renamed; use min_tokens"):
+        Options.read(connector(shared_daemon, least_tokens=2))
 
 
 def test_other_weights_share_nothing(shared_daemon, engine):
