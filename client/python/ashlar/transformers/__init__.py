@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from ashlar._ashlar import text, whole
+from ashlar._ashlar import real, text, whole
 from ashlar.daemon import Daemon
 from ashlar.prompt import Prompt
 from ashlar.transformers import calls
@@ -76,13 +76,16 @@ def cache_for(
     weights_digest: str | None = None,
     capture_tokens: int = 64,
     epsilon: float = 1e-6,
+    tokens_per_second: float = 0.0,
     **options: Any,
 ) -> ModelCache:
     """Opens a cache for a model of Transformers.
 
     `daemon`: of `ashlar.daemon.start`, or its (rpc socket, session socket). `tokens`: room for keys and values of the
     prompt that is served, with its answer. `head`, `tail`: the seams' widths. `weights_digest`: names the weights;
-    without it they are hashed, all of them. ValueError: the model, or the version of transformers, cannot be served.
+    without it they are hashed, all of them. `tokens_per_second`: of prefill, so that the daemon declines segments, and
+    prefixes of other nodes, that load slower than they compute; 0: it declines none. ValueError: the model, or the
+    version of transformers, cannot be served.
     """
     check_type(model)
     if isinstance(daemon, Daemon):
@@ -101,6 +104,10 @@ def cache_for(
         text("weights_digest", weights_digest)
     weights = Weights(model)  # before they are hashed
     described, shape = describe(model, weights_digest, head, tail, page_tokens)
+    rate = real("tokens_per_second", tokens_per_second)
+    if not 0 <= rate < float("inf"):
+        raise ValueError(f"tokens_per_second: {rate}; expected 0 or more")
+    described = dataclasses.replace(described, tokens_per_second=rate)
     return ModelCache(
         described, shape, weights, *sockets, pages=-(-tokens // page_tokens), name="transformers",
         capture_tokens=capture_tokens, epsilon=epsilon, **options,
