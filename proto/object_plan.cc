@@ -181,8 +181,8 @@ const Part* PlannedTransitions(const ObjectHeader& plan, uint32_t layer) {
 
 // Bytes of a low-rank unit; the dense one tells d_k.
 uint64_t LowRankBytes(const Part& dense, uint32_t rank) {
-  const auto numbers = static_cast<double>(dense.unit_bytes / ElementBytes(dense.dtype));
-  const TupleShape shape{.d_k = static_cast<uint32_t>(std::lround(std::sqrt(numbers)))};
+  const uint64_t numbers = dense.unit_bytes / ElementBytes(dense.dtype);
+  const TupleShape shape{.d_k = static_cast<uint32_t>(std::lround(std::sqrt(static_cast<double>(numbers))))};
   return TransitionBytes(shape, dense.dtype, TransitionForm::kLowRank, rank);
 }
 
