@@ -20,15 +20,15 @@ class ObjectBytes {
 
   std::byte* start() const { return extents_.front(); }
   std::byte* Unit(const Part& part, uint32_t unit) const;
-  const std::vector<std::byte*>& extents() const { return extents_; }  // in the object's order
+  const std::vector<std::byte*>& extents() const { return extents_; }  // in the order of the object's bytes
 
  private:
   std::vector<std::byte*> extents_;
 };
 
-// Objects begin with their headers, which the processor reads and writes whatever memory a tier lies in.
+// An object begins with its header, which the CPU reads and writes in any memory tier.
 void WriteStart(const Tier& tier, const Slot& slot, absl::string_view bytes);
-// The first `bytes` of a slot, at most an extent: where they lie or, of a GPU's memory, a copy in `room`.
+// Returns the first `bytes` of a slot, at most one extent: in place or, for a GPU's memory, a copy in `room`.
 absl::string_view ReadStart(const Tier& tier, const Slot& slot, uint64_t bytes, std::string& room);
 
 }  // namespace ashlar::storage

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offers: objects that pass between nodes without an engine that waits for them.
+// Offers: transfers of objects between nodes that no engine waits for.
 #pragma once
 
 #include <cstdint>
@@ -13,41 +13,42 @@
 
 namespace ashlar::storage {
 
-// All shards of a key's bundle. What its worth is made of comes along: the node that takes it has no record of it.
+// All shards of a key's bundle, with their history: the receiving node has none.
 struct Offering {
   TenantPool pool;
   NamespaceId ns;
   Key key;
   ObjectKind kind = ObjectKind::kSegment;
   uint32_t shards = 1;
-  uint64_t bytes = 0;      // of the largest shard
-  uint32_t uses = 0;       // that have found it
-  uint64_t idle = 0;       // since the last one, in requests of its tenant
-  float saves_a_byte = 0;  // FLOPs
-  uint64_t group = 0;      // of objects that are of use together: a text's (PrefixKeys::Group); 0: none
+  uint64_t bytes = 0;      // size of the largest shard
+  uint32_t uses = 0;       // lookups that found it
+  uint64_t idle = 0;       // requests of its tenant since its last use
+  float saves_a_byte = 0;  // FLOPs per byte
+  uint64_t group =
+      0;  // number shared by objects that are used together: those of one text (PrefixKeys::Group); 0: none
 };
 
-// The metadata thread only.
+// Metadata thread only.
 class Offers {
  public:
   virtual ~Offers() = default;
 
-  // In a drain other nodes may take what the disk has not begun to write. NextToHand returns an object of those that
-  // memory has alone: what is pinned first, then what is hottest. The disk leaves it alone until Handed says whether
-  // another node has it now; then it counts as saved, and is not written. Empty: there is none left at present.
+  // In a drain, other nodes may take objects whose write to the disk has not begun. NextToHand returns an object that
+  // is only in memory: pinned ones first, then by value; nothing if none is left now. The disk does not write it until
+  // Handed reports whether another node has taken it; a taken object counts as saved.
   virtual std::optional<Offering> NextToHand() = 0;
   virtual void Handed(TenantId tenant, const Key& key, bool taken) = 0;
 
-  // Says to which group all shards of an object belong.
+  // Sets the group of all shards of an object.
   virtual void SetGroup(TenantId tenant, const Key& key, uint64_t group) = 0;
-  // Describes an object that is here as a whole; empty for any other.
+  // Returns the description of an object whose shards are all here; nothing for any other.
   virtual std::optional<Offering> Describe(TenantId tenant, const Key& key) const = 0;
-  // Judges what another node offers: kTaken where it may come. `evicting`: in place of what is worth less.
+  // Judges another node's offer: kTaken if it may come. `evicting`: also in place of less valuable objects.
   virtual TakeOutcome Judge(const Offering& offered, bool evicting) = 0;
-  // Brings up an offered object whose shards were adopted (Cache::AdoptRemote). `done` comes from SettleTaken, or at
-  // once where it cannot come.
+  // Promotes an offered object with adopted shards (Cache::AdoptRemote). SettleTaken calls `done`; Promote calls it
+  // itself if the object cannot come.
   virtual void Promote(const Offering& offered, std::function<void(bool whole)> done) = 0;
-  // Answers for what has come, or has failed to. Call it many times a second.
+  // Reports arrived and failed objects. Call it many times a second.
   virtual void SettleTaken() = 0;
 };
 

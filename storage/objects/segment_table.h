@@ -14,13 +14,13 @@
 
 namespace ashlar::storage {
 
-// Keys are looked up within one tenant: whatever the key, nobody finds another's object.
+// Keys are looked up within one tenant: no key finds another tenant's object.
 class SegmentTable {
  public:
-  Entry* Find(TenantId tenant, const Key& key, const TensorShard& shard = {}) const;  // null: not here
+  Entry* Find(TenantId tenant, const Key& key, const TensorShard& shard = {}) const;  // null if not here
   // Returns all objects of a key: the whole model's object, and shards of any size.
   std::vector<Entry*> All(TenantId tenant, const Key& key) const;
-  // Returns the shards that are here of the bundle of `size` shards of `key`.
+  // Returns the present shards of the bundle of `size` shards of `key`.
   std::vector<Entry*> Bundle(TenantId tenant, const Key& key, uint32_t size) const;
   // The entry's tenant, key and shard must not be in the table yet.
   void Insert(Entry& entry);
@@ -29,7 +29,7 @@ class SegmentTable {
  private:
   using Id = std::pair<TenantId, Key>;
   absl::flat_hash_map<Id, Entry*> whole_;
-  absl::flat_hash_map<Id, std::vector<Entry*>> shards_;  // in the order of their coming; few, for ranks are
+  absl::flat_hash_map<Id, std::vector<Entry*>> shards_;  // in the order of arrival; few, because there are few ranks
 };
 
 }  // namespace ashlar::storage
