@@ -16,10 +16,10 @@ namespace {
 
 constexpr absl::string_view kDigits = "0123456789";
 constexpr absl::string_view kPrefixes = "kmgtp";
-constexpr size_t kMostDecimals = 18;  // 10^18 fits 64 bits
-constexpr size_t kLongestShown = 40;  // of a text that is refused
+constexpr size_t kMostDecimals = 18;  // 10^18 fits in 64 bits
+constexpr size_t kLongestShown = 40;  // longest refused text that a message quotes
 
-// Bytes of a unit in lower case; 0: it is not a unit.
+// Returns the bytes of a unit in lower case; 0 if it is not a unit.
 uint64_t UnitBytes(absl::string_view unit) {
   if (unit.empty() || unit == "b") return 1;
   const size_t power = kPrefixes.find(unit[0]);

@@ -13,10 +13,10 @@
 namespace ashlar {
 namespace {
 
-// Walks over fields and stops at the one whose canonical bytes reach beyond `offset`.
+// Walks over fields and stops at the one whose canonical bytes contain `offset`.
 class Locator {
  public:
-  // `at`: where the first field stands.
+  // `at`: offset of the first field.
   Locator(std::string scope, size_t at, size_t offset) : scope_(std::move(scope)), at_(at), offset_(offset) {}
 
   template <typename T>
@@ -73,9 +73,9 @@ class Locator {
   std::optional<Difference> difference_;
 };
 
-constexpr size_t kBehindTag = 8;  // where an encoding's first field stands
+constexpr size_t kBehindTag = 8;  // offset of the first field in an encoding
 
-// All bytes before the first that differs are the same, so it lies in the same field of both.
+// All bytes before the first difference are equal, so it is in the same field of both.
 template <typename Walk>
 std::optional<Difference> Locate(const std::string& first, const std::string& second, Walk walk) {
   if (first == second) return std::nullopt;
@@ -98,7 +98,7 @@ std::optional<Difference> FirstDifference(const Identity& first, const Identity&
 }
 
 std::optional<Difference> FirstDifference(const Layout& first, const Layout& second) {
-  // In one version, or the versions alone would be the difference.
+  // Both are encoded in the same version; otherwise only the version would differ.
   const uint32_t version = std::max(LayoutVersion(first), LayoutVersion(second));
   return Locate(EncodeLayoutAs(version, first), EncodeLayoutAs(version, second), [&](bool is_first, size_t offset) {
     Locator locator("layout", kBehindTag, offset);

@@ -24,9 +24,9 @@ static_assert(sizeof(MediaHash) == 40 && offsetof(MediaHash, hash) == 8, "media 
 
 constexpr absl::string_view kNamespaceDomain = "ashlar/namespace/1", kSaltDomain = "ashlar/salt/1";
 constexpr uint8_t kKeyVersion = 1, kChainedKeyVersion = 2, kSaltedVersion = 3;
-constexpr uint8_t kChainRoot = 0;  // where a kind stands in the others
+constexpr uint8_t kChainRoot = 0;  // offset of the kind in the other hashes
 
-// A keyless SHA-256 fails only when the process has no memory left or a broken OpenSSL: neither has a way out.
+// A keyless SHA-256 fails only without memory or with a broken OpenSSL; neither can be handled.
 void Require(int ok) {
   if (ok == 1) return;
   std::fputs("ashlar: SHA-256 failed\n", stderr);
@@ -36,7 +36,7 @@ void Require(int ok) {
 class Sha256 {
  public:
   Sha256() : context_(EVP_MD_CTX_new()) {
-    // Fetched once: looking the algorithm up costs more than hashing a short run of tokens.
+    // Fetched once: a lookup of the algorithm costs more than hashing a few tokens.
     static EVP_MD* const algorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
     Require(context_ != nullptr && algorithm != nullptr ? EVP_DigestInit_ex2(context_, algorithm, nullptr) : 0);
   }
@@ -128,7 +128,7 @@ absl::StatusOr<Salt> UnpackSalt(absl::string_view field, absl::string_view bytes
   if (bytes.size() != salt.bytes.size())
     return Invalid(field, ": wrong length; expected ", salt.bytes.size(), " bytes, or empty");
   std::ranges::copy(bytes, salt.bytes.begin());
-  if (salt == Salt{}) return Invalid(field, ": zeros");  // would be none, and share everything
+  if (salt == Salt{}) return Invalid(field, ": zeros");  // zeros mean no salt, which would share everything
   return salt;
 }
 
@@ -180,8 +180,8 @@ Key MakeChainedKey(const NamespaceId& ns, ObjectKind kind, const Digest& before,
   hash.Bytes(before.bytes.data(), before.bytes.size());
   hash.Number(uint64_t{tokens.size()});
   hash.Bytes(tokens.data(), tokens.size_bytes());
-  // Nothing stands here without media, so that keys stay as they were before media could be given. Both forms stay
-  // apart, because the count of tokens says where they end.
+  // Prompts without media add no bytes, so their keys equal those of releases without media. The forms with and without
+  // media are unambiguous, because the token count determines where the tokens end.
   if (!media.empty()) hash.Media(media);
   return hash.Finish();
 }

@@ -25,7 +25,7 @@ absl::Status CheckDType(const std::string& field, DType dtype) {
   return Refuse(field, absl::StrCat(static_cast<int>(dtype), " is an unknown dtype"));
 }
 
-// The first error among checks that are all cheap: the caller lists the fields in the order of the struct.
+// Returns the first error. All checks are cheap, so all run. The caller lists the fields in the order of the struct.
 absl::Status First(std::initializer_list<absl::Status> checks) {
   for (const absl::Status& check : checks) {
     if (!check.ok()) return check;
@@ -37,11 +37,11 @@ bool IsFp8(DType dtype) {
   return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2;
 }
 
-// `dim` is the dimension of the vectors that are rotated.
+// `dim`: dimension of the rotated vectors.
 absl::Status CheckRope(const std::string& field, const Rope& rope, uint32_t dim) {
   switch (rope.kind) {
     case RopeStyle::kNone:
-      // One way only to say "none", so that it has one encoding.
+      // "None" has only one form, so it has one encoding.
       if (rope.rotary_dim != 0) return Refuse(field + ".rotary_dim", "must be 0 without RoPE");
       if (rope.scale != 1.0) return Refuse(field + ".scale", "must be 1 without RoPE");
       if (!rope.frequencies.empty()) return Refuse(field + ".frequencies", "must be empty without RoPE");
@@ -100,7 +100,7 @@ absl::Status CheckAttention(const std::string& field, const AttentionLayer& laye
   });
 }
 
-// Returns the count of numbers that a family's mathematics needs beside the tokens (HYPIC §4.2).
+// Returns how many numbers a family's computation needs besides the tokens (HYPIC §4.2).
 absl::StatusOr<uint64_t> DecayNumbersOf(const std::string& field, const LinearLayer& layer) {
   switch (layer.family) {
     case Family::kRetnet:
@@ -124,7 +124,7 @@ absl::Status CheckDecayTable(const std::string& field, const LinearLayer& layer,
   }
   for (size_t i = 0; i < layer.decay_table.size(); ++i) {
     const float value = layer.decay_table[i];
-    // −0 equals 0 but has other bytes: equal layouts must be one namespace.
+    // −0 equals 0 but has other bytes. Equal layouts must have the same namespace.
     if (!std::isfinite(value) || std::bit_cast<uint32_t>(value) == 0x80000000u) {
       return Refuse(absl::StrCat(field, "[", i, "]"), "must be finite and not negative zero");
     }
@@ -194,14 +194,14 @@ absl::Status CheckLinear(const std::string& field, const LinearLayer& layer) {
   return CheckRope(field + ".rope", layer.rope, layer.d_k);
 }
 
-// Bytes of one token's keys and values in one layer.
+// Returns the bytes of one token's keys and values in one layer.
 uint64_t RowBytes(const Layer& layer) {
   const auto* attention = std::get_if<AttentionLayer>(&layer);
   if (attention == nullptr) return 0;
   return uint64_t{attention->kv_heads} * (attention->key_dim + attention->value_dim) * ElementBytes(attention->dtype);
 }
 
-// Bytes that the encoding spends on tables, which alone can be large.
+// Returns the bytes of tables in the encoding. Only tables can be large.
 uint64_t TableBytes(const Layer& layer) {
   if (const auto* linear = std::get_if<LinearLayer>(&layer)) {
     return linear->decay_table.size() * sizeof(float) + linear->rope.frequencies.size() * sizeof(double);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The canonical encoding: docs/formats.md has its tables. Both directions go through layout_fields.h.
+// The canonical encoding (tables in docs/formats.md). Both directions use layout_fields.h.
 #include <bit>
 #include <cstring>
 #include <optional>
@@ -47,7 +47,7 @@ class Writer {
   std::string bytes_;
 };
 
-// Reads what Writer wrote. After the first error every further read does nothing, so callers check once.
+// Reads the output of Writer. After the first error all reads do nothing, so callers check once.
 class Reader {
  public:
   Reader(std::string scope, absl::string_view bytes) : scope_(std::move(scope)), rest_(bytes) {}
@@ -95,7 +95,7 @@ class Reader {
     }
     return version;
   }
-  // A count of elements that take at least `element_bytes` each: never more than the bytes that are left.
+  // Reads a count of elements of at least `element_bytes` each. It is never larger than the remaining bytes allow.
   uint32_t Count(const char* name, size_t element_bytes) {
     uint32_t count = 0;
     (*this)(name, count);
@@ -143,7 +143,7 @@ absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
   const uint32_t version = read.Tag(kLayoutTag, kLayoutVersionMin, kLayoutVersionMax);
   CodeSeams(read, layout);
   const uint32_t layers = read.Count("layers", 1);
-  // A layer costs far more memory than the byte that could announce it.
+  // A layer needs much more memory than the byte that announces it.
   if (layers > limits::kMaxLayers)
     read.Fail("layers", absl::StrCat(layers, " is too many; expected at most ", limits::kMaxLayers));
   for (uint32_t i = 0; i < layers && i < limits::kMaxLayers; ++i) {
@@ -162,7 +162,7 @@ absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
   read.Enter("layout");
   if (absl::Status status = read.Finish(); !status.ok()) return status;
   if (absl::Status status = Validate(layout); !status.ok()) return status;
-  // One value has one encoding.
+  // A value has only one valid encoding.
   if (const uint32_t least = LayoutVersion(layout); version != least) {
     return absl::InvalidArgumentError(absl::StrCat("layout.version: ", version, "; expected ", least,
                                                    ", the lowest version that can express the layout"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading a table of parts: the forms' properties, and the places of units.
+// Tables of parts: properties of forms, and positions of units.
 #include "proto/object.h"
 
 #include <algorithm>
@@ -66,7 +66,7 @@ PartForm PartFormOf(TransitionForm kind) {
     case TransitionForm::kZero:
       return PartForm::kTransitionZero;
   }
-  return PartForm::kTransitionZero;  // no kind that passed a check
+  return PartForm::kTransitionZero;  // does not happen for a checked kind
 }
 
 std::optional<TransitionForm> TransitionFormOf(PartForm form) {
@@ -104,7 +104,7 @@ uint64_t Part::UnitOffset(uint32_t unit) const {
 }
 
 const Part* ObjectHeader::Find(uint32_t layer, PartForm form) const {
-  // Parts ascend by layer, then form: both from PlanObject and from DecodeHeader.
+  // Parts are sorted by layer, then form: by PlanObject and by DecodeHeader.
   const auto found = std::lower_bound(parts.begin(), parts.end(), std::pair(layer, form),
                                       [](const Part& part, const std::pair<uint32_t, PartForm>& wanted) {
                                         return std::pair(part.layer, part.form) < wanted;

@@ -26,7 +26,7 @@ absl::Status CheckFields(const ObjectHeader& header) {
   return absl::OkStatus();
 }
 
-// Zero transitions: they say of which heads, and nothing else.
+// Zero transitions contain only the heads that they apply to.
 absl::Status CheckEmpty(const Part& part) {
   if (part.form != PartForm::kTransitionZero || part.units == 0) return BadHeader("wrong unit size");
   if (part.last_unit_bytes != 0) return BadHeader("wrong size of the last unit");
@@ -45,7 +45,7 @@ absl::Status CheckRows(const ObjectHeader& header, const Part& part) {
   return absl::OkStatus();
 }
 
-// One part by itself.
+// Checks one part alone.
 absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
   if (Name(part.form) == "unknown") return BadHeader("unknown form");
   if (ElementBytes(part.dtype) == 0) return BadHeader("unknown dtype");
@@ -74,7 +74,7 @@ absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
   return plain ? absl::OkStatus() : BadHeader("matrices of different sizes");
 }
 
-// Order and place of all parts.
+// Checks the order and the offsets of all parts.
 absl::Status CheckPlaces(const ObjectHeader& header) {
   uint64_t end = EncodedHeaderBytes(header.parts.size());
   const Part* previous = nullptr;
@@ -92,7 +92,7 @@ absl::Status CheckPlaces(const ObjectHeader& header) {
   return absl::OkStatus();
 }
 
-// Every head of a segment's state has exactly one transition; a checkpoint has none.
+// Checks that every head of a segment's state has exactly one transition, and that a checkpoint has none.
 absl::Status CheckHeads(const ObjectHeader& header, uint32_t layer) {
   std::vector<bool> seen;
   uint64_t covered = 0;
@@ -115,7 +115,8 @@ absl::Status CheckHeads(const ObjectHeader& header, uint32_t layer) {
   return absl::OkStatus();
 }
 
-// States of fp16 have exponents, one a head, and no others do; 16-bit transitions are fp16 beside states of 16 bits.
+// States in fp16 have exponents, one per head; other states have none. 16-bit transitions are fp16 if the states have
+// 16 bits.
 absl::Status CheckTypes(const ObjectHeader& header, uint32_t layer) {
   const Part* const state = header.Find(layer, PartForm::kState);
   const Part* const exponents = header.Find(layer, PartForm::kStateExponents);

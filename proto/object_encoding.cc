@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of an object's header.
+// The encoding of an object's header.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -31,7 +31,7 @@ constexpr size_t kPartCount = 24;      // u32
 constexpr size_t kKind = 28;           // u8
 constexpr size_t kProvenance = 29;     // u8
 constexpr size_t kShardRank = 30;      // u8
-constexpr size_t kOtherShards = 31;    // u8, of the same key: the number of shards less one
+constexpr size_t kOtherShards = 31;    // u8: number of further shards with the same key
 constexpr size_t kNamespace = 32;      // 32 bytes
 constexpr size_t kKey = 64;            // 32 bytes
 constexpr size_t kTokens = 96;         // u64
@@ -41,7 +41,7 @@ constexpr size_t kObjectBytes = 120;   // u64
 constexpr size_t kParts = 128;
 }  // namespace at
 
-// The same for one entry of the table of parts.
+// Byte offsets in an entry of the table of parts.
 namespace part_at {
 constexpr size_t kLayer = 0;           // u32
 constexpr size_t kHeadGroup = 4;       // u16
@@ -75,7 +75,7 @@ bool AllZero(absl::string_view bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == 0; });
 }
 
-// XXH3-64 of the header and table, its own field read as zero.
+// XXH3-64 of header and table, computed with this field set to zero.
 uint64_t HeaderChecksum(absl::string_view header) {
   constexpr uint64_t kZero = 0;
   constexpr size_t kBehind = at::kChecksum + sizeof kZero;
@@ -164,7 +164,7 @@ absl::Status VerifyHeader(absl::string_view bytes) {
 
 absl::StatusOr<ObjectHeader> DecodeHeader(absl::string_view stored) {
   if (stored.size() < at::kParts) return BadHeader("truncated");
-  // The owner of the memory may write there meanwhile, so a copy is verified and decoded.
+  // The owner of the memory may write concurrently, so a copy is verified and decoded.
   const size_t size = std::clamp<size_t>(Get<uint32_t>(stored, at::kHeaderBytes), at::kParts, kMaxHeaderBytes);
   const std::string bytes(stored.substr(0, size));
   if (absl::Status status = VerifyHeader(bytes); !status.ok()) return status;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planning objects: which parts an object of a layout stores, in which forms, and where they lie.
+// Plans objects: the parts that an object of a layout stores, their forms, and their offsets.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -15,9 +15,9 @@
 namespace ashlar {
 namespace {
 
-// Header and table lie in one extent. The deepest layout has room for three parts a layer, as a linear layer has them;
-// only layouts of nothing but layers with four (attention with scales, fp16 states behind a convolution) are too deep
-// by two.
+// Header and table fit in one extent. The deepest layout has space for three parts per layer, enough for linear layers.
+// Only layouts whose layers all have four parts (attention with scales, fp16 states with a convolution) exceed it, by
+// two layers.
 const size_t kMaxParts =
     (limits::kExtentBytes - EncodedHeaderBytes(0)) / (EncodedHeaderBytes(1) - EncodedHeaderBytes(0));
 
@@ -63,13 +63,13 @@ void AddLinear(uint32_t index, const LinearLayer& layer, ObjectHeader& header) {
   }
 }
 
-// Rows of so many bytes, one a token: in units that stay in a core's cache, where rows are not longer.
+// Plans one row of `row_bytes` per token, in units that fit in a core's cache if a row does.
 Part Rows(uint32_t layer, PartForm form, DType dtype, uint64_t row_bytes, uint64_t tokens) {
   const uint64_t unit_tokens = std::max<uint64_t>(1, std::bit_floor(limits::kRowUnitBytes / row_bytes));
   return Tokens(layer, form, dtype, row_bytes, unit_tokens, tokens);
 }
 
-// Keys or values, tokens of so many elements, and their scales, which have units of as many tokens.
+// Adds keys or values with so many elements per token, and their scales. Units of both have the same number of tokens.
 void AddRows(uint32_t index, PartForm form, const AttentionLayer& layer, uint64_t dim, ObjectHeader& header) {
   if (header.stored_tokens == 0) return;
   const uint64_t row_bytes = layer.kv_heads * dim * ElementBytes(layer.dtype);
@@ -79,7 +79,7 @@ void AddRows(uint32_t index, PartForm form, const AttentionLayer& layer, uint64_
                                 header.stored_tokens));
 }
 
-// Numbers of the log decay, and of β or dt, that a family has for one token and head; 0: none.
+// Returns how many numbers (log decay, and β or dt) a family has per token and head; 0 for none.
 uint64_t GateWidth(const LinearLayer& layer) {
   switch (layer.family) {
     case Family::kGdn:
@@ -104,7 +104,8 @@ uint64_t BetaWidth(const LinearLayer& layer) {
   }
 }
 
-// Adds the inputs of the recurrence for a span's tokens. Decays and β stay fp32: errors of decays add up over the span.
+// Adds the inputs of the recurrence for a span's tokens. Decays and β stay fp32, because errors of decays accumulate
+// over the span.
 absl::Status AddSpan(uint32_t index, const LinearLayer& layer, DType dtype, ObjectHeader& header) {
   const SpanRowBytes bytes = SpanRowBytesOf(layer, dtype);
   const struct {
@@ -134,7 +135,7 @@ absl::Status CheckTokens(uint64_t tokens) {
       absl::StrCat("tokens: ", tokens, " is out of range; expected 1 to ", limits::kMaxPromptTokens));
 }
 
-// Sets the tokens whose keys and values an object of this kind stores.
+// Sets the range of tokens whose keys and values an object of this kind stores.
 absl::Status PlanTokens(const Layout& layout, ObjectHeader& header) {
   switch (header.kind) {
     case ObjectKind::kSegment: {
@@ -156,7 +157,7 @@ absl::Status PlanTokens(const Layout& layout, ObjectHeader& header) {
   }
 }
 
-// Puts the parts in their order and lays them out one behind the other.
+// Sorts the parts and assigns consecutive offsets.
 void LayOut(ObjectHeader& header) {
   std::ranges::sort(header.parts, {},
                     [](const Part& part) { return std::tuple(part.layer, part.form, part.head_group); });
@@ -172,21 +173,21 @@ void LayOut(ObjectHeader& header) {
   }
 }
 
-// The transitions of a layer in a plan of PlanObject, which are one part; null: it has none.
+// Returns the part of a layer's transitions in a plan of PlanObject; null if there is none.
 const Part* PlannedTransitions(const ObjectHeader& plan, uint32_t layer) {
   const std::span<const Part> parts = plan.Layer(layer);
   const auto found = std::ranges::find_if(parts, [](const Part& part) { return IsTransition(part.form); });
   return found == parts.end() ? nullptr : &*found;
 }
 
-// Bytes of a low-rank unit; the dense one tells d_k.
+// Returns the bytes of a low-rank unit; `dense` determines d_k.
 uint64_t LowRankBytes(const Part& dense, uint32_t rank) {
   const uint64_t numbers = dense.unit_bytes / ElementBytes(dense.dtype);
   const TupleShape shape{.d_k = static_cast<uint32_t>(std::lround(std::sqrt(static_cast<double>(numbers))))};
   return TransitionBytes(shape, dense.dtype, TransitionForm::kLowRank, rank);
 }
 
-// Returns the part that a run stores; CheckRun has passed the run. `planned`: its layer's transitions.
+// Returns the part that stores a run that CheckRun has accepted. `planned`: the layer's transitions.
 Part PartOf(const TransitionRun& run, const Part& planned, DType state) {
   uint64_t bytes = planned.unit_bytes;
   if (run.form == TransitionForm::kLowRank) bytes = LowRankBytes(planned, run.rank);
@@ -198,7 +199,7 @@ Part PartOf(const TransitionRun& run, const Part& planned, DType state) {
   return part;
 }
 
-// Adds the parts of what `header` says is stored, and lays them out. `span`: the type of a span's keys and values.
+// Adds the parts that `header` calls for, with offsets. `span`: type of a span's keys and values.
 absl::StatusOr<ObjectHeader> PlanParts(const Layout& layout, ObjectHeader header, DType span = DType::kF32) {
   header.parts.reserve(4 * layout.layers.size());
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {

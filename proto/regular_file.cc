@@ -28,7 +28,7 @@ const char* KindOf(mode_t mode) {
 absl::StatusOr<std::string> ReadRegularFile(absl::string_view field, const std::string& path, size_t max_bytes) {
   const std::string prefix = field.empty() ? "" : absl::StrCat(field, ": ");
   const auto failed = [&] { return absl::ErrnoToStatus(errno, absl::StrCat(prefix, "cannot read ", path)); };
-  // O_NONBLOCK: opening a FIFO does not wait for a writer. It means nothing to a regular file.
+  // With O_NONBLOCK, opening a FIFO does not wait for a writer. Regular files ignore it.
   const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
   if (file < 0) return failed();
   const absl::Cleanup closes = [file] { close(file); };
@@ -37,7 +37,7 @@ absl::StatusOr<std::string> ReadRegularFile(absl::string_view field, const std::
   if (!S_ISREG(info.st_mode)) {
     return Invalid(prefix, "cannot read ", path, ": it is ", KindOf(info.st_mode), "; give a regular file");
   }
-  // Not by its size alone: files of /proc have none, and a file may grow.
+  // Does not rely on the size: files of /proc report none, and a file may grow.
   std::string bytes;
   constexpr size_t kPiece = size_t{64} << 10;
   for (;;) {

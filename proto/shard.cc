@@ -15,7 +15,7 @@ absl::Status Refuse(const std::string& field, uint32_t number, uint32_t shards) 
       absl::StrCat(field, ": ", number, " is not divisible by ", shards, " tensor-parallel shards"));
 }
 
-// Heads that may be fewer than shards: then some of them share one.
+// For heads that may be fewer than the shards; then shards share a head.
 absl::StatusOr<uint32_t> SharedHeads(const std::string& field, uint32_t heads, uint32_t shards) {
   if (heads % shards == 0) return heads / shards;
   if (shards % heads == 0) return 1;
@@ -29,8 +29,8 @@ absl::Status Divide(const std::string& field, const TensorShard& shard, Attentio
   return absl::OkStatus();
 }
 
-// A convolution over queries, keys and values, as gated delta networks and state-space models have it, follows their
-// heads; another one is divided evenly.
+// A convolution over queries, keys and values, as in gated delta networks and state-space models, is split by heads;
+// any other one is split evenly.
 absl::StatusOr<uint32_t> ConvChannels(const std::string& field, const LinearLayer& whole, const LinearLayer& part,
                                       uint32_t shards) {
   const auto channels = [](const LinearLayer& layer) {
@@ -50,7 +50,8 @@ absl::Status Divide(const std::string& field, const TensorShard& shard, LinearLa
   layer.value_heads = whole.value_heads / shard.size;
   const auto numbers = static_cast<ptrdiff_t>(whole.decay_table.size() / shard.size);
   const auto first = whole.decay_table.begin() + shard.rank * numbers;
-  layer.decay_table = std::vector<float>(first, first + numbers);  // no room for those of other shards
+  layer.decay_table =
+      std::vector<float>(first, first + numbers);  // assigns exactly this shard's numbers, without spare capacity
   const auto channels = ConvChannels(field, whole, layer, shard.size);
   if (!channels.ok()) return channels.status();
   layer.conv_channels = *channels;

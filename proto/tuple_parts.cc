@@ -10,7 +10,7 @@ absl::Status DataLoss(uint32_t layer, absl::string_view what) {
   return absl::DataLossError(absl::StrCat("object header: layer ", layer, " ", what));
 }
 
-// Returns whether heads of a layer may have their transitions stored as the part says.
+// Returns whether the part can store the transitions of heads of this layer.
 bool Fits(const Part& part, TransitionForm form, DType state, const TupleShape& shape) {
   if (part.unit_bytes != TransitionBytes(shape, state, form, part.rank)) return false;
   if (form == TransitionForm::kZero || form == shape.transition) return true;

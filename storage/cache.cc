@@ -23,7 +23,7 @@ uint64_t LargestCapacity(const Tiers& tiers, TenantId tenant) {
   return bytes;
 }
 
-// Returns whether states that were resumed from this object are composed.
+// Returns whether the states of this object came from a composition.
 bool IsComposed(const ObjectTable::Result& found) {
   return found.object && (found.object->header.kind == ObjectKind::kSegment ||
                           found.object->header.provenance == Provenance::kComposed);
@@ -77,15 +77,15 @@ struct Cache::Impl {
     return search->Take();
   }
 
-  // A landing's `done` that remembers what was missed.
+  // Wraps a landing's `done` and records what it missed.
   std::function<void(std::vector<MissReason>)> Explaining(SessionId session, TenantId tenant, const LeaseId& lease,
                                                           const LandTarget& target,
                                                           std::function<void(std::vector<MissReason>)> done) {
-    std::vector<uint32_t> indices;  // in the match
+    std::vector<uint32_t> indices;  // index in the match
     for (const LandTarget::Segment& segment : target.segments) indices.push_back(segment.index);
     return [this, session, tenant, lease, indices = std::move(indices),
             done = std::move(done)](std::vector<MissReason> verdict) {
-      const LeasedObjects* found = leases.Held(session, lease);  // none: released meanwhile, or lost before
+      const LeasedObjects* found = leases.Held(session, lease);  // null: released or lost meanwhile
       for (size_t i = 0; i < verdict.size(); ++i) {
         if (verdict[i] == MissReason::kNone) continue;
         Query query;
@@ -111,7 +111,7 @@ struct Cache::Impl {
     Freed freed;
   };
   std::map<SessionId, Closing> closing;
-  ObjectTable table;  // before everything that holds references
+  ObjectTable table;  // declared before all members that hold references
   Explainer explainer;
   LeaseTable leases;
   Publisher publisher;

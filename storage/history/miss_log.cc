@@ -28,7 +28,7 @@ std::vector<Miss> MissLog::Last(TenantId tenant, size_t most) const {
 void MissLog::Erase(TenantId tenant, const NamespaceId* ns) {
   std::vector<Miss> kept = ns == nullptr ? std::vector<Miss>() : Last(tenant, max_misses_);
   rings_.erase(tenant);
-  // A miss of an unknown namespace may be of any: it is erased, too.
+  // A miss of an unknown namespace may belong to this one, so it is erased too.
   std::erase_if(kept, [ns](const Miss& miss) { return miss.query.ns == *ns || miss.query.ns == NamespaceId{}; });
   std::ranges::reverse(kept);
   if (!kept.empty()) rings_[tenant].misses = std::move(kept);

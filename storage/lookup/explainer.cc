@@ -5,7 +5,7 @@
 
 namespace ashlar::storage {
 
-// Of what is here of a key: the bundle that `shard` belongs to; where that is not here, the first one.
+// Describes the objects of a key on this node: the bundle that contains `shard`, or else the first bundle.
 Presence Explainer::Describe(const std::vector<Entry*>& here, const TensorShard& shard) const {
   const auto of_size = [&](const Entry* entry) { return entry->header.shard.size == shard.size; };
   const uint32_t size = std::ranges::any_of(here, of_size) ? shard.size : here.front()->header.shard.size;
@@ -44,7 +44,7 @@ Explanation Explainer::Explain(TenantId tenant, const Query& query) const {
 
 MissReason Explainer::Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason) {
   Miss miss{.at = clock_.Now(), .session = session, .query = query, .why = Explain(tenant, query)};
-  // An object of another division into shards is no hit.
+  // An object that is split into another number of shards is not a hit.
   const bool other = miss.why.present && miss.why.present->of_shards != query.shard.size;
   if (reason != MissReason::kNeverSeen || other) miss.why.reason = reason;
   misses_.Add(tenant, miss);

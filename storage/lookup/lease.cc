@@ -14,7 +14,7 @@
 namespace ashlar::storage {
 namespace {
 
-// The system's randomness, fetched for many names at a time: a system call for each word took 1.2 µs of every grant.
+// The system's random numbers, fetched in batches: one system call per word took 1.2 µs of every grant.
 class SystemRandom {
  public:
   uint64_t operator()() {
@@ -24,7 +24,7 @@ class SystemRandom {
 
  private:
   void Fetch() {
-    // Up to 256 bytes come whole once the kernel has been seeded; only a signal before that can interrupt.
+    // A read of up to 256 bytes is complete once the kernel is seeded; before that a signal can interrupt it.
     static_assert(sizeof words_ <= 256);
     while (getrandom(words_.data(), sizeof words_, 0) != sizeof words_) {
     }
@@ -82,7 +82,7 @@ LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, LeasedObjects segme
                           const LeaseId& name) {
   const Serial serial = next_serial_++;
   LeaseId id = name == LeaseId{} ? DrawId(random_) : name;
-  // All zero means "no lease"; a name in use is not given twice, whatever the source of randomness.
+  // Zeros mean "no lease". No name is used twice, whatever the random source returns.
   while (id == LeaseId{} || !serials_.emplace(id, serial).second) id = DrawId(random_);
   Lease& lease = leases_
                      .emplace(serial, Lease{.id = id,
@@ -162,7 +162,7 @@ bool LeaseTable::ReleaseAll(SessionId session, Slice& slice) {
 bool LeaseTable::Expire(Nanos now, Slice& slice) {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     if (!slice.Take()) return false;
-    // Nobody attached to a lease that was never used: its first holder is the only one.
+    // No process attached to the unused lease: its first holder is the only one.
     const auto lease = leases_.find(deadlines_.begin()->second);
     LetGo(lease->second.holders.front(), lease);
   }

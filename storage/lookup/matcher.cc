@@ -22,10 +22,10 @@ Match Matcher::Describe(const LeaseId& lease, const LeasedObjects& segments) con
   return match;
 }
 
-// Engines read an object's header in place, where it may have changed since it was written: they would miss the
-// object, and never get it published again. One call verifies an object once, however often it asks for it.
+// Engines read the header in place. If it has changed since it was written, they would miss the object and could not
+// publish it again. A call verifies an object only once.
 bool Matcher::HeaderIsWhole(const ObjectTable::Reference& object, Verified& verified) {
-  if (!object.copy().whole()) return true;  // on its way up: landings will verify it
+  if (!object.copy().whole()) return true;  // in promotion; landings will verify it
   if (!verified.insert(object->id).second) return true;
   std::string room;
   const uint64_t bytes = EncodedHeaderBytes(object->header.parts.size());
@@ -71,7 +71,7 @@ absl::StatusOr<Match> Matcher::Attach(SessionId session, TenantId tenant, const 
   const auto of_another = [&](const ObjectTable::Result& segment) {
     return shard && segment.object && segment.object->header.shard != *shard;
   };
-  // A GPU's memory is of no use to a process that works on another GPU, or on none.
+  // A GPU's memory is useless to a process on another GPU or without one.
   const size_t level = level_of_(session);
   const auto elsewhere = [&](const ObjectTable::Result& segment) {
     return segment.object && segment.object.level() != level && segment.object.tier().gpu() != nullptr;
@@ -103,7 +103,8 @@ absl::StatusOr<Match> Matcher::AttachShard(SessionId session, TenantId tenant, c
   return match;
 }
 
-// Returns the objects of another shard for a lease of one shard (none: the same ones), at a session's level.
+// Returns the objects of another shard for a lease of one shard, at a session's level. Without a shard: the same
+// objects.
 LeasedObjects Matcher::ForShard(const LeasedObjects& segments, const std::optional<TensorShard>& wanted, size_t level,
                                 Others& others) {
   LeasedObjects own;
@@ -114,7 +115,7 @@ LeasedObjects Matcher::ForShard(const LeasedObjects& segments, const std::option
       continue;
     }
     const TensorShard shard = wanted.value_or(segment.object->header.shard);
-    // The lease holds all shards of this size, and none of another.
+    // The lease holds all shards of this size and none of other sizes.
     if (segment.object->header.shard.size != shard.size) {
       own.push_back({.reason = MissReason::kInvalidRequest});
       continue;

@@ -7,7 +7,7 @@
 namespace ashlar::storage {
 namespace {
 
-// Names a prefix's objects, of which the first stands at `begin` among what was found.
+// Returns the objects of a prefix; the first one has index `begin` among the found objects.
 PrefixObjects Named(std::span<const Query> objects, uint32_t begin) {
   PrefixObjects named{.begin = begin};
   for (const Query& object : objects) {
@@ -117,7 +117,7 @@ bool Search::Peek(Slice& slice) {
   return GoTo(Stage::kChoose);
 }
 
-// The prefix that saves most together with the segments behind it, as far as can be seen without using them.
+// Chooses the prefix that saves most together with the segments after it, as far as this is visible without using them.
 bool Search::Choose() {
   const PrefixModel& model = prompt_->model();
   std::vector<uint64_t> depths;
@@ -125,7 +125,7 @@ bool Search::Choose() {
   const Cover cover = BestCover(depths, segments_, model.layout->head, model.layout->tail,
                                 [&model](uint64_t depth) { return model.costs.Flops(depth); });
   const auto chosen = std::ranges::find(candidates_, cover.prefix, &Prefixes::Candidate::depth);
-  if (chosen == candidates_.end()) return PrefixIsKnown();  // segments alone, the first one among them, save more
+  if (chosen == candidates_.end()) return PrefixIsKnown();  // segments alone, from the first one, save more
   chosen_ = *chosen;
   of_prefix_ = Prefixes::Objects(*prompt_, chosen_);
   matcher_.prefixes_.DeferWrites(tenant_, *prompt_, candidates_, chosen_, of_prefix_);
@@ -143,8 +143,8 @@ bool Search::Hold(Slice& slice) {
       if (object->header.provenance == Provenance::kComposed) prefix_.provenance = Provenance::kComposed;
       continue;
     }
-    // All candidates that need the lost object are out: a lost block rules out all that are as deep, a lost checkpoint
-    // or span all that need it.
+    // Excludes all candidates that need the lost object: a lost block excludes all of its depth or deeper, a lost
+    // checkpoint or span those that use it.
     const ObjectKind lost = of_prefix_[next_].kind;
     const uint64_t block_end = (next_ + 1) * prompt_->model().block_tokens;
     std::erase_if(candidates_, [&](const Prefixes::Candidate& candidate) {
@@ -178,7 +178,7 @@ bool Search::PrefixIsKnown() {
 }
 
 bool Search::Find(Slice& slice) {
-  if (next_ == 0) found_.reserve(queries_.size() + objects_.size());  // a lease costs what it lists, and no more
+  if (next_ == 0) found_.reserve(queries_.size() + objects_.size());  // a lease needs memory for its entries only
   for (; next_ < queries_.size(); ++next_) {
     if (!slice.Take()) return false;
     const Query& query = queries_[next_];
@@ -198,8 +198,8 @@ bool Search::Find(Slice& slice) {
   return GoTo(Stage::kAnswer);
 }
 
-// A hit for which the answer has no room is answered as a miss, but is leased. An object that was lost meanwhile is
-// missed and let go, with the other shards of its bundle: nobody would use the room that it holds.
+// A hit without space in the reply is reported as a miss but stays leased. An object that was lost meanwhile is
+// reported as a miss and released with the other shards of its bundle, so that their memory becomes free.
 bool Search::Answer(Slice& slice) {
   for (; next_ < queries_.size(); ++next_) {
     if (!slice.Take()) return false;
@@ -228,7 +228,7 @@ bool Search::Answer(Slice& slice) {
   return GoTo(Stage::kAnswerPrefix);
 }
 
-// All of a prefix's objects are answered, or none is. First the answer takes them, then they are counted.
+// Replies with all objects of a prefix or with none: first the reply takes them, then they are counted.
 bool Search::AnswerPrefix(Slice& slice) {
   for (; next_ < 2 * prefix_.objects.size(); ++next_) {
     if (!slice.Take()) return false;

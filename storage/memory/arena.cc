@@ -19,7 +19,7 @@ absl::Status Refused(const char* call, int error) {
   return absl::ResourceExhaustedError(absl::StrCat("arena: ", call, ": ", absl::ErrnoToStatus(error, "").ToString()));
 }
 
-// All pages of a new memfd, from the nodes, of the sizes, and as fast as the options say.
+// Allocates all pages of a new memfd, with the nodes, page sizes and speed of the options.
 absl::Status TakePages(int descriptor, void* data, uint64_t bytes, const ArenaOptions& options) {
   if (options.numa.mode != NumaPolicy::Mode::kAny) {
     if (absl::Status placed = SetNumaPolicy(data, bytes, options.numa); !placed.ok()) return placed;
@@ -49,7 +49,7 @@ absl::StatusOr<Arena> Arena::Make(uint64_t bytes, const ArenaOptions& options) {
     arena.registration_ = options.gpu->Register(data, bytes, &error);
     if (arena.registration_ == nullptr) return absl::ResourceExhaustedError(absl::StrCat("arena: ", error.message));
   }
-  // The mapping above stays writable; everything after the seal is read-only, and the seals themselves are final.
+  // The mapping above stays writable. Later mappings are read-only, and the seals are final.
   if (fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
     return absl::FailedPreconditionError(
         "arena: the kernel does not support F_SEAL_FUTURE_WRITE; use Linux 5.1 or later");

@@ -11,7 +11,7 @@
 namespace ashlar::storage {
 namespace {
 
-// The process's group, "/" or "/a/b", in the hierarchy of that version.
+// Returns the process's group, "/" or "/a/b", in the hierarchy of that version.
 std::optional<std::string> ReadGroup(const std::string& path, int version, const std::string& controller) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {

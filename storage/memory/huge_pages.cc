@@ -12,7 +12,7 @@ void* HugePages::do_allocate(size_t bytes, size_t alignment) {
   const size_t whole = (bytes + kBytes - 1) / kBytes * kBytes;
   void* const at = std::aligned_alloc(kBytes, whole);
   if (at == nullptr) throw std::bad_alloc();
-  ::madvise(at, whole, MADV_HUGEPAGE);  // refused: ordinary pages
+  ::madvise(at, whole, MADV_HUGEPAGE);  // on failure the pages stay small
   return at;
 }
 

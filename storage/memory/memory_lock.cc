@@ -10,14 +10,14 @@
 
 namespace ashlar::storage {
 
-// mlock2, for sanitizers turn mlock into nothing.
+// mlock2, because sanitizers replace mlock by a no-op.
 
 absl::Status AllowLocking(uint64_t bytes) {
   rlimit limit;
   if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return absl::ErrnoToStatus(errno, "getrlimit(RLIMIT_MEMLOCK)");
   limit.rlim_cur = limit.rlim_max;
   if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) return absl::ErrnoToStatus(errno, "setrlimit(RLIMIT_MEMLOCK)");
-  // The kernel counts address space, and pages that are locked when they are touched are not touched here.
+  // The kernel counts address space. Pages locked on touch are not touched here.
   void* space = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (space == MAP_FAILED) return absl::FailedPreconditionError(absl::ErrnoToStatus(errno, "mmap").ToString());
   const int refused = mlock2(space, bytes, MLOCK_ONFAULT) == 0 ? 0 : errno;

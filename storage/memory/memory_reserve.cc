@@ -22,7 +22,7 @@
 namespace ashlar::storage {
 namespace {
 
-// The number behind `name` in a file of lines "name number …".
+// Returns the number after `name` in a file of lines "name number …".
 std::optional<uint64_t> ReadField(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   for (std::string word, rest; file >> word && std::getline(file, rest);) {
@@ -32,17 +32,17 @@ std::optional<uint64_t> ReadField(const std::string& path, const std::string& na
   return std::nullopt;
 }
 
-// What the two versions of cgroups call the same.
+// Names of files and fields in the two versions of cgroups.
 struct MemoryFiles {
   const char *limit, *used;
-  const char *inactive_files, *active_files;  // in memory.stat: what is cached of files, by the group and those below
+  const char *inactive_files, *active_files;  // fields of memory.stat: page cache of the group and its descendants
 };
 constexpr MemoryFiles kVersion2 = {"memory.max", "memory.current", "inactive_file", "active_file"};
 constexpr MemoryFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
                                    "total_active_file"};
 
-// Returns the memory that one group leaves below its own limit. The kernel drops the group's cached files before it
-// kills anyone, so they count as free.
+// Returns the memory that is left in one group below its own limit. The kernel drops the group's page cache before it
+// kills a process, so the cache counts as free.
 uint64_t LeftIn(const ControlGroup& group) {
   const MemoryFiles& files = group.version == 2 ? kVersion2 : kVersion1;
   const std::optional<uint64_t> limit = ReadNumber(absl::StrCat(group.folder, "/", files.limit));
@@ -55,7 +55,8 @@ uint64_t LeftIn(const ControlGroup& group) {
 }
 
 absl::Status TakePages(int memfd, uint64_t offset, uint64_t bytes, void* advised) {
-  // Only touching heeds advice. A kernel that cannot do that ahead (before 5.14) gives small pages below.
+  // Advice takes effect only when pages are touched. Kernels before 5.14 cannot populate ahead and give small pages
+  // below.
   if (advised != nullptr) madvise(static_cast<std::byte*>(advised) + offset, bytes, MADV_POPULATE_WRITE);
   while (fallocate(memfd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
     if (errno == EINTR) continue;
@@ -74,7 +75,7 @@ uint64_t AvailableMemory(const std::string& root) {
 }
 
 absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& options) {
-  // Promised to calls that have not taken it yet, on whatever threads they run.
+  // Memory promised to calls on all threads that have not taken it yet.
   static std::atomic<uint64_t> promised{0};
   uint64_t wanted = bytes - std::min(options.present_bytes, bytes);
   const uint64_t before = promised.fetch_add(wanted), keep_free = std::max(options.keep_free, kKeptFree);
@@ -86,7 +87,7 @@ absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& optio
                                                      " bytes available, ", before, " reserved, ", keep_free,
                                                      " kept free"));
   }
-  // Piece by piece, so that what has been taken is not counted as promised as well.
+  // Taken piece by piece, so that memory is not counted both as taken and as promised.
   constexpr uint64_t kPiece = uint64_t{64} << 20;
   for (uint64_t at = 0; at < bytes;) {
     const uint64_t piece = std::min(bytes - at, kPiece), taken_of_wanted = std::min(wanted, piece);

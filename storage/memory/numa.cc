@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char* kNodes = "/sys/devices/system/node";
 
-// The kernel's lists of numbers: "0-2,5".
+// Parses the kernel's lists of numbers, such as "0-2,5".
 std::vector<uint32_t> ParseList(absl::string_view text) {
   std::vector<uint32_t> numbers;
   for (const absl::string_view range : absl::StrSplit(absl::StripAsciiWhitespace(text), ',', absl::SkipEmpty())) {
@@ -42,7 +42,7 @@ std::string ReadAll(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// Nodes that have memory which this process may use.
+// Returns the nodes with memory that this process may use.
 std::vector<uint32_t> UsableNodes(const std::string& root) {
   const std::vector<uint32_t> there = ParseList(ReadAll(absl::StrCat(root, kNodes, "/has_memory")));
   std::ifstream status(root + "/proc/self/status");
@@ -107,7 +107,7 @@ absl::Status SetNumaPolicy(void* mapping, uint64_t bytes, const NumaPolicy& poli
   constexpr size_t kBits = 8 * sizeof(unsigned long);               // NOLINT(google-runtime-int): the kernel's type
   std::array<unsigned long, NumaPolicy::kMaxNodes / kBits> mask{};  // NOLINT(google-runtime-int)
   for (const uint32_t node : policy.nodes) mask[node / kBits] |= 1UL << node % kBits;
-  // The kernel counts one bit more than it reads.
+  // The kernel reads one bit less than it is told.
   if (syscall(SYS_mbind, mapping, bytes, KernelsMode(policy.mode), mask.data(), NumaPolicy::kMaxNodes + 1, 0) != 0) {
     return absl::FailedPreconditionError(absl::ErrnoToStatus(errno, "mbind").ToString());
   }

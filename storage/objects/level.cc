@@ -67,14 +67,13 @@ std::optional<Slot> Level::MakeRoom(const TenantPool& pool, uint64_t extents,
         return *std::move(slot);
       }
       if (!absl::IsResourceExhausted(slot.status())) return std::nullopt;
-      // Within budget but refused: the machine has no memory for another arena, so what there is must be freed.
+      // Refused within the budget: the machine has no memory for another arena, so existing memory must be freed.
       observer_.NoMemory(pool.tenant, slot.status().message());
     }
-    // Copies that were given up before may still be on the disk, which frees their extents once the deletion is
-    // durable.
+    // Copies given up before may still be on the disk, which frees their extents when the deletion is durable.
     const uint64_t missing = extents > free ? extents - free : 1, coming = ComingExtents(pool.tenant);
     if (missing <= coming) return std::nullopt;
-    // By id, because giving up one victim may end others of the list.
+    // Stored by ID, because giving up one victim may end others of the list.
     std::vector<ObjectId> victims;
     for (const RankedObject* victim : Victims(pool, missing - coming)) victims.push_back(victim->id);
     if (victims.empty()) return std::nullopt;
@@ -91,7 +90,7 @@ uint64_t Level::ComingExtents(TenantId tenant) const {
 
 Entry* Level::NextVictim(const TenantPool& pool) {
   const std::vector<RankedObject*> victims = Victims(pool, 1);
-  return victims.empty() ? nullptr : static_cast<Entry*>(victims.front());  // Track was given entries
+  return victims.empty() ? nullptr : static_cast<Entry*>(victims.front());  // the policy only has entries from Track
 }
 
 bool Level::HasRoomFor(const RankedObject& coming, uint64_t extents, bool evicting) {

@@ -19,7 +19,7 @@ float SavedAByte(const ObjectHeader& header, double flops) {
   return static_cast<float>(saved / static_cast<double>(header.bytes));
 }
 
-// Room was reserved, and never an object (Cache::Reserve).
+// Returns whether the entry only reserved room (Cache::Reserve).
 bool IsRoomAlone(const ObjectHeader& header) {
   return header.tokens == 0;
 }
@@ -83,7 +83,7 @@ ObjectTable::ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executo
                   .resides = [this](Entry& entry) { Reside(entry); }}) {}
 
 ObjectTable::~ObjectTable() {
-  coming_.clear();  // while there is what it refers to
+  coming_.clear();  // cleared first, while its objects exist
 }
 
 ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::vector<Reference>* others,
@@ -109,18 +109,18 @@ ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::
   const bool given = level == kWhereItLies;
   if (given) level = placement_.WhereItLies(*entry);
   if (!given) Remember(tenant, query.ns, shard, level);
-  // All are referenced before the first one makes room for itself.
+  // All shards are referenced before the first one makes room.
   Result result{.tier = placement_.NearestTo(*entry, level), .object = Reference(*entry, level)};
   std::vector<Reference> rest;
   for (Entry* other : bundle) {
     if (other == entry) continue;
     const size_t its = given ? placement_.WhereItLies(*other) : LevelOf(*other);
     rest.push_back(Reference(*other, its));
-    result.tier = std::max(result.tier, placement_.NearestTo(*other, its));  // they are whole when the last one is
+    result.tier = std::max(result.tier, placement_.NearestTo(*other, its));  // all are whole when the slowest one is
   }
   const Nanos of_remote = std::max(query.recompute, query.remote_recompute);
   MissReason refused = placement_.Promote(*entry, level, {query.recompute, of_remote}, query.needed_at);
-  // The decision whether the hit pays was taken with the first shard.
+  // The first shard has already decided whether the hit is worth it.
   for (size_t i = 0; i < rest.size() && refused == MissReason::kNone; ++i) {
     refused = placement_.Promote(*rest[i].entry_, rest[i].level(), {}, query.needed_at);
   }
@@ -137,7 +137,7 @@ void ObjectTable::Found(Entry& entry, const Query& query) {
   entry.deferred = query.defer && defers() && entry.uses < kFoundTwice;
   reuse_.Used(entry.pool.tenant, entry.reuse);
   if (query.flops > 0)
-    entry.reuse.saves_a_byte = SavedAByte(entry.header, query.flops);  // a recovered object has an estimate
+    entry.reuse.saves_a_byte = SavedAByte(entry.header, query.flops);  // a recovered object has only an estimate
   Use(entry);
   placement_.Touch(entry);
 }
@@ -153,7 +153,7 @@ ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeade
                                        size_t level) {
   Remember(pool.tenant, plan.ns, plan.shard, level);
   Entry* const there = segments_.Find(pool.tenant, plan.key, plan.shard);
-  // A copy that only a stalled disk has is replaced, unless an operator has pinned it.
+  // Replaces a copy that only a stalled disk has, unless it is pinned.
   const bool stalled = there != nullptr && there->ready && !there->pinned && placement_.OnStalledDisk(*there);
   if (there != nullptr && !stalled) {
     if (!there->ready) return {ReserveOutcome::kBeingPublished, {}};
@@ -161,7 +161,7 @@ ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeade
     there->doomed = false;
     return {ReserveOutcome::kAlreadyPresent, {}};
   }
-  // Of a bundle that another shard has begun, this one is wanted.
+  // The shard is wanted if another shard of its bundle exists.
   const bool begun =
       !stalled && plan.shard.size > 1 && !segments_.Bundle(pool.tenant, plan.key, plan.shard.size).empty();
   if (!begun && !promotion_[pool.tenant].PaysToKeep(plan.bytes, recompute)) {
@@ -220,7 +220,7 @@ void ObjectTable::Appear(Entry& entry) {
   reuse_.Came(entry.pool.tenant, entry.reuse, evicted ? &ghost->reuse : nullptr);
   ghosts_.Erase(entry.pool.tenant, entry.header.key);
   Use(entry);
-  // A shard that leaves takes its bundle along, so a pin of one shard holds for shards that come later.
+  // A shard that ends also ends its bundle, so a pin of one shard also holds for later shards.
   if (entry.header.shard.size > 1) {
     for (const Entry* other : segments_.Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size)) {
       if (other->pinned) Pin(entry, other->pinned_until);
@@ -231,7 +231,7 @@ void ObjectTable::Appear(Entry& entry) {
 }
 
 void ObjectTable::Adopt(const TenantPool& pool, ObjectHeader header, Slot slot) {
-  // The disk was opened late, and the same was published meanwhile.
+  // The disk was opened late, and an equal object was published meanwhile.
   if (segments_.Find(pool.tenant, header.key, header.shard) != nullptr) {
     return placement_.Forgo(pool, header.key, std::move(slot));
   }
@@ -276,7 +276,7 @@ std::vector<TierKind> ObjectTable::Where(const Entry* entry) const {
   return tiers;
 }
 
-// One of them may end with what is done to another.
+// IDs, because changing one object may end another.
 std::vector<ObjectId> ObjectTable::IdsOf(TenantId tenant, const Key& key) const {
   std::vector<ObjectId> ids;
   for (const Entry* entry : segments_.All(tenant, key)) ids.push_back(entry->id);
@@ -333,7 +333,7 @@ bool ObjectTable::Evict(TenantId tenant, const Key& key) {
   return !ids.empty();
 }
 
-// With its bundle, so only when nobody uses any of it.
+// Its bundle ends too, so no shard of it may be in use.
 bool ObjectTable::GoesNow(const Entry& entry) const {
   const auto unused = [](const Entry* other) { return other->references == 0 && !other->pinned; };
   if (entry.header.shard.size == 1) return unused(&entry);
@@ -364,15 +364,15 @@ bool ObjectTable::Tick(Slice& slice) {
   for (; !expiring_.empty(); expiring_.pop_back()) {
     if (!slice.Take()) return false;
     Entry* const entry = Living(expiring_.back());
-    if (entry == nullptr || !Expired(*entry)) continue;  // it has been used since
+    if (entry == nullptr || !Expired(*entry)) continue;  // used again meanwhile
     Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
   }
   placement_.Tick();
   return true;
 }
 
-// expiring_ is taken from its back, so the first to expire stands last. A tick finds at most kMostAtOnce objects of
-// each tenant; the next tick finds the others.
+// expiring_ is popped from its back, so the first to expire is last. A call finds at most kMostAtOnce objects per
+// tenant; the next call finds the others.
 void ObjectTable::FindExpired(Nanos now) {
   constexpr size_t kMostAtOnce = 4096;
   for (const auto& [tenant, order] : by_use_) {
@@ -395,7 +395,7 @@ Entry* ObjectTable::Living(ObjectId id) {
 }
 
 void ObjectTable::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
-  // All are gone before anybody hears of one of them, and with that may end others.
+  // All shards are unlinked before any is reported, because a report may end others.
   std::vector<ObjectId> bundle = {entry.id};
   if (entry.header.shard.size > 1 && entry.ready) {
     for (Entry* other : segments_.Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size)) {
@@ -430,13 +430,13 @@ void ObjectTable::Erase(Entry& entry, MissReason why, PolicyKind policy, TierKin
     ghost.reuse = entry.reuse;
     if (why == MissReason::kEvicted) reuse_.GivenUp(entry.pool.tenant, entry.reuse);
   }
-  // Another node's object that this node had no use for: nothing of its own has gone.
+  // An unused object of another node: nothing of this node has ended.
   if (why == MissReason::kNeverSeen) return;
   if (!entry.erased) ghosts_.Remember(entry.pool.tenant, entry.header.key, ghost);
   observer_.Evicted(entry.pool.tenant, entry.header.kind, ghost);
 }
 
-// `last`: nobody else uses that copy.
+// `last`: this was the last user of the copy.
 void ObjectTable::Unreference(Entry& entry, bool last) {
   if (--entry.references > 0 || closed_) {
     if (last && !closed_) placement_.Changed(entry);

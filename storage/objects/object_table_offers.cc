@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects on their way between nodes without an engine that waits for them: handed over in a drain, and taken.
+// Transfers between nodes without a waiting engine: objects handed over in a drain, and objects taken from others.
 #include <algorithm>
 #include <functional>
 #include <tuple>
@@ -11,7 +11,7 @@
 namespace ashlar::storage {
 namespace {
 
-// An offered object lets those pass that engines wait for.
+// Transfers of offered objects yield to those that engines wait for.
 constexpr Nanos kOffersLetPass = 1'000'000'000;
 
 }  // namespace
@@ -106,7 +106,7 @@ TakeOutcome ObjectTable::Judge(const Offering& offered, bool evicting) {
     return have(entry) || entry->copies[LevelOf(*entry)].state == Copy::State::kCopying;
   };
   if (known.size() == offered.shards && std::ranges::all_of(known, comes))
-    return TakeOutcome::kAccepted;  // it is joined
+    return TakeOutcome::kAccepted;  // joins the transfer in flight
   Entry coming;
   coming.pool = offered.pool;
   coming.header.kind = offered.kind;
@@ -136,7 +136,7 @@ void ObjectTable::Promote(const Offering& offered, std::function<void(bool)> don
     Entry& entry = *shard.entry_;
     if (!comes || entry.gone != MissReason::kNone || entry.resides != TierKind::kNone) continue;
     if (entry.uses == 0) {
-      // Its former holder may have told nobody of it. So that others find it here, it counts as found twice.
+      // Its former holder may not have announced it. It counts as found twice, so that this node announces it.
       entry.uses = std::max(kTold, offered.uses);
       entry.taken = true;
       entry.reuse = ReuseOf(entry, offered);
@@ -162,7 +162,7 @@ void ObjectTable::SettleTaken() {
       continue;
     }
     const std::function<void(bool)> done = std::move(at->done);
-    at = coming_.erase(at);  // its references end
+    at = coming_.erase(at);  // ends its references
     done(!lost);
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shards of a bundle, each at the level of its rank.
+// Levels of a bundle's shards, by rank.
 #include <algorithm>
 #include <utility>
 
@@ -21,7 +21,7 @@ ObjectTable::Result ObjectTable::ShardAt(const Reference& object, const TensorSh
   if (entry == nullptr || !entry->ready) return {.reason = MissReason::kEvicted};
   Result result{.tier = placement_.NearestTo(*entry, level), .object = Reference(*entry, level)};
   if (result.object.copy().state != Copy::State::kNone) return result;
-  // The look-up's use of it holds it where its rank was expected.
+  // The lookup's reference keeps it at its rank's expected level.
   const MissReason refused = placement_.Promote(*entry, level, {}, clock_.Now());
   if (refused != MissReason::kNone) return {.reason = refused};
   placement_.Pump();
@@ -36,7 +36,7 @@ size_t ObjectTable::LevelOf(const Entry& entry) const {
 
 void ObjectTable::Remember(TenantId tenant, const NamespaceId& ns, const TensorShard& shard, size_t level) {
   if (placement_.beside() == 1 || shard.size == 1) return;
-  if (levels_.size() >= kMaxRanks) levels_.clear();  // namespaces come and go
+  if (levels_.size() >= kMaxRanks) levels_.clear();  // bounds the map, because namespaces come and go
   levels_[{tenant, ns, shard.rank}] = level;
 }
 

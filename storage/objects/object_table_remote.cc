@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects that other nodes have, taken in and let go; what others are told of this node's; and all objects, one after
-// another.
+// Objects on other nodes: adoption and release. Also reports of this node's objects, and walks over all objects.
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -36,7 +35,7 @@ void ObjectTable::Reside(Entry& entry) const {
 }
 
 bool ObjectTable::TellAll(Telling& telling, Slice& slice) {
-  if (telling.last == 0) telling.last = newest();  // what comes later is told of as it comes
+  if (telling.last == 0) telling.last = newest();  // later objects are reported when they appear
   return Walk(telling.after, telling.last, slice, [&](Entry& entry) {
     if (entry.gone != MissReason::kNone || entry.resides == TierKind::kNone) return true;
     if (telling.lost) entry.told = TierKind::kNone;
@@ -52,7 +51,7 @@ void ObjectTable::SetTimeToLive(TenantId tenant, Nanos ttl) {
   }
   if (ttl == 0) return;
   ttls_[tenant] = ttl;
-  // Of the objects that came before, the longest unused one stands first.
+  // The earlier objects, longest unused first.
   std::vector<std::pair<Nanos, Entry*>> here;
   for (const auto& [id, entry] : entries_) {
     if (entry->pool.tenant == tenant && entry->ready && entry->gone == MissReason::kNone) {

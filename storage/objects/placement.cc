@@ -12,7 +12,7 @@ using State = Copy::State;
 
 namespace {
 
-// Other copies are read from it, or engines may read it.
+// Returns whether other copies are read from it or engines may read it.
 bool Used(const Entry& entry, size_t level) {
   return entry.copies[level].readers > 0 || entry.copies[level].users > 0;
 }
@@ -50,7 +50,7 @@ Placement::~Placement() = default;
 
 bool Placement::Reserve(Entry& entry, size_t level, uint64_t extents) {
   if (!MakeRoom(entry, level, extents)) return false;
-  entry.copies[level].state = State::kWhole;  // nobody else fills it
+  entry.copies[level].state = State::kWhole;  // no other copy fills it
   return true;
 }
 
@@ -60,8 +60,8 @@ void Placement::Written(Entry& entry, size_t level) {
   if (Slot spare = copy.slot.CutBehind(extents); !spare.runs.empty())
     levels_[level]->Free(entry.pool, std::move(spare));
   copy.loaded = extents;
-  copy.source = static_cast<uint8_t>(level);                                   // it did not come from below
-  if (disk_ != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);  // nothing else asks
+  copy.source = static_cast<uint8_t>(level);                                   // not filled from a lower level
+  if (disk_ != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);  // no other call records this use
   BecameWhole(entry, level);
 }
 
@@ -92,7 +92,7 @@ void Placement::Hasten(Entry& entry, Nanos needed_at) {
   entry.needed_at = std::min(entry.needed_at, needed_at);
   for (size_t i = 0; i < levels(); ++i) {
     Copy& copy = entry.copies[i];
-    const bool wanted = copy.source > i || (i < memory_ && Used(entry, i));  // or it only goes down
+    const bool wanted = copy.source > i || (i < memory_ && Used(entry, i));  // or it is only copied down
     if (copy.state == State::kCopying && copy.tier_copy != nullptr && wanted) {
       copier_.Hasten(copy.tier_copy, needed_at);
     }
@@ -125,7 +125,7 @@ void Placement::Touch(Entry& entry) {
 void Placement::Changed(Entry& entry) {
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   ++entry.holds;
-  // A copy on its way that nobody waits for any more blocks others.
+  // An unwanted copy in flight blocks others.
   const bool unused = entry.references == 0;
   bool given_up = false;
   for (size_t i = 0; i < beside_; ++i) given_up |= unused && entry.copies[i].state == State::kCopying;
@@ -182,7 +182,7 @@ void Placement::Refresh(Entry& entry) {
 }
 
 bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
-  // Ending a victim ends its bundle: other victims, and perhaps this entry.
+  // Ending a victim ends its bundle, which may include other victims and this entry.
   ++entry.holds;
   std::optional<Slot> slot = levels_[level]->MakeRoom(entry.pool, extents, [this, level](ObjectId id) {
     Entry* victim = events_.find(id);
@@ -203,8 +203,8 @@ bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
 }
 
 void Placement::GiveUp(Entry& entry, size_t level) {
-  // A disk may be copying it down. For a moment it may go on reading from extents that hold other objects' bytes by
-  // then: such a copy is never committed.
+  // A disk may be copying it down. For a moment it may read extents that already hold other objects' bytes; such a copy
+  // is never committed.
   if (!IsDisk(level) && disk_ != nullptr && CopiedFrom(entry, disk_level_, level)) CancelCopy(entry, disk_level_);
   Remove(entry, level);
   const bool elsewhere = std::ranges::any_of(entry.copies, &Copy::readable);
@@ -236,7 +236,7 @@ void Placement::StartCopy(Entry& entry, size_t from, size_t to, Nanos needed_at)
   copy.source = static_cast<uint8_t>(from);
   ++tier_copies_;
   if (needed_at == TierCopier::kWhenIdle) ++behind_[entry.pool.tenant].tier_copies;
-  // A disk that reads what is given up meanwhile does no harm; another copy in memory would.
+  // A disk may read a copy that is being given up; another memory copy may not.
   if (!IsDisk(to)) ++entry.copies[from].readers;
   if (IsDisk(from)) from_disk_.insert(entry.id);
   copy.tier_copy =
@@ -259,7 +259,7 @@ bool Placement::CopiedFromBelow(const Entry& entry, size_t level) {
 }
 
 void Placement::CancelCopy(Entry& entry, size_t level) {
-  if (entry.copies[level].tier_copy == nullptr) return Break(entry, level);  // there is room for it, and no more yet
+  if (entry.copies[level].tier_copy == nullptr) return Break(entry, level);  // reserved, but never filled
   entry.copies[level].state = State::kDraining;
   entry.copies[level].loaded = 0;
   if (copier_.Cancel(*entry.copies[level].tier_copy)) CopyDone(entry, level, absl::CancelledError("copy: cancelled"));
@@ -283,7 +283,7 @@ void Placement::CopyDone(Entry& entry, size_t level, const absl::Status& status)
   if (IsDisk(copy.source)) from_disk_.erase(from_disk_.find(entry.id));
   if (!IsDisk(level)) DoneReading(entry, copy.source);
   if (copy.state == State::kDraining && copy.users > 0 && entry.gone == MissReason::kNone) {
-    copy.state = State::kCopying;  // it was asked for again meanwhile
+    copy.state = State::kCopying;  // requested again meanwhile
     if (Fetch(entry, level) || entry.gone != MissReason::kNone) return;
     Break(entry, level);
     events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
@@ -322,19 +322,19 @@ void Placement::CopyFailed(Entry& entry, size_t level, const absl::Status& statu
     if (!absl::IsAborted(status)) {
       observer_.TierError(entry.pool.tenant, IsDisk(level) ? kind(level) : kind(source), status);
     }
-    // A source that cannot be read is no copy; the copy from it ends too.
+    // An unreadable source is not a copy; the copy from it ends too.
     const MissReason of_node = absl::IsAborted(status) ? MissReason::kSlowerThanRecompute : MissReason::kPeerFailed;
     const MissReason why = source == remote_level_ ? of_node : MissReason::kTierError;
     if (source > level) return events_.lost(entry, why, PolicyKind::kNone, kind(source));
   }
-  // It cannot come any more, and somebody waits for it.
+  // It can no longer arrive, and a caller waits for it.
   const bool awaited = level < memory_ && entry.copies[level].users > 0 && entry.gone == MissReason::kNone;
   if (awaited) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
   if (entry.gone != MissReason::kNone) return Vacate(entry);
   if (DropIfRemote(entry)) return;
-  LeaveRemote(entry);  // another copy may have become whole while this one was still reading
+  LeaveRemote(entry);  // another copy may have become whole while this one was being read
   Refresh(entry);
-  if (flushing_ && !wanted) QueueBehind(entry);  // it was still draining when all else was queued
+  if (flushing_ && !wanted) QueueBehind(entry);  // it was draining when the others were queued
 }
 
 void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copying down ahead of need: from memory to the tiers below, and to the disk in a drain.
+// Copies objects to lower tiers ahead of need, and to the disk in a drain.
 #include <algorithm>
 #include <utility>
 
@@ -94,8 +94,8 @@ bool Placement::WriteBehind(Entry& entry) {
     ObjectId& admitted = behind_[entry.pool.tenant].admitted;
     if (id != admitted && !Admits(entry, below)) continue;
     if (!MakeRoom(entry, below, entry.header.Extents())) {
-      // A disk may have room in a moment. Memory that has none is full of what others copy there: to wait for it, and
-      // take it from them, would have them take it back.
+      // A disk may have room soon. A full memory tier holds what others copy there: evicting that would make them copy
+      // it again.
       if (!IsDisk(below)) return true;
       admitted = id;
       return false;
@@ -106,7 +106,7 @@ bool Placement::WriteBehind(Entry& entry) {
 }
 
 void Placement::PumpBehind(Behind& behind) {
-  // A disk that is being tried may write in a moment.
+  // A disk under probe may accept writes soon.
   const bool waits = flushing_ && disk_ != nullptr && disk_->probing() && !disk_->stalled();
   while (!waits && !behind.queue.empty() && behind.tier_copies < kMaxBehind) {
     const ObjectId next = behind.queue.front();
@@ -118,7 +118,7 @@ void Placement::PumpBehind(Behind& behind) {
     if ((flushing_ ? WriteOut(*entry) : WriteBehind(*entry)) || !levels_.back()->Coming(pool)) continue;
     entry = events_.find(next);
     if (entry == nullptr || entry->gone != MissReason::kNone) continue;
-    entry->behind = true;  // the extents given up for it become free in a moment
+    entry->behind = true;  // its extents become free soon
     behind.queue.push_front(next);
     return;
   }

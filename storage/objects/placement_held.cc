@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies that are held by those who look at them where they lie, and what becomes of a damaged one.
+// Holds on copies for in-place readers, and the handling of damaged copies.
 #include <algorithm>
 
 #include "storage/objects/placement.h"
@@ -25,13 +25,13 @@ void Placement::Damaged(Entry& entry, size_t level, MissReason why) {
   const auto is_whole = [](const Copy& copy) { return copy.whole(); };
   const bool others = std::count_if(entry.copies.begin(), entry.copies.begin() + levels(), is_whole) > 1;
   const bool used = entry.copies[level].readers > 0 || entry.copies[level].users > 0;
-  if (!entry.copies[level].whole()) return;  // it went meanwhile
+  if (!entry.copies[level].whole()) return;  // ended meanwhile
   entry.damaged |= why == MissReason::kChecksumFailed;
   if (!others || used) return events_.lost(entry, why, PolicyKind::kNone, kind(level));
   GiveUp(entry, level);
 }
 
-// A copy that was asked for ahead let others pass: its time says nothing about the time of copying.
+// Background copies yield to others, so their duration says nothing about the copy time.
 void Placement::Promoted(const Entry& entry) {
   const Nanos now = clock_.Now();
   if (entry.needed_at > entry.asked_at) {

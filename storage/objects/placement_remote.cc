@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects that other nodes have: taken in, and let go once this node has its own copy or no use for them. Where objects
-// reside on this node, as those are told who tell other nodes.
+// Objects on other nodes: adoption, and release once this node has its own copy or no use for them. Also reports of
+// where objects reside on this node.
 #include <algorithm>
 #include <utility>
 

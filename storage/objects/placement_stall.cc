@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A disk that is stalled (SsdTier::stalled): nobody waits for what comes from it. Copies that are under way keep their
-// places, and go on once the disk answers.
+// A stalled disk (SsdTier::stalled): callers do not wait for copies from it. Copies in flight keep their slots and
+// continue when the disk answers.
 #include <vector>
 
 #include "storage/objects/placement.h"
@@ -35,7 +35,7 @@ bool Placement::OnStalledDisk(const Entry& entry) const {
 
 void Placement::EndWaits() {
   if (disk_ == nullptr || !disk_->stalled()) return;
-  const std::vector<ObjectId> waited_for(from_disk_.begin(), from_disk_.end());  // those who wait may end copies
+  const std::vector<ObjectId> waited_for(from_disk_.begin(), from_disk_.end());  // callers that wait may end copies
   for (const ObjectId id : waited_for) {
     if (Entry* const entry = events_.find(id)) CallWaiters(*entry);
   }

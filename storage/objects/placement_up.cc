@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bringing objects to the memory tier that an engine lands from: from below, or by way of the tier below from another
-// GPU.
+// Promotes objects to the memory tier from which an engine lands: from a lower tier, or from another GPU through the
+// tier below.
 #include <algorithm>
 #include <utility>
 
@@ -45,7 +45,7 @@ MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recom
   needed_at = std::max(now, needed_at);
   if (Stalled(entry, level)) return MissReason::kTierError;
   const Copy& copy = entry.copies[level];
-  // Its last way up was given up, and something of that is still being written: it comes up again behind that.
+  // Its last promotion was abandoned, but a write is still in flight; it is promoted again afterwards.
   const bool drains = copy.state == State::kDraining, awaited = drains && copy.users > 1;
   if (copy.whole() || copy.state == State::kCopying || awaited) {
     if (!promotion_[entry.pool.tenant].Pays(kind(level), entry.header.bytes, recompute.time))
@@ -57,7 +57,7 @@ MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recom
   }
   size_t from = NearestSource(entry, level);
   if (from == kNowhere) from = OnAnotherGpu(entry, level);
-  if (from == kNowhere) return MissReason::kBudgetRefused;  // it has just been given up there, and is drained
+  if (from == kNowhere) return MissReason::kBudgetRefused;  // just given up there, and draining
   if (IsDisk(from) ? disk_->stalled() : Stalled(entry, from)) return MissReason::kTierError;
   PromotionCost& cost = promotion_[entry.pool.tenant];
   const bool pays = from == remote_level_ && entry.remote_cost > 0
@@ -72,7 +72,7 @@ MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recom
   return Fetch(entry, level) ? MissReason::kNone : MissReason::kBudgetRefused;
 }
 
-// From one GPU to another it goes by the tier below both.
+// A copy from one GPU to another goes through the tier below both.
 bool Placement::Fetch(Entry& entry, size_t level) {
   if (const size_t below = NearestSource(entry, level); below != kNowhere) return PromoteFrom(entry, level, below);
   const size_t beside = OnAnotherGpu(entry, level);
@@ -83,15 +83,15 @@ bool Placement::Fetch(Entry& entry, size_t level) {
 }
 
 bool Placement::PromoteFrom(Entry& entry, size_t level, size_t from) {
-  // Making room may end another shard of its bundle, and that the entry, or the last use of it.
+  // Making room may end another shard of the bundle, and with it this entry or its last use.
   ++entry.holds;
-  ++entry.copies[from].readers;  // keeps the source from being evicted to make this room
+  ++entry.copies[from].readers;  // prevents eviction of the source while room is made
   Refresh(entry);
   Copy& copy = entry.copies[level];
   const bool room = copy.state == State::kCopying || MakeRoom(entry, level, entry.header.Extents());
   const auto wanted = [&] { return room && entry.gone == MissReason::kNone && copy.state == State::kCopying; };
   copy.source = static_cast<uint8_t>(from);
-  // A tier in between gets a copy, too, where it has room and bytes come by it.
+  // A tier in between also gets a copy if it has room and the bytes pass through it.
   const bool straight = from == remote_level_ && copier_.ReadsStraightTo(levels_[level]->tier());
   std::vector<size_t> path = {from};
   for (size_t between = from - 1; !straight && from > level && wanted() && between >= Below(level); --between) {
@@ -111,13 +111,13 @@ bool Placement::PromoteFrom(Entry& entry, size_t level, size_t from) {
     return false;
   }
   Refresh(entry);
-  // Engines read the header where it lies, and before the rest has come.
+  // Engines read the header in place, before the rest has arrived.
   WriteStart(levels_[level]->tier(), copy.slot, EncodeHeader(entry.header));
   path.push_back(level);
-  // A copy down begins as all of those do, and is hastened.
+  // A copy down starts in the background and is then hastened.
   const Nanos needed_at = from < level ? TierCopier::kWhenIdle : entry.needed_at;
   for (size_t i = 1; i < path.size(); ++i) StartCopy(entry, path[i - 1], path[i], needed_at);
-  Hasten(entry, entry.needed_at);  // a copy in between that was on its way
+  Hasten(entry, entry.needed_at);  // a copy in between may already be in flight
   copier_.Pump();
   return true;
 }

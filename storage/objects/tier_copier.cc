@@ -14,14 +14,14 @@
 namespace ashlar::storage {
 namespace {
 
-constexpr uint64_t kPieceExtents = 4;  // 1 MiB: long enough for a disk, short enough to follow closely
-constexpr int kNeededPerIdle = 7;      // pieces
-// The quantum of a turn, in extents; no piece is smaller. A tenant that was refused starts anew, and keeps no balance
-// that would put it before others.
+constexpr uint64_t kPieceExtents = 4;  // 1 MiB: long enough for a disk, short enough for frequent progress
+constexpr int kNeededPerIdle = 7;      // needed pieces per background piece
+// Extents per turn; every piece has at least one. A refused tenant starts with an empty balance, so it gets no
+// advantage.
 constexpr int64_t kQuantum = 1;
 
-// A buffer in the processor's memory, for pieces between a disk and a GPU's memory: disks read and write only the
-// processor's memory. There are no more of these than pieces in flight.
+// A host buffer for pieces between a disk and a GPU's memory, because disks access host memory only. There are at most
+// as many as pieces in flight.
 class Bounce {
  public:
   explicit Bounce(uint64_t extents)
@@ -36,7 +36,7 @@ class Bounce {
   }
 
  private:
-  static constexpr size_t kPage = 4096;  // as disks want it
+  static constexpr size_t kPage = 4096;  // alignment for disks
 
   const std::unique_ptr<std::byte, decltype(&std::free)> memory_;
   const uint64_t extents_;
@@ -74,14 +74,14 @@ class TierCopy {
   }
 
   uint64_t Ready() const { return std::min(available, extents); }
-  // The next piece can be had whole, or is the last one and can be had.
+  // Returns whether the whole next piece, or the last one, is available.
   bool CanStart() const {
     return ended.ok() && started < extents && Ready() >= std::min(started + kPieceExtents, extents);
   }
   bool IsRemote() const { return from.remote != 0; }
   bool UsesDisk() const { return !IsRemote() && (from.memory == nullptr || to.memory == nullptr); }
-  // A copy that waits for one of these does not hold up copies by the others: the executor, the disk, other nodes. Nor
-  // does one that another node has no room for hold up those from other nodes (refused_in).
+  // Copies that wait for one of these do not delay copies by the others: the executor, the disk, other nodes. A copy
+  // refused by one node does not delay those from other nodes (refused_in).
   TierCopier::Way Way() const {
     return IsRemote() ? TierCopier::kRemote : UsesDisk() ? TierCopier::kDisk : TierCopier::kMemory;
   }
@@ -90,15 +90,15 @@ class TierCopy {
   const TenantId tenant;
   const uint64_t extents;
   uint64_t available;
-  Place place;  // in the queue
+  Place place;  // position in the queue
   Events events;
-  std::vector<std::byte*> source, target;  // of memory, by extent
-  std::vector<bool> whole;                 // by piece
-  uint64_t started = 0;                    // extents
-  uint64_t loaded = 0;                     // extents
-  size_t in_flight = 0;                    // pieces
-  uint64_t refused_in = 0;                 // the copier's round in which its source had no room for it
-  absl::Status ended;                      // not OK: no further piece begins
+  std::vector<std::byte*> source, target;  // addresses of memory, per extent
+  std::vector<bool> whole;                 // per piece
+  uint64_t started = 0;                    // in extents
+  uint64_t loaded = 0;                     // in extents
+  size_t in_flight = 0;                    // in pieces
+  uint64_t refused_in = 0;                 // round in which its source had no room for it
+  absl::Status ended;                      // not OK: no further piece starts
 };
 
 TierCopier::TierCopier(Executor& executor, SsdTier* disk, RemoteSource* remote, size_t max_pieces)
@@ -137,7 +137,7 @@ std::shared_ptr<TierCopy> TierCopier::Start(End from, End to, uint64_t extents, 
 
 void TierCopier::Hasten(const std::shared_ptr<TierCopy>& copy, Nanos needed_at) {
   if (needed_at >= copy->place.first) return;
-  const bool waits = Dequeue(*copy);  // otherwise all of it is in flight
+  const bool waits = Dequeue(*copy);  // if not queued, all of it is in flight
   copy->place.first = needed_at;
   if (waits) Enqueue(copy);
 }
@@ -157,21 +157,21 @@ bool TierCopier::Cancel(TierCopy& copy) {
 
 void TierCopier::Pump() {
   again_ = true;
-  if (pumping_) return;  // a piece ended as soon as it was begun
+  if (pumping_) return;  // a piece ended immediately
   pumping_ = true;
   while (std::exchange(again_, false)) PumpInTurn();
   pumping_ = false;
 }
 
 void TierCopier::PumpInTurn() {
-  std::vector<Turn> aside;  // tenants that must not, or cannot, start more now
+  std::vector<Turn> aside;  // tenants that may not or cannot start more now
   ++round_;
   while (MayStart()) {
     const std::optional<Turn> turn = NextTurn(aside);
     if (!turn.has_value()) break;
     const Started started = StartPieceOf(*turn);
     if (started == Started::kPiece) continue;
-    turn->line->turns.Deactivate(turn->tenant);  // until there is more of its source
+    turn->line->turns.Deactivate(turn->tenant);  // until more of its source is available
     if (started == Started::kRefused) aside.push_back(*turn);
   }
   for (const Turn& turn : aside) {
@@ -179,7 +179,7 @@ void TierCopier::PumpInTurn() {
   }
 }
 
-// Idle ones only of tenants that need nothing themselves, unless nobody does.
+// Background copies start only for tenants without needed copies, unless no tenant needs anything.
 std::optional<TierCopier::Turn> TierCopier::NextTurn(std::vector<Turn>& aside) {
   const std::optional<TenantId> needed = needed_.turns.Next();
   if (needed.has_value() && needed_in_a_row_ < kNeededPerIdle) return Turn{&needed_, *needed};
@@ -201,7 +201,7 @@ TierCopier::Started TierCopier::StartPieceOf(const Turn& turn) {
     if (full || !copy->CanStart()) continue;
     one_refused |= copy->refused_in == round_;
     if (copy->refused_in == round_) continue;
-    const std::shared_ptr<TierCopy> next = copy;  // the map is another one once a piece has ended
+    const std::shared_ptr<TierCopy> next = copy;  // a piece that ends may change the map
     const uint64_t before = next->started;
     if (!StartPiece(next)) {
       one_refused = true;
@@ -272,13 +272,13 @@ bool TierCopier::ReadToGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first
     if (!status.ok()) return PieceDone(copy, first, status);
     if (executor_.Run(copy->tenant, copy_piece, [this, copy, first] { PieceDone(copy, first, absl::OkStatus()); }))
       return;
-    copy_piece();  // rather than read it again
+    copy_piece();  // instead of reading it again
     PieceDone(copy, first, absl::OkStatus());
   };
   return Read(*copy, first, bounce->extents(), nullptr, read);
 }
 
-// Rare: a daemon that drains what dram never had.
+// Rare: a drain of objects that were never in dram.
 bool TierCopier::WriteFromGpu(const std::shared_ptr<TierCopy>& copy, uint64_t first, uint64_t count) {
   const auto bounce = std::make_shared<const Bounce>(count);
   if (!*bounce) return false;
@@ -304,7 +304,7 @@ void TierCopier::PieceDone(const std::shared_ptr<TierCopy>& copy, uint64_t first
     }
     if (copy->loaded > before) copy->events.progress(copy->loaded);
   }
-  --copy->in_flight;  // only now: whoever cancels in `progress` is told so by `done`
+  --copy->in_flight;  // decremented only now, so that a cancellation in `progress` is reported by `done`
   if (copy->in_flight == 0 && (copy->loaded == copy->extents || !copy->ended.ok())) {
     const Events last = std::exchange(copy->events, {});
     last.done(copy->ended);

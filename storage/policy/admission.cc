@@ -11,7 +11,7 @@ FrequencySketch::FrequencySketch(size_t keys)
     : columns_(std::bit_ceil(std::max<size_t>(keys, 16))), counters_(kRows * columns_ / 16) {}
 
 size_t FrequencySketch::Place(TenantId tenant, const Key& key, size_t row) const {
-  // Keys are SHA-256: any eight bytes of them are a hash, independent of any other eight.
+  // Keys are SHA-256, so any eight bytes are a hash that is independent of the others.
   uint64_t word = 0;
   std::memcpy(&word, key.bytes.data() + row * sizeof word, sizeof word);
   return row * columns_ + ((word ^ tenant * 0x9E3779B97F4A7C15u) & (columns_ - 1));

@@ -9,10 +9,10 @@ namespace ashlar::storage {
 namespace {
 
 constexpr double kQueryHeadsPerKeyHead = 4;
-constexpr double kFlopsPerSquaredWidth = 2 * 12;  // two FLOPs for each of 12 w² weights
+constexpr double kFlopsPerSquaredWidth = 2 * 12;  // two FLOPs for each of the 12 w² weights
 constexpr double kFlopsPerStateNumber = 6;        // decay, update and read
 
-// Sums of a model's layers, of all shards.
+// Sums over a model's layers and shards.
 struct Shapes {
   double layers = 0;
   double attention_layers = 0, query_numbers = 0;
@@ -38,7 +38,7 @@ ComputeCost CostOf(const ComputeCost& declared, const Layout& layout, const Tens
   Shapes shapes{.layers = static_cast<double>(layout.layers.size())};
   for (const Layer& layer : layout.layers) {
     if (const auto* const attention = std::get_if<AttentionLayer>(&layer)) {
-      // Every shard has all of a latent.
+      // Every shard has the whole latent.
       const double shards = attention->kind == AttentionKind::kMla ? 1 : shard.size;
       shapes.attention_layers += 1;
       shapes.query_numbers += kQueryHeadsPerKeyHead * shards * attention->kv_heads * attention->key_dim;
@@ -68,7 +68,7 @@ double EstimateSavedFlops(const ObjectHeader& header) {
       shapes.state_numbers += numbers;
     }
   }
-  // A block and a span save their own tokens; a segment and a checkpoint all that lead up to their end.
+  // A block and a span save only their own tokens; a segment and a checkpoint save all tokens up to their end.
   const bool own = header.kind == ObjectKind::kPrefixBlock || header.kind == ObjectKind::kSpan;
   return Estimate(shapes).Flops(own ? header.first_token : 0, header.tokens) / header.shard.size;
 }

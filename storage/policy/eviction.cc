@@ -24,7 +24,7 @@ Rank& LruPolicy::Order(const TenantPool& pool) {
 
 void LruPolicy::Track(const TenantPool& pool, Rank& copy) {
   copy.order = &Order(pool);
-  copy.older = copy.younger = &copy;  // in a ring of its own
+  copy.older = copy.younger = &copy;  // a ring of one
   MoveToRecentEnd(copy);
 }
 
@@ -52,7 +52,7 @@ std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> pools, 
     Rank& order = Order(pool);
     cursors.push_back({&order, order.younger, allowed});
   }
-  const uint64_t before = uses_;  // a rank used later was met and moved by this call
+  const uint64_t before = uses_;  // the next used rank was moved by this call
   std::vector<RankedObject*> victims;
   uint64_t found = 0;
   while (found < extents) {
@@ -67,7 +67,7 @@ std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> pools, 
     if (!current.idle) {
       MoveToRecentEnd(current);
     } else if (current.extents > oldest->allowed) {
-      oldest->next = oldest->order;  // a pool keeps its most recent copies
+      oldest->next = oldest->order;  // a pool keeps its most recently used copies
     } else {
       victims.push_back(current.object);
       found += current.extents;
@@ -124,7 +124,7 @@ void PricePolicy::Advance(Cursor& cursor, TenantId tenant, uint64_t before) {
   while (cursor.next != place && cursor.next->used <= before && !cursor.next->idle) {
     Rank& in_use = *cursor.next;
     cursor.next = in_use.younger;
-    Unlink(in_use);  // its release will put it there anyway
+    Unlink(in_use);  // its release moves it there
     Append(in_use, *place);
   }
   if (cursor.next == place || cursor.next->used > before) {
@@ -135,7 +135,7 @@ void PricePolicy::Advance(Cursor& cursor, TenantId tenant, uint64_t before) {
 }
 
 std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> pools, uint64_t extents) {
-  const uint64_t before = uses_;  // a rank used later was met and moved by this call
+  const uint64_t before = uses_;  // the next used rank was moved by this call
   std::vector<uint64_t> allowed;
   std::vector<Cursor> cursors;
   for (const Allowance& from : pools) {
@@ -154,7 +154,7 @@ std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> pools
     if (cheapest == cursors.end()) break;
     Rank& copy = *cheapest->next;
     const size_t pool = cheapest->pool;
-    if (copy.extents > allowed[pool]) {  // a pool keeps its dearest copies
+    if (copy.extents > allowed[pool]) {  // a pool keeps its most valuable copies
       for (Cursor& cursor : cursors) cursor.next = cursor.pool == pool ? nullptr : cursor.next;
       continue;
     }
@@ -175,7 +175,7 @@ double PricePolicy::PriceOf(const RankedObject& object) const {
 }
 
 bool PricePolicy::IsDearer(const RankedObject& coming, std::span<RankedObject* const> than) const {
-  constexpr double kHalfOctave = 1.4142;  // rings tell no finer
+  constexpr double kHalfOctave = 1.4142;  // resolution of the rings
   const double price = PriceOf(coming);
   return std::ranges::all_of(than, [&](const RankedObject* object) { return kHalfOctave * PriceOf(*object) < price; });
 }

@@ -9,7 +9,7 @@ namespace ashlar::storage {
 namespace {
 
 constexpr double kMostHazard = 0.999;
-constexpr double kLeastSurvival = 1e-4;  // survival below which looking further ahead changes nothing
+constexpr double kLeastSurvival = 1e-4;  // survival below which a longer horizon changes nothing
 constexpr double kMostFactor = 10;
 
 }  // namespace
@@ -28,7 +28,7 @@ double ReuseModel::PartOf(size_t bucket, uint64_t age) {
   return std::clamp((static_cast<double>(age) - BucketBegin(bucket)) / BucketWidth(bucket), 0.0, 1.0);
 }
 
-// An unfinished spell has come only part of the way through its last bucket.
+// An unfinished spell has covered only a part of its last bucket.
 void ReuseModel::RecordAge(Counts& counts, uint64_t age, bool used) {
   const size_t bucket = AgeBucket(age);
   counts.last[bucket] += 1;
@@ -133,7 +133,7 @@ void ReuseModel::SetRates(size_t kind, size_t uses, const Known& counts, const K
     for (size_t age = from; age < kAges && survives > kLeastSurvival; ++age) {
       const double ends = survives * hazards[age], width = BucketWidth(age);
       gained += ends;
-      waited += (survives - ends / 2) * width;  // spells that end in a bucket end, on average, in its middle
+      waited += (survives - ends / 2) * width;  // spells that end in a bucket end in its middle on average
       survives -= ends;
       best = std::max(best, gained / waited);
     }

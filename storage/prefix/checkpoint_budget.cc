@@ -26,7 +26,7 @@ uint64_t CheckpointBudget::StateBytes(const PrefixNode& node) const {
   return costs_.StateBytes(node.depth());
 }
 
-// On the way to it, the deepest prefix whose pages are kept whether it is or not; the root.
+// Returns the deepest ancestor whose pages are kept independently of this checkpoint, or the root.
 const PrefixNode& CheckpointBudget::Paged(const PrefixNode& node) {
   const uint32_t own = node.data.kept && node.data.span == nullptr ? 1 : 0;
   const PrefixNode* at = &node;
@@ -68,12 +68,13 @@ double CheckpointBudget::Price(const PrefixNode& node, RequestTime now) const {
   return Price(node, Before(node), Paged(node), now);
 }
 
-// None is kept, so they have the same one before them, and what is behind the first without needs has none either.
+// None of them is kept, so all have the same checkpoint before them. A node after the first one without needs has none
+// either.
 std::vector<double> CheckpointBudget::Prices(std::span<const PrefixNode* const> way, RequestTime now) const {
   std::vector<double> prices;
   if (way.empty()) return prices;
   const PrefixNode& before = Before(*way.front());
-  const PrefixNode* paged = nullptr;  // of those without needs
+  const PrefixNode* paged = nullptr;  // of nodes without needs
   for (const PrefixNode* node : way) {
     if (node->data.needs == 0 && paged == nullptr) paged = &Paged(*node);
     prices.push_back(Price(*node, before, node->data.needs == 0 ? *paged : *node, now));
@@ -124,7 +125,7 @@ void CheckpointBudget::Put(PrefixNode& node) {
   RefreshAround(node);
 }
 
-// The one before has other pages to itself, or fewer; those behind save less, or more.
+// The checkpoint before it has more or fewer exclusive pages; the ones after it save less or more.
 void CheckpointBudget::RefreshAround(PrefixNode& node) {
   PrefixNode* before = node.parent();
   while (before->parent() != nullptr && !before->data.kept) before = before->parent();
@@ -215,7 +216,7 @@ void CheckpointBudget::DrawCheap(RequestTime now) {
         cheap_.push_back(drawn);
       }
       kept.cheap = true;
-      Prefetch(*kept.node);  // it may go soon
+      Prefetch(*kept.node);  // may be evicted soon
       dearest_ = std::max_element(cheap_.begin(), cheap_.end(), dearer)->price;
     }
   }
@@ -232,13 +233,14 @@ PrefixNode* CheckpointBudget::Cheapest(const PrefixNode* spared, RequestTime now
   DrawCheap(now);
   PrefixNode* seen = nullptr;
   bool again = true;
-  while (true) {  // until the cheapest is what it was said to be; each is looked at once, or gets no dearer
-    if (cheap_.empty() && std::exchange(again, false)) DrawCheap(now);  // the spared one was all
+  while (true) {  // repeats until the cheapest one has the recorded price; each is examined once or does not become
+                  // more expensive
+    if (cheap_.empty() && std::exchange(again, false)) DrawCheap(now);  // only the spared one was left
     const auto cheapest = CheapestDrawn();
     price = cheapest == cheap_.end() ? std::numeric_limits<double>::infinity() : cheapest->price;
     PrefixNode* const node = cheapest == cheap_.end() ? nullptr : kept_[cheapest->place].node;
     if (node == nullptr || node == seen) return seen;
-    if (node == spared) {  // in the way of those that may go
+    if (node == spared) {  // stands before evictable ones
       DropCheap(cheapest->place);
       continue;
     }
@@ -262,8 +264,8 @@ bool CheckpointBudget::AdmitSpan(PrefixNode& node, PrefixNode& base, uint64_t by
   return false;
 }
 
-// It is put there first, so that the pages before it count as needed; until it fits, the sum may pass the capacity on
-// paper, and never does when this returns.
+// It is added first, so that the pages before it count as needed. Until enough is evicted, the sum may exceed the
+// capacity on paper; it never does on return.
 bool CheckpointBudget::Admit(PrefixNode& node, RequestTime now) {
   if (Bytes(node, Paged(node)) > limit_) {
     ++refusals_;

@@ -12,7 +12,7 @@ struct Line {
   double At(double x) const { return slope * x + intercept; }
 };
 
-// Returns whether `middle`, whose slope is between the others', is nowhere below both.
+// Returns whether `middle`, with a slope between the others', is nowhere below both.
 bool Hidden(const Line& before, const Line& middle, const Line& after) {
   return (after.intercept - before.intercept) * (before.slope - middle.slope) <=
          (middle.intercept - before.intercept) * (before.slope - after.slope);
@@ -27,7 +27,7 @@ CheckpointPlan::CheckpointPlan(std::span<const OverlapModel::Mass> model, uint64
     const uint64_t at = mass.depth / page * page;
     if (at > at_.back()) at_.push_back(at);
   }
-  // Behind all masses.
+  // A depth after all masses.
   at_.push_back(std::max(at_.back(), model.empty() ? 0 : model.back().depth) + 1);
   size_t next = 0;
   double mass = 0, sum = 0;
@@ -71,7 +71,7 @@ std::vector<uint64_t> CheckpointPlan::Positions(size_t checkpoints) const {
   size_t at = at_.size() - 1;
   for (size_t m = std::min(checkpoints, most()); m > 0; --m) {
     at = from_[m - 1][at];
-    if (at == 0) break;  // fewer do as well
+    if (at == 0) break;  // fewer suffice
     positions.push_back(at_[at]);
   }
   std::reverse(positions.begin(), positions.end());

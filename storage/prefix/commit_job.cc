@@ -24,7 +24,7 @@ void Prefixes::CommitJob::Start() {
   prefixes_.transfers_.Begin(session_);
   ++prefixes_.commits_[session_];
   const PrefixModel& model = commit_.text.model();
-  // Of states that are known, how deep they are: without a checkpoint, one would resume from the one before it.
+  // Depths of known states: without a checkpoint, a prompt would resume from the one before.
   std::vector<uint64_t> before = keep_.known;
   for (size_t i = 0; i < keep_.states.size(); ++i) {
     if (!keep_.states[i]) continue;
@@ -52,7 +52,7 @@ CommitOutcome& Prefixes::CommitJob::OutcomeOf(const Object& object) {
 
 void Prefixes::CommitJob::Go() {
   const auto self = shared_from_this();
-  if (going_) return;  // a copy that ended at once
+  if (going_) return;  // a copy may end immediately
   going_ = true;
   while (next_ < objects_.size() && under_way_ < kUnderWay) Begin(objects_[next_++]);
   going_ = false;
@@ -74,7 +74,7 @@ void Prefixes::CommitJob::Begin(const Object& object) {
       }
       return Copy(object, reserved.id);
     case ReserveOutcome::kAlreadyPresent:
-    case ReserveOutcome::kBeingPublished:  // by another engine; should it fail, the next look-up sees it
+    case ReserveOutcome::kBeingPublished:  // by another engine; if it fails, the next lookup finds out
       return;
     default:
       return Fail(object, CommitOutcome::kNoSpace);
@@ -163,7 +163,7 @@ void Prefixes::CommitJob::Fail(const Object& object, CommitOutcome outcome) {
 void Prefixes::CommitJob::Finish() {
   const TenantId tenant = pool_.tenant;
   Space* const space = own_ ? nullptr : FindSpace();
-  std::vector<PrefixNode*> way;  // the text's, by now
+  std::vector<PrefixNode*> way;  // path of the text
   if (space != nullptr) way = space->planner->tree().Way(commit_.text.tokens());
   for (size_t i = 0; i < keep_.states.size(); ++i) {
     if (keep_.states[i]) Conclude(i, space, way);

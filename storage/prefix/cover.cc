@@ -7,7 +7,7 @@ namespace ashlar::storage {
 
 Cover BestCover(std::span<const uint64_t> resumable, std::span<const CoverSegment> segments, uint64_t head,
                 uint64_t tail, absl::FunctionRef<double(uint64_t depth)> cost) {
-  // The FLOPs that each segment saves, and the sum of these from each segment to the end.
+  // The FLOPs that each segment saves, and their sums from each segment to the end.
   std::vector<double> saves(segments.size(), 0), behind(segments.size() + 1, 0);
   for (size_t i = segments.size(); i-- > 0;) {
     const CoverSegment& segment = segments[i];
@@ -22,7 +22,7 @@ Cover BestCover(std::span<const uint64_t> resumable, std::span<const CoverSegmen
     prefixes.insert(place, segments.front().end);
   }
   Cover best;
-  size_t first = 0, best_first = 0;  // the first segment that a prefix does not spoil
+  size_t first = 0, best_first = 0;  // first segment that a prefix does not invalidate
   for (const uint64_t prefix : prefixes) {
     while (first < segments.size() && SpoiledBy(prefix, segments[first].begin, head)) ++first;
     const double saved = (prefix == 0 ? 0 : cost(prefix)) + behind[first];

@@ -70,7 +70,7 @@ std::vector<OverlapModel::Mass> OverlapModel::Between(uint64_t begin, uint64_t l
     masses.back().weight += weight;
   };
   if (length <= begin) return masses;
-  // Both by depth: what is nearest to the end comes last.
+  // Both are sorted by depth; the nearest to the end is last.
   const auto &starts = from_start_.weights(), &ends = from_end_.weights();
   auto start = starts.upper_bound(begin);
   const auto last_start = starts.upper_bound(length);

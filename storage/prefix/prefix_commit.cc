@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Committing a text: which parts of it are kept, and which older ones they replace. commit_job.h copies them in.
+// Commits of texts: which parts are kept, and which older ones they replace. commit_job.h copies them.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -10,7 +10,7 @@
 
 namespace ashlar::storage {
 
-// Nothing where no span is offered, or none that the model has.
+// Returns nothing if no span is offered or the model has none.
 std::optional<PrefixPlanner::SpanOffer> Prefixes::Offered(const PrefixCommit& commit) {
   if (!commit.span) return std::nullopt;
   const PrefixModel& model = commit.text.model();
@@ -24,7 +24,7 @@ Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   const std::span<const int32_t> tokens = commit.text.tokens();
   const std::optional<PrefixPlanner::SpanOffer> span = Offered(commit);
   Keep keep{.states = std::vector<bool>(commit.checkpoints.size(), true), .span = span.has_value()};
-  // A rank that does not decide: it may come before the one that does.
+  // A rank that does not decide may commit before the one that does.
   if (commit.text.model().shard.rank != 0) {
     keep.known = Checkpoints(space, commit.text);
     std::ranges::reverse(keep.known);
@@ -41,7 +41,7 @@ Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
     Name(commit.text, node);
     if (!node.data.kept) return;
     if (node.data.span == nullptr) keep.known.push_back(node.depth());
-    // Of another length it is another object, which is there.
+    // A span of another length is another object, and it exists.
     keep.span |= span && node.data.span != nullptr && node.depth() == tokens.size() &&
                  node.data.span->base->depth() == span->begin;
   });
@@ -51,7 +51,8 @@ Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   return keep;
 }
 
-// Its end, or where that takes less a span up to there and what it hangs on: nobody else comes by the other depths.
+// Keeps the end of the text. If the end is a span, also the checkpoint that it starts from; no other prompt uses the
+// other depths.
 Prefixes::Keep Prefixes::KeepOwn(TenantId tenant, const PrefixCommit& commit) {
   Keep keep{.states = std::vector<bool>(commit.checkpoints.size(), false),
             .known = OwnCheckpoints(tenant, commit.text)};
@@ -111,13 +112,13 @@ bool Prefixes::IsSaved(TenantId tenant, const PrefixModel& model, const Mark& ma
   return mark.depth > 0 && table_.IsSaved(tenant, mark.checkpoint_key(), model.shard);
 }
 
-// Tokens are worth the bytes of their keys and values; of a model without any, a block's length is worth a checkpoint.
+// A token is worth the bytes of its keys and values. For a model without them, a block's tokens are worth a checkpoint.
 bool Prefixes::Defers(TenantId tenant, const PrefixText& text, const ObjectHeader& header, bool own,
                       std::span<const uint64_t> depths) const {
   if (!table_.defers()) return false;
   const PrefixModel& model = text.model();
   const PrefixKeys& keys = own ? *text.own() : text.shared();
-  uint64_t needed = model.block_tokens;  // tokens
+  uint64_t needed = model.block_tokens;  // in tokens
   if (model.paged) {
     const uint64_t bytes = header.Extents() * limits::kExtentBytes;
     needed = (bytes * model.block_tokens + model.block_bytes - 1) / model.block_bytes;
@@ -142,8 +143,8 @@ void Prefixes::DeferWrites(TenantId tenant, const PrefixText& text, std::span<co
   }
 }
 
-// A conversation keeps its last two states, and the last one that the disk has. Most blocks of the older states are
-// blocks of the later ones, too; blocks of a text that its conversation has left are evicted when space is needed.
+// A conversation keeps its last two states, and the last one on the disk. Most blocks of older states are also blocks
+// of later ones. Blocks of a text that its conversation has left are evicted when space is needed.
 bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin) {
   const ConversationName name{text.model().ns, text.conversation()};
   Mark mark = MarkOf(text, depth, span_begin);
@@ -155,18 +156,18 @@ bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth,
       table.Put(name, {std::move(mark), std::move(conversation.last), std::move(conversation.saved)});
     return false;
   }
-  // If a turn is asked again, the states of its former answer are given up, and the states with which the turn began
-  // stay (for example, if it parts inside a span).
+  // If a turn is asked again, the states of its former answer end, and those from its start stay (for example, if the
+  // texts diverge inside a span).
   const Mark& last = conversation.last;
   const bool left = last.depth > 0 &&
                     (last.checkpoint() > depth || text.own()->Checkpoint(last.checkpoint()) != last.checkpoint_key());
   Mark gone = left ? conversation.last : conversation.before;
   Conversation now{std::move(mark), left ? std::move(conversation.before) : std::move(conversation.last),
                    std::move(conversation.saved)};
-  // The disk may have what goes, and nothing later: it stays until the disk has.
+  // The outgoing states may be on the disk and later ones not: they stay until the disk has later ones.
   if (!left && table_.defers() && IsSaved(tenant, text.model(), gone)) std::swap(gone, now.saved);
   if (left && now.saved.key == gone.key) now.saved = {};
-  const auto is_used = [&now](const Key& key) {  // answers to one turn hang on the same checkpoint
+  const auto is_used = [&now](const Key& key) {  // several answers to a turn use the same checkpoint
     return std::ranges::any_of(std::array{&now.last, &now.before, &now.saved}, [&key](const Mark* const used) {
       return used->depth > 0 && (used->key == key || used->checkpoint_key() == key);
     });
@@ -189,8 +190,8 @@ void Prefixes::Commit(SessionId session, TenantId tenant, PrefixCommit commit, C
   if (!own) {
     Space& space = Of(tenant, commit.text.model());
     keep = Decide(space, commit);
-    // States for which the namespace has no use may be kept for their conversation, unless they would take room that
-    // others need. (Of several ranks only the deciding one knows that.)
+    // States that the namespace does not need may be kept for their conversation, unless others need the space. With
+    // several ranks, only the deciding one knows.
     const CheckpointBudget& budget = space.planner->budget();
     const bool roomy = budget.limit_bytes() == budget.capacity_bytes() && commit.text.model().shard.size == 1;
     if (count > 0 && roomy && commit.text.own() && !keep.any()) {

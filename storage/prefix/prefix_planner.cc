@@ -47,7 +47,7 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool
   if (resume != nullptr) Use(*resume);
   if (!candidates.empty() && candidates.back() != resume) Use(*candidates.back());
 
-  // A prompt that leaves the known ones here makes a branch, whether or not it will ever be computed.
+  // A prompt that diverges from known prompts here creates a branch, whether or not it is ever computed.
   const uint64_t branch = reached.depth / options_.capture_tokens * options_.capture_tokens;
   const bool parts = reached.depth < prompt.size() || reached.inside != nullptr;
   if (parts && branch > match.resume) {
@@ -70,7 +70,7 @@ std::vector<PrefixPlanner::Match::Span> PrefixPlanner::Spans(const PrefixTree<Pr
   std::vector<Match::Span> spans;
   for (const PrefixNode* const base : passed) {
     for (PrefixNode* const end : base->data.hanging) {
-      const PrefixNode* at = end;  // the prompt leaves the span's text in its edge, or behind it
+      const PrefixNode* at = end;  // the prompt diverges from the span's text in its edge or after it
       while (at != reached.inside && !is_passed(at)) at = at->parent();
       const uint64_t depth = at == reached.inside ? reached.depth : at->depth();
       if (depth > base->depth()) spans.push_back({.end = end, .begin = base->depth(), .depth = depth});
@@ -103,7 +103,7 @@ void PrefixPlanner::MakeCandidate(PrefixNode& node, ReuseKind kind) {
   node.data.used = now_;
 }
 
-// Of the known prefixes on the way, those whose checkpoint is missing and would pay.
+// Returns the known prefixes on the path whose missing checkpoint would be worth its space.
 std::vector<uint64_t> PrefixPlanner::Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most) {
   const double least = budget_.LeastPrice(now_);
   std::vector<const PrefixNode*> missing;
@@ -124,7 +124,8 @@ std::vector<uint64_t> PrefixPlanner::Wanted(std::span<PrefixNode* const> passed,
   return depths;
 }
 
-// In what no prompt had before. The first checkpoint brings the pages before it, the next ones their states alone.
+// Chooses checkpoints in the new part of a prompt. The first one also needs the pages before it, the next ones only
+// their states.
 std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const {
   const std::vector<OverlapModel::Mass> model = overlap_.Between(shared, prompt);
   if (model.empty()) return {};
@@ -170,7 +171,7 @@ size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std
                                                                        : ReuseKind::kBranch);
   }
   PrefixNode& end = *text.node;
-  // A prompt of more tokens than there are goes on after them: they end with a step of prefill, and not with a request.
+  // A prompt longer than the tokens so far continues: these tokens end with a prefill step, not with a request.
   const bool goes_on = prompt > tokens.size();
   MakeCandidate(end, !goes_on                                    ? ReuseKind::kRequestEnd
                      : end.depth() > shared.value_or(text.known) ? ReuseKind::kPlaced
@@ -194,7 +195,7 @@ bool PrefixPlanner::MayBear(const PrefixNode& base) {
   return IsKept(base) == Kept::kByStates && base.data.hanging.size() < kHanging;
 }
 
-// Leaves that are kept move to the back of the list; one request passes only some of them.
+// Kept leaves move to the back of the list; a request examines only some of them.
 void PrefixPlanner::Trim() {
   for (size_t stayed = 0; tree_.bytes() > options_.history_bytes && !leaves_.empty() && stayed < kSweep;) {
     if (!DropOldest()) ++stayed;
@@ -290,7 +291,7 @@ PrefixPlanner::Tree::Inserted PrefixPlanner::Extend(std::span<const int32_t> tok
   return inserted;
 }
 
-// It has what the edge had that it stands in.
+// Copies the data of the edge that it splits.
 void PrefixPlanner::AdoptSplit(const Tree::Made& made) {
   PrefixNode& node = *made.node;
   PrefixNode& behind = *made.behind;
@@ -304,7 +305,7 @@ void PrefixPlanner::AdoptSplit(const Tree::Made& made) {
 void PrefixPlanner::SplitKeys(PrefixNode& node, PrefixNode& behind) const {
   if (behind.data.stored == nullptr || behind.data.stored->blocks.empty()) return;
   std::vector<Key>& all = behind.data.stored->blocks;
-  // Counted from the end: cuts before it may have taken the node's own beginning.
+  // Counted from the end, because cuts before may have removed the node's start.
   const uint64_t after = behind.depth() / costs_.page_tokens - node.depth() / costs_.page_tokens;
   const auto before = static_cast<ptrdiff_t>(all.size() - after);
   node.data.stored = std::make_unique<StoredKeys>();
@@ -352,7 +353,7 @@ void PrefixPlanner::Visit(PrefixNode& node) {
 
 bool PrefixPlanner::DropOldest() {
   PrefixNode& leaf = *leaves_.begin()->node;
-  // The kept leaf is worth its tokens, unless tokens are most of all bytes, as for a model without keys and values.
+  // A kept leaf is worth its tokens, unless tokens are most of all bytes, as for a model without keys and values.
   if (leaf.data.leases > 0 || (leaf.data.kept && tree_.bytes() <= 2 * options_.history_bytes)) {
     Visit(leaf);
     return false;
@@ -377,7 +378,7 @@ bool PrefixPlanner::DropOldest() {
   return true;
 }
 
-// Each request reports a part of the unfinished spells to the model, so that no request waits for all of them.
+// Each request reports some of the unfinished spells to the model, so that no request processes all of them.
 void PrefixPlanner::Sweep() {
   const size_t some = std::min(kSweep, nodes_.size() / kLeastRefresh + 1);
   for (size_t i = 0; i < some && swept_ < nodes_.size(); ++i, ++swept_) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recovery: look-ups find prefixes again that an earlier run of the daemon left on its disk, or of a namespace that was
-// erased.
+// Recovery: lookups find prefixes that an earlier run of the daemon left on its disk, or those of an erased namespace.
 #include <algorithm>
 #include <ranges>
 #include <set>
@@ -10,7 +9,7 @@
 
 namespace ashlar::storage {
 
-// Checkpoints of an earlier run of the daemon, on its disk: their tokens are not known, but their depths are.
+// Finds checkpoints of an earlier run on the disk. Their depths are known, but not their tokens.
 void Prefixes::Probe(Space& space, const PrefixText& text) {
   const auto found = recovered_.find(text.model().ns);
   if (found == recovered_.end()) return;
@@ -19,7 +18,7 @@ void Prefixes::Probe(Space& space, const PrefixText& text) {
   for (const bool own : {false, true}) {
     if (own && !text.own()) continue;
     const PrefixKeys& keys = own ? *text.own() : text.shared();
-    // Deeper ones lack a block; the last token is left to compute.
+    // Deeper ones lack a block. The last token is never looked up.
     const uint64_t behind =
         std::min<uint64_t>(text.tokens().size(), (WholeBlocks(space.tenant, text.model(), keys) + 1) * block);
     std::vector<uint64_t> tried;
@@ -29,7 +28,7 @@ void Prefixes::Probe(Space& space, const PrefixText& text) {
       if (first == depth / block * block) {
         tried.push_back(depth);
       } else {
-        at = depths.erase(at);  // no chain's
+        at = depths.erase(at);  // not part of a chain
       }
     }
     std::erase_if(tried, [&](uint64_t depth) {
@@ -52,7 +51,7 @@ void Prefixes::Erase(Depths& depths, const Depths::key_type& place) {
   if (--count->second == 0) depths.erase(count);
 }
 
-// One that is known already is another text's of the same depth.
+// A known one belongs to another text of the same depth.
 void Prefixes::Recover(Space& space, const PrefixText& text, std::span<const uint64_t> there, Depths& depths) {
   if (there.empty()) return;
   std::vector<PrefixPlanner::Found> found;
@@ -65,7 +64,7 @@ void Prefixes::Recover(Space& space, const PrefixText& text, std::span<const uin
   Name(space, text, there.back());
 }
 
-// The same of spans that hang on what is known: only a prompt that has all of one in common finds it.
+// Finds spans that start from known states: only a prompt that contains the whole span finds it.
 void Prefixes::ProbeSpans(Space& space, const PrefixText& text) {
   const auto found = recovered_spans_.find(text.model().ns);
   if (found == recovered_spans_.end()) return;
@@ -80,7 +79,7 @@ void Prefixes::ProbeSpans(Space& space, const PrefixText& text) {
   if (spans.empty()) recovered_spans_.erase(found);
 }
 
-// The places of some that may be the text's, in the order of `begins`.
+// Returns the positions of spans that may belong to the text, in the order of `begins`.
 std::vector<Prefixes::Depths::key_type> Prefixes::Tried(const Depths& spans, std::span<const uint64_t> begins,
                                                         const PrefixText& text) {
   std::vector<Depths::key_type> tried;
@@ -94,7 +93,7 @@ std::vector<Prefixes::Depths::key_type> Prefixes::Tried(const Depths& spans, std
   return tried;
 }
 
-// Without the states that it hangs on a span stays among those that are tried: they may be committed again.
+// A span without the states that it starts from stays a candidate, because they may be committed again.
 void Prefixes::RecoverSpans(Space& space, const PrefixText& text, Depths& spans) {
   const PrefixModel& model = text.model();
   std::vector<Depths::key_type> there;
@@ -118,7 +117,7 @@ void Prefixes::RecoverSpans(Space& space, const PrefixText& text, Depths& spans)
   Name(space, text, there.back().first);
 }
 
-// Depths at which states of the text are known, the deepest first.
+// Returns the depths of the text's known states, deepest first.
 std::vector<uint64_t> Prefixes::Checkpoints(const Space& space, const PrefixText& text) {
   std::vector<uint64_t> depths;
   space.planner->tree().Walk(text.tokens(), [&depths](PrefixNode& node) {
@@ -169,7 +168,7 @@ Prefixes::Parts Prefixes::Here(TenantId tenant, const PrefixText& text, bool own
     size_t tried = 0;
     for (auto at = found->second.lower_bound({end + 1, 0}); at != found->second.begin() && tried < kProbes;) {
       const auto [depth, first] = (--at)->first;
-      if (first != depth / model.block_tokens * model.block_tokens || depth > last) continue;  // no chain's
+      if (first != depth / model.block_tokens * model.block_tokens || depth > last) continue;  // not part of a chain
       depths.insert(depth);
       ++tried;
     }

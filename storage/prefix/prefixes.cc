@@ -76,7 +76,7 @@ PrefixText::PrefixText(std::shared_ptr<const PrefixModel> model, std::vector<int
 }
 
 void PrefixText::Show(const MediaHash& input) {
-  // All of the hash counts: some engines' differ in a few bytes only.
+  // The whole hash counts: some engines' hashes differ in a few bytes only.
   uint32_t shown = 1;
   for (size_t i = 0; i < input.hash.size(); i += sizeof shown) {
     uint32_t word = 0;
@@ -142,7 +142,7 @@ Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
   return space;
 }
 
-// The prefixes that it keeps are found again as after a restart.
+// Its kept prefixes are found again as after a restart.
 void Prefixes::Erase(std::map<NamespaceId, Space>::iterator space) {
   const uint64_t block = space->second.planner->costs().page_tokens;
   recovered_of_[space->first] = space->second.tenant;
@@ -182,7 +182,7 @@ Prefixes::Conversations& Prefixes::Of(TenantId tenant) {
   return *table;
 }
 
-// Of several shards all must be there; ranks commit one after the other.
+// All shards must be present. Ranks commit one after the other.
 Prefixes::There Prefixes::Find(TenantId tenant, const Key& key, const TensorShard& shard) const {
   const Entry* const entry = table_.Peek(tenant, key, shard);
   if (entry == nullptr) return There::kGone;
@@ -232,10 +232,10 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
     if (there == There::kGone) space.planner->Lost(*node);
   }
   asked.checkpoint_at = match.checkpoint_at;
-  // Another engine of this namespace may capture more finely.
+  // Another engine of this namespace may use a finer capture unit.
   std::erase_if(asked.checkpoint_at, [&](uint64_t depth) { return depth % text.model().capture_tokens != 0; });
   AddSpans(space, text, match.spans, asked);
-  space.planner->Release(std::move(match));  // the objects that it finds are leased
+  space.planner->Release(std::move(match));  // the found objects are leased
   AddOwn(tenant, text, asked);
   return asked;
 }
@@ -244,7 +244,7 @@ void Prefixes::AddSpan(Asked& asked, uint64_t begin, uint64_t depth, bool own, c
   const uint64_t deepest = std::max(begin, depth - std::min<uint64_t>(depth, kListed));
   for (; depth > deepest; --depth) {
     const auto place = std::ranges::lower_bound(asked.candidates, depth, {}, &Candidate::depth);
-    if (place != asked.candidates.end() && place->depth == depth) continue;  // there are states, or another span
+    if (place != asked.candidates.end() && place->depth == depth) continue;  // states exist there, or another span
     asked.candidates.insert(place, {.depth = depth, .own = own, .span_begin = begin, .span = key});
   }
 }
@@ -253,7 +253,7 @@ void Prefixes::AddSpans(Space& space, const PrefixText& text, std::span<const Pr
                         Asked& asked) {
   for (const PrefixPlanner::Match::Span& span : spans) {
     const StoredKeys* const stored = span.end->data.stored.get();
-    if (stored == nullptr || !stored->span) continue;  // lost, with what it hung on
+    if (stored == nullptr || !stored->span) continue;  // lost, with the states that it starts from
     const There there = FindSpan(space.tenant, text.model(), *stored->span);
     if (there == There::kGone) space.planner->Lost(*span.end);
     if (there != There::kWhole) continue;
@@ -271,7 +271,7 @@ void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Asked& asked) {
     const uint64_t depth = mark->checkpoint();
     if (depth == 0 || depth > prompt.size()) continue;
     size_t whole = 0;
-    if (text.own()->Checkpoint(depth) != mark->checkpoint_key()) continue;  // another text
+    if (text.own()->Checkpoint(depth) != mark->checkpoint_key()) continue;  // belongs to another text
     if (Find(tenant, text.model(), *text.own(), depth, whole) != There::kWhole) continue;
     const auto place = std::ranges::lower_bound(asked.candidates, depth, {}, &Candidate::depth);
     if (place == asked.candidates.end() || place->depth != depth) {
@@ -296,7 +296,7 @@ std::vector<Query> Prefixes::Objects(const PrefixText& text, const Candidate& ca
   std::vector<Query> queries;
   const uint64_t depth = candidate.checkpoint();
   const size_t blocks = model.paged ? depth / model.block_tokens : 0;
-  // All of them are needed, so each is worth the part of the prefix's prefill that its bytes are of the prefix.
+  // All of them are needed, so each one's value is its share of the prefix's bytes times the FLOPs of the prefix.
   const uint64_t block_bytes = model.costs.page_bytes, state_bytes = model.costs.StateBytes(depth);
   const auto recompute = [&](uint64_t tokens, double part) {
     return text.tokens_per_second > 0 ? static_cast<Nanos>(1 + std::min(1e18, 1e9 * static_cast<double>(tokens) * part /
@@ -356,7 +356,7 @@ std::vector<Query> Prefixes::AtEnd(TenantId tenant, const PrefixText& text) cons
   return end == 0 || found == candidates.end() ? std::vector<Query>() : Objects(text, *found);
 }
 
-// The checkpoint, or the span, and the blocks on the way to it that nothing else needs.
+// Ends the checkpoint or span, and the blocks before it that nothing else needs.
 void Prefixes::GiveUp(TenantId tenant, PrefixNode& node) {
   std::vector<Key> keys;
   if (node.data.stored != nullptr && node.data.stored->checkpoint) {

@@ -39,7 +39,7 @@ PagePool::Answer PagePool::Admit(std::span<const Want> segments, uint64_t own_pa
   const AdmissionId id = next_++;
   Admission& admission = admissions_[id];
   references_ += segments.size() + 1;
-  // Segments that are resident are referenced before anything is reclaimed.
+  // Resident segments are referenced before pages are reclaimed.
   for (const Want& want : segments) {
     const bool resident = want.pages > 0 && segments_.contains(want.key);
     admission.segments.push_back(resident ? &Reference(want, id) : nullptr);
@@ -54,7 +54,7 @@ PagePool::Answer PagePool::Admit(std::span<const Want> segments, uint64_t own_pa
   return {.admission = id};
 }
 
-// Until so many pages are free. There must be as many idle ones.
+// Reclaims until so many pages are free. At least that many must be idle.
 void PagePool::Reclaim(uint64_t pages) {
   while (free_.size() < pages) {
     Resident& oldest = *idle_.front();
@@ -142,7 +142,7 @@ void PagePool::Erase() {
   for (const Key& key : used) {
     std::unique_ptr<Resident> segment = std::move(segments_.extract(key).mapped());
     segment->erased = true;
-    segment->key = Key();  // no hash is a small number and zeros
+    segment->key = Key();  // a hash is never a small number followed by zeros
     const uint64_t number = ++erased_;
     std::memcpy(segment->key.bytes.data(), &number, sizeof number);
     const Key anew = segment->key;
@@ -199,7 +199,7 @@ bool PagePool::Filled(AdmissionId admission, size_t segment) {
 void PagePool::End(AdmissionId admission) {
   const auto node = admissions_.extract(admission);
   references_ -= node.mapped().segments.size() + 1;
-  absl::flat_hash_set<const Resident*> seen;  // a segment that is named twice is one reference, and may be gone
+  absl::flat_hash_set<const Resident*> seen;  // a segment named twice is one reference, and may have ended
   for (Resident* segment : node.mapped().segments) {
     if (segment != nullptr && seen.insert(segment).second) Unreference(*segment, admission);
   }

@@ -18,7 +18,8 @@
 namespace ashlar::storage {
 namespace {
 
-constexpr uint64_t kLeftFree = uint64_t{16} << 20;  // for the file's own map, the records beside it, and other programs
+constexpr uint64_t kLeftFree = uint64_t{16}
+                               << 20;  // for the file's metadata, the records beside it, and other programs
 
 absl::Status Error(const std::string& path, absl::string_view what) {
   return DiskError(errno, absl::StrCat(path, ": ", what));
@@ -58,7 +59,7 @@ class DirectFile final : public BlockFile {
       const ssize_t moved = call(bytes, offset);
       if (moved < 0 && errno == EINTR) continue;
       if (moved < 0) return Error(path_, what);
-      // A part that ends inside a block is moved again: the next call must begin at one.
+      // A part that ends inside a block is moved again, because the next call must begin at a block.
       const size_t whole = static_cast<size_t>(moved) / kBlockBytes * kBlockBytes;
       if (whole == 0)
         return absl::DataLossError(absl::StrCat(path_, ": ", what, ": unexpected end of file at ", offset));
@@ -73,10 +74,10 @@ class DirectFile final : public BlockFile {
   const uint64_t bytes_;
 };
 
-// A path's folder, open, and the name in it.
+// A path's open folder, and the name in it.
 class Place {
  public:
-  // `folder`: borrowed; negative: it is opened.
+  // `folder` is borrowed; a negative one is opened.
   Place(const std::string& path, int folder) : path_(path), folder_(folder), owned_(folder < 0) {
     const size_t slash = path.rfind('/');
     name_ = slash == std::string::npos ? path : path.substr(slash + 1);
@@ -101,15 +102,15 @@ class Place {
   const bool owned_;
 };
 
-// Asked before the file is allocated: a file system that is asked for more than it has may take every free block before
-// it refuses, and the daemon asks again every few seconds. Blocks that are kept for root count as taken, also for root:
-// they are there so that a full disk can be mended.
+// Checked before the file is allocated: a file system without enough space may take every free block before it refuses,
+// and the daemon retries every few seconds. Blocks reserved for root count as used even for root, because they allow
+// repairs of a full disk.
 absl::Status CheckRoom(const std::string& path, int descriptor, const struct stat& info, uint64_t bytes) {
   const uint64_t has = static_cast<uint64_t>(info.st_blocks) * 512;
   if (has >= bytes) return absl::OkStatus();
   struct statvfs about {};
   if (fstatvfs(descriptor, &about) != 0) return Error(path, "query the free space of the file system");
-  if (about.f_blocks == 0) return absl::OkStatus();  // it does not say
+  if (about.f_blocks == 0) return absl::OkStatus();  // unknown
   const uint64_t needed = bytes - has, free = uint64_t{about.f_bavail} * about.f_frsize;
   if (free >= kLeftFree && needed <= free - kLeftFree) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(path, ": allocate ", bytes, " bytes: no space; ", needed,
@@ -121,7 +122,7 @@ absl::Status Resize(const std::string& path, int descriptor, const struct stat& 
   if (absl::Status room = CheckRoom(path, descriptor, info, bytes); !room.ok()) return room;
   if (fallocate(descriptor, 0, 0, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
-    // Blocks allocated before the room ran out are given back.
+    // Frees blocks that were allocated before the space ran out.
     if (ftruncate(descriptor, info.st_size) != 0) return Error(path, "truncate");
     errno = error;
     const absl::Status status = Error(path, absl::StrCat("allocate ", bytes, " bytes"));
@@ -144,7 +145,8 @@ absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path
   bool made = false;
   if (descriptor < 0 && errno == ENOENT) {
     descriptor = place.Open(O_RDWR | O_DIRECT | O_CREAT | O_EXCL);
-    made = descriptor >= 0 || errno == EINVAL;  // without O_DIRECT some file systems make the file and then refuse
+    made = descriptor >= 0 ||
+           errno == EINVAL;  // without O_DIRECT support some file systems create the file and then refuse
   }
   if (descriptor < 0) {
     const absl::Status status = errno == ELOOP ? IsLink(path) : Error(path, "open");
@@ -167,9 +169,9 @@ absl::StatusOr<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path
   if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, ": is not a regular file"));
   if (absl::Status owned = CheckOwner(path, info); !owned.ok()) return owned;
   if ((info.st_mode & 0777) != 0600 && fchmod(descriptor, 0600) != 0) return Error(path, "set the mode");
-  // Also of a file that has this size: whoever copied it may have left holes.
+  // Even if the file has this size, because a copy may have holes.
   if (absl::Status status = Resize(path, descriptor, info, bytes); !status.ok()) return status;
-  // The file's name survives a power loss, too.
+  // Syncs the folder, so that the file's name survives a power loss.
   if (absl::Status status = place.Sync(); !status.ok()) return status;
   std::move(close_and_remove).Cancel();
   return std::make_unique<DirectFile>(path, descriptor, bytes);

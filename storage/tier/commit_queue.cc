@@ -9,7 +9,7 @@
 namespace ashlar::storage {
 namespace {
 
-// Of a batch: all that follow from it are told in one turn of the metadata thread.
+// Deletions per batch: all of them are reported in one turn of the metadata thread.
 constexpr size_t kMostDeletions = 1024;
 
 template <typename T>

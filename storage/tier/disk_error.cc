@@ -15,7 +15,7 @@ absl::Status DiskError(int error, absl::string_view what) {
       return absl::ResourceExhaustedError(absl::StrCat(what, ": ", std::strerror(error)));
     case EROFS:
     case EIO:
-    case EUCLEAN:  // the file system has found itself damaged
+    case EUCLEAN:  // the file system has detected damage
     case ENXIO:
     case ENODEV:
     case ESTALE:

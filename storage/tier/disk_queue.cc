@@ -39,8 +39,7 @@ bool DiskQueue::Submit(const std::shared_ptr<Batch>& batch) {
 void DiskQueue::Complete(const std::shared_ptr<Batch>& batch, const absl::Status& status) {
   --batch->in_flight;
   batch->status.Update(status);
-  // The rest of the batch queues behind the batches that wait already, so that one large object does not keep others
-  // out.
+  // The rest of the batch queues after batches that already wait, so that a large object does not delay others.
   if (batch->Unbegun() && !batch->waits) {
     batch->waits = true;
     waiting_.push_back(batch);

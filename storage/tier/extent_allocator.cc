@@ -28,7 +28,7 @@ std::vector<ExtentRun> ExtentAllocator::Take(uint64_t extents) {
   std::vector<ExtentRun> taken;
   uint64_t missing = extents;
   while (missing > 0) {
-    // The smallest run that holds all that is missing, else the longest there is.
+    // Returns the smallest run that holds all missing extents, or else the longest run.
     const auto wanted = static_cast<uint32_t>(std::min<uint64_t>(missing, UINT32_MAX));
     auto best = by_size_.lower_bound({wanted, 0, 0});
     if (best == by_size_.end()) best = std::prev(best);

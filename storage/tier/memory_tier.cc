@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<kernels::ArenaMemory>> MakeArena(uint64_t bytes, 
   return arena;
 }
 
-// Finds out at the start, rather than with the first engine, whether the machine grants such memory.
+// Checks at startup, before the first engine, whether the machine grants such memory.
 absl::Status CheckMachine(const MemoryTierOptions& options) {
   const auto named = [&](absl::string_view field, const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(Name(options.kind), field, status.message()));
@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Make(const MemoryTierOpt
   if (options.arena_bytes / kExtentBytes > UINT32_MAX) {
     return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: too large"));
   }
-  // Every tenant's arenas are full-sized but its last one.
+  // All arenas of a tenant have the full size, except the last one.
   const uint64_t max_arenas = options.capacity_bytes / options.arena_bytes + kMaxTenants;
   if (max_arenas > kMaxArenas) {
     return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: too small for this capacity"));
@@ -135,7 +135,7 @@ absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
   if (extents > (owner.budget_bytes - owner.used_bytes) / kExtentBytes) {
     return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": budget is used up"));
   }
-  // Memory that was touched before is used again before new arenas are made.
+  // Touched memory is reused before new arenas are created.
   while (owner.extents.free_extents() < extents) {
     if (absl::Status grown = Grow(tenant, owner); !grown.ok()) return grown;
   }
@@ -143,7 +143,7 @@ absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
   return Slot{.tenant = tenant, .runs = owner.extents.Take(extents)};
 }
 
-// A budget that was raised leaves an arena behind that is not full-sized.
+// A raised budget leaves a smaller arena behind.
 uint64_t MemoryTier::NextArenaBytes(const Tenant& tenant) const {
   return std::min(options_.arena_bytes, tenant.budget_bytes - tenant.held_bytes);
 }
@@ -230,7 +230,7 @@ void MemoryTier::OnArena(std::function<void(const kernels::ArenaMemory&)> made) 
 }
 
 absl::StatusOr<MemoryTier::ArenaDescriptor> MemoryTier::Descriptor(TenantId tenant, uint32_t arena) const {
-  const uint32_t index = arena - options_.first_arena;  // of an arena before the first: very large
+  const uint32_t index = arena - options_.first_arena;  // wraps to a very large number for an arena before the first
   if (index >= arenas_.size() || arenas_[index].tenant != tenant) {
     return absl::NotFoundError(absl::StrCat("arena ", arena, ": unknown"));
   }

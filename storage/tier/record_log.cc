@@ -25,7 +25,7 @@ constexpr size_t kBlock = 32768;
 constexpr size_t kHeader = 7;  // checksum (u32), length (u16), type
 enum Type : uint8_t { kPadding = 0, kFull = 1, kFirst = 2, kMiddle = 3, kLast = 4 };
 
-// CRC32C of the type and what follows it, masked as RocksDB does.
+// CRC32C of the type and the bytes after it, masked as in RocksDB.
 uint32_t Checksum(std::string_view bytes) {
   static const std::array<uint32_t, 256> table = [] {
     std::array<uint32_t, 256> made{};
@@ -47,7 +47,7 @@ struct Fragment {
   std::string_view bytes;
 };
 
-// Parses the fragment at the beginning of the rest of a block, if it is whole.
+// Parses the fragment at the start of the rest of a block, if it is whole.
 bool Parse(std::string_view rest, Fragment* fragment) {
   if (rest.size() < kHeader) return false;
   uint32_t checksum;
@@ -61,7 +61,7 @@ bool Parse(std::string_view rest, Fragment* fragment) {
   return true;
 }
 
-// Puts fragments together. A batch of which one is missing is none.
+// Assembles fragments. A batch with a missing fragment is dropped.
 class Batches {
  public:
   explicit Batches(RecordLogScan& scan) : scan_(scan) {}
@@ -102,9 +102,9 @@ absl::Status Error(const std::string& path, absl::string_view what) {
   return DiskError(errno, absl::StrCat(path, ": ", what));
 }
 
-// In place of the file that is there.
+// Replaces an existing file.
 absl::Status Replace(const std::string& path, std::string_view bytes) {
-  const std::string fresh = path + ".dbtmp";  // which RocksDB removes where it finds it
+  const std::string fresh = path + ".dbtmp";  // RocksDB removes files with this name
   const int file = open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (file < 0) return Error(fresh, "open");
   absl::Cleanup close_and_remove = [&] {
@@ -126,7 +126,7 @@ absl::Status Replace(const std::string& path, std::string_view bytes) {
   return status;
 }
 
-// Not by a stream: one throws when the file cannot be read.
+// Without a stream, because streams throw if the file cannot be read.
 absl::StatusOr<std::string> ReadWhole(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return Error(path, "open");
@@ -151,7 +151,8 @@ RecordLogScan ScanRecordLog(std::string_view bytes) {
     std::string_view rest = bytes.substr(block, kBlock);
     while (rest.size() >= kHeader) {
       const size_t zeros = rest.find_first_not_of('\0');
-      if (zeros == std::string_view::npos) {  // room behind the log's end, or damage: no batch goes on behind it
+      if (zeros ==
+          std::string_view::npos) {  // unused space after the log's end, or damage: no batch continues after it
         batches.Damaged();
         break;
       }
@@ -161,7 +162,7 @@ RecordLogScan ScanRecordLog(std::string_view bytes) {
         rest.remove_prefix(kHeader + fragment.bytes.size());
       } else {
         batches.Damaged();
-        // The next one begins anywhere behind, but not with a type of zero.
+        // The next one may begin anywhere later, but its type is not zero.
         rest.remove_prefix(zeros < kHeader ? 1 : zeros - (kHeader - 1));
       }
     }

@@ -28,8 +28,8 @@ bool Says(absl::string_view message, int error) {
   return absl::StrContains(message, std::strerror(error));
 }
 
-// RocksDB has few codes of its own: a file that it cannot look at is damage to it, and the lock of another process an
-// error of input and output. The system's words tell them apart.
+// RocksDB has few codes: an unreadable file is reported as corruption, and another process's lock as an I/O error. The
+// system's messages distinguish them.
 absl::Status ToStatus(const std::string& path, const rocksdb::Status& status) {
   if (status.ok()) return absl::OkStatus();
   const std::string message = absl::StrCat(path, ": ", status.ToString());
@@ -43,7 +43,7 @@ absl::Status ToStatus(const std::string& path, const rocksdb::Status& status) {
 }
 
 // RocksDB's own log, without a file. By default RocksDB logs to a file beside the others. If a full disk refuses a
-// line, it logs that refusal, too, until an assertion of WritableFileWriter ends the process.
+// line, it logs that refusal too, until an assertion of WritableFileWriter ends the process.
 class Log final : public rocksdb::Logger {
  public:
   explicit Log(RecordLog log) : rocksdb::Logger(rocksdb::InfoLogLevel::WARN_LEVEL), log_(std::move(log)) {}
@@ -66,12 +66,12 @@ class Log final : public rocksdb::Logger {
   const RecordLog log_;
 };
 
-// A store that has files but not the one that begins them: RocksDB would make a new one in their place.
+// Refuses a store with files but without CURRENT: RocksDB would create a new one in its place.
 absl::Status CheckBegun(const std::string& path) {
   std::error_code error;
   if (std::filesystem::exists(path + "/CURRENT", error)) return absl::OkStatus();
   if (error) return DiskError(error.value(), path + "/CURRENT");
-  // Not by a range's loop: that throws when the folder cannot be read.
+  // Without a range-based loop, which throws if the folder cannot be read.
   for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
     const std::string extension = entry->path().extension().string();
     if (extension == ".sst" || extension == ".log") {
@@ -88,7 +88,7 @@ class RocksRecordStore final : public RecordStore {
       : path_(std::move(path)), log_(std::make_shared<Log>(std::move(log))) {}
 
   absl::Status Open() {
-    // RocksDB would make the folder, too, but logs an error that it is not there first.
+    // RocksDB would create the folder too, but logs an error first.
     std::error_code error;
     std::filesystem::create_directory(path_, error);
     if (error) return DiskError(error.value(), path_);
@@ -97,16 +97,16 @@ class RocksRecordStore final : public RecordStore {
     rocksdb::Options options;
     options.create_if_missing = true;
     options.paranoid_checks = true;
-    // A record is written once, read at the next start, deleted: memory that sorts more of them saves nothing.
+    // A record is written once, read at the next start, and deleted: a larger sorting buffer saves nothing.
     options.write_buffer_size = size_t{8} << 20;
     options.max_total_wal_size = uint64_t{32} << 20;
     options.compression = rocksdb::kLZ4Compression;
     options.max_background_jobs = 2;
     options.max_open_files = 64;
-    // Power may fail while a batch is on its way into the log: such a batch was never acknowledged. Batches behind
-    // damage were acknowledged; Repair has rescued them, and the next log is read, too. A lost deletion can bring back
-    // an object whose extents may be another's by now: later records win these extents, and if there is none, the
-    // checksums tell.
+    // A power loss may cut the batch being written: such a batch was never acknowledged. Batches after damage were
+    // acknowledged; Repair has rescued them, and the next log is read too. A lost deletion can restore an object whose
+    // extents belong to another one by now: the later record wins these extents, and without one the checksums reveal
+    // it.
     options.wal_recovery_mode = rocksdb::WALRecoveryMode::kSkipAnyCorruptedRecords;
     options.info_log = log_;
     // After an error only Reopen opens the store again.
@@ -162,13 +162,12 @@ class RocksRecordStore final : public RecordStore {
     return absl::OkStatus();
   }
 
-  // After an error RocksDB refuses all writes, and what its log holds is not what it remembers. A new start reads what
-  // is there.
+  // After an error RocksDB refuses all writes, and its log differs from its memory. A new start reads the log.
   absl::Status Reopen() { return database_ == nullptr ? Open() : absl::OkStatus(); }
 
   const std::string path_;
   const std::shared_ptr<Log> log_;
-  std::unique_ptr<rocksdb::DB> database_;  // none after a write that failed
+  std::unique_ptr<rocksdb::DB> database_;  // null after a failed write
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Erasing objects: their records, their extents, and where it is asked for their bytes.
+// Erases objects: their records, their extents and, if requested, their bytes.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -12,13 +12,14 @@
 namespace ashlar::storage {
 namespace {
 
-constexpr std::string_view kNoRecord = "erased";  // a record that never was: its deletion ends behind those before it
+constexpr std::string_view kNoRecord =
+    "erased";  // name of a record that never exists: its deletion completes after all earlier ones
 
 alignas(BlockFile::kBlockBytes) constexpr std::array<std::byte, limits::kExtentBytes> kZeroExtent{};
 
-constexpr uint64_t kShredExtents = 4;  // that are overwritten at once: the disk's deadline is for one piece
+constexpr uint64_t kShredExtents = 4;  // overwritten at a time, because the disk's deadline applies to one piece
 
-// Overwrites a piece of the slot, from its extent `first` on.
+// Overwrites a piece of the slot, starting with its extent `first`.
 absl::Status Overwrite(BlockFile& file, const Slot& slot, uint64_t first) {
   const uint64_t end = first + kShredExtents;
   uint64_t extent = 0;
@@ -45,8 +46,8 @@ void SsdTier::Erase(TenantId tenant, const Key& key, Slot slot, std::function<vo
   Leave({std::move(slot), std::move(record), std::move(done)});
 }
 
-// Bytes that are to be overwritten have their record until they are: after a crash it says where they lie. What a
-// restart finds by it fails its checksums, or is whole, and the next erasure has it.
+// Bytes to be overwritten keep their record until then: after a crash it gives their position. An object that a restart
+// finds by it fails its checksums, or is whole and is erased again.
 void SsdTier::Leave(Leaving leaving) {
   if (to_shred_.erase(leaving.slot.runs.front().first) > 0) {
     shredding_.push_back(std::move(leaving));
@@ -59,12 +60,12 @@ void SsdTier::Leave(Leaving leaving) {
 
 void SsdTier::Left(const Leaving& leaving) {
   for (const ExtentRun& run : leaving.slot.runs) extents_.Give(run);
-  const auto tenant = tenants_.find(leaving.slot.tenant);  // none: it was an unknown one's
+  const auto tenant = tenants_.find(leaving.slot.tenant);  // none: the record of an unknown tenant
   if (tenant != tenants_.end()) tenant->second.used_bytes -= leaving.slot.Extents() * limits::kExtentBytes;
   if (leaving.done) leaving.done();
 }
 
-// Overwrites one slot at a time, and tells those who wait once none is left.
+// Overwrites one slot at a time, and notifies the waiting callers when none is left.
 void SsdTier::ShredNext() {
   if (shreds_) return;
   if (shredding_.empty()) {
@@ -95,8 +96,7 @@ void SsdTier::Shredded(const absl::Status& status) {
   ShredNext();
 }
 
-// All syncs of the file are the commits': one that fails leaves what was written before it in doubt, and commits must
-// know.
+// Only commits sync the file: a failed sync puts earlier writes in doubt, and commits must know that.
 void SsdTier::EndShred(Leaving leaving) {
   ++shreds_ending_;
   const uint64_t failed_syncs = leaving.failed_syncs;
@@ -113,7 +113,7 @@ void SsdTier::EndShred(Leaving leaving) {
                });
 }
 
-// It stays where it is, and the tenant's.
+// The slot stays allocated to the tenant.
 void SsdTier::NotShredded(Leaving leaving, const absl::Status& why) {
   leaving.refused = why;
   leaving.overwritten = 0;
@@ -126,7 +126,7 @@ absl::Status SsdTier::Unshredded(TenantId tenant) const {
   return found == unshredded_.end() ? absl::OkStatus() : found->refused;
 }
 
-// Of this tenant; of none: of all.
+// Retries for one tenant, or for all without one.
 void SsdTier::ShredAgain(std::optional<TenantId> tenant) {
   for (Leaving& leaving : std::exchange(unshredded_, {})) {
     if (!tenant || leaving.slot.tenant == *tenant) {

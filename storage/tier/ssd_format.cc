@@ -20,7 +20,7 @@ constexpr std::string_view kSlabMagic = "AshlarSl";
 constexpr std::string_view kRecordMagic = "AshlarSr";
 constexpr std::string_view kRecordPrefix = "object/";
 static_assert(kManifestName < kRecordPrefix);
-constexpr uint32_t kMostVersion = 255;  // that any build will plausibly have written; none has written 0
+constexpr uint32_t kMostVersion = 255;  // highest version that a build may plausibly have written; none has written 0
 
 template <typename T>
 void Append(std::string& bytes, const T& value) {
@@ -31,7 +31,7 @@ void AppendChecksum(std::string& bytes) {
   Append(bytes, kernels::UnitChecksum(bytes.data(), bytes.size()));
 }
 
-// Takes fields from the front of bytes; once they run out, everything is zero and ok() false.
+// Reads fields from the front of bytes. After the end all values are zero and ok() is false.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
@@ -58,7 +58,7 @@ class Reader {
   bool ok_ = true;
 };
 
-// Without its checksum, which is right; empty otherwise.
+// Returns the bytes without their checksum; empty if the checksum is wrong.
 std::string_view Checked(std::string_view bytes) {
   uint64_t checksum;
   if (bytes.size() < sizeof checksum) return {};
@@ -76,13 +76,13 @@ std::string EncodeId(std::string_view magic, const SlabId& id) {
   return bytes;
 }
 
-// Magic and version come first in every version, so that another one is called by its name and not damaged.
+// Magic and version come first in every version, so that another version is reported as such and not as damage.
 absl::StatusOr<SlabId> DecodeId(absl::string_view what, std::string_view magic, std::string_view bytes) {
   Reader reader(bytes);
   if (reader.Take(magic.size()) != magic) return absl::DataLossError(absl::StrCat(what, ": wrong magic"));
   const auto version = reader.Take<uint32_t>();
   if (reader.ok() && version != kSsdFormatVersion) {
-    // If everything else is this version's, only the number was damaged.
+    // If everything else is of this version, only the version number was damaged.
     std::string ours(bytes);
     std::memcpy(ours.data() + magic.size(), &kSsdFormatVersion, sizeof kSsdFormatVersion);
     if (version == 0 || version > kMostVersion || !Checked(ours).empty())

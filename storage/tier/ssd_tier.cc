@@ -18,16 +18,16 @@ namespace ashlar::storage {
 namespace {
 
 using limits::kExtentBytes;
-constexpr uint64_t kHeaderExtents = 1;  // the slab's header has the first extent to itself
-constexpr size_t kPieceExtents = 4;     // of a read or write at once: 1 MiB
-// The probes of a degraded tier: a write to a block behind the slab's header, and the deletion of a record that never
-// was.
+constexpr uint64_t kHeaderExtents = 1;  // the first extent contains only the slab's header
+constexpr size_t kPieceExtents = 4;     // read or written at a time: 1 MiB
+// Probes of a degraded tier: a write to a block after the slab's header, and the deletion of a record that never
+// exists.
 constexpr uint64_t kProbeOffset = BlockFile::kBlockBytes;
 constexpr std::string_view kProbeName = "probe";
 constexpr Nanos kSecond = 1'000'000'000;
 constexpr Nanos kFirstProbe = kSecond, kSlowestProbe = 5 * kSecond;
 constexpr Nanos kLateTick = 2 * kSecond;
-constexpr Nanos kWell = 60 * kSecond;  // after so long it is tried at once again
+constexpr Nanos kWell = 60 * kSecond;  // after this long without errors, the next probe is immediate
 static_assert(kProbeOffset + BlockFile::kBlockBytes <= kHeaderExtents * kExtentBytes);
 static_assert(kExtentBytes % BlockFile::kBlockBytes == 0 && kSlabHeaderBytes <= BlockFile::kBlockBytes);
 
@@ -42,7 +42,7 @@ uint32_t FirstExtent(const Slot& slot) {
   return slot.runs.front().first;
 }
 
-// One read (into std::byte) or write (from const std::byte): extents of the slab, and where each lies in memory.
+// One read (into std::byte) or write (from const std::byte): extents of the slab, and their addresses in memory.
 template <typename Byte>
 struct Transfer {
   std::vector<uint32_t> extents;
@@ -62,7 +62,7 @@ struct Transfer {
 
   size_t pieces() const { return (extents.size() + kPieceExtents - 1) / kPieceExtents; }
 
-  // One call of the file for all that lies together both there and in memory.
+  // One call per range that is contiguous in both the file and memory.
   absl::Status Move(BlockFile& file, size_t piece) const {
     const size_t end = std::min((piece + 1) * kPieceExtents, extents.size());
     absl::Status status;
@@ -148,8 +148,8 @@ void SsdTier::Failed(const absl::Status& status) {
   commits_.HoldDeletions(true);
 }
 
-// No probe can succeed while the disk stalls, and one is due at once when it has answered. Behind a Tick that came late
-// the process may have stood still (SIGSTOP, a paused machine): then the next Tick judges.
+// No probe can succeed while the disk stalls; one is due immediately after it answers. If this Tick is late, the
+// process may have been stopped (SIGSTOP, a paused machine), so the next Tick judges.
 void SsdTier::CheckStall(Nanos since_last_tick) {
   stood_still_ = since_last_tick > kLateTick && !stood_still_ && !stalled_;
   if (stood_still_) return;
@@ -196,7 +196,8 @@ void SsdTier::Probed(const absl::Status& status) {
   probing_ = false;
   patience_ = std::min(2 * patience_, kSlowestProbe);
   next_probe_ = now_ + patience_;
-  // ABORTED tells of another failure, which is known. While an operation hangs, the success of others says nothing.
+  // ABORTED follows another failure that is already known. While an operation hangs, the success of others means
+  // nothing.
   if (!absl::IsAborted(status) && !stalled_) health_ = status;
   if (degraded()) return;
   well_since_ = now_;
@@ -204,7 +205,7 @@ void SsdTier::Probed(const absl::Status& status) {
   ShredAgain(std::nullopt);
 }
 
-// Decodes every record; of what does not decode, the name is noted for Recover to delete.
+// Decodes every record, and notes the names of undecodable ones for Recover to delete.
 absl::Status SsdTier::LoadRecords() {
   return records_->Load([this](std::string_view name, std::string_view value) -> absl::Status {
     if (name == kManifestName) {
@@ -223,8 +224,8 @@ absl::Status SsdTier::LoadRecords() {
   });
 }
 
-// Slab and records must belong together. Without a manifest there was never a record, so the slab's bytes belong to
-// nobody. The slab's header is durable before the manifest that relies on it.
+// Slab and records must belong together. Without a manifest there was never a record, so the slab's bytes are unused.
+// The slab's header is durable before the manifest that relies on it.
 absl::Status SsdTier::CheckFormat(const SlabId& new_id) {
   alignas(BlockFile::kBlockBytes) std::array<std::byte, BlockFile::kBlockBytes> block{};
   if (manifest_.has_value()) {
@@ -307,7 +308,7 @@ SsdTier::Claim SsdTier::ClaimExtents(const SsdRecord& record, Tenant* tenant) {
 absl::StatusOr<std::vector<SsdTier::Recovered>> SsdTier::Recover() {
   std::map<std::string, TenantId> tenants;
   for (const auto& [id, tenant] : tenants_) tenants[tenant.name] = id;
-  // The latest record first: what an earlier one claims besides is refused to that.
+  // Sorted with the latest record first; earlier ones lose contested extents.
   std::sort(loaded_.begin(), loaded_.end(), [](const auto& a, const auto& b) { return a.sequence > b.sequence; });
   std::set<std::tuple<std::string, Key, uint32_t, uint32_t>> seen;  // tenant, key, shard
   std::vector<Recovered> recovered;
@@ -341,7 +342,7 @@ absl::StatusOr<std::vector<SsdTier::Recovered>> SsdTier::Recover() {
     }
   }
   report_.objects = recovered.size();
-  // An orphan's extents may be others' from now on: it must never be found again.
+  // An orphan's extents may be reused from now on, so it must never be found again.
   const std::vector<RecordStore::Change> deletions = std::exchange(deletions_, {});
   if (absl::Status status = deletions.empty() ? absl::OkStatus() : records_->Write(deletions); !status.ok()) {
     return status;

@@ -11,7 +11,7 @@
 namespace ashlar::storage {
 namespace {
 
-// The states of all heads as kernels take them. Views point into it.
+// All heads' states in the form for kernels. Views point into it.
 class StateHeads {
  public:
   StateHeads(const kernels::LinearShape& shape, const StatePlace& place)
@@ -27,7 +27,7 @@ class StateHeads {
   int32_t* exponents_;
 };
 
-// Numbers of the layer's decay table.
+// Returns how many numbers the layer's decay table has.
 size_t DecayNumbers(const kernels::LinearShape& shape) {
   if (shape.decay_table == nullptr) return 0;
   const auto heads = static_cast<size_t>(shape.heads);
@@ -54,7 +54,7 @@ uint64_t GpuScratchBytes(const Composition::Layer& layer) {
   constexpr uint64_t kAligned = 256;
   const uint64_t states = StatesWithExponents(layer), heads = states * static_cast<uint64_t>(layer.shape.heads);
   if (states == 0) return 0;
-  // A largest number a head, and the states in fp32.
+  // One maximum per head, and the states in fp32.
   return heads * (uint64_t{1} + static_cast<uint64_t>(layer.shape.d_k) * layer.shape.d_v) * sizeof(float) + kAligned;
 }
 
@@ -91,7 +91,7 @@ void ComposeJob::Run(const std::function<bool()>& should_yield) {
   }
 }
 
-// Before anything is written, so that nothing is refused behind that.
+// Runs before anything is written, so that nothing is refused afterwards.
 bool ComposeJob::Prepare(GpuCalls& calls) const {
   uint64_t scratch = 0, numbers = 0;
   for (const Composition::Layer& layer : composition_.layers) {
@@ -107,10 +107,10 @@ std::vector<bool> ComposeJob::corrupt() const {
   return corrupt;
 }
 
-// However often a composition repeats an object, it is verified once.
+// An object that appears several times in a composition is verified once.
 void ComposeJob::VerifyLayer(size_t layer, GpuCalls* calls) {
   std::vector<PartCheck> checks, on_gpu;
-  std::vector<const ObjectHeader*> owners, owners_on_gpu;  // of these
+  std::vector<const ObjectHeader*> owners, owners_on_gpu;  // owners of the parts below
   absl::flat_hash_set<const ObjectHeader*> seen = corrupt_;
   for (const Source& source : sources_) {
     const ObjectHeader* const header = source.object.header;
@@ -145,7 +145,7 @@ void ComposeJob::Advance(const Composition::Layer& layer, GpuCalls* calls) const
   if (calls == nullptr) {
     return Advance(layer, tuples.views(), kernels_, *kernels_.MakeQueue(&workers_), layer.shape.decay_table);
   }
-  // A table of the layout's, which lies where a GPU does not reach.
+  // The layout's decay table is in memory that a GPU cannot access.
   const float* const decays = calls->Stage({layer.shape.decay_table, DecayNumbers(layer.shape)});
   Advance(layer, tuples.views(), calls->kernels(), calls->queue(), decays);
 }

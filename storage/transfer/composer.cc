@@ -14,7 +14,7 @@ bool HasTuples(const ObjectHeader& object, const Composition& composition) {
       composition.layers, [&](const Composition::Layer& layer) { return HasTuple(object, layer.layer, layer.shape); });
 }
 
-// Of the request's, until the composition ends.
+// Memory of the request until the composition ends.
 uint64_t HeldBytes(const Composition& composition) {
   uint64_t bytes = composition.interiors.size() * (sizeof(Composition::Interior) + sizeof(ComposeSource));
   for (const Composition::Layer& layer : composition.layers) {
@@ -68,7 +68,7 @@ void Composer::Continue(const Name& name) {
   CompositionVerdict& verdict = call.verdict;
   if (call.cancel.cancelled()) verdict.outcome = MissReason::kCancelled;
   for (size_t i = 0; i < call.objects.size() && verdict.outcome == MissReason::kNone; ++i) {
-    // Its last byte is told of before it counts as whole.
+    // Its last byte is reported before it counts as whole.
     if (call.objects[i].copy().loaded >= call.objects[i]->header.Extents()) continue;
     verdict.interiors[i] = verdict.outcome = table_.Lost(call.objects[i]);
     if (verdict.outcome != MissReason::kNone) break;
@@ -96,7 +96,8 @@ void Composer::Collect(Call& call, std::span<const ObjectTable::Result> found, c
       object = found[interior.segment].object.Share();
       reason = object ? object->gone : found[interior.segment].reason;
       const kernels::Gpu* const gpu = object ? object.tier().gpu() : nullptr;
-      const bool reached = gpu == nullptr || gpu == composition.gpu;  // or the lease is of an engine on another GPU
+      const bool reached =
+          gpu == nullptr || gpu == composition.gpu;  // otherwise the lease belongs to an engine on another GPU
       if (reason == MissReason::kNone && (!reached || !HasTuples(object->header, composition))) {
         reason = MissReason::kInvalidRequest;
       }
@@ -124,7 +125,7 @@ void Composer::Finish(const Name& name, const std::vector<bool>& corrupt, MissRe
 }
 
 void Composer::End(const Name& name) {
-  const SessionId session = name.first;  // the name may lie in what ends here
+  const SessionId session = name.first;  // copied, because the name may be part of what ends here
   Call call = std::move(compositions_.extract(name).mapped());
   in_flight_.End(call.tenant, call.held_bytes);
   Conclude(std::move(call));
@@ -147,13 +148,13 @@ void Composer::Quiesce(SessionId session, LandingId id, std::function<void()> qu
 
 void Composer::Cancel(const Name& name, Call& call) {
   call.cancel.Cancel();
-  Continue(name);  // one that waits ends now
+  Continue(name);  // a waiting composition ends now
 }
 
 void Composer::CloseSession(SessionId session) {
   for (auto next = compositions_.lower_bound({session, 0});
        next != compositions_.end() && next->first.first == session;) {
-    const auto found = next++;  // it may end at once
+    const auto found = next++;  // advanced first, because this one may end immediately
     Cancel(Name(found->first), found->second);
   }
 }

@@ -14,7 +14,7 @@
 namespace ashlar::storage {
 namespace {
 
-// The bytes that one thread moves before another would be awake.
+// Bytes that one thread moves while another one wakes up.
 constexpr uint64_t kOneThreadBytes = 512 << 10;
 
 }  // namespace
@@ -23,7 +23,7 @@ LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, Gpu
                  const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel)
     : kernels_(kernels), workers_(workers), gpu_(gpu), target_(std::move(target)), cancel_(std::move(cancel)) {
   for (PagedRows& rows : target_.rows) {
-    // The vector has moved here with its numbers in their place.
+    // The vector has moved here, and its numbers with it.
     if (rows.keys.page_table == nullptr) rows.keys.page_table = target_.page_table.data();
     rows.values.page_table = rows.keys.page_table;
   }
@@ -51,7 +51,7 @@ uint64_t LandJob::LayersBegin(size_t step) const {
 size_t LandJob::FirstStepBehind(size_t source, uint64_t bytes) const {
   const ObjectHeader& header = *sources_[source].object->header;
   if (bytes >= header.bytes) return SIZE_MAX;
-  // Parts lie in the order of their layers.
+  // Parts are sorted by layer.
   const auto ends_behind = [bytes](const Part& part) { return part.End() > bytes; };
   const auto part = std::ranges::find_if(header.parts, ends_behind);
   if (part == header.parts.end()) return SIZE_MAX;
@@ -70,7 +70,7 @@ uint64_t LandJob::NextNeeds(size_t source) const {
 
 void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed,
                   const std::function<bool()>& should_yield) {
-  std::deque<Step> batch;  // they stay where they are
+  std::deque<Step> batch;  // a deque, because elements must not move
   std::vector<Task> tasks;
   uint64_t read = 0, landed_bytes = 0;
   const size_t first = next_;
@@ -86,7 +86,7 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
   }
   struct {
     Mutex mutex;
-    size_t steps ABSL_GUARDED_BY(mutex) = 0;  // in order
+    size_t steps ABSL_GUARDED_BY(mutex) = 0;  // completed in order
   } concluded;
   const auto conclude = [&] {
     MutexLock lock(concluded.mutex);
@@ -95,15 +95,15 @@ void LandJob::Run(uint64_t bytes, size_t end_step, const std::function<void()>& 
     for (; steps < batch.size() && batch[steps].tasks_left == 0; ++steps) Conclude(batch[steps]);
     const uint32_t now = static_cast<uint32_t>(std::min(first + steps, target_.rows.size()));
     layers_.store(now, std::memory_order_release);
-    const bool all = steps == batch.size() && finished();  // Run returns, which says as much
+    const bool all = steps == batch.size() && finished();  // Run returns the result instead
     if (now > before && !all) landed();
   };
   const auto end = [&](const Task& task) {
     if (--task.step->tasks_left == 0) conclude();
   };
-  // A skipped source is never concluded: nothing is known about it.
+  // A skipped source is never concluded: its integrity is unknown.
   const auto behind = std::stable_partition(tasks.begin(), tasks.end(), [](const Task& task) { return task.on_gpu; });
-  std::optional<GpuCalls> calls;  // under way while the processor does its part
+  std::optional<GpuCalls> calls;  // in flight while the CPU does its part
   if (behind != tasks.begin()) calls.emplace(*gpu_);
   for (auto task = tasks.begin(); task != behind && !cancelled(); ++task) {
     MoveOnGpu(*task, landed_bytes, *calls, [&end, task] { end(*task); });
@@ -123,7 +123,7 @@ size_t LandJob::RunTasks(std::span<Task> tasks, kernels::Workers* workers, uint6
   kernels::ParallelFor(workers, static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     const Task& task = tasks[i];
     const size_t step = task.step->index;
-    // Tasks begin in their order. Of a step that is left some may have been done already: they will be done again.
+    // Tasks begin in order. Some tasks of an abandoned step may be done already; they run again.
     const bool begins = i > 0 && tasks[i - 1].step != task.step;
     if (begins && step < left && should_yield()) {
       for (size_t before = left; step < before && !left.compare_exchange_weak(before, step);) {
@@ -173,8 +173,8 @@ void LandJob::AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& 
   step.tasks_left = tasks.size() - before;
 }
 
-// Of a range that is not to be landed whole: all of it is verified, and apart from that its first rows are landed,
-// whose checksums are nobody's.
+// For a range that is landed in part: all of it is verified, and its first rows are landed separately, because no
+// checksum covers them alone.
 void LandJob::AppendInPart(Task task, std::vector<Task>& tasks) const {
   Task verify = task;
   verify.rows = nullptr;
@@ -245,8 +245,8 @@ kernels::Event LandJob::Land(const Task& task, uint64_t batch_bytes, const kerne
   if (task.scales != nullptr) {
     scales = UnitPointers<const float>(task.source->object->bytes, {task.scales, range.first, range.count});
   }
-  // Keys are stored as they stand in a run that begins at position 0: turning them by where the run's token 0 stands
-  // now is right for every token, whichever of them are stored.
+  // Keys are stored as in a run that begins at position 0. Rotating them by the current position of the run's token 0
+  // is right for every token, whichever of them are stored.
   const int64_t delta = static_cast<int64_t>(task.source->first_position) + task.source->rotary_shift;
   const uint64_t first_position =
       task.source->first_position + task.source->object->header->first_token + range.FirstRow();

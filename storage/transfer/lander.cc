@@ -15,7 +15,7 @@ uint64_t BytesOf(const ObjectHeader& object, const LandTarget::Segment& segment)
   return bytes;
 }
 
-// Of the request's, until the landing ends: up to 16 MiB of page table, and what every object takes.
+// Memory of the request until the landing ends: up to 16 MiB of page table, and state per object.
 uint64_t HeldBytes(const LandTarget& target) {
   constexpr uint64_t kObjectBytes = 256;
   return target.page_table.size() * sizeof(int32_t) + target.segments.size() * kObjectBytes;
@@ -82,7 +82,7 @@ std::vector<LandSource> Lander::Sort(ActiveLanding& landing, std::span<const Obj
       if (object && verdict == MissReason::kNone && !Fits(target, object->header, segment)) {
         verdict = MissReason::kInvalidRequest;
       }
-      // The lease is of an engine on another GPU.
+      // The lease belongs to an engine on another GPU.
       const kernels::Gpu* const gpu = object ? object.tier().gpu() : nullptr;
       const bool far = gpu != nullptr && !target.rows.empty() && GpuOf(target) != gpu;
       if (verdict == MissReason::kNone && far) verdict = MissReason::kInvalidRequest;
@@ -119,7 +119,7 @@ std::optional<uint64_t> Lander::Loaded(const Name& name, size_t source) {
   }
   const size_t segment = landing.moving[source];
   const ObjectTable::Reference& object = landing.objects[segment];
-  if (object.copy().whole()) return UINT64_MAX;  // also of one that is gone: its bytes stay
+  if (object.copy().whole()) return UINT64_MAX;  // also if it has ended: its bytes stay
   const MissReason lost = table_.Lost(object);
   if (lost == MissReason::kNone) return object.copy().loaded * limits::kExtentBytes;
   landing.verdict[segment] = lost;
@@ -135,7 +135,7 @@ void Lander::Blocked(const Name& name, size_t source, uint64_t bytes, std::funct
 
 void Lander::Cancel(ActiveLanding& landing) {
   landing.cancel.Cancel();
-  // Nothing is being written for a landing that waits: it ends now.
+  // A waiting landing has no writes in flight, so it ends now.
   if (const std::function<void()> resume = std::exchange(landing.resume, nullptr)) resume();
 }
 
@@ -145,7 +145,7 @@ void Lander::Progress(const Name& name, uint32_t layers) {
   landing.callbacks.progress(layers);
 }
 
-// A landing verifies the tuples before an attention layer together with it.
+// A landing verifies the tuples before an attention layer together with that layer.
 void Lander::Verified(const ActiveLanding& landing, uint32_t below) {
   for (size_t i = 0; i < landing.moving.size(); ++i) {
     if (landing.verdict[landing.moving[i]] == MissReason::kNone) landing.verified->Raise(landing.segments[i], below);
@@ -174,7 +174,7 @@ void Lander::Finish(const Name& name, MissReason outcome) {
   transfers_.End(name.first);
 }
 
-// Only of landings from which nothing was left out.
+// Measures only complete landings.
 void Lander::Measure(const ActiveLanding& landing) {
   uint64_t bytes = 0;
   for (const size_t segment : landing.moving) {
@@ -211,7 +211,7 @@ void Lander::Quiesce(SessionId session, LandingId id, std::function<void()> quie
 
 void Lander::CloseSession(SessionId session) {
   for (auto next = landings_.lower_bound({session, 0}); next != landings_.end() && next->first.first == session;) {
-    ActiveLanding& landing = (next++)->second;  // it may end at once
+    ActiveLanding& landing = (next++)->second;  // advanced first, because this one may end immediately
     Cancel(landing);
   }
 }

@@ -13,13 +13,13 @@ struct Mover::LandingCopy {
   const TenantId tenant;
   LandJob job;
   LandEvents events;
-  std::vector<bool> told_corrupt;  // one a source
+  std::vector<bool> told_corrupt;  // per source
   uint32_t told_layers = 0;
-  std::atomic<bool> posted{false};  // one event at a time waits to be told
+  std::atomic<bool> posted{false};  // at most one event is queued
   bool blocked = false;
 
-  // On the metadata thread: what has come to be known since the last time. Of a landing that is `over` the outcome says
-  // that all layers have landed; told twice, it would reach the engine in two messages, the second behind the first.
+  // On the metadata thread: reports the progress since the last call. If the landing is `over`, the result says that
+  // all layers have landed; a separate report would be a second message to the engine.
   void Tell(bool over) {
     posted = false;
     const uint32_t layers = job.layers();
@@ -35,7 +35,7 @@ struct Mover::LandingCopy {
 
   void Finish(MissReason outcome) {
     job.ReleaseMemory();
-    // The executor may drop its part of the landing on another thread: what the caller passed in ends here.
+    // The executor may drop its part of the landing on another thread, so the caller's callbacks end here.
     const LandEvents last = std::exchange(events, {});
     last.done(outcome);
   }
@@ -98,7 +98,7 @@ bool Mover::NextLayers(const Composing& composing) {
         MissReason outcome = job.cancelled() ? MissReason::kCancelled : MissReason::kNone;
         if (!job.finished()) {
           if (!job.refused() && NextLayers(composing)) return;
-          // A job that has written can only say that it ended in the middle.
+          // A job that has written can only report that it was interrupted.
           outcome = job.wrote() ? MissReason::kCancelled : MissReason::kBusy;
         }
         job.ReleaseMemory();

@@ -28,7 +28,7 @@ void PublishJob::Run() {
   std::vector<Task> tasks;
   for (size_t i = 0; i < header_.parts.size(); ++i) AddTasks(i, checksums, tasks);
   const auto behind = std::stable_partition(tasks.begin(), tasks.end(), [](const Task& task) { return task.on_gpu; });
-  std::optional<GpuCalls> calls;  // under way while the processor does its part
+  std::optional<GpuCalls> calls;  // in flight while the CPU does its part
   if (behind != tasks.begin()) calls.emplace(*gpu_);
   for (auto task = tasks.begin(); task != behind && !cancel_.cancelled(); ++task) CopyOnGpu(*task, *calls);
   kernels::ParallelFor(workers_, tasks.end() - behind, [&](int64_t i) {

@@ -79,7 +79,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
         Finish(name, std::move(header), source_deadline, done);
       },
       &object.tier());
-  if (started) return;  // an executor that runs at once may have ended the reservation already
+  if (started) return;  // an executor that runs immediately may have ended the reservation
   reservation.publish.reset();
   deadlines_.emplace(reservation.deadline, name);
   done(PublishOutcome::kBusy);
@@ -88,13 +88,13 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
 
 void Publisher::Finish(const Name& name, std::optional<ObjectHeader> header, Nanos source_deadline,
                        const std::function<void(PublishOutcome)>& done) {
-  // A copy that ended after the engine had its memory back may hold torn bytes.
+  // A copy that ended after the engine got its memory back may hold torn bytes.
   const bool torn = source_deadline != 0 && clock_.Now() > source_deadline;
   const bool whole = header.has_value() && !torn;
   {
     const auto ended = reservations_.extract(name);
     if (ended.mapped().renews && progress_.contains(name.first))
-      Progressed(name.first);  // not of a session that has ended
+      Progressed(name.first);  // not for a session that has ended
     if (whole) table_.Publish(ended.mapped().object, *std::move(header));
   }  // the reference goes: the object is idle, or abandoned
   done(whole ? PublishOutcome::kPublished : PublishOutcome::kUnavailable);

@@ -7,9 +7,9 @@ namespace ashlar::storage {
 namespace {
 
 constexpr Nanos kSecond = 1'000'000'000;
-constexpr double kLongestDebt = 3600.0 * kSecond;  // of one amount at a rate that is far too low for it
+constexpr double kLongestDebt = 3600.0 * kSecond;  // longest debt: one amount at a far too low rate
 
-// How long the bucket takes to make up for `amount`.
+// Returns the time in which the bucket refills `amount`.
 Nanos TimeFor(uint64_t amount, uint64_t per_second) {
   const double rough = static_cast<double>(amount) * kSecond / static_cast<double>(per_second);
   if (rough > kLongestDebt) return static_cast<Nanos>(kLongestDebt);

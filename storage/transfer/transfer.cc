@@ -16,7 +16,7 @@ const kernels::PagedSlots& SlotsOf(PartForm form, const PagedRows& rows) {
   return form == PartForm::kKeys || form == PartForm::kKeyScales ? rows.keys : rows.values;
 }
 
-// Returns whether a part of an attention layer has the shape of the rows in the pages, scales included.
+// Returns whether a part of an attention layer has the shape of the page rows, including scales.
 bool SameShape(const ObjectHeader& object, const Part& part, const PagedRows& rows) {
   const kernels::PagedSlots& slots = SlotsOf(part.form, rows);
   if (rows.heads <= 0 || static_cast<uint32_t>(rows.heads) > limits::kMaxHeads) return false;
@@ -39,18 +39,18 @@ const PagedRows* FindRows(std::span<const PagedRows> rows, uint32_t layer) {
   return found == rows.end() ? nullptr : &*found;
 }
 
-// Returns whether the layer's part of the page table reaches as far as the object's stored tokens, or the first
-// `tokens` of them. Of several parts that follow one another only the last one's end is known here.
+// Returns whether the layer's part of the page table covers the object's stored tokens, or the first `tokens` of them.
+// For consecutive parts only the end of the last one is known here.
 bool PagesReach(const PagedRows& rows, std::span<const int32_t> table, const ObjectHeader& object,
                 uint64_t first_position, uint64_t tokens = UINT64_MAX) {
   if (rows.keys.page_tokens <= 0 || rows.values.page_tokens <= 0) return false;
   if (rows.keys.base == nullptr || rows.values.base == nullptr) return false;
-  // A page table of int32 entries and pages of int32 tokens: 2^62 positions at most.
+  // A page table has int32 entries, and pages have int32 tokens: at most 2^62 positions.
   if (first_position > uint64_t{std::numeric_limits<int64_t>::max()} / 2) return false;
   if (rows.keys.page_table != rows.values.page_table) return false;
   const int32_t* const begin = rows.keys.page_table == nullptr ? table.data() : rows.keys.page_table;
   const int32_t* const table_end = table.data() + table.size();
-  if (std::less()(begin, table.data()) || std::less()(table_end, begin)) return false;  // of another vector
+  if (std::less()(begin, table.data()) || std::less()(table_end, begin)) return false;  // belongs to another vector
   const uint64_t end = first_position + object.first_token + std::min(object.stored_tokens, tokens);
   const auto page_tokens = static_cast<uint64_t>(std::min(rows.keys.page_tokens, rows.values.page_tokens));
   return (end + page_tokens - 1) / page_tokens <= static_cast<uint64_t>(table_end - begin);
@@ -97,7 +97,7 @@ bool Fits(const PublishSource& source, const ObjectHeader& plan) {
 }
 
 bool Fits(const LandTarget& target, const ObjectHeader& object, const LandTarget::Segment& segment) {
-  if (segment.tokens == 0) return true;  // nothing is written
+  if (segment.tokens == 0) return true;  // nothing to write
   const auto row_parts =
       std::count_if(object.parts.begin(), object.parts.end(), [](const Part& part) { return IsRows(part.form); });
   const size_t layers = object.stored_tokens > 0 ? target.rows.size() : 0;

@@ -33,14 +33,14 @@ void Erasure::Tell(const Entry& entry) {
 bool Erasure::EndObjects(Slice& slice) {
   return table_.Walk(after_, last_, slice, [this](Entry& entry) {
     if (entry.gone != MissReason::kNone) {
-      // It went before, and was on its way to the disk: for a moment it may be found there.
+      // It ended before, while it was being written to the disk, so it may be found there for a moment.
       const bool meant =
           entry.pool.tenant == *selection_.tenant && (!selection_.ns || entry.header.ns == *selection_.ns);
       if (meant && table_.Shred(entry.id)) leaving_.push_back(entry.id);
       return true;
     }
     if (!Inventory::Has(selection_, entry)) return true;
-    std::vector<ObjectId> bundle;  // that ends together
+    std::vector<ObjectId> bundle;  // objects that end together
     for (const Entry* shard : table_.PeekAll(entry.pool.tenant, entry.header.key)) {
       Tell(*shard);
       bundle.push_back(shard->id);
@@ -56,8 +56,8 @@ bool Erasure::EndObjects(Slice& slice) {
 bool Erasure::Run(Slice& slice) {
   if (progress_.done) return true;
   if (known_) {
-    // Before the objects: with their prefixes gone, nothing is asked for them that ends them for another reason. Behind
-    // them again, for what engines have asked meanwhile.
+    // Called before the objects are erased: without prefixes, no lookup ends the objects for another reason. Called
+    // again afterwards, for lookups made meanwhile.
     prefixes_.Erase(*selection_.tenant, selection_.ns ? &*selection_.ns : nullptr);
     known_ = false;
     if (disk_ != nullptr) {
@@ -75,7 +75,7 @@ bool Erasure::Run(Slice& slice) {
     explainer_.Erase(*selection_.tenant, ns);
     progress_.found_gone = true;
   }
-  // Something is being read from there, or written, for a moment.
+  // A read or write there is still in flight for a moment.
   for (; looked_at_ < leaving_.size(); ++looked_at_) {
     if (!slice.Take()) return false;
     while (looked_at_ < leaving_.size() && !table_.OnDisk(leaving_[looked_at_])) {
@@ -96,7 +96,7 @@ bool Erasure::Overwritten() {
   }
   if (!erased_->has_value()) return false;
   progress_.overwritten = *std::exchange(*erased_, std::nullopt);
-  asked_ = progress_.overwritten.ok();  // else again, once the disk is well
+  asked_ = progress_.overwritten.ok();  // otherwise requested again when the disk has recovered
   return asked_;
 }
 

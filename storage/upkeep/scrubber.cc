@@ -19,9 +19,9 @@ namespace {
 
 using limits::kExtentBytes;
 
-constexpr uint64_t kDiskPiece = 4, kMemoryPiece = 64;  // extents that are read and hashed at once
+constexpr uint64_t kDiskPiece = 4, kMemoryPiece = 64;  // extents read and hashed at a time
 constexpr double kSecond = 1e9;
-constexpr double kMostSaved = 0.25;  // seconds of the rate: after a pause there is no burst
+constexpr double kMostSaved = 0.25;  // saved seconds of the rate, so that a pause causes no burst
 
 struct AlignedExtents {
   explicit AlignedExtents(uint64_t extents)
@@ -34,12 +34,12 @@ struct AlignedExtents {
   std::byte* const bytes;
 };
 
-// Verifies an object's bytes, extent after extent: no unit straddles two.
+// Verifies an object's bytes extent by extent: no unit spans two extents.
 class Hashing {
  public:
   explicit Hashing(const ObjectHeader& header) : header_(header), start_(EncodeHeader(header)) {}
 
-  // False: it is not what was published.
+  // Returns false if the bytes differ from those published.
   bool Extent(uint64_t extent, const std::byte* bytes) {
     const uint64_t begin = extent * kExtentBytes;
     if (begin < start_.size()) {
@@ -68,15 +68,15 @@ class Hashing {
   const std::string start_;
   size_t part_ = 0;
   uint32_t unit_ = 0;
-  std::vector<uint64_t> sums_;  // of the part in turn
+  std::vector<uint64_t> sums_;  // checksums of the current part
 };
 
 }  // namespace
 
-// Reads and hashes in turn, a piece at a time, until the copy's end or the first fault.
+// Alternates between reads and hashes, a piece at a time, until the copy's end or the first fault.
 class Scrubber::Check : public std::enable_shared_from_this<Check> {
  public:
-  Entry& entry;  // held
+  Entry& entry;  // held by this check
   const size_t level;
 
   Check(Scrubber& scrubber, Entry& held, size_t at)
@@ -89,9 +89,9 @@ class Scrubber::Check : public std::enable_shared_from_this<Check> {
     if (disk_) room_.emplace(std::min(kDiskPiece, extents_));
   }
 
-  // Begins the next piece. Not busy behind it: an executor is full, call it again.
+  // Starts the next piece. If it is not busy afterwards, an executor was full: call it again.
   void Go() {
-    busy_ = true;  // an executor may run at once
+    busy_ = true;  // set first, because an executor may run immediately
     if (!Begun()) busy_ = false;
   }
   bool busy() const { return busy_; }
@@ -139,9 +139,9 @@ class Scrubber::Check : public std::enable_shared_from_this<Check> {
   const bool disk_;
   const uint64_t extents_;
   Hashing hashing_;
-  std::optional<AlignedExtents> room_;  // of a disk's piece
+  std::optional<AlignedExtents> room_;  // buffer for a piece of the disk
   uint64_t next_ = 0;
-  bool read_ = false;  // the piece from next_ on is in the room
+  bool read_ = false;  // the buffer has the piece that starts at next_
   bool busy_ = false;
 };
 
@@ -191,7 +191,7 @@ void Scrubber::Tick() {
   if (!Next()) End();
 }
 
-// Holds the next copy and begins with it. Of objects that have none to be verified it passes a few only.
+// Holds the next copy and starts its check. Skips only a few objects without a verifiable copy per call.
 bool Scrubber::Next() {
   Placement& placement = table_.placement();
   constexpr size_t kPassed = 256;
@@ -205,7 +205,7 @@ bool Scrubber::Next() {
         continue;
       }
       check_ = std::make_shared<Check>(*this, *entry, level_++);
-      const std::shared_ptr<Check> started = check_;  // an executor that runs at once may have ended it already
+      const std::shared_ptr<Check> started = check_;  // an executor that runs immediately may have ended it
       started->Go();
       return true;
     }
