@@ -69,8 +69,8 @@ class Inbox {
   UniqueFd event_;
   const std::function<void()> wake_;
   Mutex mutex_;
-  std::deque<std::function<void()>> closures_;
-  bool closed_ = false;
+  std::deque<std::function<void()>> closures_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace
