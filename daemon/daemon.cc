@@ -49,12 +49,13 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
-constexpr storage::Nanos kSweepHosted = kSecond / 4;  // the longest that memory without a holder stays charged
+constexpr storage::Nanos kSweepHosted = kSecond / 4;  // longest time that memory without a holder stays charged
 constexpr storage::Nanos kLevelsEvery = kSecond / 5;
 constexpr storage::Nanos kScrubEvery = kSecond / 50;
-constexpr storage::Nanos kStandstill = 10 * kSecond;  // of the metadata thread, until /healthz answers 503
+constexpr storage::Nanos kStandstill =
+    10 * kSecond;  // longest silence of the metadata thread before /healthz replies 503
 
-// The threads that own things. They outlive what posts to them.
+// The threads that own data. They outlive all that post to them.
 struct Loops {
   Loops(size_t depth, size_t tenants) : mappings(depth, clock, tenants), loop(depth, clock, tenants) {}
   MonotonicClock clock;
@@ -80,7 +81,7 @@ std::vector<SessionServices::Seat> SeatsOf(const Gpus& gpus, const TierSet& tier
   return seats;
 }
 
-// Null where none is asked for.
+// Returns null if no cluster is configured.
 absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const v1::Config& config, Loops& loops, const Gpus& gpus,
                                                      storage::Executor* disk_io) {
   if (!config.has_cluster()) return nullptr;
@@ -91,7 +92,7 @@ absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const v1::Config& config, L
 
 }  // namespace
 
-// In the order of construction; destroyed in the opposite order, which is the order in which each is needed.
+// In the order of construction; destroyed in the opposite order, so each member outlives its users.
 struct Daemon::Impl {
   Impl(const v1::Config& config, const std::string& file, std::unique_ptr<AuditLog> its_audit,
        std::unique_ptr<Loops> its_loops, std::unique_ptr<TierSet> its_tiers, Gpus its_gpus,
@@ -232,7 +233,7 @@ struct Daemon::Impl {
 
   void StartLoops() {
     loop.Every(kSecond, [this](storage::Slice& slice) {
-      measured_at = loops->clock.Now();  // much may be due at once: a long tick is no standstill
+      measured_at = loops->clock.Now();  // set after the work: a long tick is not a standstill
       return cache.Tick(slice);
     });
     Watch();
@@ -244,7 +245,7 @@ struct Daemon::Impl {
     looping = true;
   }
 
-  // Engines' sockets first, the probes' last. Whatever has been started stays so after an error, until Stop.
+  // Starts engines' sockets first and the probes' last. After an error, started servers run until Stop.
   absl::Status StartServing(const v1::Config& config) {
     if (absl::Status status = StartSockets(config); !status.ok()) return status;
     if (cluster != nullptr) {
@@ -300,7 +301,7 @@ struct Daemon::Impl {
          {"tenants", tenants}});
   }
 
-  // Null if the configuration asks for no HTTP.
+  // Returns null if no HTTP is configured.
   absl::StatusOr<std::unique_ptr<HttpEndpoint>> StartHttp(const v1::Config& config) const {
     return HttpEndpoint::Start(
         config, metrics,
@@ -310,7 +311,7 @@ struct Daemon::Impl {
                                                     : ""; }});
   }
 
-  // Any thread, while all servers are there. False: the daemon stops, and drains until then.
+  // Any thread, while all servers exist. Returns false if the daemon is stopping; then it stays draining.
   bool SetDraining(bool draining) {
     MutexLock lock(drain_mutex);
     if (!draining && stopping) return false;
@@ -337,7 +338,7 @@ struct Daemon::Impl {
 
   Mutex drain_mutex;
   bool stopping ABSL_GUARDED_BY(drain_mutex) = false;
-  DiskHealth disk_health;  // the loop's
+  DiskHealth disk_health;  // loop only
   const int tenants;
   const std::unique_ptr<AuditLog> audit;
   Metrics metrics;
@@ -348,7 +349,7 @@ struct Daemon::Impl {
   EventLoop &mappings = loops->mappings, &loop = loops->loop;
   const std::unique_ptr<TierSet> tiers;
   const Gpus gpus;
-  const std::unique_ptr<Cluster> cluster;  // null: this node is alone
+  const std::unique_ptr<Cluster> cluster;  // null without a cluster
   kernels::ThreadPool threads;             // shared by the workers' jobs
   WorkerPool workers;
   storage::Mover mover;
@@ -363,14 +364,14 @@ struct Daemon::Impl {
   std::unique_ptr<RpcServer> rpc_server;
   std::unique_ptr<AdminServer> admin_server;
   std::unique_ptr<SessionServer> session_server;
-  std::atomic<storage::Nanos> measured_at{loops->clock.Now()};  // when the metadata thread last ran its timers
+  std::atomic<storage::Nanos> measured_at{loops->clock.Now()};  // last run of the metadata thread's timers
   std::atomic<bool> ready{false}, rdma_fallback{false};
   uint16_t metrics_port = 0;
-  std::unique_ptr<HttpEndpoint> http;  // null: none
-  bool looping = false;                // the loops run
+  std::unique_ptr<HttpEndpoint> http;  // null if not configured
+  bool looping = false;                // the loops are running
   bool started = false;
   bool stopped = false;
-  bool disk_hangs = false;  // when it stopped
+  bool disk_hangs = false;  // set at the stop
 };
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, const std::string& file) {
@@ -388,7 +389,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, 
   auto impl = std::make_unique<Impl>(config, file, *std::move(audit), std::move(loops), *std::move(tiers),
                                      *std::move(gpus), *std::move(cluster));
   Impl& parts = *impl;
-  // From here on the destructor stops whatever has been started.
+  // From here on the destructor stops everything that has started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
   parts.StartLoops();
   if (absl::Status status = parts.StartServing(config); !status.ok()) return status;
@@ -442,17 +443,17 @@ bool Daemon::Stop(storage::Nanos grace) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(grace);
   impl_->stopped = true;
   impl_->ready = false;
-  impl_->admin_server = nullptr;  // while the loop still answers
+  impl_->admin_server = nullptr;  // stopped while the loop still runs
   if (impl_->session_server != nullptr) impl_->session_server->StopAccepting();
-  if (impl_->looping) impl_->router.StopOn(impl_->loop);  // engines that offer prefill wait in calls
+  if (impl_->looping) impl_->router.StopOn(impl_->loop);  // wakes engines that wait in prefill calls
   if (impl_->rpc_server != nullptr) impl_->rpc_server->Stop(grace);
   impl_->session_server = nullptr;  // ends every session: transfers in flight are cancelled
   if (impl_->cluster != nullptr && impl_->looping) impl_->cluster->Leave();
-  impl_->workers.Stop();  // and here awaited
+  impl_->workers.Stop();  // waits for the cancelled transfers
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(end - std::chrono::steady_clock::now());
   impl_->disk_hangs = !impl_->tiers->StopDisk(std::max(left, std::chrono::nanoseconds(kDiskPatience)));
-  impl_->loop.Stop();      // their completions run, sessions drain
-  impl_->mappings.Stop();  // their memory is unmapped
+  impl_->loop.Stop();      // runs their completions and drains sessions
+  impl_->mappings.Stop();  // unmaps their memory
   impl_->http = nullptr;
   if (!impl_->disk_hangs) impl_->tiers->CloseDisk();
   if (impl_->started) Log(LogLevel::kInfo, "daemon stopped");

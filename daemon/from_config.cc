@@ -18,7 +18,7 @@ constexpr storage::Nanos kLeaseSecond = 1'000'000'000;
 uint64_t RandomWord() {
   uint64_t word = 0;
   while (getrandom(&word, sizeof word, 0) != sizeof word) {
-    // Only a signal before the pool is seeded can interrupt so short a request.
+    // Only a signal before the pool is seeded can interrupt such a short request.
   }
   return word;
 }
@@ -55,7 +55,7 @@ uint64_t HbmBytes(const v1::Config& config) {
   return bytes;
 }
 
-// Of a bound on what may wait, what a tenant has for itself.
+// Returns each tenant's share of a bound on queued work.
 size_t ShareOf(size_t bound, const v1::Config& config) {
   return std::max<size_t>(bound / static_cast<size_t>(config.tenants_size()), 1);
 }

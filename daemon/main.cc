@@ -35,11 +35,11 @@ namespace {
 using ashlar::daemon::Log;
 using ashlar::daemon::LogLevel;
 
-constexpr int kExitFailed = 1;     // could not start
-constexpr int kExitBadConfig = 2;  // arguments or configuration are missing or refused
-constexpr int kExitStuck = 3;      // it was to stop, and a disk that hangs, or something else, kept some of it
+constexpr int kExitFailed = 1;                            // could not start
+constexpr int kExitBadConfig = 2;                         // arguments or configuration are missing or refused
+constexpr int kExitStuck = 3;                             // could not stop completely, for example because a disk hangs
 constexpr std::chrono::milliseconds kStopPatience{1500};  // after the grace period
-constexpr size_t kMostReloads = 2;                        // that wait
+constexpr size_t kMostReloads = 2;                        // in the queue
 constexpr timespec kPoll = {.tv_sec = 0, .tv_nsec = 50'000'000};
 
 struct Arguments {
@@ -47,14 +47,14 @@ struct Arguments {
   bool check_config = false;
 };
 
-// Exit code of a program that has printed what was asked for.
+// Returns the exit code after the requested text was printed.
 int Printed() {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
   std::fprintf(stderr, "ashlard: cannot write to standard output: %s\n", strerror(errno));
   return kExitFailed;
 }
 
-// Returns the exit code where the program ends here.
+// Returns the exit code if the program ends here.
 std::optional<int> Parse(int argc, char** argv, Arguments* arguments) {
   CLI::App app("The Ashlar cache daemon; run one per node.", "ashlard");
   app.set_version_flag("--version", absl::StrCat("ashlard ", ashlar::Version()), "Print the version and exit.");
@@ -78,7 +78,7 @@ std::optional<int> Parse(int argc, char** argv, Arguments* arguments) {
   return std::nullopt;
 }
 
-constexpr std::chrono::milliseconds kLastLines{500};  // for the log's last lines, should nobody read them
+constexpr std::chrono::milliseconds kLastLines{500};  // for the log's last lines if nothing reads them
 
 int Failed(const absl::Status& status) {
   Log(LogLevel::kError, "cannot start", {{"error", std::string(status.message())}});
@@ -86,10 +86,10 @@ int Failed(const absl::Status& status) {
   return kExitFailed;
 }
 
-// Before there are threads, which inherit it.
+// Called before threads exist, because they inherit it.
 absl::Status LimitFiles(const ashlar::v1::Config& config, const std::string& file) {
   const std::string& folder = config.ssd().folder();
-  std::error_code error;  // of a folder that cannot be made, the disk tier tells
+  std::error_code error;  // the disk tier reports a folder that cannot be created
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
   const absl::StatusOr<bool> limited = ashlar::daemon::RestrictFiles(ashlar::daemon::PathsFor(config, file));
   if (!limited.ok()) return limited.status();
@@ -97,8 +97,8 @@ absl::Status LimitFiles(const ashlar::v1::Config& config, const std::string& fil
   return absl::OkStatus();
 }
 
-// Returns the signal that ends the daemon. SIGHUP reads the file again, on `reloads`: a file that cannot be read at
-// once delays no other signal.
+// Returns the signal that ends the daemon. SIGHUP reads the file again on `reloads`, so a slow read delays no other
+// signal.
 int AwaitEnd(const sigset_t& told, ashlar::daemon::Daemon& daemon, ashlar::daemon::EventLoop& reloads) {
   for (siginfo_t info{};;) {
     const int number = sigwaitinfo(&told, &info);
@@ -119,12 +119,12 @@ void ExitWithin(std::chrono::nanoseconds patience, const ashlar::v1::Config& con
 // Runs until SIGTERM or SIGINT.
 int Serve(const ashlar::v1::Config& config, const std::string& file) {
   ashlar::daemon::ConfigureLog(config.log().level(), config.log().format());
-  // While it opens folders, which a disk that hangs may delay without end, a signal still ends it.
+  // A signal also ends the daemon while it opens folders, which a hung disk may delay without end.
   const bool sandboxed = config.sandbox() == "on";
   if (absl::Status limited = sandboxed ? LimitFiles(config, file) : absl::OkStatus(); !limited.ok()) {
     return Failed(limited);
   }
-  // Blocked before any thread is made, so that only sigwait takes them.
+  // Blocked before any thread starts, so only sigwait receives them.
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGTERM);
@@ -149,7 +149,7 @@ int Serve(const ashlar::v1::Config& config, const std::string& file) {
   const auto grace = std::chrono::nanoseconds((*daemon)->drain_time());
   const auto deadline = std::chrono::steady_clock::now() + grace;
   ExitWithin(grace + kStopPatience, config);
-  // A second signal ends the waiting.
+  // A second signal ends the wait.
   const auto interrupted = [&] { return sigtimedwait(&ends, nullptr, &kPoll) > 0; };
   const bool waited = (*daemon)->Drain(grace.count(), interrupted);
   if (!waited) ExitWithin(kStopPatience, config);
@@ -158,14 +158,14 @@ int Serve(const ashlar::v1::Config& config, const std::string& file) {
   const bool stopped = (*daemon)->Stop(waited ? std::max<ashlar::storage::Nanos>(left.count(), 0) : 0);
   ashlar::daemon::FlushLog(kLastLines);
   if (!stopped) std::_Exit(kExitStuck);
-  ashlar::daemon::ExitTimer::Cancel();  // what is left takes its time: large memory is given back
+  ashlar::daemon::ExitTimer::Cancel();  // freeing large memory takes time
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Files of the daemon are its user's alone. Sockets get their modes by name.
+  // Files of the daemon are readable by its user only. Sockets get explicit modes.
   umask(077);
   ashlar::daemon::BoundAllocatorMappings();
   Arguments arguments;

@@ -15,13 +15,13 @@
 namespace ashlar::daemon {
 namespace {
 
-// Code and data of the program and its libraries (480 with all tiers, when it has started), the allocator's heaps
-// beyond the first of each of its arenas, what RocksDB, gRPC and the GPU's driver map; and as much again.
+// Code and data of the program and its libraries (480 with all tiers, after startup), the allocator's heaps beyond the
+// first one of each arena, mappings of RocksDB, gRPC and the GPU driver; and the same again in reserve.
 constexpr uint64_t kOwnMappings = 4096;
-// Large blocks that the allocator maps one by one: more of them come from its heaps.
+// Large blocks that the allocator maps individually; further ones come from its heaps.
 constexpr uint64_t kLargeBlocks = 4096;
-constexpr uint64_t kPerThread = 2;         // its stack, and the page that guards it
-constexpr uint64_t kHeapsOfACore = 8 * 2;  // the allocator's arenas, in two parts each: used, and not yet
+constexpr uint64_t kPerThread = 2;         // its stack and guard page
+constexpr uint64_t kHeapsOfACore = 8 * 2;  // the allocator's arenas, each with a used and an unused part
 
 uint64_t Arenas(uint64_t budget, uint64_t arena_bytes) {
   return budget == 0 ? 0 : (budget + arena_bytes - 1) / arena_bytes;
@@ -50,8 +50,8 @@ absl::Status CheckMappings(const v1::Config& config, const std::string& root) {
       "; raise the limit with sysctl, increase dram.arena_bytes, or lower tenants[].max_regions"));
 }
 
-// Limits the mapped blocks, which keeps glibc from finding by itself how large a block must be to be mapped. 4 MiB:
-// requests' memory comes from heaps that stay, and faults no pages anew each time; a larger block is returned at once.
+// Limits the mapped blocks. This turns off glibc's dynamic threshold for mapping a block. With 4 MiB, requests use
+// heaps that stay and cause no page faults; a larger block is returned immediately.
 void BoundAllocatorMappings() {
   constexpr int kLarge = 4 << 20;
   mallopt(M_MMAP_MAX, static_cast<int>(kLargeBlocks));

@@ -17,11 +17,11 @@
 namespace ashlar::daemon {
 namespace {
 
-// Sockets, polls, logs, libraries' files, and connections of strangers, of HTTP and of subscribers to events: all that
-// does not belong to a tenant or a peer is bounded, so that tenants always have theirs.
+// Sockets, polls, logs, libraries' files, and connections of unknown users, HTTP and event subscribers: all files that
+// do not belong to a tenant or a peer are bounded, so that tenants always have theirs.
 constexpr uint64_t kOwnFiles = 512 + HttpServer::kMaxConnections + ZmqPublisher::kConnections;
-constexpr uint64_t kPerSession = 8;  // its socket, its process, and messages that carry descriptors on their way
-// Of every user, for each session that there may be: its RPC connections.
+constexpr uint64_t kPerSession = 8;  // its socket, its process, and messages with descriptors in flight
+// RPC connections of every user, for each possible session.
 constexpr uint64_t kPerUserAndSession = RpcListener::kOfASession * RpcListener::kDescriptors;
 
 }  // namespace
@@ -29,8 +29,8 @@ constexpr uint64_t kPerUserAndSession = RpcListener::kOfASession * RpcListener::
 uint64_t OpenFilesNeeded(const v1::Config& config) {
   uint64_t arenas = 0;
   uint64_t hosted = 0;
-  uint64_t regions = 0;  // each keeps its memfd
-  uint64_t unread = 0;   // sockets of ended sessions; also as many as may be on their way
+  uint64_t regions = 0;  // each one keeps its memfd
+  uint64_t unread = 0;   // sockets of ended sessions; the same number may be in flight
   uint64_t users = 0;
   for (const v1::Tenant& tenant : config.tenants()) {
     arenas += (tenant.dram_bytes() + config.dram().arena_bytes() - 1) / config.dram().arena_bytes();

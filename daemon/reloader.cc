@@ -68,7 +68,7 @@ absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
   if (absl::Status read = LoadConfig(file_, &next); !read.ok()) return read;
   absl::StatusOr<std::vector<ConfigChange>> changes = ChangesFor(now, next);
   if (!changes.ok()) return changes;
-  // What the machine allows is asked again, before anything changes.
+  // Checks the machine's limits again before anything changes.
   if (absl::Status able = CheckMappings(next); !able.ok()) return able;
   if (!dry_run) {
     if (absl::Status able = RaiseOpenFilesLimit(next); !able.ok()) return able;

@@ -25,12 +25,12 @@
 namespace ashlar::daemon {
 namespace {
 
-// Main, reload, metadata, mappings, arenas, log, audit, listeners, sessions, HTTP, the guard of regions, events,
-// RocksDB's three, and up to 16 that serve operators.
+// Main, reload, metadata, mappings, arenas, log, audit, listeners, sessions, HTTP, the region guard, events, three of
+// RocksDB, and up to 16 for operators.
 constexpr uint64_t kOwnThreads = 38;
 // Transport and UCX, listener, directory, certificates.
 constexpr uint64_t kClusterThreads = 8;
-constexpr uint64_t kThreadsOfAGpu = 8;  // of its driver and its lanes
+constexpr uint64_t kThreadsOfAGpu = 8;  // of its driver and lanes
 
 struct Limit {
   std::string name;
@@ -38,7 +38,7 @@ struct Limit {
   uint64_t left() const { return most - std::min(used, most); }
 };
 
-// The fields of /proc/PID/status that count here.
+// The fields of /proc/PID/status used here.
 struct Status {
   uint64_t uid = 0, threads = 0, capabilities = 0;
 };
@@ -64,7 +64,7 @@ std::optional<Status> ReadStatus(const std::string& process) {
   return status;
 }
 
-// The kernel exempts user 0, and whoever may administer the system or raise limits.
+// The kernel exempts user 0 and processes with CAP_SYS_ADMIN or CAP_SYS_RESOURCE.
 std::optional<Limit> UserLimit(const std::string& root) {
   constexpr uint64_t kSysAdmin = uint64_t{1} << 21, kSysResource = uint64_t{1} << 24;
   rlimit limit;
@@ -107,7 +107,7 @@ std::vector<Limit> LimitsOf(const std::string& root) {
 }  // namespace
 
 uint64_t ThreadsNeeded(const v1::Config& config) {
-  const uint64_t tenants = config.tenants_size();  // a reader of long requests each
+  const uint64_t tenants = config.tenants_size();  // one reader of long requests each
   const uint64_t spare = std::min<uint64_t>(tenants, kMostSpareThreads);
   return kOwnThreads + GrpcThreads() + kMovingThreads + spare + tenants + config.workers().threads() +
          config.ssd().threads() + (config.has_cluster() ? kClusterThreads : 0) + kThreadsOfAGpu * config.gpu_size();

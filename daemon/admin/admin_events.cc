@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events, for operators and their tools.
+// Events for operators and their tools.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -12,7 +12,7 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr size_t kMostInAnAnswer = 1024;
-constexpr storage::Nanos kLookAround = 100'000'000;  // whether the caller is still there
+constexpr storage::Nanos kLookAround = 100'000'000;  // interval of checks whether the caller is still connected
 
 template <size_t kSize>
 std::string BytesOf(const std::array<uint8_t, kSize>& bytes) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why it missed: Explain, LastMisses, Models.
+// Reasons of misses: Explain, LastMisses, Models.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -93,14 +93,14 @@ void WriteGhost(const storage::Ghost& ghost, Nanos now, v1::Gone* out) {
 
 }  // namespace
 
-// The first field in which two models differ. Of one call: each pair is compared once, for tables may be large and the
-// same two models differ in every text.
+// The first field in which two models differ. Lives for one call: each pair is compared once, because tables may be
+// large and the same two models differ in every text.
 class AdminService::Differences {
  public:
-  // None where one of the models is not known.
+  // Nothing if one of the models is unknown.
   const std::optional<Difference>& Between(const Model* here, const Model* there) {
     static const std::optional<Difference> none;
-    // A model of which only the namespace is known has no weights.
+    // A model with a known namespace only has no weights.
     if (here == nullptr || there == nullptr || here->identity.weights_digest.empty()) return none;
     const auto [found, fresh] = known_.try_emplace({here->ns, there->ns});
     std::optional<Difference>& difference = found->second;
@@ -171,7 +171,7 @@ absl::StatusOr<AdminService::Asked> AdminService::ReadTexts(const v1::Texts& tex
   return asked;
 }
 
-// A text that is not here, and that only unreachable nodes have, is missed for that reason.
+// If only unreachable nodes have a text, that is the reason of its miss.
 void AdminService::WriteHolders(const Asked& asked, const std::set<std::string>& unreachable,
                                 v1::ExplainReply* reply) const {
   if (parts_.cluster == nullptr) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operator's calls on single objects: Pin, Unpin, Evict.
+// Operators' calls on single objects: Pin, Unpin, Evict.
 #include <cmath>
 
 #include "absl/strings/str_cat.h"

@@ -26,7 +26,7 @@ namespace {
 constexpr size_t kConnections = 16;  // of each of the two users
 constexpr int kSubscribers = 8;
 constexpr int kThreads = 8 + kSubscribers;
-constexpr size_t kMemory = size_t{256} << 20;  // of messages under way
+constexpr size_t kMemory = size_t{256} << 20;  // for messages in flight
 constexpr std::chrono::seconds kGoodbye{2};
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -34,26 +34,26 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
-// Who is at the other end of a connection. gRPC names a connection that it was given by its descriptor.
+// The peers of connections. gRPC names a connection by the descriptor that it was given.
 class Operators {
  public:
   void Add(int descriptor, const Operator& who) {
     MutexLock lock(mutex_);
-    of_descriptor_[absl::StrCat("fd:", descriptor)] = who;  // its number may have been another's, who has gone
+    of_descriptor_[absl::StrCat("fd:", descriptor)] = who;  // replaces an ended connection with the same number
   }
   Operator Find(const std::string& peer) const {
     MutexLock lock(mutex_);
     const auto found = of_descriptor_.find(peer);
-    // Only these two users get through.
+    // Only these two users are admitted.
     return found == of_descriptor_.end() ? Operator{.uid = geteuid()} : found->second;
   }
 
  private:
   mutable Mutex mutex_;
-  std::map<std::string, Operator> of_descriptor_ ABSL_GUARDED_BY(mutex_);  // at most one a descriptor
+  std::map<std::string, Operator> of_descriptor_ ABSL_GUARDED_BY(mutex_);  // at most one per descriptor
 };
 
-// Calls that change something, or begin to.
+// Returns whether the call changes something or starts a change.
 bool ChangesSomething(absl::string_view call) {
   static constexpr absl::string_view kCalls[] = {"Pin",     "Unpin", "Evict",  "Warm",  "Drain",
                                                  "Undrain", "Erase", "Verify", "Reload"};
@@ -64,7 +64,7 @@ std::string WhatCame(const google::protobuf::Message& answer) {
   return Describe(answer);
 }
 
-// Which fields, too: their values could be nobody's business.
+// Names the changed fields without values, which may be confidential.
 std::string WhatCame(const v1::ReloadReply& answer) {
   std::vector<ConfigChange> changes;
   for (const v1::ConfigChange& change : answer.changes()) changes.push_back({change.field(), "", ""});
@@ -107,7 +107,7 @@ class Calls final : public v1::Admin::Service {
   AuditLog& audit_;
 };
 
-// Each subscriber has a thread: a few are left to the calls.
+// Each subscriber occupies a thread; some threads are reserved for calls.
 class EventCalls final : public v1::EventStream::Service {
  public:
   explicit EventCalls(const AdminService& service) : service_(service) {}
@@ -154,7 +154,8 @@ absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const std::strin
   builder.RegisterService(&impl->events);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::UnavailableError("listen.admin_socket: gRPC cannot start a server");
-  // The socket's mode keeps others out; asking who is there keeps them out however the socket came to them.
+  // The socket's mode keeps other users out; the check of the peer also excludes them if they got a connection another
+  // way.
   RpcListener::Options options{.of_a_user = kConnections, .mode = kAdminSocketMode};
   options.tenant_of_uid = {{0, 0}, {geteuid(), 0}};
   options.refused = [&refused](uid_t uid, bool) {

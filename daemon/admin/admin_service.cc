@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operator's calls on the daemon: Stats, Sessions, Peers, GetConfig and the drain; and the common part of all calls.
+// Operators' calls on the daemon: Stats, Sessions, Peers, GetConfig and drains. Also the common part of all calls.
 #include "daemon/admin/admin_service.h"
 
 #include <future>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operator's calls on many objects: List, Erase, Verify.
+// Operators' calls on many objects: List, Erase, Verify.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -30,7 +30,7 @@ constexpr std::chrono::milliseconds kUpkeepPoll{10};
 constexpr std::chrono::seconds kDirectoryPatience{20};
 constexpr uint64_t kVerifyRate = uint64_t{256} << 20;
 constexpr size_t kLeastNsBytes = 2;
-constexpr size_t kMostPendingErasures = 64;  // for the disk
+constexpr size_t kMostPendingErasures = 64;  // waiting for the disk
 
 double InSeconds(Nanos nanos) {
   return static_cast<double>(nanos) * 1e-9;
@@ -271,7 +271,7 @@ absl::StatusOr<AdminService::Pending> AdminService::ErasureOf(const std::string&
   auto erasure = parts_.cache.upkeep().Erase(*selection.tenant, parts_.tenants.at(*selection.tenant), selection.ns);
   if (!erasure.ok()) return erasure.status();
   parts_.erase_beside(*selection.tenant, selection.ns);
-  // The oldest one's command was given up, or will begin anew. The disk goes on with it.
+  // The command of the oldest one was abandoned or will start again. The disk continues the erasure.
   if (erasures_.size() == kMostPendingErasures) erasures_.pop_front();
   erasures_.push_back({.token = absl::StrCat(absl::Hex(started_, absl::kZeroPad16), "-", ++erasures_begun_),
                        .tenant = *selection.tenant,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warm: an operator has texts computed by engines that offer prefill.
+// Warm: engines that offer prefill compute texts for an operator.
 #include <future>
 #include <memory>
 #include <utility>
@@ -44,7 +44,7 @@ absl::Status AdminService::Warm(const v1::Texts& texts, v1::WarmReply* reply) co
                              .packed = std::make_shared<const std::string>(texts.texts(i).tokens())}});
   }
   if (cold.empty()) return absl::OkStatus();
-  // The answer comes later, when other nodes have said who computes there: the router does not keep it long.
+  // The reply comes later, when other nodes have reported their engines; the router keeps it only briefly.
   const auto states = std::make_shared<std::promise<absl::StatusOr<Router::States>>>();
   const absl::Status posted = OnLoop([&] {
     parts_.router.Warm(asked->tenant, std::move(cold),

@@ -36,7 +36,7 @@ constexpr size_t kShownBytes = 8;
 constexpr size_t kMostName = 64;
 constexpr std::chrono::milliseconds kNoPatience{0};
 
-// The user's name, or its number.
+// Returns the user's name, or its number.
 std::string UserName(uid_t uid) {
   passwd entry{};
   passwd* found = nullptr;
@@ -171,12 +171,12 @@ struct AuditLog::Writer {
   Mutex mutex;
   CondVar wake, progress;
   std::deque<Line> lines ABSL_GUARDED_BY(mutex);
-  uint64_t taken ABSL_GUARDED_BY(mutex) = 0;    // lines that were ever queued
-  uint64_t written ABSL_GUARDED_BY(mutex) = 0;  // of them, those whose write has returned
+  uint64_t taken ABSL_GUARDED_BY(mutex) = 0;    // lines ever queued
+  uint64_t written ABSL_GUARDED_BY(mutex) = 0;  // queued lines whose write has returned
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool failed ABSL_GUARDED_BY(mutex) = false;
   std::shared_ptr<const File> file ABSL_GUARDED_BY(mutex);
-  // Files that were left, until the thread that left one has written its line there.
+  // Former files by thread: the thread that replaced a file still writes its line there.
   std::map<std::thread::id, std::shared_ptr<const File>> left_by ABSL_GUARDED_BY(mutex);
 };
 
@@ -236,14 +236,14 @@ void AuditLog::Write(const Entry& entry) {
   MutexLock lock(writer_->mutex);
   const auto left = writer_->left_by.extract(std::this_thread::get_id());
   for (const auto& file : {left.empty() ? nullptr : left.mapped(), writer_->file}) {
-    if (file == nullptr || !file->valid()) continue;  // none was asked for
+    if (file == nullptr || !file->valid()) continue;  // not configured
     if (writer_->lines.size() >= kMostWaiting) return writer_->Failed("too many lines wait to be written");
     writer_->lines.push_back({file, line});
     ++writer_->taken;
   }
   writer_->wake.NotifyAll();
   const uint64_t last = writer_->taken;
-  // A file that has failed is not waited for again.
+  // After a failure the file is not waited for.
   const auto deadline = CondVar::Clock::now() + (writer_->failed ? kNoPatience : kPatience);
   while (writer_->written < last && writer_->progress.WaitUntil(writer_->mutex, deadline)) continue;
   if (writer_->written < last) writer_->Failed("a write has not returned in time");

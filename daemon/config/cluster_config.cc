@@ -16,16 +16,16 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kMaxName = 64;  // of a tenant, a node, a cluster
+constexpr size_t kMaxName = 64;  // for names of tenants, nodes and clusters
 constexpr size_t kMaxEtcdPrefix = 128;
-constexpr uint32_t kMinLeaseSeconds = 2, kMaxLeaseSeconds = 3600;  // etcd itself gives no shorter ones
+constexpr uint32_t kMinLeaseSeconds = 2, kMaxLeaseSeconds = 3600;  // etcd's own minimum, and ours
 constexpr uint32_t kMaxWrites = 1000000;
 constexpr uint32_t kMaxQueuedWrites = 1 << 22;
 constexpr uint64_t kMaxMirrorEntries = uint64_t{1} << 28;
 constexpr uint32_t kMaxReloadSeconds = 3600;
 constexpr uint32_t kMaxLookupMilliseconds = 60000;
-constexpr int kMaxAllowed = 1000;                         // what the kernel's filter holds
-constexpr uint64_t kMaxReplicaBytes = uint64_t{1} << 40;  // a second
+constexpr int kMaxAllowed = 1000;                         // limited by the kernel's packet filter
+constexpr uint64_t kMaxReplicaBytes = uint64_t{1} << 40;  // bytes per second
 constexpr uint32_t kMinPeerTimeoutSeconds = 2, kMaxPeerTimeoutSeconds = 600;
 
 absl::Status CheckAddress(absl::string_view field, const std::string& address) {

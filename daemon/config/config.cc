@@ -38,20 +38,20 @@ constexpr uint32_t kDefaultDiskQueue = 256;
 constexpr uint64_t kDefaultRegionBytes = uint64_t{64} << 30;
 constexpr uint64_t kDefaultLandingBytes = uint64_t{512} << 20;
 constexpr uint64_t kLeastLandingBytes = uint64_t{32} << 20;  // the largest request fits
-constexpr uint64_t kSessionsOfATenant = 8;                   // whose regions may all have a session's largest size
-constexpr uint64_t kMaxMemoryBytes = uint64_t{1} << 50;      // keeps every sum of budgets far from overflow
+constexpr uint64_t kSessionsOfATenant = 8;  // number of sessions whose regions may all have the largest size
+constexpr uint64_t kMaxMemoryBytes = uint64_t{1} << 50;  // keeps all sums of budgets far from overflow
 constexpr uint64_t kMaxSeconds = 366 * 24 * 3600;
 constexpr uint32_t kMaxSessions = 65536;
-constexpr uint32_t kMostLeases = 1 << 24, kMostLeasedSegments = 1 << 28;  // some gigabytes a tenant
-constexpr uint32_t kDefaultRegions = 64;                                  // of a session
-constexpr uint32_t kRegionsForASession = 16;                              // that a tenant has for each of its sessions
-constexpr uint32_t kRegionsOfAll = 16384;  // by default: a quarter of the kernel's default limit on mappings
+constexpr uint32_t kMostLeases = 1 << 24, kMostLeasedSegments = 1 << 28;  // some gigabytes per tenant
+constexpr uint32_t kDefaultRegions = 64;                                  // per session
+constexpr uint32_t kRegionsForASession = 16;                              // that a tenant has per session
+constexpr uint32_t kRegionsOfAll = 16384;  // default: a quarter of the kernel's default limit on mappings
 constexpr uint32_t kMaxRegions = 1 << 24;
 constexpr uint64_t kDefaultModelBytes = uint64_t{256} << 20;
 constexpr uint32_t kDefaultKeptBatches = 10'000, kMaxKeptBatches = 1 << 20;
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxQueueDepth = 1 << 20;
-// One place is for the record of erasures, and one for the tier's own work, which nothing else would begin again.
+// One place for the record of erasures and one for the tier's own work, which is not retried by others.
 constexpr uint32_t kLeastDiskQueue = 2;
 constexpr int kMaxTenants = 4096;
 
@@ -183,7 +183,7 @@ absl::Status CheckListen(const v1::Listen& listen) {
   return address.ok() ? absl::OkStatus() : Invalid("listen.metrics_address: ", address.status().message());
 }
 
-// Of the hbm or dram tier, which has a capacity.
+// For the hbm or dram tier, which has a capacity.
 template <typename Memory>
 absl::Status CheckMemory(absl::string_view field, const Memory& memory) {
   if (memory.capacity_bytes() > kMaxMemoryBytes)
@@ -243,12 +243,12 @@ absl::Status CheckTiers(const v1::Config& config) {
   return absl::OkStatus();
 }
 
-// One tier of the tenants: their budgets, and what their pools have for themselves.
+// Budgets of all tenants in one tier, and the floors of their pools.
 struct TierBudgets {
   std::string name;
-  std::string field;  // of the tier
+  std::string field;  // configuration field of the tier
   uint64_t capacity;
-  uint64_t least;  // of a budget; a tier may be of no use to a tenant where it is 0
+  uint64_t least;  // minimum of a budget; 0 excludes a tenant from the tier
   uint64_t (v1::Tenant::*budget)() const;
   uint64_t (v1::Floor::*floor)() const;
 };
@@ -276,7 +276,7 @@ absl::Status CheckBudgets(const v1::Config& config, const TierBudgets& tier) {
   return absl::OkStatus();
 }
 
-// The kernel gives every process of a user namespace that maps its user nowhere this one.
+// The kernel gives this user to every process of a user namespace that does not map its user.
 absl::Status CheckUser(const std::string& field, uint32_t uid) {
   uint32_t overflow = 65534;
   std::ifstream("/proc/sys/kernel/overflowuid") >> overflow;
@@ -339,7 +339,7 @@ absl::Status CheckBounds(const v1::Config& config) {
   if (config.sessions().max_regions() > kMaxRegions)
     return Invalid("sessions.max_regions: out of range; expected at most ", kMaxRegions);
   if (absl::Status status = CheckPrefill(config); !status.ok()) return status;
-  // Before what follows from it.
+  // Checked before the values that depend on it.
   if (config.workers().queue_depth() > kMaxQueueDepth)
     return Invalid("workers.queue_depth: out of range; expected at most ", kMaxQueueDepth);
   for (int i = 0; i < config.tenants_size(); ++i) {

@@ -17,7 +17,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-constexpr size_t kMostNamed = 8;  // of the fields in one line
+constexpr size_t kMostNamed = 8;  // fields named in one line
 
 std::string Scalar(const Message& message, const FieldDescriptor& field, int index) {
   const auto& reflection = *message.GetReflection();
@@ -66,7 +66,7 @@ void Compare(const std::string& prefix, const Message& now, const Message& next,
                 reflection.GetRepeatedMessage(next, &field, k), changes);
       }
     } else if (reflection.HasField(now, &field) != reflection.HasField(next, &field) && field.name() == "cluster") {
-      // With this it is said whether there is one at all.
+      // The presence itself is reported as a change.
       changes.push_back({name, reflection.HasField(now, &field) ? "there" : "none",
                          reflection.HasField(next, &field) ? "there" : "none"});
     } else {
@@ -76,7 +76,7 @@ void Compare(const std::string& prefix, const Message& now, const Message& next,
   }
 }
 
-// Without the indices of lists.
+// Returns the field path without list indices.
 std::string Plain(const std::string& field) {
   std::string plain;
   bool index = false;

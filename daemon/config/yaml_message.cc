@@ -33,12 +33,12 @@ absl::Status Bad(const std::string& path, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(path.empty() ? "config" : path, ": ", what));
 }
 
-// "?" is yaml-cpp's tag of a plain scalar, "!" that of a quoted one.
+// yaml-cpp tags a plain scalar with "?", a quoted one with "!".
 bool IsPlainScalar(const YAML::Node& node) {
   return node.IsScalar() && node.Tag() != "!";
 }
 
-// Writes the value; says what is wrong with it, or nothing.
+// Writes the value. Returns an error text; empty if there is none.
 std::string ParseUnsigned(absl::string_view text, bool in_bytes, uint64_t max, uint64_t* value) {
   uint64_t number = 0;
   if (in_bytes) {
@@ -55,7 +55,7 @@ std::string ParseUnsigned(absl::string_view text, bool in_bytes, uint64_t max, u
   return "";
 }
 
-// Other bytes would come out of yaml-cpp changed: the configuration in effect would not be the file's.
+// yaml-cpp changes other bytes, so the effective configuration would differ from the file.
 bool IsUtf8(absl::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const auto first = static_cast<uint8_t>(text[i++]);
@@ -72,8 +72,8 @@ bool IsUtf8(absl::string_view text) {
   return true;
 }
 
-// Of these 0 says none, or off. Any other number that is left out has a default, which may be large, and whoever writes
-// 0 means anything but that.
+// For these fields 0 means none or off. Other numbers have a default if they are omitted, possibly a large one, so an
+// explicit 0 would not mean what it says.
 bool MayBeZero(const FieldDescriptor& field) {
   static const auto* const names =
       new std::set<std::string>{"bytes_per_second", "calls_per_second", "capacity_bytes", "device",
@@ -130,12 +130,12 @@ absl::Status ReadValue(const YAML::Node& node, const std::string& path, const Fi
   }
 }
 
-// Of these there was one at most once, and files say so without a list.
+// These fields were singular once, so files may give one value without a list.
 bool MayStandAlone(const FieldDescriptor& field) {
   return field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE && (field.name() == "gpu" || field.name() == "hbm");
 }
 
-// Returns the present name of a field that an earlier release had; empty for any other name.
+// Returns the current name of a field of an earlier release; empty for any other name.
 absl::string_view NewNameOf(const std::string& name) {
   static const auto* const names = new std::map<std::string, std::string>{
       {"least_patience_milliseconds", "min_patience_milliseconds"}, {"segments_of_a_node", "segments_per_node"}};
@@ -174,7 +174,7 @@ absl::Status ReadMessage(const YAML::Node& node, const std::string& path, Messag
   return absl::OkStatus();
 }
 
-// Hears a document, and keeps nothing.
+// Discards all events of a document.
 class Deaf final : public YAML::EventHandler {
   void OnDocumentStart(const YAML::Mark&) override {}
   void OnDocumentEnd() override {}
@@ -187,8 +187,8 @@ class Deaf final : public YAML::EventHandler {
   void OnMapEnd() override {}
 };
 
-// YAML::LoadAll would say so too, but never returns where a document begins with what belongs to none, as a comma:
-// the parser reports empty documents without end.
+// YAML::LoadAll does not return if a document starts with a token that belongs to none, such as a comma: the parser
+// reports empty documents without end.
 bool IsOneDocument(const std::string& yaml) {
   std::istringstream in(yaml);
   YAML::Parser parser(in);
@@ -221,7 +221,7 @@ void WriteValue(const Message& message, const FieldDescriptor* field, int index,
       out << (single ? reflection->GetUInt64(message, field) : reflection->GetRepeatedUInt64(message, field, index));
       return;
     default:
-      out << YAML::Null;  // ReadValue refuses such fields: none can be set
+      out << YAML::Null;  // ReadValue refuses such fields, so none is set
   }
 }
 
@@ -230,7 +230,7 @@ void WriteMessage(const Message& message, YAML::Emitter& out) {
   out << YAML::BeginMap;
   for (int i = 0; i < descriptor->field_count(); ++i) {
     const FieldDescriptor* field = descriptor->field(i);
-    // A part that is not there means something else than an empty one: no GPU, no cluster.
+    // An absent part differs from an empty one: no GPU, no cluster.
     if (field->has_presence() && !message.GetReflection()->HasField(message, field)) continue;
     out << YAML::Key << field->name() << YAML::Value;
     if (!field->is_repeated()) {

@@ -36,8 +36,8 @@ absl::Status NotBehind(const std::string& field, uint32_t segment) {
   return Invalid(field, ".segment: must come after segment ", segment);
 }
 
-// Appends an interior, which must stand behind the earlier ones. The first may be a prefix, which the lease lists
-// behind all segments.
+// Appends an interior, which must follow the earlier ones. The first one may be a prefix; the lease lists it after all
+// segments.
 absl::Status AddInterior(const std::string& field, const v1::LandSegment& segment, CompositionPlan& plan) {
   std::vector<storage::Composition::Interior>& interiors = plan.composition.interiors;
   if (plan.lease == storage::LeaseId{}) return Invalid("lease: empty; expected the lease that holds the segments");
@@ -81,17 +81,17 @@ absl::StatusOr<storage::StatePlace> ReadState(const std::string& field, const v1
   return state;
 }
 
-// One field of per-token rows, in or out.
+// One input or output field of per-token rows.
 struct TokenField {
   const char* name;
   bool given;
   const v1::TokenRows& rows;
-  int64_t width;  // floats of one token; 0: the family has none
+  int64_t width;  // floats per token; 0 if the family has none
   bool needed;
   Access access;
 };
 
-// Null where the field is absent.
+// Returns null if the field is absent.
 absl::StatusOr<float*> ReadRows(const TokenField& field, uint64_t tokens, SharedPlaces& places) {
   if (!field.given) {
     if (field.needed && field.width > 0 && tokens > 0) return Invalid(field.name, ": missing");
@@ -189,7 +189,7 @@ absl::Status ReadSteps(const v1::AdvanceRequest& request, SharedPlaces& places, 
   return absl::OkStatus();
 }
 
-// The regions, and the model whose tables the shapes point to.
+// Keeps the regions, and the model that owns the shapes' tables.
 std::shared_ptr<const void> KeepAll(const SharedPlaces& places, const std::shared_ptr<const Model>& model) {
   using Kept = std::pair<std::shared_ptr<const void>, std::shared_ptr<const Model>>;
   return std::make_shared<Kept>(places.keep(), model);
@@ -288,7 +288,7 @@ absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& m
     const bool behind_prefix = match.prefix.objects.Has(first);
     if (i == 1 && interior.segment <= first && !behind_prefix) return NotBehind(plan.fields[i], first);
     const storage::Found& found = match.found[interior.segment];
-    if (found.reason != MissReason::kNone) continue;  // nothing is composed; the verdict says why
+    if (found.reason != MissReason::kNone) continue;  // not composed; the verdict has the reason
     if (!plan.model->Has(*found.header)) return Invalid("model: differs from the model of the lease");
     if (found.header->kind == ObjectKind::kPrefixBlock)
       return Invalid(plan.fields[i], ".segment: a prefix block has no state to compose");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeping what a text was computed with, for others to resume from: Commit.
+// Commit: keeps the states of a computed text, so that others can resume from them.
 #include <span>
 #include <string>
 #include <utility>
@@ -26,7 +26,7 @@ struct KeptCommit {
   std::shared_ptr<const Pages> pages;
 };
 
-// The states that are offered, as far as they can be judged without their plans.
+// Reads the offered states and checks them as far as possible without their plans.
 absl::StatusOr<std::vector<TensorSources>> ReadStates(const v1::CommitRequest& request, const Session& session) {
   if (static_cast<uint64_t>(request.checkpoints_size()) > limits::kMaxCheckpointsPerCommit) {
     return Invalid("checkpoints: too many; expected at most ", limits::kMaxCheckpointsPerCommit);
@@ -79,7 +79,7 @@ absl::StatusOr<TensorSources> ReadSpan(const v1::CommitRequest& request, const S
   return sources;
 }
 
-// All but where things lie.
+// Reads all fields except the locations of tensors.
 absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request, const Model& model) {
   auto tokens = ReadTokens("tokens", request.tokens());
   if (!tokens.ok()) return tokens.status();
@@ -122,7 +122,8 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
                                .keep = nullptr};
 }
 
-// Takes as much of the groups' tables as the text needs: every object of it refers to them. False unless they reach.
+// Takes the part of the groups' tables that the text needs; every object of the text refers to it. Returns false if a
+// table is too short.
 bool TakePages(const v1::CommitRequest& request, const Pages& pages, storage::PrefixCommit& commit) {
   const std::span<const int32_t> given(request.page_table().data(), request.page_table_size());
   const std::span<const uint32_t> group_pages(request.group_pages().data(), request.group_pages_size());
@@ -144,15 +145,15 @@ bool TakePages(const v1::CommitRequest& request, const Pages& pages, storage::Pr
   return true;
 }
 
-// Says in `commit` where all of it lies. False unless there is every part of every state, and nothing else, inside its
-// region, and the text inside its pages.
+// Writes all locations into `commit`. Returns false unless the sources are exactly the parts of all states, inside
+// their regions, and the text's tokens are inside its pages.
 bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> states, const TensorSources& of_span,
             const std::shared_ptr<const Pages>& pages, const Model& model, storage::PrefixCommit& commit) {
   auto kept = std::make_shared<KeptCommit>();
   for (size_t i = 0; i < states.size(); ++i) {
     storage::PrefixCommit::Checkpoint& checkpoint = commit.checkpoints.emplace_back();
     checkpoint.depth = request.checkpoints(static_cast<int>(i)).depth();
-    // Tensors are the same under any key.
+    // The plan's tensors do not depend on the key.
     const auto plan =
         PlanPrefixCheckpoint(model.layout, model.ns, Key{}, model.prefixes->block_tokens, checkpoint.depth);
     if (!plan.ok() || !states[i].Fit(*plan, checkpoint.tensors, kept->regions)) return false;
@@ -202,7 +203,7 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
   }
   const Done refused = BusyAsData(done, [answer_all] { answer_all(CommitOutcome::kBusy); });
   OnLoop(*session, Room::kRequest, refused, [this, session = *session, ns = model->ns, commit, reply, done] {
-    // Routers that are told of tokens would send prompts with other salts here, for nothing.
+    // Tokens of salted texts are not announced: routers would send prompts with other salts here, without a hit.
     if (texts_ != nullptr && !commit->text.salted()) texts_->Note(session->about().tenant, ns, commit->text.shared());
     cache_.Commit(session->about().id, std::move(*commit), [reply, done](const std::vector<CommitOutcome>& outcomes) {
       for (const CommitOutcome outcome : outcomes) reply->add_outcomes(static_cast<uint32_t>(outcome));

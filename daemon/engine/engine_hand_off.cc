@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A finished prompt for an engine on another node: HandOff.
+// HandOff: gives a finished prompt to an engine on another node.
 #include <memory>
 #include <string>
 #include <utility>

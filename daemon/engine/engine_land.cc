@@ -25,8 +25,8 @@ struct EngineService::LandOrder {
   storage::LeaseId lease{};
   std::shared_ptr<const Pages> pages;
   storage::LandTarget target;
-  std::vector<size_t> tables;           // of the groups of layers in target.page_table (Pages::Divide)
-  std::vector<RepeatedPages> repeated;  // in each of them; in the whole table where their pages are one set
+  std::vector<size_t> tables;           // position of each group's table in target.page_table (Pages::Divide)
+  std::vector<RepeatedPages> repeated;  // one per table; a single one if all groups share pages
 
   // Reads the fields that both calls have.
   template <typename Request>
@@ -34,10 +34,10 @@ struct EngineService::LandOrder {
   absl::Status ReadSegments(const v1::LandRequest& request);
   // Claims the pages of positions [first, end) of all groups for writing.
   absl::Status Claim(const std::string& field, uint64_t first, uint64_t end);
-  // Names every hit at its position in the prompt.
+  // Adds every hit at its position in the prompt.
   void TakeAll(const Asked& asked, const v1::PromptMatch& match);
-  // Checks that all positions that the landing would write lie on declared pages of the match's own model, and that no
-  // slot would be written twice. `allocated`: the pages among them that the daemon allocates.
+  // Checks that the landing writes only declared pages of the match's own model, and no slot twice. `allocated`: the
+  // pages among them that the daemon allocates.
   absl::Status CheckTargets(const storage::Match& match, std::vector<storage::PageId>& allocated);
 };
 
@@ -62,7 +62,7 @@ absl::Status EngineService::LandOrder::Read(const Request& request, const Sessio
   auto divided = pages->Divide(target.page_table.size(), group_pages);
   if (!divided.ok()) return divided.status();
   tables = *std::move(divided);
-  target.rows = pages->RowsIn(target.page_table, tables);  // which stays where it is as the target moves
+  target.rows = pages->RowsIn(target.page_table, tables);  // stays valid when the target moves
   const std::span<const int32_t> table(target.page_table);
   if (pages->common_pages()) {
     repeated.emplace_back(table);
@@ -131,8 +131,8 @@ void EngineService::LandOrder::TakeAll(const Asked& asked, const v1::PromptMatch
 
 namespace {
 
-// Checks that pages that the daemon allocates may be written so: a running request's own pages may hold anything;
-// shared pages hold their segment in the place where every request expects it, and may be written only until they are
+// Checks that the landing may write pages that the daemon allocates. A running request's own pages may hold anything.
+// Shared pages hold their segment at the position that every request expects, and may be written only until they are
 // filled. Appends the pages.
 absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::span<const int32_t> page_table,
                             const storage::LandTarget::Segment& segment, const ObjectHeader& header, uint64_t tokens,
@@ -162,9 +162,8 @@ absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::s
   return absl::OkStatus();
 }
 
-// Returns `keep` and, for as long as it is kept, pins on the written pages: if the request ends before its landing, its
-// pages go to nobody else until nothing writes there any more. The result may be dropped on any thread. The metadata
-// thread calls.
+// Returns `keep` together with pins on the written pages. If the request ends before its landing, its pages are not
+// reused until all writes have ended. The result may be dropped on any thread. Called on the metadata thread.
 std::shared_ptr<const void> PinUntilQuiet(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<const void> keep,
                                           std::shared_ptr<storage::PagePool> pool, std::vector<storage::PageId> pages) {
   pool->Pin(pages);
@@ -177,7 +176,7 @@ std::shared_ptr<const void> PinUntilQuiet(EventLoop& loop, storage::TenantId ten
           }};
 }
 
-// The verdict of a landing that the cache never sees, and must therefore be counted here.
+// The verdict of a landing that does not reach the cache; counted here.
 std::vector<MissReason> MissAll(storage::Observer& observer, storage::TenantId tenant,
                                 std::span<const storage::LandTarget::Segment> segments,
                                 const absl::StatusOr<storage::Match>& match, MissReason reason) {
@@ -204,7 +203,7 @@ absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
     if (segment.index >= match.found.size())
       return Invalid(field, ".segment: out of range; the match has ", match.found.size(), " segments");
     const storage::Found& found = match.found[segment.index];
-    if (found.reason != MissReason::kNone) continue;  // nothing to write; its verdict is that reason
+    if (found.reason != MissReason::kNone) continue;  // nothing to write; the verdict is that reason
     const ObjectHeader& header = *found.header;
     if (pages != nullptr && !pages->model().Has(header))
       return Invalid("pages_id: the pages belong to a different model than the lease");
@@ -267,7 +266,7 @@ bool EngineService::Begin(const Session& session, LandOrder& landing, const stor
     landing.target.keep =
         PinUntilQuiet(loop_, session.about().tenant, std::move(landing.target.keep), landing.pages->pool(), allocated);
   }
-  // What was landed into a region that was lost meanwhile is nowhere.
+  // Data that landed into a region that was lost meanwhile is a miss.
   auto done = [pages = landing.pages, done = events.done](absl::StatusOr<std::vector<MissReason>> verdict) {
     if (verdict.ok() && pages != nullptr && pages->region()->lost()) {
       std::ranges::replace(*verdict, MissReason::kNone, MissReason::kInvalidRequest);
@@ -335,7 +334,7 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
 
 void EngineService::CancelLanding(const std::string& secret, storage::LandingId landing) {
   const auto session = Resolve(secret);
-  if (!session.ok()) return;  // its end cancels all
+  if (!session.ok()) return;  // the session's end cancels all landings
   loop_.PostCompletion((*session)->about().tenant, [this, session = *session, landing] {
     if (session->metadata().open) cache_.Quiesce(session->about().id, landing, [] {});
   });
@@ -348,7 +347,7 @@ void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*
   }
   const auto quiet = [done] { done(absl::OkStatus()); };
   const std::optional<SessionTable::Owner> owner = table_.OwnerOf(request.session());
-  if (!owner.has_value()) return quiet();  // it has drained, or never was
+  if (!owner.has_value()) return quiet();  // it has drained, or never existed
   const bool posted =
       loop_.PostRelease(owner->tenant, [this, secret = request.session(), landing = request.landing(), quiet] {
         const std::shared_ptr<Session> session = table_.Find(secret);

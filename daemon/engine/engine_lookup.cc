@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looking up: Match, AttachLease, Release.
+// Lookups: Match, AttachLease, Release.
 #include <optional>
 #include <utility>
 
@@ -37,7 +37,7 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
     std::vector<Asked> prompts;
     size_t next = 0;
     MatchReplyWriter writer;
-    std::optional<PromptLookup> lookup;  // of that one
+    std::optional<PromptLookup> lookup;  // prompt of the lookup
     RemoteLookup::Adopted adopted;
   };
   const auto call = std::make_shared<Call>(Call{.prompts = std::move(prompts), .writer = MatchReplyWriter()});
@@ -85,14 +85,14 @@ bool EngineService::PromptLookup::Run(storage::Slice& slice) {
   if (rate > 0) {
     service_.observer_.Saved(session_.about().tenant, static_cast<double>(TokensFound()) / rate);
   }
-  // The engine computes a missed first segment anyway: the next prompt can resume at its end.
+  // The engine computes a missed first segment anyway, so the next prompt can resume at its end.
   if (!text.has_value() && !segments.empty() && out_->prefix_depth() == 0) {
     out_->add_checkpoint_positions(segments[0].tokens);
   }
   return true;
 }
 
-// Seams of segments included, though engines compute them.
+// Includes the seams of segments, which engines compute.
 uint64_t EngineService::PromptLookup::TokensFound() const {
   uint64_t tokens = match_.prefix.depth;
   for (size_t i = 0; i < asked_.segments.size(); ++i) {
@@ -101,7 +101,7 @@ uint64_t EngineService::PromptLookup::TokensFound() const {
   return tokens;
 }
 
-// The lease ran out between two slices: nothing keeps what was found.
+// The lease expired between two slices, so the found objects are released.
 void EngineService::PromptLookup::Lose() {
   const storage::Found lost{.reason = MissReason::kLeaseLost};
   match_ = {.found = std::vector<storage::Found>(asked_.segments.size(), lost)};

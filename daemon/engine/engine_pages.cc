@@ -24,8 +24,8 @@ void AddPages(std::span<const storage::PageId> pages, google::protobuf::Repeated
 
 constexpr uint64_t kPagesOfAStep = 256;
 
-// Takes what the request still has to take of `own_pages`, of which there are all, and writes which pages it has. False
-// where the slice is over: call it again, before any other request of the pool. `out` has how far it came.
+// Takes the pages of `own_pages` that the request does not have yet (enough are free), and writes the page list.
+// Returns false if the slice ended: call it again before any other request of the pool. `out` has the progress.
 bool TakeAndWrite(const PagePools::Request& held, uint64_t own_pages, storage::Slice& slice, v1::Admission* out) {
   if (out->own_pages().empty()) {
     const std::vector<PagePool::Segment> segments = held.pool->Segments(held.admission);
@@ -60,7 +60,7 @@ void Write(const PagePool::Shortage& shortage, v1::PageShortage* out) {
   out->set_held(shortage.held);
 }
 
-// Returns the shared pages that each segment wants. A segment that is too short for an interior shares nothing.
+// Returns the shared pages that each segment needs. A segment too short for an interior shares none.
 std::vector<PagePool::Want> WantsOf(const std::vector<storage::Query>& segments, const Pages& pages) {
   std::vector<PagePool::Want> wants;
   for (const storage::Query& segment : segments) {
@@ -97,7 +97,7 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
   std::vector<PagePool::Want> wants = WantsOf(*segments, *pages);
   const auto admit = [this, session = *session, pages = std::move(pages), lease = *lease, wants = std::move(wants),
                       &request, reply]() -> absl::Status {
-    // The client has released the lease by then, and would never release it again.
+    // The client has released the lease by then and would not release it again.
     if (request.deadline_ns() != 0 && MonotonicClock().Now() >= request.deadline_ns()) {
       return absl::DeadlineExceededError("deadline_ns: the deadline has passed");
     }
@@ -154,7 +154,7 @@ void EngineService::MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFil
     const PagePools::Request* held = pools_.Find(session->about().id, lease);
     if (held == nullptr) return done(absl::NotFoundError("lease: unknown or released"));
     const std::vector<PagePool::Segment> segments = held->pool->Segments(held->admission);
-    for (int i = 0; i < request.segments_size(); ++i) {  // all of them, before any
+    for (int i = 0; i < request.segments_size(); ++i) {  // checks all of them first
       const uint32_t index = request.segments(i);
       if (index >= segments.size())
         return done(Invalid("segments[", i, "]: out of range; the request has ", segments.size(), " segments"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cold prompts in parallel: PlanPrefill, AwaitPrefill, EndPrefill for engines that ask, ServePrefill for those that
-// compute.
+// Parallel prefill: PlanPrefill, AwaitPrefill and EndPrefill for the requesting engines, ServePrefill for the computing
+// ones.
 #include <memory>
 #include <string>
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bringing objects in: Reserve, Publish, Abandon.
+// Publication: Reserve, Publish, Abandon.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -23,7 +23,7 @@ struct Sources {
   std::string field;
   storage::ReservationId reservation = 0;
   TensorSources tensors;
-  std::shared_ptr<const Pages> pages;  // null: unknown, or none needed
+  std::shared_ptr<const Pages> pages;  // null if unknown or not needed
   std::vector<int32_t> page_table;
   std::vector<uint32_t> group_pages;
   uint64_t first_position = 0;
@@ -56,7 +56,7 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
   return sources;
 }
 
-// The plan with the forms that the sources declare. INVALID_ARGUMENT names the field.
+// Returns the plan with the forms that the sources declare. INVALID_ARGUMENT names the field.
 absl::StatusOr<ObjectHeader> PlanSources(const Sources& sources, const ObjectHeader& plan) {
   std::vector<TransitionRun> runs;
   for (const auto& [run, part] : sources.tensors.runs()) {
@@ -69,13 +69,13 @@ absl::StatusOr<ObjectHeader> PlanSources(const Sources& sources, const ObjectHea
   return planned;
 }
 
-// Keeps a publish's memory mapped while it is read.
+// Keeps the memory of a publish mapped while it is read.
 struct KeptPublish {
   TensorSources::Regions regions;
   std::shared_ptr<const Pages> pages;
 };
 
-// Nothing when the sources do not have every part of `plan`, and nothing else, inside their regions and pages.
+// Returns nothing unless the sources are exactly the parts of `plan`, inside their regions and pages.
 std::optional<storage::PublishSource> Fit(const Sources& sources, ObjectHeader plan) {
   auto kept = std::make_shared<KeptPublish>();
   storage::PublishSource fitted;
@@ -98,7 +98,7 @@ std::optional<storage::PublishSource> Fit(const Sources& sources, ObjectHeader p
   return fitted;
 }
 
-// One call, until its last object has an outcome. The metadata thread only.
+// One call, until its last object has an outcome. Metadata thread only.
 struct PublishCall {
   v1::PublishReply* reply;
   EngineService::Done done;
@@ -134,7 +134,7 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
         reservation = cache_.Reserve(session->about().id, object->plan, object->text, storage::PoolKind::kPublic,
                                      object->recompute, object->flops);
       }
-      // Only a segment can be too short; a checkpoint of one token is not.
+      // Only a segment can be too short; a checkpoint may have one token.
       const ObjectKind kind = object.has_value() ? object->plan.kind : ObjectKind::kSegment;
       observer_.Reserved(session->about().tenant, kind, reservation.outcome);
       v1::ReserveResult* result = reply->add_results();
@@ -166,13 +166,13 @@ void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply*
     const storage::SessionId id = session->about().id;
     const int count = static_cast<int>(objects->size());
     if (count == 0) return done(absl::OkStatus());
-    std::vector<std::optional<ObjectHeader>> plans;  // none: an unknown reservation
+    std::vector<std::optional<ObjectHeader>> plans;  // nothing for an unknown reservation
     for (const Sources& sources : *objects) {
       plans.emplace_back();
       const ObjectHeader* reserved = cache_.Planned(id, sources.reservation);
       if (reserved == nullptr) continue;
       absl::StatusOr<ObjectHeader> plan = PlanSources(sources, *reserved);
-      if (!plan.ok()) return done(plan.status());  // before anything has changed
+      if (!plan.ok()) return done(plan.status());  // returns before anything has changed
       plans.back() = *std::move(plan);
     }
     reply->mutable_outcomes()->Resize(count, 0);

@@ -54,7 +54,7 @@ void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done don
 
 void EngineService::FindElsewhere(storage::TenantId tenant, const std::vector<const Asked*>& prompts,
                                   std::function<void(RemoteLookup::Adopted)> then) {
-  const bool refused = call_rates_.Spent(tenant);  // what comes next
+  const bool refused = call_rates_.Spent(tenant);  // for the next calls
   if (remote_ == nullptr || refused) return then(nullptr);
   std::vector<RemoteQuestion> questions;
   for (const Asked* prompt : prompts) {
@@ -76,7 +76,7 @@ void EngineService::OpenModel(const v1::OpenModelRequest& request, v1::OpenModel
   if (!session.ok()) return done(session.status());
   const Session::Description& about = (*session)->about();
   auto model = Model::Open(about.tenant_name, request, layouts_, about.models);
-  if (absl::IsResourceExhausted(model.status())) {  // models remembered for operators give way
+  if (absl::IsResourceExhausted(model.status())) {  // models remembered for operators are dropped first
     models_.Erase(about.tenant);
     model = Model::Open(about.tenant_name, request, layouts_, about.models);
   }
@@ -129,7 +129,7 @@ void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::Dec
     done(absl::OkStatus());
   };
   if (!request.allocate()) return add();
-  // The pool outlives the declaration where requests hold pages of it.
+  // The pool outlives the declaration while requests hold pages.
   auto of_pool = Budget::Take((*session)->about().models, storage::PagePool::MemoryBytes(request.pages()));
   if (!of_pool.ok()) return done(absl::ResourceExhaustedError(absl::StrCat("pages: ", of_pool.status().message())));
   OnLoop(*session, Room::kRequest, done,

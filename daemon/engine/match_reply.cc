@@ -10,7 +10,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// At most: tag and length of a SegmentMatch inside its prompt, and its own numbers; an ExtentRun inside it.
+// Upper bound: tag and length of a SegmentMatch in its prompt, its numbers, and an ExtentRun in it.
 constexpr size_t kHitBytes = 6 + 2 + 2 + 11 + 4;
 constexpr size_t kRunBytes = 2 + 3 * 6;
 

@@ -10,7 +10,7 @@ namespace ashlar::daemon {
 
 RepeatedPages::RepeatedPages(std::span<const int32_t> page_table) {
   absl::flat_hash_set<int32_t> seen;
-  absl::flat_hash_map<int32_t, uint32_t> repeated;  // place in claimed_by_
+  absl::flat_hash_map<int32_t, uint32_t> repeated;  // index in claimed_by_
   seen.reserve(page_table.size());
   for (const int32_t page : page_table) {
     if (page >= 0 && !seen.insert(page).second) repeated.emplace(page, static_cast<uint32_t>(repeated.size()));

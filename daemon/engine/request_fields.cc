@@ -19,7 +19,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// `key_ns`: of the model, salted where the prompt is.
+// `key_ns`: namespace of the model, with the prompt's salt if any.
 storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, std::span<const MediaHash> media,
                        const Salt& salt, const Digest& key_ns, storage::Nanos needed_at, const Model& model) {
   storage::Query query;
@@ -38,8 +38,8 @@ storage::Query QueryOf(ObjectKind kind, std::span<const int32_t> run, std::span<
   return query;
 }
 
-// Counts the blocks of all shards, and a checkpoint. 0: the prompt is not looked up as a text; a prompt that is too
-// long for that is still served.
+// Counts the blocks of all shards, and a checkpoint. Returns 0 if the prompt is not looked up as a text; a prompt that
+// is too long for that is still served.
 uint64_t CountOfText(const v1::Prompt& prompt, const Model& model) {
   if (model.prefixes == nullptr) return 0;
   const uint64_t blocks = prompt.tokens().size() / sizeof(int32_t) / model.prefixes->block_tokens;
@@ -79,7 +79,7 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const s
 
 storage::Nanos RecomputeTime(const Model& model, uint64_t tokens) {
   if (model.tokens_per_second == 0) return 0;
-  constexpr double kYears = 1e18;  // nanoseconds; a rate may be absurdly small, or large
+  constexpr double kYears = 1e18;  // in nanoseconds; rates may be extremely small or large
   const double nanos = 1e9 * static_cast<double>(tokens) / model.tokens_per_second;
   return static_cast<storage::Nanos>(std::clamp(nanos, 1.0, kYears));
 }

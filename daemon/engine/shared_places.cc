@@ -58,7 +58,8 @@ absl::StatusOr<float*> SharedPlaces::Rows(const std::string& field, uint64_t reg
   return reinterpret_cast<float*>((*found)->data() + offset);
 }
 
-// Blocks may be thousands (checkpoints) and are sorted; arrays of rows are a handful, compared with everything.
+// There may be thousands of blocks (checkpoints), which are sorted. There are few arrays of rows; each is compared with
+// everything.
 absl::Status SharedPlaces::CheckApart() {
   const auto clash = [](const Place& a, const Place& b) {
     return Invalid(a.field, ".offset: overlaps ", b.field, ", and the call writes one of them");
@@ -66,7 +67,7 @@ absl::Status SharedPlaces::CheckApart() {
   std::ranges::sort(places_, [](const Place& a, const Place& b) {
     return std::tuple(!a.is_block, a.region, a.rows.offset) < std::tuple(!b.is_block, b.region, b.rows.offset);
   });
-  // Any two blocks must be apart, and are as soon as neighbours are.
+  // All blocks are disjoint if neighbours are.
   for (size_t i = 1; i < places_.size() && places_[i].is_block; ++i) {
     const Place &before = places_[i - 1], &place = places_[i];
     if (before.region == place.region && before.rows.End() > place.rows.offset) return clash(place, before);

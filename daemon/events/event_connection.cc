@@ -78,7 +78,7 @@ absl::Status EventConnection::Handle(const ZmtpInput& input, const KeptBatches& 
     case Kind::kMessage:
       break;
   }
-  // A request: an empty frame, and the number of the batch to begin with. A later one replaces the earlier one.
+  // A request: an empty frame, and the number of the first batch. A later request replaces an earlier one.
   if (own_ != ZmtpSocket::kRouter || input.frames.size() != 2 || input.frames[1].size() != 8) return absl::OkStatus();
   next_ = 0;
   for (const char byte : input.frames[1]) next_ = next_ << 8 | static_cast<uint8_t>(byte);
@@ -87,7 +87,7 @@ absl::Status EventConnection::Handle(const ZmtpInput& input, const KeptBatches& 
   return absl::OkStatus();
 }
 
-// Subscriptions to anything but a prefix of the one topic match nothing, and are not kept.
+// Only subscriptions to a prefix of the topic are kept; others match nothing.
 void EventConnection::Subscribe(const std::string& prefix, bool on, const KeptBatches& kept) {
   if (!absl::StartsWith(topic_, prefix)) return;
   if (!subscribed()) next_ = kept.next();

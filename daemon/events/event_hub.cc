@@ -20,7 +20,7 @@ std::vector<CacheEvent> EventHub::Subscription::Take(size_t most, storage::Nanos
   return taken;
 }
 
-// What comes while a gap is not told yet belongs to it: the order stays.
+// Events that follow an unreported gap belong to it, which keeps the order.
 void EventHub::Subscription::Add(const CacheEvent& event) {
   if (filter_.tenant.has_value() && *filter_.tenant != event.pool.tenant) return;
   if (filter_.ns.has_value() && *filter_.ns != event.ns) return;
@@ -73,7 +73,7 @@ void EventHub::Resides(const storage::TenantPool& pool, const ObjectHeader& head
                    .shard = header.shard,
                    .tier = removed ? was : now,
                    .was = was,
-                   // A block's header counts from the text's beginning.
+                   // A block's header counts tokens from the start of the text.
                    .tokens = header.tokens - (header.kind == ObjectKind::kPrefixBlock ? header.first_token : 0),
                    .bytes = header.bytes};
   MutexLock lock(mutex_);

@@ -14,7 +14,7 @@ Json HashOf(const Key& key) {
   return Json::binary(std::vector<uint8_t>(key.bytes.begin(), key.bytes.end()));
 }
 
-// vLLM's names of media.
+// Media as vLLM names them.
 const char* MediumOf(TierKind tier) {
   switch (tier) {
     case TierKind::kHbm:
@@ -47,7 +47,7 @@ bool IsPublished(const CacheEvent& event) {
   return event.object == ObjectKind::kPrefixBlock && shared && event.shard.rank == 0;
 }
 
-// Bytes that an event takes at most; and the array around all of them, or AllBlocksCleared.
+// Upper bounds of an event's size, and of the array around all of them or AllBlocksCleared.
 constexpr size_t kRemovedBytes = 128, kStoredBytes = 256, kTokenBytes = 5, kRestBytes = 64;
 
 size_t MostBytes(const CacheEvent& event) {
@@ -73,7 +73,7 @@ std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts&
   Json all = Json::array();
   for (const CacheEvent& event : events) {
     if (event.kind == CacheEvent::Kind::kGap) {
-      all = Json::array({{{"type", "AllBlocksCleared"}}});  // what came before it is erased with the rest
+      all = Json::array({{{"type", "AllBlocksCleared"}}});  // earlier events are erased with the rest
       continue;
     }
     if (!IsPublished(event)) continue;

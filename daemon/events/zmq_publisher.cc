@@ -34,14 +34,14 @@ namespace {
 
 constexpr size_t kEventsATurn = 256;
 constexpr const char* kSocketName = "events";
-// The kernel's buffers of a connection, which grow without these.
+// The kernel's buffers per connection; without these limits they grow.
 constexpr int kSendBuffer = 256 << 10, kReceiveBuffer = 16 << 10;
 
 double SecondsSince1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// A listener, and its address as ZeroMQ writes it.
+// A listener, and its address in ZeroMQ's form.
 struct Bound {
   Listener listener;
   std::string address;
@@ -51,7 +51,7 @@ struct Bound {
 absl::StatusOr<Bound> Bind(const std::string& address) {
   absl::string_view at = address;
   if (absl::ConsumePrefix(&at, "ipc://")) {
-    // The batches have texts of all tenants: the daemon's own user may read them.
+    // The batches contain texts of all tenants, so only the daemon's user may read them.
     absl::StatusOr<Listener> listener = Listen(std::string(at), SOCK_STREAM, kAdminSocketMode);
     if (!listener.ok()) return absl::UnavailableError(absl::StrCat(address, ": ", listener.status().message()));
     return Bound{*std::move(listener), address, false};
@@ -73,14 +73,14 @@ void Configure(int socket, bool tcp) {
   setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
   setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &kReceiveBuffer, sizeof kReceiveBuffer);
   if (!tcp) return;
-  const int on = 1, idle = 30, interval = 10, count = 3;  // seconds
+  const int on = 1, idle = 30, interval = 10, count = 3;  // in seconds
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
 }
 
-// The peer of a connection, by which connections are counted: an IP address, or a user of this machine.
+// Returns the peer to which a connection is counted: an IP address, or a user of this machine.
 std::string PeerName(int socket, bool tcp) {
   if (!tcp) {
     const std::optional<ucred> peer = PeerOf(socket);
@@ -99,7 +99,7 @@ RefusedConnection ReasonOf(const absl::Status& status) {
 
 }  // namespace
 
-// All but the atomics belongs to the thread.
+// Only its thread uses this, except for the atomics.
 struct ZmqPublisher::Impl {
   static constexpr uint64_t kPublish = 0, kReplay = 1, kWake = 2, kFirst = 3;  // subjects of epoll's events
 
@@ -129,7 +129,7 @@ struct ZmqPublisher::Impl {
   }
 
   void Run() {
-    bool more = false;  // there is something left to be done at once
+    bool more = false;  // more work is ready
     while (!stopping) {
       epoll_event events[64];
       const int count = epoll_wait(epoll.get(), events, std::size(events), more ? 0 : WaitMillis());
@@ -176,7 +176,7 @@ struct ZmqPublisher::Impl {
     connections.try_emplace(id, std::move(socket), own, options.topic, std::move(peer), clock.Now());
   }
 
-  // Closes a connection whose status is not OK. False: it has.
+  // Closes a connection if the status is not OK; then returns false.
   bool Judge(uint64_t id, const absl::Status& status) {
     if (status.ok()) return true;
     const auto found = connections.find(id);
@@ -187,7 +187,7 @@ struct ZmqPublisher::Impl {
     return false;
   }
 
-  // True: some have more to send, and their sockets take it.
+  // Returns true if some connections have more to send and their sockets accept it.
   bool SendAll() {
     bool more = false;
     for (auto at = connections.begin(); at != connections.end();) {
@@ -202,7 +202,7 @@ struct ZmqPublisher::Impl {
     return more;
   }
 
-  // They are in the order in which they came.
+  // They are sorted by arrival.
   void CloseSilent() {
     const storage::Nanos last = clock.Now() - std::chrono::nanoseconds(options.greeting).count();
     for (auto at = connections.begin(); at != connections.end() && at->second.accepted() <= last;) {
@@ -214,7 +214,7 @@ struct ZmqPublisher::Impl {
       at = connections.erase(at);
     }
   }
-  static constexpr int kLongestWait = 1'000;  // ms: an erasure does not wake this thread
+  static constexpr int kLongestWait = 1'000;  // ms; an erasure does not wake this thread
 
   int WaitMillis() const {
     const auto silent = std::ranges::find_if(connections, [](const auto& one) { return !one.second.ready(); });
@@ -232,7 +232,7 @@ struct ZmqPublisher::Impl {
   }
   void PublishBatch(std::span<const CacheEvent> events) {
     std::string batch;
-    do {  // again without the tokens that were erased meanwhile
+    do {  // repeated without the tokens erased meanwhile
       DropErased();
       batch = EncodeKvEvents(events, texts, SecondsSince1970());
     } while (erasures != texts.erasures());
@@ -240,7 +240,7 @@ struct ZmqPublisher::Impl {
     kept.Add(std::move(batch));
     batches = kept.next();
   }
-  // Nothing of the texts stays, also not in a connection that reads slowly.
+  // No erased text stays, not even in a slow reader's connection.
   void DropErased() {
     if (const uint64_t now = texts.erasures(); std::exchange(erasures, now) == now) return;
     kept.Clear();
@@ -251,12 +251,12 @@ struct ZmqPublisher::Impl {
   const BlockTexts& texts;
   RefusedConnections& refused;
   const MonotonicClock clock;
-  std::vector<Bound> bound;  // of kPublish and kReplay
+  std::vector<Bound> bound;  // kPublish and kReplay
   UniqueFd epoll;
   std::shared_ptr<UniqueFd> wake = std::make_shared<UniqueFd>();
   std::shared_ptr<EventHub::Subscription> subscription;
   KeptBatches kept;
-  uint64_t erasures = 0;  // of the texts, that `kept` has seen
+  uint64_t erasures = 0;  // erasures of texts that `kept` has seen
   std::map<uint64_t, EventConnection> connections;
   uint64_t next_id = kFirst;
   std::atomic<uint64_t> batches{0};

@@ -18,7 +18,7 @@ uint8_t Byte(absl::string_view text, size_t at) {
   return static_cast<uint8_t>(text[at]);
 }
 
-// Of `bytes` bytes, big endian.
+// Returns a number of `bytes` bytes, big-endian.
 uint64_t Number(absl::string_view text, size_t at, size_t bytes) {
   uint64_t number = 0;
   for (size_t i = 0; i < bytes; ++i) number = number << 8 | Byte(text, at + i);
@@ -168,7 +168,7 @@ absl::Status ZmtpReader::AddFrame(absl::string_view body, bool more, std::vector
   frames_.emplace_back(body);
   if (more) return absl::OkStatus();
   ZmtpInput input{.kind = ZmtpInput::Kind::kMessage, .frames = std::exchange(frames_, {})};
-  // Up to ZMTP 3.0, subscriptions are messages: 1 or 0, and the prefix.
+  // Up to ZMTP 3.0, subscriptions are messages: 1 or 0, then the prefix.
   if (own_ == ZmtpSocket::kPub && input.frames.size() == 1 && !body.empty() && Byte(body, 0) <= 1) {
     input.kind = Byte(body, 0) == 1 ? ZmtpInput::Kind::kSubscribe : ZmtpInput::Kind::kCancel;
     input.frames[0].erase(0, 1);

@@ -30,7 +30,7 @@ CallMetrics::CallMetrics(prometheus::Registry& registry)
   for (size_t i = 0; i < kCacheCalls.size(); ++i) {
     const std::string method(kCacheCalls[i].name);
     seconds_[i] = &family.Add({{"method", method}}, kCallSeconds);
-    // Created at 0: Prometheus sees no increase in a counter that starts at 1.
+    // Created at 0, because Prometheus sees no increase in a counter that starts at 1.
     for (const absl::StatusCode code : kOwnErrors) {
       finished_.Add({{"method", method}, {"code", absl::StatusCodeToString(code)}});
     }

@@ -14,7 +14,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// Adds a listener, or names the field of the configuration that asked for it.
+// Adds a listener. An error names its configuration field.
 absl::Status AddListener(absl::string_view field, HttpServer::Door door, absl::StatusOr<Listener> listener,
                          HttpServer::Options& options) {
   if (!listener.ok()) {
@@ -24,7 +24,7 @@ absl::Status AddListener(absl::string_view field, HttpServer::Door door, absl::S
   return absl::OkStatus();
 }
 
-// `named`: tenants are named at the TCP address, too.
+// `named`: the TCP address also shows tenants' names.
 HttpServer::Routes RoutesOf(const Metrics& metrics, const Probes& probes, bool named) {
   return {{"/",
            [&metrics](HttpServer::Door) {

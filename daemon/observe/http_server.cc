@@ -22,14 +22,15 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// Names the peer of a connection, for sharing the room among peers: a user on this machine where the kernel tells.
+// Returns the peer of a connection, among whom capacity is shared; for a local connection, the user if the kernel
+// reports it.
 std::string PeerName(HttpServer::Door door, int socket) {
   if (door == HttpServer::Door::kTcp) return PeerAddress(socket);
   const std::optional<ucred> peer = PeerOf(socket);
   return peer.has_value() ? absl::StrCat(peer->uid) : "";
 }
 
-// Takes the text along: libmicrohttpd sends it from where it is.
+// The response owns the text, which libmicrohttpd sends from there.
 MHD_Response* MakeResponse(HttpReply reply) {
   auto* const body = new std::string(std::move(reply.body));
   MHD_Response* const response = MHD_create_response_from_buffer_with_free_callback_cls(
@@ -48,15 +49,15 @@ MHD_Response* MakeResponse(HttpReply reply) {
 
 }  // namespace
 
-// All but `stopping` belongs to the server's thread.
+// Only the server's thread uses this, except for `stopping`.
 struct HttpServer::Impl {
   struct Connection {
     Door door;
-    int socket;  // libmicrohttpd's, open as long as this is listed
+    int socket;  // owned by libmicrohttpd, open as long as it is listed
     std::string peer;
     SteadyClock::time_point deadline;
     size_t reply_bytes = 0;
-    bool cut = false;  // to be closed at the next turn
+    bool cut = false;  // to be closed in the next round
     std::list<Connection>::iterator self;
   };
 
@@ -68,7 +69,7 @@ struct HttpServer::Impl {
   }
 
   absl::Status Open() {
-    // Connections that are cut count there until the turn is over.
+    // libmicrohttpd counts closed connections until the round ends.
     http = MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET, 0, nullptr, nullptr, &Impl::OnRequest, this,
                             MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(2 * kMaxConnections),
                             MHD_OPTION_CONNECTION_MEMORY_LIMIT, kMaxRequestBytes, MHD_OPTION_NOTIFY_CONNECTION,
@@ -95,7 +96,7 @@ struct HttpServer::Impl {
         AcceptSome(listener, [this, door = door](UniqueFd socket) { Admit(door, std::move(socket)); });
       }
       MHD_run(http);
-      for (Connection& connection : connections) {  // oldest first, and all are given the same time
+      for (Connection& connection : connections) {  // oldest first; all have the same timeout
         if (connection.deadline > SteadyClock::now()) break;
         Cut(connection);
       }
@@ -117,7 +118,7 @@ struct HttpServer::Impl {
       MakeRoom();
     }
     arriving = {door, socket.get(), std::move(peer), SteadyClock::now() + options.patience};
-    // Only the peer's address family is looked at, for options that a Unix socket does not have.
+    // Only the address family is used, to skip options that a Unix socket does not have.
     sockaddr_storage address{};
     socklen_t size = sizeof address;
     if (getpeername(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return;
@@ -131,7 +132,7 @@ struct HttpServer::Impl {
     Cut(*std::ranges::find_if(connections, [&](const Connection& one) { return !one.cut && one.peer == most->first; }));
   }
 
-  // The loop is told of the hang-up, and closes the socket.
+  // The loop sees the hang-up and closes the socket.
   static void Cut(Connection& connection) {
     if (!std::exchange(connection.cut, true)) shutdown(connection.socket, SHUT_RDWR);
   }
@@ -147,7 +148,7 @@ struct HttpServer::Impl {
     }
   }
 
-  // Called when the headers are there: a body is never waited for.
+  // Called after the headers; bodies are not read.
   static MHD_Result OnRequest(void* self, MHD_Connection* request, const char* path, const char* method, const char*,
                               const char*, size_t*, void**) {
     auto& server = *static_cast<Impl*>(self);
@@ -172,7 +173,7 @@ struct HttpServer::Impl {
     return route->second(door);
   }
 
-  // Replies wait in memory for those who read slowly.
+  // Charges replies that wait in memory for slow readers.
   void Charge(Connection& reader, size_t bytes) {
     reader.reply_bytes = bytes;
     size_t all = 0;
@@ -191,7 +192,7 @@ struct HttpServer::Impl {
   Routes routes;
   MHD_Daemon* http = nullptr;
   UniqueFd epoll, wake;
-  Connection arriving;                // of MHD_add_connection, until OnConnection hears of it
+  Connection arriving;                // between MHD_add_connection and OnConnection
   std::list<Connection> connections;  // oldest first
   std::atomic<bool> stopping{false};
   std::thread thread;

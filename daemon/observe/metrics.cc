@@ -32,7 +32,7 @@ const Histogram::BucketBoundaries kAges = {1, 5, 15, 60, 300, 900, 3600, 6 * 360
 // Tokens that a resumed prompt skips, from a short system prompt to a long conversation.
 const Histogram::BucketBoundaries kDepths = {64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
 
-// The source of the states that a prompt resumes from: all of the namespace's, or one conversation's.
+// Whose states a prompt resumes from: the namespace's or one conversation's.
 enum class PrefixSource : uint8_t { kTree, kOwn };
 absl::string_view Name(PrefixSource source) {
   return source == PrefixSource::kOwn ? "own" : "tree";
@@ -67,7 +67,7 @@ struct Metrics::Impl {
       prefixes.push_back({&checkpoint_family.Add(labels), &prefix_byte_family.Add(labels), &history_family.Add(labels),
                           &span_family.Add(labels), &span_saved_family.Add(labels)});
     }
-    // Created at 0: Prometheus sees no increase in a counter that starts at 1.
+    // Created at 0, because Prometheus sees no increase in a counter that starts at 1.
     for (const char* reason : {"too_many", "unknown_user", "version"}) {
       for (const char* socket : {"rpc", "session"}) refused_family.Add({{"socket", socket}, {"reason", reason}});
     }
@@ -138,7 +138,7 @@ struct Metrics::Impl {
   struct PrefixGauges {
     Gauge *checkpoints, *bytes, *history, *spans, *span_saved;
   };
-  std::vector<PrefixGauges> prefixes;  // by tenant
+  std::vector<PrefixGauges> prefixes;  // per tenant
 
   // Only evicted and expired objects count, not corrupt or unpublished ones.
   Children<Histogram, TierKind, PolicyKind> eviction_ages{
@@ -194,7 +194,7 @@ struct Metrics::Impl {
   struct PageGauges {
     Gauge *free, *idle, *shared, *own;
   };
-  std::vector<PageGauges> pages;  // by tenant
+  std::vector<PageGauges> pages;  // per tenant
   std::vector<Gauge*> shared_segments, admitted, reclaimed;
   Family<Counter>& copied_family = CounterFamily("ashlar_tier_copied_bytes_total", "Bytes copied between tiers");
   Family<Counter>& prefetched_family =
@@ -324,7 +324,8 @@ void Metrics::TierError(TenantId tenant, TierKind tier, const absl::Status& erro
   Counter& errors = impl_->tier_errors.Get(tenant, tier);
   errors.Increment();
   const auto count = static_cast<uint64_t>(errors.Value());
-  if (!std::has_single_bit(count)) return;  // as below: a broken disk refuses everything
+  if (!std::has_single_bit(count))
+    return;  // logged at powers of two as below, because a broken disk refuses everything
   Log(LogLevel::kError, "a tier has I/O errors",
       {{"tenant", impl_->tenants.at(tenant)},
        {"tier", std::string(Name(tier))},
@@ -335,7 +336,7 @@ void Metrics::TierError(TenantId tenant, TierKind tier, const absl::Status& erro
 void Metrics::NoMemory(TenantId tenant, absl::string_view why) {
   Counter& refusals = *impl_->memory_refusals.at(tenant);
   refusals.Increment();
-  // A full machine refuses every reservation: the first is news, and then each power of two.
+  // A full machine refuses every reservation: the first one is logged, then each power of two.
   const auto count = static_cast<uint64_t>(refusals.Value());
   if (!std::has_single_bit(count)) return;
   Log(LogLevel::kWarning, "cannot allocate memory within the tenant's budget",

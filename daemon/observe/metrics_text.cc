@@ -17,7 +17,7 @@ void AddTo(ClientMetric& sum, const ClientMetric& one) {
   sum.gauge.value += one.gauge.value;
   sum.histogram.sample_count += one.histogram.sample_count;
   sum.histogram.sample_sum += one.histogram.sample_sum;
-  for (size_t i = 0; i < sum.histogram.bucket.size(); ++i) {  // of one family: with the same bounds
+  for (size_t i = 0; i < sum.histogram.bucket.size(); ++i) {  // same family, so the same bounds
     sum.histogram.bucket[i].cumulative_count += one.histogram.bucket.at(i).cumulative_count;
   }
 }

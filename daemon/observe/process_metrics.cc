@@ -28,13 +28,13 @@ double UnixTime() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Fields of /proc/self/stat by their numbers in proc(5).
+// Fields of /proc/self/stat with their numbers in proc(5).
 enum class StatField : uint8_t { kState = 3, kStartTime = 22, kVirtualBytes = 23, kResidentPages = 24 };
 
 std::optional<double> Stat(StatField field) {
   std::string line;
   std::getline(std::ifstream("/proc/self/stat"), line);
-  const size_t name_end = line.rfind(") ");  // the program's name may have blanks and brackets
+  const size_t name_end = line.rfind(") ");  // the program's name may contain blanks and brackets
   if (name_end == std::string::npos) return std::nullopt;
   const std::vector<absl::string_view> fields = absl::StrSplit(absl::string_view(line).substr(name_end + 2), ' ');
   const size_t index = static_cast<size_t>(field) - static_cast<size_t>(StatField::kState);
@@ -43,9 +43,9 @@ std::optional<double> Stat(StatField field) {
   return value;
 }
 
-// Computed once: a clock that is set later must not look like a restart.
+// Computed once, so that a change of the clock does not look like a restart.
 double StartTime() {
-  const std::optional<double> ticks = Stat(StatField::kStartTime);  // since the machine's start
+  const std::optional<double> ticks = Stat(StatField::kStartTime);  // since the machine started
   timespec up{};
   if (!ticks.has_value() || clock_gettime(CLOCK_BOOTTIME, &up) != 0) return 0;
   const double age = static_cast<double>(up.tv_sec) + 1e-9 * static_cast<double>(up.tv_nsec) -
@@ -103,7 +103,8 @@ void ProcessMetrics::AddTo(std::vector<prometheus::MetricFamily>& families) cons
   const std::filesystem::directory_iterator open("/proc/self/fd", error);
   if (!error) {
     Add(families, MetricType::Gauge, "process_open_fds", "Number of open file descriptors.",
-        static_cast<double>(std::distance(begin(open), end(open)) - 1));  // without the one that reads the folder
+        static_cast<double>(std::distance(begin(open), end(open)) -
+                            1));  // without the descriptor that reads the folder
   }
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {

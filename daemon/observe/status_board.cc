@@ -16,7 +16,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// Colours have a contrast of 4.5 and more against their ground, in the light and in the dark.
+// Colours have a contrast of at least 4.5 to the background, in light and dark mode.
 constexpr const char* kStyle =
     ":root{color-scheme:light dark;--ink:#1b1b1b;--ground:#fff;--line:#767676;--bar:#1a5fb4;--bad:#a51d2d}"
     "@media(prefers-color-scheme:dark){:root{--ink:#eee;--ground:#161616;--line:#8f8f8f;--bar:#62a0ea;--bad:#ff7b63}}"
@@ -59,7 +59,7 @@ std::string Number(const std::string& text) {
   return absl::StrCat("<td class=\"n\">", text, "</td>");
 }
 
-// One that may take several lines.
+// A value that may take several lines.
 std::string Text(const std::string& text) {
   return absl::StrCat("<td class=\"t\">", Escaped(text), "</td>");
 }
@@ -171,7 +171,7 @@ std::string Now(const StatusView& view) {
   return Table("Now", "current counts", rows);
 }
 
-// Behind the tiers: their sums are the capacities.
+// Called after the tiers are added, whose sums are the capacities.
 void AddPools(const Levels& levels, StatusView* view) {
   std::map<std::pair<TierKind, storage::PoolKind>, storage::PoolShare> sums;
   for (const auto& [place, share] : levels.pools) {

@@ -10,7 +10,7 @@ namespace {
 
 Holding HoldingOf(const ObjectHeader& header, TierKind tier) {
   Holding holding{.tier = tier, .kind = header.kind, .shard = header.shard, .bytes = header.bytes};
-  // A prompt's first segment is stored as a checkpoint, too, but under a key of its own that no prefix has.
+  // A prompt's first segment is also stored as a checkpoint, but under its own key, which no prefix has.
   const bool chained = header.first_token > 0 || header.tokens < limits::kPrefixBlockTokens;
   if (header.kind == ObjectKind::kCheckpoint && chained) holding.depth = static_cast<uint32_t>(header.tokens);
   if (header.kind == ObjectKind::kSpan) {

@@ -50,7 +50,7 @@ EtcdDirectoryOptions DirectoryOptions(const v1::Cluster& cluster) {
           .mirror_entries = etcd.mirror_entries()};
 }
 
-// By the configuration's own numbers, as an operator knows them.
+// GPUs by their numbers in the configuration, which the operator knows.
 std::vector<std::optional<uint8_t>> GpusOfTiers(const v1::Config& config) {
   std::vector<std::optional<uint8_t>> gpus;
   for (const v1::Hbm& tier : config.hbm()) {
@@ -93,13 +93,13 @@ absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& clu
   return Transport::Start(std::move(options));
 }
 
-// Decides which nodes may be peers. It is made first, because it may refuse the configuration.
+// Decides which nodes may be peers. Constructed first, because it may refuse the configuration.
 struct Trusted {
   explicit Trusted(const v1::Config& config) : policy(config) {}
 
   Refusals refusals;
   const PeerPolicy policy;
-  std::unique_ptr<Tls> tls;  // null: everybody is believed
+  std::unique_ptr<Tls> tls;  // null: every node is accepted
 };
 
 absl::StatusOr<std::unique_ptr<Trusted>> MakeTrusted(const v1::Config& config) {
@@ -145,10 +145,10 @@ struct Cluster::Impl {
         acknowledgements(directory, clock) {}
   ~Impl() {
     server = nullptr;
-    transport = nullptr;  // it calls what the peers are made of
+    transport = nullptr;  // destroyed first, because it calls the other members
   }
 
-  // On the directory's thread, perhaps before all of this is made; the loops run what is posted later.
+  // Called on the directory's thread, possibly before all members exist; the loops run posted closures later.
   DirectoryEvents Events() {
     return {.members_changed = [this] { slow.PostCompletion(storage::kNoTenant, [this] { MembersChanged(); }); },
             .announce_again = [this] { loop.PostCompletion(storage::kNoTenant, [this] { peers.AnnounceAgain(); }); },
@@ -167,7 +167,7 @@ struct Cluster::Impl {
     Log(LogLevel::kInfo, "peer left", {{"node", member.node}});
     loop.PostCompletion(storage::kNoTenant, [this, member] { peers.Lost(member); });
   }
-  // They wait for the transport's thread, so they are asked for now and then only.
+  // The statistics wait for the transport's thread, so they are refreshed rarely.
   const TransportStats& Transported() {
     if (const storage::Nanos now = clock.Now(); now - transported_at >= kSecond) {
       transported_at = now;
@@ -188,7 +188,7 @@ struct Cluster::Impl {
   Eraser eraser;
   Acknowledgements acknowledgements;
   std::unique_ptr<PeerServer> server;
-  bool left = false;  // the slow loop's
+  bool left = false;  // slow loop only
   TransportStats transported;
   storage::Nanos transported_at = 0;
 };
@@ -365,7 +365,7 @@ ClusterFigures Cluster::figures() const {
 }
 
 void Cluster::Leave() {
-  // The server's end waits for all answers, those to offers among them.
+  // The server's end waits for all replies, including those to offers.
   std::promise<void> answered;
   impl_->loop.PostCompletion(storage::kNoTenant, [&] {
     impl_->peers.EndOffers();
@@ -380,7 +380,7 @@ void Cluster::Leave() {
     ended.set_value();
   });
   ended.get_future().wait();
-  // Waits for the reads and sends under way, which end soon. None may outlive the memory that it uses.
+  // Waits for reads and sends in flight, which end soon. None may outlive its memory.
   for (bool idle = false; !idle;) {
     std::promise<bool> asked;
     impl_->loop.PostCompletion(storage::kNoTenant, [&] { asked.set_value(impl_->peers.Stop()); });

@@ -11,15 +11,15 @@
 namespace ashlar::daemon {
 namespace {
 
-// Without its incarnation.
+// Returns the name without its incarnation.
 std::string NameOf(const std::string& node) {
   return node.substr(0, node.find('/'));
 }
 
 }  // namespace
 
-// The extents of one leased object. Their addresses stay as long as the lease, which outlives the grant; their bytes
-// may still be on their way up from a lower tier.
+// The extents of a leased object. Their addresses are valid as long as the lease, which outlives the grant; their bytes
+// may still be in promotion.
 class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_this<Bytes> {
  public:
   Bytes(Holder& holder, const Lease& lease, std::vector<std::byte*> extents,
@@ -39,8 +39,8 @@ class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_
       if (!holder_.cache_.WhenLoaded(lease_.session->id, lease_.lease, 0, needed, loaded)) loaded(false);
     });
   }
-  void Written(uint64_t, uint64_t, const absl::Status&) override {}  // the grant is for reading
-  // All of it is there, and stays there: also when the object itself ends meanwhile.
+  void Written(uint64_t, uint64_t, const absl::Status&) override {}  // grants are for reading only
+  // All bytes are there and stay, even if the object ends meanwhile.
   void BecameWhole() { whole_ = extents_.size(); }
   Spans Give(uint64_t offset, uint64_t length) {
     *given_ += length;
@@ -63,7 +63,7 @@ class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_
   const Lease lease_;
   const std::vector<std::byte*> extents_;
   const std::shared_ptr<std::atomic<uint64_t>> given_;
-  std::atomic<uint64_t> whole_{0};  // extents, from the start
+  std::atomic<uint64_t> whole_{0};  // number of whole extents, from the start
 };
 
 static_assert(Transport::kMostArenas == kMaxPeerArenas && Transport::kMostRuns == kMaxPeerRuns);
@@ -107,7 +107,7 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
                            PeerOpened& opened) {
   if (node.leases.size() >= options_.leases_of_a_node) return MissReason::kBusy;
   if (options_.gives && !options_.gives()) return MissReason::kDaemonUnavailable;
-  // An object that only another node has is not passed on: the node that asks knows the other one, too.
+  // An object that only another node has is not forwarded: the requester knows that node too.
   if (cache_.Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
   std::shared_ptr<Session>& session = node.sessions[tenant];
   if (session == nullptr) {
@@ -128,7 +128,7 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
   const storage::Tier& tier = *tiers_.at(found.slot->runs.front().arena / storage::kArenasApart);
   std::vector<std::byte*> extents = storage::ObjectBytes(tier, *found.slot).extents();
   const auto bytes = std::make_shared<Bytes>(*this, lease, std::move(extents), node.given);
-  // This uses the lease, so that the cache keeps it until it is released: the peer's lives by its own clock.
+  // Counts as a use of the lease, so the cache keeps it until its release: a peer's lease has its own time limit.
   cache_.WhenLoaded(session->id, match.lease, 0, found.header->Extents(), [bytes](bool whole) {
     if (whole) bytes->BecameWhole();
   });
@@ -140,7 +140,7 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
             .lease = match.lease,
             .grant = {.number = grant.number, .secret = grant.secret},
             .lease_ms = lease_ms};
-  // Of the tenant's own arenas: whoever gets their keys shares the tenant.
+  // These are the tenant's own arenas: a reader with their keys belongs to the tenant.
   RemoteMemory memory = transport_.Describe(bytes->SpansOf(0, found.header->bytes));
   for (RemoteArena& arena : memory.arenas) opened.arenas.push_back({std::move(arena.key), arena.base, arena.bytes});
   for (const RemoteRun& run : memory.runs) opened.runs.push_back({run.arena, run.offset, run.bytes});
@@ -168,7 +168,7 @@ void Holder::Close(const std::string& node, const PeerLease& lease) {
   }
 }
 
-// The object stays until the transport has let go of it.
+// The object stays until the transport has released it.
 void Holder::End(const Lease& lease) {
   --stats_.leases;
   transport_.Revoke(lease.grant, [this, lease] {

@@ -11,7 +11,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// A daemon that starts again is as fast as it was.
+// A restarted daemon is as fast as before.
 constexpr storage::Nanos kRemembered = storage::Nanos{600} * 1'000'000'000;
 
 constexpr char kGone[] = "the requesting node has disconnected";
@@ -52,7 +52,7 @@ void Peers::Start(storage::Cache& cache, std::vector<const storage::Tier*> tiers
   holder.gave = [this](const std::string& node, storage::TenantId tenant, const Key& key) {
     replicas_->Asked(node, tenant, key);
   };
-  // Those that take what is handed over open it here; nobody else's leases should hold a drain up behind that.
+  // During a drain only nodes that take handed-over objects may open leases here; other leases would delay the drain.
   holder.gives = [this] { return !draining_ || handing_over(); };
   holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, std::move(tiers), holder);
   taker_ = std::make_unique<OfferTaker>(clock_, directory_, opener_, objects_, rates_, cache, options_.offers);
@@ -101,7 +101,7 @@ void Peers::Tick() {
 }
 
 void Peers::DropStrangers() {
-  if (stopped_) return;  // nobody is a peer any more
+  if (stopped_) return;  // no peers are left
   const storage::Nanos now = clock_.Now();
   std::vector<HostPort> addresses;
   for (const std::shared_ptr<const Member>& member : directory_.Members()) {
@@ -270,7 +270,7 @@ void Peers::Workers(const PeerHello&, storage::TenantId tenant, const NamespaceI
   if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
-// Computed and published here, then opened as any object.
+// Computed and published here, then opened like any object.
 void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill prefill, Done<PeerOpened> done) {
   const auto asked = std::make_shared<const PeerPrefill>(std::move(prefill));
   const auto ended = [this, peer, tenant, asked, done](const absl::Status& status) {

@@ -11,7 +11,7 @@ storage::Nanos ReadyAfter(const LptWorker& worker, uint64_t tokens) {
   return std::min(kLongestCompute, worker.ready_in + ComputeTime(tokens, worker.tokens_per_second));
 }
 
-// Gives every segment to one of the workers, in this order.
+// Assigns every segment to a worker, in this order.
 LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, std::span<const LptWorker> workers,
               std::span<const size_t> rooms) {
   LptPlan plan{.worker = std::vector<size_t>(tokens.size(), LptPlan::kNobody),

@@ -7,7 +7,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr double kKeptRate = 0.5;  // of earlier measurements at each new one
+constexpr double kKeptRate = 0.5;  // weight of earlier measurements at each new one
 constexpr double kSecondNanos = 1e9;
 
 }  // namespace
@@ -34,7 +34,7 @@ void PrefillWorkers::Serve(const Engine& engine, std::span<const Result> results
     worker.waits_until = worker.asked_at + wait;
   }
   if (former) former(Given());
-  // Those who are told may give more at once.
+  // Callbacks may start more work immediately.
   for (auto& [done, status] : ended) done(status);
   if (const auto still = workers_.find(number); still != workers_.end()) Give(still->second);
 }
@@ -73,7 +73,7 @@ void PrefillWorkers::TakeResults(Worker& worker, std::span<const Result> results
     ++stats_.done;
     ended.emplace_back(std::move(assignment.done), absl::OkStatus());
   }
-  // It asks for more, and has not said what became of the last one.
+  // It requests more without a report on the last one.
   if (worker.running.has_value()) {
     ++stats_.failed;
     ended.emplace_back(std::exchange(worker.running, std::nullopt)->done,
@@ -195,7 +195,7 @@ void PrefillWorkers::Tick() {
     Worker& worker = entry->second;
     if (worker.running.has_value() && worker.running->deadline <= now) {
       ++stats_.overdue;
-      worker.stalled = true;  // what it has beside that would wait as long
+      worker.stalled = true;  // what it also has would wait as long
       Fail(worker, absl::DeadlineExceededError("the worker did not finish in time"), ended);
     }
     for (auto queued = worker.queue.begin(); queued != worker.queue.end();) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Room in this node's memory for segments that others compute: taken before they begin, so that no result comes in
-// vain.
+// Room in memory for segments that others compute. It is reserved before they start, so that no result is lost for lack
+// of room.
 #include <utility>
 
 #include "daemon/router/router.h"
 
 namespace ashlar::daemon {
 
-// The room is a reservation under a name that no text has: the segment's own name stays free for an engine of this node
-// that publishes it. It is as large as the segment, and whoever takes the segment in takes the same room in the same
-// turn of the metadata thread. An operator's warm-up does not say how large its segments are, and has no room ahead.
+// The room is a reservation under a name that no text has, so an engine of this node can still publish the segment
+// under its own name. It is as large as the segment, and the adoption of the segment takes the same room in the same
+// turn of the metadata thread. An operator's warm-up does not know the sizes of its segments, so it reserves no room.
 bool Router::TakeRoom(Task& task) {
   if (task.cold.bytes == 0) return true;
   const storage::SessionId session = SessionOf(task.cold.work.tenant);

@@ -10,7 +10,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// Of engines that have said nothing and computed nothing yet: all are taken for equally fast.
+// For engines without any measurement: all are assumed equally fast.
 constexpr double kUnknownRate = 1000;
 constexpr storage::Nanos kTickEvery = 5'000'000;
 
@@ -50,7 +50,7 @@ void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void
   for (Cold& one : cold) {
     const auto known = tasks_.find({one.work.tenant, one.work.key});
     if (known != tasks_.end()) {
-      tasks.push_back(known->second);  // somebody computes it already
+      tasks.push_back(known->second);  // already being computed
       continue;
     }
     auto task = std::make_shared<Task>();
@@ -67,7 +67,7 @@ void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void
          });
 }
 
-// The plan's worker 0 is the asker, the others are `places`, one less.
+// The plan's worker 0 is the requester; the others are `places`, shifted by one.
 void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tasks& tasks,
                     std::function<void(const LptPlan&, const std::vector<Place>&)> done) {
   const auto choose = [this, asker, asker_ready_in, tasks,
@@ -85,7 +85,7 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
       const bool failed = std::ranges::any_of(tasks, [&](const auto& task) { return task->failed.contains(place); });
       if (failed || worker.room == 0) return;
       places.push_back(std::move(place));
-      worker.ready_in = static_cast<storage::Nanos>(queued);  // tokens for now: the rate may not be known
+      worker.ready_in = static_cast<storage::Nanos>(queued);  // in tokens for now, because the rate may be unknown
       workers.push_back(worker);
       known = std::max(known, worker.tokens_per_second);
     };
@@ -99,7 +99,7 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
     }
     remote_.clear();
     std::map<std::string, size_t> nodes;
-    std::vector<size_t> rooms;  // of the nodes: what one has been given already counts
+    std::vector<size_t> rooms;  // of the nodes; assigned segments already count
     for (const RemoteWorker& worker : remote) {
       const auto [node, fresh] = nodes.emplace(worker.member->node, rooms.size());
       if (fresh) {
@@ -141,13 +141,13 @@ void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen,
   plan.asked_at = now;
   plan.asker_free_at = now;
   std::vector<std::pair<std::shared_ptr<Task>, size_t>> assigned;
-  // In the order in which they are done: a worker computes first what it is given first.
+  // In the order of completion: a worker computes its segments in the order of assignment.
   std::vector<size_t> order(tasks.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::ranges::stable_sort(order, {}, [&](size_t i) { return chosen.ends[i]; });
   for (const size_t i : order) {
     std::shared_ptr<Task> task = tasks[i];
-    // Another plan may have come between: it is the same segment.
+    // Another plan may have come in between: it is the same segment.
     const auto known = tasks_.find({task->cold.work.tenant, task->cold.work.key});
     if (known != tasks_.end()) task = known->second;
     if (known == tasks_.end() && task->state != PrefillState::kPending) {  // it has ended meanwhile
@@ -213,14 +213,14 @@ void Router::Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const
     return;
   }
   if (!status.ok()) return Failed(task);
-  GiveRoom(*task);  // the look-up takes it again
+  GiveRoom(*task);  // the lookup reserves it again
   const storage::Query query = QueryOf(task->cold);
   const storage::SessionId session = SessionOf(task->cold.work.tenant);
   const storage::Match match = cache_.Lookup(session, {&query, 1});
   const storage::Found& found = match.found.front();
   if (found.reason != MissReason::kNone) return Failed(task);
   task->lease = match.lease;
-  // The copy from another node begins with the look-up; the segment is here when all of it is.
+  // The lookup starts the fetch from the other node; the segment is here when it is complete.
   const auto loaded = [this, task, attempt](bool whole) {
     if (task->attempt != attempt || task->state != PrefillState::kPending) return;
     if (whole) {
@@ -237,7 +237,7 @@ void Router::Arrived(const std::shared_ptr<Task>& task) {
   Settle(task, PrefillState::kHere);
 }
 
-// The attempt has ended without a result: others get the segment, at the next Tick.
+// The attempt has ended without a result: others get the segment in the next Tick.
 void Router::Failed(const std::shared_ptr<Task>& task) {
   ++figures_.failed;
   Withdraw(*task);
@@ -251,8 +251,8 @@ void Router::Withdraw(Task& task) {
   if (task.local != 0) workers_.Withdraw(std::exchange(task.local, 0));
 }
 
-// Segments that wait for a worker, chosen together: each plan's by themselves, so that its asker is among those who may
-// get them.
+// Assigns segments that wait for a worker. Each plan's segments are assigned together, so that the plan's requester may
+// get some.
 void Router::Retry() {
   if (retrying_) return;
   std::map<uint64_t, Tasks> waiting;  // by one of the plans that want it
@@ -270,7 +270,7 @@ void Router::Retry() {
     Settle(task, PrefillState::kAskers);
   }
   if (waiting.empty()) return;
-  const auto [id, tasks] = *waiting.begin();  // one plan a turn: the next one sees what this one has taken
+  const auto [id, tasks] = *waiting.begin();  // one plan per turn: the next one sees what this one has taken
   const auto plan = plans_.find(id);
   if (plan == plans_.end()) return;
   retrying_ = true;
@@ -299,7 +299,7 @@ void Router::Settle(const std::shared_ptr<Task>& task, PrefillState state) {
   task->state = state;
   GiveRoom(*task);
   tasks_.erase({task->cold.work.tenant, task->cold.work.key});
-  const std::set<uint64_t> plans = task->plans;  // what is told may end some
+  const std::set<uint64_t> plans = task->plans;  // a callback may end some
   for (const uint64_t id : plans) {
     if (const auto plan = plans_.find(id); plan != plans_.end()) Tell(plan->second, /*over=*/false);
     EndWarmUp(id);
@@ -312,7 +312,8 @@ void Router::LetGo(const std::shared_ptr<Task>& task) {
   cache_.Release(SessionOf(task->cold.work.tenant), std::exchange(task->lease, {}));
 }
 
-// Answers the plan's asker if there is news, or its time is over. False: nobody waits, or there is none.
+// Replies to the plan's requester if there is news or its time is over. Returns false if no reply is awaited or there
+// is no news.
 bool Router::Tell(OpenPlan& plan, bool over) {
   if (!plan.waiting) return false;
   bool pending = false, news = false;
@@ -336,7 +337,7 @@ void Router::Await(storage::SessionId session, uint64_t id, storage::Nanos wait,
     return done(absl::NotFoundError("plan: unknown or ended"));
   }
   OpenPlan& plan = found->second;
-  Tell(plan, /*over=*/true);  // an earlier question that waits still
+  Tell(plan, /*over=*/true);  // an earlier question still waits
   plan.waiting = std::move(done);
   plan.waits_until = clock_.Now() + wait;
   Tell(plan, /*over=*/wait <= 0);
@@ -354,7 +355,7 @@ void Router::End(storage::SessionId session, uint64_t id) {
     if (task->state == PrefillState::kPending) {
       Withdraw(*task);
       GiveRoom(*task);
-      task->attempt = next_attempt_++;  // what comes yet is late
+      task->attempt = next_attempt_++;  // results that come later are late
       tasks_.erase({task->cold.work.tenant, task->cold.work.key});
       task->state = PrefillState::kAskers;
     }
@@ -380,7 +381,7 @@ void Router::PrefillFor(const std::string& node, uint64_t worker, PrefillWork wo
   for_nodes_[node].insert(*number);
 }
 
-// What it was to compute for that node it need not any more, and nobody there waits for an answer.
+// Work for that node is no longer needed, and no reply is awaited there.
 void Router::NodeGone(const std::string& node) {
   const auto gone = for_nodes_.extract(node);
   if (gone.empty()) return;
@@ -411,7 +412,7 @@ void Router::Tick() {
   std::vector<std::pair<storage::SessionId, uint64_t>> erased;
   for (auto& [id, plan] : plans_) {
     if (plan.waiting && plan.waits_until <= now) Tell(plan, /*over=*/true);
-    // A warm-up has nobody who asks: it ends with its segments.
+    // A warm-up has no requester: it ends with its segments.
     if (plan.asker.session == kNobody) continue;
     if (!plan.waiting && now - plan.asked_at > options_.drop_after) erased.emplace_back(plan.asker.session, id);
   }

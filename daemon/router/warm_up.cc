@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans that nobody waits for: texts that engines are asked to compute ahead of their need.
+// Plans without a waiting requester: texts that engines compute ahead of need.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -33,7 +33,7 @@ void Router::Warm(storage::TenantId tenant, std::vector<Cold> cold, std::functio
        });
 }
 
-// A warm-up's plan ends by itself with the last of its segments.
+// A warm-up's plan ends with its last segment.
 void Router::EndWarmUp(uint64_t id) {
   const auto plan = plans_.find(id);
   if (plan == plans_.end() || plan->second.asker.session != kNobody) return;

@@ -34,20 +34,20 @@ const grpc::Status& Stopping() {
 constexpr char kUnread[] = "replies: the tenant's engines do not read their replies; too many bytes wait";
 constexpr char kHeld[] = "requests: the tenant has too many bytes of requests in flight; try again";
 
-// Not served for want of room, so that nothing of the engine's is read. Where it lends memory, it must be able to tell
-// this from RESOURCE_EXHAUSTED as gRPC says it, however far the call has come.
+// Not served for lack of memory, so none of the engine's memory is read. An engine that lends memory must be able to
+// distinguish this from gRPC's RESOURCE_EXHAUSTED, which may come at any stage of the call.
 absl::Status NoRoom(CacheCall call, absl::string_view why) {
   const bool lends = call == CacheCall::kPublish || call == CacheCall::kCommit || call == CacheCall::kCompose;
   return lends ? absl::AbortedError(why) : absl::ResourceExhaustedError(why);
 }
 
-// Its answer is short, too.
+// Calls that free resources and have a short reply.
 constexpr bool GivesBack(CacheCall call) {
   return call == CacheCall::kRelease || call == CacheCall::kAbandon || call == CacheCall::kQuiesce ||
          call == CacheCall::kEndPrefill || call == CacheCall::kCloseModel;
 }
 
-// Parses a request after two checks on its bytes: the caller has a session, unless the call needs none, and the parsed
+// Parses a request after two checks of its bytes: the caller has a session (if the call needs one), and the parsed
 // request stays within the limits.
 template <typename Request>
 absl::Status Parse(const grpc::ByteBuffer& bytes, CacheCall call, const EngineService& service, uid_t user,
@@ -66,7 +66,7 @@ absl::Status Parse(const grpc::ByteBuffer& bytes, CacheCall call, const EngineSe
   if (!request->ParseFromZeroCopyStream(&reader)) {
     return absl::InvalidArgumentError("request: cannot be parsed as the call's message type");
   }
-  // The parser takes the last of several values; the check above has seen the first.
+  // The parser uses the last of several values, but the check above has seen the first.
   return service.Authenticate(request->session(), user, RowOf(call).callers);
 }
 
@@ -76,12 +76,12 @@ void WriteBytes(const Message& message, grpc::ByteBuffer* bytes) {
   grpc::SerializationTraits<Message>::Serialize(message, bytes, &own);
 }
 
-// Measures one call that has entered, from its arrival.
+// Measures one call from its arrival.
 class CallTimer {
  public:
   CallTimer(CallsUnderWay& calls, CallMetrics& metrics, CacheCall call)
       : calls_(calls), metrics_(metrics), call_(call) {}
-  // The answer of a look-up is there; what lands behind it may take a good part of a second more.
+  // The lookup's reply is ready; the landing after it may take much of a second more.
   void LookedUp() const { metrics_.LookedUp(Elapsed()); }
   void Finished(absl::StatusCode code) const {
     if (call_ == CacheCall::kMatch && code == absl::StatusCode::kOk) LookedUp();
@@ -98,14 +98,14 @@ class CallTimer {
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// The stream of one landing, with or without a look-up before it. It deletes itself when gRPC is done with it, which is
-// after Finish, which is after the service's last callback.
+// The stream of one landing, with or without a lookup. It deletes itself after gRPC's OnDone, which follows Finish,
+// which follows the service's last callback.
 class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   LandStream(EngineService& service, CallMemory& memory, CallTimer timer, bool awaits_match)
       : service_(service), memory_(memory), timer_(timer), awaits_match_(awaits_match) {}
 
-  // Before Begin: the request takes so many bytes, until it has been looked up.
+  // Call before Begin: charges so many bytes until the lookup has ended.
   absl::Status Hold(size_t bytes) {
     if (!memory_.HoldRequest(bytes)) return absl::ResourceExhaustedError(kHeld);
     MutexLock lock(mutex_);
@@ -113,8 +113,9 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     return absl::OkStatus();
   }
 
-  // Call Begin once, or Refuse; the stream may be gone when it returns. A cancellation at that moment may be too early
-  // for the service to know the landing: the landing continues, in doubt until its Quiesce, as after any lost stream.
+  // Call either Begin or Refuse, once; the stream may be deleted on return. A cancellation at that moment may come
+  // before the service knows the landing: the landing continues, and its state is unknown until Quiesce, as after any
+  // lost stream.
   template <typename Request>
   void Begin(void (EngineService::*call)(const Request&, EngineService::LandEvents), const Request& request) {
     bool cancelled;
@@ -177,7 +178,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     end_ = std::move(verdict);
     Advance();
   }
-  // False: so much is unread that this is not to be kept, nor anything else written.
+  // Returns false if too much is unread: then this is dropped, and nothing more is written.
   bool Count(size_t bytes, size_t& counted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (memory_.HoldAnswer(bytes)) {
       counted = bytes;
@@ -187,9 +188,9 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     return false;
   }
 
-  // Writes what is newest: a slow reader sees fewer events, never a queue of them.
+  // Writes only the newest event: a slow reader gets fewer events and no queue builds up.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    // Landed bytes stay landed: as where a connection breaks.
+    // Landed bytes stay landed, as when a connection breaks.
     if (unread_full_ && end_.has_value()) end_ = absl::UnavailableError(kUnread);
     const bool refused = end_.has_value() && !end_->ok();
     if (writing_ || finished_ || (awaits_match_ && !refused)) return;
@@ -212,7 +213,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     finished_ = true;
     timer_.Finished(end_->status().code());
     const grpc::Status status = ToGrpc(end_->status());
-    // The stream's end rides along with the verdict: the client need not wait for another message.
+    // The status is sent with the verdict, so the client needs no further message.
     verdict_to_write ? StartWriteAndFinish(&event_, {}, status) : Finish(status);
   }
 
@@ -221,7 +222,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   const CallTimer timer_;
 
   Mutex mutex_;
-  std::string session_;  // written under mutex_ before begun_ is set, as landing_; constant afterwards
+  std::string session_;  // set under mutex_ before begun_; constant afterwards, like landing_
   storage::LandingId landing_ = 0;
   bool begun_ ABSL_GUARDED_BY(mutex_) = false;
   bool awaits_match_ ABSL_GUARDED_BY(mutex_);
@@ -231,24 +232,24 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   uint32_t layers_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t layers_written_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<absl::StatusOr<std::vector<MissReason>>> end_ ABSL_GUARDED_BY(mutex_);
-  grpc::ByteBuffer event_ ABSL_GUARDED_BY(mutex_);  // gRPC reads it while writing_
+  grpc::ByteBuffer event_ ABSL_GUARDED_BY(mutex_);  // read by gRPC while writing_
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool broken_ ABSL_GUARDED_BY(mutex_) = false;       // nobody reads any more
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;       // the reader has gone
   bool unread_full_ ABSL_GUARDED_BY(mutex_) = false;  // the tenant's engines leave too much unread
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// One answer, counted until gRPC has handed it over. It deletes itself then.
+// One reply, counted until gRPC has sent it. Deletes itself then.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   explicit UnaryCall(CallMemory& memory) : memory_(memory) {}
-  // Before Answer: the request takes so many bytes.
+  // Call before Answer: charges so many bytes.
   absl::Status Hold(CacheCall call, size_t bytes) {
     if (!memory_.HoldRequest(bytes)) return NoRoom(call, kHeld);
     request_bytes_ = bytes;
     return absl::OkStatus();
   }
-  // `answer` was given with the call; it is written only where the reply is sent.
+  // `answer` is the reply object of the call; it is written only if the reply is sent.
   template <typename Reply>
   absl::Status Answer(absl::Status status, const Reply& reply, grpc::ByteBuffer* answer) {
     if (status.ok()) {
@@ -257,13 +258,13 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         bytes_ = bytes;
         WriteBytes(reply, answer);
       } else {
-        // What was done stays done: as where a connection breaks.
+        // The work stays done, as when a connection breaks.
         status = absl::UnavailableError(kUnread);
       }
     }
     memory_.EndRequest(request_bytes_);
     HandOver(this);
-    Finish(ToGrpc(status));  // it may be gone now
+    Finish(ToGrpc(status));  // may delete this
     return status;
   }
   void OnDone() override {
@@ -284,7 +285,7 @@ class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 };
 
-// Requests stay bytes: every call's own base class on top of the others'.
+// Requests stay bytes. Each call adds its own base class.
 template <typename Service>
 using Plain = Service;
 template <template <typename> typename... Methods>
@@ -326,7 +327,7 @@ class CacheService final : public RawCache {
 #undef ASHLAR_UNARY
 #undef ASHLAR_STREAM
 
-  // Here, or on the tenant's own thread where it may take long.
+  // Reads here, or on the tenant's own thread if it may take long.
   void Read(const Bytes& bytes, std::function<void()> read) {
     if (bytes.Length() <= RequestReader::kAtOnceBytes) return read();
     reader_.Post(std::move(read));
@@ -336,7 +337,7 @@ class CacheService final : public RawCache {
   grpc::ServerWriteReactor<Bytes>* Stream(CacheCall call,
                                           void (EngineService::*handler)(const Request&, EngineService::LandEvents),
                                           const Bytes& bytes) {
-    TakeOver(this);  // gRPC's thread may be older than the service
+    TakeOver(this);  // gRPC's thread may have started before the service
     if (!memory_.MayBegin()) return new RefusedStream(ToGrpc(absl::ResourceExhaustedError(kUnread)));
     if (!calls_.Enter()) return new RefusedStream(Stopping());
     constexpr bool kAwaitsMatch = std::is_same_v<Request, v1::LookupAndLandRequest>;
@@ -363,7 +364,7 @@ class CacheService final : public RawCache {
       return refused;
     }
     auto* const reactor = new UnaryCall(memory_);
-    struct Messages {  // in one piece: the metadata thread frees them
+    struct Messages {  // one allocation, which the metadata thread frees
       google::protobuf::Arena arena;
       Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
       Reply& reply = *google::protobuf::Arena::CreateMessage<Reply>(&arena);
@@ -376,7 +377,7 @@ class CacheService final : public RawCache {
       absl::Status read = Parse(bytes, call, service_, user_, &messages->request);
       if (read.ok() && !GivesBack(call)) read = reactor->Hold(call, messages->arena.SpaceUsed());
       if (!read.ok()) return done(read);
-      // Not `service_.*handler`: sanitized, GCC 12 reads `this` there before it is set.
+      // Not `service_.*handler`: with sanitizers, GCC 12 reads `this` before it is set.
       std::invoke(handler, service_, messages->request, &messages->reply, done);
     });
     return reactor;

@@ -8,7 +8,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// The health service's name of the ssd tier: NOT_SERVING while it is degraded, though the daemon serves.
+// Name of the ssd tier in the health service: NOT_SERVING while it is degraded, even though the daemon serves.
 constexpr const char* kSsdHealth = "ashlar.v1.Ssd";
 
 }  // namespace

@@ -22,17 +22,18 @@
 namespace ashlar::daemon {
 namespace {
 
-// Those of gRPC 1.51: its executor has at most two a core. Queues of more than two closures make it start another.
+// Threads of gRPC 1.51: its executor has at most two per core, and starts another one if a queue has more than two
+// closures.
 constexpr uint64_t kExecutorThreadsOfACore = 2;
 constexpr uint64_t kClosuresOfAThread = 4;
-constexpr char kExecutorName[] = "default-executo";  // as the kernel cuts it
+constexpr char kExecutorName[] = "default-executo";  // truncated by the kernel
 constexpr std::chrono::seconds kPatience{2};
 
 uint64_t ExecutorThreads() {
   return kExecutorThreadsOfACore * std::max(1u, gpr_cpu_num_cores());
 }
 
-// The executor's threads that there are; the most where /proc cannot be read.
+// Returns the number of the executor's threads, or the maximum if /proc cannot be read.
 uint64_t CountExecutorThreads() {
   uint64_t count = 0;
   std::error_code error;
@@ -67,15 +68,15 @@ class Gate {
 };
 
 absl::Status Reserve() {
-  grpc_init();  // for good
-  // The callbacks of alarms run on the executor. While they wait, its queues grow.
+  grpc_init();  // never shut down
+  // Alarm callbacks run on the executor. While they wait, its queues grow.
   const auto gate = std::make_shared<Gate>();
   const uint64_t wanted = ExecutorThreads();
   std::vector<grpc::Alarm> alarms(kClosuresOfAThread * wanted);
   for (size_t i = 0; i < alarms.size(); ++i) {
-    // Most are due at once; the last pass through gRPC's timers, which then have a thread that waits for the next one.
+    // Most are due immediately. The last ones use gRPC's timers, which start the thread that waits for the next timer.
     const bool late = i + 2 >= alarms.size();
-    // "At once" is a time past: whatever the clocks say, such an alarm needs no timer.
+    // A past time needs no timer, whatever the clocks say.
     alarms[i].Set(late ? gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(1, GPR_TIMESPAN))
                        : gpr_inf_past(GPR_CLOCK_MONOTONIC),
                   [gate](bool) { gate->Pass(); });

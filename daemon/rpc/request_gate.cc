@@ -31,7 +31,7 @@ const FieldDescriptor* Field(int number) {
   return Message::descriptor()->FindFieldByNumber(number);
 }
 
-// Every repeated field of every request.
+// Returns all repeated fields of all requests.
 const absl::flat_hash_map<const FieldDescriptor*, uint64_t>& RepeatedFields() {
   static const absl::flat_hash_map<const FieldDescriptor*, uint64_t> fields = {
       {Field<v1::DeclarePagesRequest>(v1::DeclarePagesRequest::kLayersFieldNumber), limits::kMaxLayers},
@@ -70,8 +70,7 @@ absl::Status Malformed() {
   return absl::InvalidArgumentError("request: cannot be parsed as the call's message type");
 }
 
-// As many varints as there are bytes without the bit that says that more follow; the parser also keeps a last one that
-// is cut off.
+// Counts varints: bytes without the continuation bit; the parser also keeps a truncated last one.
 uint64_t CountVarints(CodedInputStream& in, int bytes) {
   uint64_t count = 0;
   bool cut_off = false;
@@ -88,7 +87,7 @@ uint64_t CountVarints(CodedInputStream& in, int bytes) {
   return count + (cut_off ? 1 : 0);
 }
 
-// Returns whether the parser reads the bytes behind `tag` as the field, and does not keep them as unknown.
+// Returns whether the parser reads the bytes after `tag` as the field rather than as an unknown field.
 bool IsKnown(const FieldDescriptor* field, uint32_t tag) {
   if (field == nullptr) return false;
   const auto type = WireFormatLite::WireTypeForFieldType(static_cast<WireFormatLite::FieldType>(field->type()));
@@ -100,7 +99,7 @@ class Counter {
  public:
   explicit Counter(CodedInputStream& in) : in_(in) {}
 
-  // Up to the end of the message, or of the limit that the caller has pushed.
+  // Counts up to the end of the message, or to the limit that the caller has pushed.
   absl::Status Count(const Descriptor& type) {
     std::vector<uint64_t> counts(type.field_count());
     while (const uint32_t tag = in_.ReadTag()) {
@@ -113,7 +112,7 @@ class Counter {
       uint64_t& count = counts[field->index()];
       if (absl::Status status = Enter(*field, tag, count, &elements); !status.ok()) return status;
       count += elements;
-      // A number or a text that is given again replaces the one before; a message is merged into it.
+      // A repeated number or text replaces the previous one; a repeated message is merged.
       const bool accumulates = field->is_repeated() || field->message_type() != nullptr;
       if (accumulates && count > MaxCount(*field)) {
         return absl::InvalidArgumentError(
@@ -128,12 +127,12 @@ class Counter {
     if (++unknown_ > kMaxUnknownFields) {
       return absl::InvalidArgumentError(absl::StrCat("request: more than ", kMaxUnknownFields, " unknown fields"));
     }
-    // Groups nest, and proto3 has none.
+    // Groups nest, but proto3 has none.
     const bool group = WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_START_GROUP;
     return !group && WireFormatLite::SkipField(&in_, tag) ? absl::OkStatus() : Malformed();
   }
 
-  // Goes through a known field's value, the `index`-th of its message; `elements` of a packed one are many.
+  // Enters the value of a known field, the `index`-th in its message; a packed one has many `elements`.
   absl::Status Enter(const FieldDescriptor& field, uint32_t tag, uint64_t index, uint64_t* elements) {
     if (WireFormatLite::GetTagWireType(tag) != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
       return WireFormatLite::SkipField(&in_, tag) ? absl::OkStatus() : Malformed();

@@ -35,7 +35,7 @@ void RequestReader::Run() {
     waiting_.pop_front();
     lock.Unlock();
     read();
-    read = nullptr;  // and the request with it
+    read = nullptr;  // destroys the request too
     lock.Lock();
   }
 }

@@ -18,12 +18,13 @@
 
 namespace ashlar::daemon {
 
-// All but `stopping` belongs to the listener's thread.
+// Only the listener's thread uses this, except for `stopping`.
 struct RpcListener::Impl {
   using ConnectionId = uint64_t;
   static constexpr ConnectionId kListener = 0, kWake = 1, kFirst = 2;
 
-  // `socket` is a second descriptor of what gRPC has: whichever end closes, shuts it down first, and that shows here.
+  // `socket` is a duplicate of gRPC's descriptor. Whichever side closes first shuts the socket down, which is visible
+  // here.
   struct Connection {
     UniqueFd socket;
     uid_t uid = 0;
@@ -61,10 +62,10 @@ struct RpcListener::Impl {
       if (options.refused) options.refused(peer->uid, stranger);
       return;
     }
-    // gRPC closes what it is given, and that number may be used again before its end shows here.
+    // gRPC closes the descriptor that it gets, and the number may be reused before the end is visible here.
     UniqueFd given(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
     const ConnectionId id = next_id++;
-    if (!given.valid() || !Watch(socket.get(), id, 0)) return;  // a hang-up is reported without being asked for
+    if (!given.valid() || !Watch(socket.get(), id, 0)) return;  // a hang-up is always reported
     if (stranger && strangers.size() == kOfStrangers) {
       shutdown(connections.at(*strangers.begin()).socket.get(), SHUT_RDWR);
       Erase(*strangers.begin());
@@ -80,7 +81,7 @@ struct RpcListener::Impl {
     if (found == connections.end()) return;  // erased earlier in this round
     const auto count = count_of_uid.find(found->second.uid);
     if (--count->second == 0) count_of_uid.erase(count);
-    // Closing this end takes it out of the epoll set only when gRPC's is closed, too.
+    // Closing this descriptor removes it from the epoll set only after gRPC's is closed too.
     epoll_ctl(epoll.get(), EPOLL_CTL_DEL, found->second.socket.get(), nullptr);
     connections.erase(found);
     strangers.erase(id);

@@ -22,18 +22,17 @@
 namespace ashlar::daemon {
 namespace {
 
-// The bounds of the connections of one kind. Memory is for messages under way, of all these connections together:
-// beyond it, gRPC resets calls and ends connections of this kind, whosever they are.
+// Limits of one kind of connections. Memory is for messages in flight of all these connections: beyond it, gRPC resets
+// calls and ends connections of this kind, whoever owns them.
 struct Bounds {
   size_t memory;
   size_t request_bytes;
-  int calls_of_a_connection;  // answered at the same time; more wait in the client's gRPC
+  int calls_of_a_connection;  // concurrent calls; further ones wait in the client's gRPC
 };
 constexpr Bounds kOfATenant = {size_t{512} << 20, limits::kMaxRequestBytes, 1024};
 constexpr Bounds kOfStrangers = {size_t{16} << 20, 4096, 8};
 static_assert(kOfATenant.memory >= 8 * kOfATenant.request_bytes, "a tenant's engines do not wait for one another");
-// For last answers to leave. A connection that nobody uses, and whose client therefore does not read, cannot be waited
-// for.
+// Time for the last replies. It is bounded, because the client of an unused connection does not read.
 constexpr storage::Nanos kGoodbye = 100'000'000;
 
 std::unique_ptr<grpc::Server> MakeServer(grpc::Service& service, const Bounds& bounds,
@@ -42,35 +41,35 @@ std::unique_ptr<grpc::Server> MakeServer(grpc::Service& service, const Bounds& b
   builder.SetMaxReceiveMessageSize(static_cast<int>(bounds.request_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(limits::kMaxReplyBytes));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, bounds.calls_of_a_connection);
-  // A compressed message is bounded as it comes, and a thousand times as large when it has been expanded.
+  // The limit on messages applies to compressed bytes, and expansion may enlarge them a thousand times.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.SetResourceQuota(quota);
   builder.RegisterService(&service);
   return builder.BuildAndStart();
 }
 
-// What the servers of one tenant's users share.
+// State shared by the servers of one tenant's users.
 struct TenantFront {
   TenantFront() { quota.Resize(kOfATenant.memory); }
   TenantCalls calls;
   grpc::ResourceQuota quota{"rpc"};
 };
 
-// gRPC for the connections of one user, or of all strangers. It listens nowhere: connections are given to it.
+// gRPC for the connections of one user, or of all unknown users. It does not listen: connections are passed to it.
 struct Front {
   const Bounds* bounds = nullptr;
   const grpc::ResourceQuota* quota = nullptr;
   std::unique_ptr<grpc::Service> service;
-  std::unique_ptr<grpc::Server> server;  // made when first needed
+  std::unique_ptr<grpc::Server> server;  // created when first needed
 };
 
 }  // namespace
 
 struct RpcServer::Impl {
-  // Services are made before any of gRPC's threads, which may not see how a later one was handed to them.
+  // Services are created before any of gRPC's threads, which might not see a service that is passed to them later.
   Impl(const std::map<uid_t, storage::TenantId>& tenant_of_uid, EngineService& service, Metrics& metrics) {
     strangers_quota.Resize(kOfStrangers.memory);
-    // Health is all that strangers get.
+    // Unknown users get only the health service.
     strangers = {&kOfStrangers, &strangers_quota, std::make_unique<v1::Cache::CallbackService>()};
     for (const auto& [user, tenant] : tenant_of_uid) {
       TenantFront& shared = tenants[tenant];
@@ -86,7 +85,7 @@ struct RpcServer::Impl {
     grpc::AddInsecureChannelFromFd(front.server.get(), socket.Release());
   }
 
-  // False: gRPC cannot make a server.
+  // Returns false if gRPC cannot create a server.
   bool Open(Front& front) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (front.server != nullptr) return true;
     front.server = MakeServer(*front.service, *front.bounds, *front.quota);
@@ -103,7 +102,7 @@ struct RpcServer::Impl {
     for (const auto& [service, well] : services) health.SetServingStatus(service, well && serving);
   }
 
-  // All servers that there are. Stop alone ends them.
+  // Returns all existing servers. Only Stop ends them.
   std::vector<grpc::Server*> Servers() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::vector<grpc::Server*> servers;
     if (strangers.server != nullptr) servers.push_back(strangers.server.get());
@@ -114,7 +113,7 @@ struct RpcServer::Impl {
   }
 
   CallsUnderWay calls;
-  std::map<storage::TenantId, TenantFront> tenants;  // nodes do not move: services refer to them
+  std::map<storage::TenantId, TenantFront> tenants;  // a node-based map, because services refer to its elements
   grpc::ResourceQuota strangers_quota{"rpc"};
 
   Mutex mutex;
@@ -175,21 +174,21 @@ void RpcServer::Stop(storage::Nanos grace) {
   {
     MutexLock lock(impl_->mutex);
     impl_->stopping = true;
-    // Of every service, for good; still answered while calls finish.
+    // Sets all services to not serving for good; health calls are answered while other calls finish.
     for (grpc::Server* server : impl_->Servers()) server->GetHealthCheckService()->Shutdown();
   }
   impl_->calls.Close(grace);
   impl_->listener = nullptr;
-  std::vector<grpc::Server*> servers;  // no more are made
+  std::vector<grpc::Server*> servers;  // no more are created
   {
     MutexLock lock(impl_->mutex);
     servers = impl_->Servers();
   }
   const auto goodbye = std::chrono::system_clock::now() + std::chrono::nanoseconds(kGoodbye);
   for (grpc::Server* server : servers) server->Shutdown(goodbye);
-  MutexLock lock(impl_->mutex);  // the loop may be telling their health
+  MutexLock lock(impl_->mutex);  // the loop may be updating their health
   impl_->fronts.clear();
-  impl_->strangers.server = nullptr;  // before the service that it calls
+  impl_->strangers.server = nullptr;  // ended before the service that it calls
   impl_->strangers = {};
 }
 

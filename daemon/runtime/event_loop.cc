@@ -17,7 +17,7 @@ namespace {
 using storage::Nanos;
 using storage::TenantId;
 
-// Of a closure that takes no time by the clock: to take it from the queue and to wake somebody takes some.
+// Minimum cost of a closure: dequeuing it and waking a thread take time.
 constexpr Nanos kLeastCost = 1'000;
 
 }  // namespace
@@ -51,7 +51,7 @@ bool EventLoop::HasRoom(TenantId tenant, size_t times) const {
   const size_t own = found == requests_.end() ? 0 : found->second;
   if (tenant == storage::kNoTenant) return own < times * daemons_room_;
   if (own < times * own_room_) return true;
-  size_t shared = 0;  // that is taken
+  size_t shared = 0;  // time in use
   for (const auto& [other, waiting] : requests_) {
     if (other != storage::kNoTenant) shared += waiting - std::min(waiting, times * own_room_);
   }
@@ -63,7 +63,7 @@ void EventLoop::Push(TenantId tenant, Item item) {
   waiting_.Push(tenant, std::move(item));
 }
 
-// Not while a timer is due, or the thread waits for its turn: one caller after another could keep them waiting.
+// False while a timer is due or the thread waits for its turn, so that callers cannot delay them.
 bool EventLoop::MayRunHere(Nanos now) const {
   return started_ && !stopping_ && !running_ && !thread_waits_ && waiting_.empty() && now < next_due_;
 }
@@ -82,7 +82,7 @@ bool EventLoop::Take(TenantId tenant, Item item, size_t times, On on) {
     return true;
   }
   Push(tenant, std::move(item));
-  const bool seen = running_;  // by whoever runs: he looks when he is done
+  const bool seen = running_;  // the running thread checks again when it has finished
   lock.Unlock();
   if (!seen) wake_.NotifyOne();
   return true;
@@ -144,7 +144,7 @@ void EventLoop::Measured(Nanos took) {
   times_.longest = std::max(times_.longest, took);
 }
 
-// Runs one closure, or one slice of cut work; the rest of cut work precedes all other work of its tenant.
+// Runs one closure, or one slice of divided work; the rest of divided work precedes all other work of its tenant.
 void EventLoop::Run(Nanos begin, TenantId tenant, Item item) {
   running_ = true;
   mutex_.Unlock();
@@ -154,7 +154,7 @@ void EventLoop::Run(Nanos begin, TenantId tenant, Item item) {
   const Nanos took = clock_.Now() - begin;
   mutex_.Lock();
   running_ = false;
-  // The rest has been admitted: it takes nobody's room.
+  // The rest was already admitted and takes no further place.
   if (!done) waiting_.PushFront(tenant, {Class::kCompletion, std::move(item.work)});
   waiting_.Charge(tenant, std::max(took, kLeastCost));
   Measured(took);
@@ -179,7 +179,7 @@ void EventLoop::QueueDueTimers(Nanos now) {
   }
 }
 
-// Timers are looked at between any two closures, so that a full queue cannot keep deadlines from passing.
+// Checks timers between closures, so that a full queue does not delay deadlines.
 bool EventLoop::ServeOne() {
   const Nanos now = clock_.Now();
   QueueDueTimers(now);

@@ -13,7 +13,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// Read by the signal's handler. Writing as much as this to a pipe that poll calls writable does not block.
+// Read by the signal handler. Writing this much to a pipe that poll reports as writable does not block.
 char last_line[PIPE_BUF];
 size_t last_line_bytes = 0;
 int exit_status = 0;

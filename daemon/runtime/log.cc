@@ -27,7 +27,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// Lines that wait for stderr, of at most kMaxLineBytes each.
+// Queued lines for stderr, each of at most kMaxLineBytes.
 constexpr size_t kQueueLines = 4096;
 constexpr size_t kMaxLineBytes = 8192;
 
@@ -54,11 +54,11 @@ constexpr char kJsonPattern[] = R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ","level":"%l",
 constexpr char kAuditTextPattern[] = "%Y-%m-%dT%H:%M:%S.%fZ audit %v";
 constexpr char kAuditJsonPattern[] = R"({"time":"%Y-%m-%dT%H:%M:%S.%fZ","level":"info","logger":"audit",%v})";
 
-// Writes each line to stderr with one call. Not through stdio, whose lock would block every other user of stderr while
-// nobody reads it.
+// Writes each line to stderr with one system call. Not through stdio, whose lock would block all other users of stderr
+// if nothing reads it.
 class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
-  // Counts lines that were dropped before they got here, for a line about them; null: none are.
+  // Counts lines that were dropped before they reached this sink, for a line about them; null if none can be.
   explicit StderrSink(std::shared_ptr<spdlog::details::thread_pool> pool) : pool_(std::move(pool)) {}
 
   uint64_t flushes() const { return flushes_; }
@@ -82,7 +82,7 @@ class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
     for (size_t at = 0; at < line.size();) {
       const ssize_t written = write(STDERR_FILENO, line.data() + at, line.size() - at);
       if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) return;  // nobody can be told
+      if (written <= 0) return;  // there is no way to report it
       at += static_cast<size_t>(written);
     }
   }
@@ -96,7 +96,7 @@ class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
 struct LogState {
   LogState() { Make(); }
 
-  // (Again) makes both loggers, over the pool if there is one.
+  // Creates both loggers (again), over the pool if there is one.
   void Make() {
     sink = std::make_shared<StderrSink>(pool);
     logger = MakeOne("ashlard", sink, json_lines ? kJsonPattern : kTextPattern);
@@ -116,8 +116,8 @@ struct LogState {
   }
 
   spdlog::level::level_enum level = spdlog::level::info;
-  std::shared_ptr<spdlog::details::thread_pool> pool;  // with the log's thread; null: callers write
-  std::shared_ptr<StderrSink> sink;                    // the logger's
+  std::shared_ptr<spdlog::details::thread_pool> pool;  // has the log's thread; null if callers write
+  std::shared_ptr<StderrSink> sink;                    // owned by the logger
   std::shared_ptr<spdlog::logger> logger, audit;
 
   Mutex mutex;
@@ -134,7 +134,7 @@ void WriteLine(spdlog::logger& logger, spdlog::level::level_enum level, std::str
   if (line.size() > kMaxLineBytes) {
     const size_t cut = line.size() - kMaxLineBytes;
     line.resize(kMaxLineBytes);
-    // JSON that is cut would be none.
+    // Truncated JSON would be invalid.
     line = json_lines ? FormatLogLine(true, "log line truncated", {{"begins", line}, {"cut_bytes", cut}})
                       : absl::StrCat(line, "… (", cut, " bytes cut)");
   }
@@ -161,7 +161,7 @@ std::string Json(absl::string_view text) {
   return nlohmann::json(std::string(text)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// Bare where that is unambiguous, else in quotes.
+// Without quotes if that is unambiguous, otherwise quoted.
 std::string Text(absl::string_view text) {
   const bool bare = !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
     return absl::ascii_isgraph(c) && c != '"' && c != '=' && c != '\\';
@@ -169,13 +169,13 @@ std::string Text(absl::string_view text) {
   return bare ? std::string(text) : absl::StrCat("\"", absl::CHexEscape(text), "\"");
 }
 
-// Protobuf writes a line of its own to stderr for every text that is no UTF-8: as often as a sender likes, and in the
-// midst of JSON.
+// Protobuf writes its own line to stderr for every text that is not UTF-8, as often as a sender likes and between lines
+// of JSON.
 void TakeProtobufsWords(google::protobuf::LogLevel level, const char*, int, const std::string& words) {
   Log(level == google::protobuf::LOGLEVEL_FATAL ? LogLevel::kError : LogLevel::kDebug, "protobuf", {{"says", words}});
 }
 
-// gRPC, too, would write to stderr, and its threads wait there.
+// gRPC would also write to stderr, and its threads would block there.
 void TakeGrpcsWords(gpr_log_func_args* words) {
   const LogLevel level = words->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
                          : words->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo

@@ -27,9 +27,9 @@ struct Address {
 
 UniqueFd ListenAt(const addrinfo& at) {
   UniqueFd socket(::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  // SO_REUSEADDR: a daemon that starts again does not wait for the connections of the one before to be erased.
-  // TCP_NODELAY: the kernel passes it on to accepted sockets. Without it the last part of an answer that takes several
-  // segments waits for the acknowledgement of those before, which the other end delays by 40 ms.
+  // SO_REUSEADDR: a restarted daemon need not wait until old connections have expired. TCP_NODELAY: accepted sockets
+  // inherit it. Without it, the last part of a reply of several segments waits for the acknowledgement of the others,
+  // which the peer delays by 40 ms.
   const int yes = 1;
   if (!socket.valid() || setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
       setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes) != 0 ||

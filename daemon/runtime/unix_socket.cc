@@ -32,7 +32,7 @@ sockaddr_un AddressOf(const std::string& path) {
   return address;
 }
 
-// 0: someone accepts connections there; otherwise connect's errno.
+// Returns 0 if a process accepts connections there, otherwise connect's errno.
 int Probe(const std::string& path, int type) {
   UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid()) return errno;
@@ -41,7 +41,8 @@ int Probe(const std::string& path, int type) {
   return errno;
 }
 
-// A file that this user alone can open. It may be anybody's who may write to the folder, or a link to one's own file.
+// Requires a file that only this user can open. Anyone with write access to the folder may have created it, or a link
+// to one of their own files.
 absl::Status CheckLockFile(const std::string& path, int file, const struct stat& opened) {
   if (!S_ISREG(opened.st_mode) || opened.st_nlink > 1) {
     return absl::FailedPreconditionError(absl::StrCat(path, ": is not a lock file; remove it"));
@@ -57,13 +58,13 @@ absl::Status CheckLockFile(const std::string& path, int file, const struct stat&
   return absl::OkStatus();
 }
 
-// Opens and locks the file. The last holder of the lock may have removed the file before this process got the lock:
+// Opens and locks the file. The last holder of the lock may have removed the file before this process got the lock;
 // then it opens the new file.
 absl::StatusOr<UniqueFd> Lock(const std::string& path) {
   constexpr std::chrono::milliseconds kInterval{10};
   const auto deadline = std::chrono::steady_clock::now() + PathClaim::kPatience;
   for (;;) {
-    // O_NONBLOCK: a pipe of that name is refused, not waited for.
+    // O_NONBLOCK: a pipe with that name is refused, not waited for.
     UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, kLockMode));
     struct stat opened {};
     if (!file.valid() || fstat(file.get(), &opened) != 0) {
@@ -103,7 +104,7 @@ absl::StatusOr<PathClaim> PathClaim::Take(const std::string& path, int type) {
   }
   if (!S_ISSOCK(found.st_mode)) return absl::AlreadyExistsError(absl::StrCat(path, ": exists and is not a socket"));
   const int answer = Probe(path, type);
-  // EAGAIN: alive with a full backlog. EPROTOTYPE: alive, of another type.
+  // EAGAIN: alive with a full backlog. EPROTOTYPE: alive with another type.
   if (answer != ECONNREFUSED) {
     return absl::AlreadyExistsError(absl::StrCat(path, ": another process is listening here (",
                                                  answer == 0 ? "it answers" : std::strerror(answer), ")"));
@@ -112,7 +113,7 @@ absl::StatusOr<PathClaim> PathClaim::Take(const std::string& path, int type) {
   return claim;
 }
 
-// Removed before it is unlocked, so that nobody locks a file that has no name any more and believes to have the claim.
+// Removed before it is unlocked, so that no process locks a file without a name and believes to hold the claim.
 PathClaim::~PathClaim() {
   if (lock_.valid()) unlink(lock_path_.c_str());
 }
@@ -172,7 +173,7 @@ void AcceptSome(Listener& listener, const std::function<void(UniqueFd)>& admit) 
   const auto accept = [&listener] {
     return UniqueFd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   };
-  if (!listener.spare.valid()) listener.spare = OpenSpare();  // lost when another thread took the last one
+  if (!listener.spare.valid()) listener.spare = OpenSpare();  // lost if another thread took the last descriptor
   for (int accepted = 0; accepted < kAcceptedPerTurn; ++accepted) {
     UniqueFd socket = accept();
     if (socket.valid()) {
@@ -218,7 +219,7 @@ absl::StatusOr<Datagram> Receive(int socket) {
     if (errno == EAGAIN) return absl::UnavailableError("nothing to receive");
     return absl::OutOfRangeError("the peer closed the socket");
   }
-  // Descriptors are taken into ownership before anything is judged: whatever comes of the message, none leaks.
+  // Descriptors are owned before anything is checked, so that none leaks.
   for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -235,7 +236,7 @@ absl::StatusOr<Datagram> Receive(int socket) {
   if ((header.msg_flags & MSG_CTRUNC) != 0) {
     return absl::InvalidArgumentError("message: the kernel dropped descriptors; expected at most the allowed number");
   }
-  // The kernel pads ancillary data: one or two descriptors more than allowed may fit in.
+  // The kernel pads ancillary data, so one or two descriptors more than allowed may fit.
   if (datagram.descriptors.size() > limits::kMaxDescriptorsPerMessage) {
     return absl::InvalidArgumentError(
         absl::StrCat("message: too many descriptors; expected at most ", limits::kMaxDescriptorsPerMessage));

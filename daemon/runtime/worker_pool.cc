@@ -152,7 +152,7 @@ void WorkerPool::RunJob(TenantId tenant, size_t thread) {
   ++busy_;
   const bool more = !queue_.empty();
   mutex_.Unlock();
-  if (more) wake_.NotifyOne();  // to run the next, or to watch whether this one takes too long
+  if (more) wake_.NotifyOne();  // to run the next one, or to watch the duration of this one
   job.work();
   job.work = nullptr;
   const auto took = std::chrono::steady_clock::now() - begun;

@@ -23,8 +23,8 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr size_t kMaxNodeName = 64;
-constexpr size_t kMaxChain = 16;   // certificates that a peer may send: each costs time to read
-constexpr int kSecurityLevel = 2;  // keys of 112 bits or more, as OpenSSL counts, and no SHA-1
+constexpr size_t kMaxChain = 16;   // certificates accepted from a peer, because each takes time to read
+constexpr int kSecurityLevel = 2;  // keys of 112 bits or more by OpenSSL's count, and no SHA-1
 
 template <typename T, void (*kFree)(T*)>
 struct Free {
@@ -46,12 +46,12 @@ Bio Reader(absl::string_view text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-// Keys with a passphrase are not for daemons; without this, OpenSSL asks on the terminal.
+// Keys with a passphrase are not supported. Without this callback, OpenSSL asks on the terminal.
 int NoPassphrase(char*, int, int, void*) {
   return 0;
 }
 
-// The certificates of `pem` in order, at most `most`. INVALID_ARGUMENT when one cannot be read, or more follow.
+// Returns the certificates of `pem` in order, at most `most`. INVALID_ARGUMENT if one cannot be read or there are more.
 absl::StatusOr<std::vector<Certificate>> ReadCertificates(absl::string_view pem, size_t most) {
   std::vector<Certificate> read;
   const Bio bio = Reader(pem);
@@ -61,7 +61,7 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(absl::string_view pem,
     if (read.size() == most) return Invalid("too many certificates; expected at most ", most);
     read.push_back(std::move(next));
   }
-  // At the end there is no further block; a block that is cut off or damaged is another error.
+  // At the end there is no further block; a truncated or damaged block is another error.
   const unsigned long error = ERR_peek_last_error();
   ERR_clear_error();
   if (ERR_GET_LIB(error) != ERR_LIB_PEM || ERR_GET_REASON(error) != PEM_R_NO_START_LINE) {
@@ -89,7 +89,7 @@ Refusal RefusalOf(int error) {
   }
 }
 
-// A text of a certificate. Empty where it has a zero byte, which a C string would end at.
+// Returns a text of a certificate; empty if it contains a zero byte, which would end a C string.
 std::string TextOf(const ASN1_STRING* text) {
   unsigned char* utf8 = nullptr;
   const int size = ASN1_STRING_to_UTF8(&utf8, text);
@@ -99,7 +99,7 @@ std::string TextOf(const ASN1_STRING* text) {
   return copy.find('\0') == std::string::npos ? copy : "";
 }
 
-// The subject's one common name; empty where there is none, or several.
+// Returns the subject's only common name; empty if there is none or several.
 std::string CommonName(const X509* certificate) {
   const X509_NAME* subject = X509_get_subject_name(certificate);
   const int first = X509_NAME_get_index_by_NID(subject, NID_commonName, -1);
@@ -107,7 +107,7 @@ std::string CommonName(const X509* certificate) {
   return TextOf(X509_NAME_ENTRY_get_data(X509_NAME_get_entry(subject, first)));
 }
 
-// The one URI among the subject's alternative names; empty where there is none, or several.
+// Returns the only URI among the subject's alternative names; empty if there is none or several.
 std::string OneUri(const X509* certificate) {
   const Names names(static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
   std::string uri;

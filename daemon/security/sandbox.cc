@@ -25,7 +25,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// Rights that the headers of Debian 12 do not know.
+// Rights that the headers of Debian 12 do not define.
 constexpr uint64_t kTruncate = uint64_t{1} << 14;
 constexpr uint64_t kReadRights = LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR;
 constexpr uint64_t kFileRights =
@@ -38,7 +38,7 @@ constexpr uint64_t kOtherRights = LANDLOCK_ACCESS_FS_EXECUTE | LANDLOCK_ACCESS_F
                                   LANDLOCK_ACCESS_FS_MAKE_FIFO | LANDLOCK_ACCESS_FS_MAKE_BLOCK |
                                   LANDLOCK_ACCESS_FS_MAKE_SYM;  // granted nowhere
 
-// Rights that this version of the kernel's interface knows.
+// Returns the rights that this version of the kernel's interface knows.
 uint64_t Known(long abi) {
   uint64_t known = kWriteRights | kOtherRights;
   if (abi < 2) known &= ~uint64_t{LANDLOCK_ACCESS_FS_REFER};
@@ -65,7 +65,7 @@ std::string FolderOf(const std::string& path) {
 }
 
 #ifdef ASHLAR_SECCOMP
-// By name: a processor that has no such call needs no rule.
+// By name: a processor architecture without the call needs no rule.
 constexpr const char* kRefused[] = {
     // programs and processes
     "execve", "execveat", "fork", "vfork",
@@ -84,7 +84,7 @@ constexpr const char* kRefused[] = {
     "setdomainname", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "stime",
     // keys
     "add_key", "request_key", "keyctl"};
-constexpr int kSockets[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};  // that there may be; netlink: of RDMA and links
+constexpr int kSockets[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};  // allowed families; netlink is for RDMA and links
 
 absl::Status Fill(scmp_filter_ctx filter) {
   const auto failed = [](int error, absl::string_view what) {
@@ -96,7 +96,8 @@ absl::Status Fill(scmp_filter_ctx filter) {
     if (call == __NR_SCMP_ERROR) continue;  // libseccomp is older than the call
     if (int error = seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), call, 0); error != 0) return failed(error, name);
   }
-  // A new thread is no new process. clone3 keeps its flags where a filter cannot look: the C library then takes clone.
+  // A new thread is not a new process. A filter cannot see the flags of clone3, so clone3 is refused and the C library
+  // uses clone.
   const scmp_arg_cmp no_thread{.arg = 0, .op = SCMP_CMP_MASKED_EQ, .datum_a = CLONE_THREAD, .datum_b = 0};
   if (int error = seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(clone), 1, no_thread); error != 0) {
     return failed(error, "clone");
@@ -104,12 +105,12 @@ absl::Status Fill(scmp_filter_ctx filter) {
   if (int error = seccomp_rule_add(filter, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3), 0); error != 0) {
     return failed(error, "clone3");
   }
-  constexpr int kFamilies = 64;  // more than there are
+  constexpr int kFamilies = 64;  // more than exist
   for (int family = 0; family < kFamilies; ++family) {
     bool known = false;
     for (const int each : kSockets) known |= each == family;
     if (known) continue;
-    // The kernel takes an int, so the upper half of the register says nothing.
+    // The kernel takes an int, so the upper half of the register is ignored.
     const scmp_arg_cmp is_it{
         .arg = 0, .op = SCMP_CMP_MASKED_EQ, .datum_a = 0xffffffff, .datum_b = static_cast<scmp_datum_t>(family)};
     if (int error = seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(socket), 1, is_it); error != 0) {

@@ -38,12 +38,12 @@ absl::string_view View(grpc::string_ref text) {
   return {text.data(), text.size()};
 }
 
-// The key and its certificates, in memory alone, under a path that gRPC's provider reads when it likes. A new pair
-// takes the place of the old one under the same path at once. The provider reads the path twice, for key and
-// certificates, and again when the time of modification differs between: every pair has a time of its own.
+// Key and certificates in memory only, under a path that gRPC's provider reads at any time. A new pair atomically
+// replaces the old one under the same path. The provider reads the path twice, for key and certificates, and repeats if
+// the modification time has changed in between: so every pair has its own time.
 class PairFile {
  public:
-  // False: no memory, or no descriptor.
+  // Returns false without memory or descriptors.
   bool Put(const std::string& cert, const std::string& key) {
     UniqueFd next(memfd_create("ashlar-tls", MFD_CLOEXEC));
     const std::string text = absl::StrCat(key, "\n", cert);
@@ -66,7 +66,7 @@ class PairFile {
 
 }  // namespace
 
-// The state of verifiers, which live as long as connections.
+// State of verifiers, which live as long as connections.
 struct Judge {
   std::shared_ptr<const Trust> trust() const {
     MutexLock lock(mutex);
@@ -83,15 +83,15 @@ struct Judge {
 
 namespace {
 
-// gRPC's own verification is off: it runs once for a session that is resumed many times, and says nothing of its
-// reasons. This one judges every connection.
+// gRPC's own verification is off: it runs once for a session that is resumed many times, and does not report reasons.
+// This one judges every connection.
 class Verifier final : public ExternalCertificateVerifier {
  public:
-  // `node`: who the other end must be, of a channel; empty: of a server, any member.
+  // `node`: required peer of a channel; empty for a server, which accepts any member.
   Verifier(std::shared_ptr<Judge> judge, std::string node) : judge_(std::move(judge)), node_(std::move(node)) {
     HandOver(this);
   }
-  ~Verifier() override { TakeOver(this); }  // on a thread of gRPC
+  ~Verifier() override { TakeOver(this); }  // on a gRPC thread
 
   bool Verify(TlsCustomVerificationCheckRequest* request, std::function<void(grpc::Status)>,
               grpc::Status* status) override {
@@ -112,7 +112,7 @@ class Verifier final : public ExternalCertificateVerifier {
       *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, verdict.why);
     }
     HandOver(this);
-    return true;  // decided here
+    return true;  // decided synchronously
   }
   void Cancel(TlsCustomVerificationCheckRequest*) override {}
 
@@ -151,7 +151,7 @@ struct Tls::Impl {
     term_seconds = term.seconds;
     return absl::OkStatus();
   }
-  // A certificate's chain stands behind it in its file.
+  // A certificate's chain follows it in its file.
   static size_t EndOfFirst(const std::string& pem) {
     constexpr absl::string_view kEnd = "-----END CERTIFICATE-----";
     const size_t end = pem.find(kEnd.data(), 0, kEnd.size());
@@ -166,7 +166,7 @@ struct Tls::Impl {
     return absl::OkStatus();
   }
 
-  // On the thread. Authorities go first: a new pair may be signed by a new one.
+  // On the thread. Authorities are loaded first, because a new one may have signed the new pair.
   void Look() {
     absl::StatusOr<Files> files = Read();
     if (!files.ok()) return Complain(files.status());
@@ -220,7 +220,7 @@ struct Tls::Impl {
   std::atomic<uint64_t> reloads{0};
   std::atomic<int64_t> term_ends{0}, term_seconds{0};  // of the pair in use
 
-  Files taken, last_read;  // the thread's, as below, once it runs
+  Files taken, last_read;  // used only by the thread once it runs; so are the fields below
   PairFile pair;
   std::string complaint;
 
@@ -244,7 +244,7 @@ absl::StatusOr<std::unique_ptr<Tls>> Tls::Open(Options options, std::function<bo
   if (absl::Status status = impl->TakePair(*files); !status.ok()) return status;
   impl->taken = impl->last_read = *std::move(files);
   const std::string path = impl->pair.path();
-  constexpr unsigned kSeconds = 1;  // the least that it takes
+  constexpr unsigned kSeconds = 1;  // gRPC's minimum
   impl->provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(path, path, kSeconds);
   return std::unique_ptr<Tls>(new Tls(std::move(impl)));
 }
@@ -265,7 +265,7 @@ Tls::~Tls() {
 std::shared_ptr<grpc::ServerCredentials> Tls::OfServer() const {
   grpc::experimental::TlsServerCredentialsOptions options(impl_->provider);
   impl_->Fill(options, "");
-  // One without a certificate gets as far as the verifier, which says so.
+  // A peer without a certificate reaches the verifier, which reports it.
   options.set_cert_request_type(GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_BUT_DONT_VERIFY);
   return grpc::experimental::TlsServerCredentials(options);
 }

@@ -24,8 +24,8 @@ namespace {
 
 constexpr uint64_t kMaxFileBytes = std::numeric_limits<off_t>::max();
 
-// Another file description of the same memfd. The one that memfd_create makes will not do for anybody: the kernel does
-// not count it among the writers that a lease asks about.
+// Opens another file description of the same memfd. The original one of memfd_create is not given out, because the
+// kernel does not count it among the writers that a lease checks.
 UniqueFd OpenAgain(const UniqueFd& memfd) {
   return UniqueFd(open(absl::StrCat("/proc/self/fd/", memfd.get()).c_str(), O_RDWR | O_CLOEXEC));
 }
@@ -70,7 +70,7 @@ absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64
               .charge = *std::move(charge)};
   UniqueFd engines = OpenAgain(made);
   struct stat file;
-  // A lease is lent for an instant. Should somebody open the file in it, the signal must be a harmless one.
+  // The lease is held for an instant. If a process opens the file meanwhile, the signal must be a harmless one.
   if (!block.memfd->valid() || !engines.valid() || fstat(made.get(), &file) != 0 ||
       fcntl(block.memfd->get(), F_SETSIG, SIGURG) != 0) {
     return absl::ErrnoToStatus(errno, "cannot reopen the memfd");
@@ -92,7 +92,7 @@ absl::StatusOr<HostedMemory::Adopted> HostedMemory::Adopt(storage::TenantId tena
               .uses = 1,
               .adopted = true,
               .charge = std::move(charge)};
-  // The lock is the description's that the engine has: it lasts as long as that is open or mapped.
+  // The lock belongs to the description that the engine has: it lasts as long as that is open or mapped.
   if (!block.memfd->valid() || fstat(memfd.get(), &file) != 0 || fcntl(block.memfd->get(), F_SETSIG, SIGURG) != 0 ||
       flock(memfd.get(), LOCK_SH | LOCK_NB) != 0) {
     return absl::ResourceExhaustedError(
@@ -116,7 +116,7 @@ std::unique_ptr<HostedMemory::Use> HostedMemory::Find(storage::TenantId tenant, 
   MutexLock lock(mutex_);
   Block* there = nullptr;
   std::unique_ptr<Use> use = FindLocked(tenant, file.st_dev, file.st_ino, &there);
-  // By another description of the engine's, perhaps: each one that is registered is a holder.
+  // The engine may use another description: each registered one is a holder.
   if (use != nullptr && use->adopted()) flock(memfd.get(), LOCK_SH | LOCK_NB);
   return use;
 }
@@ -166,21 +166,21 @@ void HostedMemory::Sweep() {
   for (Block& block : forsaken) GiveBack(std::move(block));
 }
 
-// A lease for writing is granted only where no other file description of the file is open for writing. The kernel
-// refuses it for other reasons, too: then the block counts as held, and stays charged. Of an engine's own memfd the
-// description that it was made with is not counted: that one is locked.
+// A write lease is granted only if no other file description has the file open for writing. If the kernel refuses it
+// for another reason, the block counts as held and stays charged. The original description of an engine's own memfd is
+// not counted; that one is locked.
 bool HostedMemory::HeldByOthers(const Block& block) {
   const int memfd = block.memfd->get();
   if (block.adopted) {
     if (flock(memfd, LOCK_EX | LOCK_NB) != 0) return true;
     flock(memfd, LOCK_UN);
   }
-  if (fcntl(memfd, F_SETLEASE, F_WRLCK) != 0) return !block.adopted || errno != EACCES;  // of another user's file
+  if (fcntl(memfd, F_SETLEASE, F_WRLCK) != 0) return !block.adopted || errno != EACCES;  // another user's file
   fcntl(memfd, F_SETLEASE, F_UNLCK);
   return false;
 }
 
-// Emptied in any case: a descriptor for reading alone, opened from the engine's, would keep the pages, too.
+// Always emptied: a read-only descriptor, opened from the engine's, would also keep the pages.
 void HostedMemory::GiveBack(Block block) {
   fallocate(block.memfd->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(block.bytes));
   block.memfd = nullptr;

@@ -16,7 +16,7 @@ bool BeginsWith(const NamespaceId& ns, absl::string_view prefix) {
 
 void ModelRegistry::Remember(storage::TenantId tenant, std::shared_ptr<const Model> model) {
   const size_t layout_bytes = MemoryOf(model->layout);
-  std::deque<Opened> gone;  // after the lock
+  std::deque<Opened> gone;  // destroyed after the lock
   MutexLock lock(mutex_);
   std::deque<Opened>& opened = opened_[tenant];
   const auto again = std::ranges::find_if(opened, [&](const Opened& other) { return other.model->ns == model->ns; });
@@ -38,7 +38,7 @@ void ModelRegistry::Remember(storage::TenantId tenant, std::shared_ptr<const Mod
 }
 
 void ModelRegistry::Erase(storage::TenantId tenant) {
-  std::deque<Opened> gone;  // after the lock
+  std::deque<Opened> gone;  // destroyed after the lock
   MutexLock lock(mutex_);
   const auto opened = opened_.find(tenant);
   if (opened != opened_.end()) gone.swap(opened->second);

@@ -47,23 +47,23 @@ absl::Status CheckCost(const v1::CostModel& cost) {
   return absl::OkStatus();
 }
 
-// Of keys on their way into pages: unrotated ones stay what they are.
+// Rotation of keys on their way into pages; unrotated keys stay as they are.
 kernels::Rotation RotationOf(const AttentionLayer& layer) {
   if (layer.stored == StoredKeys::kUnrotated) return {};
   return kernels::RotationOf(layer.rope);
 }
 
-// One layer's keys, values, or scales of either, as the engine declares them.
+// One layer's keys, values, or scales of either, as declared by the engine.
 struct Plane {
-  std::string field;  // the layer's
+  std::string field;  // of the layer
   uint32_t group;
   const char* offset;
-  const char* head_stride;  // names of the fields that place it
+  const char* head_stride;  // names of the fields with its strides
   uint32_t element_bytes;
   RowArray rows;
 };
 
-// Keys, values, and where the layer has scales, those of keys and of values.
+// Keys and values; with scales also those of keys and of values.
 absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::PagedLayer& paged,
                                             const AttentionLayer& layer, const Pages::Group& group) {
   const auto array = [&](uint64_t offset, uint64_t row_bytes, uint64_t page, uint64_t token, uint64_t head) {
@@ -97,7 +97,7 @@ absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::
   return planes;
 }
 
-// Checks one plane by itself.
+// Checks one plane alone.
 absl::Status CheckPlane(const Plane& plane, const Region& region) {
   const auto& [pages, tokens, heads] = plane.rows.dimensions;
   const auto& [field, group, offset, head_stride, element, rows] = plane;
@@ -110,7 +110,7 @@ absl::Status CheckPlane(const Plane& plane, const Region& region) {
   return absl::OkStatus();
 }
 
-// Returns checked planes in the kernels' form, whose strides are in elements. `scales` may be null.
+// Returns checked planes in the kernels' form, with strides in elements. `scales` may be null.
 kernels::PagedSlots SlotsOf(const Plane& plane, const Plane* scales, DType dtype, const Region& region) {
   const auto strides = [](const Plane& of) {
     std::array<int64_t, 3> in_elements;
@@ -146,8 +146,8 @@ storage::PagedRows RowsOf(uint32_t index, const AttentionLayer& layer, const std
   return rows;
 }
 
-// Checks that no two of all layers' planes share memory: a landing would write one over the other. Each plane by itself
-// has been checked before.
+// Checks that no two planes of all layers share memory: a landing would overwrite one with the other. Each plane has
+// been checked alone.
 absl::Status CheckApart(std::span<const Plane> planes) {
   std::vector<RowArray> rows;
   for (const Plane& plane : planes) rows.push_back(plane.rows);
@@ -158,14 +158,14 @@ absl::Status CheckApart(std::span<const Plane> planes) {
   return Invalid(later.field, ".", later.offset, ": rows overlap those of ", earlier.field, ".", earlier.offset);
 }
 
-// Bytes that pages of some planes have in common: page p has [begin + p × stride, end + p × stride).
+// Bytes that the pages of several planes share: page p has [begin + p × stride, end + p × stride).
 struct PageBytes {
   absl::uint128 begin, end;
   uint64_t stride, pages;
-  size_t plane;  // the last of them, as they were declared
+  size_t plane;  // last of these planes in declaration order
 };
 
-// Checks that where rows of two planes share memory, page p of the one meets page p of the other alone.
+// Checks that if rows of two planes share memory, page p of one overlaps only page p of the other.
 absl::Status CheckPageByPage(std::span<const Plane> planes) {
   std::vector<PageBytes> all;
   for (size_t i = 0; i < planes.size(); ++i) {
@@ -198,7 +198,7 @@ absl::Status CheckPageByPage(std::span<const Plane> planes) {
   return overlap ? refuse(std::max(joined[overlap->first].plane, joined[overlap->second].plane)) : absl::OkStatus();
 }
 
-// Of layers whose groups have their pages in common: rows of one group lie apart.
+// For layers whose groups share pages: rows of one group must not overlap.
 absl::Status CheckCommonPages(std::span<const Plane> planes, size_t groups) {
   if (CheckApart(planes).ok()) return absl::OkStatus();
   for (uint32_t group = 0; group < groups; ++group) {
@@ -213,11 +213,11 @@ absl::Status InField(absl::string_view field, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(field, ": ", status.message()));
 }
 
-// The part of the request's layout that a shard has, which nobody else has opened.
+// Returns the shard's part of the request's layout, if it is not open yet.
 absl::StatusOr<std::shared_ptr<const Layout>> ReadLayout(const NamespaceId& ns, const TensorShard& shard,
                                                          const v1::OpenModelRequest& request, OpenLayouts& layouts,
                                                          const std::shared_ptr<Budget>& budget) {
-  // Charges for the memory of reading, beside the request.
+  // Charges the memory for reading, besides the request.
   const absl::StatusOr<Budget::Charge> reading = Budget::Take(budget, 2 * request.layout().size());
   if (!reading.ok()) return InField("layout", reading.status());
   absl::StatusOr<Layout> whole = DecodeLayout(request.layout());
@@ -325,7 +325,7 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
   if (request.allocate() && request.pages() > limits::kMaxAllocatedPages) {
     return Invalid("pages: too many; expected at most ", limits::kMaxAllocatedPages, " to be allocated");
   }
-  // An engine's own memory is its own: only what the daemon made is there for as long as somebody holds its pages.
+  // An engine's own memory is its own: only memory created by the daemon stays while a process holds its pages.
   if (request.allocate() && region->block() == 0) return Invalid("allocate: requires a hosted region");
   std::shared_ptr<Pages> pages(new Pages(std::move(model), std::move(region)));
   if (absl::Status status = pages->ReadGroups(request); !status.ok()) return status;
@@ -362,7 +362,7 @@ absl::StatusOr<std::vector<size_t>> Pages::Divide(size_t entries, std::span<cons
     return std::vector<size_t>{0, entries};
   }
   std::vector<size_t> tables(groups_.size() + 1);
-  if (group_pages.empty() && entries == 0) return tables;  // nothing is to be written
+  if (group_pages.empty() && entries == 0) return tables;  // nothing to write
   if (group_pages.size() != groups_.size()) {
     return Invalid("group_pages: ", group_pages.size(), " tables for ", groups_.size(), " groups");
   }
@@ -376,7 +376,7 @@ absl::StatusOr<std::vector<size_t>> Pages::Divide(size_t entries, std::span<cons
 std::vector<storage::PagedRows> Pages::RowsIn(const std::vector<int32_t>& page_table,
                                               std::span<const size_t> tables) const {
   std::vector<storage::PagedRows> rows = rows_;
-  if (!declared_groups_) return rows;  // all of it
+  if (!declared_groups_) return rows;  // all rows
   for (size_t i = 0; i < rows.size(); ++i) {
     rows[i].keys.page_table = rows[i].values.page_table = page_table.data() + tables[group_of_[i]];
   }

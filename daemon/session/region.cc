@@ -25,13 +25,14 @@ uint64_t InWholePages(uint64_t bytes) {
   return (bytes + kPageOfFile - 1) / kPageOfFile * kPageOfFile;
 }
 
-// Leaves no page behind the end of a memfd, where the engine could have allocated some (FALLOC_FL_KEEP_SIZE), for ever.
+// Frees all pages after the end of a memfd, which the engine could have allocated (FALLOC_FL_KEEP_SIZE) and which would
+// never be freed.
 absl::Status CutBehindEnd(int memfd) {
   constexpr auto kEnd = static_cast<uint64_t>(std::numeric_limits<off_t>::max());
   if ((fcntl(memfd, F_GET_SEALS) & F_SEAL_GROW) == 0 && fcntl(memfd, F_ADD_SEALS, F_SEAL_GROW) != 0) {
     return absl::InvalidArgumentError("register_region.descriptor: cannot be sealed with F_SEAL_GROW");
   }
-  struct stat file;  // as long as it stays now
+  struct stat file;  // unchanged from now on
   const uint64_t end = fstat(memfd, &file) == 0 ? InWholePages(static_cast<uint64_t>(file.st_size)) : kEnd;
   if (end >= kEnd) return absl::InvalidArgumentError("register_region.descriptor: fstat failed");
   if (fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(end),

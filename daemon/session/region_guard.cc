@@ -30,7 +30,7 @@ uffdio_range RangeOf(std::byte* data, uint64_t bytes) {
 }  // namespace
 
 std::shared_ptr<RegionGuard> RegionGuard::Make() {
-  // Only faults of programs, not of the kernel: that needs no privilege.
+  // Only faults in user mode, which need no privilege.
   UniqueFd faults(static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY)));
   UniqueFd stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   uffdio_api api{};
@@ -94,12 +94,12 @@ void RegionGuard::GiveUp(std::byte* page) {
   MutexLock lock(mutex_);
   const auto next = guarded_.upper_bound(page);
   Guarded* const region = next == guarded_.begin() ? nullptr : std::prev(next)->second;
-  if (region == nullptr || page >= region->data_ + region->bytes_) return;  // whoever waited there has gone
+  if (region == nullptr || page >= region->data_ + region->bytes_) return;  // the faulting threads have gone
   if (!region->lost_.exchange(true)) {
     region->replaced_ = mmap(region->data_, region->bytes_, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
   }
-  // Where so much memory cannot even be promised, each call under way gets what it touches.
+  // If so much memory cannot even be reserved, each call in flight gets the pages that it touches.
   uffdio_zeropage zero{};
   zero.range = RangeOf(page, kPageBytes);
   if (!region->replaced_ && ioctl(faults_.get(), UFFDIO_ZEROPAGE, &zero) == 0) return;

@@ -15,11 +15,11 @@ struct Step {
   int64_t count;
 };
 
-// A plane, or what is left of it inside one step of its outer dimensions.
+// A plane, or the rest of it inside one step of its outer dimensions.
 struct Nest {
   int64_t begin;
   int64_t row_bytes;
-  std::span<const Step> steps;  // that are really taken, from the largest stride to the smallest
+  std::span<const Step> steps;  // dimensions with more than one step, largest stride first
 
   int64_t end() const {
     int64_t end = begin + row_bytes;
@@ -30,7 +30,7 @@ struct Nest {
   Nest Inner() const { return {begin, row_bytes, steps.subspan(1)}; }
 };
 
-// `room` holds the steps.
+// `room` stores the steps.
 Nest NestOf(const RowArray& array, std::array<Step, 3>& room) {
   size_t taken = 0;
   for (const RowArray::Dimension& d : array.dimensions) {
@@ -49,7 +49,7 @@ bool Overlap(Nest a, Nest b) {
   if (a.end() <= b.begin || b.end() <= a.begin) return false;
   const int64_t stride = std::max(a.stride(), b.stride());
   if (stride == 0) return true;  // two rows
-  // Steps i of a and j of b are taken together: what is inside them meets or not by j − i alone.
+  // Steps i of a and j of b: whether their contents overlap depends only on j − i.
   int64_t first = 0, last = 0;
   if (a.stride() == stride) {
     first = 1 - a.steps.front().count;
@@ -61,7 +61,7 @@ bool Overlap(Nest a, Nest b) {
   }
   first = std::max(first, FloorDivide(a.begin - b.end(), stride) + 1);
   last = std::min(last, FloorDivide(a.end() - 1 - b.begin, stride));
-  // Of what fits into one stride two neighbours at most can meet. More: the planes step differently.
+  // If everything fits in one stride, at most two neighbours can overlap. More means that the planes step differently.
   if (last - first > 1) return true;
   for (int64_t step = first; step <= last; ++step) {
     if (Overlap(a, Nest{b.begin + step * stride, b.row_bytes, b.steps})) return true;
@@ -69,9 +69,9 @@ bool Overlap(Nest a, Nest b) {
   return false;
 }
 
-// Finds two planes of many that overlap. Planes that interleave mostly take the same outer steps: then one step of each
-// plane, all laid into one stride, tells them apart everywhere. So sorting separates the planes, once for each
-// dimension; only planes that meet in this way are compared two by two.
+// Finds two overlapping planes among many. Interleaved planes mostly have the same outer steps: then one step of each
+// plane, reduced to one stride, decides for all steps. So sorting separates the planes, once per dimension; only planes
+// that overlap in this way are compared pairwise.
 class OverlapSearch {
  public:
   using Pair = std::pair<size_t, size_t>;
@@ -84,14 +84,14 @@ class OverlapSearch {
   std::optional<Pair> Run() { return Among(planes_); }
 
  private:
-  // A plane, or what a part of it looks like inside one stride; of one plane there may be several.
+  // A plane, or its projection into one stride; a plane may have several.
   struct Piece {
     Nest nest;
     size_t plane;
     int64_t begin() const { return nest.begin; }
   };
 
-  // Returns two of the pieces' planes that overlap.
+  // Returns two overlapping planes among the pieces.
   std::optional<Pair> Among(std::vector<Piece> pieces) {
     std::ranges::sort(pieces, {}, &Piece::begin);
     for (size_t first = 0, next; first < pieces.size(); first = next) {
@@ -105,12 +105,12 @@ class OverlapSearch {
     return std::nullopt;
   }
 
-  // Ascending, their ranges without a gap.
+  // Sorted, with ranges without gaps.
   std::optional<Pair> AmongThatMeet(std::span<const Piece> pieces) {
     int64_t stride = 0;
     for (const Piece& piece : pieces) stride = std::max(stride, piece.nest.stride());
-    if (stride == 0) return TwoByTwo(pieces);  // rows that touch
-    // Strides of all sorts take one step off a plane or two at a time.
+    if (stride == 0) return TwoByTwo(pieces);  // touching rows
+    // With very different strides, each call strips only one or two planes.
     if (laid_ < pieces.size()) return TwoByTwo(pieces);
     laid_ -= pieces.size();
     std::vector<Piece> inside;
@@ -120,7 +120,7 @@ class OverlapSearch {
       if (nest.end() - nest.begin > stride) return TwoByTwo(pieces);
       inside.push_back({nest, piece.plane});
       if (nest.end() <= stride) continue;
-      nest.begin -= stride;  // its end stands at the stride's begin
+      nest.begin -= stride;  // its end wraps to the start of the stride
       inside.push_back({nest, piece.plane});
     }
     return Among(std::move(inside));
@@ -146,7 +146,7 @@ class OverlapSearch {
 
   std::vector<std::array<Step, 3>> steps_;
   std::vector<Piece> planes_;
-  size_t laid_, compared_;  // the pieces and pairs that may still be looked at
+  size_t laid_, compared_;  // remaining limits on pieces and pairs
 };
 
 }  // namespace

@@ -48,7 +48,7 @@ absl::StatusOr<uint64_t> Session::AddModel(std::shared_ptr<const Model> model) {
 }
 
 absl::StatusOr<uint64_t> Session::AddPages(uint64_t model, std::shared_ptr<const Pages> pages) {
-  decltype(pages_)::node_type before;  // goes after the lock, and what it keeps mapped with it
+  decltype(pages_)::node_type before;  // destroyed after the lock, with the mapping that it keeps
   MutexLock lock(mutex_);
   if (cleared_) return Ended();
   const auto opened = models_.find(model);
@@ -60,7 +60,7 @@ absl::StatusOr<uint64_t> Session::AddPages(uint64_t model, std::shared_ptr<const
 }
 
 void Session::RemoveModel(uint64_t handle) {
-  decltype(models_)::node_type model;  // go after the lock
+  decltype(models_)::node_type model;  // destroyed after the lock
   decltype(pages_)::node_type pages;
   MutexLock lock(mutex_);
   model = models_.extract(handle);
@@ -89,7 +89,7 @@ std::shared_ptr<Region> Session::RemoveRegion(uint64_t handle) {
   if (found == regions_.end()) return nullptr;
   std::shared_ptr<Region> region = std::move(found->second);
   regions_.erase(found);
-  // `region` is held here, so that no region is unmapped, and no callback runs, under the lock.
+  // `region` is held here, so that no region is unmapped and no callback runs under the lock.
   std::erase_if(pages_, [&](const auto& entry) { return entry.second->region() == region; });
   return region;
 }

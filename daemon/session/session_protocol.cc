@@ -36,7 +36,7 @@ SessionProtocol::Reply Error(const absl::Status& status) {
   return Encode(ErrorReply(status));
 }
 
-// Adds a descriptor to a reply. If it cannot be sent now, the peer is told to try again.
+// Adds a descriptor to a reply. If it cannot be sent now, the peer is told to retry.
 SessionProtocol::Reply With(UniqueFd descriptor, SessionProtocol::Reply reply) {
   reply.descriptor = std::move(descriptor);
   reply.otherwise = Error;
@@ -56,13 +56,13 @@ absl::StatusOr<T> InField(absl::string_view field, absl::StatusOr<T> result) {
   return absl::Status(result.status().code(), absl::StrCat(field, ": ", result.status().message()));
 }
 
-// A region's holds on other objects, released in this order.
+// A region's references to other objects, released in this order.
 struct Holding {
-  std::unique_ptr<HostedMemory::Use> hosted;  // null: the engine's own memory, with pages of its own
+  std::unique_ptr<HostedMemory::Use> hosted;  // null: the engine's own memory with its own pages
   Budget::Charge number, bytes;
 };
 
-// A region as a session keeps it.
+// Returns the region as a session keeps it.
 std::shared_ptr<Region> Kept(std::shared_ptr<Region> region, Holding holding, const Session& session,
                              EventLoop& mappings) {
   if (holding.hosted != nullptr && !holding.hosted->adopted()) region->SetBlock(holding.hosted->block());
@@ -79,13 +79,13 @@ absl::Status TooManyWaitForPages() {
   return absl::ResourceExhaustedError("register_region: too many requests are waiting for pages; try again");
 }
 
-// Nothing is copied between the two memories but whole objects, between tiers.
+// Only whole objects are copied between host and GPU memory, between tiers.
 absl::Status OnlyOnGpu(absl::string_view request) {
   return absl::FailedPreconditionError(
       absl::StrCat(request, ".on_gpu: a session with a region on a GPU must have all regions on that GPU"));
 }
 
-// Has the engine's objects come to the GPU's tier from now on, before it learns of its region.
+// From now on places the engine's objects in the GPU's tier; done before it learns of its region.
 SessionProtocol::Respond Seated(SessionServices& services, const std::shared_ptr<Session>& session,
                                 const SessionServices::Seat& seat, SessionProtocol::Respond respond) {
   return [&services, session, seat, respond = std::move(respond)](SessionProtocol::Reply reply) {
@@ -99,13 +99,13 @@ SessionProtocol::Respond Seated(SessionServices& services, const std::shared_ptr
   };
 }
 
-// Gives a session the engine's own memory.
+// Adds the engine's own memory to a session.
 void AddRegion(Session& session, std::shared_ptr<Region> region, const SessionProtocol::Respond& respond) {
   const auto handle = session.AddRegion(std::move(region));
   respond(handle.ok() ? RegionReply(*handle) : Error(handle.status()));
 }
 
-// Regions that a session is given. The same, unless the peer never hears of it: then it ends.
+// Adds a region to a session and returns it to the peer. If the reply is never sent, the session ends.
 SessionProtocol::Reply GivenRegion(HostedMemory& hosted, std::shared_ptr<Session> session, uint64_t handle,
                                    UniqueFd descriptor, uint64_t gpu_bytes = 0) {
   SessionProtocol::Reply reply = With(std::move(descriptor), RegionReply(handle, gpu_bytes));
@@ -230,7 +230,7 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
   if (absl::Status room = RoomBesideForsaken(); !room.ok()) return respond(Error(room));
   auto mapped = Region::Register(descriptors[0], bytes);
   if (!mapped.ok()) return respond(Error(mapped.status()));
-  // Memory whose pages the daemon has taken is charged to the tenant as long as anybody holds it.
+  // Memory with pages from the daemon is charged to the tenant while a process holds it.
   Holding holding{.hosted = services_.hosted.Find(session_->about().tenant, descriptors[0]),
                   .number = *std::move(number)};
   const auto [file_bytes, missing_bytes] = (*mapped)->Measure();
@@ -254,7 +254,7 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
   if (!posted) respond(Error(TooManyWaitForPages()));
 }
 
-// Its pages are the daemon's: they are charged as those of hosted memory are.
+// Its pages come from the daemon, so they are charged like hosted memory.
 void SessionProtocol::RegisterUntouched(std::shared_ptr<Region> region, const UniqueFd& memfd, Budget::Charge number,
                                         uint64_t bytes, Respond respond) {
   const uint64_t charged = ChargedFor(bytes);
@@ -281,7 +281,7 @@ void SessionProtocol::RegisterUntouched(std::shared_ptr<Region> region, const Un
   if (!posted) respond(Error(TooManyWaitForPages()));
 }
 
-// Dropped regions that a tenant still holds take descriptors, as its regions do.
+// Dropped regions that a tenant still holds count against its descriptors, as its regions do.
 absl::Status SessionProtocol::RoomBesideForsaken() const {
   const Budget& number = *tenant_.regions.number;
   if (number.taken() + services_.hosted.Forsaken(tenant_.id) <= number.limit()) return absl::OkStatus();
@@ -297,7 +297,7 @@ void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
   if (!number.ok()) return respond(Error(number.status()));
   auto charge = InField("host_region.bytes", Budget::TakeHere(budgets.bytes, ChargedFor(bytes)));
   if (!charge.ok()) return respond(Error(charge.status()));
-  // Reserving much memory takes long; meanwhile this thread has to notice deaths.
+  // Reserving much memory takes long, and this thread must notice the deaths of engines meanwhile.
   const HostedMemory::Owner owner{tenant_.id, tenant_.regions.bytes,
                                   HostedMemory::kBlocksPerSession * tenant_.max_sessions};
   const bool posted = services_.mappings.Post(tenant_.id, [&services = services_, session = session_, owner, bytes,
@@ -344,7 +344,7 @@ absl::Status SessionProtocol::MayBeNear(absl::string_view request) const {
   return session_->far().all ? OnlyOnGpu(request) : absl::OkStatus();
 }
 
-// The driver may take long; meanwhile this thread has to notice deaths.
+// The driver may take long, and this thread must notice the deaths of engines meanwhile.
 void SessionProtocol::RegisterOnGpu(uint64_t bytes, const std::string& gpu, std::vector<UniqueFd> descriptors,
                                     Respond respond) {
   if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));

@@ -27,8 +27,8 @@
 namespace ashlar::daemon {
 namespace {
 
-// Connections that have said nothing yet, and connections that were refused: so many of each, for so long. An engine
-// says hello at once. Neither kind takes the place of a session.
+// Bounds for connections without a message yet, and for refused connections: number and time. An engine says hello
+// immediately. Neither kind takes the place of a session.
 constexpr size_t kMaxWaiting = 64;
 constexpr storage::Nanos kPatience = 2'000'000'000;
 constexpr int kIdlePollMillis = 1000;
@@ -36,7 +36,7 @@ constexpr const char* kSocketName = "session";
 
 using ConnectionId = uint64_t;
 
-// Replies on their way from any thread to the server's. Outlives the server while someone may still reply.
+// Replies from any thread to the server's thread. Outlives the server while a reply may come.
 class Mailbox {
  public:
   struct Letter {
@@ -68,10 +68,10 @@ class Mailbox {
   std::vector<Letter> letters_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Becomes readable when the process dies. Invalid where the kernel cannot tell (another pid namespace): the socket's
-// end must do then.
+// Becomes readable when the process dies. Invalid if the kernel cannot tell (another pid namespace); then the end of
+// the socket decides.
 UniqueFd OpenPidfd(int socket, pid_t pid) {
-  constexpr int kSoPeerPidfd = 77;  // Linux 6.5: immune to a pid that was used again
+  constexpr int kSoPeerPidfd = 77;  // Linux 6.5: not affected by reused pids
   int fd = -1;
   socklen_t size = sizeof fd;
   if (getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &fd, &size) == 0) return UniqueFd(fd);
@@ -81,17 +81,17 @@ UniqueFd OpenPidfd(int socket, pid_t pid) {
 struct Connection {
   UniqueFd socket;
   UniqueFd pidfd;
-  std::unique_ptr<SessionProtocol> protocol;  // null: refused
-  // Waits until the peer has read the descriptor before: one that does not read keeps only itself from another one.
+  std::unique_ptr<SessionProtocol> protocol;  // null if refused
+  // Waits until the peer has read the previous descriptor: a peer that does not read only delays itself.
   std::optional<SessionProtocol::Reply> held;
   storage::Nanos accepted = 0;
 };
 
 }  // namespace
 
-// Everything but the atomics and the mailbox belongs to the server's thread.
+// Only the server's thread uses this, except for the atomics and the mailbox.
 struct SessionServer::Impl {
-  // The subject of an epoll event: the low bit tells a connection's pidfd from its socket.
+  // The subject of an epoll event: the low bit distinguishes a connection's pidfd from its socket.
   static constexpr uint64_t kListener = 0, kMailbox = 1;
   static uint64_t SocketTag(ConnectionId id) { return id << 1; }
   static uint64_t PidfdTag(ConnectionId id) { return id << 1 | 1; }
@@ -124,7 +124,7 @@ struct SessionServer::Impl {
   const std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
   MonotonicClock clock;
   std::map<ConnectionId, Connection> connections;
-  std::set<ConnectionId> silent, refused;  // of those; all others are sessions. Oldest first
+  std::set<ConnectionId> silent, refused;  // oldest first; all other connections are sessions
   UnreadDescriptors unread;
   storage::Nanos swept = 0;
   ConnectionId next_id = 1;
@@ -163,7 +163,7 @@ void SessionServer::Impl::Dispatch(uint64_t tag, uint32_t events) {
   if ((tag & 1) != 0) return Close(id, "the process exited");
   if ((events & EPOLLIN) != 0) return Read(id);
   if ((events & (EPOLLHUP | EPOLLERR)) != 0) return Close(id, "the socket was closed");
-  // Room to write came: the peer has read something.
+  // The socket is writable again: the peer has read something.
   std::optional<SessionProtocol::Reply>& held = connections.at(id).held;
   if (held.has_value() && !unread.Holds(id)) Deliver({id, *std::exchange(held, std::nullopt)});
 }
@@ -193,7 +193,8 @@ void SessionServer::Impl::Admit(UniqueFd socket) {
   silent.insert(id);
 }
 
-// The answer lies ready before the peer says hello. Closing at once would make its hello fail before it reads that.
+// The reply is sent before the peer says hello. Closing immediately would make its hello fail before it reads the
+// reply.
 void SessionServer::Impl::Refuse(UniqueFd socket, const absl::Status& why) {
   if (!Send(socket.get(), SessionProtocol::Goodbye(why).bytes).ok()) return;
   MakeWayIn(refused);
@@ -203,8 +204,8 @@ void SessionServer::Impl::Refuse(UniqueFd socket, const absl::Status& why) {
   refused.insert(id);
 }
 
-// Closes the connection that has waited longest: a flood of connections passes by the engine that is about to say
-// hello.
+// Closes the connection that has waited longest, so that a flood of connections does not block an engine that is about
+// to say hello.
 void SessionServer::Impl::MakeWayIn(const std::set<ConnectionId>& waiting) {
   if (waiting.size() == kMaxWaiting) Close(*waiting.begin(), "too many connections without a hello");
 }
@@ -258,13 +259,13 @@ void SessionServer::Impl::Deliver(Mailbox::Letter letter) {
     Watch(socket, SocketTag(letter.to), EPOLLOUT | EPOLLET, EPOLL_CTL_MOD);
     return;
   }
-  // A peer that does not read its answers fills its buffer only by breaking the protocol.
+  // The buffer of a peer fills only if it breaks the protocol and does not read its replies.
   if (!Say(letter.to, letter.reply).ok()) return Close(letter.to, "cannot send a reply");
   if (letter.reply.close) return Close(letter.to, "session refused, or protocol error");
   Watch(socket, SocketTag(letter.to), EPOLLIN, EPOLL_CTL_MOD);
 }
 
-// Sends a reply, or what it says instead where its descriptor cannot be sent now.
+// Sends a reply, or its replacement if its descriptor cannot be sent now.
 absl::Status SessionServer::Impl::Say(ConnectionId id, SessionProtocol::Reply& reply) {
   const Connection& connection = connections.at(id);
   const int socket = connection.socket.get();
@@ -281,7 +282,7 @@ absl::Status SessionServer::Impl::Say(ConnectionId id, SessionProtocol::Reply& r
 
 void SessionServer::Impl::Close(ConnectionId id, const char* reason) {
   const auto found = connections.find(id);
-  // First of all: an engine that still finds the socket open after it has read its tuples may trust what it read.
+  // Done first: an engine that still finds the socket open after it has read its tuples may trust them.
   shutdown(found->second.socket.get(), SHUT_RDWR);
   const SessionProtocol* protocol = found->second.protocol.get();
   if (protocol != nullptr && protocol->session() != nullptr) services.table.Close(protocol->session(), reason);

@@ -13,7 +13,7 @@ namespace ashlar::daemon {
 std::string RandomSecret() {
   std::string secret(kSecretBytes, '\0');
   while (getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
-    // Only a signal before the pool is seeded can interrupt so short a request.
+    // Only a signal before the pool is seeded can interrupt such a short request.
   }
   return secret;
 }
@@ -44,8 +44,8 @@ void SessionTable::Close(const std::shared_ptr<Session>& session, std::string re
     const auto found = sessions_.find(session->about().secret);
     if (found != sessions_.end()) found->second.ended = true;
   }
-  // First ends the leases and reservations, for which others wait. The closure that opens the session may still be
-  // queued: this one comes behind it.
+  // First ends the leases and reservations that others wait for. The closure that opens the session may still be
+  // queued; this one follows it.
   loop_.PostCompletion(session->about().tenant,
                        [this, session, memory = session->memory(), reason = std::move(reason)](storage::Slice& slice) {
                          return CloseOnLoop(session, memory, reason, slice);

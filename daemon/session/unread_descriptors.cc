@@ -12,8 +12,8 @@
 namespace ashlar::daemon {
 namespace {
 
-// Returns whether the other end of a Unix socket has not read all messages. The kernel counts a message by its memory;
-// of a message that is being read it still counts a byte while it wakes the writers.
+// Returns whether the peer of a Unix socket has unread messages. The kernel counts a message by its memory; while it
+// wakes the writers it still counts a byte of the message being read.
 bool Unread(int socket) {
   constexpr int kLeastMessage = 128;
   int bytes = 0;

@@ -25,12 +25,12 @@ namespace fs = std::filesystem;
 
 constexpr absl::string_view kDamaged = "records.damaged-";
 
-// A file or folder of the tier, by its name in the folder `in`. Not valid: there is none.
+// Opens a file or folder of the tier by its name in the folder `in`. Invalid if it does not exist.
 absl::StatusOr<UniqueFd> Narrow(const std::string& path, int in, const std::string& name) {
   UniqueFd file(openat(in, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info {};
   if (!file.valid() || fstat(file.get(), &info) != 0) {
-    if (errno == ENOENT) return UniqueFd();  // RocksDB's own files come and go
+    if (errno == ENOENT) return UniqueFd();  // RocksDB creates and removes files
     if (errno == ELOOP) return storage::IsLink(path);
     return storage::DiskError(errno, absl::StrCat("cannot open ", path));
   }
@@ -40,7 +40,7 @@ absl::StatusOr<UniqueFd> Narrow(const std::string& path, int in, const std::stri
   return storage::DiskError(errno, absl::StrCat("cannot set the mode of ", path));
 }
 
-// A folder with all of its files.
+// Opens a folder with all of its files.
 absl::Status NarrowAll(const std::string& path, int in, const std::string& name) {
   absl::StatusOr<UniqueFd> folder = Narrow(path, in, name);
   if (!folder.ok()) return folder.status();
@@ -62,7 +62,7 @@ absl::Status NarrowAll(const std::string& path, int in, const std::string& name)
   return absl::OkStatus();
 }
 
-// Those that were set aside before, the oldest first: their names say when.
+// Folders that were set aside before, oldest first: their names contain the time.
 std::vector<fs::path> SetAsideBefore(const std::string& folder) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -119,7 +119,7 @@ absl::StatusOr<std::string> SetAside(const std::string& folder, std::time_t now)
   std::error_code error;
   std::string target = absl::StrCat(folder, "/", kDamaged, date);
   for (int i = 1; fs::exists(target, error); ++i) target = absl::StrCat(folder, "/", kDamaged, date, "-", i);
-  // The oldest is removed first: on a full disk its room is needed.
+  // The oldest is removed first, because a full disk needs its space.
   const std::vector<fs::path> before = SetAsideBefore(folder);
   for (size_t i = 0; i + kSetAsideKept <= before.size(); ++i) fs::remove_all(before[i], error);
   fs::rename(RecordsFolder(folder), target, error);

@@ -90,7 +90,7 @@ absl::StatusOr<SsdDisk> OpenSsdDisk(const v1::Config& config, storage::Executor&
                        absl::DataLossError(absl::StrCat(status.message(), "; to start empty, rename or remove ",
                                                         RecordsFolder(folder), ", or set ssd.on_damage: set_aside")));
     }
-    disk = {};  // closed, before it is renamed
+    disk = {};  // closed before it is renamed
     const absl::StatusOr<std::string> name = SetAside(folder, std::time(nullptr));
     if (!name.ok()) return WithField(folder, name.status());
     Log(LogLevel::kError, "the disk index is damaged; it was renamed, and the tier starts empty",

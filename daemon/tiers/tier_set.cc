@@ -17,7 +17,7 @@ namespace {
 using storage::TenantId;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
-constexpr int kSlowestRetry = 5;  // seconds between attempts to open the disk
+constexpr int kSlowestRetry = 5;  // in seconds, between attempts to open the disk
 constexpr size_t kAdoptedAtOnce = 1024;
 constexpr const char* kDiskThread = "disk";
 constexpr std::chrono::seconds kDestructorPatience{1};
@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<storage::MemoryTier>> MakeMemory(const v1::Config
 }
 
 storage::ArenaOptions ArenasFrom(const v1::Dram& dram, std::span<const kernels::Gpu* const> gpus) {
-  // All GPUs reach as much as the first.
+  // All GPUs can access what the first one can.
   storage::ArenaOptions options{
       .huge_pages = dram.huge_pages(), .lock = dram.lock(), .gpu = gpus.empty() ? nullptr : gpus.front()};
   using Mode = storage::NumaPolicy::Mode;
@@ -91,7 +91,7 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
   return set;
 }
 
-// Behind StopDisk, or where the daemon cannot start: then an attempt to open the disk may hang.
+// Called after StopDisk, or if the daemon cannot start: then an attempt to open the disk may hang.
 TierSet::~TierSet() {
   if (!StopDisk(kDestructorPatience)) static_cast<void>(io_.release());
 }
@@ -124,7 +124,7 @@ void TierSet::PrepareArenas() {
   for (size_t tenant = 0; tenant < tenants_; ++tenant) PrepareArena(static_cast<TenantId>(tenant));
 }
 
-// One after the other; the next one where the last one was made.
+// Prepares arenas one after the other, each where the last one was created.
 void TierSet::PrepareArena(TenantId tenant) {
   const storage::TierUsage here = dram_->Usage(tenant);
   const uint64_t below = ssd_ == nullptr ? 0 : ssd_->Usage(tenant).used_bytes;
@@ -134,7 +134,7 @@ void TierSet::PrepareArena(TenantId tenant) {
   const auto made = [this, tenant, arena] {
     if (dram_->Prepared(tenant, arena).ok()) PrepareArena(tenant);
   };
-  // Where the thread takes no more, the next allocation makes it.
+  // If the thread's queue is full, the next allocation creates it.
   arenas_->Run(
       tenant, [arena] { arena->MakeAhead(); }, made);
 }
@@ -167,7 +167,7 @@ void TierSet::Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache) {
   records_ = std::move(opened->records);
   set_aside_ += opened->set_aside ? 1 : 0;
   ssd_->Attach(std::move(opened->tier));
-  // A million objects would hold engines up for a second.
+  // Many objects are recovered in steps: a million would delay engines by a second.
   auto recovered = std::make_shared<std::vector<storage::SsdTier::Recovered>>(std::move(opened->recovered));
   cache.Adopt({}, !recovered->empty());
   for (size_t first = 0; first < recovered->size(); first += kAdoptedAtOnce) {

@@ -6,13 +6,13 @@
 namespace ashlar::daemon {
 namespace {
 
-// A look-up waits for much less; what answers so late is ill, unless it is far away.
+// A lookup waits for much less. A peer that replies so late is faulty, unless it is distant.
 constexpr storage::Nanos kCallTimeout = 1'000'000'000, kLongestCall = 5'000'000'000;
 
 }  // namespace
 
 void PeerChannels::Update(const std::vector<std::shared_ptr<const Member>>& members) {
-  std::map<uint64_t, std::shared_ptr<PeerClient>> ended;  // after the lock: this waits for their callbacks
+  std::map<uint64_t, std::shared_ptr<PeerClient>> ended;  // destroyed after the lock, because it waits for callbacks
   {
     MutexLock lock(mutex_);
     ended = std::exchange(clients_, {});
@@ -79,7 +79,7 @@ void PeerChannels::Renew(const Member& member, PeerRenew renew, PeerCalls::Done<
   client->Renew(std::move(renew), std::move(done));
 }
 
-// Where the node has gone, the leases have ended with the connection.
+// If the node has gone, the leases have ended with the connection.
 void PeerChannels::Close(const Member& member, std::vector<PeerLease> leases, std::function<void(absl::Status)> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
   if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));

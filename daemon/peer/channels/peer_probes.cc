@@ -17,7 +17,7 @@ void PeerProbes::Tick() {
     Probe& probe = probes_[member->node];
     if (probe.under_way || probe.not_before > now) continue;
     probe.under_way = true;
-    // To renew a lease that the node has never granted changes nothing there.
+    // Renewing a lease that the node has never granted changes nothing there.
     asker_.Renew(*member, {.leases = {PeerLease{}}, .lease_ms = 1},
                  [this, node = member->node](const absl::StatusOr<std::vector<uint32_t>>& reply) {
                    loop_.PostCompletion(storage::kNoTenant,
@@ -26,7 +26,7 @@ void PeerProbes::Tick() {
   }
 }
 
-// A refusal is an answer, too.
+// A refusal is a reply too.
 void PeerProbes::Ended(const std::string& node, const absl::Status& status) {
   if (status.ok() || WhatFailed(status) != CallFailure::kNode) rates_.Healed(node);
   probes_[node] = {.under_way = false, .not_before = clock_.Now() + kPause};

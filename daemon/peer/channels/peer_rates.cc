@@ -10,8 +10,8 @@
 namespace ashlar::daemon {
 namespace {
 
-// Of a copy over a connection that is new, in round trips: two handshakes, the request, and TCP's window, which begins
-// with ten segments and doubles with each round trip.
+// Cost of a copy over a new connection, in round trips: two handshakes, the request, and TCP's window, which starts at
+// ten segments and doubles per round trip.
 constexpr double kConnecting = 8, kFirstWindow = 14'000;
 
 }  // namespace
@@ -69,7 +69,7 @@ void PeerRates::Moved(const std::string& node, uint64_t bytes, storage::Nanos no
   rate.link_nanos += took;
   rate.measured_nanos += took;
   const double kept = std::min({1.0, kLinkBytes / std::max(rate.link_bytes, 1.0), kLinkNanos / rate.link_nanos});
-  // A connection and TCP's first windows say nothing of the link.
+  // Connection setup and TCP's first windows say nothing about the link.
   const double windows = std::log2(1 + static_cast<double>(rate.under_way) / kFirstWindow);
   const double least = kLeastNanos + (kConnecting + windows) * static_cast<double>(rate.answers.Late());
   rate.link_known |= rate.link_bytes >= kLinkBytes / 4 || rate.measured_nanos >= least;

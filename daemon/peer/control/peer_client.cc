@@ -44,10 +44,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const PeerClient::Options& options, c
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  // A channel makes one connection: when to try again, and with which certificate, is decided here.
+  // A channel makes one connection; the client decides when to retry and with which certificate.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // The handshake asks for this name: gRPC's server logs an error where no certificate of its own is called so.
+  // The handshake uses this name; without it gRPC's server logs an error that no certificate has the name.
   if (tls != nullptr) arguments.SetSslTargetNameOverride(options.node);
   arguments.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxPeerReplyBytes));
   arguments.SetMaxSendMessageSize(static_cast<int>(limits::kMaxPeerRequestBytes));
@@ -58,7 +58,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const PeerClient::Options& options, c
 }  // namespace
 
 struct PeerClient::Impl {
-  // One connection, from its greeting to its end. Ended deletes it when gRPC is done with it.
+  // One connection, from its greeting to its end. Ended deletes it when gRPC has finished with it.
   class Greeting final : public grpc::ClientReadReactor<v1::PeerGreeting> {
    public:
     explicit Greeting(Impl& client) : client_(client), channel_(MakeChannel(client.options, client.tls)) {
@@ -66,7 +66,7 @@ struct PeerClient::Impl {
       Write(client.options.self, &request_);
     }
     void Start() {
-      // A peer that takes the connection and says nothing is given up.
+      // A silent peer times out.
       HandOver(&client_);
       silence_.Set(In(client_.options.timeout), [&client = client_, this](bool fired) {
         TakeOver(&client);
@@ -114,14 +114,14 @@ struct PeerClient::Impl {
     auto next = std::make_unique<Greeting>(*this);
     MutexLock lock(mutex);
     if (stopping) return;
-    busy += 2;  // its end, and that of its alarm
+    busy += 2;  // its end, and the end of its alarm
     greeting = next.release();
     greeting->Start();
   }
 
-  // False: its answer is refused.
+  // Returns false if the reply is refused.
   bool Welcomed(Greeting& from, const v1::PeerGreeting& answer) {
-    if (from.welcomed) return true;  // a later version may say more
+    if (from.welcomed) return true;  // a later version may send more messages
     absl::StatusOr<PeerHello> hello = Read(answer);
     if (hello.ok() && hello->node != options.node) {
       refusals.Add(Refusal::kWrongNode, options.node, absl::StrCat("node: the peer calls itself ", hello->node));
@@ -137,11 +137,11 @@ struct PeerClient::Impl {
       if (stopping) return false;
       from.welcomed = true;
       retry_in = options.first_retry;
-      // Handshakes of TCP and TLS, and the greeting: a first idea of how long an answer takes.
+      // Handshakes of TCP and TLS, and the greeting, give a first estimate of the reply time.
       if (answers.mean() == 0) answers.Answered((SteadyNow() - from.began) / kTripsOfAGreeting);
     }
     Log(LogLevel::kInfo, "peer connected", {{"peer", options.node}, {"address", options.address}});
-    // Calls are taken before anybody is told, so that `here` may call.
+    // Calls are accepted before `here` is called, so that it may call.
     if (options.here) options.here(*hello);
     return true;
   }
@@ -153,7 +153,7 @@ struct PeerClient::Impl {
       MutexLock lock(mutex);
       was_here = from.welcomed;
       greeting = nullptr;
-      // A greeting that was refused there is refused again, whatever is tried: the log says so once.
+      // A refused greeting will be refused again, so it is logged only once.
       const std::string text(status.message());
       if (!stopping && (was_here || text != last_error)) {
         Log(was_here ? LogLevel::kInfo : LogLevel::kWarning, was_here ? "peer disconnected" : "peer handshake failed",
@@ -166,7 +166,7 @@ struct PeerClient::Impl {
     if (!stopping) {
       const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
       ++busy;
-      retry = std::make_unique<grpc::Alarm>();  // the former one's callback may be running still
+      retry = std::make_unique<grpc::Alarm>();  // the former one's callback may still be running
       HandOver(this);
       retry->Set(In(static_cast<storage::Nanos>(static_cast<double>(retry_in) * jitter)), [this](bool fired) {
         TakeOver(this);
@@ -177,7 +177,7 @@ struct PeerClient::Impl {
       retry_in = std::min(2 * retry_in, options.longest_retry);
     }
     last_channel.swap(former);
-    former = nullptr;  // while the later one is there
+    former = nullptr;  // the later one replaces it
     delete &from;
     Release();
   }
@@ -195,7 +195,7 @@ struct PeerClient::Impl {
   };
   using Method = class v1::Peer::Stub::async;
 
-  // `read` makes the answer from the reply.
+  // `read` converts the reply into the result.
   template <typename Request, typename Reply, typename Result>
   void Start(std::shared_ptr<Call<Request, Reply>> call,
              void (Method::*method)(grpc::ClientContext*, const Request*, Reply*, std::function<void(grpc::Status)>),
@@ -230,7 +230,7 @@ struct PeerClient::Impl {
     }
     if (!refused.ok()) done(refused);
   }
-  // A call that waits for something at the peer says nothing of the way there.
+  // A call that waits for work at the peer does not measure the link.
   void Measure(const grpc::Status& status, storage::Nanos began) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const storage::Nanos now = SteadyNow();
     if (status.ok()) answers.Answered(now - began);
@@ -249,17 +249,17 @@ struct PeerClient::Impl {
 
   mutable Mutex mutex;
   CondVar idle;
-  Greeting* greeting ABSL_GUARDED_BY(mutex) = nullptr;  // its own owner
+  Greeting* greeting ABSL_GUARDED_BY(mutex) = nullptr;  // owns itself
   bool stopping ABSL_GUARDED_BY(mutex) = false;
-  size_t busy ABSL_GUARDED_BY(mutex) = 0;  // callbacks that are still to come
+  size_t busy ABSL_GUARDED_BY(mutex) = 0;  // callbacks still to come
   std::set<grpc::ClientContext*> under_way ABSL_GUARDED_BY(mutex);
   RoundTrips answers ABSL_GUARDED_BY(mutex);
   storage::Nanos retry_in ABSL_GUARDED_BY(mutex);
   std::string last_error ABSL_GUARDED_BY(mutex);
   std::mt19937 random ABSL_GUARDED_BY(mutex){std::random_device{}()};
   std::unique_ptr<grpc::Alarm> retry ABSL_GUARDED_BY(mutex);
-  // The last channel of a process must not end on a thread of gRPC 1.51: it takes the queue away that the thread works
-  // on. So the latest one is kept, and ends with the client.
+  // In gRPC 1.51 the last channel of a process must not end on a gRPC thread, because it destroys the queue of that
+  // thread. So the latest channel is kept, and ends with the client.
   std::shared_ptr<grpc::Channel> last_channel ABSL_GUARDED_BY(mutex);
 };
 

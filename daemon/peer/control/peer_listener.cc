@@ -23,7 +23,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// As gRPC names the other end of a connection; empty where it has gone already.
+// Returns the peer's address as gRPC names it; empty if it has disconnected.
 std::string AddressOf(int socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -35,7 +35,7 @@ std::string AddressOf(int socket) {
     return absl::StrCat("ipv4:", text, ":", ntohs(in.sin_port));
   }
   const auto& in = reinterpret_cast<const sockaddr_in6&>(address);
-  if (IN6_IS_ADDR_V4MAPPED(&in.sin6_addr)) {  // of a socket that listens for both
+  if (IN6_IS_ADDR_V4MAPPED(&in.sin6_addr)) {  // of a socket for both families
     inet_ntop(AF_INET, &in.sin6_addr.s6_addr[12], text, sizeof text);
     return absl::StrCat("ipv4:", text, ":", ntohs(in.sin6_port));
   }
@@ -46,15 +46,16 @@ std::string AddressOf(int socket) {
 
 }  // namespace
 
-// All but `stopping` belongs to the listener's thread.
+// Only the listener's thread uses this, except for `stopping`.
 struct PeerListener::Impl {
   using ConnectionId = uint64_t;
   static constexpr ConnectionId kListener = 0, kWake = 1, kFirst = 2;
 
-  // `socket` is a second descriptor of what gRPC has: whichever end closes, shuts it down first, and that shows here.
+  // `socket` is a duplicate of gRPC's descriptor. Whichever side closes first shuts the socket down, which is visible
+  // here.
   struct Connection {
     UniqueFd socket;
-    std::string host;     // of the other end, as bytes
+    std::string host;     // the peer's address as bytes
     std::string address;  // as gRPC names it
   };
 
@@ -94,10 +95,10 @@ struct PeerListener::Impl {
     if (connections.size() >= kConnections || (count != of_host.end() && count->second >= kOfAnAddress)) {
       return events.refused(connection.address);
     }
-    // gRPC closes what it is given, and that number may be used again before its end shows here.
+    // gRPC closes the descriptor that it gets, and the number may be reused before the end is visible here.
     UniqueFd given(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
     const ConnectionId id = next_id++;
-    if (!given.valid() || !Watch(socket.get(), id, 0)) return;  // a hang-up is reported without being asked for
+    if (!given.valid() || !Watch(socket.get(), id, 0)) return;  // a hang-up is always reported
     connection.socket = std::move(socket);
     ++of_host[connection.host];
     const std::string address = connection.address;

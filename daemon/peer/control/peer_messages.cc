@@ -15,7 +15,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr uint64_t kMostQueuedTokens = uint64_t{1} << 40;  // of a worker: what is said beyond would overflow times
+constexpr uint64_t kMostQueuedTokens = uint64_t{1} << 40;  // per worker; larger numbers would overflow times
 
 template <size_t kSize>
 std::string Bytes(const std::array<uint8_t, kSize>& bytes) {
@@ -104,7 +104,7 @@ absl::Status ReadPlace(const std::string& field, const v1::PeerOpened& message, 
 absl::Status ReadOpened(const std::string& field, const v1::PeerOpened& message, const PeerObject& asked,
                         PeerOpened* opened) {
   if (message.miss_reason() > static_cast<uint32_t>(MissReason::kCovered)) {
-    // A later version has more; that it is a miss is all that matters.
+    // A later version may report other reasons; any of them is a miss.
     opened->miss = MissReason::kNeverSeen;
     return absl::OkStatus();
   }
@@ -153,7 +153,7 @@ void WriteOpened(const PeerOpened& one, v1::PeerOpened* object) {
 
 }  // namespace
 
-// Fields beside the header: a run takes up to 32 bytes, an arena 32 beside its key.
+// Fields beside the header: a run takes up to 32 bytes, an arena 32 besides its key.
 static_assert(limits::kMaxPeerKeysPerCall * (limits::kMaxPeerHeaderBytes + 256 + kMaxPeerRuns * 32 +
                                              kMaxPeerArenas * (kMaxPeerRemoteKeyBytes + 32)) +
                       (1 << 20) <

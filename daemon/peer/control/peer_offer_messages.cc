@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offers, read from messages and checked, or written into them.
+// Offers: reading and checking messages, and writing them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -103,7 +103,7 @@ absl::StatusOr<std::vector<TakeOutcome>> Read(const v1::PeerOfferReply& message,
   for (int i = 0; i < message.outcomes_size(); ++i) {
     const uint32_t outcome = message.outcomes(i);
     if (outcome == 0) return Invalid("outcomes[", i, "]: unknown");
-    // A later version has more; that the object was not taken is all that matters.
+    // A later version may report other outcomes; any of them means that the object was not taken.
     const bool known = outcome <= static_cast<uint32_t>(TakeOutcome::kTimedOut);
     outcomes.push_back(known ? static_cast<TakeOutcome>(outcome) : TakeOutcome::kNoSpace);
   }

@@ -26,7 +26,7 @@ using Context = grpc::CallbackServerContext;
 using Reactor = grpc::ServerUnaryReactor;
 
 constexpr int kHandshakeMillis = 10'000;
-constexpr size_t kMemory = size_t{256} << 20;  // for messages under way, of all peers
+constexpr size_t kMemory = size_t{256} << 20;  // for messages in flight of all peers
 
 grpc::Status ToGrpc(const absl::Status& status) {
   // The codes are the same numbers by design.
@@ -38,7 +38,7 @@ std::string Property(const grpc::AuthContext& context, const char* name) {
   return values.empty() ? "" : std::string(values.front().data(), values.front().size());
 }
 
-// The answer to a greeting, which stays open until the connection ends. It holds itself until gRPC is done with it.
+// The reply to a greeting, which stays open until the connection ends. It owns itself until gRPC has finished with it.
 class GreetStream final : public grpc::ServerWriteReactor<v1::PeerGreeting> {
  public:
   static std::shared_ptr<GreetStream> Make(std::function<void()> ended) {
@@ -87,7 +87,7 @@ class GreetStream final : public grpc::ServerWriteReactor<v1::PeerGreeting> {
   const std::function<void()> ended_;
   std::shared_ptr<GreetStream> self_;
   Mutex mutex_;
-  v1::PeerGreeting greeting_;  // gRPC's while writing_
+  v1::PeerGreeting greeting_;  // used by gRPC while writing_
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
@@ -95,7 +95,7 @@ class GreetStream final : public grpc::ServerWriteReactor<v1::PeerGreeting> {
 
 struct Connection {
   PeerHello hello;
-  std::string certificate, chain;  // PEM; empty without TLS
+  std::string certificate, chain;  // in PEM; empty without TLS
   std::shared_ptr<GreetStream> stream;
 };
 
@@ -124,8 +124,8 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   void JudgeAgain();
   bool MakeServer();
 
-  // Reads the request and finds who asks; `handle(connection, read, reactor)` then finishes. Whatever is wrong is
-  // answered here.
+  // Reads the request and determines the peer, then calls `handle(connection, read, reactor)`, which finishes the call.
+  // Errors are replied here.
   template <typename Request, typename Handle>
   Reactor* Answer(Context* context, const Request& request, Handle handle) {
     Reactor* reactor = context->DefaultReactor();
@@ -161,13 +161,13 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   mutable Mutex mutex;
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   std::map<std::string, std::shared_ptr<Connection>> connections
-      ABSL_GUARDED_BY(mutex);                                                 // that have greeted, by address
-  std::map<std::string, std::string> address_of_node ABSL_GUARDED_BY(mutex);  // where its present connection comes from
+      ABSL_GUARDED_BY(mutex);  // connections that have greeted, by address
+  std::map<std::string, std::string> address_of_node ABSL_GUARDED_BY(mutex);  // address of its current connection
   std::set<std::string> spoke ABSL_GUARDED_BY(mutex);                         // addresses that made a call
-  // Addresses whose greeting was accepted, with the time of their connection's end (0: it is there). Calls that were
-  // sent before the end may be read after it, and are no refusal.
+  // Addresses with an accepted greeting, and the end time of their connection (0: open). Calls sent before the end may
+  // be read after it and are not refusals.
   std::map<std::string, storage::Nanos> greeted ABSL_GUARDED_BY(mutex);
-  uint64_t explained ABSL_GUARDED_BY(mutex) = 0;  // handshakes that were refused whose connection has ended since
+  uint64_t explained ABSL_GUARDED_BY(mutex) = 0;  // refused handshakes whose connections have ended
 
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
   std::unique_ptr<grpc::Server> server;
@@ -234,7 +234,7 @@ void PeerServer::Impl::Enter(const std::string& address, std::shared_ptr<Connect
       replaced.push_back(std::move(connection));
     } else {
       const PeerHello& hello = connection->hello;
-      // The node's former connection, and the one that this address was before: its end may not have been seen yet.
+      // Replaces the node's former connection, and the previous one with this address: their ends may not be known yet.
       const auto known = address_of_node.find(hello.node);
       for (const std::string& of : {known == address_of_node.end() ? address : known->second, address}) {
         const auto found = connections.find(of);
@@ -258,7 +258,7 @@ void PeerServer::Impl::Enter(const std::string& address, std::shared_ptr<Connect
   }
 }
 
-// Also of streams that have not entered, or have been replaced.
+// Also called for streams that have not entered or have been replaced.
 void PeerServer::Impl::Leave(const std::string& address, const GreetStream* stream) {
   TakeOver(this);
   std::shared_ptr<Connection> gone;
@@ -282,7 +282,7 @@ std::shared_ptr<const Connection> PeerServer::Impl::Find(const Context& context)
     if (stopping || connection == connections.end()) return nullptr;
     found = connection->second;
   }
-  // The address of a connection that has just ended may be another peer's already.
+  // The address of a connection that has just ended may already belong to another peer.
   if (tls == nullptr || Property(*context.auth_context(), GRPC_X509_PEM_CERT_PROPERTY_NAME) == found->certificate) {
     return found;
   }
@@ -345,7 +345,8 @@ Reactor* PeerServer::Impl::Prefill(Context* context, const v1::PeerPrefillReques
   });
 }
 
-// A connection that never spoke was refused by its certificate, which is counted already, or is no peer's at all.
+// A connection without a call was refused because of its certificate, which is already counted, or does not belong to a
+// peer.
 void PeerServer::Impl::ConnectionEnded(const std::string& address) {
   const uint64_t by_certificate = tls == nullptr ? 0 : tls->clients_refused();
   {
@@ -366,7 +367,7 @@ bool PeerServer::Impl::HasGreeted(const std::string& address) const {
   return greeted.contains(address);
 }
 
-// Of connections that ended a while ago.
+// Drops entries of connections that ended a while ago.
 void PeerServer::Impl::DropGreetings() {
   const storage::Nanos before = clock.Now() - options.check_every;
   MutexLock lock(mutex);
@@ -400,7 +401,7 @@ bool PeerServer::Impl::MakeServer() {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMillis);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsOfAPeer + 1);  // one is its greeting
-  // A compressed message is bounded as it comes, and a thousand times as large when it has been expanded.
+  // The limit on messages applies to compressed bytes, and expansion may enlarge them a thousand times.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.SetResourceQuota(grpc::ResourceQuota("peers").Resize(kMemory));
   acceptor = builder.experimental().AddExternalConnectionAcceptor(

@@ -137,7 +137,7 @@ uint32_t SlicesFor(int64_t keys) {
 
 std::string RangeEnd(std::string prefix) {
   while (!prefix.empty() && static_cast<uint8_t>(prefix.back()) == 0xff) prefix.pop_back();
-  if (prefix.empty()) return std::string(1, '\0');  // etcd's word for: to the last key of all
+  if (prefix.empty()) return std::string(1, '\0');  // in etcd: up to the last key
   ++prefix.back();
   return prefix;
 }

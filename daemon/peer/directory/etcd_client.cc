@@ -16,7 +16,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// The completion queue gives it back. It is deleted after its one call.
+// Returned by the completion queue, and deleted after its only call.
 struct Tag {
   std::function<void(bool ok)> run;
 };
@@ -60,11 +60,11 @@ class GrpcEtcdClient final : public EtcdClient {
   const RoundTrips::Bounds limits_;
   RoundTrips answers_;
   grpc::CompletionQueue queue_;
-  size_t outstanding_ = 0;  // tags
+  size_t outstanding_ = 0;  // number of tags
   uint64_t connection_ = 0;
   std::shared_ptr<grpc::Channel> channel_;
   std::string token_;
-  std::set<std::shared_ptr<grpc::ClientContext>> contexts_;  // of calls that have not ended, of all connections
+  std::set<std::shared_ptr<grpc::ClientContext>> contexts_;  // calls in flight, of all connections
 
   Mutex mutex_;
   bool waking_ ABSL_GUARDED_BY(mutex_) = false;
@@ -114,12 +114,11 @@ class GrpcEtcdClient final : public EtcdClient {
     if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) answers_.Unanswered(began, now);
   }
 
-  // A stream reads all the time, and writes what there is to write, one message after another. It is kept alive by its
-  // tags.
+  // A stream always reads, and writes queued messages one after the other. Its tags keep it alive.
   template <typename Service, typename Request, typename Response>
   struct Stream : std::enable_shared_from_this<Stream<Service, Request, Response>> {
     GrpcEtcdClient* client = nullptr;
-    uint64_t of = 0;  // connection
+    uint64_t of = 0;  // its connection
     std::shared_ptr<grpc::ClientContext> context;
     std::unique_ptr<typename Service::Stub> stub;
     std::unique_ptr<grpc::ClientAsyncReaderWriter<Request, Response>> call;
@@ -159,7 +158,7 @@ class GrpcEtcdClient final : public EtcdClient {
       call->Write(to_write.front(), client->NewTag([self = this->shared_from_this()](bool ok) {
         self->writing = false;
         self->to_write.pop_front();
-        if (ok) self->Pump();  // else the pending read ends, too
+        if (ok) self->Pump();  // otherwise the pending read also ends
       }));
     }
     void End() {
@@ -190,7 +189,7 @@ class GrpcEtcdClient final : public EtcdClient {
 
 GrpcEtcdClient::~GrpcEtcdClient() {
   Disconnect();
-  // An operation may begin another one (a stream's end), so the queue may be closed after the last one only.
+  // An operation may start another one (a stream's end), so the queue is closed after the last one.
   while (outstanding_ > 0) Poll(INT64_MAX);
   {
     MutexLock lock(mutex_);
@@ -205,10 +204,10 @@ GrpcEtcdClient::~GrpcEtcdClient() {
 void GrpcEtcdClient::Connect(const std::string& endpoint, const EtcdTls& tls) {
   Disconnect();
   grpc::ChannelArguments arguments;
-  // A connection of its own: no back-off is inherited from an earlier one.
+  // A separate connection, so that it inherits no back-off from an earlier one.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetMaxReceiveMessageSize(-1);  // one revision's events come in one message
+  arguments.SetMaxReceiveMessageSize(-1);  // the events of a revision come in one message
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
   if (!tls.authority.empty()) {
     credentials = grpc::SslCredentials(
@@ -281,7 +280,7 @@ void GrpcEtcdClient::KeepAlive(const etcdserverpb::LeaseKeepAliveRequest& reques
 void GrpcEtcdClient::Poll(storage::Nanos deadline) {
   gpr_timespec until =
       deadline == INT64_MAX ? gpr_inf_future(GPR_CLOCK_MONOTONIC) : MonotonicDeadline(clock_, deadline);
-  // A callback may end the connection, or open another one; what comes next on the queue is then of no interest.
+  // A callback may end or replace the connection; further events of the queue then do not matter.
   for (int turn = 0; turn < 64; ++turn) {
     void* raw = nullptr;
     bool ok = false;

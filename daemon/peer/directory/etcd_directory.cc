@@ -39,7 +39,7 @@ struct EtcdDirectory::State {
 
   DirectoryShared shared;
   DirectorySession session;
-  std::thread thread;  // none: the owner calls Step
+  std::thread thread;  // not started: the owner calls Step
 };
 
 EtcdDirectory::EtcdDirectory(const EtcdDirectoryOptions& options, Member self, DirectoryEvents events,

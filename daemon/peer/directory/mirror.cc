@@ -15,24 +15,24 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kTables = 64;  // of a namespace
+constexpr size_t kTables = 64;  // per namespace
 constexpr size_t kMembers = size_t{1} << 16;
-constexpr size_t kBytesOfADepth = 11, kBytesOfASpanEnd = 16;  // in b-trees that are about 3/4 full
-// Places in five bits: a tier's number, or kFirstGpu and a GPU's. The few GPUs with higher numbers are not remembered.
+constexpr size_t kBytesOfADepth = 11, kBytesOfASpanEnd = 16;  // in B-trees that are about 3/4 full
+// Five bits: a tier's number, or kFirstGpu plus a GPU's number. GPUs with higher numbers are not stored.
 constexpr int kFirstGpu = 4, kPlaces = 32;
 static_assert(static_cast<int>(TierKind::kSsd) < kFirstGpu);
 static_assert(static_cast<int>(ObjectKind::kSegment) == 1 && static_cast<int>(ObjectKind::kSpan) == 4);
 
 struct Slot {
   ShortDigest key{};
-  // The rest is not part of the slot's identity, but for `ordinal`.
+  // Except for `ordinal`, the rest is not part of the slot's identity.
   mutable uint32_t bytes_low = 0;
   mutable uint32_t depth = 0;
   mutable uint32_t span_begin = 0;
   mutable uint16_t member = 0;
   uint16_t ordinal = 0;  // among the holders of the key
   mutable uint8_t bytes_high = 0;
-  mutable uint8_t kinds = 0;  // object kind, less one, << 6 | place << 1 | round
+  mutable uint8_t kinds = 0;  // (object kind − 1) << 6 | place << 1 | round
   mutable uint8_t rank = 0;
   mutable uint8_t last_rank = 0;
 
@@ -104,7 +104,7 @@ std::optional<uint16_t> MemberNumbers::Intern(uint64_t incarnation) {
   if (const auto found = known_.find(incarnation); found != known_.end()) return found->second.number;
   if (known_.size() == kMembers) return std::nullopt;
   if (next_ < taken_.size()) {
-    while (taken_[next_]) ++next_;  // a free one follows, or lies before: 16 bits wrap
+    while (taken_[next_]) ++next_;  // there is a free one, possibly before it: 16 bits wrap
   }
   const uint16_t number = next_++;
   if (number == taken_.size()) {
@@ -156,15 +156,15 @@ std::shared_ptr<const MemberNumbers::List> MemberNumbers::Present() const {
 class Mirror::Namespace {
  public:
   bool round() const { return round_; }
-  // From here on what is not put is old. Where an earlier round was not ended, what was put in it is old, too.
+  // Starts a round: entries that are not put in it are old. This includes entries of an earlier unfinished round.
   void BeginRound();
 
-  // Adds a holder, or writes anew what it holds. `may_add`: there is room for one more. Returns whether it was added;
-  // `refused`: there was no room.
+  // Adds a holder or updates its entry. `may_add`: there is room for one more. Returns whether it was added; sets
+  // `refused` if there was no room.
   bool Put(const Slot& slot, bool may_add, bool* refused);
-  // Removes the holder; returns whether it was there.
+  // Removes the holder; returns whether it existed.
   bool Remove(const EntryId& id, uint16_t member);
-  // Calls `removed` with the member of each entry that it removes: those of another round, or all.
+  // Removes entries of another round, or all, and calls `removed` with the member of each.
   template <typename Removed>
   void RemoveOld(bool all, const Removed& removed);
 
@@ -182,18 +182,18 @@ class Mirror::Namespace {
   using Iterator = Slots::iterator;
   Table& TableOf(const ShortDigest& key) { return tables_[key[0] % kTables]; }
   const Table& TableOf(const ShortDigest& key) const { return tables_[key[0] % kTables]; }
-  // Finds the slot of a holder and the last one of the key, with the table's mutex; end() where there is none.
+  // Finds the slot of a holder and the last slot of the key; end() if there is none. Requires the table's mutex.
   static std::pair<Iterator, Iterator> Chain(Slots& slots, const EntryId& id, uint16_t member);
   void RemoveSlot(Slots& slots, Iterator at, Iterator last);
   void CountDepth(const Slot& slot, int change);
 
-  bool round_ = false, open_ = false;  // of the writing thread
+  bool round_ = false, open_ = false;  // writing thread only
   std::array<Table, kTables> tables_;
   mutable Mutex mutex_;
-  // How many entries have each.
+  // Number of entries per depth.
   absl::btree_map<uint32_t, uint32_t> depths_ ABSL_GUARDED_BY(mutex_);  // of checkpoints
   absl::btree_map<std::pair<uint32_t, uint32_t>, uint32_t> span_ends_
-      ABSL_GUARDED_BY(mutex_);  // by where the spans begin
+      ABSL_GUARDED_BY(mutex_);  // by the starts of spans
 };
 
 std::pair<Mirror::Namespace::Iterator, Mirror::Namespace::Iterator> Mirror::Namespace::Chain(Slots& slots,
@@ -284,7 +284,7 @@ void Mirror::Namespace::RemoveOld(bool all, const Removed& removed) {
     for (const Slot& slot : table.slots) {
       if (all || slot.round() != round_) old.push_back(slot);
     }
-    // In an order that is not the hash table's, so that chains are left in one.
+    // Removed in an order other than the hash table's, so that chains stay intact.
     if (!all) std::ranges::sort(old, {}, [](const Slot& slot) { return std::pair(slot.key, slot.ordinal); });
     for (const Slot& slot : old) {
       EntryId id;
@@ -383,7 +383,7 @@ void Mirror::Put(const EntryId& id, uint64_t incarnation, const Holding& holding
     members_.Count(*member, 1);
     ++entries_;
   } else if (member.has_value()) {
-    members_.Count(*member, 0);  // erases one that is unknown otherwise
+    members_.Count(*member, 0);  // erases an unknown member
   }
   if (refused) ++refused_;
 }

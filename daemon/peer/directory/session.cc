@@ -16,10 +16,10 @@ namespace {
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr storage::Nanos kFirstBackOff = kSecond / 10;
-constexpr storage::Nanos kLongestCall = 5 * kSecond;  // or a lease, where that is longer
+constexpr storage::Nanos kLongestCall = 5 * kSecond;  // or a lease if that is longer
 constexpr storage::Nanos kLeaveTimeout = kSecond;
 
-// An empty path is no file, an empty file an error.
+// An empty path means no file; an empty file is an error.
 absl::StatusOr<std::string> ReadFile(absl::string_view field, const std::string& path) {
   if (path.empty()) return std::string();
   absl::StatusOr<std::string> text = ReadRegularFile(absl::StrCat("cluster.etcd.", field), path, kMaxConfigFileBytes);
@@ -94,7 +94,7 @@ storage::Nanos DirectorySession::Step() {
     return std::min({write_at, believe_until_ > 0 ? believe_until_ : INT64_MAX, keep_alive_at_,
                      unanswered_since_ > 0 ? unanswered_since_ + client_->Limit() : INT64_MAX});
   }
-  // While it joins, the deadline of the call ends the wait.
+  // While it joins, the call's deadline ends the wait.
   return phase_ == Phase::kAway ? retry_at_ : INT64_MAX;
 }
 
@@ -119,13 +119,13 @@ void DirectorySession::Connect() {
 
 void DirectorySession::NoteTerm(const std::string& certificate) {
   const CertificateTerm term = certificate.empty() ? CertificateTerm() : TermOf(certificate);
-  if (term.ends == 0 && !certificate.empty()) return;  // half written, perhaps
+  if (term.ends == 0 && !certificate.empty()) return;  // possibly incomplete
   MutexLock lock(shared_.mutex);
   shared_.counted.certificate_expiry = term.ends;
   shared_.counted.certificate_seconds = term.seconds;
 }
 
-// Erasures first: a node that has registered knows of all that were there before.
+// Erasures come first, so that a registered node knows all earlier ones.
 void DirectorySession::Authenticated() {
   etcdserverpb::RangeRequest request;
   request.set_key(keys_.Erasures());
@@ -163,7 +163,7 @@ void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
   }
   const auto own = records_.find(self_->incarnation);
   const bool registered = own != records_.end() && own->second.create_revision == registered_;
-  sweep_at_ = clock_.Now() + lease_time_;  // others that lost their connection, too, come back before
+  sweep_at_ = clock_.Now() + lease_time_;  // others that lost their connection also return before then
   if (same && lease_ != 0 && registered) return in_doubt_ ? Register(/*again=*/true) : Joined();
   if (registered_ != 0) {
     lost_.merge(before);
@@ -192,7 +192,7 @@ void DirectorySession::Register(bool again) {
   }
   etcdserverpb::PutRequest* put = request.add_success()->mutable_request_put();
   put->set_key(key);
-  // Revisions of an etcd that may be another one said what it had done: it is said again.
+  // It may be another etcd, whose state is unknown: everything is written again.
   Member self = *self_;
   if (!again) self.erased = 0;
   self_ = std::make_shared<const Member>(std::move(self));
@@ -241,7 +241,7 @@ void DirectorySession::Joined() {
                      [this](const absl::Status& status) { Fail("watching", status); });
   client_->OpenKeepAlive(
       [this](const etcdserverpb::LeaseKeepAliveResponse& response) {
-        // Of several that were under way the earliest is measured.
+        // Of several in flight, the earliest is measured.
         if (unanswered_since_ > 0) client_->Answered(unanswered_since_);
         unanswered_since_ = 0;
         if (response.ttl() > 0) return;
@@ -262,7 +262,7 @@ void DirectorySession::KeepLease() {
   if (now < keep_alive_at_) return;
   if (unanswered_since_ == 0) unanswered_since_ = now;
   keep_alive_at_ = now + Third();
-  // The connection may outlive the file that it was made with; a renewed one is what the next connection takes.
+  // The connection may outlive the file of its certificate; the next connection uses the renewed one.
   if (const absl::StatusOr<std::string> certificate = ReadFile("cert_file", options_.cert_file); certificate.ok()) {
     NoteTerm(*certificate);
   }
@@ -307,7 +307,7 @@ void DirectorySession::Fail(const absl::Status& status) {
 }
 
 void DirectorySession::SetHealth(bool connected, const std::string& reason) {
-  if (leaving_) return;  // it revokes its lease, whose end is no failure
+  if (leaving_) return;  // it revokes its lease; that is not a failure
   DirectoryHealth health;
   {
     MutexLock lock(shared_.mutex);
@@ -328,8 +328,8 @@ void DirectorySession::Note(const etcdserverpb::ResponseHeader& header) {
 }
 
 void DirectorySession::PublishMembers() {
-  // Of one name the latest is believed: the earlier one is a daemon that was restarted, and its lease has not ended
-  // yet.
+  // Of several entries with one name the latest is valid: the earlier ones are of a daemon that restarted, and their
+  // leases have not ended.
   std::map<std::string, const Record*> by_node;
   for (const auto& [incarnation, record] : records_) {
     const Record*& latest = by_node[record.member->node];
@@ -349,7 +349,7 @@ void DirectorySession::PublishMembers() {
   all.insert(all.begin(), self_);
   bool changed = false;
   {
-    // Before its entries are believed: a member that has something to erase is known (BeingErased).
+    // Set before its entries are used, so that a member with pending erasures is known (BeingErased).
     MutexLock lock(shared_.mutex);
     changed = !std::ranges::equal(all, shared_.members, [](const auto& a, const auto& b) { return *a == *b; });
     shared_.members = std::move(all);
@@ -365,7 +365,7 @@ void DirectorySession::EndBelief() {
   lost_.clear();
   for (auto& [ns, follow] : follows_) {
     StopWatch(&follow);
-    follow.ReadAgain();  // and what etcd does not have is removed
+    follow.ReadAgain();  // and entries that etcd does not have are removed
     follow.reading = 0;
   }
   PublishMembers();
@@ -379,7 +379,7 @@ void DirectorySession::Leave() {
   etcdserverpb::LeaseRevokeRequest request;
   request.set_id(lease_);
   client_->LeaseRevoke(request, kLeaveTimeout, [&](const absl::Status&, const auto&) { left = true; });
-  // Whatever ends the connection ends the wait, too; the lease ends later by itself.
+  // The end of the connection ends the wait; the lease then expires.
   const storage::Nanos end = clock_.Now() + kLeaveTimeout;
   while (!left && phase_ == Phase::kJoined && clock_.Now() < end) client_->Poll(end);
   client_->Disconnect();

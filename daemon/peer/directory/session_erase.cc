@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of a DirectorySession: what all nodes are to erase. An erasure is a key under a lease that nobody keeps; a node
-// says in its member key up to which one it has done them.
+// Part of DirectorySession: erasures for all nodes. An erasure is a key under a lease that is not renewed; each node
+// writes into its member key up to which one it has completed them.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,7 +61,7 @@ void DirectorySession::TellErasures() {
       DirectoryShared::ToErase wish = std::move(erasure_.front());
       erasure_.clear();
       {
-        // At once, so that whoever asked finds it; the watch brings the same again.
+        // Stored immediately, so that the requester finds it; the watch delivers the same again.
         MutexLock lock(shared_.mutex);
         wish.erasure.revision = response.header().revision();
         shared_.erasures[wish.erasure.revision] = wish.erasure;
@@ -78,7 +78,7 @@ void DirectorySession::TellErased() {
     MutexLock lock(shared_.mutex);
     erased = shared_.erased;
   }
-  // Not beside a write, which compares the member key's revision.
+  // Not during a write, which compares the revision of the member key.
   if (telling_erased_ || writing_ || erased == self_->erased) return;
   Member self = *self_;
   self.erased = erased;

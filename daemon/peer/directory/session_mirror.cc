@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of a DirectorySession: what comes from etcd into the mirror.
+// Part of DirectorySession: updates from etcd to the mirror.
 #include <algorithm>
 #include <utility>
 
@@ -23,7 +23,7 @@ void DirectorySession::Reconcile() {
     shared_.mirror.Close(at->first);
     at = follows_.erase(at);
   }
-  // Namespaces are read one after another: pages of several would only share the connection.
+  // Namespaces are read one after the other: concurrent pages would only share the connection.
   bool reading = std::ranges::any_of(follows_, [](const auto& item) { return item.second.reading > 0; });
   for (const auto& [ns, count] : followed) {
     const auto [at, fresh] = follows_.try_emplace(ns);
@@ -59,8 +59,8 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
   client_->Range(request, [=, this](const absl::Status& status, const auto& response) {
     FitPage(status, clock_.Now() - began, limit);
     const auto at = follows_.find(ns);
-    if (at == follows_.end() || at->second.reading != number) return;  // not followed any more, since
-    if (absl::IsOutOfRange(status)) {                                  // compacted meanwhile: from the beginning
+    if (at == follows_.end() || at->second.reading != number) return;  // no longer followed
+    if (absl::IsOutOfRange(status)) {                                  // compacted meanwhile: start again
       at->second.reading = at->second.read_at = 0;
       return;
     }
@@ -85,7 +85,7 @@ void DirectorySession::ReadPage(const ShortDigest& ns, uint64_t number, const st
   });
 }
 
-// A page should take a small part of the time that a call has, whatever the way to etcd carries.
+// A page takes only a small part of a call's time limit at the throughput of this connection.
 void DirectorySession::FitPage(const absl::Status& status, storage::Nanos took, storage::Nanos limit) {
   constexpr storage::Nanos kSlow = 4, kQuick = 16;
   if (absl::IsDeadlineExceeded(status)) page_entries_ /= 4;
@@ -129,7 +129,7 @@ void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
     return Fail(absl::UnavailableError(absl::StrCat("etcd ended a watch: ", response.cancel_reason())));
   }
   if (response.created()) return;
-  // etcd says now and then how far it is, also when nothing happened.
+  // etcd reports its revision from time to time, even without changes.
   int64_t last = response.events().empty() ? response.header().revision() : 0;
   for (const mvccpb::Event& event : response.events()) {
     last = std::max(last, event.kv().mod_revision());
@@ -159,7 +159,7 @@ void DirectorySession::GotMemberEvent(const mvccpb::Event& event) {
       return Fail(absl::UnavailableError("the lease has expired"));
     }
     records_.erase(*incarnation);
-    sweep_at_ = std::min(sweep_at_, clock_.Now() + lease_time_);  // it may come back so long
+    sweep_at_ = std::min(sweep_at_, clock_.Now() + lease_time_);  // time limit for its return
     return;
   }
   std::optional<Member> member = DecodeMember(event.kv().value(), *incarnation);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of a DirectorySession: what goes to etcd. One transaction at a time, so that the order of words on one object is
-// kept, and within the node's share of the cluster's budget.
+// Part of DirectorySession: writes to etcd. One transaction at a time, which keeps the order of writes on an object,
+// and within the node's share of the cluster's rate.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -24,9 +24,10 @@ storage::Nanos DirectorySession::FillBucket(size_t wanted) {
   const double rate = Rate(options_, records_.size());
   const storage::Nanos now = clock_.Now();
   tokens_ += rate * static_cast<double>(now - filled_at_) / kNanosPerSecond;
-  tokens_ = std::min(tokens_, std::max(rate, 1.0));  // a second's worth at once
+  tokens_ = std::min(tokens_, std::max(rate, 1.0));  // at most one second's worth
   filled_at_ = now;
-  // At a low rate a transaction is a quarter of a second's worth, lest the first writes wait for many others.
+  // At a low rate a transaction has a quarter of a second's worth, so that the first writes need not wait for many
+  // others.
   const double least = std::min(static_cast<double>(wanted), std::max(1.0, rate / 4));
   if (tokens_ >= least) return 0;
   return now + 1 + static_cast<storage::Nanos>((least - tokens_) / rate * kNanosPerSecond);
@@ -46,7 +47,7 @@ storage::Nanos DirectorySession::Write() {
   if (wanted == 0) return sweeps ? INT64_MAX : sweep_at;  // a page of the sweep calls back
   if (const storage::Nanos at = FillBucket(wanted); at > 0) return at;
   const size_t most = std::min(txn_ops_, static_cast<size_t>(tokens_));
-  // In turn, where there is both.
+  // Alternates if there are both.
   if (!doomed_.empty() && (queued == 0 || !std::exchange(swept_last_, true))) {
     DeleteDoomed(most);
   } else {
@@ -62,8 +63,8 @@ void DirectorySession::SendQueued(size_t most) {
     in_flight_ = shared_.queue.Take(most);
   }
   if (in_flight_.empty()) return;
-  // Nothing is written by a node that is no member: nobody would know that it is to be deleted. Nor is what etcd was
-  // slow with, behind a later word on the same object.
+  // The comparison refuses writes of a node that is no longer a member, because nothing would delete its entries. It
+  // also refuses a delayed transaction after a later write on the same object.
   etcdserverpb::TxnRequest request;
   etcdserverpb::Compare* registered = request.add_compare();
   registered->set_target(etcdserverpb::Compare::MOD);
@@ -104,7 +105,7 @@ void DirectorySession::WrittenQueued(const absl::Status& status, const etcdserve
   Fail(absl::UnavailableError("the lease has expired"));
 }
 
-// Of a transaction: etcd was told to take fewer operations than by default, so the next one has half as many.
+// etcd is configured to accept fewer operations than by default, so the next transaction has half as many.
 bool DirectorySession::TooManyOps(const absl::Status& status) {
   if (!absl::IsInvalidArgument(status) || txn_ops_ <= 1) return false;
   txn_ops_ /= 2;
@@ -143,11 +144,11 @@ void DirectorySession::ReadDoomed() {
       sweep_from_ = response.kvs(response.kvs_size() - 1).key() + '\0';
       if (finds) sweep_slices_ = entry.has_value() ? SlicesFor(response.count()) : 0;
     } else {
-      // At the end of a namespace the next one is to be found.
+      // At the end of a namespace, searches for the next one.
       if (!finds && end == keys_.SliceEnd(sweep_from_, 1)) sweep_slices_ = 0;
       sweep_from_ = finds ? "" : end;
     }
-    if (sweep_from_.empty()) sweep_at_ = INT64_MAX;  // after what this page had
+    if (sweep_from_.empty()) sweep_at_ = INT64_MAX;  // continues after this page
     EndSweepPage();
   });
 }
@@ -164,7 +165,7 @@ void DirectorySession::DeleteDoomed(size_t most) {
   for (const Doomed& doomed : taken) {
     request.add_success()->mutable_request_delete_range()->set_key(doomed.key);
     if (!absent.insert(doomed.incarnation).second) continue;
-    etcdserverpb::Compare* compare = request.add_compare();  // it has not come back
+    etcdserverpb::Compare* compare = request.add_compare();  // it has not returned
     compare->set_target(etcdserverpb::Compare::CREATE);
     compare->set_key(keys_.MemberKey(doomed.incarnation));
     compare->set_create_revision(0);

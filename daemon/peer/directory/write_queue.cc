@@ -15,7 +15,7 @@ void WriteQueue::Erase(const EntryId& id) {
 bool WriteQueue::Announce(const DirectoryWrite& write) {
   if (announcements_.size() == capacity_ && !announcements_.contains(write.id)) {
     ++dropped_announcements_;
-    // A refused announcement says nothing: a withdrawal that waits is sent.
+    // Dropping an announcement is safe; a queued withdrawal must be sent.
     if (capacity_ == 0 || std::prev(ranks_.end())->worth >= write.worth) return false;
     const EntryId least = std::prev(ranks_.end())->id;
     Erase(least);
@@ -37,7 +37,7 @@ bool WriteQueue::Withdraw(const EntryId& id) {
     ++dropped_withdrawals_;
     return false;
   }
-  // Void places are left behind where announcements replace withdrawals again and again.
+  // Announcements that replace withdrawals leave empty places.
   if (in_order_.size() >= 2 * capacity_ + 1) {
     std::erase_if(in_order_, [&](const auto& place) {
       const auto found = withdrawals_.find(place.first);

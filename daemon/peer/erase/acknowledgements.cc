@@ -13,7 +13,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kMostNamed = 16;  // in one line of the log
+constexpr size_t kMostNamed = 16;  // per log line
 
 PendingErasures SumOf(const std::map<ClusterErasure::Id, storage::Nanos>& since, storage::Nanos now) {
   PendingErasures sum{.count = since.size()};

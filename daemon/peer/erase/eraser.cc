@@ -32,7 +32,7 @@ std::string HexOf(const ClusterErasure::Id& id) {
   return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(id.data()), id.size()));
 }
 
-// A line that is none names no erasure: that is done again.
+// An invalid line names no erasure; that erasure is repeated.
 std::set<ClusterErasure::Id> ReadErased(const std::string& folder) {
   std::set<ClusterErasure::Id> ids;
   if (folder.empty()) return ids;
@@ -51,7 +51,7 @@ std::set<ClusterErasure::Id> ReadErased(const std::string& folder) {
   return ids;
 }
 
-// Durably, and in whole or not at all.
+// Durable and atomic.
 absl::Status WriteErased(const std::string& folder, const std::set<ClusterErasure::Id>& ids) {
   const std::string path = ErasedFile(folder), part = path + ".part";
   std::string text;
@@ -80,7 +80,7 @@ Eraser::Eraser(storage::Executor* disk_io, const storage::Clock& clock, Director
   Read();
 }
 
-// Not by the caller: the disk may hang.
+// Not on the caller's thread, because the disk may hang.
 void Eraser::Read() {
   read_ = folder_.empty();
   if (read_) return;
@@ -90,7 +90,7 @@ void Eraser::Read() {
       [this, found] {
         recorded_ = std::move(*found);
         read_ = true;
-        if (changed_) Changed();  // not before: what the directory does not know is dropped from the record
+        if (changed_) Changed();  // not before: erasures unknown to the directory are dropped from the record
       });
 }
 
@@ -145,7 +145,7 @@ void Eraser::TryLater(const char* what, const absl::Status& why) {
 void Eraser::Begin() {
   const ClusterErasure& wish = todo_.front();
   const auto found = std::ranges::find(names_, wish.tenant);
-  const bool known = found != names_.end();  // else the disk may have something of it
+  const bool known = found != names_.end();  // otherwise the disk may have objects of it
   const auto tenant = known ? static_cast<storage::TenantId>(found - names_.begin()) : storage::kNoTenant;
   absl::StatusOr<std::shared_ptr<storage::Erasure>> begun = cache_->upkeep().Erase(tenant, wish.tenant, wish.ns);
   if (!begun.ok()) return TryLater(kCannotYet, begun.status());
@@ -164,7 +164,7 @@ void Eraser::Tick() {
   if (done) return Save();
   if (const absl::Status& overwritten = running_->progress().overwritten; !overwritten.ok()) {
     TryLater(kCannotYet, overwritten);
-    // It begins anew once it is its turn again: a bad place on the disk holds up no other.
+    // It starts again in its next turn: a bad place on the disk does not block others.
     running_ = nullptr;
     std::rotate(todo_.begin(), todo_.begin() + 1, todo_.end());
   }

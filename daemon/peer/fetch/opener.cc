@@ -22,7 +22,7 @@ std::shared_ptr<const RemoteMemory> MemoryOf(PeerOpened& answer) {
 
 }  // namespace
 
-// The control plane has checked that it is the object that was asked for.
+// The control plane has checked that this is the requested object.
 absl::StatusOr<OpenedObject> TakeOpened(PeerOpened& answer, const std::shared_ptr<const Member>& member,
                                         storage::Nanos asked_at) {
   if (answer.miss != MissReason::kNone) return absl::NotFoundError(Name(answer.miss));
@@ -86,8 +86,8 @@ void Opener::Flush() {
   }
 }
 
-// Too many calls at once are made again by a later Flush. After any other error the leases end with the connection, or
-// with their time.
+// If too many calls are in flight, a later Flush repeats them. After other errors the leases end with the connection or
+// expire.
 void Opener::CloseSome(const std::shared_ptr<const Member>& member, std::vector<PeerLease> leases) {
   asker_.Close(*member, leases, [this, member, leases](const absl::Status& status) {
     if (status.ok() || WhatFailed(status) != CallFailure::kBusy) return;

@@ -9,8 +9,8 @@
 #include "proto/limits.h"
 
 namespace ashlar::daemon {
-// One Find. It goes on when the last of its objects is settled, or its time is over. What nobody took by the time that
-// both its look-ups have ended and all answers are there is given back.
+// One Find. It continues when its last object is settled or its time has passed. Objects that nothing took until both
+// lookups have ended and all replies have arrived are released.
 class RemoteLookup::Call {
  public:
   Call(RemoteLookup& lookup, storage::TenantId tenant, std::function<void(Adopted)> then)
@@ -22,7 +22,7 @@ class RemoteLookup::Call {
     if (waits()) return GoOn(self);
     if (ended_) GiveBack();
   }
-  // The look-ups keep the call alive; its end gives back whatever they left.
+  // The lookups keep the call alive; its end releases what they left.
   void GoOn(const std::shared_ptr<Call>& self) {
     for (const auto& [key, shards] : objects_) {
       if (lookup_.asking_.contains({tenant, key})) found_.unreachable_.insert(key);  // too late
@@ -35,7 +35,7 @@ class RemoteLookup::Call {
     };
     std::exchange(then_, nullptr)(Adopted(&found_, std::move(ended)));
   }
-  // An object that this call's look-ups may use.
+  // Adds an object that this call's lookups may use.
   void Add(const Key& key, uint32_t shards) {
     ++lookup_.using_[{tenant, key}];
     objects_.emplace_back(key, shards);
@@ -51,7 +51,7 @@ class RemoteLookup::Call {
   void GiveBack() {
     for (const auto& [key, shards] : std::exchange(objects_, {})) {
       const auto used = lookup_.using_.find({tenant, key});
-      if (--used->second > 0) continue;  // another one's look-ups may want it still
+      if (--used->second > 0) continue;  // another call's lookups may still use it
       lookup_.using_.erase(used);
       for (uint32_t rank = 0; rank < shards; ++rank) {
         lookup_.cache_->SettleRemote(tenant, key, {.rank = rank, .size = shards});
@@ -61,9 +61,9 @@ class RemoteLookup::Call {
 
   RemoteLookup& lookup_;
   std::function<void(Adopted)> then_;
-  size_t open_ = 1;  // objects that are being asked for, and one until all are
+  size_t open_ = 1;  // pending objects, plus one until all are requested
   bool ended_ = false;
-  Found found_;  // does not change once `then_` has it
+  Found found_;  // constant once `then_` has it
   std::vector<std::pair<Key, uint32_t>> objects_;
 };
 
@@ -83,7 +83,7 @@ void RemoteLookup::Begin(const std::shared_ptr<Call>& call, Wants located) {
   for (Want& want : wants) {
     const Place key{call->tenant, want.key};
     if (cache_->Knows(call->tenant, want.key)) {
-      if (using_.contains(key)) call->Add(want.key, want.shards);  // it came for another one, who may give it back
+      if (using_.contains(key)) call->Add(want.key, want.shards);  // another call requested it and may release it
       continue;
     }
     const auto [place, first] = asking_.try_emplace(key);
@@ -114,7 +114,7 @@ void RemoteLookup::Tick() {
   }
 }
 
-// The nearest holder of each object is asked, as far as is known; one call a node.
+// Asks the nearest known holder of each object, with one call per node.
 void RemoteLookup::Ask(storage::TenantId tenant, std::vector<Want> wants) {
   std::map<std::string, std::vector<Want>> by_node;
   for (Want& want : wants) {
@@ -178,7 +178,7 @@ bool RemoteLookup::AnyoneWaits(storage::TenantId tenant, const Key& key) const {
 }
 
 bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<absl::StatusOr<OpenedObject>> shards) {
-  const bool here = cache_->Knows(tenant, want.key);  // an engine was quicker
+  const bool here = cache_->Knows(tenant, want.key);  // an engine here was faster
   bool whole = true;
   for (absl::StatusOr<OpenedObject>& shard : shards) {
     if (shard.ok() && (shard->header.ns != want.ns || shard->header.kind != want.kind)) {

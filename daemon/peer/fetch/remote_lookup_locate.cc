@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locating: what the directory, and this node, have of a lookup's prompts.
+// Locates a lookup's prompts in the directory and on this node.
 #include <algorithm>
 #include <functional>
 #include <iterator>
@@ -11,15 +11,14 @@
 namespace ashlar::daemon {
 namespace {
 
-// Depths at which a prompt's checkpoint is looked for where others have blocks of it, some at a time until one is
-// found; and at which it is looked for where blocks before it are missing there. Spans that are looked for, and the
-// most checkpoints of this node behind which other nodes' spans are.
+// Depths at which a prompt's checkpoint is searched where others have its blocks (in groups, until one is found) and
+// where they lack blocks before it. Also the number of spans, and the largest number of this node's checkpoints after
+// which other nodes' spans are searched.
 constexpr size_t kMostDepths = 1024, kDepthsAtOnce = 256, kMostDepthsBehind = 64, kMostSpans = 256, kMostBases = 4;
 
 using storage::Query;
 
-// An order for holders of which nothing else is known: one whose transport does not reach its GPUs sends what lies
-// there by way of dram.
+// Order for holders without measurements: a holder whose transport cannot reach its GPUs sends their data through dram.
 int Farness(TierKind tier) {
   return tier == TierKind::kDram ? 0 : tier == TierKind::kHbm ? 1 : 2;
 }
@@ -28,7 +27,7 @@ storage::PoolKind PoolOf(bool own) {
   return own ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
 }
 
-// The deepest checkpoint of a prompt that needs so many whole blocks.
+// Returns the depth of the deepest checkpoint that needs so many whole blocks.
 uint64_t Reach(const storage::PrefixText& text, size_t blocks) {
   const storage::PrefixModel& model = text.model();
   const uint64_t last = text.tokens().size() - 1;
@@ -61,10 +60,10 @@ void RemoteLookup::LocateSegments(std::span<const Query> queries, storage::PoolK
     Want want{
         .index = index, .kind = query.kind, .ns = query.ns, .key = query.key, .pool = pool, .shards = query.shard.size};
     struct Having {
-      uint32_t shards = 0;  // of this bundle
-      int farness = 0;      // the farthest shard's
+      uint32_t shards = 0;  // in this bundle
+      int farness = 0;      // of the farthest shard
     };
-    std::map<uint64_t, Having> having;  // by the member's incarnation
+    std::map<uint64_t, Having> having;  // by incarnation of the member
     std::vector<std::pair<int, std::shared_ptr<const Member>>> holders;
     for (; at != located.end() && at->index == index; ++at) {
       if (at->holding.kind != query.kind || at->holding.shard.size != query.shard.size) continue;
@@ -79,11 +78,11 @@ void RemoteLookup::LocateSegments(std::span<const Query> queries, storage::PoolK
   }
 }
 
-// Blocks tell how far others have this very prompt: depths are those of all texts. All blocks are looked for, because
-// one that no other node has may be here, and so may the checkpoint behind them.
+// Blocks show how far others have this prompt; depths cover all texts. All blocks are located, because a block that no
+// other node has may be here, and so may the checkpoint after it.
 void RemoteLookup::LocatePrefix(const storage::PrefixText& text, bool own, std::vector<Prefix>& prefixes) const {
   const storage::PrefixModel& model = text.model();
-  if (text.tokens().size() < 2) return;  // the last token is left to compute
+  if (text.tokens().size() < 2) return;  // the last token is never looked up
   Prefix prefix{.text = &text, .own = own};
   std::vector<Query> blocks;
   if (model.paged) {
@@ -99,9 +98,9 @@ void RemoteLookup::LocatePrefix(const storage::PrefixText& text, bool own, std::
   if (!prefix.ends.empty() || !prefix.blocks.empty()) prefixes.push_back(std::move(prefix));
 }
 
-// A checkpoint lies less than a block behind the last block that it needs. So the first ones to try are the deepest of
-// those before which others have all blocks: the first one found there is whole. Of the deeper ones a few are tried,
-// because blocks that others have not may be here.
+// A checkpoint is less than a block after the last block that it needs. So the search starts with the deepest depths
+// before which others have all blocks: the first checkpoint found there is complete. A few deeper depths are tried too,
+// because blocks that others lack may be here.
 std::vector<RemoteLookup::Prefix::End> RemoteLookup::LocateEnds(const Prefix& prefix) const {
   const storage::PrefixText& text = *prefix.text;
   const bool own = prefix.own;
@@ -121,7 +120,7 @@ std::vector<RemoteLookup::Prefix::End> RemoteLookup::LocateEnds(const Prefix& pr
   return ends;
 }
 
-// Tries the `most` deepest ones behind `above` and up to `end`; returns the depth up to which others are left.
+// Tries the `most` deepest depths in (above, end]; returns the depth up to which depths are untried.
 uint64_t RemoteLookup::LocateCheckpoints(const storage::PrefixText& text, bool own, uint64_t above, uint64_t end,
                                          size_t most, std::vector<Prefix::End>& ends) const {
   if (end <= above) return above;
@@ -144,7 +143,7 @@ uint64_t RemoteLookup::LocateCheckpoints(const storage::PrefixText& text, bool o
   return queries.size() < most ? above : depths.back() - 1;
 }
 
-// Adds the spans behind these checkpoints.
+// Adds the spans after these checkpoints.
 void RemoteLookup::LocateSpans(const storage::PrefixText& text, bool own, std::vector<Prefix::End>& ends) const {
   if (text.span_tokens() == 0) return;
   const storage::PrefixModel& model = text.model();
@@ -203,7 +202,7 @@ void RemoteLookup::AddHere(storage::TenantId tenant, const Prefix& prefix, uint6
   }
 }
 
-// The deepest end whose objects are all here or elsewhere, as far as is known.
+// Chooses the deepest end with all objects here or on other nodes, as far as is known.
 void RemoteLookup::Choose(storage::TenantId tenant, Prefix prefix, std::vector<Want>& wants) const {
   const storage::PrefixText& text = *prefix.text;
   const storage::PrefixModel& model = text.model();

@@ -12,10 +12,9 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kMostReading = 16;  // pieces of one holder: one that stands still leaves room for those of others
+constexpr size_t kMostReading = 16;  // pieces per holder, so that a stalled holder leaves room for others
 
-// The part of the extents that comes over the network: without the header, and without what lies behind the object's
-// end.
+// The part of the extents that is transferred: without the header and the bytes after the object's end.
 Spans BehindHeader(const OpenedObject& object, uint64_t first, const std::vector<std::byte*>& targets) {
   Spans spans;
   for (size_t i = 0; i < targets.size(); ++i) {
@@ -28,7 +27,7 @@ Spans BehindHeader(const OpenedObject& object, uint64_t first, const std::vector
   return spans;
 }
 
-// The header is written here, once: from then on engines may read it.
+// Writes the header, once; from then on engines may read it.
 Spans WriteHeader(const OpenedObject& object, uint64_t first, const std::vector<std::byte*>& targets,
                   const kernels::Gpu* gpu) {
   if (first == 0) {
@@ -161,8 +160,8 @@ void RemoteObjects::Came(Copy& copy, const std::shared_ptr<Race>& race) {
   const storage::Nanos now = clock_.Now();
   for (const Request& request : race->requests) {
     if (request.from == nullptr) continue;
-    rates_.Came(request.from->node, bytes, now - request.began);  // the loser has taken at least so long
-    // The loser, too, wrote into these extents: what is wrong with them may be its doing.
+    rates_.Came(request.from->node, bytes, now - request.began);  // the loser has taken at least this long
+    // The loser also wrote into these extents, and may have caused damage there.
     if (std::ranges::count(copy.senders, request.from) == 0) copy.senders.push_back(request.from);
   }
   copy.left -= std::min(copy.left, bytes);
@@ -189,7 +188,7 @@ void RemoteObjects::Count(Request& request) {
   request.counted = came;
 }
 
-// Another holder may be faster: while there is one, it is asked instead (Hedge).
+// Switches to another holder if there is one, which may be faster (Hedge).
 void RemoteObjects::GiveUpIfSlow(Copy& copy) {
   const bool only = copy.others.empty() && !copy.second.has_value() && !copy.asking && !copy.moving;
   if (!only || copy.slow || copy.recompute.value_or(0) == 0) return;
@@ -214,7 +213,7 @@ void RemoteObjects::Flush() {
 }
 
 void RemoteObjects::Hedge() {
-  constexpr storage::Nanos kAnswer = 10'000'000;  // a second holder's, at about
+  constexpr storage::Nanos kAnswer = 10'000'000;  // approximate time of a second holder's reply
   const storage::Nanos now = clock_.Now();
   while (!late_.empty() && std::get<storage::Nanos>(*late_.begin()) <= now) {
     const storage::RemoteCopyId id = std::get<1>(*late_.begin());
@@ -261,7 +260,7 @@ void RemoteObjects::SecondOpened(storage::RemoteCopyId id, Opener::Opened opened
   Move(id, copy, absl::UnavailableError("the second holder does not have the object"));
 }
 
-// The first holder's requests that still run fail, and are made again at the second one.
+// The first holder's remaining requests fail, and are repeated at the second one.
 void RemoteObjects::TakeSecond(Copy& copy) {
   opener_.Close(copy.object.member, copy.object.lease);
   copy.object = *std::exchange(copy.second, std::nullopt);
@@ -269,7 +268,7 @@ void RemoteObjects::TakeSecond(Copy& copy) {
   ++stats_.moved;
 }
 
-// A second holder that fails would be asked for each late piece: another one is opened for the next.
+// A failed second holder would be asked for every late piece, so it is dropped; the next late piece opens another one.
 void RemoteObjects::DropSecond(Copy& copy, const Member& member) {
   if (!copy.second.has_value() || copy.second->member->incarnation != member.incarnation) return;
   opener_.Close(copy.second->member, copy.second->lease);
@@ -289,7 +288,7 @@ void RemoteObjects::Move(storage::RemoteCopyId id, Copy& copy, const absl::Statu
     TakeSecond(copy);
     return GoOn(id, copy);
   }
-  if (copy.asking && !stopped_) {  // its answer decides
+  if (copy.asking && !stopped_) {  // its reply decides
     copy.moving = true;
     return;
   }
@@ -305,14 +304,14 @@ void RemoteObjects::Move(storage::RemoteCopyId id, Copy& copy, const absl::Statu
 void RemoteObjects::Moved(storage::RemoteCopyId id, Opener::Opened opened) {
   absl::StatusOr<OpenedObject>& object = opened.front();
   const auto found = copies_.find(id);
-  if (found == copies_.end()) {  // nobody reads it any more
+  if (found == copies_.end()) {  // no reader is left
     if (object.ok()) opener_.Close(object->member, object->lease);
     return;
   }
   Copy& copy = found->second;
   copy.moving = false;
   if (object.ok() && object->encoded != copy.object.encoded) {
-    // The same text, published by another engine: its bytes do not fit to those that have come already.
+    // The same text published by another engine: its bytes do not match those received already.
     opener_.Close(object->member, object->lease);
     object = absl::FailedPreconditionError("the next holder has different bytes for the same text");
   }
@@ -395,7 +394,7 @@ void RemoteObjects::Tick(PeerAsker& asker) {
   }
 }
 
-// The copy may have gone on at another holder meanwhile.
+// The copy may have switched to another holder meanwhile.
 void RemoteObjects::Renewed(storage::RemoteCopyId id, const PeerLease& lease, storage::Nanos until) {
   const auto found = copies_.find(id);
   if (found == copies_.end()) return;

@@ -14,7 +14,7 @@ constexpr storage::Nanos kMillisecond = 1'000'000;
 
 struct RemotePrefill::Search {
   storage::Nanos deadline = 0;
-  size_t open = 1;  // nodes that have not answered, and one until all are asked
+  size_t open = 1;  // nodes without a reply, plus one until all are asked
   std::vector<RemoteWorker> found;
   std::function<void(std::vector<RemoteWorker>)> done;
 };
@@ -90,14 +90,14 @@ void RemotePrefill::Prefill(const RemoteWorker& worker, const PrefillWork& work,
                    const auto shared = std::make_shared<Reply>(std::move(reply));
                    loop_.PostCompletion(work.tenant, [this, member, work, done, shared] {
                      if (!shared->ok()) return done(shared->status());
-                     // The lease was taken when the answer was written; the journey is short beside it.
+                     // The lease started when the reply was written; the delay since then is comparatively short.
                      done(Adopt(member, work, **std::move(shared), clock_.Now()));
                      cache_->SettleRemote(work.tenant, work.key, {});
                    });
                  });
 }
 
-// Takes in what the other node has leased, so that look-ups find it.
+// Adopts objects that the other node has leased, so that lookups find them.
 absl::Status RemotePrefill::Adopt(const std::shared_ptr<const Member>& member, const PrefillWork& work,
                                   PeerOpened answer, storage::Nanos asked_at) {
   absl::StatusOr<OpenedObject> opened = TakeOpened(answer, member, asked_at);
@@ -106,7 +106,7 @@ absl::Status RemotePrefill::Adopt(const std::shared_ptr<const Member>& member, c
     opener_.Close(member, opened->lease);
     return absl::DataLossError("header: namespace or kind does not match the request");
   }
-  if (directory_.BeingErased(names_.at(work.tenant), work.ns)) {  // it may have been there before
+  if (directory_.BeingErased(names_.at(work.tenant), work.ns)) {  // it may have existed before
     opener_.Close(member, opened->lease);
     return absl::NotFoundError("the object is being erased");
   }
@@ -114,7 +114,7 @@ absl::Status RemotePrefill::Adopt(const std::shared_ptr<const Member>& member, c
   const storage::Nanos cost = rates_.Estimate(member->node, header.bytes);
   const storage::RemoteCopyId copy = objects_.Add(work.tenant, *std::move(opened), {});
   if (!cache_->AdoptRemote({work.tenant, storage::PoolKind::kPublic}, std::move(header), copy, cost)) {
-    objects_.Release(copy);  // it is here already
+    objects_.Release(copy);  // already here
   }
   return absl::OkStatus();
 }

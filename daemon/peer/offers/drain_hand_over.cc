@@ -10,8 +10,8 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr uint32_t kFetches = 3;  // of an object that fail, until its node is not asked again
-constexpr int kTurns = 256;       // of one call: others use the thread in between
+constexpr uint32_t kFetches = 3;  // failed fetches of an object before its node is excluded
+constexpr int kTurns = 256;       // per call, so that others can use the thread in between
 
 }  // namespace
 
@@ -78,7 +78,8 @@ std::shared_ptr<const Member> DrainHandOver::HomeOf(const Handed& handed) {
   return silent && IsFull(**member, handed) ? nullptr : *member;
 }
 
-// Its group's home, else the one with the least under way of those that may take it. Null: it has to wait.
+// Returns its group's node, or else the one with the fewest offers in flight among those that may take it. Null if it
+// must wait.
 std::shared_ptr<const Member> DrainHandOver::NodeFor(const Handed& handed) {
   if (const std::shared_ptr<const Member> home = HomeOf(handed)) return IsFull(*home, handed) ? nullptr : home;
   std::shared_ptr<const Member> best;
@@ -92,7 +93,7 @@ std::shared_ptr<const Member> DrainHandOver::NodeFor(const Handed& handed) {
 void DrainHandOver::Tick() {
   if (!running_) return;
   if (clock_.Now() - looked_at_ >= options_.row_again) LookAround();
-  if (members_.empty()) {  // all of it is the disk's again
+  if (members_.empty()) {  // all of it is left to the disk
     for (const Handed& handed : std::exchange(again_, {})) {
       cache_.offers().Handed(handed.offering.pool.tenant, handed.offering.key, false);
     }
@@ -109,11 +110,11 @@ void DrainHandOver::Tick() {
       continue;
     }
     const std::shared_ptr<const Member> to = NodeFor(*next);
-    if (to == nullptr) {  // all have enough at present
+    if (to == nullptr) {  // all are busy now
       again_.push_front(*std::move(next));
       return;
     }
-    // More of the same tenant goes along.
+    // Adds more objects of the same tenant.
     std::vector<Handed> some;
     uint64_t bytes = 0, shards = 0;
     for (; next.has_value(); next = Next()) {
@@ -166,8 +167,8 @@ void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>
       cache_.offers().Handed(offering.pool.tenant, offering.key, true);
       continue;
     }
-    // What is late is on its way there: the same node is asked again, and joins. So it is where a fetch failed, which a
-    // busy machine may have done.
+    // After a timeout the object is still being transferred: the same node is asked again and joins the transfer. The
+    // same after a failed fetch, which may be due to a busy machine.
     const bool fetch_failed = reply.ok() && outcome == TakeOutcome::kFailed && ++some[i].failures < kFetches;
     if (refused || outcome == TakeOutcome::kBusy || outcome == TakeOutcome::kTimedOut || fetch_failed) {
       busy = true;
@@ -183,7 +184,7 @@ void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>
   } else if (took || !busy) {
     node.refusals = took ? 0 : node.refusals + 1;
   }
-  // A node that does not answer, or stops itself, takes nothing of the rest either.
+  // A node that does not reply, or is draining itself, takes nothing further.
   const bool stops = reply.ok() && std::ranges::count(*reply, TakeOutcome::kDraining) > 0;
   node.out |= out || stops || node.refusals >= options_.refusals;
   Tick();

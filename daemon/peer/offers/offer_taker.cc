@@ -61,7 +61,7 @@ void OfferTaker::Offer(const std::string& node, storage::TenantId tenant, const 
   if (--call->open == 0) AnswerNow(*call);
 }
 
-// One that is coming already costs nothing more.
+// An object already in flight costs nothing more.
 bool OfferTaker::MayTake(const std::string& node, const storage::Offering& offering) const {
   if (coming_.contains(PlaceOf(offering)) || coming_.empty()) return options_.objects > 0;
   const uint64_t bytes = AllBytes(offering);
@@ -94,7 +94,7 @@ void OfferTaker::Ends(const storage::Offering& offering) {
   stats_.under_way = coming_.size();
 }
 
-// For an engine that waits the top makes room as it does for any look-up, if it can.
+// If an engine waits for it, the top level makes room as for a lookup, if possible.
 TakeOutcome OfferTaker::Judge(const storage::Offering& offering, OfferKind why) {
   const TakeOutcome outcome = cache_.offers().Judge(offering, why == OfferKind::kDrain);
   const bool waits = why == OfferKind::kHandOff && outcome == TakeOutcome::kNoSpace;
@@ -113,7 +113,7 @@ void OfferTaker::Opened(const std::shared_ptr<Call>& call, OfferKind why, const 
 void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wanted& wanted,
                       std::span<absl::StatusOr<OpenedObject>> shards) {
   const storage::Offering& offering = wanted.offering;
-  // The offer said what to judge by, and the headers say what comes.
+  // The offer's description was judged; the headers must agree with it.
   const bool as_offered = std::ranges::all_of(shards, [&](const absl::StatusOr<OpenedObject>& shard) {
     return shard.ok() && shard->header.ns == offering.ns && shard->header.kind == offering.kind &&
            shard->header.bytes <= offering.bytes;
@@ -128,7 +128,7 @@ void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wa
     ObjectHeader header = shard->header;
     const storage::Nanos cost = rates_.Transfer(shard->member->node, header.bytes, clock_.Now());
     const storage::RemoteCopyId copy = objects_.Add(offering.pool.tenant, *std::move(shard), {});
-    // Another look-up may have adopted it, or brought it up: that is joined.
+    // Another lookup may have adopted or promoted it: joins that.
     if (!cache_.AdoptRemote(offering.pool, std::move(header), copy, cost)) objects_.Release(copy);
   }
   if (outcome != TakeOutcome::kAccepted) {

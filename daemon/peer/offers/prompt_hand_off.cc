@@ -89,7 +89,7 @@ void PromptHandOff::Answered(const std::shared_ptr<Text>& text, const std::vecto
         text->result.bytes += BytesOf(some[i]);
         break;
       case TakeOutcome::kBusy:
-      case TakeOutcome::kTimedOut:  // asked again, it is joined
+      case TakeOutcome::kTimedOut:  // a repeated request joins it
         text->waiting.push_back(some[i]);
         text->not_before = clock_.Now() + options_.pause;
         break;

@@ -29,7 +29,7 @@ void Replicas::Wait(const Place& place) {
   waiting_.push_back(place);
 }
 
-// At most once a second: it looks at all.
+// At most once a second, because it walks over all entries.
 void Replicas::Erase(storage::Nanos now) {
   if (now - erased_at_ < 1'000'000'000) return;
   erased_at_ = now;
@@ -47,7 +47,7 @@ void Replicas::Pause(const Member& member, storage::TenantId tenant, storage::Na
   not_before_[{member.incarnation, tenant}] = clock_.Now() + time;
 }
 
-// It neither has the object nor asked for it, shares the tenant, and had room lately.
+// Returns whether the node neither has nor requested the object, shares the tenant, and had room recently.
 bool Replicas::Wants(const Member& member, const storage::Offering& offering) const {
   const storage::TenantId tenant = offering.pool.tenant;
   if (Paused(member, tenant) || Paused(member, storage::kNoTenant) || !offerer_.Shares(member, tenant)) return false;
@@ -57,7 +57,7 @@ bool Replicas::Wants(const Member& member, const storage::Offering& offering) co
   });
 }
 
-// In turn. Null: those that want it are busy, or have enough offers at present.
+// Takes turns among nodes. Null if the nodes that want it are busy.
 std::optional<std::shared_ptr<const Member>> Replicas::NodeFor(const storage::Offering& offering) {
   const std::vector<std::shared_ptr<const Member>> members = directory_.Members();
   bool any = false;
@@ -74,7 +74,7 @@ std::optional<std::shared_ptr<const Member>> Replicas::NodeFor(const storage::Of
   return any ? std::optional(std::shared_ptr<const Member>()) : std::nullopt;
 }
 
-// Takes those out that are not to be offered any more.
+// Removes entries that are no longer to be offered.
 std::optional<storage::Offering> Replicas::Next() {
   while (!waiting_.empty()) {
     const auto [tenant, key] = waiting_.front();
@@ -90,7 +90,7 @@ void Replicas::Tick() {
   const storage::Nanos now = clock_.Now();
   const auto rate = static_cast<double>(options_.bytes_per_second);
   if (allowed_at_ > 0) allowance_ += rate * static_cast<double>(now - allowed_at_) / 1e9;
-  allowance_ = std::min(allowance_, rate);  // of a second
+  allowance_ = std::min(allowance_, rate);  // at most one second's worth
   allowed_at_ = now;
   for (size_t tries = 0; tries < kTries && allowance_ > 0; ++tries) {
     std::optional<storage::Offering> next = Next();
@@ -102,7 +102,7 @@ void Replicas::Tick() {
       waiting_.pop_front();
       continue;
     }
-    // More of the same tenant goes along.
+    // Adds more objects of the same tenant.
     const storage::TenantId tenant = next->pool.tenant;
     std::vector<storage::Offering> some;
     for (uint64_t shards = 0; next.has_value() && allowance_ > 0; next = Next()) {
@@ -118,7 +118,7 @@ void Replicas::Tick() {
   }
 }
 
-// The node opens what it takes as anybody does who asks: it counts as an asker before it does.
+// The receiving node opens objects like any requester, so it is counted as one first.
 void Replicas::Offer(const std::shared_ptr<const Member>& to, std::vector<storage::Offering> offerings) {
   const storage::Nanos now = clock_.Now();
   std::vector<Copy> copies;
@@ -151,7 +151,7 @@ void Replicas::Answered(const std::shared_ptr<const Member>& to, const std::vect
     if (outcome == TakeOutcome::kBusy) busy_until_[to->incarnation] = clock_.Now() + options_.busy_pause;
     const auto demand = demand_.find(PlaceOf(copies[i].offering));
     if (demand == demand_.end()) continue;
-    // Whoever did not even open it has not asked.
+    // A node that did not even open it is no requester.
     const auto asker = demand->second.askers.find(to->node);
     const bool opened = asker == demand->second.askers.end() || asker->second != copies[i].marked_at;
     const bool has_it = outcome == TakeOutcome::kAccepted || outcome == TakeOutcome::kAlreadyPresent;

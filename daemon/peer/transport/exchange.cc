@@ -9,7 +9,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr int64_t kFirstPause = 50'000'000, kLongestPause = 1'000'000'000;  // between connections that fail
+constexpr int64_t kFirstPause = 50'000'000, kLongestPause = 1'000'000'000;  // between failed connections
 constexpr int64_t kWatchEvery = 250'000'000;
 
 }  // namespace
@@ -33,7 +33,7 @@ Exchange::~Exchange() {
   std::vector<uint64_t> numbers;
   for (const auto& [number, transfer] : transfers_) numbers.push_back(number);
   for (const uint64_t number : numbers) End(number, absl::CancelledError("the transport is closing"));
-  ucx_.reset();  // closes all connections, with which the last sends end
+  ucx_.reset();  // closes all connections, which completes the last sends
   allowed_.clear();
 }
 
@@ -101,14 +101,14 @@ void Exchange::Revoke(uint64_t number, std::function<void()> quiet) {
   }
   {
     MutexLock lock(allowed_mutex_);
-    allowed_.erase(number);  // the last transfer under it lets go of it
+    allowed_.erase(number);  // the last transfer under it releases it
   }
   allowed->quiet = std::move(quiet);
   const std::set<uint64_t> under_way = allowed->transfers;
   for (const uint64_t each : under_way) End(each, absl::FailedPreconditionError("the grant was revoked"));
 }
 
-// The transfer's bytes move no more, but for sends that UCX has begun: with the last of them it is finished.
+// The transfer moves no more bytes, except for sends that UCX has begun; it is finished with the last of them.
 void Exchange::End(uint64_t number, const absl::Status& status) {
   Transfer& transfer = *transfers_.at(number);
   if (transfer.ended) return;
@@ -167,8 +167,8 @@ void Exchange::Finish(uint64_t number) {
 void Exchange::StartWaiting() {
   if (!may_start_) return;
   may_start_ = false;
-  // Peers in turn, one request each, until nobody's next one fits. Whose request finds no room among all has the next
-  // turn.
+  // Peers take turns, one request each, until no next request fits. The peer whose request does not fit globally has
+  // the next turn.
   for (size_t passed = 0; passed < peers_.size();) {
     auto next = peers_.upper_bound(last_turn_);
     if (next == peers_.end()) next = peers_.begin();
@@ -245,7 +245,7 @@ void Exchange::Expire(int64_t now) {
   }
 }
 
-// Ends connections that are in use and show no sign of life.
+// Ends connections in use that are silent.
 void Exchange::Watch(int64_t now) {
   if (now - watched_ < kWatchEvery) return;
   watched_ = now;
@@ -330,11 +330,11 @@ TransportStats Exchange::Stats() const {
   return stats;
 }
 
-// A send, or a read of a card, is complete.
+// Called when a send, or an RDMA read, is complete.
 void Exchange::Moved(uint64_t link, uint64_t number, uint64_t bytes, const absl::Status& status) {
   if (const auto found = connections_.find(link); found != connections_.end()) found->second.bytes_queued -= bytes;
   const auto found = transfers_.find(number);
-  Transfer& transfer = *found->second;  // lives as long as a send reads its sources
+  Transfer& transfer = *found->second;  // exists while a send reads its sources
   --transfer.sends;
   if (status.ok() && transfer.came != nullptr) transfer.came->fetch_add(bytes);
   if (transfer.ended) {
@@ -342,11 +342,11 @@ void Exchange::Moved(uint64_t link, uint64_t number, uint64_t bytes, const absl:
   } else if (!status.ok()) {
     End(number, status);
   } else if (transfer.role != Role::kPushing && transfer.sends == 0 && transfer.sent == transfer.length) {
-    End(number, absl::OkStatus());  // the last byte was handed to the network, or has come
+    End(number, absl::OkStatus());  // the last byte was handed to the network or received
   }
 }
 
-// Back-off with jitter: half of the pause is certain.
+// Back-off with jitter: at least half of the pause.
 void Exchange::Lost(Link& link, const absl::Status& why) {
   Connection* const connection = Of(link);
   if (connection == nullptr || connection->lost) return;

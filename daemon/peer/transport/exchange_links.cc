@@ -9,7 +9,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr int kMaxMalformed = 16;  // messages of a connection; then it ends
+constexpr int kMaxMalformed = 16;  // per connection; then it ends
 
 }  // namespace
 
@@ -40,7 +40,7 @@ void Exchange::OnMessage(Link* link, std::span<const std::byte> header, std::spa
   if (connection == nullptr || !message.ok()) {
     ++counts_.malformed;
     if (connection != nullptr) Suspect(*connection, absl::StrCat("malformed message: ", message.status().message()));
-    // A peer that sends nothing else costs no more than these messages.
+    // A peer that sends only such messages costs no more than these.
     if (connection != nullptr && ++connection->malformed > kMaxMalformed) {
       Drop(*connection, "malformed messages");
     }
@@ -68,13 +68,13 @@ void Exchange::Heard(Connection& connection) {
   connection.peer->failures_in_a_row = 0;
 }
 
-// Names, once a connection, who sends what no peer does: counts alone would not say whom to look at.
+// Logs, once per connection, the sender of messages that no peer sends: counts alone would not identify it.
 void Exchange::Suspect(Connection& connection, absl::string_view why) {
   if (std::exchange(connection.suspected, true)) return;
   Log("suspect", connection.link->peer, std::string(why));
 }
 
-// Ends a connection; UCX may be in the middle of a message of it, so that Progress closes it later.
+// Ends a connection. UCX may be processing one of its messages, so Progress closes it later.
 void Exchange::Drop(Connection& connection, absl::string_view why) {
   Link& link = *connection.link;
   Lost(link, absl::UnavailableError(absl::StrCat("connection with ", link.peer, ": ", why)));
@@ -82,10 +82,10 @@ void Exchange::Drop(Connection& connection, absl::string_view why) {
 }
 
 void Exchange::Closed(Link& link) {
-  std::erase(dropped_, &link);  // one that was dropped may break by itself before its turn to be closed
+  std::erase(dropped_, &link);  // a dropped one may fail before it is closed
   const auto found = connections_.find(link.id);
   if (found == connections_.end()) return;
-  GiveBackAll(found->second);  // no card reads over a link that is closed
+  GiveBackAll(found->second);  // RDMA does not read over a closed link
   counts_.bytes_sent += link.bytes_sent;
   counts_.bytes_received += link.bytes_received;
   if (link.accepted) --accepted_;
@@ -109,7 +109,7 @@ void Exchange::KeepPeers(const std::vector<HostPort>& peers) {
   }
 }
 
-// By what carries the bytes now, or did when a peer was last reached: a fabric that is well again clears it.
+// Determined by the current transport, or that of the last connection to a peer; a recovered fabric clears it.
 bool Exchange::SlowFabric() const {
   if (!options_.expect_rdma) return false;
   const auto accepted = [](const auto& each) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loans: a reader borrows bytes of its holder, has its card read them, and returns them.
+// Loans: a reader borrows bytes of a holder, fetches them by RDMA reads, and returns the loan.
 #include <algorithm>
 #include <iterator>
 
@@ -9,7 +9,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr uint64_t kReadBytes = 1024 * 1024;  // of one read
+constexpr uint64_t kReadBytes = 1024 * 1024;  // per read
 
 }  // namespace
 
@@ -32,7 +32,7 @@ const Transport::CopyIn* Exchange::WayInto(const std::byte* data) const {
   return data < begin + area.bytes ? &area.copy_in : nullptr;
 }
 
-// The receiver's thread copies the bytes of messages.
+// The receiving thread copies the bytes of messages.
 absl::Status Exchange::MayMove(const Transfer& transfer) const {
   if (!transfer.places.empty()) return absl::OkStatus();
   bool may = true;
@@ -43,7 +43,7 @@ absl::Status Exchange::MayMove(const Transfer& transfer) const {
   return may ? absl::OkStatus() : absl::FailedPreconditionError("this memory can only be filled by RDMA reads");
 }
 
-// The first requests over a connection, from which nothing has come yet, go by messages: what carries it is not known.
+// The first requests over a new connection use messages, because its transport is not known yet.
 bool Exchange::Borrows(const Connection& connection, const Transfer& transfer) const {
   return connection.reads && transfer.role == Role::kFetching && transfer.offset <= transfer.places.bytes() &&
          transfer.length <= transfer.places.bytes() - transfer.offset;
@@ -57,7 +57,7 @@ void Exchange::Lend(Transfer& transfer) {
 
 void Exchange::Lent(Connection& connection, const Message& message) {
   Transfer* const transfer = OurTicket(connection, message.to);
-  if (transfer == nullptr || transfer->places.empty() || transfer->lent) {  // nobody waits for it any more
+  if (transfer == nullptr || transfer->places.empty() || transfer->lent) {  // no caller waits for it any more
     ucx_->SendText(*connection.link, {.kind = MessageKind::kReturned, .to = message.from}, "");
     return;
   }
@@ -74,7 +74,7 @@ void Exchange::Lent(Connection& connection, const Message& message) {
   connection.sending.push_back(message.to.number);
 }
 
-// Reads what is one run of bytes at both ends.
+// Reads bytes that are contiguous at both ends.
 void Exchange::ReadPiece(Connection& connection, uint64_t number, Transfer& transfer) {
   const RemotePlaces::Place there = transfer.places.At(transfer.offset + transfer.sent);
   std::span<std::byte> here;
@@ -97,7 +97,7 @@ void Exchange::ReadPiece(Connection& connection, uint64_t number, Transfer& tran
 }
 
 void Exchange::Returned(const Connection& connection, const Message& message) {
-  const auto found = transfers_.find(message.to.number);  // which may have ended: then it is waited for
+  const auto found = transfers_.find(message.to.number);  // it may have ended; then waits for it
   const bool valid = found != transfers_.end() && found->second->link == connection.link &&
                      found->second->role == Role::kLending && SameGrant(found->second->ticket, message.to);
   if (!valid || !found->second->lent) {

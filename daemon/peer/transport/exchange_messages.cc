@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles messages. Every one of them may come from somebody who means harm.
+// Handles messages. Any of them may come from an attacker.
 #include <algorithm>
 #include <cstring>
 
@@ -9,10 +9,10 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr uint64_t kPieceBytes = Transport::kMessageBytes;  // a segment of TCP holds it (ucx_settings.cc)
-constexpr size_t kMaxPieces = 15;                           // spans in one message
-constexpr uint64_t kQueuedBytes = 2 * 1024 * 1024;          // of a connection, handed to UCX and not yet sent
-constexpr size_t kMaxQueuedMessages = 1024;                 // a peer that asks and does not read is let go
+constexpr uint64_t kPieceBytes = Transport::kMessageBytes;  // fits in a TCP segment (ucx_settings.cc)
+constexpr size_t kMaxPieces = 15;                           // spans per message
+constexpr uint64_t kQueuedBytes = 2 * 1024 * 1024;          // per connection: handed to UCX but not sent
+constexpr size_t kMaxQueuedMessages = 1024;                 // disconnects a peer that requests but does not read
 
 }  // namespace
 
@@ -38,7 +38,7 @@ void Exchange::Handle(Connection& connection, const Message& message, std::span<
       Transfer* const transfer = OurTicket(connection, message.to);
       if (transfer == nullptr) return;
       const bool failed = message.kind == MessageKind::kFailed;
-      // A push is done when the owner says so after all its bytes; a fetch with its last byte.
+      // A push is done when the owner confirms all its bytes, a fetch with its last byte.
       const bool may_be_done = transfer->role == Role::kPushing && transfer->sent == transfer->length;
       const std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
       if (failed && transfer->peer != nullptr) {
@@ -72,7 +72,7 @@ void Exchange::Handle(Connection& connection, const Message& message, std::span<
   }
 }
 
-// Finds the transfer of a ticket of ours on this connection: null where it has ended, or is somebody else's.
+// Finds the transfer of one of our tickets on this connection; null if it has ended or belongs to another connection.
 Exchange::Transfer* Exchange::OurTicket(const Connection& connection, const Grant& ticket) {
   const auto found = transfers_.find(ticket.number);
   const bool valid = found != transfers_.end() && found->second->link == connection.link &&
@@ -90,7 +90,7 @@ std::shared_ptr<Exchange::Allowed> Exchange::FindGrant(uint64_t number) const {
 absl::Status Exchange::Judge(const Connection& connection, const Message& message,
                              std::shared_ptr<Allowed>& allowed) const {
   std::shared_ptr<Allowed> found = FindGrant(message.to.number);
-  // One answer for an unknown number and for a wrong secret.
+  // Replies identically to an unknown number and a wrong secret.
   if (found == nullptr || !SameGrant(found->grant, message.to)) {
     return absl::PermissionDeniedError("grant: unknown");
   }
@@ -159,7 +159,7 @@ void Exchange::Resolved(uint64_t number, absl::StatusOr<Spans> spans) {
         absl::InternalError(absl::StrCat("the owner listed ", list.bytes(), " bytes; expected ", transfer.length)));
     return;
   }
-  Connection* const connection = Of(*transfer.link);  // it is not lost: that ends its transfers
+  Connection* const connection = Of(*transfer.link);  // the connection is not lost, since that ends its transfers
   transfer.ready = true;
   if (transfer.role == Role::kLending) {
     Lend(transfer);
@@ -214,7 +214,7 @@ void Exchange::Refuse(Connection& connection, const Grant& to, const absl::Statu
                  std::string(why.message().substr(0, kMaxErrorText)));
 }
 
-// Sends pieces of the connection's transfers in turn, as far as UCX may hold them.
+// Sends pieces of the connection's transfers in turn, as far as UCX may queue them.
 bool Exchange::Pump(Connection& connection) {
   bool some = false;
   while (!connection.lost && !connection.sending.empty() && connection.bytes_queued < kQueuedBytes) {

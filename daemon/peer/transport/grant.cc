@@ -16,12 +16,12 @@ bool SameGrant(const Grant& a, const Grant& b) {
 
 std::array<uint8_t, 16> DrawSecret() {
   std::array<uint8_t, 16> secret;
-  // So few bytes come whole or, before the kernel's source is ready, after a signal, not at all.
+  // So few bytes come whole, or not at all if a signal interrupts before the kernel's source is ready.
   ssize_t drawn = 0;
   do {
     drawn = getrandom(secret.data(), secret.size(), 0);
   } while (drawn < 0 && errno == EINTR);
-  if (drawn != static_cast<ssize_t>(secret.size())) std::abort();  // a secret that can be guessed is worse
+  if (drawn != static_cast<ssize_t>(secret.size())) std::abort();  // a guessable secret would be worse
   return secret;
 }
 

@@ -15,7 +15,7 @@ void RegisteredAreas::Add(std::byte* data, uint64_t bytes, std::string key) {
 RemoteMemory RegisteredAreas::Describe(const Spans& spans, size_t most_arenas, size_t most_runs) const {
   MutexLock lock(mutex_);
   RemoteMemory memory;
-  std::map<uint64_t, uint32_t> numbers;  // in the list, by their bases
+  std::map<uint64_t, uint32_t> numbers;  // index in the list, by base
   for (const auto& span : spans) {
     auto next = areas_.upper_bound(span.data());
     if (next == areas_.begin()) return {};

@@ -17,7 +17,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr uint8_t kEstablished = 1;  // TCP_ESTABLISHED, whose header excludes that of tcp_info
+constexpr uint8_t kEstablished = 1;  // TCP_ESTABLISHED; its header conflicts with that of tcp_info
 
 using Name = int (*)(int, sockaddr*, socklen_t*);
 
@@ -29,7 +29,7 @@ std::optional<sockaddr_in6> AddressBy(Name name, int socket) {
   return address;
 }
 
-// Port 0 is no port. The port stands in the same place in both families.
+// Port 0 means none. The port has the same offset in both families.
 uint16_t LocalPort(int socket) {
   const std::optional<sockaddr_in6> address = AddressBy(getsockname, socket);
   return address.has_value() ? ntohs(address->sin6_port) : 0;
@@ -43,7 +43,7 @@ std::string PeerHost(int socket) {
   return {reinterpret_cast<const char*>(&four.sin_addr), sizeof(in_addr)};
 }
 
-// The time since the connection began, of an established one that has received nothing.
+// Returns the age of an established connection that has received nothing.
 std::optional<std::chrono::milliseconds> SilentFor(int socket) {
   tcp_info info{};
   socklen_t size = sizeof info;
@@ -69,13 +69,13 @@ size_t SilentSockets::End() {
     int fd = -1;
     std::from_chars(entry->d_name, entry->d_name + std::strlen(entry->d_name), fd);
     if (fd < 0 || !ports_.contains(LocalPort(fd))) continue;
-    // UCX may close the descriptor meanwhile, and its number may become another file's: this one stays what it is.
+    // UCX may close the descriptor meanwhile, and its number may be reused; a duplicate stays valid.
     const UniqueFd socket(fcntl(fd, F_DUPFD_CLOEXEC, 0));
     if (!socket.valid() || !ports_.contains(LocalPort(socket.get()))) continue;
     const std::optional<std::chrono::milliseconds> silent = SilentFor(socket.get());
     if (!silent.has_value()) continue;
     if (*silent < patience_ && ++of_host[PeerHost(socket.get())] <= kOfAnAddress) continue;
-    shutdown(socket.get(), SHUT_RDWR);  // UCX sees the end, and closes it
+    shutdown(socket.get(), SHUT_RDWR);  // UCX sees the end and closes it
     ++ended;
   }
   return ended;

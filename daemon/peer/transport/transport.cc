@@ -23,18 +23,18 @@
 namespace ashlar::daemon {
 namespace {
 
-// Where processors are short, engines of this node come first. Who may not say so has the thread run like others.
+// Lowers the thread's priority below that of local engines. Without the permission it keeps its priority.
 void MakeWay() {
   constexpr int kNicer = 5, kMost = 19;
   const auto self = static_cast<id_t>(gettid());
   setpriority(PRIO_PROCESS, self, std::min(getpriority(PRIO_PROCESS, self) + kNicer, kMost));
 }
 
-// Closures for the transport's thread. Its length is bounded by what they are for: requests are counted, answers belong
-// to requests that are served, and the rest waits for its own end.
+// Closures for the transport's thread. Its length is bounded by its users: requests are counted, replies belong to
+// served requests, and other callers wait for their closures.
 class Inbox {
  public:
-  // Empty `wake`: the thread that waits for the event is woken.
+  // Empty `wake`: wakes the thread that waits for the event.
   explicit Inbox(std::function<void()> wake)
       : event_(wake ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), wake_(std::move(wake)) {}
 
@@ -50,7 +50,7 @@ class Inbox {
   void Wake() const {
     if (wake_) return wake_();
     const uint64_t one = 1;
-    if (write(event_.get(), &one, sizeof one) < 0) return;  // full: it is awake
+    if (write(event_.get(), &one, sizeof one) < 0) return;  // full: it is already awake
   }
   std::deque<std::function<void()>> Take() {
     MutexLock lock(mutex_);
@@ -114,7 +114,7 @@ class Transport::Thread {
   }
 
   void Put(std::function<void()> closure) { inbox_->Put(std::move(closure)); }
-  // Runs on the thread, and waits for it.
+  // Runs on the thread and waits for the result.
   template <class Result>
   Result Ask(std::function<Result()> question) {
     if (!driven_) return question();
@@ -145,7 +145,7 @@ class Transport::Thread {
       requests_.fetch_sub(1);
       done(status);
     };
-    // A closure is copied where it is kept; the request is not.
+    // std::function copies the closure, but not the request.
     auto shared = std::make_shared<Request>(std::move(request));
     Put([this, shared] { exchange_->Begin(std::move(*shared)); });
     return number;
@@ -159,7 +159,7 @@ class Transport::Thread {
   }
 
  private:
-  static constexpr int kRounds = 64;  // of progress before the inbox is looked at
+  static constexpr int kRounds = 64;  // rounds of progress between checks of the inbox
 
   void Run() {
     if (options_.enter_gpu) options_.enter_gpu();
@@ -170,7 +170,7 @@ class Transport::Thread {
   }
 
   void End() {
-    for (auto& closure : inbox_->Take()) closure();  // requests that came meanwhile end as all others
+    for (auto& closure : inbox_->Take()) closure();  // requests that came meanwhile end like all others
     exchange_.reset();
     inbox_->Close();
   }
@@ -179,7 +179,7 @@ class Transport::Thread {
     if (!exchange_->ucx().Arm()) return;
     pollfd events[] = {{exchange_->ucx().event(), POLLIN, 0}, {inbox_->event(), POLLIN, 0}};
     const int64_t due = exchange_->due();
-    // Connections that say nothing wake nobody, and are looked for once a second.
+    // Silent connections wake no thread and are checked once a second.
     constexpr int64_t kMillisecond = 1'000'000, kLongest = 1'000;
     int timeout = kLongest;
     if (due != INT64_MAX) {
@@ -187,12 +187,12 @@ class Transport::Thread {
     }
     if (poll(events, 2, timeout) > 0 && events[1].revents != 0) {
       uint64_t count;
-      if (read(inbox_->event(), &count, sizeof count) < 0) return;  // somebody's wake came before
+      if (read(inbox_->event(), &count, sizeof count) < 0) return;  // another wake came first
     }
   }
 
   const TransportOptions options_;
-  const bool driven_;  // by a thread of its own
+  const bool driven_;  // runs on its own thread
   const std::shared_ptr<Inbox> inbox_;
   std::unique_ptr<Exchange> exchange_;
   HostPort address_;
@@ -200,7 +200,7 @@ class Transport::Thread {
   bool reads_ = false, reaches_cuda_ = false;
   std::atomic<size_t> requests_{0};
   bool opened_ = false;
-  bool stopping_ = false;  // the thread's
+  bool stopping_ = false;  // transport thread only
   std::thread thread_;
 };
 

@@ -20,7 +20,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr int kMessageId = 0;  // the one kind of active message; wire.h tells the rest apart
+constexpr int kMessageId = 0;  // the only kind of active message; wire.h distinguishes messages
 
 // Returns the text that `print` writes to its file.
 template <class Print>
@@ -43,8 +43,8 @@ absl::Status ToStatus(ucs_status_t status, absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", ucs_status_string(status)));
 }
 
-// UCX's own thread answers a peer that knocks, in UCX 1.13 also once the listener is gone that the peer has reached. So
-// the kernel drops what comes for the listening sockets first, and those that are in between are heard and refused.
+// UCX's own thread accepts connections; UCX 1.13 does so even after their listener was destroyed. So the kernel first
+// drops packets for the listening sockets, and connections made in between are accepted and refused.
 void UcxWorker::LetNobodyIn() {
   if (listener_ == nullptr) return;
   constexpr auto kInBetween = std::chrono::milliseconds(50);
@@ -88,10 +88,9 @@ absl::Status UcxWorker::Open(const TransportOptions& options) {
   return options.allow.empty() ? absl::OkStatus() : AdmitOnly(listening_, options.allow);
 }
 
-// With UCP_FEATURE_RMA, UCX's software serves reads and writes of any address where no card does it, and asks for no
-// key. So a context that has the feature has no TCP, and one that has TCP lacks the feature. Of RDMA's transports it
-// has rc: a connection of it that is closed is an end to what the other end's card may read, unlike one of dc, whose
-// target serves all peers.
+// With UCP_FEATURE_RMA, UCX serves reads and writes of any address in software where RDMA is missing, without a key. So
+// a context with this feature has no TCP, and one with TCP lacks the feature. Of the RDMA transports it has rc: closing
+// an rc connection ends the peer's access, whereas a dc target serves all peers.
 absl::Status UcxWorker::OpenContext(const TransportOptions& options) {
   if (options.reads == RemoteReads::kBySoftware) {
     reads_ = options.reads;
@@ -113,15 +112,15 @@ absl::Status UcxWorker::OpenContext(const TransportOptions& options, const std::
   ucp_config_t* config = nullptr;
   if (absl::Status s = ToStatus(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read"); !s.ok()) return s;
   const absl::Cleanup release = [config] { ucp_config_release(config); };
-  // By this UCX copies between GPUs' memory and the processor's, and knows the one from the other. It carries nothing
-  // between nodes. Where UCX lacks it, the rest is opened without a word.
+  // UCX uses it to copy between GPU and host memory and to distinguish them. It does not connect nodes. If UCX lacks
+  // it, the others are opened without a warning.
   const std::string all = options.enter_gpu ? transports + ",cuda_copy" : transports;
   if (absl::Status s = ApplyUcxSettings(options, all, config, settings_); !s.ok()) return s;
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | more_features;
   if (absl::Status s = ToStatus(ucp_init(&params, config, &context_), "ucp_init"); !s.ok()) return s;
-  // An interface that is not up yet is left out without a word, and no peer could be reached.
+  // UCX silently omits an interface that is not up, and no peer could be reached.
   const bool networked = Info().find("tcp/") != std::string::npos || has_rdma();
   return networked ? absl::OkStatus() : absl::UnavailableError("UCX found no active network interface");
 }
@@ -129,15 +128,15 @@ absl::Status UcxWorker::OpenContext(const TransportOptions& options, const std::
 absl::Status UcxWorker::OpenWorker() {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // opened on one thread, used on another
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // created on one thread, used on another
   if (absl::Status s = ToStatus(ucp_worker_create(context_, &params, &worker_), "ucp_worker_create"); !s.ok()) return s;
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                        UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.flags = UCP_AM_FLAG_WHOLE_MSG;
   handler.arg = this;
-  // UCX 1.13 takes a handler for an id that none was set for from memory that it has not initialised. The largest id
-  // comes first, so that its table grows once.
+  // UCX 1.13 reads the handler of an unset ID from uninitialised memory. The largest ID is set first, so that the table
+  // grows once.
   for (int id = UINT16_MAX; id >= 0; --id) {
     handler.id = id;
     handler.cb = id == kMessageId ? OnMessage : OnForeignMessage;
@@ -233,7 +232,7 @@ ucs_status_t UcxWorker::OnMessage(void* self, const void* header, size_t header_
     if (found != worker->links_.end()) link = found->second.get();
   }
   if (link != nullptr && link->lost) return UCS_OK;
-  // The data of a rendezvous is still at the sender, and stays there.
+  // The data of a rendezvous is still at the sender and stays there.
   if (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) link = nullptr;
   if (link != nullptr) link->bytes_received += bytes;
   worker->events_.received(link, {static_cast<const std::byte*>(header), header == nullptr ? 0 : header_bytes},
@@ -243,7 +242,7 @@ ucs_status_t UcxWorker::OnMessage(void* self, const void* header, size_t header_
 
 ucs_status_t UcxWorker::OnForeignMessage(void* self, const void*, size_t, void*, size_t,
                                          const ucp_am_recv_param_t* param) {
-  return OnMessage(self, nullptr, 0, nullptr, 0, param);  // which has no header, and is malformed
+  return OnMessage(self, nullptr, 0, nullptr, 0, param);  // without a header, so it is malformed
 }
 
 void UcxWorker::OnError(void* self, ucp_ep_h ep, ucs_status_t status) {
@@ -366,7 +365,7 @@ std::string UcxWorker::Lanes(Link& link) const {
   return joined;
 }
 
-// About once a second, as long as Progress is called that often.
+// About once a second, if Progress is called that often.
 void UcxWorker::EndSilent() {
   const auto now = std::chrono::steady_clock::now();
   if (now - silent_ended_ < std::chrono::seconds(1)) return;

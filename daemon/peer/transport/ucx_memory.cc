@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of this process that cards of peers read, and that this one's card reads into.
+// Memory of this process for RDMA: read by peers, or the target of reads.
 #include <ucp/api/ucp.h>
 
 #include <cstring>
@@ -19,12 +19,12 @@ struct UcxKey final : RemoteKey {
   const ucp_rkey_h key;
 };
 
-// UCX learns no length when it unpacks a key: a map of domains, a type of memory, and for each domain up to 255 bytes
-// behind their length. In a room of so many zeros it reads no further, whatever a peer has sent.
+// UCX unpacks a key without a length: a map of domains, a memory type, and for each domain up to 255 bytes after their
+// length. In a zeroed buffer of this size it never reads further, whatever a peer has sent.
 constexpr size_t kLongestKey = sizeof(uint64_t) + 1 + 64 * 256;
 
-// The first release whose usual protocols read into memory of a type that the caller gives; earlier ones take all of it
-// for the processor's.
+// The first release whose usual protocols read into memory of a type given by the caller; earlier ones assume host
+// memory.
 constexpr unsigned kMemoryTypesSince = 16;
 
 }  // namespace
@@ -58,7 +58,7 @@ MemoryType UcxWorker::TypeOf(const std::byte* data) const {
   return area == nullptr ? MemoryType::kHost : area->type;
 }
 
-// A GPU's memory is registered by its address: UCX finds a way by itself (dmabuf, or the driver's peer memory).
+// A GPU's memory is registered by address: UCX chooses the method (dmabuf, or the driver's peer memory).
 absl::StatusOr<std::string> UcxWorker::Register(std::byte* data, uint64_t bytes, MemoryType type) {
   if (AreaOf(data) != nullptr) return absl::AlreadyExistsError("memory: already registered");
   if (!reads()) {
@@ -72,7 +72,7 @@ absl::StatusOr<std::string> UcxWorker::Register(std::byte* data, uint64_t bytes,
   params.length = bytes;
   params.prot = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_LOCAL_WRITE | UCP_MEM_MAP_PROT_REMOTE_READ;
   params.memory_type = UcsTypeOf(type);
-  areas_[data] = {bytes, type, nullptr};  // messages need the type, also where no card can read it
+  areas_[data] = {bytes, type, nullptr};  // messages also need the type, even without RDMA
   ucp_mem_h handle = nullptr;
   if (absl::Status s = ToStatus(ucp_mem_map(context_, &params, &handle), "ucp_mem_map"); !s.ok()) return s;
   areas_[data].handle = handle;
@@ -92,7 +92,7 @@ void UcxWorker::UnregisterAll() {
 }
 
 absl::StatusOr<std::unique_ptr<RemoteKey>> UcxWorker::Unpack(Link& link, const std::string& packed) {
-  constexpr size_t kType = sizeof(uint64_t);  // where the type of memory stands
+  constexpr size_t kType = sizeof(uint64_t);  // offset of the memory type
   if (packed.size() <= kType || packed.size() > kLongestKey ||
       static_cast<uint8_t>(packed[kType]) >= UCS_MEMORY_TYPE_LAST) {
     return absl::InvalidArgumentError("remote_key: invalid");
@@ -119,7 +119,7 @@ void UcxWorker::Get(Link& link, RemoteKey& key, uint64_t address, std::span<std:
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.memory_type = UcsTypeOf(TypeOf(target.data()));
   if (area != nullptr && area->handle != nullptr && AreaOf(&target.back()) == area) {
-    param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;  // nothing is registered for this one read
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;  // avoids a registration for this read
     param.memh = area->handle;
   }
   param.user_data = read.get();

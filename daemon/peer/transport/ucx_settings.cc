@@ -20,27 +20,25 @@ struct Default {
   bool fixed = false;
 };
 
-// Segments of TCP hold a whole piece of a transfer (kPieceBytes) and its headers, so that a piece is received in one
-// buffer, from which it is copied once.
-// UCX 1.17 and later know settings of transports by their full names.
+// TCP segments hold a whole piece of a transfer (kPieceBytes) with headers, so that a piece is received in one buffer
+// and copied once. UCX 1.17 and later require full names of transports' settings.
 constexpr unsigned kPrefixesSince = 17;
 
 constexpr Default kDefaults[] = {
-    // Between daemons there is no shared memory: UCX refuses it together with errors of peers.
-    {"TLS", "", true},  // as the caller says
-    // A piece is handled when all of it is there; UCX does not write to targets.
+    // No shared memory between daemons: UCX does not support it together with error handling of peers.
+    {"TLS", "", true},  // set by the caller
+    // A piece is handled when it is complete; UCX does not write to targets.
     {"RNDV_THRESH", "inf", true},
     {"TCP_PUT_ENABLE", "n", true},
     {"TCP_TX_SEG_SIZE", "260k"},
     {"TCP_RX_SEG_SIZE", "260k"},
     {"TCP_MAX_IOV", "16"},
     {"MAX_EAGER_RAILS", "1"},
-    // UCX writes a line, or a trace of its stack, for much that a peer may send: nobody shall fill the log.
+    // UCX logs a line or a stack trace for many peer messages, and peers must not fill the log.
     {"LOG_LEVEL", "FATAL"},
-    // A daemon that starts again has its port again.
+    // A restarted daemon gets its port back.
     {"TCP_CM_REUSEADDR", "y"},
-    // The interface of the address that was given, and no other, carries the data. Where two sides differ in this, UCX
-    // waits for ever.
+    // Only the interface of the given address carries data. If the two sides differ in this, UCX waits without end.
     {"CM_USE_ALL_DEVICES", "n", true},
     {"TCP_KEEPIDLE", "5s"},
     {"TCP_KEEPINTVL", "2s"},
@@ -71,7 +69,7 @@ std::string InterfaceOf(const std::string& address) {
 
 namespace {
 
-// Where UCX looks a transport's setting up, older ones know it without the transport's name.
+// Older releases list a transport's setting without the transport's name.
 std::string NameInTable(const std::string& name) {
   unsigned major = 0, minor = 0, release = 0;
   ucp_get_version(&major, &minor, &release);

@@ -38,12 +38,12 @@ Grant GrantAt(std::span<const std::byte> bytes, size_t at) {
   return grant;
 }
 
-// Which fields a kind uses.
+// The fields that a kind uses.
 struct Use {
   bool to, from, offset, length, patience, code, payload;
 };
 constexpr Use kUse[] = {
-    {},                                                             // no kind is 0
+    {},                                                             // 0 is not a kind
     {.to = 1, .from = 1, .offset = 1, .length = 1, .patience = 1},  // kFetch
     {.to = 1, .from = 1, .offset = 1, .length = 1, .patience = 1},  // kPush
     {.to = 1, .from = 1},                                           // kReady
