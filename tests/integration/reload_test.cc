@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "tests/integration/daemon_process.h"
+#include "tests/integration/victim.h"
 
 namespace ashlar::integration {
 namespace {
@@ -37,6 +38,7 @@ class ReloadOf : public testing::Test {
 };
 
 TEST_F(ReloadOf, NonRegularFileIsRefusedAtOnce) {
+  Victim victim(daemon_.client_options());
   const size_t before = daemon_.peak_bytes();
   ExpectRefused([&] { ASSERT_EQ(mkfifo(config_.c_str(), 0600), 0); }, "it is a FIFO");
   ExpectRefused([&] { std::filesystem::create_symlink("/dev/zero", config_); }, "it is a device");
@@ -47,6 +49,7 @@ TEST_F(ReloadOf, NonRegularFileIsRefusedAtOnce) {
       },
       "larger than");
   EXPECT_LE(daemon_.peak_bytes(), before + (size_t{64} << 20));
+  victim.ExpectServed();
 
   std::ofstream(config_, std::ios::app) << "log:\n  level: debug\n";
   daemon_.Signal(SIGHUP);
