@@ -36,7 +36,7 @@ struct Copy {
     kWhole,
     kDraining,  // no longer wanted, but a write to the slot is in flight; if it has users, it is wanted again and
                 // filled anew afterwards
-    kBroken,  // filling or committing it failed; users of the slot keep it
+    kBroken,    // filling or committing it failed; users of the slot keep it
   };
   State state = State::kNone;
   uint8_t source = 0;    // in kCopying and kDraining: level of the source
