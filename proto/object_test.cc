@@ -74,7 +74,7 @@ TEST(ObjectHeader, PartsOfOtherKindsAreRefused) {
   const auto betas = std::ranges::find(span.parts, PartForm::kSpanBetas, &Part::form);
   ASSERT_NE(betas, span.parts.end());
   betas->dtype = DType::kF16;
-  EXPECT_THAT(refusal(span), testing::HasSubstr("not fp32"));
+  EXPECT_THAT(refusal(span), testing::HasSubstr("must be fp32"));
   betas->dtype = DType::kF32;
   span.stored_tokens -= 1;
   EXPECT_THAT(refusal(span), testing::HasSubstr("units do not cover the stored tokens"));

@@ -231,8 +231,9 @@ TEST_F(AdminTest, RefusesByName) {
   refused(request, kBad, "tenant: required");
   request.set_tenant("nobody");
   refused(request, kNone, "tenant: \"nobody\"");
-  refused(Ask("x", ObjectKind::kSegment, Tokens(24)), kBad, "ns: not 2 to 32 bytes");
-  refused(Ask(std::string(33, 'x'), ObjectKind::kSegment, Tokens(24)), kBad, "ns: not 2 to 32 bytes");
+  refused(Ask("x", ObjectKind::kSegment, Tokens(24)), kBad, "ns: wrong length; expected 2 to 32 bytes");
+  refused(Ask(std::string(33, 'x'), ObjectKind::kSegment, Tokens(24)), kBad,
+          "ns: wrong length; expected 2 to 32 bytes");
   refused(Ask(ns.substr(0, 2) + "zzzz", ObjectKind::kSegment, Tokens(24)), kNone, "ns: no model begins with ");
   refused(Ask("", ObjectKind::kSegment, Tokens(24)), kBad, "identity");
   request = good;

@@ -120,7 +120,7 @@ TEST_F(AdminUpkeepTest, NamesTheFieldOfABadList) {
   EXPECT_THAT(Refusal(request), HasSubstr("tenant: \"nobody\""));
   request = {};
   request.set_ns("x");
-  EXPECT_THAT(Refusal(request), HasSubstr("ns: not 2 to 32 bytes"));
+  EXPECT_THAT(Refusal(request), HasSubstr("ns: wrong length; expected 2 to 32 bytes"));
   request.set_ns("xyz");
   EXPECT_THAT(Refusal(request), HasSubstr("ns: no model begins with"));
   request = {};
@@ -206,7 +206,8 @@ TEST_F(AdminUpkeepDiskTest, CommandsThatWereGivenUpRefuseNoOther) {
 TEST_F(AdminUpkeepTest, NamesTheFieldOfABadErase) {
   v1::EraseRequest request;
   v1::EraseReply reply;
-  EXPECT_THAT(Call(&v1::Admin::Stub::Erase, request, &reply).error_message(), HasSubstr("tenant: either it or ns"));
+  EXPECT_THAT(Call(&v1::Admin::Stub::Erase, request, &reply).error_message(),
+              HasSubstr("tenant: tenant or ns is required"));
   request.set_ns(std::string(32, 'x'));
   EXPECT_THAT(Call(&v1::Admin::Stub::Erase, request, &reply).error_message(), HasSubstr("tenant: required"));
   request.set_tenant("default");

@@ -82,7 +82,7 @@ TEST(ClusterConfig, AClustersFieldsAreChecked) {
     std::string yaml, error;
   } kCases[] = {
       {"cluster: {}", "cluster.node: required"},
-      {"cluster: {node: a b}", "cluster.node: only letters"},
+      {"cluster: {node: a b}", "cluster.node: invalid character"},
       {"cluster: {node: a, name: " + std::string(65, 'x') + "}", "cluster.name: too long; expected at most 64 bytes"},
       {"cluster: {node: a}", "cluster.control_address: required"},
       {"cluster: {node: a, control_address: a}", "cluster.control_address: expected host:port"},
@@ -101,7 +101,7 @@ TEST(ClusterConfig, AClustersFieldsAreChecked) {
       {etcd + "cert_file: /c, key_file: /k}}", "cluster.etcd.ca_file: required with cert_file"},
       {etcd + "user: u}}", "cluster.etcd.password_file: required with user"},
       {etcd + "password_file: /p}}", "cluster.etcd.user: required with password_file"},
-      {etcd + "prefix: a}}", "cluster.etcd.prefix: does not begin"},
+      {etcd + "prefix: a}}", "cluster.etcd.prefix: must begin"},
       {etcd + "prefix: /" + std::string(128, 'x') + "}}", "cluster.etcd.prefix: too long; expected at most 128 bytes"},
       {etcd + "lease_seconds: 1}}", "cluster.etcd.lease_seconds: out of range"},
       {etcd + "lease_seconds: 3601}}", "cluster.etcd.lease_seconds: out of range"},
@@ -130,7 +130,8 @@ TEST(ClusterConfig, ChecksPeers) {
       {head + "tls: {ca_file: /a}}", "cluster.tls.cert_file: required"},
       {head + "tls: {ca_file: /a, cert_file: /c}}", "cluster.tls.key_file: required"},
       {files + "insecure: true}}", "cluster.tls.ca_file: cannot be set together with cluster.tls.insecure"},
-      {head + "tls: {insecure: true, spiffe_prefix: \"spiffe://a/\"}}", "cluster.tls.spiffe_prefix: not with"},
+      {head + "tls: {insecure: true, spiffe_prefix: \"spiffe://a/\"}}",
+       "cluster.tls.spiffe_prefix: cannot be set together with"},
       {files + "spiffe_prefix: \"spiffe://a\"}}", "cluster.tls.spiffe_prefix: expected"},
       {files + "spiffe_prefix: \"http://a/\"}}", "cluster.tls.spiffe_prefix: expected"},
       {files + "reload_seconds: 3601}}", "cluster.tls.reload_seconds: out of range"},

@@ -256,7 +256,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: {name: a}", "tenants: expected a list"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{uids: [1], dram_bytes: 1GiB}]", "tenants[0].name: required"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a b, uids: [1], dram_bytes: 1GiB}]",
-                 "tenants[0].name: only letters"},
+                 "tenants[0].name: invalid character"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, dram_bytes: 1GiB}]", "tenants[0].uids: required"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [x], dram_bytes: 1GiB}]",
                  "tenants[0].uids[0]: expected a whole number"},

@@ -60,7 +60,7 @@ TEST(YamlMessage, ZeroIsNoWayToWriteADefault) {
     };
     for (const char* zero : {"0", "00"}) {
       const std::string refused(read(zero).message());
-      EXPECT_THAT(refused, HasSubstr(each.field + ": 0 is refused: leave the field out")) << each.before;
+      EXPECT_THAT(refused, HasSubstr(each.field + ": 0 is not allowed; leave the field out")) << each.before;
     }
     const std::string other(read("2").message());
     EXPECT_THAT(other, Not(HasSubstr("is refused"))) << each.before;

@@ -61,7 +61,7 @@ TEST_F(EngineCommitTest, MalformedCommitsAreRefusedByName) {
           {"model: was opened without prefixes; set prefixes when opening the model",
            [this](R& r) { r.set_model(engine_.model()); }},
           {"tokens: empty", [](R& r) { r.clear_tokens(); }},
-          {"tokens: not a whole number", [](R& r) { r.mutable_tokens()->append("x"); }},
+          {"tokens: length is not a multiple of 4 bytes", [](R& r) { r.mutable_tokens()->append("x"); }},
           {"tokens: too many; expected at most",
            [](R& r) { r.set_tokens(std::string((limits::kMaxPromptTokens + 1) * 4, 'x')); }},
           {"prompt_tokens: out of range; expected 1 to 4194304", [](R& r) { r.set_prompt_tokens(0); }},
@@ -69,8 +69,8 @@ TEST_F(EngineCommitTest, MalformedCommitsAreRefusedByName) {
           {"provenance: unknown; expected exact or composed", [](R& r) { r.set_provenance(0); }},
           {"provenance: unknown; expected exact or composed", [](R& r) { r.set_provenance(257); }},
           {"conversation: wrong length; expected 16 bytes", [](R& r) { r.set_conversation("abc"); }},
-          {"conversation: composed", [](R& r) { r.set_provenance(kComposed); }},
-          {"conversation: composed",
+          {"conversation: required", [](R& r) { r.set_provenance(kComposed); }},
+          {"conversation: required",
            [](R& r) {
              r.set_provenance(kComposed);
              r.set_conversation(std::string(16, '\0'));
@@ -80,9 +80,9 @@ TEST_F(EngineCommitTest, MalformedCommitsAreRefusedByName) {
            [](R& r) {
              for (uint64_t i = 0; i < limits::kMaxCheckpointsPerCommit; ++i) *r.add_checkpoints() = r.checkpoints(1);
            }},
-          {"checkpoints[0].depth: not behind", [](R& r) { r.mutable_checkpoints(0)->set_depth(0); }},
-          {"checkpoints[1].depth: not behind", [](R& r) { r.mutable_checkpoints(1)->set_depth(24); }},
-          {"checkpoints[1].depth: behind", [](R& r) { r.mutable_checkpoints(1)->set_depth(41); }},
+          {"checkpoints[0].depth: must be greater", [](R& r) { r.mutable_checkpoints(0)->set_depth(0); }},
+          {"checkpoints[1].depth: must be greater", [](R& r) { r.mutable_checkpoints(1)->set_depth(24); }},
+          {"checkpoints[1].depth: must not exceed", [](R& r) { r.mutable_checkpoints(1)->set_depth(41); }},
           {"checkpoints[1].depth: the last one", [](R& r) { r.mutable_checkpoints(1)->set_depth(39); }},
           {"checkpoints[1].parts[0].form: not a tensor",
            [](R& r) { r.mutable_checkpoints(1)->mutable_parts(0)->set_form(4); }},
@@ -112,8 +112,8 @@ TEST_F(EngineCommitTest, MalformedSpansAreRefusedByName) {
       engine_, good, absl::StatusCode::kInvalidArgument,
       {
           {"span: the model was opened without", [this](R& r) { r.set_model(prefixes_.model); }},
-          {"span.begin: not from 1", [](R& r) { r.mutable_span()->set_begin(0); }},
-          {"span.begin: not from 1", [](R& r) { r.mutable_span()->set_begin(40); }},
+          {"span.begin: out of range", [](R& r) { r.mutable_span()->set_begin(0); }},
+          {"span.begin: out of range", [](R& r) { r.mutable_span()->set_begin(40); }},
           {"span.begin: 21 tokens; the model was opened with at most 20",
            [](R& r) { r.mutable_span()->set_begin(19); }},
           {"span.parts[1].form: a span has only rows of inputs",

@@ -42,7 +42,7 @@ TEST_F(EngineAdvanceRefusalTest, AMalformedChainIsRefusedByName) {
   ExpectRefusals({
       {"model: unknown handle 999", [](Request& r) { r.set_model(999); }},
       {"lease: wrong length; expected 16 bytes", [](Request& r) { r.set_lease("short"); }},
-      {"lease: empty, but segments", [](Request& r) { r.clear_lease(); }},
+      {"lease: empty; expected", [](Request& r) { r.clear_lease(); }},
       {"layer: 1 is an attention layer; expected a linear layer", [](Request& r) { r.set_layer(1); }},
       {"layer: out of range; the layout has 2", [](Request& r) { r.set_layer(2); }},
       {"steps: empty", [](Request& r) { r.clear_steps(); }},
@@ -61,11 +61,12 @@ TEST_F(EngineAdvanceRefusalTest, AMalformedChainIsRefusedByName) {
        [](Request& r) { r.mutable_steps(0)->mutable_segment()->set_first_position(1); }},
       {"steps[1].run.begin: must be less than run.end",
        [](Request& r) { r.mutable_steps(1)->mutable_run()->set_end(0); }},
-      {"steps[3].run.begin: inside or before", [](Request& r) { r.mutable_steps(3)->mutable_run()->set_begin(2); }},
+      {"steps[3].run.begin: overlaps an earlier run",
+       [](Request& r) { r.mutable_steps(3)->mutable_run()->set_begin(2); }},
       {"steps[5].run.end: out of range; the request has 12 tokens",
        [](Request& r) { r.mutable_steps(5)->mutable_run()->set_end(13); }},
       {"tokens: too many; expected at most 65536", [](Request& r) { r.set_tokens(65537); }},
-      {"tokens: no step runs",
+      {"tokens: no step has a run",
        [](Request& r) {
          for (int step : {5, 3, 1}) r.mutable_steps()->DeleteSubrange(step, 1);
        }},
@@ -79,8 +80,8 @@ TEST_F(EngineAdvanceRefusalTest, MalformedPlacesAreRefusedByName) {
       {"state.dtype: neither", [](Request& r) { r.clear_state(); }},
       {"state.region: unknown handle 999", [](Request& r) { r.mutable_state()->set_region(999); }},
       {"state.offset: must be aligned to 4", [](Request& r) { r.mutable_state()->set_offset(kState + 2); }},
-      {"state.offset: ends outside", [&](Request& r) { r.mutable_state()->set_offset(end - 1024); }},
-      {"state.offset: ends outside", [](Request& r) { r.mutable_state()->set_offset(~uint64_t{0} - 3); }},
+      {"state.offset: exceeds the region", [&](Request& r) { r.mutable_state()->set_offset(end - 1024); }},
+      {"state.offset: exceeds the region", [](Request& r) { r.mutable_state()->set_offset(~uint64_t{0} - 3); }},
       {"state.exponents_offset: must be 0; only f16 states have exponents",
        [](Request& r) { r.mutable_state()->set_exponents_offset(64); }},
       {"state.exponents.offset: not aligned",
@@ -106,8 +107,8 @@ TEST_F(EngineAdvanceRefusalTest, MalformedPlacesAreRefusedByName) {
       {"k.offset: not aligned", [](Request& r) { r.mutable_k()->set_offset(kInputs + 1); }},
       {"v.stride: not aligned", [](Request& r) { r.mutable_v()->set_stride(2001); }},
       {"v.stride: rows of 640 bytes overlap", [](Request& r) { r.mutable_v()->set_stride(636); }},
-      {"g.offset: the last row ends outside", [&](Request& r) { r.mutable_g()->set_offset(end - 64); }},
-      {"g.offset: the last row ends outside", [](Request& r) { r.mutable_g()->set_stride(~uint64_t{0} - 3); }},
+      {"g.offset: the last row exceeds", [&](Request& r) { r.mutable_g()->set_offset(end - 64); }},
+      {"g.offset: the last row exceeds", [](Request& r) { r.mutable_g()->set_stride(~uint64_t{0} - 3); }},
       {"beta.region: unknown handle 999", [](Request& r) { r.mutable_beta()->set_region(999); }},
       {"out.offset: overlaps v",
        [](Request& r) {
@@ -158,7 +159,7 @@ TEST_F(EngineComposeSeamlessTest, MalformedComposeIsRefusedByName) {
       {"states: linear layer 0 is missing", [](Request& r) { r.clear_states(); }},
       {"states[0].layer: expected linear layer 0, got 1", [](Request& r) { r.mutable_states(0)->set_layer(1); }},
       {"states[1]: the layout has only 1", [](Request& r) { *r.add_states() = r.states(0); }},
-      {"states[0].state.offset: ends outside",
+      {"states[0].state.offset: exceeds the region",
        [](Request& r) { r.mutable_states(0)->mutable_state()->set_offset(TestEngine::kRegionBytes - 4); }},
   };
   for (const auto& c : kCases) {
@@ -173,7 +174,7 @@ TEST_F(EngineComposeSeamlessTest, MalformedComposeIsRefusedByName) {
   request.set_session(seams.secret());
   request.set_model(seams.model());
   v1::CompositionReply reply;
-  EXPECT_THAT(std::string(seams.Call(request, &reply).message()), StartsWith("model: its layout has seams"));
+  EXPECT_THAT(std::string(seams.Call(request, &reply).message()), StartsWith("model: the layout has seams"));
   EXPECT_EQ(before, Memory());
 }
 

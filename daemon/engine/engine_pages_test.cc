@@ -269,7 +269,8 @@ TEST(EnginePages, MalformedRequestsAreRefusedByName) {
       {"prompt.needed_in_ns", [](auto& r) { r.mutable_prompt()->set_needed_in_ns(1); }},
       {"prompt.tokens: not a whole number", [](auto& r) { r.mutable_prompt()->set_tokens("abc"); }},
       {"prompt.segment_lengths[1]: zero", [](auto& r) { r.mutable_prompt()->set_segment_lengths(1, 0); }},
-      {"prompt.segment_lengths[2]: ends behind", [](auto& r) { r.mutable_prompt()->set_segment_lengths(2, 20); }},
+      {"prompt.segment_lengths[2]: exceeds the tokens left",
+       [](auto& r) { r.mutable_prompt()->set_segment_lengths(2, 20); }},
   };
   for (const auto& [error, spoil] : kCases) {
     v1::AdmitRequest request = engine.Request('a', 1);
@@ -343,7 +344,7 @@ TEST_P(EnginePagesLandTest, FillsSharedPagesOnlyWhereEveryRequestFindsTheSameByt
     EXPECT_THAT(*moved, ElementsAre(MissReason::kNone));
   } else {
     EXPECT_THAT(Message(moved.status()),
-                StartsWith("segments[0].first_position: shared pages hold keys from their segment's own start"));
+                StartsWith("segments[0].first_position: keys in shared pages must not depend on the prompt"));
   }
   EXPECT_THAT(Message(sharing_.engine.Land(ToSegment(2)).status()), StartsWith("segments[0].first_position: shared"));
   const auto landed = sharing_.engine.Land(ToSegment(1));

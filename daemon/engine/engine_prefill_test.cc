@@ -121,12 +121,12 @@ TEST_F(EnginePrefillTest, EveryFieldIsChecked) {
        {"objects[0].salt: ", [](auto& r) { r.mutable_objects(0)->set_salt(std::string(32, 'x')); }}});
   ExpectRefusals<v1::AwaitPrefillRequest, v1::AwaitPrefillReply>(
       asker_, AwaitOf(1, 0), kBad,
-      {{"wait_ns: not from 0", [](auto& r) { r.set_wait_ns(-1); }},
-       {"wait_ns: not from 0", [](auto& r) { r.set_wait_ns(limits::kMaxPrefillWaitNanos + 1); }}});
+      {{"wait_ns: out of range", [](auto& r) { r.set_wait_ns(-1); }},
+       {"wait_ns: out of range", [](auto& r) { r.set_wait_ns(limits::kMaxPrefillWaitNanos + 1); }}});
   ExpectRefusals<v1::ServePrefillRequest, v1::ServePrefillReply>(
       worker_, ServeOf(0), kBad,
       {{"model: unknown handle 999", [](auto& r) { r.set_model(999); }},
-       {"wait_ns: not from 0", [](auto& r) { r.set_wait_ns(-1); }},
+       {"wait_ns: out of range", [](auto& r) { r.set_wait_ns(-1); }},
        {"results: ", [](auto& r) {
           for (uint64_t i = 0; i <= limits::kMaxPrefillResults; ++i) r.add_results();
         }}});

@@ -86,7 +86,8 @@ TEST_F(EngineRefusalTest, LookUpsThatCannotLandAreRefusedAndLeaseNothing) {
       {"pages_id: unknown handle 999", [](auto& r) { r.set_pages_id(999); }},
       {"prompt.needed_in_ns: ", [](auto& r) { r.mutable_prompt()->set_needed_in_ns(1); }},
       {"prompt.tokens: ", [](auto& r) { r.mutable_prompt()->set_tokens("odd"); }},
-      {"prompt.segment_lengths[1]: ends behind", [](auto& r) { r.mutable_prompt()->set_segment_lengths(1, 25); }},
+      {"prompt.segment_lengths[1]: exceeds the tokens left",
+       [](auto& r) { r.mutable_prompt()->set_segment_lengths(1, 25); }},
       {"segments[0]: page_table: 0 entries are too few", [](auto& r) { r.clear_page_table(); }},
       {"segments[1]: page_table[8]: page -3 is out of range; 64", [](auto& r) { r.set_page_table(8, -3); }},
       {"segments[1]: page_table[9]: names the same page as page_table[0] again",
@@ -171,7 +172,7 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
   v1::AttachLeaseReply attached;
   ASSERT_TRUE(stranger.Call(attach, &attached).ok());
   EXPECT_THAT(std::string(stranger.Land(stranger.LandRequest(lease, {At(1, 24)})).status().message()),
-              StartsWith("pages_id: pages of another model"));
+              StartsWith("pages_id: the pages belong to a different model"));
 }
 
 TEST_F(EngineRefusalTest, MalformedOpenModelIsRefusedByName) {
@@ -232,13 +233,13 @@ TEST_F(EngineRefusalTest, MalformedDeclarePagesIsRefusedByName) {
           {"layers[0].page_stride: not aligned", [](R& r) { r.mutable_layers(0)->set_page_stride(449); }},
           {"layers[0].token_stride: not aligned", [](R& r) { r.mutable_layers(0)->set_token_stride(113); }},
           {"layers[0].value_head_stride: not aligned", [](R& r) { r.mutable_layers(0)->set_value_head_stride(25); }},
-          {"layers[0].key_offset: the last page ends outside",
+          {"layers[0].key_offset: the last page exceeds",
            [](R& r) { r.mutable_layers(0)->set_key_offset(TestEngine::kRegionBytes); }},
-          {"layers[0].value_offset: the last page ends outside",
+          {"layers[0].value_offset: the last page exceeds",
            [](R& r) { r.mutable_layers(0)->set_value_offset(~uint64_t{3}); }},
-          {"layers[0].key_offset: the last page ends outside",
+          {"layers[0].key_offset: the last page exceeds",
            [](R& r) { r.mutable_layers(0)->set_page_stride(~uint64_t{3}); }},
-          {"layers[0].key_offset: the last page ends outside", [](R& r) { r.set_pages(0x7fffffff); }},
+          {"layers[0].key_offset: the last page exceeds", [](R& r) { r.set_pages(0x7fffffff); }},
           {"layers[0].key_head_stride: rows overlap", [](R& r) { r.mutable_layers(0)->set_key_head_stride(0); }},
           {"layers[0].key_head_stride: rows overlap", [](R& r) { r.mutable_layers(0)->set_token_stride(16); }},
           {"layers[0].key_head_stride: rows overlap", [](R& r) { r.mutable_layers(0)->set_page_stride(0); }},
@@ -258,8 +259,9 @@ TEST_F(EngineRefusalTest, MalformedMatchIsRefusedByName) {
       {
           {"model: unknown handle", [](M& r) { r.set_model(999); }},
           {"prompts[2].segment_lengths[5]: zero", [](M& r) { r.mutable_prompts(2)->set_segment_lengths(5, 0); }},
-          {"prompts[2].segment_lengths[5]: ends behind", [](M& r) { r.mutable_prompts(2)->set_segment_lengths(5, 6); }},
-          {"prompts[1].segment_lengths[1]: ends behind",
+          {"prompts[2].segment_lengths[5]: exceeds the tokens left",
+           [](M& r) { r.mutable_prompts(2)->set_segment_lengths(5, 6); }},
+          {"prompts[1].segment_lengths[1]: exceeds the tokens left",
            [](M& r) { r.mutable_prompts(1)->set_segment_lengths(1, ~uint64_t{0}); }},
           {"prompts[0].tokens: not a whole number", [](M& r) { r.mutable_prompts(0)->mutable_tokens()->append("x"); }},
           {"prompts[0].tokens: too many; expected at most",
@@ -312,8 +314,7 @@ TEST_F(EngineRefusalTest, MalformedPublishAbandonAndReleaseAreRefusedByName) {
   ExpectRefusals<P, v1::PublishReply>(
       engine_, publish, absl::StatusCode::kInvalidArgument,
       {
-          {"objects[0].provenance: unknown; expected exact; expected exact or composed",
-           [](P& r) { r.mutable_objects(0)->set_provenance(0); }},
+          {"objects[0].provenance: unknown; expected exact", [](P& r) { r.mutable_objects(0)->set_provenance(0); }},
           {"objects[0].provenance: composed", [](P& r) { r.mutable_objects(0)->set_provenance(2); }},
           {"objects[0].first_position", [](P& r) { r.mutable_objects(0)->set_first_position(~uint64_t{0}); }},
           {"objects[0].parts[0].form", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(4); }},
@@ -394,11 +395,11 @@ TEST_F(EngineRefusalTest, FormsThatMakeNoSenseAreRefusedByName) {
            }},
           {"objects[0].parts[0].rank: only low rank", first([](S& part) { part.set_rank(1); })},
           {"objects[0].parts[0].rank: must be at least 1", first([](S& part) { part.set_form(11); })},
-          {"objects[0].parts[0].rank: 4 takes no fewer bytes",
+          {"objects[0].parts[0].rank: 4 takes as many bytes",
            first([](S& part) { part.set_form(11), part.set_rank(4); })},
-          {"objects[0].parts[0].rank: 9 takes no fewer bytes",
+          {"objects[0].parts[0].rank: 9 takes as many bytes",
            first([](S& part) { part.set_form(11), part.set_rank(9); })},
-          {"objects[0].parts[0].form: not one", first([](S& part) { part.set_form(8); })},
+          {"objects[0].parts[0].form: does not match", first([](S& part) { part.set_form(8); })},
       });
   // None of that used the reservation up.
   EXPECT_EQ(engine_.Publish(publish.objects(0)), PublishOutcome::kPublished);

@@ -74,7 +74,7 @@ TEST(ZmtpReader, RefusesWhatItDoesNotSpeak) {
   } kCases[] = {
       {"GET / HTTP/1.1\r\n", absl::StatusCode::kFailedPrecondition, "expected ZMTP 3"},
       {older, absl::StatusCode::kFailedPrecondition, "greeting: ZMTP 2, expected 3"},
-      {curve, absl::StatusCode::kFailedPrecondition, "expected the mechanism NULL"},
+      {curve, absl::StatusCode::kFailedPrecondition, "unsupported mechanism; expected NULL"},
       {Hello("PUSH"), absl::StatusCode::kFailedPrecondition, "READY: wrong socket type; expected SUB"},
       {good.substr(0, 64) + Frame("early"), absl::StatusCode::kInvalidArgument, "message: expected READY first"},
       {good + std::string("\x02\0\0\0\0\0\0\x04\x01", 9), absl::StatusCode::kInvalidArgument, "1025 bytes"},

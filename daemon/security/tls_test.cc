@@ -58,7 +58,7 @@ TEST_F(TlsTest, ADaemonDoesNotStartWithFilesThatAreWrong) {
   EXPECT_THAT(OpenError(), StartsWith("cert_file: cannot read "));
   const TestPair good = authority_.Sign({.name = "a"});
   Put({.cert = good.cert, .key = "nonsense"});
-  EXPECT_THAT(OpenError(), StartsWith("key_file: no private key"));
+  EXPECT_THAT(OpenError(), StartsWith("key_file: the file has no private key"));
   Put({.cert = good.cert, .key = authority_.Sign({.name = "a"}).key});
   EXPECT_EQ(OpenError(), "key_file: does not match cert_file");
   Put(authority_.Sign({.name = "b"}));

@@ -117,7 +117,7 @@ TEST_F(GroupedPagesTest, CommonPagesMayShareMemoryPageByPage) {
   ExpectRefused(Request(true, 4 * 32), kOtherwise);
   v1::DeclarePagesRequest request = Request(true, 0);
   request.mutable_layers(1)->set_page_stride(2 * kPage);
-  ExpectRefused(request, "layers[1].key_offset: rows of two groups share memory otherwise");
+  ExpectRefused(request, "layers[1].key_offset: rows of two groups overlap");
   // Rows of one group lie apart whatever the other one does.
   request = Request(true, 0);
   request.mutable_layers(0)->set_value_offset(0);
@@ -136,10 +136,10 @@ TEST_F(GroupedPagesTest, RefusesInvalidGroups) {
   using R = v1::DeclarePagesRequest;
   expect([](R& r) { r.set_page_tokens(kPageTokens); }, "page_tokens: must be 0 with groups, which set it per group");
   expect([](R& r) { r.set_pages(kPages); }, "pages: must be 0 with groups, which set it per group");
-  expect([](R& r) { r.mutable_groups(1)->set_page_tokens(0); }, "groups[1].page_tokens: not in 1");
+  expect([](R& r) { r.mutable_groups(1)->set_page_tokens(0); }, "groups[1].page_tokens: out of range");
   expect([](R& r) { r.mutable_groups(0)->set_pages(0); }, "groups[0].pages: out of range; expected 1 to");
   expect([](R& r) { r.mutable_layers(1)->set_group(2); }, "layers[1].group: 2 is unknown");
-  expect([](R& r) { r.clear_groups(); }, "page_tokens: not in 1");
+  expect([](R& r) { r.clear_groups(); }, "page_tokens: out of range");
   expect([](R& r) { r.set_common_pages(true), r.mutable_groups(1)->set_pages(8); },
          "groups[1].pages: must be equal in all groups with common_pages");
   v1::DeclarePagesRequest plain;
@@ -155,7 +155,7 @@ TEST_F(GroupedPagesTest, RefusesMissingFields) {
   request.clear_groups();
   request.clear_common_pages();
   for (v1::PagedLayer& layer : *request.mutable_layers()) layer.clear_group();
-  ExpectRefused(request, "page_tokens: not in 1");
+  ExpectRefused(request, "page_tokens: out of range");
 }
 
 TEST_F(GroupedPagesTest, DivideAPageTable) {
@@ -249,7 +249,7 @@ TEST_F(ScaledPagesTest, RefusesInvalidScales) {
          "layers[1].scale_page_stride: must be aligned to 4 bytes");
   expect([](v1::PagedLayer& l) { l.set_scale_head_stride(0); }, "layers[1].scale_head_stride: rows overlap");
   expect([](v1::PagedLayer& l) { l.set_value_scale_offset(1 << 20); },
-         "layers[1].value_scale_offset: the last page ends outside");
+         "layers[1].value_scale_offset: the last page exceeds");
   expect([](v1::PagedLayer& l) { l.set_value_scale_offset(0); },
          "layers[1].value_scale_offset: rows overlap those of layers[0].key_offset");
 }

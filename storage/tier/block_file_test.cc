@@ -161,7 +161,7 @@ TEST_F(BlockFileTest, AFileSystemWithoutTheRoomIsNotAskedForIt) {
   EXPECT_EQ(made.code(), absl::StatusCode::kResourceExhausted) << made;
   EXPECT_NE(access((folder_ / "large").c_str(), F_OK), 0);
   EXPECT_EQ(grown.code(), absl::StatusCode::kResourceExhausted) << grown;
-  EXPECT_THAT(grown.message(), HasSubstr(absl::StrCat(too_much - blocks * 512, " more are needed")));
+  EXPECT_THAT(grown.message(), HasSubstr(absl::StrCat(too_much - blocks * 512, " more bytes needed")));
   EXPECT_THAT(std::string(grown.message()), ContainsRegex("has [0-9]+ free"));
   EXPECT_EQ(Stat(path_).st_blocks, blocks);
   EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtentBytes);

@@ -77,9 +77,9 @@ TEST(ExtentAllocatorDeathTest, RefusesToFreeAnExtentTwice) {
   allocator.AddArena(0, 8);
   (void)allocator.Take(8);
   allocator.Give({0, 2, 3});
-  EXPECT_DEATH(allocator.Give({0, 4, 2}), "given back twice");
-  EXPECT_DEATH(allocator.Give({0, 0, 3}), "given back twice");
-  EXPECT_DEATH(allocator.Give({0, 2, 1}), "given back twice");
+  EXPECT_DEATH(allocator.Give({0, 4, 2}), "extent freed twice");
+  EXPECT_DEATH(allocator.Give({0, 0, 3}), "extent freed twice");
+  EXPECT_DEATH(allocator.Give({0, 2, 1}), "extent freed twice");
 }
 
 TEST(ExtentAllocator, NeverHandsOutAnExtentTwice) {

@@ -298,7 +298,7 @@ class Image(unittest.TestCase):
             first, second = bare_root.serve_an_engine(work / "sockets", uid=2000, gid=GROUP)
             self.assertRegex(second, r"^[1-9]\d* of \d+ tokens from the cache")
             self.assertIn("serving", inside("/usr/bin/ashlarctl", "status"))
-            self.assertNotIn("userfaultfd is not allowed", (work / "log").read_text())
+            self.assertNotIn("userfaultfd is not permitted", (work / "log").read_text())
             self.assertIn("sandbox active", (work / "log").read_text())
             run(*self.crun(work, "kill", CONTAINER, "TERM"))
             self.assertEqual(container.wait(60), 0, "SIGTERM drains and ends it")

@@ -45,7 +45,7 @@ def library():
 
 
 def load(profile):
-    """From now on this process and its programs may do what the profile allows. It gets sandbox: cannot set no_new_privs any more."""
+    """From now on this process and its programs may do what the profile allows. It gets no new privileges any more."""
     seccomp = library()
     if NATIVE[platform.machine()] not in profile["architectures"]:
         raise ValueError(f"the profile is not for {platform.machine()}")

@@ -25,7 +25,7 @@ import seccomp
 
 ROOT, ASHLARD, ASHLARCTL, ENGINE = (pathlib.Path(word).resolve() for word in sys.argv[1:5])
 PROFILE = ROOT / "deploy/nodes/seccomp/ashlard.json"
-NO_GUARD, NO_LANDLOCK, CLOSED = "userfaultfd is not allowed", "has no landlock", "sandbox active"
+NO_GUARD, NO_LANDLOCK, CLOSED = "userfaultfd is not permitted", "has no Landlock", "sandbox active"
 PATIENCE = 60.0
 CONFIG = """
 listen: {{rpc_socket: {0}/rpc.sock, session_socket: {0}/session.sock, admin_socket: {0}/admin.sock}}

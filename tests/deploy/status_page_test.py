@@ -150,7 +150,7 @@ class StatusPage(unittest.TestCase):
             "degraded:",
             "namespace_differs",
             "evicted by price",
-            "another protocol is in use",
+            "transfers do not use RDMA",
             "of 299 connected",
         ):
             self.assertIn(part, page)

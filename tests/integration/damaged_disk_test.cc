@@ -249,7 +249,7 @@ TEST_F(DamagedDisk, DamagedRecordsAreRenamedAndLogged) {
   fs::remove(folder_ + "/records/CURRENT");
   EXPECT_EQ(StartAndLand(), 0u);
   EXPECT_TRUE(SetAside());
-  EXPECT_THAT(daemon_.log(), ::testing::HasSubstr("the disk is damaged: its records are set aside"));
+  EXPECT_THAT(daemon_.log(), ::testing::HasSubstr("the disk index is damaged; it was renamed"));
   daemon_.Start();
   EXPECT_EQ(daemon_.Metric("ashlar_ssd_quarantined_databases_total"), 0) << "it is well by now";
   daemon_.Kill();

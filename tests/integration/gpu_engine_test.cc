@@ -312,7 +312,7 @@ TEST_F(GpuEngineOpens, RefusesByNameWhatItCannotServe) {
   const DaemonProcess tier(With("gpu: {device: 0}\nhbm: {capacity_bytes: 4MiB, arena_bytes: 2MiB}\n"));
   const std::string refused = Open(tier);
   EXPECT_THAT(refused, StartsWith("9 memory.gpu: states are handed over in the processor's memory: "));
-  EXPECT_THAT(refused, HasSubstr("the hbm tier lies on the GPU"));
+  EXPECT_THAT(refused, HasSubstr("a session with a region on a GPU must have all regions on that GPU"));
 }
 
 }  // namespace

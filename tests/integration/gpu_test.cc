@@ -156,7 +156,7 @@ TEST_F(GpuHbm, DiskObjectsSurviveDaemon) {
   TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
   const std::vector<Tokens> prompt = MakePrompt(5, 3, 80);
   engine.PublishPrompt(prompt);
-  EXPECT_EQ(daemon.Terminate(), 0) << "which writes out what in memory only";
+  EXPECT_EQ(daemon.Terminate(), 0) << "it writes what is only in memory";
   daemon.Start();
   ASSERT_TRUE(Eventually([&] { return engine.Reserve(ObjectKind::kSegment, MakeRun(9, 50)).granted(); }));
   EXPECT_THAT(TiersOf(engine.Lookup(prompt)), Each(TierKind::kSsd));
@@ -172,7 +172,8 @@ TEST_F(GpuHbm, RegionsOfTheProcessorBesideThoseOfTheGpuAreRefusedByName) {
   ASSERT_TRUE(there.ok()) << there.status();
   const absl::Status refused = (*client)->HostRegion(4096).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(), HasSubstr("host_region.on_gpu: the hbm tier lies on the GPU"));
+  EXPECT_THAT(refused.message(),
+              HasSubstr("host_region.on_gpu: a session with a region on a GPU must have all regions on that GPU"));
   const int memfd = ::memfd_create("region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   ASSERT_EQ(::ftruncate(memfd, 4096), 0);
   ASSERT_EQ(::fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), 0);

@@ -67,7 +67,7 @@ TEST_F(EraseDaemonsTest, NodesThatAreThereEraseAndOneThatWasDownDoesWhenItComesB
     return Objects(2) == 0;
   });
   ASSERT_TRUE(erased) << cluster_->daemon(2).log();
-  const auto says_so = [&] { return absl::StrContains(cluster_->daemon(2).log(), "erased, as the cluster was asked"); };
+  const auto says_so = [&] { return absl::StrContains(cluster_->daemon(2).log(), "erasure done"); };
   ASSERT_TRUE(Eventually(says_so)) << cluster_->daemon(2).log();
   EXPECT_EQ(HitsAt(1, prompt), 0u);
 

@@ -329,7 +329,7 @@ TEST(HfConfig, FilesOfTheirOwnAreReadOrRefusedWithTheirName) {
   EXPECT_EQ(one->json["model"], sound);
   const absl::Status refused = LayoutCosts({.files = {odd}}, client).status();
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
-  EXPECT_THAT(std::string(refused.message()), StartsWith(odd + ": window_size: 7 is not understood"));
+  EXPECT_THAT(std::string(refused.message()), StartsWith(odd + ": window_size: 7 is unknown"));
   const auto both = LayoutCosts({.files = {odd, sound}}, client);
   ASSERT_TRUE(both.ok()) << both.status();
   EXPECT_TRUE(both->refused);

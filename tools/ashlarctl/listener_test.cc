@@ -52,7 +52,7 @@ class ListenerTest : public ::testing::Test {
 };
 
 TEST_F(ListenerTest, NamesThePathAndWhatIsThere) {
-  Expect(folder_ + "/none.sock", absl::StatusCode::kNotFound, "there is no such socket");
+  Expect(folder_ + "/none.sock", absl::StatusCode::kNotFound, "the socket does not exist");
   const std::string plain = folder_ + "/plain";
   std::ofstream(plain) << "x";
   Expect(plain, absl::StatusCode::kInvalidArgument, "not a socket");
@@ -79,7 +79,7 @@ TEST_F(ListenerTest, MissingPermissionIsNotAMissingDaemon) {
   if (root) {
     ASSERT_EQ(seteuid(65534), 0);
   }
-  Expect(path, absl::StatusCode::kPermissionDenied, "permission denied; run this as root");
+  Expect(path, absl::StatusCode::kPermissionDenied, "permission denied; run ashlarctl as root");
   if (root) {
     ASSERT_EQ(seteuid(0), 0);
   }

@@ -52,7 +52,7 @@ TEST(CommandLine, ArgumentsThatACommandDoesNotTakeAreNamed) {
   EXPECT_THAT(RefusalOf({"pin", "--until"}), HasSubstr("--until: 1 required TIME missing"));
   EXPECT_THAT(RefusalOf({"pin", "--kind", "poem"}), HasSubstr("--kind: poem not in {prompt,segment,checkpoint}"));
   EXPECT_THAT(RefusalOf({"completion", "csh"}), HasSubstr("csh not in {bash,zsh,fish}"));
-  EXPECT_THAT(RefusalOf({}), HasSubstr("a command is missing"));
+  EXPECT_THAT(RefusalOf({}), HasSubstr("COMMAND: required"));
   EXPECT_THAT(RefusalOf({"health", "--socket", "/a"}), HasSubstr("did you mean --rpc-socket?"));
   EXPECT_THAT(RefusalOf({"--socket", "/a", "health"}), HasSubstr("--socket: health does not use the admin socket"));
 }

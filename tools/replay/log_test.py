@@ -350,7 +350,7 @@ class Logs(unittest.TestCase):
         self.assertIn(
             "2: time: missing, though other lines have one", tokens([ok, {**chat, "response": answer}], code=1)[0]
         )
-        self.assertIn("one second apart", tokens([chat, chat])[0])
+        self.assertIn("using one second between", tokens([chat, chat])[0])
         self.assertIn("2 requests in 5.0 s,", tokens([ok, {**ok, "startTime": 1764324005.25}])[0])
 
     def test_a_wrong_tokenizer_is_named(self):

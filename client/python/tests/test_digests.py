@@ -110,7 +110,9 @@ def test_a_file_that_changes_while_it_is_read_has_no_digest(model, monkeypatch):
         return found
 
     monkeypatch.setattr(digests, "_hash", hash_and_write)
-    with pytest.raises(OSError, match="model.safetensors: changes while it is read; expected a checkpoint that stays"):
+    with pytest.raises(
+        OSError, match="model.safetensors: changed while it was read; expected a checkpoint that does not change"
+    ):
         digests.file_digest(file)
 
 
@@ -171,7 +173,7 @@ def test_weights_that_cannot_be_read_are_never_known(model, monkeypatch, caplog)
 
     monkeypatch.setattr(digests.os, "preadv", fail)
     assert checkpoint.Weights(str(model)).wait(10) is None
-    assert f"the cache is not used: the weights in {model} cannot be named: [Errno 5]" in caplog.text
+    assert f"the cache is off: cannot hash the weights in {model}: [Errno 5]" in caplog.text
 
 
 def _name_in_child(model, change, begin, pipe):

@@ -102,9 +102,9 @@ def test_prefixes_go_from_and_to_pages_on_a_gpu(gpu_daemon):
 def test_what_is_not_in_the_processors_memory_has_no_array(gpu_daemon):
     allocation = Allocation()
     cache = open_cache(gpu_daemon, **allocation.memory)
-    with pytest.raises(ValueError, match="memory_kind: the memory lies on a GPU"):
+    with pytest.raises(ValueError, match="memory_kind: GPU memory has no NumPy view"):
         _ = cache.memory
-    with pytest.raises(ValueError, match="memory_kind: the memory lies on a GPU"):
+    with pytest.raises(ValueError, match="memory_kind: GPU memory has no NumPy view"):
         cache.page_rows(ATTENTION)
     state = allocation.array[: HEADS * DIM * DIM * 4].view(np.float32).reshape(HEADS, DIM, DIM)
     with pytest.raises(ValueError, match=r"checkpoints\[0\].linear\[0\].state: lies on the GPU"):
@@ -113,7 +113,7 @@ def test_what_is_not_in_the_processors_memory_has_no_array(gpu_daemon):
 
 def test_memory_that_the_daemon_does_not_serve_is_refused(gpu_daemon, daemon_without):
     good = Allocation().memory
-    with pytest.raises(RuntimeError, match="none of this daemon's GPUs"):
+    with pytest.raises(RuntimeError, match="is not a GPU of this daemon"):
         open_cache(gpu_daemon, **good | {"gpu": b"x" * 16})
     with pytest.raises(ValueError, match="this daemon serves 2 GPUs"):
         open_cache(gpu_daemon, **good | {"gpu": b""})

@@ -149,7 +149,7 @@ def test_a_hand_off_without_a_cluster_says_so(daemon):
         assert asyncio.run(cache.hand_off_async(TOKENS, "node1", wait_ms=10)) == "unavailable"
         with pytest.raises(ValueError, match="node: no name of a node"):
             cache.hand_off(TOKENS, "")
-        with pytest.raises(ValueError, match="conversation: 16 bytes"):
+        with pytest.raises(ValueError, match="conversation: .* bytes were given; expected 16"):
             cache.hand_off(TOKENS, "node1", conversation=b"short")
     with ashlar.Cache(MODEL, daemon.rpc_socket, daemon.session_socket, pages=64) as cache:
         with pytest.raises(RuntimeError, match="without capture_tokens"):

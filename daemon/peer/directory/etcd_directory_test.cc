@@ -221,7 +221,7 @@ TEST_F(EtcdDirectoryTest, TwoDaemonsOfOneNameAreToldApart) {
   ASSERT_TRUE(Until([&] { return a->directory.Health().connected; }));
   const auto b = Join("same");
   ASSERT_TRUE(Until([&] { return !a->directory.Health().reason.empty() && b->directory.Health().connected; }));
-  EXPECT_THAT(a->directory.Health().reason, ::testing::HasSubstr("has this node's name, same"));
+  EXPECT_THAT(a->directory.Health().reason, ::testing::HasSubstr("same node name, same"));
   EXPECT_TRUE(a->directory.Health().connected);
   EXPECT_EQ(b->directory.Health().reason, "");
 }

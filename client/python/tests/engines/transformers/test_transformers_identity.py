@@ -168,7 +168,10 @@ def test_wrapped_and_compiled_models_are_refused_by_name(daemon, way):
     model = tiny.build("llama")
     with ashlar.cache_for(model, daemon, tokens=512) as cache:
         if way == "wrapped":
-            other, message = torch.compile(model, backend="eager"), "OptimizedModule is no PreTrainedModel"
+            other, message = (
+                torch.compile(model, backend="eager"),
+                "OptimizedModule was given; expected a PreTrainedModel",
+            )
         else:
             model.compile(backend="eager")
             other, message = model, r"LlamaForCausalLM.compile\(\) was called"

@@ -72,7 +72,7 @@ def test_weights_that_change_in_place_leave_prompts_to_the_model(daemon, caplog,
                 model(PROMPT, logits_to_keep=1)
             assert reuse.last.left == "weights"
         said = [record.message for record in caplog.records if "weights" in record.message]
-        assert len(said) == 1 and "open another cache" in said[0], "it is said once"
+        assert len(said) == 1 and "open a new one" in said[0], "it is said once"
     assert torch.equal(model.generate(PROMPT, **GREEDY), changed)
     # Another cache names the new weights: it finds nothing of the former, and an engine of those nothing of these.
     with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
