@@ -146,7 +146,10 @@ std::vector<Command> CommandsOnItself() {
        "check whether the daemon serves engines; for probes",
        "Calls grpc.health.v1.Health on the engines' socket, as load balancers do. The command fails unless the "
        "answer is serving.",
-       {{"rpc-socket", "PATH", "default $ASHLAR_RPC_SOCKET, or /run/ashlar/rpc.sock", {}},
+       {{"rpc-socket",
+         "PATH",
+         "default $ASHLAR_RPC_SOCKET, or rpc.sock in /run/ashlar, or in $XDG_RUNTIME_DIR/ashlar",
+         {}},
         {"service", "NAME", "ashlar.v1.Ssd for the disk tier; default: the whole daemon", {}},
         {"seconds", "S", "longest wait for the answer; default 5", {}}},
        Health,
@@ -224,8 +227,12 @@ const std::vector<Option>& CommonOptions() {
 }
 
 const Option& SocketOption() {
-  static const auto* const option = new Option{
-      "socket", "PATH", "admin socket of the daemon; default $ASHLAR_ADMIN_SOCKET, or /run/ashlar/admin.sock", {}};
+  static const auto* const option =
+      new Option{"socket",
+                 "PATH",
+                 "admin socket of the daemon; default $ASHLAR_ADMIN_SOCKET, or admin.sock in /run/ashlar, or in "
+                 "$XDG_RUNTIME_DIR/ashlar",
+                 {}};
   return *option;
 }
 

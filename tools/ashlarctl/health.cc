@@ -4,26 +4,23 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
-#include <cstdlib>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "tools/ashlarctl/command.h"
+#include "tools/ashlarctl/default_socket.h"
 #include "tools/ashlarctl/listener.h"
 
 namespace ashlar::ctl {
 namespace {
 
-constexpr const char* kDefaultRpcSocket = "/run/ashlar/rpc.sock";
 constexpr const char* kCheck = "/grpc.health.v1.Health/Check";
 constexpr size_t kLongestService = 100;  // its length is one byte of the request
 constexpr int kMostSeconds = 600;
 constexpr const char* kStates[] = {"unknown", "serving", "not_serving"};
 
 std::string RpcSocketOf(const Arguments& arguments) {
-  if (arguments.Has("rpc-socket")) return arguments.Get("rpc-socket");
-  const char* given = std::getenv("ASHLAR_RPC_SOCKET");
-  return given == nullptr || *given == '\0' ? kDefaultRpcSocket : given;
+  return arguments.Has("rpc-socket") ? arguments.Get("rpc-socket") : DefaultSocket("ASHLAR_RPC_SOCKET", "rpc.sock");
 }
 
 // The messages are written and read by their bytes: Debian ships gRPC's health service without its .proto.

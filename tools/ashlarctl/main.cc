@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <clocale>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/ashlarctl/admin_client.h"
 #include "tools/ashlarctl/command.h"
+#include "tools/ashlarctl/default_socket.h"
 #include "tools/ashlarctl/format.h"
 #include "tools/ashlarctl/terminal.h"
 #include "tools/command_line/command_line.h"
@@ -17,13 +17,10 @@
 namespace ashlar::ctl {
 namespace {
 
-constexpr const char* kDefaultSocket = "/run/ashlar/admin.sock";
 constexpr int kFailed = 1;
 
 std::string SocketOf(const Arguments& arguments) {
-  if (arguments.Has("socket")) return arguments.Get("socket");
-  const char* given = std::getenv("ASHLAR_ADMIN_SOCKET");
-  return given == nullptr || *given == '\0' ? kDefaultSocket : given;
+  return arguments.Has("socket") ? arguments.Get("socket") : DefaultSocket("ASHLAR_ADMIN_SOCKET", "admin.sock");
 }
 
 // Bytes that are no UTF-8, as an engine may have named its model, become U+FFFD.

@@ -4,7 +4,8 @@
     with ashlar.daemon.start(dram="1GiB") as daemon:
         cache = ashlar.Cache(model, daemon.rpc_socket, daemon.session_socket, pages=64)
 
-`python -m ashlar.daemon` runs one in the foreground and prints its sockets.
+`python -m ashlar.daemon` runs one in the foreground, at the sockets where engines of the same user look for it, and
+prints them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from types import TracebackType
 from typing import Literal
 
 from ashlar._ashlar import real, text, whole
+from ashlar.sockets import user_folder
 
 # Becomes the daemon, which gets SIGTERM when the thread ends that has forked it (PR_SET_PDEATHSIG). A program of its
 # own, as nothing but an exec is safe after the fork of a process with threads.
@@ -108,6 +110,12 @@ def _yaml(value: object) -> str:
     return json.dumps(value)
 
 
+def _answers(path: str) -> bool:
+    """Whether a process listens at this socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == 0
+
+
 class Daemon:
     """A daemon that ends with `stop`, with its `with` block, or with the process that has made this object.
 
@@ -157,16 +165,12 @@ class Daemon:
 
     def _wait_for_answers(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while not self._answers():
+        while not _answers(self.admin_socket):
             if self._process is None or self._process.poll() is not None:
                 raise RuntimeError(f"ashlard exited during startup:\n{self.last_lines()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"ashlard did not start within {timeout} s:\n{self.last_lines()}")
             time.sleep(0.02)
-
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            return probe.connect_ex(self.admin_socket) == 0
 
     def last_lines(self, count: int = 20) -> str:
         return "\n".join(pathlib.Path(self.log).read_text(errors="replace").splitlines()[-count:])
@@ -260,11 +264,29 @@ def start(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ashlar.daemon", description="Run a private cache daemon.")
     parser.add_argument("--dram", default="1GiB", help="capacity of the memory tier (default: 1GiB)")
-    parser.add_argument("--ssd", default="", help="capacity of the disk tier (default: no disk tier)")
-    parser.add_argument("--folder", help="directory for sockets, log and disk tier (default: a temporary one)")
+    parser.add_argument("--ssd", default="", help="capacity of the disk tier (default: no disk tier); needs --folder")
+    parser.add_argument(
+        "--folder",
+        help="directory for sockets, log and disk tier (default: where engines look for sockets, which is "
+        "$XDG_RUNTIME_DIR/ashlar, and /run/ashlar for root; without XDG_RUNTIME_DIR a temporary directory)",
+    )
+    parser.add_argument(
+        "--gpu", type=int, action="append", default=[], metavar="DEVICE", help="serve this GPU; may be repeated"
+    )
     arguments = parser.parse_args()
+    folder = arguments.folder or user_folder() or None
+    if arguments.ssd and not arguments.folder:
+        parser.error("--ssd: no directory for the disk tier; add --folder with a directory on the disk")
+    if any(device < 0 for device in arguments.gpu):
+        parser.error("--gpu: a device number below 0; expected 0 or more")
+    if folder is not None and _answers(os.path.join(folder, "rpc.sock")):
+        parser.error(f"--folder: a daemon already runs in {folder}; stop it or choose another directory")
+    config: dict[str, object] = {}
+    if arguments.gpu:
+        config["gpu"] = [{"device": device} for device in arguments.gpu]
+        config["sessions"] = {"region_bytes": "1TiB"}  # one region covers the engine's whole KV cache
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with start(arguments.dram, ssd=arguments.ssd, folder=arguments.folder) as daemon:
+    with start(arguments.dram, ssd=arguments.ssd, folder=folder, config=config) as daemon:
         print(
             json.dumps(
                 {

@@ -32,6 +32,7 @@ from ashlar.pages import Fetched, PageClient, PageStore, Slot
 from ashlar.sglang import weight_changes
 from ashlar.sglang.engine import Engine, agreed
 from ashlar.sglang.metrics import AshlarMetrics, Counts
+from ashlar.sockets import default_sockets
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ _STORED = frozenset(["published", "already_present", "being_published"])
 class Settings:
     """The keys of the extra config that this backend reads."""
 
-    rpc_socket: str = "/run/ashlar/rpc.sock"
-    session_socket: str = "/run/ashlar/session.sock"
+    rpc_socket: str = ""  # empty: as ashlar.sockets.default_sockets
+    session_socket: str = ""
     weights_digest: str = ""  # empty: the digest of the checkpoint's files, or a hub's commit
     tokens_per_second: float = 0.0  # of prefill; 0: not known, and every page is worth having
     staging_bytes: int = 64 << 20  # memory shared with the daemon, for each pool
@@ -56,7 +57,7 @@ class Settings:
     def read(config: dict[str, Any] | None) -> Settings:
         """Raises ValueError naming the key: a wrong setting is the operator's mistake, not a miss."""
         known: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict(zip(("rpc_socket", "session_socket"), default_sockets(), strict=True))
         for name, value in (config or {}).items():
             if name not in known:
                 continue  # SGLang's own

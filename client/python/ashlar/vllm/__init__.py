@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ashlar as a KV connector of vLLM.
 
-    vllm serve MODEL --kv-transfer-config '{"kv_connector": "AshlarConnector",
-        "kv_connector_module_path": "ashlar.vllm", "kv_role": "kv_both"}'
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "AshlarConnector", "kv_role": "kv_both"}'
+
+The installed package registers the connector by vLLM's plugin entry point. From a source tree without the package's
+metadata, add "kv_connector_module_path": "ashlar.vllm".
 
 docs/vllm.md has the options, metrics and limits.
 """

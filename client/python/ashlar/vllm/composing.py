@@ -35,6 +35,7 @@ from ashlar.vllm.model import Described, LinearPlace
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.segments import KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segments_model
+from ashlar.vllm.state import State
 
 logger = init_logger("vllm.ashlar")
 
@@ -122,7 +123,14 @@ class Composer:
         self._serving: _Work | None = None  # by the thread; the others wait for their turn
         self._generation = ""
         self._asked: queue.Queue[_Work | None] = queue.Queue()
-        self._opening = Opening(self._open, described.identity.weights, options.reopen_ms, "segments")
+        self._opening = Opening(
+            self._open,
+            described.identity.weights,
+            options.reopen_ms,
+            options.rpc_socket,
+            "segments",
+            State("segments"),
+        )
         self._thread = threading.Thread(target=self._serve, name="ashlar-compose", daemon=True)
         self._thread.start()
 

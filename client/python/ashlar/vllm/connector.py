@@ -24,7 +24,8 @@ from ashlar.vllm.messages import StepMetadata, WorkerReport
 from ashlar.vllm.model import describe
 from ashlar.vllm.options import Options
 from ashlar.vllm.scheduler import Scheduler
-from ashlar.vllm.stats import AshlarPromMetrics, AshlarStats
+from ashlar.vllm.state import State
+from ashlar.vllm.stats import STATE, AshlarPromMetrics, AshlarStats
 from ashlar.vllm.worker import Worker
 
 logger = init_logger("vllm.ashlar")
@@ -74,9 +75,17 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             each.kv_load_failure_policy = "recompute"
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
+        self._state = State("scheduler" if role == KVConnectorRole.SCHEDULER else "worker")
+        self._told_state = ""
         try:
             if role == KVConnectorRole.SCHEDULER:
                 described = describe(vllm_config, kv_cache_config, self._options, rank=0)
+                longest = vllm_config.model_config.max_model_len
+                if longest <= described.block and not self._options.segments:
+                    self._state.set(
+                        "block_too_long", f"vLLM's block has {described.block} tokens, and max_model_len is {longest}"
+                    )
+                    return
                 events = vllm_config.kv_events_config
                 event_tokens = 0
                 if events is not None and events.enable_kv_cache_events:
@@ -88,6 +97,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                     loads=transfer.is_kv_consumer,
                     saves=transfer.is_kv_producer,
                     event_tokens=event_tokens,
+                    state=self._state,
                 )
             else:
                 from vllm.distributed import get_tensor_model_parallel_rank
@@ -95,9 +105,10 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 rank = get_tensor_model_parallel_rank()
                 self._worker = Worker(describe(vllm_config, kv_cache_config, self._options, rank), self._options)
         except Unsupported as error:
-            logger.warning("Ashlar: the cache is off in this engine: %s", error)
+            self._state.set("unsupported", str(error))
         except Exception:
             logger.exception("Ashlar: the cache is off in this engine")
+            self._state.set("error")
 
     # ---- workers
 
@@ -113,10 +124,11 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if self._options.segments:
                 self._worker.serve_segments(self._vllm_config, self._kv_cache_config)
         except Unsupported as error:
-            logger.warning("Ashlar: the cache is off in this worker: %s", error)
+            self._state.set("unsupported", str(error))
             self._worker.refuse()
         except Exception:
             logger.exception("Ashlar: the cache is off in this worker")
+            self._state.set("error")
             self._worker.refuse()
 
     def _step(self) -> StepMetadata:
@@ -166,7 +178,12 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_or(lambda: None)
     def get_kv_connector_stats(self) -> AshlarStats | None:
         half = self._worker or self._scheduler
-        return None if half is None else half.stats.take()
+        stats = None if half is None else half.stats.take()
+        state = f"{self._state.name}|{self._state.reason}"
+        if self._role == KVConnectorRole.SCHEDULER and state != self._told_state and self._state.reason:
+            stats = stats or AshlarStats()
+            stats.data[STATE] = self._told_state = state
+        return stats
 
     def shutdown(self) -> None:
         for half in (self._worker, self._scheduler):

@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 
 import ashlar
 from ashlar.checkpoint import Weights
+from ashlar.vllm.state import State, why_unreachable
 
 logger = init_logger("vllm.ashlar")
 
@@ -20,14 +21,26 @@ class Opening:
     The cache is opened once the weights' digest is known. After a daemon's restart the cache itself reconnects.
     """
 
-    def __init__(self, open_cache: Callable[[], ashlar.Cache], weights: Weights, again_ms: int, what: str) -> None:
+    def __init__(
+        self,
+        open_cache: Callable[[], ashlar.Cache],
+        weights: Weights,
+        again_ms: int,
+        socket: str,
+        what: str,
+        state: State,
+    ) -> None:
+        """`socket`: the path of the daemon's RPC socket, by which `state` names the reason of a failure."""
         self._open, self._weights, self._again, self._what = open_cache, weights, again_ms / 1000, what
+        self._socket, self._state = socket, state
         self._cache: ashlar.Cache | None = None
-        self._said = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._next: ashlar.Cache | None = None
-        if self._weights.digest() is None or not self._try():
+        if self._weights.digest() is None:
+            state.set("weights")
+            self._begin(self._keep_trying)
+        elif not self._try():
             self._begin(self._keep_trying)
 
     def _begin(self, work: Callable[[], None]) -> None:
@@ -38,17 +51,21 @@ class Opening:
     def cache(self) -> ashlar.Cache | None:
         """None where there is none, or its daemon has gone."""
         cache = self._cache
-        return cache if cache is not None and cache.connected else None
+        if cache is None:
+            return None
+        if not cache.connected:
+            self._state.set("lost", "the daemon has closed the session")
+            return None
+        self._state.set("none")
+        return cache
 
     def _try(self) -> bool:
         try:
             self._cache = self._open()
         except Exception as error:  # whatever it is, the engine goes on without a cache
-            if str(error) != self._said:
-                logger.warning("Ashlar (%s): cannot open the cache yet: %s", self._what, error)
-                self._said = str(error)
+            self._state.set(why_unreachable(self._socket), str(error))
             return False
-        logger.info("Ashlar (%s): the cache is open", self._what)
+        self._state.set("none")
         return True
 
     def _keep_trying(self) -> None:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from typing import Any
+
+from ashlar.sockets import default_sockets
 
 _RENAMED = {"least_tokens": "min_tokens", "saves_under_way": "saves_in_flight"}  # by names of earlier releases
 
@@ -15,8 +16,8 @@ _RENAMED = {"least_tokens": "min_tokens", "saves_under_way": "saves_in_flight"} 
 class Options:
     """Times are milliseconds. Every wait of the connector ends by one of them."""
 
-    rpc_socket: str = "/run/ashlar/rpc.sock"
-    session_socket: str = "/run/ashlar/session.sock"
+    rpc_socket: str = ""  # empty: as ashlar.sockets.default_sockets
+    session_socket: str = ""
     weights_digest: str = ""  # empty: the checkpoint's files are hashed, whole
     model_id: str = ""  # empty: vLLM's name of the model
     call_ms: int = 1000  # one call of the daemon
@@ -41,9 +42,7 @@ class Options:
         known = {field.name: field for field in dataclasses.fields(Options)}
         defaults = Options()
         values: dict[str, Any] = {}
-        for environment, name in (("ASHLAR_RPC_SOCKET", "rpc_socket"), ("ASHLAR_SESSION_SOCKET", "session_socket")):
-            if environment in os.environ:
-                values[name] = os.environ[environment]
+        values["rpc_socket"], values["session_socket"] = default_sockets()
         for name, value in given.items():
             if name in _RENAMED:
                 raise ValueError(f"kv_connector_extra_config.{name}: renamed; use {_RENAMED[name]}")

@@ -23,6 +23,7 @@ from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.segments import declared, name_alone, name_apart, named_apart, salt_of, unsupported
+from ashlar.vllm.state import State
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
@@ -60,7 +61,14 @@ class _Followed:
 
 class Scheduler:
     def __init__(
-        self, described: Described, options: Options, ranks: int, loads: bool, saves: bool, event_tokens: int
+        self,
+        described: Described,
+        options: Options,
+        ranks: int,
+        loads: bool,
+        saves: bool,
+        event_tokens: int,
+        state: State,
     ) -> None:
         self.stats = AshlarStats()
         self._described, self._options, self._ranks = described, options, ranks
@@ -87,7 +95,10 @@ class Scheduler:
         self._generation = ""  # of the engine's weights; unique from the first reset on
         self._pool: Any = None
         self._happened: list[Any] = []
-        self._opening = Opening(self._open, described.identity.weights, options.reopen_ms, "scheduler")
+        self._state = state
+        self._opening = Opening(
+            self._open, described.identity.weights, options.reopen_ms, options.rpc_socket, "scheduler", state
+        )
 
     def _open(self) -> ashlar.Cache:
         options = self._options
@@ -407,6 +418,7 @@ class Scheduler:
             report = WorkerReport()
         if report.refusing:
             self._loads = self._saves = False
+            self._state.set("unsupported", "a worker cannot use the cache; its log line has the reason")
         if report.pace[0] > 0 and not self._options.tokens_per_second:
             self._tokens_per_second, self._renewing = 1e9 / report.pace[0], True
         if any(name != self._described.identity.text for name in report.names):
@@ -442,7 +454,7 @@ class Scheduler:
         for name in names:
             differing = ", ".join(differences(self._described.identity.text, name))
             if differing and (self._loads or self._saves):
-                logger.error("Ashlar: the cache is off in this engine: scheduler and worker differ in %s", differing)
+                self._state.set("disagreement", f"scheduler and worker differ in {differing}")
         self._loads = self._saves = False
 
     def _renew(self) -> None:

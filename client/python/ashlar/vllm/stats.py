@@ -22,6 +22,7 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "stores": (("outcome",), "Prompts offered to the cache by outcome. busy: too many stores were in progress."),
 }
 PREFIX = "vllm:ashlar_"
+STATE = "state"  # in `data`: "state|reason" of the scheduler, if it has changed
 
 
 def key(name: str, *labels: str) -> str:
@@ -29,7 +30,7 @@ def key(name: str, *labels: str) -> str:
 
 
 class AshlarStats(KVConnectorStats):  # type: ignore[misc]
-    """`data`: the sum of each counter, by its name and labels."""
+    """`data`: the sum of each counter, by its name and labels; and the state."""
 
     data: dict[str, Any]
 
@@ -43,11 +44,14 @@ class AshlarStats(KVConnectorStats):  # type: ignore[misc]
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for at, value in other.data.items():
-            self.data[at] = self.data.get(at, 0) + value
+            self.data[at] = value if at == STATE else self.data.get(at, 0) + value
         return self
 
-    def reduce(self) -> dict[str, int | float]:
-        return {at.replace("|", " "): round(value, 4) for at, value in sorted(self.data.items())}
+    def reduce(self) -> dict[str, Any]:
+        return {
+            at.replace("|", " "): value.replace("|", " ") if at == STATE else round(value, 4)
+            for at, value in sorted(self.data.items())
+        }
 
     def is_empty(self) -> bool:
         return not self.data
@@ -74,10 +78,26 @@ class AshlarPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             name: self._counter_cls(name=PREFIX + name, documentation=text, labelnames=[*labelnames, *labels])
             for name, (labels, text) in COUNTERS.items()
         }
+        self._state = self._gauge_cls(
+            name=PREFIX + STATE,
+            documentation="1 for the current state of the cache and its reason, 0 for earlier ones.",
+            labelnames=[*labelnames, "state", "reason"],
+        )
+        self._states: dict[int, tuple[str, str]] = {}  # by engine
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for at, value in transfer_stats_data.items():
+            if at == STATE:
+                self._observe_state(engine_idx, *value.split("|"))
+                continue
             name, *labels = at.split("|")
             if name in self._counters and value > 0:
                 values = [*self.per_engine_labelvalues[engine_idx], *labels]
                 self._counters[name].labels(*values).inc(value)
+
+    def _observe_state(self, engine_idx: int, state: str, reason: str) -> None:
+        before = self._states.get(engine_idx)
+        if before is not None:
+            self._state.labels(*self.per_engine_labelvalues[engine_idx], *before).set(0)
+        self._state.labels(*self.per_engine_labelvalues[engine_idx], state, reason).set(1)
+        self._states[engine_idx] = (state, reason)

@@ -27,6 +27,7 @@ from ashlar.vllm.order import Mark, Order, ProcessorOrder
 from ashlar.vllm.pace import Pace
 from ashlar.vllm.reloads import EngineWeights, Seen
 from ashlar.vllm.segments import unsupported
+from ashlar.vllm.state import State
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
@@ -120,7 +121,9 @@ class Worker:
             )
 
         self._saver.start()
-        self._opening = Opening(open_cache, described.identity.weights, options.reopen_ms, "worker")
+        self._opening = Opening(
+            open_cache, described.identity.weights, options.reopen_ms, options.rpc_socket, "worker", State("worker")
+        )
 
     def refuse(self) -> None:
         """Nothing can be served: what the scheduler asks for ends at once, and it is told to ask no more."""

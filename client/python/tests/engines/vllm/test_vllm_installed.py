@@ -63,7 +63,7 @@ def shown_line(model, **extra):
     words[words.index("MODEL")] = model
     at = words.index("--kv-transfer-config") + 1
     config = json.loads(words[at])
-    config["kv_connector_extra_config"].update(extra)
+    config["kv_connector_extra_config"] = extra
     return [*words[:at], json.dumps(config), *words[at + 1 :]]
 
 

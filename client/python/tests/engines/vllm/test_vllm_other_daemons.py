@@ -16,7 +16,7 @@ import ashlar.daemon
 def test_a_daemon_of_another_version_is_refused_and_a_right_one_is_used_later(tmp_path, expected):
     text = prompt("refused version", 600)
     sockets = dict(rpc_socket=str(tmp_path / "rpc.sock"), session_socket=str(tmp_path / "session.sock"))
-    said = "[half._opening._said for half in (server.connector()._scheduler, server.worker())]"
+    said = "[half._opening._state._said[1] for half in (server.connector()._scheduler, server.worker())]"
     with OtherVersion(**sockets) as other:
         with Child("qwen3", dict(sockets, reopen_ms=100, call_ms=500, wait_for_saves=True)) as child:
             child.call(

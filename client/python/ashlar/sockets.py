@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a daemon's sockets are if no path is given."""
+
+from __future__ import annotations
+
+import os
+
+SYSTEM_FOLDER = "/run/ashlar"
+
+
+def user_folder() -> str:
+    """The socket folder of a daemon that this user runs; empty if there is no place for one.
+
+    For root: /run/ashlar. For others: ashlar in $XDG_RUNTIME_DIR.
+    """
+    if os.geteuid() == 0:
+        return SYSTEM_FOLDER
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return os.path.join(runtime, "ashlar") if os.path.isabs(runtime) else ""
+
+
+def default_sockets() -> tuple[str, str]:
+    """The RPC socket and the session socket that an engine connects to.
+
+    $ASHLAR_RPC_SOCKET and $ASHLAR_SESSION_SOCKET if set; else those in /run/ashlar if a daemon made them; else those in
+    the user's folder.
+    """
+    user = user_folder()
+    system = os.path.exists(os.path.join(SYSTEM_FOLDER, "rpc.sock"))
+    folder = SYSTEM_FOLDER if system or not user else user
+    return (
+        os.environ.get("ASHLAR_RPC_SOCKET") or os.path.join(folder, "rpc.sock"),
+        os.environ.get("ASHLAR_SESSION_SOCKET") or os.path.join(folder, "session.sock"),
+    )
