@@ -184,7 +184,8 @@ TEST(Key, SaltsComeBackAsTheyWerePacked) {
     ASSERT_TRUE(back.ok()) << back.status();
     EXPECT_EQ(*back, salt);
   }
-  EXPECT_EQ(UnpackSalt("prompt.salt", "short").status().message(), "prompt.salt: not 32 bytes, or empty");
+  EXPECT_EQ(UnpackSalt("prompt.salt", "short").status().message(),
+            "prompt.salt: wrong length; expected 32 bytes, or empty");
   EXPECT_EQ(UnpackSalt("prompt.salt", std::string(32, '\0')).status().message(), "prompt.salt: zeros");
 }
 

@@ -173,7 +173,7 @@ TEST(PlanForms, RefusesByFieldWhatIsInvalid) {
       {"rank: must be 0; only low rank has a rank", {{.heads = 4, .form = kZero, .rank = 1}}},
       {"form: does not match the family of the layer", {{.heads = 4, .form = kScalar}}},
       {"form: does not match the family of the layer", {{.layer = 1, .heads = 2, .form = kDense}}},
-      {"form: low rank in a layer", {{.layer = 1, .heads = 2, .form = kLowRank, .rank = 1}}},
+      {"form: low rank requires a layer", {{.layer = 1, .heads = 2, .form = kLowRank, .rank = 1}}},
   };
   const ObjectHeader natural = NaturalHeader(FormsLayout());
   for (const Case& refused : cases) {
@@ -252,9 +252,9 @@ TEST(FormsHeader, NamesWhatIsWrong) {
       {"wrong transition dtype", [](ObjectHeader& h) { h.parts[3].dtype = DType::kF32; }},
       {"wrong transition dtype", [](ObjectHeader& h) { h.parts[4].dtype = DType::kF32; }},
       {"wrong transition dtype", [](ObjectHeader& h) { h.parts[8].dtype = DType::kF16; }},
-      {"unit size", [](ObjectHeader& h) { h.parts[4].units = 0; }},
-      {"unit size", [](ObjectHeader& h) { h.parts[4].unit_bytes = h.parts[4].last_unit_bytes = 4; }},
-      {"unit size", [](ObjectHeader& h) { h.parts[3].unit_bytes = h.parts[3].last_unit_bytes = 0; }},
+      {"wrong unit size", [](ObjectHeader& h) { h.parts[4].units = 0; }},
+      {"wrong unit size", [](ObjectHeader& h) { h.parts[4].unit_bytes = h.parts[4].last_unit_bytes = 4; }},
+      {"wrong unit size", [](ObjectHeader& h) { h.parts[3].unit_bytes = h.parts[3].last_unit_bytes = 0; }},
       {"wrong size of the last unit", [](ObjectHeader& h) { h.parts[4].last_unit_bytes = 4; }},
       {"part with bytes but size 0", [](ObjectHeader& h) { h.parts[4].offset = 64; }},
       {"part with bytes but size 0", [](ObjectHeader& h) { h.parts[4].checksum = 1; }},

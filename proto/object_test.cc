@@ -66,10 +66,10 @@ TEST(ObjectHeader, PartsOfOtherKindsAreRefused) {
   ObjectHeader span = *PlanPrefixSpan(ExampleLayout(), {}, {}, DType::kF16, 90, 100);
   EXPECT_EQ(refusal(span), "");
   span.kind = ObjectKind::kCheckpoint;
-  EXPECT_THAT(refusal(span), testing::HasSubstr("another kind of object"));
+  EXPECT_THAT(refusal(span), testing::HasSubstr("not allowed in this kind of object"));
   ObjectHeader checkpoint = ExampleHeader(ObjectKind::kCheckpoint);
   checkpoint.kind = ObjectKind::kSpan;
-  EXPECT_THAT(refusal(checkpoint), testing::HasSubstr("another kind of object"));
+  EXPECT_THAT(refusal(checkpoint), testing::HasSubstr("not allowed in this kind of object"));
   span.kind = ObjectKind::kSpan;
   const auto betas = std::ranges::find(span.parts, PartForm::kSpanBetas, &Part::form);
   ASSERT_NE(betas, span.parts.end());
@@ -188,8 +188,8 @@ TEST(ObjectHeader, NamesWhatIsWrong) {
       {"too many tokens", [](ObjectHeader& h) { h.tokens = limits::kMaxPromptTokens + 1; }},
       {"stored tokens out of range", [](ObjectHeader& h) { h.first_token = h.tokens + 1; }},
       {"stored tokens out of range", [](ObjectHeader& h) { h.stored_tokens = ~uint64_t{0}; }},
-      {"object size", [](ObjectHeader& h) { h.bytes = 10; }},
-      {"object size", [](ObjectHeader& h) { h.bytes = limits::kMaxObjectBytes + 1; }},
+      {"wrong object size", [](ObjectHeader& h) { h.bytes = 10; }},
+      {"wrong object size", [](ObjectHeader& h) { h.bytes = limits::kMaxObjectBytes + 1; }},
       {"part outside the object", [](ObjectHeader& h) { h.bytes -= 1; }},
       {"part outside the object", [](ObjectHeader& h) { h.parts[4].offset = h.bytes / 64 * 64 + 64; }},
       {"part outside the object", [](ObjectHeader& h) { h.parts[4].offset = ~uint64_t{0} / kExtent * kExtent; }},
@@ -203,9 +203,9 @@ TEST(ObjectHeader, NamesWhatIsWrong) {
       {"too many layers", [](ObjectHeader& h) { h.parts[4].layer = limits::kMaxLayers; }},
       {"head group in a form without head groups", [](ObjectHeader& h) { h.parts[1].head_group = 1; }},
       {"rank in a form without a rank", [](ObjectHeader& h) { h.parts[0].rank = 1; }},
-      {"unit size", [](ObjectHeader& h) { h.parts[0].units = 0; }},
-      {"unit size", [](ObjectHeader& h) { h.parts[0].unit_bytes = 0; }},
-      {"unit size", [](ObjectHeader& h) { h.parts[0].unit_bytes = kExtent + 1; }},
+      {"wrong unit size", [](ObjectHeader& h) { h.parts[0].units = 0; }},
+      {"wrong unit size", [](ObjectHeader& h) { h.parts[0].unit_bytes = 0; }},
+      {"wrong unit size", [](ObjectHeader& h) { h.parts[0].unit_bytes = kExtent + 1; }},
       {"wrong size of the last unit", [](ObjectHeader& h) { h.parts[0].last_unit_bytes = 0; }},
       {"wrong size of the last unit", [](ObjectHeader& h) { h.parts[0].last_unit_bytes = h.parts[0].unit_bytes + 1; }},
       {"matrices of different sizes", [](ObjectHeader& h) { h.parts[0].last_unit_bytes -= 4; }},
@@ -238,8 +238,8 @@ TEST(ObjectHeader, NamesWhatIsWrongInTheFixedFields) {
   };
   EXPECT_EQ(message(0, 'X', true), "object header: wrong magic");
   EXPECT_EQ(message(8, 2, true), "object header: format version 2; expected 1");
-  EXPECT_EQ(message(12, 7, true), "object header: header size");
-  EXPECT_EQ(message(24, 9, true), "object header: header size");
+  EXPECT_EQ(message(12, 7, true), "object header: wrong header size");
+  EXPECT_EQ(message(24, 9, true), "object header: wrong header size");
   EXPECT_EQ(message(30, 1, true), "object header: tensor-parallel rank out of range");
   EXPECT_EQ(message(128 + 28, 1, true), "object header: reserved bytes are not 0");
   EXPECT_EQ(message(128 + 63, 1, true), "object header: reserved bytes are not 0");

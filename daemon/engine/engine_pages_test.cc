@@ -351,7 +351,8 @@ TEST_P(EnginePagesLandTest, FillsSharedPagesOnlyWhereEveryRequestFindsTheSameByt
   ASSERT_TRUE(landed.ok()) << landed.status();
   EXPECT_THAT(*landed, ElementsAre(MissReason::kNone));
   ASSERT_TRUE(sharing_.MarkFilled('a', {1}).ok());
-  EXPECT_THAT(Message(sharing_.engine.Land(ToSegment(1)).status()), HasSubstr("is neither a request's own nor to be"));
+  EXPECT_THAT(Message(sharing_.engine.Land(ToSegment(1)).status()),
+              HasSubstr("cannot be written; expected a page of the request"));
 }
 
 TEST_P(EnginePagesLandTest, OwnPagesTakeKeysAtAnyPosition) {
@@ -363,7 +364,8 @@ TEST_P(EnginePagesLandTest, OwnPagesTakeKeysAtAnyPosition) {
   EXPECT_THAT(*landed, ElementsAre(MissReason::kNone));
   sharing_.Release('a');
   request.set_landing(++landings_);
-  EXPECT_THAT(Message(sharing_.engine.Land(request).status()), HasSubstr("is neither a request's own nor to be"));
+  EXPECT_THAT(Message(sharing_.engine.Land(request).status()),
+              HasSubstr("cannot be written; expected a page of the request"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Stored, EnginePagesLandTest, testing::Values(StoredKeys::kUnrotated, StoredKeys::kZeroBased),

@@ -263,7 +263,8 @@ TEST_F(EngineRefusalTest, MalformedMatchIsRefusedByName) {
            [](M& r) { r.mutable_prompts(2)->set_segment_lengths(5, 6); }},
           {"prompts[1].segment_lengths[1]: exceeds the tokens left",
            [](M& r) { r.mutable_prompts(1)->set_segment_lengths(1, ~uint64_t{0}); }},
-          {"prompts[0].tokens: not a whole number", [](M& r) { r.mutable_prompts(0)->mutable_tokens()->append("x"); }},
+          {"prompts[0].tokens: length is not a multiple of 4 bytes",
+           [](M& r) { r.mutable_prompts(0)->mutable_tokens()->append("x"); }},
           {"prompts[0].tokens: too many; expected at most",
            [](M& r) { r.mutable_prompts(0)->set_tokens(std::string((limits::kMaxPromptTokens + 1) * 4, 'x')); }},
           {"prompts[0].segment_lengths: too many; expected at most",
@@ -297,7 +298,8 @@ TEST_F(EngineRefusalTest, MalformedReserveIsRefusedByName) {
           {"objects[0].kind", [](V& r) { r.mutable_objects(0)->set_kind(2); }},
           {"objects[0].kind", [](V& r) { r.mutable_objects(0)->set_kind(257); }},
           {"objects[0].tokens: empty", [](V& r) { r.mutable_objects(0)->clear_tokens(); }},
-          {"objects[0].tokens: not a whole", [](V& r) { r.mutable_objects(0)->set_tokens("abc"); }},
+          {"objects[0].tokens: length is not a multiple of 4 bytes",
+           [](V& r) { r.mutable_objects(0)->set_tokens("abc"); }},
           {"objects: too many; expected at most",
            [](V& r) {
              for (uint64_t i = 0; i < limits::kMaxObjectsPerCall; ++i) r.add_objects();

@@ -86,7 +86,7 @@ TEST(RegionLimits, EachIsAMappingAndTheyAreCountedBySessionAndTenant) {
   EXPECT_EQ(StatusOf(first.Ask(RegionRequest(kPage))).message(), "host_region: a session has at most 3 regions");
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(StatusOf(second.Ask(RegionRequest(kPage))).ok());
   EXPECT_EQ(StatusOf(Register(second, memfd, kPage)).message(),
-            "register_region.descriptor: the tenant may have at most 5 regions");
+            "register_region.descriptor: a tenant has at most 5 regions");
   AsUser(65531, [&] {
     RawSession other(node);
     EXPECT_TRUE(StatusOf(other.Hello()).ok());

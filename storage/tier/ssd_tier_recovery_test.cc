@@ -142,7 +142,7 @@ TEST_F(SsdTierRecordsTest, ASlabIsReadWithItsOwnRecordsAlone) {
   Store(kAcme, 1, 1);
   const std::string ours = EncodeManifest({9});
   PutBytes("manifest", EncodeManifest({8}));
-  EXPECT_THAT(Open().message(), HasSubstr("not the one that the index describes"));
+  EXPECT_THAT(Open().message(), HasSubstr("does not match the index"));
   for (const int version : {1, 3}) {
     std::string other = ours;
     other[8] = static_cast<char>(version);

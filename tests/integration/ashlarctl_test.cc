@@ -342,11 +342,11 @@ TEST_F(Ashlarctl, ReportsWhySocketDoesNotAnswer) {
     const Ended other = Run(command + rpc);
     EXPECT_EQ(other.code, 1);
     EXPECT_THAT(other.output, HasSubstr(rpc + ": the server does not implement this call")) << "not an empty message";
-    EXPECT_THAT(Run(command + session).output, HasSubstr(session + ": is a socket of another kind"));
+    EXPECT_THAT(Run(command + session).output, HasSubstr(session + ": wrong socket type"));
     EXPECT_THAT(Run(std::string(command) + "/nowhere").output, HasSubstr("no daemon answers on /nowhere"));
   }
-  EXPECT_THAT(Run("health --rpc-socket " + session).output, HasSubstr(session + ": is a socket of another kind"));
-  EXPECT_THAT(Run("doctor --socket " + session).output, HasSubstr(session + ": is a socket of another kind"));
+  EXPECT_THAT(Run("health --rpc-socket " + session).output, HasSubstr(session + ": wrong socket type"));
+  EXPECT_THAT(Run("doctor --socket " + session).output, HasSubstr(session + ": wrong socket type"));
 }
 
 TEST_F(Ashlarctl, AcceptsUniqueNamespacePrefix) {

@@ -452,7 +452,7 @@ TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsEndWhereItCloses) {
   engine_.reset();
   Hang();
   ExpectEnd(kStuck);
-  EXPECT_THAT(daemon_->log(), ::testing::HasSubstr("does not stop in time"));
+  EXPECT_THAT(daemon_->log(), ::testing::HasSubstr("did not stop in time"));
 }
 
 TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsStart) {

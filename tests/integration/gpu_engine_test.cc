@@ -308,7 +308,7 @@ TEST_F(GpuEngineOpens, RefusesByNameWhatItCannotServe) {
   EXPECT_EQ(Open(*daemon_, [](auto& memory) { memory.kind = static_cast<engine::MemoryKind>(5); }),
             "3 memory.kind: unknown");
   const DaemonProcess near;
-  EXPECT_THAT(Open(near), StartsWith("9 memory: register_region.on_gpu: this daemon has no GPU"));
+  EXPECT_THAT(Open(near), StartsWith("9 memory: register_region.on_gpu: the daemon has no GPU"));
   const DaemonProcess tier(With("gpu: {device: 0}\nhbm: {capacity_bytes: 4MiB, arena_bytes: 2MiB}\n"));
   const std::string refused = Open(tier);
   EXPECT_THAT(refused, StartsWith("9 memory.gpu: states are handed over in the processor's memory: "));

@@ -281,12 +281,12 @@ TEST(WithoutAGpu, RegionsThereAreRefusedByName) {
   std::byte nowhere{};
   const absl::Status refused = (*client)->RegisterGpuRegion(memfd, &nowhere, 4096).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(), HasSubstr("register_region.on_gpu: this daemon has no GPU"));
+  EXPECT_THAT(refused.message(), HasSubstr("register_region.on_gpu: the daemon has no GPU"));
   std::string why;
   if (const kernels::Gpu* const gpu = kernels::FindGpu(0, &why)) {
     const absl::Status unmade = (*client)->HostGpuRegion(*gpu, 4096).status();
     EXPECT_EQ(unmade.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(unmade.message(), HasSubstr("host_region.on_gpu: this daemon has no GPU"));
+    EXPECT_THAT(unmade.message(), HasSubstr("host_region.on_gpu: the daemon has no GPU"));
   }
   EXPECT_TRUE((*client)->HostRegion(4096).ok()) << "the session goes on";
   ::close(memfd);

@@ -208,7 +208,7 @@ TEST(Restart, RefusesADiskThatItCannotReadAndLeavesItAlone) {
   }
   {
     const Damage other_name(slab, 0, SlabHeader(slab, 16, "another's slab"));
-    expect_refusal("not the one that the index describes");
+    expect_refusal("does not match the index");
   }
   {
     const Damage no_header(slab, 16, "damaged");

@@ -335,7 +335,7 @@ TEST(HfConfig, FilesOfTheirOwnAreReadOrRefusedWithTheirName) {
   EXPECT_TRUE(both->refused);
   EXPECT_EQ(both->json["accepted"][0]["model"], sound);
   EXPECT_EQ(both->json["refused"][0]["model"], odd);
-  EXPECT_THAT(both->text, HasSubstr("1 of 2 understood"));
+  EXPECT_THAT(both->text, HasSubstr("1 of 2 accepted"));
   EXPECT_THAT(std::string(LayoutCosts({.files = {list}}, client).status().message()),
               HasSubstr(list + ": models[0]: "));
   EXPECT_THAT(std::string(LayoutCosts({.files = {folder + "none"}}, client).status().message()), HasSubstr("none"));

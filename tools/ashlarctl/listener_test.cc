@@ -61,7 +61,7 @@ TEST_F(ListenerTest, NamesThePathAndWhatIsThere) {
   Expect(left, absl::StatusCode::kUnavailable, "has ended");
   const std::string session = folder_ + "/session.sock";
   const int fd = Listen(session, SOCK_SEQPACKET);
-  Expect(session, absl::StatusCode::kInvalidArgument, "a socket of another kind");
+  Expect(session, absl::StatusCode::kInvalidArgument, "wrong socket type");
   close(fd);
   EXPECT_TRUE(absl::IsInvalidArgument(ListenerOf(folder_ + std::string(200, 'x')).status()));
   const std::string own = folder_ + "/own.sock";

@@ -243,16 +243,16 @@ class Logs(unittest.TestCase):
     def test_a_request_that_would_be_lost_is_refused(self):
         one = "DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: 'x', prompt_token_ids: [1, 2], prompt_embeds shape: None."
         for name, text, wrong in (
-            ("vllm-glued", f"{one}{one}\n", "1: details: prompt: of a second request"),
+            ("vllm-glued", f"{one}{one}\n", "1: details: prompt: belongs to a second request"),
             (
                 "vllm-unknown",
                 f"{one}\n{one.replace('DEBUG 11-24', '11-24')}\n",
-                "1: details: prompt: of a second request",
+                "1: details: prompt: belongs to a second request",
             ),
             (
                 "vllm-behind",
                 f"INFO 11-24 10:00:00 [l.py:1] up\n{one.replace('DEBUG', 'FINE')}\n",
-                "without level and time before it",
+                "has no level and time before it",
             ),
             ("vllm-part", f"{one[:80]}\n", "1: prompt: truncated"),
         ):
@@ -588,7 +588,7 @@ class Logs(unittest.TestCase):
             self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices, "--dram-share", "0.5", code=1),
         )
         self.assertIn(
-            "is not above 0", self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices[:-1], "0", code=2)
+            "is out of range; expected more than 0", self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices[:-1], "0", code=2)
         )
 
     PRICES = ("--requests-per-day", "1", "--prefill-rate", "1", "--gpu-hour", "1", "--dram-gb-month", "1")

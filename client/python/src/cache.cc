@@ -22,7 +22,7 @@ void ReadBytes(const char* name, nb::handle given, uint8_t (&out)[count], bool o
   const std::string bytes = Bytes(name, given);
   if (bytes.empty() && optional) return;
   if (bytes.size() != count) {
-    throw Refused(name, std::to_string(count) + " bytes are expected; " + std::to_string(bytes.size()) + " were given");
+    throw Refused(name, std::to_string(bytes.size()) + " bytes were given; expected " + std::to_string(count));
   }
   std::memcpy(out, bytes.data(), count);
 }

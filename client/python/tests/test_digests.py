@@ -157,7 +157,7 @@ def test_it_is_computed_in_the_background_and_ends_when_it_is_closed(model, monk
     assert weights.digest() is None and weights.wait(0.01) is None
     going_on.set()
     assert weights.wait(10) == checkpoint.weights(str(model)) == weights.digest()
-    assert f"digest of the weights in {model}: 0.01 GB in" in caplog.text
+    assert f"hashed the weights in {model}: 0.01 GB in" in caplog.text
     going_on.clear()
     (model / "model.safetensors").write_bytes(b"1" * 3 * MIB)
     weights = checkpoint.Weights(str(model))

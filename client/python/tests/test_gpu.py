@@ -115,13 +115,13 @@ def test_memory_that_the_daemon_does_not_serve_is_refused(gpu_daemon, daemon_wit
     good = Allocation().memory
     with pytest.raises(RuntimeError, match="is not a GPU of this daemon"):
         open_cache(gpu_daemon, **good | {"gpu": b"x" * 16})
-    with pytest.raises(ValueError, match="this daemon serves 2 GPUs"):
+    with pytest.raises(ValueError, match="the daemon serves 2 GPUs"):
         open_cache(gpu_daemon, **good | {"gpu": b""})
-    with pytest.raises(ValueError, match="gpu: 16 bytes are expected"):
+    with pytest.raises(ValueError, match="gpu: 3 bytes were given; expected 16"):
         open_cache(gpu_daemon, **good | {"gpu": b"GPU"})
     with pytest.raises(ValueError, match="^memory_bytes: 4096, and the pages take"):
         open_cache(gpu_daemon, **good | {"memory_bytes": 4096})
-    with pytest.raises(RuntimeError, match="this daemon has no GPU"):
+    with pytest.raises(RuntimeError, match="the daemon has no GPU"):
         open_cache(daemon_without, **good)
 
 

@@ -14,7 +14,7 @@ namespace ashlar::daemon {
 namespace {
 
 absl::Status ReadDigest(absl::string_view field, const std::string& bytes, std::array<uint8_t, 32>* read) {
-  if (bytes.size() != read->size()) return Invalid(field, ": not ", read->size(), " bytes");
+  if (bytes.size() != read->size()) return Invalid(field, ": wrong length; expected ", read->size(), " bytes");
   std::ranges::copy(bytes, read->begin());
   return absl::OkStatus();
 }
