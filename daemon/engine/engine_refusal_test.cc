@@ -90,8 +90,7 @@ TEST_F(EngineRefusalTest, LookUpsThatCannotLandAreRefusedAndLeaseNothing) {
        [](auto& r) { r.mutable_prompt()->set_segment_lengths(1, 25); }},
       {"segments[0]: page_table: 0 entries are too few", [](auto& r) { r.clear_page_table(); }},
       {"segments[1]: page_table[8]: page -3 is out of range; 64", [](auto& r) { r.set_page_table(8, -3); }},
-      {"segments[1]: page_table[9]: names the same page as page_table[0] again",
-       [](auto& r) { r.set_page_table(9, 0); }},
+      {"segments[1]: page_table[9]: names the same page as page_table[0]", [](auto& r) { r.set_page_table(9, 0); }},
       {"group_pages: the pages were declared without groups",
        [](auto& r) { r.add_group_pages(static_cast<uint32_t>(r.page_table_size())); }},
   };
@@ -139,10 +138,8 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
       {"segments[0]: page_table[5]: page 64 is out of range; 64",
        [](auto& r) { r.set_page_table(5, TestEngine::kPages); }},
       {"segments[1]: page_table[8]: page -3 is out of range; 64", [](auto& r) { r.set_page_table(8, -3); }},
-      {"segments[0]: page_table[5]: names the same page as page_table[2] again",
-       [](auto& r) { r.set_page_table(5, 2); }},
-      {"segments[1]: page_table[9]: names the same page as page_table[0] again",
-       [](auto& r) { r.set_page_table(9, 0); }},
+      {"segments[0]: page_table[5]: names the same page as page_table[2]", [](auto& r) { r.set_page_table(5, 2); }},
+      {"segments[1]: page_table[9]: names the same page as page_table[0]", [](auto& r) { r.set_page_table(9, 0); }},
       {"segments: two segments overlap at position", [](auto& r) { r.mutable_segments(1)->set_first_position(10); }},
       {"group_pages: the pages were declared without groups", [](auto& r) { r.add_group_pages(1); }},
   };
@@ -258,7 +255,7 @@ TEST_F(EngineRefusalTest, MalformedMatchIsRefusedByName) {
       engine_, match, absl::StatusCode::kInvalidArgument,
       {
           {"model: unknown handle", [](M& r) { r.set_model(999); }},
-          {"prompts[2].segment_lengths[5]: zero", [](M& r) { r.mutable_prompts(2)->set_segment_lengths(5, 0); }},
+          {"prompts[2].segment_lengths[5]: 0; expected", [](M& r) { r.mutable_prompts(2)->set_segment_lengths(5, 0); }},
           {"prompts[2].segment_lengths[5]: exceeds the tokens left",
            [](M& r) { r.mutable_prompts(2)->set_segment_lengths(5, 6); }},
           {"prompts[1].segment_lengths[1]: exceeds the tokens left",

@@ -62,7 +62,7 @@ TEST_F(TlsTest, ADaemonDoesNotStartWithFilesThatAreWrong) {
   Put({.cert = good.cert, .key = authority_.Sign({.name = "a"}).key});
   EXPECT_EQ(OpenError(), "key_file: does not match cert_file");
   Put(authority_.Sign({.name = "b"}));
-  EXPECT_EQ(OpenError(), "cert_file: names node b instead of a");
+  EXPECT_EQ(OpenError(), "cert_file: names node b; expected node a");
   Put(authority_.Sign({.name = "a", .from_seconds = -9, .to_seconds = -5}));
   EXPECT_EQ(OpenError(), "cert_file: certificate has expired");
   Put(TestAuthority("another").Sign({.name = "a"}));

@@ -138,7 +138,7 @@ TEST_F(GroupedPagesTest, RefusesInvalidGroups) {
   expect([](R& r) { r.set_pages(kPages); }, "pages: must be 0 with groups, which set it per group");
   expect([](R& r) { r.mutable_groups(1)->set_page_tokens(0); }, "groups[1].page_tokens: out of range");
   expect([](R& r) { r.mutable_groups(0)->set_pages(0); }, "groups[0].pages: out of range; expected 1 to");
-  expect([](R& r) { r.mutable_layers(1)->set_group(2); }, "layers[1].group: 2 is unknown");
+  expect([](R& r) { r.mutable_layers(1)->set_group(2); }, "layers[1].group: 2 is out of range");
   expect([](R& r) { r.clear_groups(); }, "page_tokens: out of range");
   expect([](R& r) { r.set_common_pages(true), r.mutable_groups(1)->set_pages(8); },
          "groups[1].pages: must be equal in all groups with common_pages");
@@ -179,9 +179,9 @@ TEST_F(GroupedPagesTest, DivideAPageTable) {
   wrong[3] = 64;
   expect((*pages)->CheckPositions(wrong, *tables, 0, 2 * kPageTokens),
          "page_table[3]: page 64 is out of range; 64 pages are declared");
-  expect((*pages)->Divide(5, std::vector<uint32_t>{5}).status(), "group_pages: 1 tables, of 2 groups");
+  expect((*pages)->Divide(5, std::vector<uint32_t>{5}).status(), "group_pages: 1 tables for 2 groups");
   expect((*pages)->Divide(6, counts).status(), "group_pages: 5 entries in total, but page_table has 6");
-  expect((*pages)->Divide(5, {}).status(), "group_pages: 0 tables, of 2 groups");
+  expect((*pages)->Divide(5, {}).status(), "group_pages: 0 tables for 2 groups");
   EXPECT_EQ((*pages)->Divide(0, {}).value(), std::vector<size_t>(3)) << "nothing is to be written";
 }
 

@@ -92,7 +92,7 @@ TEST(Summary, ANodeThatReachesNoPeerIsDegraded) {
   EXPECT_EQ(ClusterFault(stats), "") << "it is the first node";
   cluster.set_members(4);
   EXPECT_EQ(PeersOf(cluster), 3u);
-  EXPECT_EQ(ClusterFault(stats), "none of 3 peers are connected");
+  EXPECT_EQ(ClusterFault(stats), "0 of 3 peers are connected");
   EXPECT_STREQ(StateOf(stats), "degraded");
   cluster.set_peers_connected(2);
   EXPECT_STREQ(StateOf(stats), "serving");
