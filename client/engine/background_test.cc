@@ -109,7 +109,7 @@ TEST(Background, StartsNothingWhileItEnds) {
       Gate* gate;
     };
     Gate gate;
-    auto last = std::make_shared<StartsAtItsEnd>(&*background, &refused, &gate);
+    auto last = std::shared_ptr<StartsAtItsEnd>(new StartsAtItsEnd{&*background, &refused, &gate});
     background->Start([last = std::move(last)] {});
     std::thread opener([&] {
       std::this_thread::sleep_for(std::chrono::microseconds(200));  // the destructor has most likely begun

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include "absl/container/flat_hash_map.h"
 #include "daemon/peer/directory/write_queue.h"
 #include "daemon/peer/testing/peer_node.h"
@@ -21,7 +25,14 @@ class AnnouncerTest : public ::testing::Test {
   TierKind Resides(const Residence& residence) {
     return announcer_.Resides({0, storage::PoolKind::kPublic}, TestPlan(1, 64), residence);
   }
-  std::optional<uint8_t> TheGpu() { return cluster_.told.at(0).holding.gpu; }
+  std::optional<uint8_t> TheGpu() {
+    MutexLock lock(cluster_.mutex);
+    return cluster_.told.at(0).holding.gpu;
+  }
+  std::vector<TestCluster::Told> TakeTold() {
+    MutexLock lock(cluster_.mutex);
+    return std::exchange(cluster_.told, {});
+  }
 
   TestCluster cluster_;
   TestDirectory directory_{cluster_, "a"};
@@ -39,10 +50,10 @@ TEST_F(AnnouncerTest, AnnouncesGpuOfCopy) {
             TierKind::kDram);
   EXPECT_EQ(TheGpu(), std::nullopt) << "no GPU has it any more";
   // From dram to a GPU it is memory all the same, and costs etcd no write.
-  cluster_.told.clear();
+  TakeTold();
   EXPECT_EQ(Resides({.nearest = TierKind::kHbm, .told = TierKind::kDram, .was = TierKind::kDram, .was_level = 3}),
             TierKind::kDram);
-  EXPECT_TRUE(cluster_.told.empty());
+  EXPECT_TRUE(TakeTold().empty());
   EXPECT_EQ(Resides({.nearest = TierKind::kSsd, .told = TierKind::kHbm, .was = TierKind::kHbm, .level = 4}),
             TierKind::kSsd);
   EXPECT_EQ(TheGpu(), std::nullopt);

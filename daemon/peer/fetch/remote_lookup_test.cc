@@ -22,7 +22,10 @@ TEST(RemoteLookupTest, TheNextHolderIsAskedForWhoeverStillWaits) {
   const ObjectHeader plan = storage::TestPlan(1, 64);
   const Query query{.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens};
   for (PeerNode* node : {&a, &c}) node->Publish(plan, 1);
-  const auto told = cluster.told;
+  const auto told = [&] {
+    MutexLock lock(cluster.mutex);
+    return cluster.told;
+  }();
   a.OnLoop([&] { a.cache.Evict(0, plan.key); });
   {
     MutexLock lock(cluster.mutex);

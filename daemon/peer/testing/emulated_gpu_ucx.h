@@ -104,7 +104,8 @@ class EmulatedGpuUcx final : public Ucx {
  private:
   using Work = kernels::cuda::emulator::DeviceWork;
   struct EveryGpu {
-    Work first{0}, second{1};
+    EveryGpu() : first(0), second(1) {}
+    Work first, second;
   };
   static_assert(kernels::cuda::emulator::kDevices == 2);
 

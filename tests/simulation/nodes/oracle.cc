@@ -134,7 +134,8 @@ void Driver::CheckEverythingLands() {
         const bool shared = calls_.Shares(machine, holder, tenant) && calls_.Shares(holder, machine, tenant);
         shards[one.member->incarnation] += shared ? 1 : 0;
       }
-      const bool whole = std::ranges::any_of(shards, [&](const auto& one) { return one.second == plan.shard.size; });
+      const bool whole =
+          std::ranges::any_of(shards, [size = plan.shard.size](const auto& one) { return one.second == size; });
       if (whole) there.push_back(text);
     }
     if (there.empty()) continue;
