@@ -19,35 +19,30 @@ constexpr const char* kUsage =
     "usage: ashlar-demo [--docs DIR] [--quick] [--json FILE] [--sections N] [--sections-per-prompt N] [--requests N]\n"
     "                   [--threads N] [--seed N] [--compose engine|daemon] [--family gdn|lightning]\n"
     "                   [--epsilon X] [--hbm SIZE] [--dram SIZE] [--ssd SIZE] [--nodes N]\n"
-    "       ashlar-demo --conversations N [--turns M] [--decode N] [--regenerate] [--span-type f32|f16|bf16] and the "
-    "same\n"
-    "Answers questions about the text files in DIR (default /usr/share/common-licenses) four ways: full recompute, "
-    "prefix\n"
-    "cache, naive addition, Ashlar. Prints what was saved and what it cost in fidelity. Or has N conversations about "
-    "them,\n"
-    "of M turns each (default 4), that are left after every turn and resumed: half of them begin with instructions "
-    "that "
-    "they\n"
-    "share, half with retrieved sections (4, unless --sections-per-prompt says so). Fails if logits of a text without\n"
-    "sections are further than 1e-5 from full recompute's.\n"
-    "With --regenerate every next turn parts from the text inside the last answer; the states there are rebuilt from\n"
-    "the inputs that the engine captured of it (a span), and held to full recompute's.\n"
+    "       ashlar-demo --conversations N [--turns M] [--decode N] [--regenerate] [--span-type f32|f16|bf16]\n"
+    "                   and the options above\n"
+    "Answers questions about the text files in DIR (default /usr/share/common-licenses) in four ways: full\n"
+    "recompute, prefix cache, naive addition, Ashlar. Prints the savings and the loss of fidelity. With\n"
+    "--conversations, runs N conversations about the files, of M turns each (default 4). Each one is left after\n"
+    "every turn and resumed. Half of them start with the same instructions, half with retrieved sections (default\n"
+    "4; --sections-per-prompt). The command fails if the logits of a text without sections differ from full\n"
+    "recompute by more than 1e-5.\n"
+    "With --regenerate, every turn after the first diverges from the text inside the last answer. The states\n"
+    "there are rebuilt from the inputs that the engine captured (a span), and compared with full recompute.\n"
     "  --quick   a small corpus and a dozen requests: a few minutes on 2 cores\n"
-    "  --compose whose kernels compose cached interiors and compute seams: the engine's (default), or the daemon's\n"
-    "  --family  of the linear layers: gated delta net (default), or lightning attention with RoPE inside its layers\n"
-    "  --epsilon how far a stored transition may be from the computed one, in the spectral norm; 0 to store it as it "
-    "is\n"
-    "  --nodes   daemons of one cluster on this machine, with an etcd (Debian's etcd-server). Requests go to them in\n"
-    "            turn, and what one has serves the others. Not with conversations\n"
-    "  --hbm, --dram, --ssd  how much each daemon's tiers hold, as in 200MiB. By default one tier, dram, holds "
-    "everything;\n"
-    "            without a GPU hbm is emulated in the processor's memory\n";
+    "  --compose process that composes cached interiors and computes seams: engine (default) or daemon\n"
+    "  --family  family of the linear layers: gated delta net (default), or lightning attention with RoPE\n"
+    "  --epsilon largest error of a stored transition, in the spectral norm; 0 stores it unchanged\n"
+    "  --nodes   number of daemons in a cluster on this machine, with etcd (Debian's etcd-server). Requests go to\n"
+    "            them in turn, and each one serves the objects of the others. Not with --conversations\n"
+    "  --hbm, --dram, --ssd  capacity of each daemon's tiers, such as 200MiB. By default only dram, large enough for\n"
+    "            everything. Without a GPU, hbm is emulated in host memory\n";
 
 bool ParseNumber(const char* name, const char* text, long least, long greatest, long* value) {
   char* end = nullptr;
   *value = std::strtol(text, &end, 10);
   if (*text != '\0' && *end == '\0' && *value >= least && *value <= greatest) return true;
-  std::fprintf(stderr, "%s: must be a number from %ld to %ld, not '%s'\n", name, least, greatest, text);
+  std::fprintf(stderr, "%s: '%s' is invalid; expected a number from %ld to %ld\n", name, text, least, greatest);
   return false;
 }
 
@@ -55,7 +50,7 @@ bool ParseEpsilon(const char* text, double* value) {
   char* end = nullptr;
   *value = std::strtod(text, &end);
   if (*text != '\0' && *end == '\0' && *value >= 0 && *value < 1) return true;
-  std::fprintf(stderr, "--epsilon: must be a number from 0 to below 1, not '%s'\n", text);
+  std::fprintf(stderr, "--epsilon: '%s' is invalid; expected a number of at least 0 and less than 1\n", text);
   return false;
 }
 
@@ -67,7 +62,7 @@ bool ParseSize(const char* name, const std::string& text, uint64_t* bytes) {
     *bytes = std::stoull(text.substr(0, digits)) << unit->second;
     if (*bytes >= ashlar::limits::kExtentBytes) return true;
   }
-  std::fprintf(stderr, "%s: must be a size of at least 256KiB, not '%s'\n", name, text.c_str());
+  std::fprintf(stderr, "%s: '%s' is invalid; expected a size of at least 256KiB\n", name, text.c_str());
   return false;
 }
 
@@ -106,7 +101,7 @@ bool ParseWord(const char* name, const std::string& text, const char* words, con
     *value = found->second;
     return true;
   }
-  std::fprintf(stderr, "%s: must be %s, not '%s'\n", name, words, text.c_str());
+  std::fprintf(stderr, "%s: '%s' is invalid; expected %s\n", name, text.c_str(), words);
   return false;
 }
 
@@ -188,12 +183,12 @@ int Report(const absl::StatusOr<Result>& run, const std::string& json) {
 }
 
 int Talk(ashlar::talk::TalkOptions& options, const std::string& json) {
-  if (options.job.nodes > 1) return std::fputs("--nodes: conversations are had with one node\n", stderr), 2;
+  if (options.job.nodes > 1) return std::fputs("--nodes: --conversations needs one node; expected 1\n", stderr), 2;
   if (options.job.sections_per_prompt == 0) options.job.sections_per_prompt = 4;
   const auto talk = ashlar::talk::RunTalkJob(options);
   if (const int code = Report(talk, json); code != 0) return code;
   if (talk->Holds()) return 0;
-  std::fprintf(stderr, "ashlar-demo: a resumed text's logits, or its states, are not those of full recompute\n");
+  std::fprintf(stderr, "ashlar-demo: logits or states of a resumed text differ from full recompute\n");
   return 1;
 }
 
