@@ -15,6 +15,7 @@
 #include "kernels/cuda/emulator/driver.h"
 #include "storage/objects/object_bytes.h"
 #include "storage/objects/tier_copier.h"
+#include "storage/testing/recorded_landing.h"
 #include "storage/testing/rig.h"
 #include "storage/testing/simulated_disk.h"
 #include "storage/transfer/gpu_lane.h"
@@ -120,18 +121,13 @@ class GpuMoves : public ::testing::TestWithParam<bool> {
     std::byte* const far = far_.CopyToDevice(pages.memory().data(), pages.memory().size_bytes());
     LandTarget target = TestTarget(pages, {});
     Rebase(target.rows, far);
-    std::vector<size_t> corrupt;
-    std::vector<uint32_t> progress;
-    std::optional<MissReason> done;
-    mover_->Land(1, std::move(sources), std::move(target), CancelFlag(),
-                 {.progress = [&](uint32_t layers) { progress.push_back(layers); },
-                  .corrupt = [&](size_t source) { corrupt.push_back(source); },
-                  .done = [&](MissReason outcome) { done = outcome; }});
+    RecordedLanding landing;
+    mover_->Land(1, std::move(sources), std::move(target), CancelFlag(), landing);
     executor_.CompleteAll();
-    EXPECT_EQ(done, MissReason::kNone);
-    EXPECT_THAT(progress, ElementsAre(1, 2));
+    EXPECT_EQ(landing.done, MissReason::kNone);
+    EXPECT_THAT(landing.progress, ElementsAre(1, 2));
     EmulatedGpu().kernels().memory()->CopyToHost(pages.memory().data(), far, pages.memory().size_bytes());
-    return corrupt;
+    return landing.corrupt;
   }
 
   FarMemory far_;
@@ -196,12 +192,11 @@ TEST_P(GpuMoves, CancelledLandingWritesNothing) {
   Rebase(target.rows, far_.CopyToDevice(pages.memory().data(), pages.memory().size_bytes()));
   std::byte* const far = static_cast<std::byte*>(target.rows.front().keys.base);
   const CancelFlag cancel;
-  std::optional<MissReason> done;
-  mover_->Land(1, {{&object.header, &object.slot, 7}}, std::move(target), cancel,
-               {.progress = [](uint32_t) {}, .corrupt = [](size_t) {}, .done = [&](MissReason why) { done = why; }});
+  RecordedLanding landing;
+  mover_->Land(1, {{&object.header, &object.slot, 7}}, std::move(target), cancel, landing);
   cancel.Cancel();
   executor_.CompleteAll();
-  EXPECT_EQ(done, MissReason::kCancelled);
+  EXPECT_EQ(landing.done, MissReason::kCancelled);
   EmulatedGpu().kernels().memory()->CopyToHost(pages.memory().data(), far, pages.memory().size_bytes());
   EXPECT_TRUE(std::ranges::all_of(pages.memory(), [](float number) { return number == 0; }));
 }

@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -17,8 +16,6 @@
 #include "storage/objects/object_table.h"
 #include "storage/observer.h"
 #include "storage/session_transfers.h"
-#include "storage/tier/tier.h"
-#include "storage/transfer/cancel_flag.h"
 #include "storage/transfer/in_flight.h"
 #include "storage/transfer/mover.h"
 #include "storage/transfer/rates.h"
@@ -29,61 +26,35 @@ namespace ashlar::storage {
 
 struct LandCallbacks {
   std::function<void(uint32_t attention_layers_done)> progress;  // for all segments
-  std::function<void(std::vector<MissReason> verdict)> done;     // called once; one entry per segment, kNone: landed
+  std::function<void(std::vector<MissReason> verdict)> done;     // exactly once; one reason a segment, kNone: landed
 };
 
-// A landing holds its own references: what it reads stays, even if the lease ends.
+// A landing holds references of its own: what it reads stays, whatever becomes of the lease.
 class Lander {
  public:
-  // A session may have `per_session` in flight; `in_flight` and `byte_rates` limit its tenant. More are missed with
-  // kBusy.
+  // A session has `per_session` landings in flight at most. `in_flight` counts those of its tenant, and `byte_rates`
+  // their bytes. Landings beyond these bounds are missed with kBusy.
   Lander(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, InFlight& in_flight,
          Rates& byte_rates, size_t per_session, Observer& observer);
+  ~Lander();
 
-  // `found` are the objects of the lease in the order of the match. `verified` records which tuples are verified.
+  // `found` is what the lease holds, in the match's order; `verified` records which of its tuples are whole.
   void Land(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
             std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks);
-  // Cancels; `quiet` is called after the verdict, or immediately for an unknown landing.
+  // Cancels; `quiet` comes after the verdict, or at once for an unknown landing.
   void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
-  void CloseSession(SessionId session);  // cancels all of it
+  void CloseSession(SessionId session);  // cancels all landings of it
 
   size_t landings() const { return landings_.size(); }
 
  private:
-  struct ActiveLanding {
-    TenantId tenant;
-    std::vector<ObjectTable::Reference> objects;  // one per requested segment; empty for missing ones
-    std::vector<MissReason> verdict;
-    std::vector<uint64_t> bytes;     // bytes to move or verify, per object
-    std::vector<size_t> moving;      // indices of objects that the mover lands
-    std::vector<uint32_t> segments;  // their indices in the match
-    std::vector<uint32_t> layers;    // attention layers in landing order
-    std::shared_ptr<VerifiedLayers> verified;
-    CancelFlag cancel;
-    std::function<void()> resume;  // set while it waits for bytes that are being loaded
-    Nanos started = 0;
-    Nanos waited = 0;                    // total waiting time
-    std::optional<Nanos> waiting_since;  // set while it waits
-    LandCallbacks callbacks;
-    std::vector<std::function<void()>> quiet;
-    uint64_t held_bytes = 0;  // held by the request
-  };
   using Name = std::pair<SessionId, LandingId>;
+  class Landing;
 
-  // Decides what can land; returns the mover's part.
-  static std::vector<LandSource> Sort(ActiveLanding& landing, std::span<const ObjectTable::Result> found,
-                                      const LandTarget& target);
-  bool MayBegin(SessionId session, const ActiveLanding& landing);
-  void Start(const Name& name, std::vector<LandSource> sources, LandTarget target);
-  std::optional<uint64_t> Loaded(const Name& name, size_t source);
-  void Blocked(const Name& name, size_t source, uint64_t bytes, std::function<void()> resume);
-  void Cancel(ActiveLanding& landing);
-  void Progress(const Name& name, uint32_t layers);
-  void Corrupt(const Name& name, size_t source);
-  static void Verified(const ActiveLanding& landing, uint32_t below);
-  void Finish(const Name& name, MissReason outcome);
-  void Measure(const ActiveLanding& landing);
-  void Conclude(ActiveLanding landing);
+  bool MayBegin(SessionId session, const Landing& landing);
+  // The mover has ended it.
+  void End(const Name& name, MissReason outcome);
+  void Conclude(Landing& landing);
 
   ObjectTable& table_;
   Mover& mover_;
@@ -93,8 +64,8 @@ class Lander {
   Rates& byte_rates_;
   const size_t per_session_;
   Observer& observer_;
-  std::map<Name, ActiveLanding> landings_;
-  std::map<SessionId, size_t> of_session_;  // only sessions with landings
+  std::map<Name, std::unique_ptr<Landing>> landings_;
+  std::map<SessionId, size_t> of_session_;  // the number of its landings; only sessions that have some
 };
 
 }  // namespace ashlar::storage

@@ -12,32 +12,30 @@ namespace ashlar::storage {
 struct Mover::LandingCopy {
   const TenantId tenant;
   LandJob job;
-  LandEvents events;
-  std::vector<bool> told_corrupt;  // per source
+  LandingOwner* owner;
+  std::vector<bool> told_corrupt;  // by source; also sources that do not come
   uint32_t told_layers = 0;
-  std::atomic<bool> posted{false};  // at most one event is queued
+  std::atomic<bool> posted{false};  // a report waits for the metadata thread
   bool blocked = false;
 
-  // On the metadata thread: reports the progress since the last call. If the landing is `over`, the result says that
-  // all layers have landed; a separate report would be a second message to the engine.
-  void Tell(bool over) {
+  // On the metadata thread: reports what has happened since the last report. Once a landing is over, `Ended` reports
+  // its last layers: the engine gets one message for both.
+  void Report(bool over) {
     posted = false;
     const uint32_t layers = job.layers();
     for (size_t i = 0; i < told_corrupt.size(); ++i) {
       if (!job.corrupt(i) || told_corrupt[i]) continue;
       told_corrupt[i] = true;
-      events.corrupt(i);
+      owner->Corrupt(i);
     }
     if (layers == told_layers || job.cancelled() || over) return;
     told_layers = layers;
-    events.progress(layers);
+    owner->Landed(layers);
   }
 
   void Finish(MissReason outcome) {
     job.ReleaseMemory();
-    // The executor may drop its part of the landing on another thread, so the caller's callbacks end here.
-    const LandEvents last = std::exchange(events, {});
-    last.done(outcome);
+    owner->Ended(outcome);
   }
 };
 
@@ -65,7 +63,7 @@ bool Mover::Publish(const ObjectHeader& plan, const Slot& slot, PublishSource so
 }
 
 void Mover::Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel,
-                 LandEvents events) {
+                 LandingOwner& owner) {
   const kernels::Gpu* gpu = GpuOf(target);
   for (LandSource& source : sources) {
     if (source.tier == nullptr) source.tier = &tier_;
@@ -74,7 +72,7 @@ void Mover::Land(TenantId tenant, std::vector<LandSource> sources, LandTarget ta
   NextTurn(std::shared_ptr<LandingCopy>(
       new LandingCopy{.tenant = tenant,
                       .job = LandJob(kernels_, workers_, LaneOf(gpu), sources, std::move(target), std::move(cancel)),
-                      .events = std::move(events),
+                      .owner = &owner,
                       .told_corrupt = std::vector<bool>(sources.size())}));
 }
 
@@ -98,7 +96,7 @@ bool Mover::NextLayers(const Composing& composing) {
         MissReason outcome = job.cancelled() ? MissReason::kCancelled : MissReason::kNone;
         if (!job.finished()) {
           if (!job.refused() && NextLayers(composing)) return;
-          // A job that has written can only report that it was interrupted.
+          // A job that has written can only say that it ended in the middle.
           outcome = job.wrote() ? MissReason::kCancelled : MissReason::kBusy;
         }
         job.ReleaseMemory();
@@ -107,11 +105,10 @@ bool Mover::NextLayers(const Composing& composing) {
 }
 
 size_t Mover::StepsThere(const std::shared_ptr<LandingCopy>& landing) {
-  if (!landing->events.loaded) return SIZE_MAX;
   size_t end = SIZE_MAX, last = 0;
   for (size_t i = 0; i < landing->told_corrupt.size(); ++i) {
     if (landing->told_corrupt[i]) continue;
-    const std::optional<uint64_t> loaded = landing->events.loaded(i);
+    const std::optional<uint64_t> loaded = landing->owner->Loaded(i);
     if (!loaded) {
       landing->told_corrupt[i] = true;
       landing->job.Skip(i);
@@ -124,7 +121,7 @@ size_t Mover::StepsThere(const std::shared_ptr<LandingCopy>& landing) {
   }
   if (landing->job.CanRun(end)) return end;
   landing->blocked = true;
-  landing->events.blocked(last, landing->job.NextNeeds(last), [this, landing] {
+  landing->owner->WhenLoaded(last, landing->job.NextNeeds(last), [this, landing] {
     if (std::exchange(landing->blocked, false)) NextTurn(landing);
   });
   return 0;
@@ -136,14 +133,14 @@ void Mover::NextTurn(const std::shared_ptr<LandingCopy>& landing) {
   const size_t end = StepsThere(landing);
   if (end == 0) return;
   const auto post = [this, landing] {
-    if (!landing->posted.exchange(true)) executor_.Post(landing->tenant, [landing] { landing->Tell(false); });
+    if (!landing->posted.exchange(true)) executor_.Post(landing->tenant, [landing] { landing->Report(false); });
   };
   const auto should_yield = [this, tenant = landing->tenant] { return executor_.ShouldYield(tenant); };
   const bool queued = executor_.Run(
       landing->tenant,
       [this, landing, post, should_yield, end] { landing->job.Run(turn_bytes_, end, post, should_yield); },
       [this, landing] {
-        landing->Tell(landing->job.finished());
+        landing->Report(landing->job.finished());
         NextTurn(landing);
       });
   if (!queued) landing->Finish(MissReason::kBusy);

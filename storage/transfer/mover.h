@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mover: moves bytes between engines' memory and objects. Kernels copy, rotate and hash them in one pass, on the
-// injected executor, parallel over the given workers.
+// injected executor, in parallel over the lent workers.
 #pragma once
 
 #include <cstddef>
@@ -24,50 +24,56 @@
 
 namespace ashlar::storage {
 
-// Called on the metadata thread.
-struct LandEvents {
-  // Returns how many bytes of a source are loaded, from its start. Empty: it will never be complete and is skipped.
-  // Must be set unless all sources are complete.
-  std::function<std::optional<uint64_t>(size_t source)> loaded;
-  // The landing needs that many bytes of the source. Call `resume` when they are loaded, when `loaded` becomes empty,
-  // or when the landing was cancelled; calling it more than once has no effect.
-  std::function<void(size_t source, uint64_t bytes, std::function<void()> resume)> blocked;
-  std::function<void(uint32_t attention_layers)> progress;  // landed for all sources; `done` covers the last ones
-  std::function<void(size_t source)> corrupt;               // wrong checksum; the rest of the source is skipped
-  // The last call, made once. The outcome of all sources except corrupt ones: kNone (landed), kCancelled, or kBusy (the
+// Has a landing done by the mover. All calls come on the metadata thread.
+class LandingOwner {
+ public:
+  virtual ~LandingOwner() = default;
+  // Returns how many bytes of a source are there, from its start: its copy may still be on its way up. Empty: the rest
+  // does not come, and the source is skipped.
+  virtual std::optional<uint64_t> Loaded(size_t source) = 0;
+  // The landing cannot continue before that number of bytes of the source are there. Calls `resume` then, or when
+  // `Loaded` becomes empty, or when the landing is cancelled. Further calls of `resume` do no harm.
+  virtual void WhenLoaded(size_t source, uint64_t bytes, std::function<void()> resume) = 0;
+  // That number of attention layers has landed for all sources. `Ended` says it of the last ones.
+  virtual void Landed(uint32_t attention_layers) = 0;
+  // The source failed its checksum; the rest of it is skipped.
+  virtual void Corrupt(size_t source) = 0;
+  // The last call. The outcome of all sources except the corrupt ones: kNone (landed), kCancelled, or kBusy (the
   // executor was full).
-  std::function<void(MissReason outcome)> done;
+  virtual void Ended(MissReason outcome) = 0;
 };
 
-// Bytes that a landing moves before another has its turn. Large compared with what threads lose when they wait for each
-// other at the end of a turn; a landing waits at most this long for each one before it.
+// The bytes that a landing moves before another one has its turn. Moving them takes much longer than the threads wait
+// for each other at the end of a turn, and is the longest that one landing delays the next.
 inline constexpr uint64_t kTurnBytes = 256 << 20;
 
-// Sources and targets must fit (storage/transfer/transfer.h): GPU memory is copied only from and to memory of the same
-// GPU or host memory. A transfer releases `keep` before its `done`.
+// Sources and targets must fit (storage/transfer/transfer.h): bytes in a GPU's memory move only to and from memory of
+// the same GPU or of the CPU. A transfer releases `keep` before its last call.
 class Mover {
  public:
-  // All must outlive the mover, and the mover everything in flight. `workers` are used by one or several executor
-  // threads at a time, as they allow. `tier` is the default for slots. `gpus` has one entry per GPU with engines'
-  // memory; each must be able to access the host memory tiers.
+  // All arguments must outlive the mover, and the mover everything in flight. `workers` may be used by several executor
+  // threads at a time. `tier` has the slots that name no tier. `gpus`: one for each GPU with engines' memory; each must
+  // reach the tiers in CPU memory.
   Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
         uint64_t turn_bytes = kTurnBytes, std::vector<GpuLane*> gpus = {});
 
-  // Fills the slot: the parts, each hashed while it is copied, then the header. `done` gets the header with its
-  // checksums, or nothing when cancelled. The slot must stay until then. Returns false, calling nothing, if the
-  // executor is full. `tier` is the slot's; null: the mover's.
+  // Fills the slot: the parts, each hashed while it is copied, then the header at the object's start. `done` gets the
+  // header with its checksums, or nothing if the publish was cancelled; the slot must stay until then. Returns false,
+  // and calls nothing, if the executor is full. `tier` has the slot; null: the mover's.
   bool Publish(const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel,
                std::function<void(std::optional<ObjectHeader>)> done, const Tier* tier = nullptr);
 
-  // Lands keys and values layer by layer, for all sources, and verifies them and the tuples of the preceding linear
-  // layers (those after the last attention layer at the end) against the checksums in the headers. An executor item
-  // takes as many whole layers as make a turn, and queues the next one.
-  void Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel, LandEvents events);
+  // Lands keys and values layer by layer, for each layer those of all sources. Verifies them, and the tuples of the
+  // linear layers before it (after the last one: at the end), against the checksums in the headers. An executor item
+  // takes as many whole layers as make a turn, and the next is queued when it ends. `owner` must stay until `Ended`.
+  void Land(TenantId tenant, std::vector<LandSource> sources, LandTarget target, CancelFlag cancel,
+            LandingOwner& owner);
 
-  // Composes layer by layer, in as few executor items as other work permits. One source per interior. `done` reports
-  // corrupt sources; in that case, or if it was cancelled before, nothing was written. `outcome`: kNone, kCancelled
-  // (possibly halfway), or kBusy (it yielded before writing anything and the executor was then full, or the GPU has no
-  // memory). Returns false, calling nothing, if the executor is full.
+  // Composes layer by layer, in as few executor items as other tenants' work allows. One source for each interior.
+  // `done` gets the corrupt ones; if there are any, or if the composition was cancelled before it began, nothing was
+  // written. `outcome`: kNone, kCancelled (perhaps in the middle), or kBusy (it yielded before it had written anything,
+  // and then the executor was full; or the GPU has no memory for it). Returns false, and calls nothing, if the executor
+  // is full.
   using ComposeDone = std::function<void(std::vector<bool> corrupt, MissReason outcome)>;
   bool Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
                ComposeDone done);
@@ -81,15 +87,14 @@ class Mover {
   bool NextLayers(const Composing& composing);
   struct LandingCopy;
   void NextTurn(const std::shared_ptr<LandingCopy>& landing);
-  // Returns the step up to which all sources are loaded. If none can run, `blocked` was called.
+  GpuLane* LaneOf(const kernels::Gpu* gpu) const;  // null: of none
+  // Returns the step up to which all sources are there; 0: none can run, and the owner resumes the landing later.
   size_t StepsThere(const std::shared_ptr<LandingCopy>& landing);
 
   const kernels::Kernels& kernels_;
   kernels::Workers& workers_;
   Executor& executor_;
   const Tier& tier_;
-  GpuLane* LaneOf(const kernels::Gpu* gpu) const;  // null without one
-
   const uint64_t turn_bytes_;
   const std::vector<GpuLane*> gpus_;
 };

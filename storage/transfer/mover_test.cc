@@ -16,6 +16,7 @@
 #include "kernels/kernels.h"
 #include "kernels/testing/print.h"
 #include "storage/objects/object_bytes.h"
+#include "storage/testing/recorded_landing.h"
 #include "storage/testing/rig.h"
 #include "storage/testing/tenants.h"
 
@@ -25,6 +26,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 class MoverTest : public ::testing::TestWithParam<const kernels::Kernels*> {
@@ -57,23 +59,15 @@ class MoverTest : public ::testing::TestWithParam<const kernels::Kernels*> {
     }
   }
 
-  struct Events {
-    std::vector<uint32_t> progress;
-    std::vector<size_t> corrupt;
-    std::optional<MissReason> done;
-  };
-  std::unique_ptr<Events> Land(const std::vector<std::pair<const Object*, uint64_t>>& objects, const TestPages& pages,
-                               CancelFlag cancel = {}, const std::vector<const Object*>& tuples_only = {}) {
-    auto events = std::make_unique<Events>();
+  std::unique_ptr<RecordedLanding> Land(const std::vector<std::pair<const Object*, uint64_t>>& objects,
+                                        const TestPages& pages, CancelFlag cancel = {},
+                                        const std::vector<const Object*>& tuples_only = {}) {
+    auto landing = std::make_unique<RecordedLanding>();
     std::vector<LandSource> sources;
     for (const auto& [object, position] : objects) sources.push_back({&object->header, &object->slot, position});
     for (const Object* object : tuples_only) sources.push_back({&object->header, &object->slot, 0, /*tokens=*/0});
-    Events* told = events.get();
-    mover_.Land(kTenant, std::move(sources), TestTarget(pages, {}), std::move(cancel),
-                {.progress = [told](uint32_t layers) { told->progress.push_back(layers); },
-                 .corrupt = [told](size_t source) { told->corrupt.push_back(source); },
-                 .done = [told](MissReason outcome) { told->done = outcome; }});
-    return events;
+    mover_.Land(kTenant, std::move(sources), TestTarget(pages, {}), std::move(cancel), *landing);
+    return landing;
   }
 
   std::unique_ptr<MemoryTier> tier_ = TestTier({{1, 64}});
@@ -165,13 +159,11 @@ TEST_P(MoverTest, LandsWhatAnotherWantsTheTuplesOf) {
     std::vector<LandSource> sources = {{&object.header, &object.slot, 200},
                                        {&object.header, &object.slot, 0, /*tokens=*/0}};
     if (!rows_first) std::swap(sources[0], sources[1]);
-    std::optional<MissReason> done;
-    mover_.Land(kTenant, std::move(sources), TestTarget(pages, {}), {},
-                {.progress = [](uint32_t) {},
-                 .corrupt = [](size_t) { FAIL(); },
-                 .done = [&](MissReason outcome) { done = outcome; }});
+    RecordedLanding landing;
+    mover_.Land(kTenant, std::move(sources), TestTarget(pages, {}), {}, landing);
     executor_.CompleteAll();
-    EXPECT_EQ(done, MissReason::kNone);
+    EXPECT_EQ(landing.done, MissReason::kNone);
+    EXPECT_THAT(landing.corrupt, IsEmpty());
     EXPECT_LT(LandingError(pages, object.header, object.text, 200), 1e-5);
     EXPECT_EQ(*pages.Value(0, 0, 0), 0);
   }
@@ -208,18 +200,16 @@ TEST_P(MoverTest, OneItemTakesAllLayersOfATurn) {
   Corrupt(*tier_, bad.slot, bad.header, bad.header.parts.back().layer, bad.header.parts.back().form);
   const TestPages pages(16);
   Mover mover(*GetParam(), workers_, executor_, *tier_);
-  std::vector<std::string> events;
+  RecordedLanding landing;
+  const std::vector<std::string>& events = landing.events;
   mover.Land(kTenant, {{&good.header, &good.slot, 0}, {&bad.header, &bad.slot, 64}}, TestTarget(pages, {}),
-             CancelFlag(),
-             {.progress = [&](uint32_t layers) { events.push_back("landed " + std::to_string(layers)); },
-              .corrupt = [&](size_t source) { events.push_back("corrupt " + std::to_string(source)); },
-              .done = [&](MissReason outcome) { events.push_back(std::string(Name(outcome))); }});
+             CancelFlag(), landing);
   ASSERT_EQ(executor_.pending(), 1u);
   executor_.Work(0);
-  EXPECT_THAT(events, IsEmpty()) << "told on the metadata thread alone";
+  EXPECT_THAT(events, IsEmpty()) << "reports come on the metadata thread";
   executor_.Complete(0);
   EXPECT_EQ(executor_.pending(), 0u);
-  // Nobody listened while both layers landed: one event tells of all.
+  // The metadata thread was busy while both layers landed: one report has both.
   EXPECT_THAT(events, ElementsAre("corrupt 1", "landed 2", std::string(Name(MissReason::kNone))));
   EXPECT_LT(LandingError(pages, good.header, good.text, 0), 1e-5);
 }
@@ -230,12 +220,10 @@ TEST_P(MoverTest, YieldsAfterEachLayerWhileOthersWait) {
   const TestPages pages(16);
   Mover mover(*GetParam(), workers_, executor_, *tier_);
   executor_.set_crowded(true);
-  std::vector<std::string> events;
+  RecordedLanding landing;
+  const std::vector<std::string>& events = landing.events;
   mover.Land(kTenant, {{&good.header, &good.slot, 0}, {&bad.header, &bad.slot, 64}}, TestTarget(pages, {}),
-             CancelFlag(),
-             {.progress = [&](uint32_t layers) { events.push_back("landed " + std::to_string(layers)); },
-              .corrupt = [&](size_t source) { events.push_back("corrupt " + std::to_string(source)); },
-              .done = [&](MissReason outcome) { events.push_back(std::string(Name(outcome))); }});
+             CancelFlag(), landing);
   executor_.Complete(0);
   EXPECT_THAT(events, ElementsAre("landed 1"));
   executor_.Complete(0);
@@ -254,14 +242,12 @@ TEST_P(MoverTest, NoTaskIsLostWhereThreadsYield) {
   executor_.set_crowded(true);
   for (int i = 0; i < 200; ++i) {
     const TestPages pages(32);
-    std::optional<MissReason> outcome;
+    RecordedLanding landing;
     mover.Land(kTenant, {{&first.header, &first.slot, 0}, {&second.header, &second.slot, 128}}, TestTarget(pages, {}),
-               CancelFlag(),
-               {.progress = [](uint32_t) {},
-                .corrupt = [](size_t) { ADD_FAILURE(); },
-                .done = [&](MissReason reason) { outcome = reason; }});
+               CancelFlag(), landing);
     executor_.CompleteAll();
-    ASSERT_EQ(outcome, MissReason::kNone);
+    ASSERT_EQ(landing.done, MissReason::kNone);
+    ASSERT_THAT(landing.corrupt, IsEmpty());
     ASSERT_LT(LandingError(pages, first.header, first.text, 0), 1e-5);
     ASSERT_LT(LandingError(pages, second.header, second.text, 128), 1e-5);
   }
@@ -352,23 +338,36 @@ TEST_P(MoverTest, ReportsFullExecutorAtOnce) {
 TEST_P(MoverTest, ReleasesEngineMemoryBeforeDone) {
   const Object object = Publish(1, 64);
   const TestPages pages(8);
-  int done = 0;
-
+  struct MappedLanding final : RecordedLanding {
+    void Landed(uint32_t layers) override {
+      EXPECT_FALSE(mapping.expired());
+      RecordedLanding::Landed(layers);
+    }
+    void Ended(MissReason outcome) override {
+      EXPECT_TRUE(mapping.expired());
+      RecordedLanding::Ended(outcome);
+    }
+    std::weak_ptr<const void> mapping;
+  };
+  MappedLanding landing;
   LandTarget target = TestTarget(pages, {});
-  const std::weak_ptr<const void> mapping = target.keep = std::make_shared<int>();
-  mover_.Land(kTenant, {{&object.header, &object.slot, 0}}, std::move(target), CancelFlag(),
-              {.progress = [&](uint32_t) { EXPECT_FALSE(mapping.expired()); },
-               .corrupt = [](size_t) { FAIL(); },
-               .done = [&](MissReason) { done += mapping.expired(); }});
+  landing.mapping = target.keep = std::make_shared<int>();
+  mover_.Land(kTenant, {{&object.header, &object.slot, 0}}, std::move(target), CancelFlag(), landing);
   executor_.CompleteAll();
+  EXPECT_EQ(landing.done, MissReason::kNone);
+  EXPECT_THAT(landing.progress, Not(IsEmpty()));
 
+  bool published = false;
   PublishSource source = TestSource(object.header, 1);
   const std::weak_ptr<const void> memory = source.keep;
-  ASSERT_TRUE(mover_.Publish(object.header, object.slot, std::move(source), CancelFlag(),
-                             [&](std::optional<ObjectHeader>) { done += memory.expired(); }));
+  ASSERT_TRUE(
+      mover_.Publish(object.header, object.slot, std::move(source), CancelFlag(), [&](std::optional<ObjectHeader>) {
+        EXPECT_TRUE(memory.expired());
+        published = true;
+      }));
   EXPECT_FALSE(memory.expired());
   executor_.CompleteAll();
-  EXPECT_EQ(done, 2);
+  EXPECT_TRUE(published);
 }
 
 INSTANTIATE_TEST_SUITE_P(BackEnds, MoverTest,
