@@ -9,6 +9,7 @@
 #include "storage/lookup/lease.h"
 #include "storage/lookup/matcher.h"
 #include "storage/lookup/search.h"
+#include "storage/objects/object_offers.h"
 #include "storage/session_transfers.h"
 #include "storage/transfer/composer.h"
 #include "storage/transfer/lander.h"
@@ -39,6 +40,7 @@ struct Cache::Impl {
         byte_rates(clock),
         observer(observer == nullptr ? ignored : *observer),
         table(options.objects, tiers, copying, clock, this->observer),
+        offers(table, clock),
         explainer(table, clock, options.texts_per_tenant, options.misses_per_tenant),
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session,
@@ -62,7 +64,7 @@ struct Cache::Impl {
   std::unique_ptr<Search> StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
                                       HasRoom has_room, const LeaseId& lease) {
     const TenantId* tenant = Tenant(session);
-    if (tenant != nullptr) table.Requested(*tenant);
+    if (tenant != nullptr) table.reuse().Tick(*tenant);
     return std::make_unique<Search>(
         matcher, session, tenant == nullptr ? std::nullopt : std::optional(*tenant), queries, prompt,
         std::move(has_room), lease,
@@ -112,6 +114,7 @@ struct Cache::Impl {
   };
   std::map<SessionId, Closing> closing;
   ObjectTable table;  // declared before all members that hold references
+  ObjectOffers offers;
   Explainer explainer;
   LeaseTable leases;
   Publisher publisher;
@@ -133,7 +136,7 @@ Cache::~Cache() {
 }
 
 void Cache::SetFloor(size_t tier, const TenantPool& pool, uint64_t bytes) {
-  impl_->table.placement().SetFloor(tier, pool, bytes);
+  impl_->table.levels()[tier].SetFloor(pool, bytes);
 }
 
 void Cache::SetInFlight(TenantId tenant, const InFlight::Bounds& bounds) {
@@ -184,7 +187,7 @@ bool Cache::TellAll(Telling& telling, Slice& slice) {
 }
 
 bool Cache::Knows(TenantId tenant, const Key& key) const {
-  return !impl_->table.PeekAll(tenant, key).empty();
+  return !impl_->table.index().keys().All(tenant, key).empty();
 }
 
 void Cache::OpenSession(SessionId session, TenantId tenant, SessionOf whose) {
@@ -392,7 +395,7 @@ bool Cache::Evict(TenantId tenant, const Key& key) {
 }
 
 std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key, const TensorShard& shard) const {
-  return impl_->table.Where(impl_->table.Peek(tenant, key, shard));
+  return impl_->table.levels().TiersOf(impl_->table.index().keys().Find(tenant, key, shard));
 }
 
 Upkeep& Cache::upkeep() {
@@ -405,16 +408,16 @@ const Upkeep& Cache::upkeep() const {
 
 void Cache::StartDrain() {
   impl_->draining = true;
-  impl_->table.Flush();
+  impl_->offers.Flush();
 }
 
 void Cache::EndDrain() {
   impl_->draining = false;
-  impl_->table.EndFlush();
+  impl_->offers.EndFlush();
 }
 
 Offers& Cache::offers() {
-  return impl_->table;
+  return impl_->offers;
 }
 
 const Prefixes& Cache::prefixes() const {
@@ -440,9 +443,9 @@ Cache::Stats Cache::stats() const {
           .reservations = impl_->publisher.reservations(),
           .landings = impl_->lander.landings(),
           .compositions = impl_->composer.compositions(),
-          .copies_under_way = impl_->table.placement().tier_copies(),
+          .copies_under_way = impl_->table.placement().copies_under_way(),
           .unsaved = impl_->table.placement().unsaved(),
-          .pools = impl_->table.placement().pools()};
+          .pools = impl_->table.levels().pools()};
 }
 
 Prefixes::Stats Cache::prefix_stats(TenantId tenant) const {

@@ -29,6 +29,7 @@
 #include "storage/lookup/lease.h"
 #include "storage/lookup/match.h"
 #include "storage/objects/object_table.h"
+#include "storage/objects/offers.h"
 #include "storage/observer.h"
 #include "storage/open_sessions.h"
 #include "storage/prefix/prefixes.h"

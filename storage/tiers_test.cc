@@ -343,6 +343,34 @@ TEST_F(TiersTest, RequestedObjectKeepsLastCopyUntilPromotionDrains) {
   EXPECT_LT(LandingError(pages, plan, 1, 7), 1e-4);
 }
 
+// The copy in dram was cancelled, and the copy at the top still reads its space. It is not filled meanwhile.
+TEST_F(TiersTest, BrokenCopyKeepsItsSpaceUntilItsLastReaderEnds) {
+  const ObjectHeader plan = TestPlan(1, 4000);
+  Make({.hbm = 32, .dram = 32, .ssd = 64});
+  ASSERT_TRUE(rig_->Publish(kSession, plan, 1));
+  rig_->Settle();
+  Restart();
+  const LeaseId cancelled = rig_->Lookup(kSession, plan).lease;
+  while (rig_->io.pending() > 1) rig_->io.Complete(0);
+  rig_->cache->Release(kSession, cancelled);
+  rig_->io.Complete(0);
+  ASSERT_GT(rig_->executor.pending(), 0u) << "the top still drains";
+  ASSERT_EQ(Used(*rig_->dram), plan.Extents());
+  constexpr SessionId kOfDram = kSession + 2;
+  rig_->cache->OpenSession(kOfDram, 1);
+  rig_->cache->SetLevel(kOfDram, 1);
+  EXPECT_EQ(rig_->Lookup(kOfDram, plan).found[0].reason, MissReason::kBudgetRefused);
+  rig_->Settle();
+  EXPECT_EQ(Used(*rig_->dram), 0u);
+  const Match match = rig_->Lookup(kOfDram, plan);
+  EXPECT_EQ(match.found[0].reason, MissReason::kNone);
+  rig_->Settle();
+  EXPECT_EQ(Used(*rig_->dram), plan.Extents());
+  rig_->cache->Release(kOfDram, match.lease);
+  EXPECT_TRUE(rig_->cache->Evict(1, plan.key));
+  EXPECT_EQ(Used(*rig_->dram), 0u);
+}
+
 TEST_F(TiersTest, ALandingThatWaitsForADiskEndsAtOnceWhenItIsNotWantedAnyMore) {
   Make({.hbm = 0, .dram = 4, .ssd = 64});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);

@@ -13,11 +13,11 @@ Presence Explainer::Describe(const std::vector<Entry*>& here, const TensorShard&
   Presence present{.shards = 0, .of_shards = size};
   for (const Entry* entry : here) {
     if (entry->header.shard.size != size) continue;
-    present.tier = std::max(present.tier, table_.placement().Nearest(*entry));
+    present.tier = std::max(present.tier, table_.levels().Nearest(*entry));
     present.bytes += entry->header.bytes;
     if (!entry->ready) continue;
     const bool first = present.shards++ == 0;
-    const std::vector<TierKind> tiers = table_.Where(entry);
+    const std::vector<TierKind> tiers = table_.levels().TiersOf(entry);
     if (first) present.tiers = tiers;
     std::erase_if(present.tiers, [&](TierKind tier) { return std::ranges::count(tiers, tier) == 0; });
     present.uses = std::max(present.uses, entry->uses);
@@ -31,12 +31,12 @@ Presence Explainer::Describe(const std::vector<Entry*>& here, const TensorShard&
 
 Explanation Explainer::Explain(TenantId tenant, const Query& query) const {
   if (!query.storable) return {.reason = MissReason::kTooShort};
-  if (const std::vector<Entry*> here = table_.PeekAll(tenant, query.key); !here.empty()) {
+  if (const std::vector<Entry*> here = table_.index().keys().All(tenant, query.key); !here.empty()) {
     const Presence present = Describe(here, query.shard);
     const bool whole = present.shards == present.of_shards;
     return {.reason = whole ? MissReason::kNone : MissReason::kBeingPublished, .present = present};
   }
-  if (const Ghost* ghost = table_.FindGhost(tenant, query.key)) return {.reason = ghost->reason, .ghost = *ghost};
+  if (const Ghost* ghost = table_.ghosts().Find(tenant, query.key)) return {.reason = ghost->reason, .ghost = *ghost};
   const NamespaceId* elsewhere = query.text == TextDigest{} ? nullptr : texts_.Elsewhere(tenant, query.text, query.ns);
   if (elsewhere == nullptr) return {.reason = MissReason::kNeverSeen};
   return {.reason = MissReason::kNamespaceDiffers, .elsewhere = *elsewhere};

@@ -110,7 +110,8 @@ bool Search::Peek(Slice& slice) {
   for (; next_ < queries_.size(); ++next_) {
     if (!slice.Take()) return false;
     const Query& query = queries_[next_];
-    const Entry* const entry = query.storable ? matcher_.table_.Peek(tenant_, query.key, query.shard) : nullptr;
+    const Entry* const entry =
+        query.storable ? matcher_.table_.index().keys().Find(tenant_, query.key, query.shard) : nullptr;
     segments_.push_back({begin_, begin_ + query.tokens, entry != nullptr && entry->ready});
     begin_ += query.tokens;
   }

@@ -15,6 +15,7 @@
 #include "proto/outcome.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
+#include "storage/objects/copy_state.h"
 #include "storage/objects/tier_copier.h"
 #include "storage/policy/eviction.h"
 #include "storage/policy/reuse_models.h"
@@ -23,80 +24,88 @@
 
 namespace ashlar::storage {
 
-inline constexpr size_t kUsualLevels = 4;  // hbm, dram, ssd, and the tier of other nodes
+inline constexpr size_t kUsualLevels = 4;  // hbm, dram, ssd, and the level of other nodes
 
 class ObjectTable;
+struct Entry;
 
-// An object's bytes in one tier. The slot is valid in every state but kNone; it is empty for a copy on another node.
+// An object's bytes in one tier.
 struct Copy {
-  enum class State : uint8_t {
-    kNone,
-    kCopying,     // its first `loaded` extents are whole
-    kCommitting,  // on a disk: written but not yet acknowledged
-    kWhole,
-    kDraining,  // no longer wanted, but a write to the slot is in flight; if it has users, it is wanted again and
-                // filled anew afterwards
-    kBroken,    // filling or committing it failed; users of the slot keep it
-  };
-  State state = State::kNone;
-  uint8_t source = 0;    // in kCopying and kDraining: level of the source
-  uint32_t readers = 0;  // copies that read from it; the slot must not be reused meanwhile
-  uint32_t users = 0;    // references that keep it in place or wait until it is filled
-  uint64_t loaded = 0;   // number of whole extents, from the start
-  Slot slot;
-  Rank rank;                            // rank in the level's policy
-  std::shared_ptr<TierCopy> tier_copy;  // set in kCopying and kDraining
+  CopyState state;
+  uint8_t source = 0;                   // the level that it is filled from; its own level: an engine wrote it
+  uint64_t loaded = 0;                  // extents, from the first one
+  Slot slot;                            // empty in phase kNone, and where another node has the bytes
+  Rank rank;                            // in the level's policy
+  std::shared_ptr<TierCopy> tier_copy;  // while pieces are to be copied, or are being copied
 
-  bool whole() const { return state == State::kWhole; }
-  // A copy on a disk is readable before the disk has acknowledged it.
-  bool readable() const { return whole() || state == State::kCommitting; }
+  CopyPhase phase() const { return state.phase(); }
+  bool used() const { return state.used(); }
+  bool whole() const { return state.whole(); }
+  bool readable() const { return state.readable(); }
 };
 
-// Owned by the table; never moved. The fields that every lookup needs come first.
+// What happens to an entry, for the table that owns it.
+class ObjectEvents {
+ public:
+  virtual ~ObjectEvents() = default;
+  // No tier has the object any more: its last copy was evicted, or cannot be read. Called once; the table answers with
+  // Placement::Discard.
+  virtual void Lost(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) = 0;
+  // A discarded object has no copy left, and no references. The table deletes the entry.
+  virtual void Vacated(Entry& entry) = 0;
+  // `resides` or `saved` of the entry has changed.
+  virtual void Resides(Entry& entry) = 0;
+};
+
+// Owned by the table, and never moved. The fields that every lookup needs come first.
 struct Entry : RankedObject {
-  bool ready = false;     // published; otherwise reserved or being published
-  bool pinned = false;    // an operator pinned it: one copy stays in some tier
-  bool doomed = false;    // no longer wanted: ends with its last reference unless it is reserved again
-  bool erased = false;    // an operator erased it: nothing of it stays
-  bool damaged = false;   // a checksum failed, or a crash interrupted an erasure that may have overwritten a part
-  bool behind = false;    // queued for writing to lower tiers
-  bool unsaved = false;   // published, but in memory only
-  bool deferred = false;  // not written to the disk ahead of need (ObjectTable::Defer)
-  // State of its offer to other nodes in a drain: kOffered suspends the write to the disk, kTaken counts as saved.
-  enum class Hand : uint8_t { kNone, kOffered, kTaken, kDeclined };
-  Hand hand = Hand::kNone;
-  bool taken = false;                   // came from another node's offer; no engine here has requested it
-  MissReason gone = MissReason::kNone;  // reason why it left the table; its bytes stay until the last reference ends
-  uint32_t references = 0;              // references to any of its copies
-  uint32_t holds = 0;                   // calls in progress on it
+  bool ready = false;        // published; before that it is reserved or being published
+  bool pinned = false;       // by an operator: one copy stays in some tier
+  bool doomed = false;       // ends with its last reference, unless it is reserved again
+  bool erased = false;       // by an operator: its bytes on the disk are overwritten
+  bool damaged = false;      // a checksum failed, perhaps because a crash interrupted an erasure
+  bool queued_down = false;  // in the queue of its tenant's objects to copy down
+  bool unsaved = false;      // published, and no copy on the disk
+  bool deferred = false;     // not written to the disk ahead of need (ObjectTable::Defer)
+  // Its transfer to another node in a drain. kOffered: the disk does not write it meanwhile. kTaken: it counts as
+  // saved.
+  enum class Transfer : uint8_t { kNone, kOffered, kTaken, kDeclined };
+  Transfer transfer = Transfer::kNone;
+  bool taken = false;                   // another node offered it, and no engine asked for it here
+  MissReason gone = MissReason::kNone;  // why lookups do not find it any more; its bytes stay until its last reference
+  uint32_t references = 0;              // to all copies together
+  uint32_t holds = 0;                   // calls on the stack that use the entry: it is not vacated meanwhile
   uint32_t uses = 0;                    // lookups that found it
   Nanos published_at = 0;
-  Nanos last_used_at = 0;                               // time of the last lookup; before the first one, of publication
-  std::optional<std::list<ObjectId>::iterator> by_use;  // position in the list of objects that expire
-  // One per level; the size never changes. More than kUsualLevels if several GPUs have a tier each.
+  Nanos last_used_at = 0;                             // by a lookup; before the first one: published
+  std::optional<std::list<Entry*>::iterator> by_use;  // its place in the order in which objects expire
+  // By level, and other nodes last. Sized once; more than the usual number where several GPUs have a tier each.
   absl::InlinedVector<Copy, kUsualLevels> copies = absl::InlinedVector<Copy, kUsualLevels>(kUsualLevels);
-  ObjectTable* table = nullptr;  // the owner
-  ObjectHeader header;           // the plan until the object is ready
-  RemoteCopyId remote = 0;       // number of the copy on another node, if any
-  RemoteCopyId came_by = 0;      // the copy on another node that was its source; 0: published on this node
-  Nanos remote_cost = 0;         // estimated time of a fetch; 0: unknown
-  uint64_t group = 0;            // group of objects that are used together (Offering::group)
-  // Tier of the nearest whole copy on this node, and what other nodes were told of it.
-  TierKind resides = TierKind::kNone, told = TierKind::kNone;
-  TierKind resided = TierKind::kNone;  // `resides` at the last report
+  ObjectTable* table = nullptr;   // its owner
+  ObjectHeader header;            // the plan until the object is ready
+  RemoteCopyId remote = 0;        // the copy on another node, while there is one
+  RemoteCopyId fetched_from = 0;  // the remote copy that its bytes came from; 0: this node computed them
+  Nanos remote_cost = 0;          // estimated time to fetch it; 0: unknown
+  uint64_t group = 0;             // Offering::group
+  // The tier and level of the nearest whole copy on this node, and whether the disk has one.
+  TierKind resides = TierKind::kNone;
+  uint8_t resides_at = 0;
   bool saved = false;
-  uint8_t resides_at = 0, resided_at = 0;  // levels of `resides` and `resided`
+  // What ObjectTableOptions::residence was told last, and what it answered.
+  TierKind resided = TierKind::kNone, told = TierKind::kNone;
+  uint8_t resided_at = 0;
 
   struct Waiter {
-    size_t level;      // level of the copy
-    uint64_t extents;  // its length in extents
+    size_t level;
+    uint64_t extents;  // of the copy at the level
     std::function<void()> call;
   };
   std::vector<Waiter> waiters;
-  Nanos asked_at = 0;  // its last promotion: start, source level, and time of need
-  size_t asked_of = 0;
+  // Its last promotion: when it began, from which level, and when it is needed.
+  Nanos promoted_at = 0;
+  size_t promoted_from = 0;
   Nanos needed_at = 0;
-  Nanos pinned_until = 0;  // 0: without end
+  Nanos pinned_until = 0;  // 0: no end
 };
 
 }  // namespace ashlar::storage

@@ -56,8 +56,7 @@ std::vector<RankedObject*> Level::Victims(const TenantPool& pool, uint64_t exten
   return policy_.Victims(from, extents);
 }
 
-std::optional<Slot> Level::MakeRoom(const TenantPool& pool, uint64_t extents,
-                                    absl::FunctionRef<void(ObjectId)> give_up) {
+std::optional<Slot> Level::Allocate(const TenantPool& pool, uint64_t extents, absl::FunctionRef<void(ObjectId)> evict) {
   while (true) {
     const uint64_t free = FreeExtents(pool);
     if (extents <= free) {
@@ -67,22 +66,22 @@ std::optional<Slot> Level::MakeRoom(const TenantPool& pool, uint64_t extents,
         return *std::move(slot);
       }
       if (!absl::IsResourceExhausted(slot.status())) return std::nullopt;
-      // Refused within the budget: the machine has no memory for another arena, so existing memory must be freed.
+      // Within budget but refused: the machine has no memory for another arena, so copies must be evicted.
       observer_.NoMemory(pool.tenant, slot.status().message());
     }
-    // Copies given up before may still be on the disk, which frees their extents when the deletion is durable.
-    const uint64_t missing = extents > free ? extents - free : 1, coming = ComingExtents(pool.tenant);
-    if (missing <= coming) return std::nullopt;
-    // Stored by ID, because giving up one victim may end others of the list.
+    // Copies that were evicted before may still be on the disk, which frees their extents once the deletion is durable.
+    const uint64_t missing = extents > free ? extents - free : 1, freeing = FreeingExtents(pool.tenant);
+    if (missing <= freeing) return std::nullopt;
+    // By id, because the end of one victim may end others of the list.
     std::vector<ObjectId> victims;
-    for (const RankedObject* victim : Victims(pool, missing - coming)) victims.push_back(victim->id);
+    for (const RankedObject* victim : Victims(pool, missing - freeing)) victims.push_back(victim->id);
     if (victims.empty()) return std::nullopt;
-    for (const ObjectId victim : victims) give_up(victim);
+    for (const ObjectId victim : victims) evict(victim);
     if (FreeExtents(pool) <= free) return std::nullopt;
   }
 }
 
-uint64_t Level::ComingExtents(TenantId tenant) const {
+uint64_t Level::FreeingExtents(TenantId tenant) const {
   uint64_t used = 0;
   for (const PoolKind pool : kPools) used += ShareOf({tenant, pool}).used;
   return Above(tier_.Usage(tenant).used_bytes / limits::kExtentBytes, used);
@@ -90,15 +89,15 @@ uint64_t Level::ComingExtents(TenantId tenant) const {
 
 Entry* Level::NextVictim(const TenantPool& pool) {
   const std::vector<RankedObject*> victims = Victims(pool, 1);
-  return victims.empty() ? nullptr : static_cast<Entry*>(victims.front());  // the policy only has entries from Track
+  return victims.empty() ? nullptr : static_cast<Entry*>(victims.front());  // Track was given entries
 }
 
-bool Level::HasRoomFor(const RankedObject& coming, uint64_t extents, bool evicting) {
-  const uint64_t free = FreeExtents(coming.pool);
+bool Level::HasSpaceFor(const RankedObject& object, uint64_t extents, bool evicting) {
+  const uint64_t free = FreeExtents(object.pool);
   if (extents <= free) return true;
   const std::vector<RankedObject*> victims =
-      evicting ? Victims(coming.pool, extents - free) : std::vector<RankedObject*>();
-  return !victims.empty() && policy_.IsDearer(coming, victims);
+      evicting ? Victims(object.pool, extents - free) : std::vector<RankedObject*>();
+  return !victims.empty() && policy_.IsDearer(object, victims);
 }
 
 void Level::Free(const TenantPool& pool, Slot slot) {

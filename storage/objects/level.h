@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Level: one tier as a place for copies. Counts the extents of each pool of each tenant, and chooses victims when space
-// is needed.
+// Level: one tier as a place for copies. It counts how much each pool of each tenant uses, and chooses the victims when
+// space is needed.
 #pragma once
 
 #include <cstdint>
@@ -16,48 +16,46 @@
 
 namespace ashlar::storage {
 
-// A pool's share of a tier.
+// The part of a tier that a pool has.
 struct PoolShare {
   uint64_t used_bytes = 0;
-  uint64_t floor_bytes = 0;  // reserved for this pool
+  uint64_t floor_bytes = 0;  // reserved for the pool
 };
-// Pools with bytes or a floor in a tier. Tiers of all GPUs are summed.
+// Pools with bytes or a floor in a tier; the tiers of several GPUs are summed.
 using PoolShares = std::map<std::pair<TierKind, TenantPool>, PoolShare>;
 
-// A tenant's use of a tier is the sum of its two pools. The bytes up to a pool's floor are reserved for it: the other
-// pool neither evicts nor fills them. Above the floors the pools compete.
+// A tenant's bytes in a tier are those of its two pools. Up to its floor a pool has its bytes for itself: the other
+// pool neither evicts them nor fills them while they are free. Above the floors the pools compete.
 class Level {
  public:
   Level(Tier& tier, EvictionPolicy& policy, Observer& observer) : tier_(tier), policy_(policy), observer_(observer) {}
 
-  // Call before the first allocation. The floors of a tenant's pools together must not exceed its budget.
+  // Call it before anything is allocated. The floors of a tenant's pools together must not exceed its budget.
   void SetFloor(const TenantPool& pool, uint64_t bytes);
 
-  // Allocates for the pool, and evicts idle copies if necessary: copies of this pool, or those of other pools above
-  // their floors. `give_up` is called for each such copy and must free it, immediately or (on a disk) soon; an object
-  // may end before its call. If all evictable copies together are not enough, none is evicted. Returns nothing if there
-  // is no room, or not yet.
-  std::optional<Slot> MakeRoom(const TenantPool& pool, uint64_t extents, absl::FunctionRef<void(ObjectId)> give_up);
-  // Full: MakeRoom would have to evict for so many extents. NextVictim: the first copy that it would evict.
+  // Allocates for the pool, if necessary in place of idle copies: the pool's own, or those that other pools have above
+  // their floors. `evict` is called for each such copy and must free it, at once or (on a disk) soon; an object may end
+  // before its call. If all idle copies would not be enough, none is evicted. Empty: there is no space, or not yet.
+  std::optional<Slot> Allocate(const TenantPool& pool, uint64_t extents, absl::FunctionRef<void(ObjectId)> evict);
+  // Full: Allocate would have to evict copies for that number of extents. NextVictim: the first of them.
   bool Full(const TenantPool& pool, uint64_t extents) const { return extents > FreeExtents(pool); }
-  Entry* NextVictim(const TenantPool& pool);  // null if there is none
-  // Returns whether there is room for a new object: free extents, or with `evicting` those of copies that are each
-  // worth less.
-  bool HasRoomFor(const RankedObject& coming, uint64_t extents, bool evicting);
-  // Returns whether extents were given up and are not free yet.
-  bool Coming(const TenantPool& pool) const { return ComingExtents(pool.tenant) > 0; }
+  Entry* NextVictim(const TenantPool& pool);  // null: none
+  // Returns whether there is space for an object: free space, or (`evicting`) that of copies that are each worth less.
+  bool HasSpaceFor(const RankedObject& object, uint64_t extents, bool evicting);
+  // Returns whether extents of the tenant were evicted and are not free yet.
+  bool IsFreeing(const TenantPool& pool) const { return FreeingExtents(pool.tenant) > 0; }
 
-  // Frees a slot from MakeRoom, whole or in part.
+  // Gives back an allocated slot, or a part of one. Freed: another party frees the tier's extents.
   void Free(const TenantPool& pool, Slot slot);
   void Freed(const TenantPool& pool, uint64_t extents);
-  // Counts an existing slot, found after a restart.
+  // Counts a slot that an earlier run left.
   void Adopt(const TenantPool& pool, uint64_t extents) { shares_[pool].used += extents; }
 
-  // The entry's copy here is whole: it is ranked until it is erased and may be evicted while it is idle.
+  // The entry's copy is whole: it is ranked until Erase, and may be evicted while it is idle.
   void Track(Entry& entry, Rank& copy);
   void Touch(Rank& copy) { policy_.Touch(copy); }
   void SetIdle(const TenantPool& pool, Rank& copy, bool idle);
-  void Erase(Rank& copy) { policy_.Erase(copy); }  // call when the copy is no longer idle
+  void Erase(Rank& copy) { policy_.Erase(copy); }  // call SetIdle(false) first
 
   void AddTo(PoolShares& shares) const;
   TierKind kind() const { return tier_.kind(); }
@@ -66,12 +64,12 @@ class Level {
 
  private:
   struct Share {
-    uint64_t floor = 0, used = 0, idle = 0;  // all in extents
+    uint64_t floor = 0, used = 0, idle = 0;  // extents
   };
   const Share& ShareOf(const TenantPool& pool) const;
-  uint64_t FreeExtents(const TenantPool& pool) const;  // extents that the pool may take without eviction
-  uint64_t ComingExtents(TenantId tenant) const;       // given up but not free yet
-  // Returns idle copies with so many extents together; nothing if there are not enough.
+  uint64_t FreeExtents(const TenantPool& pool) const;  // that the pool may allocate without evicting
+  uint64_t FreeingExtents(TenantId tenant) const;      // evicted, and not yet free
+  // Idle copies that together have that number of extents; empty: there are not enough.
   std::vector<RankedObject*> Victims(const TenantPool& pool, uint64_t extents);
 
   Tier& tier_;

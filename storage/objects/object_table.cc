@@ -19,7 +19,7 @@ float SavedAByte(const ObjectHeader& header, double flops) {
   return static_cast<float>(saved / static_cast<double>(header.bytes));
 }
 
-// Returns whether the entry only reserved room (Cache::Reserve).
+// The reservation is for space alone, and never becomes an object (Cache::Reserve).
 bool IsRoomAlone(const ObjectHeader& header) {
   return header.tokens == 0;
 }
@@ -40,7 +40,9 @@ ReuseKind ObjectTable::KindOf(const Entry& entry) {
 
 ObjectTable::Reference::Reference(Entry& entry, size_t level) : entry_(&entry), level_(static_cast<uint8_t>(level)) {
   ++entry.references;
-  if (++entry.copies[level].users == 1) entry.table->placement_.Changed(entry);
+  Placement& placement = entry.table->placement_;
+  placement.copies().Apply(entry, level, CopyEvent::kAddUser);
+  if (entry.copies[level].state.users() == 1) placement.Changed(entry);
 }
 
 ObjectTable::Reference::Reference(Reference&& other) noexcept
@@ -54,7 +56,8 @@ ObjectTable::Reference& ObjectTable::Reference::operator=(Reference&& other) noe
 
 ObjectTable::Reference::~Reference() {
   if (entry_ == nullptr) return;
-  const bool last = --entry_->copies[level_].users == 0;
+  entry_->table->placement_.copies().Apply(*entry_, level_, CopyEvent::kRemoveUser);
+  const bool last = entry_->copies[level_].state.users() == 0;
   entry_->table->Unreference(*entry_, last);
 }
 
@@ -70,33 +73,26 @@ ObjectTable::ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executo
       tell_(std::move(options.residence)),
       admission_(options.admission, options.admission_keys),
       ghosts_(options.ghosts_per_tenant),
-      placement_(tiers, copying, admission_, promotion_, options.eviction == EvictionMode::kPrice ? &reuse_ : nullptr,
-                 clock, observer,
-                 {.find =
-                      [this](ObjectId id) {
-                        const auto found = entries_.find(id);
-                        return found == entries_.end() ? nullptr : found->second.get();
-                      },
-                  .lost = [this](Entry& entry, MissReason why, PolicyKind policy,
-                                 TierKind tier) { Unlink(entry, why, policy, tier); },
-                  .vacated = [this](Entry& entry) { entries_.erase(ObjectId{entry.id}); },
-                  .resides = [this](Entry& entry) { Reside(entry); }}) {}
+      lifetimes_(clock),
+      levels_(tiers, options.eviction == EvictionMode::kPrice ? &reuse_ : nullptr, observer),
+      placement_(levels_, copying, admission_, promotion_, clock, observer, index_, *this, options.copy_transitions),
+      ranks_(levels_) {}
 
-ObjectTable::~ObjectTable() {
-  coming_.clear();  // cleared first, while its objects exist
+void ObjectTable::Lost(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
+  EndBundle(entry, why, policy, tier);
 }
 
 ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::vector<Reference>* others,
                                       size_t level) {
   const Key& key = query.key;
   const TensorShard& shard = query.shard;
-  Entry* entry = segments_.Find(tenant, key, shard);
-  if (entry != nullptr && entry->ready && Expired(*entry)) {
-    Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
+  Entry* entry = index_.keys().Find(tenant, key, shard);
+  if (entry != nullptr && entry->ready && lifetimes_.IsExpired(*entry)) {
+    EndBundle(*entry, MissReason::kExpired, PolicyKind::kTtl, levels_.Nearest(*entry));
     entry = nullptr;
   }
   const std::vector<Entry*> bundle =
-      shard.size == 1 ? std::vector<Entry*>() : segments_.Bundle(tenant, key, shard.size);
+      shard.size == 1 ? std::vector<Entry*>() : index_.keys().Bundle(tenant, key, shard.size);
   if (entry == nullptr && bundle.empty()) {
     if (query.unreachable) return {.reason = MissReason::kHolderUnreachable};
     const Ghost* ghost = ghosts_.Find(tenant, key);
@@ -107,20 +103,20 @@ ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::
     return {.reason = MissReason::kBeingPublished};
   }
   const bool given = level == kWhereItLies;
-  if (given) level = placement_.WhereItLies(*entry);
-  if (!given) Remember(tenant, query.ns, shard, level);
-  // All shards are referenced before the first one makes room.
-  Result result{.tier = placement_.NearestTo(*entry, level), .object = Reference(*entry, level)};
+  if (given) level = levels_.WhereItLies(*entry);
+  if (!given) ranks_.Record(tenant, query.ns, shard, level);
+  // All are referenced before the first promotion may evict others.
+  Result result{.tier = levels_.NearestTo(*entry, level), .object = Reference(*entry, level)};
   std::vector<Reference> rest;
   for (Entry* other : bundle) {
     if (other == entry) continue;
-    const size_t its = given ? placement_.WhereItLies(*other) : LevelOf(*other);
+    const size_t its = given ? levels_.WhereItLies(*other) : ranks_.LevelOf(*other);
     rest.push_back(Reference(*other, its));
-    result.tier = std::max(result.tier, placement_.NearestTo(*other, its));  // all are whole when the slowest one is
+    result.tier = std::max(result.tier, levels_.NearestTo(*other, its));  // the bundle is there when its last shard is
   }
   const Nanos of_remote = std::max(query.recompute, query.remote_recompute);
   MissReason refused = placement_.Promote(*entry, level, {query.recompute, of_remote}, query.needed_at);
-  // The first shard has already decided whether the hit is worth it.
+  // The first shard has decided whether the hit pays.
   for (size_t i = 0; i < rest.size() && refused == MissReason::kNone; ++i) {
     refused = placement_.Promote(*rest[i].entry_, rest[i].level(), {}, query.needed_at);
   }
@@ -128,42 +124,63 @@ ObjectTable::Result ObjectTable::Find(TenantId tenant, const Query& query, std::
   Found(*entry, query);
   for (const Reference& other : rest) Found(*other.entry_, query);
   if (others != nullptr) std::ranges::move(rest, std::back_inserter(*others));
-  placement_.Pump();
+  placement_.scheduler().Pump();
+  return result;
+}
+
+ObjectTable::Reference ObjectTable::Shard(const Reference& object, const TensorShard& shard) {
+  if (object->gone != MissReason::kNone) return {};
+  Entry* entry = index_.keys().Find(object->pool.tenant, object->header.key, shard);
+  if (entry == nullptr || !entry->ready) return {};
+  return Reference(*entry, ranks_.LevelOf(*entry));
+}
+
+ObjectTable::Result ObjectTable::ShardAt(const Reference& object, const TensorShard& shard, size_t level) {
+  ranks_.Record(object->pool.tenant, object->header.ns, shard, level);
+  if (object->gone != MissReason::kNone) return {.reason = object->gone};
+  Entry* const entry = index_.keys().Find(object->pool.tenant, object->header.key, shard);
+  if (entry == nullptr || !entry->ready) return {.reason = MissReason::kEvicted};
+  Result result{.tier = levels_.NearestTo(*entry, level), .object = Reference(*entry, level)};
+  if (result.object.copy().phase() != CopyPhase::kNone) return result;
+  // The lookup's own reference keeps the copy at the level where the rank was expected.
+  const MissReason refused = placement_.Promote(*entry, level, {}, clock_.Now());
+  if (refused != MissReason::kNone) return {.reason = refused};
+  placement_.scheduler().Pump();
   return result;
 }
 
 void ObjectTable::Found(Entry& entry, const Query& query) {
-  if (++entry.uses == kTold) Reside(entry);
+  if (++entry.uses == kTold) Resides(entry);
   entry.deferred = query.defer && defers() && entry.uses < kFoundTwice;
   reuse_.Used(entry.pool.tenant, entry.reuse);
   if (query.flops > 0)
-    entry.reuse.saves_a_byte = SavedAByte(entry.header, query.flops);  // a recovered object has only an estimate
-  Use(entry);
+    entry.reuse.saves_a_byte = SavedAByte(entry.header, query.flops);  // a recovered object has an estimate
+  lifetimes_.Used(entry);
   placement_.Touch(entry);
 }
 
 void ObjectTable::Defer(TenantId tenant, const Key& key, const TensorShard& shard) {
-  Entry* const entry = segments_.Find(tenant, key, shard);
+  Entry* const entry = index_.keys().Find(tenant, key, shard);
   if (entry == nullptr || entry->ready || !defers()) return;
-  const std::vector<Entry*> shards = segments_.All(tenant, key);
+  const std::vector<Entry*> shards = index_.keys().All(tenant, key);
   entry->deferred = std::ranges::all_of(shards, [&](const Entry* other) { return other == entry || other->deferred; });
 }
 
 ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute, double flops,
                                        size_t level) {
-  Remember(pool.tenant, plan.ns, plan.shard, level);
-  Entry* const there = segments_.Find(pool.tenant, plan.key, plan.shard);
-  // Replaces a copy that only a stalled disk has, unless it is pinned.
-  const bool stalled = there != nullptr && there->ready && !there->pinned && placement_.OnStalledDisk(*there);
+  ranks_.Record(pool.tenant, plan.ns, plan.shard, level);
+  Entry* const there = index_.keys().Find(pool.tenant, plan.key, plan.shard);
+  // A copy that only a stalled disk has is replaced, unless an operator has pinned it.
+  const bool stalled = there != nullptr && there->ready && !there->pinned && levels_.OnStalledDiskAlone(*there);
   if (there != nullptr && !stalled) {
     if (!there->ready) return {ReserveOutcome::kBeingPublished, {}};
     placement_.Touch(*there);
     there->doomed = false;
     return {ReserveOutcome::kAlreadyPresent, {}};
   }
-  // The shard is wanted if another shard of its bundle exists.
+  // A shard of a bundle that another rank has begun is never declined.
   const bool begun =
-      !stalled && plan.shard.size > 1 && !segments_.Bundle(pool.tenant, plan.key, plan.shard.size).empty();
+      !stalled && plan.shard.size > 1 && !index_.keys().Bundle(pool.tenant, plan.key, plan.shard.size).empty();
   if (!begun && !promotion_[pool.tenant].PaysToKeep(plan.bytes, recompute)) {
     ghosts_.Remember(pool.tenant, plan.key,
                      {.reason = MissReason::kDeclined,
@@ -173,10 +190,10 @@ ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeade
                       .space = Ghost::SpaceOf(plan.ns)});
     return {ReserveOutcome::kDeclined, {}};
   }
-  if (stalled) Unlink(*there, MissReason::kTierError, PolicyKind::kNone, TierKind::kSsd);
+  if (stalled) EndBundle(*there, MissReason::kTierError, PolicyKind::kNone, TierKind::kSsd);
   Entry& entry = Make(pool, plan, flops);
   if (!placement_.Reserve(entry, level, plan.Extents())) {
-    entries_.erase(ObjectId{entry.id});
+    index_.Delete(entry.id);
     if (IsRoomAlone(plan)) return {ReserveOutcome::kNoSpace, {}};
     ghosts_.Remember(pool.tenant, plan.key,
                      {.reason = MissReason::kBudgetRefused,
@@ -185,21 +202,19 @@ ObjectTable::Room ObjectTable::Reserve(const TenantPool& pool, const ObjectHeade
                       .space = Ghost::SpaceOf(plan.ns)});
     return {ReserveOutcome::kNoSpace, {}};
   }
-  segments_.Insert(entry);
+  index_.keys().Insert(entry);
   return {ReserveOutcome::kGranted, Reference(entry, level)};
 }
 
 Entry& ObjectTable::Make(const TenantPool& pool, ObjectHeader header, double flops) {
-  const ObjectId id = next_id_++;
   auto entry = std::make_unique<Entry>();
-  entry->id = id;
   entry->table = this;
-  if (placement_.levels() >= kUsualLevels) entry->copies.resize(placement_.levels() + 1);
+  if (levels_.size() >= kUsualLevels) entry->copies.resize(levels_.size() + 1);
   entry->pool = pool;
   entry->header = std::move(header);
   entry->reuse.kind = KindOf(*entry);
   entry->reuse.saves_a_byte = SavedAByte(entry->header, flops);
-  return *entries_.emplace(id, std::move(entry)).first->second;
+  return index_.Add(std::move(entry));
 }
 
 void ObjectTable::Publish(const Reference& object, ObjectHeader header) {
@@ -209,7 +224,7 @@ void ObjectTable::Publish(const Reference& object, ObjectHeader header) {
   observer_.Published(entry.pool.tenant, entry.header.kind, entry.header.bytes);
   placement_.Written(entry, object.level());
   if (entry.erased) Erase(ObjectId{entry.id});
-  placement_.Pump();
+  placement_.scheduler().Pump();
 }
 
 void ObjectTable::Appear(Entry& entry) {
@@ -219,10 +234,10 @@ void ObjectTable::Appear(Entry& entry) {
   const bool evicted = ghost != nullptr && ghost->reason == MissReason::kEvicted;
   reuse_.Came(entry.pool.tenant, entry.reuse, evicted ? &ghost->reuse : nullptr);
   ghosts_.Erase(entry.pool.tenant, entry.header.key);
-  Use(entry);
-  // A shard that ends also ends its bundle, so a pin of one shard also holds for later shards.
+  lifetimes_.Used(entry);
+  // The end of a shard ends its bundle, so a pin of one shard also pins shards that are published later.
   if (entry.header.shard.size > 1) {
-    for (const Entry* other : segments_.Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size)) {
+    for (const Entry* other : index_.keys().Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size)) {
       if (other->pinned) Pin(entry, other->pinned_until);
     }
   }
@@ -231,31 +246,14 @@ void ObjectTable::Appear(Entry& entry) {
 }
 
 void ObjectTable::Adopt(const TenantPool& pool, ObjectHeader header, Slot slot) {
-  // The disk was opened late, and an equal object was published meanwhile.
-  if (segments_.Find(pool.tenant, header.key, header.shard) != nullptr) {
-    return placement_.Forgo(pool, header.key, std::move(slot));
+  // The disk was opened late, and the object was published meanwhile.
+  if (index_.keys().Find(pool.tenant, header.key, header.shard) != nullptr) {
+    return levels_.ssd()->Erase(pool.tenant, header.key, std::move(slot));
   }
   Entry& entry = Make(pool, std::move(header), 0);
-  segments_.Insert(entry);
+  index_.keys().Insert(entry);
   Appear(entry);
-  placement_.Adopt(entry, std::move(slot));
-}
-
-void ObjectTable::Use(Entry& entry) {
-  entry.last_used_at = clock_.Now();
-  if (!ttls_.contains(entry.pool.tenant)) return;
-  std::list<ObjectId>& order = by_use_[entry.pool.tenant];
-  if (entry.by_use) {
-    order.splice(order.end(), order, *entry.by_use);
-  } else {
-    entry.by_use = order.insert(order.end(), entry.id);
-  }
-}
-
-bool ObjectTable::Expired(const Entry& entry) const {
-  const auto ttl = ttls_.find(entry.pool.tenant);
-  return ttl != ttls_.end() && ttl->second > 0 && entry.references == 0 && !entry.pinned &&
-         clock_.Now() - entry.last_used_at >= ttl->second;
+  placement_.copies().AdoptOnDisk(entry, std::move(slot));
 }
 
 void ObjectTable::WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call) {
@@ -264,29 +262,49 @@ void ObjectTable::WhenLoaded(const Reference& object, uint64_t bytes, std::funct
 }
 
 void ObjectTable::Drop(const Reference& object, MissReason why, PolicyKind policy) {
-  if (why == MissReason::kChecksumFailed) placement_.Distrust(*object.entry_);
-  if (object->gone == MissReason::kNone) Unlink(*object.entry_, why, policy, placement_.Nearest(*object));
+  if (why == MissReason::kChecksumFailed) placement_.copies().Distrust(*object.entry_);
+  if (object->gone == MissReason::kNone) EndBundle(*object.entry_, why, policy, levels_.Nearest(*object));
 }
 
-std::vector<TierKind> ObjectTable::Where(const Entry* entry) const {
-  std::vector<TierKind> tiers;
-  for (size_t i = 0; entry != nullptr && entry->ready && i < placement_.levels(); ++i) {
-    if (entry->copies[i].whole()) tiers.push_back(placement_.kind(i));
-  }
-  return tiers;
+bool ObjectTable::AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost) {
+  if (index_.keys().Find(pool.tenant, header.key, header.shard) != nullptr) return false;
+  Entry& entry = Make(pool, std::move(header), 0);
+  index_.keys().Insert(entry);
+  Appear(entry);
+  placement_.copies().AdoptRemote(entry, copy, cost);
+  return true;
 }
 
-// IDs, because changing one object may end another.
-std::vector<ObjectId> ObjectTable::IdsOf(TenantId tenant, const Key& key) const {
-  std::vector<ObjectId> ids;
-  for (const Entry* entry : segments_.All(tenant, key)) ids.push_back(entry->id);
-  return ids;
+void ObjectTable::SettleRemote(TenantId tenant, const Key& key, const TensorShard& shard) {
+  if (Entry* entry = index_.keys().Find(tenant, key, shard)) placement_.Changed(*entry);
+}
+
+void ObjectTable::Resides(Entry& entry) {
+  if (!tell_) return;
+  entry.told = tell_(entry.pool, entry.header,
+                     {.nearest = entry.resides,
+                      .saved = entry.saved,
+                      .uses = entry.uses,
+                      .told = entry.told,
+                      .was = std::exchange(entry.resided, entry.resides),
+                      .level = entry.resides_at,
+                      .was_level = std::exchange(entry.resided_at, entry.resides_at)});
+}
+
+bool ObjectTable::TellAll(Telling& telling, Slice& slice) {
+  if (telling.last == 0) telling.last = index_.newest();  // later objects are reported as they are added
+  return index_.Walk(telling.after, telling.last, slice, [&](Entry& entry) {
+    if (entry.gone != MissReason::kNone || entry.resides == TierKind::kNone) return true;
+    if (telling.lost) entry.told = TierKind::kNone;
+    Resides(entry);
+    return true;
+  });
 }
 
 bool ObjectTable::Pin(TenantId tenant, const Key& key, Nanos until) {
   bool any = false;
-  for (const ObjectId id : IdsOf(tenant, key)) {
-    Entry* const entry = Living(id);
+  for (const ObjectId id : index_.IdsOf(tenant, key)) {
+    Entry* const entry = index_.Live(id);
     if (entry == nullptr || !entry->ready) continue;
     any = true;
     Pin(*entry, until);
@@ -295,17 +313,14 @@ bool ObjectTable::Pin(TenantId tenant, const Key& key, Nanos until) {
 }
 
 void ObjectTable::Pin(Entry& entry, Nanos until) {
-  Unpin(entry);
-  entry.pinned = true;
-  entry.pinned_until = until;
-  if (until > 0) pins_.emplace(until, entry.id);
+  lifetimes_.Pin(entry, until);
   placement_.Changed(entry);
 }
 
 bool ObjectTable::Unpin(TenantId tenant, const Key& key) {
   bool any = false;
-  for (const ObjectId id : IdsOf(tenant, key)) {
-    Entry* const entry = Living(id);
+  for (const ObjectId id : index_.IdsOf(tenant, key)) {
+    Entry* const entry = index_.Live(id);
     if (entry == nullptr) continue;
     any |= entry->pinned;
     Unpin(*entry);
@@ -315,106 +330,110 @@ bool ObjectTable::Unpin(TenantId tenant, const Key& key) {
 
 void ObjectTable::Unpin(Entry& entry) {
   if (!entry.pinned) return;
-  entry.pinned = false;
-  pins_.erase({entry.pinned_until, entry.id});
+  lifetimes_.Unpin(entry);
   placement_.Changed(entry);
 }
 
 bool ObjectTable::Evict(TenantId tenant, const Key& key) {
   std::vector<ObjectId> ids;
-  for (const Entry* entry : segments_.All(tenant, key)) {
+  for (const Entry* entry : index_.keys().All(tenant, key)) {
     if (entry->ready) ids.push_back(entry->id);
   }
   for (const ObjectId id : ids) {
-    if (Entry* entry = Living(id)) {
-      Unlink(*entry, MissReason::kEvicted, PolicyKind::kOperator, placement_.Nearest(*entry));
+    if (Entry* entry = index_.Live(id)) {
+      EndBundle(*entry, MissReason::kEvicted, PolicyKind::kOperator, levels_.Nearest(*entry));
     }
   }
   return !ids.empty();
 }
 
-// Its bundle ends too, so no shard of it may be in use.
-bool ObjectTable::GoesNow(const Entry& entry) const {
+// The whole bundle ends, so none of its shards may be in use.
+bool ObjectTable::MayEnd(const Entry& entry) const {
   const auto unused = [](const Entry* other) { return other->references == 0 && !other->pinned; };
   if (entry.header.shard.size == 1) return unused(&entry);
-  return std::ranges::all_of(segments_.Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size), unused);
+  return std::ranges::all_of(index_.keys().Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size),
+                             unused);
 }
 
 void ObjectTable::GiveUp(TenantId tenant, const Key& key) {
   std::vector<ObjectId> ids;
-  for (Entry* entry : segments_.All(tenant, key)) {
+  for (Entry* entry : index_.keys().All(tenant, key)) {
     if (!entry->ready) continue;
     entry->doomed = true;
     ids.push_back(entry->id);
   }
   for (const ObjectId id : ids) {
-    Entry* const entry = Living(id);
-    if (entry == nullptr || !GoesNow(*entry)) continue;
-    Unlink(*entry, MissReason::kEvicted, PolicyKind::kPrice, placement_.Nearest(*entry));
+    Entry* const entry = index_.Live(id);
+    if (entry == nullptr || !MayEnd(*entry)) continue;
+    EndBundle(*entry, MissReason::kEvicted, PolicyKind::kPrice, levels_.Nearest(*entry));
   }
 }
 
+void ObjectTable::Erase(ObjectId id) {
+  Entry* const found = index_.Live(id);
+  if (found == nullptr) return;
+  const TenantId tenant = found->pool.tenant;
+  const Key key = found->header.key;
+  for (Entry* shard : index_.keys().All(tenant, key)) shard->erased = true;
+  if (found->ready) EndBundle(*found, MissReason::kEvicted, PolicyKind::kOperator, levels_.Nearest(*found));
+  ghosts_.Erase(tenant, key);
+}
+
+bool ObjectTable::Shred(ObjectId id) {
+  if (!OnDisk(id)) return false;
+  index_.EntryOf(id)->erased = true;
+  return true;
+}
+
+bool ObjectTable::OnDisk(ObjectId id) const {
+  const Entry* const entry = index_.EntryOf(id);
+  return entry != nullptr && entry->gone != MissReason::kNone && levels_.OnDisk(*entry);
+}
+
+void ObjectTable::SetTimeToLive(TenantId tenant, Nanos ttl) {
+  std::vector<Entry*> live;
+  index_.ForEach([&](Entry& entry) {
+    if (entry.pool.tenant == tenant && entry.ready && entry.gone == MissReason::kNone) live.push_back(&entry);
+  });
+  lifetimes_.SetTimeToLive(tenant, ttl, std::move(live));
+}
+
 bool ObjectTable::Tick(Slice& slice) {
-  const Nanos now = clock_.Now();
-  while (!pins_.empty() && pins_.begin()->first <= now) {
+  while (const ObjectId ended = lifetimes_.EndedPin()) {
     if (!slice.Take()) return false;
-    Unpin(*entries_.at(pins_.begin()->second));
+    Unpin(*index_.EntryOf(ended));
   }
-  if (expiring_.empty()) FindExpired(now);
+  if (expiring_.empty()) expiring_ = lifetimes_.Expired();
   for (; !expiring_.empty(); expiring_.pop_back()) {
     if (!slice.Take()) return false;
-    Entry* const entry = Living(expiring_.back());
-    if (entry == nullptr || !Expired(*entry)) continue;  // used again meanwhile
-    Unlink(*entry, MissReason::kExpired, PolicyKind::kTtl, placement_.Nearest(*entry));
+    Entry* const entry = index_.Live(expiring_.back());
+    if (entry == nullptr || !lifetimes_.IsExpired(*entry)) continue;  // it was used since
+    EndBundle(*entry, MissReason::kExpired, PolicyKind::kTtl, levels_.Nearest(*entry));
   }
   placement_.Tick();
   return true;
 }
 
-// expiring_ is popped from its back, so the first to expire is last. A call finds at most kMostAtOnce objects per
-// tenant; the next call finds the others.
-void ObjectTable::FindExpired(Nanos now) {
-  constexpr size_t kMostAtOnce = 4096;
-  for (const auto& [tenant, order] : by_use_) {
-    const Nanos ttl = ttls_.at(tenant);
-    size_t found = 0;
-    for (const ObjectId id : order) {
-      const Entry& entry = *entries_.at(id);
-      if (ttl == 0 || now - entry.last_used_at < ttl || found == kMostAtOnce) break;
-      if (!Expired(entry)) continue;
-      expiring_.push_back(id);
-      ++found;
-    }
-  }
-  std::ranges::reverse(expiring_);
-}
-
-Entry* ObjectTable::Living(ObjectId id) {
-  const auto found = entries_.find(id);
-  return found == entries_.end() || found->second->gone != MissReason::kNone ? nullptr : found->second.get();
-}
-
-void ObjectTable::Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
-  // All shards are unlinked before any is reported, because a report may end others.
+void ObjectTable::EndBundle(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
+  // All shards are gone before a callback runs, which may end other entries.
   std::vector<ObjectId> bundle = {entry.id};
   if (entry.header.shard.size > 1 && entry.ready) {
-    for (Entry* other : segments_.Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size)) {
+    for (Entry* other : index_.keys().Bundle(entry.pool.tenant, entry.header.key, entry.header.shard.size)) {
       if (other == &entry || !other->ready) continue;
       bundle.push_back(other->id);
-      Erase(*other, why, policy, tier);
+      End(*other, why, policy, tier);
     }
   }
-  Erase(entry, why, policy, tier);
+  End(entry, why, policy, tier);
   for (const ObjectId id : bundle) {
-    if (const auto gone = entries_.find(id); gone != entries_.end()) placement_.Discard(*gone->second);
+    if (Entry* const gone = index_.EntryOf(id)) placement_.Discard(*gone);
   }
 }
 
-void ObjectTable::Erase(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
-  segments_.Remove(entry);
+void ObjectTable::End(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) {
+  index_.keys().Remove(entry);
   entry.gone = why;
-  if (entry.pinned) pins_.erase({entry.pinned_until, entry.id});
-  if (entry.by_use) by_use_.at(entry.pool.tenant).erase(*std::exchange(entry.by_use, std::nullopt));
+  lifetimes_.End(entry);
   Ghost ghost{.reason = why,
               .policy = policy,
               .uses = entry.uses,
@@ -430,13 +449,13 @@ void ObjectTable::Erase(Entry& entry, MissReason why, PolicyKind policy, TierKin
     ghost.reuse = entry.reuse;
     if (why == MissReason::kEvicted) reuse_.GivenUp(entry.pool.tenant, entry.reuse);
   }
-  // An unused object of another node: nothing of this node has ended.
+  // The object of another node was not used here. This node has lost nothing.
   if (why == MissReason::kNeverSeen) return;
   if (!entry.erased) ghosts_.Remember(entry.pool.tenant, entry.header.key, ghost);
   observer_.Evicted(entry.pool.tenant, entry.header.kind, ghost);
 }
 
-// `last`: this was the last user of the copy.
+// `last`: it was the last reference to its copy.
 void ObjectTable::Unreference(Entry& entry, bool last) {
   if (--entry.references > 0 || closed_) {
     if (last && !closed_) placement_.Changed(entry);
@@ -444,12 +463,12 @@ void ObjectTable::Unreference(Entry& entry, bool last) {
   }
   if (!entry.ready && entry.gone == MissReason::kNone) {
     const MissReason why = IsRoomAlone(entry.header) ? MissReason::kNeverSeen : MissReason::kAbandoned;
-    return Unlink(entry, why, PolicyKind::kNone, TierKind::kNone);
+    return EndBundle(entry, why, PolicyKind::kNone, TierKind::kNone);
   }
-  if (entry.doomed && entry.gone == MissReason::kNone && GoesNow(entry)) {
-    return Unlink(entry, MissReason::kEvicted, PolicyKind::kPrice, placement_.Nearest(entry));
+  if (entry.doomed && entry.gone == MissReason::kNone && MayEnd(entry)) {
+    return EndBundle(entry, MissReason::kEvicted, PolicyKind::kPrice, levels_.Nearest(entry));
   }
-  if (entry.gone == MissReason::kNone) placement_.Touched(entry);
+  if (entry.gone == MissReason::kNone) levels_.Touch(entry);
   placement_.Changed(entry);
 }
 

@@ -1,29 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// ObjectTable: the objects of all tenants. Finds them by key, counts references, pins them, and ends them with a
-// reason.
+// ObjectTable: the objects of all tenants. It finds them by key, counts their references, and ends them for a reason.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <list>
-#include <map>
-#include <memory>
 #include <optional>
-#include <set>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/container/btree_map.h"
 #include "absl/functional/function_ref.h"
 #include "storage/executor.h"
 #include "storage/history/explanation.h"
 #include "storage/history/ghost_table.h"
 #include "storage/objects/entry.h"
-#include "storage/objects/offers.h"
+#include "storage/objects/levels.h"
+#include "storage/objects/lifetimes.h"
+#include "storage/objects/object_index.h"
 #include "storage/objects/placement.h"
-#include "storage/objects/segment_table.h"
+#include "storage/objects/rank_levels.h"
 #include "storage/observer.h"
 #include "storage/policy/admission.h"
 #include "storage/policy/promotion.h"
@@ -32,48 +27,44 @@
 
 namespace ashlar::storage {
 
-// Location of an object on this node.
+// Where an object of this node is.
 struct Residence {
-  TierKind nearest = TierKind::kNone;  // first tier with a whole copy; kNone if there is no copy
+  TierKind nearest = TierKind::kNone;  // the first tier that has a whole copy; kNone: no tier has one any more
   bool saved = false;                  // a disk has a whole copy
   uint32_t uses = 0;                   // lookups that found it
-  TierKind told = TierKind::kNone;     // result of the last call
+  TierKind told = TierKind::kNone;     // what the last call returned
   TierKind was = TierKind::kNone;      // `nearest` at the last call
-  uint8_t level = 0,
-          was_level =
-              0;  // level of `nearest` and `was`: index into Tiers::memory, which distinguishes tiers of several GPUs
+  uint8_t level = 0, was_level = 0;    // of `nearest` and `was`, in Tiers::memory: which of several GPUs' tiers
 };
 
-// Progress of a walk that reports the location of every object again.
+// The progress of a walk through all objects that reports their residences again.
 struct Telling {
-  bool lost = false;  // other nodes have lost earlier reports
-  ObjectId after = 0,
-           last = 0;  // `after`: last reported object; `last`: last object to report; 0: the walk has not begun
+  bool lost = false;             // the other side has lost what it was told
+  ObjectId after = 0, last = 0;  // the last object reported, and the last one to report; 0: the walk has not begun
 };
 
 using TellResidence = std::function<TierKind(const TenantPool&, const ObjectHeader&, const Residence&)>;
 
 struct ObjectTableOptions {
   size_t ghosts_per_tenant = GhostTable::kDefaultGhosts;
-  AdmissionMode admission = AdmissionMode::kSecondUse;  // admission to the disk
-  size_t admission_keys = 1 << 20;                      // number of keys with counted uses
+  AdmissionMode admission = AdmissionMode::kSecondUse;  // of the disk
+  size_t admission_keys = 1 << 20;                      // whose uses are counted
   EvictionMode eviction = EvictionMode::kPrice;
-  // Called when the nearest tier of an object changes, when a disk has a copy, and when a lookup finds the object for
-  // the second time. Returns what it has announced to other nodes: kNone or the tier. It must not call the table. May
-  // be empty.
+  // Called when the nearest tier of an object changes, when a disk has a copy of it, and when it is found for the
+  // second time. Returns what it has announced: kNone, or the tier. Must not call the table. May be empty.
   TellResidence residence;
+  CopyTransitionCounts* copy_transitions = nullptr;  // counts the transitions of copies; null: nobody counts
 };
 
-// Guarantees: a referenced object stays in place, and an object that is neither referenced nor pinned never blocks an
-// allocation, except while a copy of it is in flight between tiers.
-class ObjectTable final : public Offers {
+// Keeps two promises: an object that is referenced stays where it is, and one that is neither referenced nor pinned
+// does not block an allocation, except while a copy of it is on its way between tiers.
+class ObjectTable final : private ObjectEvents {
  public:
   ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executor& copying, const Clock& clock,
               Observer& observer);
-  ~ObjectTable() override;
 
-  // One use of an object. While the reference lives, its header and its copy at this level stay: the tier from which an
-  // engine lands it or maps it. Must not outlive the table.
+  // A use of an object. While the reference lives, the header stays, and the copy at its level: the tier that the
+  // engine lands from and maps. Must not outlive the table.
   class Reference {
    public:
     Reference() = default;
@@ -81,13 +72,13 @@ class ObjectTable final : public Offers {
     Reference& operator=(Reference&& other) noexcept;
     ~Reference();
 
-    Reference Share() const;  // a further use of the same copy
+    Reference Share() const;  // another use of the same copy
     explicit operator bool() const { return entry_ != nullptr; }
     const Entry* operator->() const { return entry_; }
     const Entry& operator*() const { return *entry_; }
     size_t level() const { return level_; }
     const Copy& copy() const { return entry_->copies[level_]; }
-    const Tier& tier() const { return entry_->table->placement_.TierAt(level_); }
+    const Tier& tier() const { return entry_->table->levels_.TierAt(level_); }
 
    private:
     friend class ObjectTable;
@@ -98,165 +89,126 @@ class ObjectTable final : public Offers {
 
   struct Result {
     MissReason reason = MissReason::kNone;  // kNone: `object` is set
-    TierKind tier = TierKind::kNone;        // tier that had it
+    TierKind tier = TierKind::kNone;        // where it was found
     Reference object;
   };
-  // Finds a published object and counts as a use of it. If this level lacks the object, its promotion to the level
-  // begins (WhenLoaded); the object with the earliest need is promoted first. If promotion and landing would take
-  // longer than computing, the result is the miss kSlowerThanRecompute. A shard of a bundle is found only if all shards
-  // are present; references to the others, at the levels of their ranks, are added to `others`. kWhereItLies is for
-  // other nodes: the common level, or the level of a GPU if only that GPU has the object. It applies to every shard.
+  // Finds a published object, and counts as its use. An object that the level lacks is brought there (WhenLoaded); the
+  // object that is needed first is promoted first. If promoting and landing would take longer than computing, the
+  // result is a miss, kSlowerThanRecompute. A shard of a bundle is found if all shards are there; references to the
+  // others, at the levels of their ranks, are added to `others`. kWhereItLies: for another node, each object at the
+  // level that has it (Levels::WhereItLies).
   static constexpr size_t kWhereItLies = SIZE_MAX;
   Result Find(TenantId tenant, const Query& query, std::vector<Reference>* others = nullptr, size_t level = 0);
-  // Returns another shard of an object's bundle, at the level of its rank; empty if the shard is missing or the object
-  // has ended.
+  // Returns another shard of an object's bundle, at the level of its rank; empty if it is not there, or the object is
+  // gone.
   Reference Shard(const Reference& object, const TensorShard& shard);
-  // Returns the shard at this level and starts its promotion there: for a rank of an engine at that level. A miss if
-  // there is no room.
+  // Returns another shard at this level, and brings it there for a rank of an engine on that level. A miss if there is
+  // no space.
   Result ShardAt(const Reference& object, const TensorShard& shard, size_t level);
+  Reference Refer(Entry& entry, size_t level) { return Reference(entry, level); }
 
   struct Room {
     ReserveOutcome outcome = ReserveOutcome::kNoSpace;
-    Reference object;  // set if granted
+    Reference object;  // set when granted
   };
-  // Counts a request. Idle times of objects are measured in requests.
-  void Requested(TenantId tenant) { reuse_.Tick(tenant); }
-
-  // Does not write a reserved object to the disk even if admission allows it: for checkpoints that are not worth
-  // writing yet. It is written in a drain, after a query without `defer` finds it, or after it was found kFoundTwice
-  // times. All shards of a bundle follow the first one. No effect without a disk, or if its admission takes everything.
+  // Keeps a reserved object from the disk, whatever admission says: for checkpoints that are not worth writing yet. It
+  // is written in a drain, once a query that finds it does not defer it, or once it was found kFoundTwice times. All
+  // shards of a bundle follow the first one. No effect where objects are never deferred: without a disk, or if its
+  // admission takes everything.
   void Defer(TenantId tenant, const Key& key, const TensorShard& shard);
-  bool defers() const { return placement_.has_disk() && admission_.mode() != AdmissionMode::kAll; }
-  // Returns whether the disk has the object or is writing it.
+  // Returns whether the disk has the object, or is being given it.
   bool IsSaved(TenantId tenant, const Key& key, const TensorShard& shard) const {
-    const Entry* const entry = Peek(tenant, key, shard);
-    return entry != nullptr && placement_.Saving(*entry);
+    const Entry* const entry = index_.keys().Find(tenant, key, shard);
+    return entry != nullptr && levels_.OnDisk(*entry);
   }
+  bool defers() const { return levels_.ssd() != nullptr && admission_.mode() != AdmissionMode::kAll; }
 
-  // Allocates room at the level for a new object, and evicts idle objects if necessary (storage/objects/level.h). Only
-  // the caller can use the object until Publish; if its last reference ends before, it is abandoned. An object that
-  // would take longer to land than `recompute` (0: unknown) is declined. `flops`: FLOPs that a hit saves (0: unknown;
-  // estimated).
+  // Allocates space at the level for a new object, in place of idle ones (Level::Allocate). The object is the caller's
+  // alone until Publish; if its last reference ends before, it is abandoned. An object that would take longer to land
+  // than `recompute` (0: unknown) is declined. `flops`: the FLOPs that a hit saves (0: unknown, they are estimated).
   Room Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0,
                size_t level = 0);
-  // `header` is the plan with checksums, or a header with other forms that takes no more extents. Surplus extents are
-  // freed. From now on lookups find the object.
+  // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
+  // not need are given back. Lookups find the object from now on.
   void Publish(const Reference& object, ObjectHeader header);
-  // Ends the object and the other shards of its bundle: lookups no longer find them; the bytes stay until the last
-  // reference ends. No effect if the object has ended.
+  // Ends the object and the other shards of its bundle: lookups do not find them any more; the bytes stay until the
+  // last reference ends. No effect if the object is gone.
   void Drop(const Reference& object, MissReason why, PolicyKind policy = PolicyKind::kNone);
 
-  // Calls `call` once the first `bytes` of the reference's copy are whole, or when they will not arrive (Lost). Calls
-  // immediately if that is already so.
+  // Calls `call` once the first `bytes` of the reference's copy are there, or once they will not come (Lost): now, if
+  // that is already so.
   void WhenLoaded(const Reference& object, uint64_t bytes, std::function<void()> call);
-  // Returns why the missing bytes of the reference's copy will not arrive (Placement::Lost); kNone if they will.
-  MissReason Lost(const Reference& object) const { return placement_.Lost(*object.entry_, object.level()); }
-
-  // Reports that so many bytes have landed; `took` excludes the time that the landing waited for promotions.
+  // Returns why the missing rest of the reference's copy does not come (Levels::Lost); kNone: it does.
+  MissReason Lost(const Reference& object) const { return levels_.Lost(*object.entry_, object.level()); }
+  // Records a landing of that number of bytes. `took` excludes the time that it waited for bytes on their way up.
   void Landed(TenantId tenant, uint64_t bytes, Nanos took) { promotion_[tenant].Landed(bytes, took); }
 
-  // Adds an object that was found on the disk after a restart.
+  // Adds an object that a restart found on the disk.
   void Adopt(const TenantPool& pool, ObjectHeader header, Slot slot);
-
-  // Reports the location of every object again, one per step. Returns false if more are left: call again.
-  bool TellAll(Telling& telling, Slice& slice);
-
-  // Calls `visit` for each object with a number above `after` and up to `last`, in the order of numbers, one per step,
-  // until `visit` returns false. This includes unpublished objects, and ended ones that are still in use. `after`
-  // becomes the number of the last visited object. Returns false if the slice ended first: call again. `visit` may end
-  // objects, including the visited one.
-  bool Walk(ObjectId& after, ObjectId last, Slice& slice, absl::FunctionRef<bool(Entry&)> visit);
-  ObjectId newest() const { return next_id_ - 1; }
-  Entry* Find(ObjectId id) { return Living(id); }  // null if it has ended; not counted as a use
-  // Erases an object with its bundle for an operator: its bytes on a disk are overwritten, and no ghost is left. An
-  // object that is being published ends after publication. No effect if it has ended.
-  void Erase(ObjectId id);
-  // Erases the history of ended objects of a tenant, or of one of its namespaces.
-  void DropGhosts(TenantId tenant, const NamespaceId* ns) { ghosts_.EraseAll(tenant, ns); }
-  // OnDisk: returns whether bytes of an ended object are still on the disk or being written there. Shred: the same, and
-  // overwrites them.
-  bool OnDisk(ObjectId id) const;
-  bool Shred(ObjectId id);
-
-  // Adds an object that another node has (storage/tier/remote_source.h): lookups find it and fetch it from there;
-  // `cost` estimates the time (0: unknown). Returns false, without taking the copy, if the object already exists.
+  // Adds an object that another node has (storage/tier/remote_source.h): lookups find it, and bring it up from there;
+  // `cost` estimates how long that takes (0: unknown). False: the object is here already, and the copy is not taken.
   bool AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost);
   // Ends an adopted object without references. No effect on other objects.
   void SettleRemote(TenantId tenant, const Key& key, const TensorShard& shard);
+  // Reports the residence of all objects again, a step of the slice each. False: call again.
+  bool TellAll(Telling& telling, Slice& slice);
 
-  // The next three act on all objects of a key. They return false if there are none.
+  // These act on all objects of a key; false: there is none.
   //
-  // Until `until` (0: without end) one copy stays in some tier. A second pin replaces the first.
+  // Pin: until `until` (0: no end) one copy stays in some tier, whoever needs the space. A second pin replaces the
+  // first. Evict: the object leaves all tiers; leased bytes leave with their leases.
   bool Pin(TenantId tenant, const Key& key, Nanos until);
   bool Unpin(TenantId tenant, const Key& key);
-  // The object leaves all tiers; leased bytes leave with their leases.
   bool Evict(TenantId tenant, const Key& key);
-  // Ends an object that is no longer wanted; a referenced or pinned one ends with its last use. A Reserve meanwhile
-  // finds and keeps it.
+  // Ends the objects of a key; a referenced or pinned one ends with its last use. A Reserve meanwhile keeps it.
   void GiveUp(TenantId tenant, const Key& key);
-  // Objects of this tenant expire after so long without use (0: never).
-  void SetTimeToLive(TenantId tenant, Nanos ttl);
-  // Ends pins and expires objects, one per step, and continues copies that found no room. Returns false if more are
-  // left: call again.
-  bool Tick(Slice& slice);
+  // Ends an object with its bundle and leaves nothing of it: its bytes on a disk are overwritten, and it has no ghost.
+  // An object that is being published ends as soon as it is published. No effect if it is gone.
+  void Erase(ObjectId id);
+  // Returns whether the disk still has something of an object that is gone. Shred also has that overwritten.
+  bool OnDisk(ObjectId id) const;
+  bool Shred(ObjectId id);
 
-  // Leaves the cache as it is, as if the process were killed: references that end from now on end no objects.
+  // Objects of this tenant expire when they were not used for `ttl` (0: never).
+  void SetTimeToLive(TenantId tenant, Nanos ttl);
+  // Ends pins and expires objects, a step of the slice each, and continues copies that found no space. False: call
+  // again.
+  bool Tick(Slice& slice);
+  // Leaves the cache as it is, as when a process is killed: references that end after this end no objects.
   void Close() { closed_ = true; }
 
-  // Writes objects that are only in memory to the disk: pinned ones first, then by value (Placement::Flush).
-  void Flush();
-  void EndFlush();
-
-  std::optional<Offering> NextToHand() override;
-  void Handed(TenantId tenant, const Key& key, bool taken) override;
-  void SetGroup(TenantId tenant, const Key& key, uint64_t group) override;
-  std::optional<Offering> Describe(TenantId tenant, const Key& key) const override;
-  TakeOutcome Judge(const Offering& offered, bool evicting) override;
-  void Promote(const Offering& offered, std::function<void(bool whole)> done) override;
-  void SettleTaken() override;
-
-  const Ghost* FindGhost(TenantId tenant, const Key& key) const { return ghosts_.Find(tenant, key); }
-  // The next two do not count as a use.
-  const Entry* Peek(TenantId tenant, const Key& key, const TensorShard& shard) const {
-    return segments_.Find(tenant, key, shard);
-  }
-  std::vector<Entry*> PeekAll(TenantId tenant, const Key& key) const { return segments_.All(tenant, key); }
-  // Returns the tiers with a whole copy, top to bottom; none for null.
-  std::vector<TierKind> Where(const Entry* entry) const;
+  ObjectIndex& index() { return index_; }
+  const ObjectIndex& index() const { return index_; }
+  Levels& levels() { return levels_; }
+  const Levels& levels() const { return levels_; }
   Placement& placement() { return placement_; }
-  const Placement& placement() const { return placement_; }
-  uint64_t objects() const { return objects_; }            // published and found by lookups
-  uint64_t object_bytes() const { return object_bytes_; }  // bytes of these objects
+  const RankLevels& ranks() const { return ranks_; }
+  ReuseModels& reuse() { return reuse_; }
+  GhostTable& ghosts() { return ghosts_; }
+  const GhostTable& ghosts() const { return ghosts_; }
+  uint64_t objects() const { return objects_; }            // published, and not gone
+  uint64_t object_bytes() const { return object_bytes_; }  // theirs
+
+  static constexpr uint32_t kTold = 2;  // uses after which `residence` is told again
+  static ReuseKind KindOf(const Entry& entry);
 
  private:
-  static constexpr uint32_t kTold = 2;  // uses after which the object is reported
   static constexpr uint32_t kFoundTwice = 2;
-  static constexpr size_t kMaxRanks = 1 << 16;
 
-  std::vector<Entry*> Alone() const;  // objects that are only in memory, in the order of Flush
+  void Lost(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) override;
+  void Vacated(Entry& entry) override { index_.Delete(entry.id); }
+  void Resides(Entry& entry) override;
+
+  Entry& Make(const TenantPool& pool, ObjectHeader header, double flops);
   void Appear(Entry& entry);
-  void Reside(Entry& entry) const;
   void Found(Entry& entry, const Query& query);
-  void Use(Entry& entry);
-  // The level of a rank is the last one at which its engine requested objects; before the first request, the common
-  // one.
-  using Rank = std::tuple<TenantId, NamespaceId, uint32_t>;
-  size_t LevelOf(const Entry& entry) const;
-  void Remember(TenantId tenant, const NamespaceId& ns, const TensorShard& shard, size_t level);
-  Entry* Living(ObjectId id);  // null if it has ended
-  std::vector<ObjectId> IdsOf(TenantId tenant, const Key& key) const;
-  bool Expired(const Entry& entry) const;
-  void FindExpired(Nanos now);
-  // Unlinks the entry with its bundle: an incomplete bundle is useless.
-  void Unlink(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
-  void Erase(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
   void Pin(Entry& entry, Nanos until);
   void Unpin(Entry& entry);
   void Unreference(Entry& entry, bool last);
-  bool GoesNow(const Entry& entry) const;  // call for a doomed entry
-  static ReuseKind KindOf(const Entry& entry);
-  Reuse ReuseOf(const Entry& entry, const Offering& offered) const;
-  Entry& Make(const TenantPool& pool, ObjectHeader header, double flops);
+  // Ends the entry, or the entry and its bundle: the rest of a bundle is useless.
+  void End(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
+  void EndBundle(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
+  bool MayEnd(const Entry& entry) const;  // nothing of its bundle is in use
 
   const Clock& clock_;
   Observer& observer_;
@@ -264,25 +216,13 @@ class ObjectTable final : public Offers {
   AdmissionPolicy admission_;
   PromotionCosts promotion_;
   ReuseModels reuse_;
-  SegmentTable segments_;
   GhostTable ghosts_;
-  ObjectId next_id_ = 1;
-  absl::btree_map<ObjectId, std::unique_ptr<Entry>>
-      entries_;  // all entries, including ended ones still in use; in the order of arrival
+  ObjectIndex index_;
+  Lifetimes lifetimes_;
+  Levels levels_;
   Placement placement_;
-  std::map<TenantId, Nanos> ttls_;
-  std::map<TenantId, std::list<ObjectId>> by_use_;  // per tenant with a time to live; longest unused first
-  std::vector<ObjectId> expiring_;                  // found by the last FindExpired, not yet ended
-  // An offered object in flight to this node.
-  struct Coming {
-    std::vector<Reference> shards;
-    std::function<void(bool)> done;
-  };
-  std::list<Coming> coming_;
-  std::vector<ObjectId> to_hand_;  // in ascending order of value
-  bool flushing_ = false;
-  std::set<std::pair<Nanos, ObjectId>> pins_;  // pins with an end, by end
-  std::map<Rank, size_t> levels_;              // per rank, if there are several GPUs
+  RankLevels ranks_;
+  std::vector<ObjectId> expiring_;  // found by the last tick, and not yet ended
   uint64_t objects_ = 0;
   uint64_t object_bytes_ = 0;
   bool closed_ = false;

@@ -67,7 +67,7 @@ TEST(PoolEvictionTest, ReusedObjectStaysDuringScan) {
     const auto ask = [&table](uint32_t text) {
       ObjectHeader plan{.kind = ObjectKind::kSegment, .tokens = 64, .bytes = limits::kExtentBytes};
       for (size_t i = 0; i < 4; ++i) plan.key.bytes[i] = static_cast<uint8_t>(text >> 8 * i);
-      table.Requested(1);
+      table.reuse().Tick(1);
       if (table.Find(1, {.key = plan.key}).reason == MissReason::kNone) return true;
       const ObjectTable::Room room = table.Reserve({1}, plan);
       EXPECT_EQ(room.outcome, ReserveOutcome::kGranted);

@@ -2,384 +2,303 @@
 #include "storage/objects/placement.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "storage/objects/object_bytes.h"
 
 namespace ashlar::storage {
 
-using State = Copy::State;
-
-namespace {
-
-// Returns whether other copies are read from it or engines may read it.
-bool Used(const Entry& entry, size_t level) {
-  return entry.copies[level].readers > 0 || entry.copies[level].users > 0;
-}
-
-}  // namespace
-
-Placement::Placement(const Tiers& tiers, Executor& copying, AdmissionPolicy& admission, PromotionCosts& promotion,
-                     const ReuseModels* prices, const Clock& clock, Observer& observer, Events events)
-    : beside_(tiers.beside),
-      common_(tiers.common),
-      memory_(tiers.memory.size()),
-      disk_(tiers.ssd),
-      disk_level_(tiers.ssd == nullptr ? SIZE_MAX : tiers.memory.size()),
-      remote_(tiers.remote),
-      remote_level_(tiers.memory.size() + (tiers.ssd == nullptr ? 0 : 1)),
-      copier_(copying, tiers.ssd, tiers.remote),
+Placement::Placement(Levels& levels, Executor& copying, AdmissionPolicy& admission, PromotionCosts& promotion,
+                     const Clock& clock, Observer& observer, const ObjectIndex& index, ObjectEvents& objects,
+                     CopyTransitionCounts* taken)
+    : levels_(levels),
       admission_(admission),
       promotion_(promotion),
       clock_(clock),
       observer_(observer),
-      events_(std::move(events)) {
-  std::vector<Tier*> all = tiers.memory;
-  if (disk_ != nullptr) all.push_back(disk_);
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (prices != nullptr) {
-      policies_.push_back(std::make_unique<PricePolicy>(*prices));
-    } else {
-      policies_.push_back(std::make_unique<LruPolicy>());
-    }
-    levels_.push_back(std::make_unique<Level>(*all[i], *policies_.back(), observer));
-  }
-}
-
-Placement::~Placement() = default;
+      index_(index),
+      objects_(objects),
+      copies_(levels, scheduler_, index, objects, taken),
+      scheduler_(levels, copying, admission, index, *this) {}
 
 bool Placement::Reserve(Entry& entry, size_t level, uint64_t extents) {
-  if (!MakeRoom(entry, level, extents)) return false;
-  entry.copies[level].state = State::kWhole;  // no other copy fills it
+  if (!copies_.Allocate(entry, level, extents)) return false;
+  copies_.Apply(entry, level, CopyEvent::kReserve);
   return true;
 }
 
 void Placement::Written(Entry& entry, size_t level) {
   const uint64_t extents = entry.header.Extents();
   Copy& copy = entry.copies[level];
-  if (Slot spare = copy.slot.CutBehind(extents); !spare.runs.empty())
-    levels_[level]->Free(entry.pool, std::move(spare));
-  copy.loaded = extents;
-  copy.source = static_cast<uint8_t>(level);                                   // not filled from a lower level
-  if (disk_ != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);  // no other call records this use
-  BecameWhole(entry, level);
-}
-
-void Placement::Adopt(Entry& entry, Slot slot) {
-  const uint64_t extents = slot.Extents();
-  Copy& copy = entry.copies[disk_level_];
-  copy.slot = std::move(slot);
-  copy.state = State::kWhole;
-  copy.loaded = extents;
-  levels_[disk_level_]->Adopt(entry.pool, extents);
-  Refresh(entry);
-}
-
-TierKind Placement::Nearest(const Entry& entry) const {
-  for (size_t i = 0; i <= levels(); ++i) {
-    if (entry.copies[i].readable()) return kind(i);
+  if (Slot spare = copy.slot.CutBehind(extents); !spare.runs.empty()) {
+    levels_[level].Free(entry.pool, std::move(spare));
   }
-  return TierKind::kNone;
+  copy.source = static_cast<uint8_t>(level);
+  if (levels_.ssd() != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);  // only the disk asks admission
+  BecameWhole(entry, level, std::nullopt);
 }
 
 void Placement::WhenLoaded(Entry& entry, size_t level, uint64_t extents, std::function<void()> call) {
-  if (entry.copies[level].loaded >= extents || Lost(entry, level) != MissReason::kNone) return call();
-  Hasten(entry, clock_.Now());
+  if (entry.copies[level].loaded >= extents || levels_.Lost(entry, level) != MissReason::kNone) return call();
+  scheduler_.Hasten(entry, clock_.Now());
   entry.waiters.push_back({level, extents, std::move(call)});
-}
-
-void Placement::Hasten(Entry& entry, Nanos needed_at) {
-  entry.needed_at = std::min(entry.needed_at, needed_at);
-  for (size_t i = 0; i < levels(); ++i) {
-    Copy& copy = entry.copies[i];
-    const bool wanted = copy.source > i || (i < memory_ && Used(entry, i));  // or it is only copied down
-    if (copy.state == State::kCopying && copy.tier_copy != nullptr && wanted) {
-      copier_.Hasten(copy.tier_copy, needed_at);
-    }
-  }
 }
 
 void Placement::CallWaiters(Entry& entry) {
   std::vector<Entry::Waiter> ready;
-  const auto is_ready = [&](const Entry::Waiter& waiter) {
-    return entry.copies[waiter.level].loaded >= waiter.extents || Lost(entry, waiter.level) != MissReason::kNone;
+  const auto waits = [&](const Entry::Waiter& waiter) {
+    return entry.copies[waiter.level].loaded < waiter.extents && levels_.Lost(entry, waiter.level) == MissReason::kNone;
   };
-  const auto rest = std::stable_partition(entry.waiters.begin(), entry.waiters.end(), std::not_fn(is_ready));
-  std::move(rest, entry.waiters.end(), std::back_inserter(ready));
-  entry.waiters.erase(rest, entry.waiters.end());
+  const auto first_ready = std::stable_partition(entry.waiters.begin(), entry.waiters.end(), waits);
+  std::move(first_ready, entry.waiters.end(), std::back_inserter(ready));
+  entry.waiters.erase(first_ready, entry.waiters.end());
   for (const Entry::Waiter& waiter : ready) waiter.call();
 }
 
-void Placement::Touched(Entry& entry) {
-  for (size_t i = 0; i < levels(); ++i) {
-    if (entry.copies[i].rank.tracked()) levels_[i]->Touch(entry.copies[i].rank);
-  }
-}
-
 void Placement::Touch(Entry& entry) {
-  Touched(entry);
-  if (disk_ != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);
-  QueueBehind(entry);
+  levels_.Touch(entry);
+  if (levels_.ssd() != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);
+  scheduler_.QueueDown(entry);
 }
 
 void Placement::Changed(Entry& entry) {
-  if (entry.gone != MissReason::kNone) return Vacate(entry);
+  if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
   ++entry.holds;
-  // An unwanted copy in flight blocks others.
+  // A copy on its way up that nobody waits for any more blocks others.
   const bool unused = entry.references == 0;
-  bool given_up = false;
-  for (size_t i = 0; i < beside_; ++i) given_up |= unused && entry.copies[i].state == State::kCopying;
-  for (size_t i = 0; i < levels(); ++i) {
-    const bool unwanted = unused ? given_up : i < beside_ && entry.copies[i].users == 0;
-    if (unwanted && CopiedFromBelow(entry, i)) CancelCopy(entry, i);
+  bool cancels = false;
+  for (size_t i = 0; i < levels_.beside(); ++i) {
+    cancels |= unused && entry.copies[i].phase() == CopyPhase::kCopying;
+  }
+  for (size_t i = 0; i < levels_.size(); ++i) {
+    const bool unwanted = unused ? cancels : i < levels_.beside() && entry.copies[i].state.users() == 0;
+    if (unwanted && Levels::IsCopiedFromBelow(entry, i)) copies_.Cancel(entry, i);
   }
   --entry.holds;
-  if (entry.gone != MissReason::kNone) return Vacate(entry);
-  if (!DropIfRemote(entry)) Refresh(entry);
+  if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
+  if (!copies_.DropIfRemote(entry)) copies_.Refresh(entry);
+}
+
+void Placement::TransferChanged(Entry& entry) {
+  copies_.Refresh(entry);
+  scheduler_.QueueDown(entry);
+  scheduler_.Pump();
 }
 
 void Placement::Discard(Entry& entry) {
   ++entry.holds;
-  for (size_t i = 0; i < levels(); ++i) {
-    if (entry.copies[i].state == State::kCopying) CancelCopy(entry, i);
+  for (size_t i = 0; i < levels_.size(); ++i) {
+    if (entry.copies[i].phase() == CopyPhase::kCopying) copies_.Cancel(entry, i);
   }
   CallWaiters(entry);
   --entry.holds;
-  Vacate(entry);
-}
-
-void Placement::Vacate(Entry& entry) {
-  Refresh(entry);
-  if (entry.remote != 0 && RemoteOf(entry).readers == 0) RemoveRemote(entry);
-  bool vacant = entry.references == 0 && entry.holds == 0 && entry.remote == 0;
-  for (size_t i = 0; i < levels(); ++i) {
-    const Copy& copy = entry.copies[i];
-    const bool still = copy.state == State::kWhole || copy.state == State::kBroken;
-    if (still && !Used(entry, i)) Remove(entry, i);
-    vacant &= copy.state == State::kNone;
-  }
-  if (vacant) events_.vacated(entry);
-}
-
-void Placement::Refresh(Entry& entry) {
-  const bool here = entry.ready && entry.gone == MissReason::kNone;
-  const bool held = entry.pinned || entry.references > 0;
-  const bool last = held && std::ranges::count_if(entry.copies, &Copy::whole) == 1;
-  for (size_t i = 0; i < levels(); ++i) {
-    Copy& copy = entry.copies[i];
-    const bool ranked = here && copy.whole();
-    if (ranked && !copy.rank.tracked()) levels_[i]->Track(entry, copy.rank);
-    levels_[i]->SetIdle(entry.pool, copy.rank, ranked && !last && !Used(entry, i));
-    if (!ranked && copy.rank.tracked()) levels_[i]->Erase(copy.rank);
-  }
-  Reside(entry, here);
-  const bool elsewhere = entry.remote != 0 || entry.hand == Entry::Hand::kTaken;
-  const bool unsaved = here && !elsewhere && (disk_ == nullptr || !entry.copies[disk_level_].whole());
-  if (unsaved == entry.unsaved) return;
-  entry.unsaved = unsaved;
-  unsaved_ += unsaved ? 1 : -1;
-  unsaved_bytes_ += unsaved ? entry.header.bytes : -entry.header.bytes;
-}
-
-bool Placement::MakeRoom(Entry& entry, size_t level, uint64_t extents) {
-  // Ending a victim ends its bundle, which may include other victims and this entry.
-  ++entry.holds;
-  std::optional<Slot> slot = levels_[level]->MakeRoom(entry.pool, extents, [this, level](ObjectId id) {
-    Entry* victim = events_.find(id);
-    if (victim != nullptr && victim->copies[level].rank.idle) GiveUp(*victim, level);
-  });
-  --entry.holds;
-  if (entry.gone != MissReason::kNone) {
-    if (slot) levels_[level]->Free(entry.pool, *std::move(slot));
-    Vacate(entry);
-    return false;
-  }
-  if (!slot) return false;
-  Copy& copy = entry.copies[level];
-  copy.slot = *std::move(slot);
-  copy.state = State::kCopying;
-  copy.loaded = 0;
-  return true;
-}
-
-void Placement::GiveUp(Entry& entry, size_t level) {
-  // A disk may be copying it down. For a moment it may read extents that already hold other objects' bytes; such a copy
-  // is never committed.
-  if (!IsDisk(level) && disk_ != nullptr && CopiedFrom(entry, disk_level_, level)) CancelCopy(entry, disk_level_);
-  Remove(entry, level);
-  const bool elsewhere = std::ranges::any_of(entry.copies, &Copy::readable);
-  if (elsewhere) return Refresh(entry);
-  events_.lost(entry, MissReason::kEvicted, levels_[level]->policy(), kind(level));
-}
-
-void Placement::Remove(Entry& entry, size_t level) {
-  Copy& copy = entry.copies[level];
-  const bool committed = IsDisk(level) && copy.whole();
-  copy.state = State::kNone;
-  copy.loaded = 0;
-  Refresh(entry);
-  Slot slot = std::exchange(copy.slot, {});
-  if ((entry.erased || entry.damaged) && IsDisk(level)) disk_->Shred(slot);
-  if (!committed) return levels_[level]->Free(entry.pool, std::move(slot));
-  levels_[level]->Freed(entry.pool, slot.Extents());
-  disk_->Erase(entry.pool.tenant, entry.header.key, std::move(slot), [this] { Pump(); });
-}
-
-TierCopier::End Placement::EndOf(const Entry& entry, size_t level) const {
-  const Slot* const slot = &entry.copies[level].slot;
-  if (level == remote_level_) return {.slot = slot, .remote = entry.remote};
-  return {.memory = IsDisk(level) ? nullptr : &levels_[level]->tier(), .slot = slot};
-}
-
-void Placement::StartCopy(Entry& entry, size_t from, size_t to, Nanos needed_at) {
-  Copy& copy = entry.copies[to];
-  copy.source = static_cast<uint8_t>(from);
-  ++tier_copies_;
-  if (needed_at == TierCopier::kWhenIdle) ++behind_[entry.pool.tenant].tier_copies;
-  // A disk may read a copy that is being given up; another memory copy may not.
-  if (!IsDisk(to)) ++entry.copies[from].readers;
-  if (IsDisk(from)) from_disk_.insert(entry.id);
-  copy.tier_copy =
-      copier_.Start(EndOf(entry, from), EndOf(entry, to), entry.header.Extents(), entry.copies[from].loaded, needed_at,
-                    {.progress = [this, &entry, to](uint64_t loaded) { CopyProgress(entry, to, loaded); },
-                     .done =
-                         [this, &entry, to](const absl::Status& status) {
-                           CopyDone(entry, to, status);
-                           Pump();
-                         }});
-  Refresh(entry);
-}
-
-bool Placement::CopiedFrom(const Entry& entry, size_t level, size_t source) {
-  return entry.copies[level].state == State::kCopying && entry.copies[level].source == source;
-}
-
-bool Placement::CopiedFromBelow(const Entry& entry, size_t level) {
-  return entry.copies[level].state == State::kCopying && entry.copies[level].source > level;
-}
-
-void Placement::CancelCopy(Entry& entry, size_t level) {
-  if (entry.copies[level].tier_copy == nullptr) return Break(entry, level);  // reserved, but never filled
-  entry.copies[level].state = State::kDraining;
-  entry.copies[level].loaded = 0;
-  if (copier_.Cancel(*entry.copies[level].tier_copy)) CopyDone(entry, level, absl::CancelledError("copy: cancelled"));
-}
-
-void Placement::CopyProgress(Entry& entry, size_t level, uint64_t loaded) {
-  Copy& copy = entry.copies[level];
-  if (copy.state != State::kCopying || IsDisk(level)) return;
-  copy.loaded = loaded;
-  for (size_t i = 0; i < level; ++i) {
-    if (CopiedFrom(entry, i, level)) copier_.Offer(*entry.copies[i].tier_copy, loaded);
-  }
-  if (level < memory_) CallWaiters(entry);
-}
-
-void Placement::CopyDone(Entry& entry, size_t level, const absl::Status& status) {
-  Copy& copy = entry.copies[level];
-  copy.tier_copy.reset();
-  --tier_copies_;
-  if (copy.source < level) --behind_[entry.pool.tenant].tier_copies;
-  if (IsDisk(copy.source)) from_disk_.erase(from_disk_.find(entry.id));
-  if (!IsDisk(level)) DoneReading(entry, copy.source);
-  if (copy.state == State::kDraining && copy.users > 0 && entry.gone == MissReason::kNone) {
-    copy.state = State::kCopying;  // requested again meanwhile
-    if (Fetch(entry, level) || entry.gone != MissReason::kNone) return;
-    Break(entry, level);
-    events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
-  } else if (copy.state == State::kDraining || !status.ok()) {
-    CopyFailed(entry, level, status);
-  } else if (IsDisk(level)) {
-    copy.state = State::kCommitting;
-    copy.loaded = entry.header.Extents();
-    ++tier_copies_;
-    ++behind_[entry.pool.tenant].tier_copies;
-    disk_->Commit(entry.pool.tenant, entry.pool.kind, entry.header, copy.slot,
-                  [this, &entry, level](const absl::Status& committed) { Committed(entry, level, committed); });
-  } else {
-    BecameWhole(entry, level);
-  }
-}
-
-void Placement::DoneReading(Entry& entry, size_t level) {
-  Copy& source = entry.copies[level];
-  --source.readers;
-  if (level == remote_level_) return;
-  if (source.state == State::kBroken && !Used(entry, level)) Remove(entry, level);
-}
-
-void Placement::Break(Entry& entry, size_t level) {
-  entry.copies[level].state = State::kBroken;
-  entry.copies[level].loaded = 0;
-  if (!Used(entry, level)) Remove(entry, level);
-}
-
-void Placement::CopyFailed(Entry& entry, size_t level, const absl::Status& status) {
-  const bool wanted = entry.copies[level].state == State::kCopying;
-  const size_t source = entry.copies[level].source;
-  Break(entry, level);
-  if (wanted) {
-    if (!absl::IsAborted(status)) {
-      observer_.TierError(entry.pool.tenant, IsDisk(level) ? kind(level) : kind(source), status);
-    }
-    // An unreadable source is not a copy; the copy from it ends too.
-    const MissReason of_node = absl::IsAborted(status) ? MissReason::kSlowerThanRecompute : MissReason::kPeerFailed;
-    const MissReason why = source == remote_level_ ? of_node : MissReason::kTierError;
-    if (source > level) return events_.lost(entry, why, PolicyKind::kNone, kind(source));
-  }
-  // It can no longer arrive, and a caller waits for it.
-  const bool awaited = level < memory_ && entry.copies[level].users > 0 && entry.gone == MissReason::kNone;
-  if (awaited) return events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
-  if (entry.gone != MissReason::kNone) return Vacate(entry);
-  if (DropIfRemote(entry)) return;
-  LeaveRemote(entry);  // another copy may have become whole while this one was being read
-  Refresh(entry);
-  if (flushing_ && !wanted) QueueBehind(entry);  // it was draining when the others were queued
-}
-
-void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {
-  --tier_copies_;
-  --behind_[entry.pool.tenant].tier_copies;
-  Copy& copy = entry.copies[level];
-  if (status.ok()) {
-    copy.loaded = entry.header.Extents();
-    BecameWhole(entry, level);
-  } else {
-    observer_.TierError(entry.pool.tenant, kind(level), status);
-    Break(entry, level);
-    const bool elsewhere = std::ranges::any_of(entry.copies, &Copy::whole);
-    if (entry.gone != MissReason::kNone) {
-      Vacate(entry);
-    } else if (!elsewhere) {
-      events_.lost(entry, MissReason::kTierError, PolicyKind::kNone, kind(level));
-    }
-  }
-  Pump();
-}
-
-void Placement::BecameWhole(Entry& entry, size_t level) {
-  Copy& copy = entry.copies[level];
-  const bool promoted = entry.ready && level < copy.source;
-  copy.state = State::kWhole;
-  copy.loaded = entry.header.Extents();
-  if (entry.gone != MissReason::kNone) return Vacate(entry);
-  Refresh(entry);
-  LeaveRemote(entry);
-  if (promoted && level < beside_ && !std::exchange(entry.taken, false)) Promoted(entry);
-  if (copy.source != level) observer_.Copied(entry.pool.tenant, kind(copy.source), kind(level), entry.header.bytes);
-  QueueBehind(entry);
-  if (level < memory_) CallWaiters(entry);
+  copies_.Vacate(entry);
 }
 
 void Placement::Tick() {
-  if (disk_ != nullptr) disk_->Tick(clock_.Now());
-  EndWaits();
-  Pump();
+  if (SsdTier* const ssd = levels_.ssd(); ssd != nullptr) {
+    ssd->Tick(clock_.Now());
+    const std::vector<ObjectId> from_disk = ssd->stalled() ? scheduler_.from_disk() : std::vector<ObjectId>();
+    for (const ObjectId id : from_disk) {  // a waiter may end entries
+      if (Entry* const entry = index_.EntryOf(id)) CallWaiters(*entry);
+    }
+  }
+  scheduler_.Pump();
 }
 
-void Placement::Pump() {
-  for (auto& [tenant, behind] : behind_) PumpBehind(behind);
-  copier_.Pump();
+MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recompute, Nanos needed_at) {
+  const Nanos now = clock_.Now();
+  needed_at = std::max(now, needed_at);
+  if (levels_.IsStalled(entry, level)) return MissReason::kTierError;
+  const Copy& copy = entry.copies[level];
+  // The copy was cancelled, and pieces of it are still being written. It is filled again afterwards.
+  const bool drains = copy.phase() == CopyPhase::kDraining, awaited = drains && copy.state.users() > 1;
+  if (copy.whole() || copy.phase() == CopyPhase::kCopying || awaited) {
+    if (!promotion_[entry.pool.tenant].Pays(levels_.kind(level), entry.header.bytes, recompute.time)) {
+      return MissReason::kSlowerThanRecompute;
+    }
+    const bool from_peer = copy.phase() == CopyPhase::kCopying && copy.source == levels_.remote() && entry.remote != 0;
+    if (from_peer) levels_.source()->SetRecompute(entry.remote, recompute.of_remote);
+    scheduler_.Hasten(entry, needed_at);
+    return MissReason::kNone;
+  }
+  if (copy.phase() == CopyPhase::kBroken) return MissReason::kBudgetRefused;  // another copy still reads its space
+  size_t from = levels_.SourceBelow(entry, level);
+  if (from == Levels::kNowhere) from = levels_.OnAnotherGpu(entry, level);
+  if (from == Levels::kNowhere) return MissReason::kBudgetRefused;  // it was just evicted there, and drains
+  const bool stalled = levels_.IsDisk(from) ? levels_.ssd()->stalled() : levels_.IsStalled(entry, from);
+  if (stalled) return MissReason::kTierError;
+  PromotionCost& cost = promotion_[entry.pool.tenant];
+  const bool pays = from == levels_.remote() && entry.remote_cost > 0
+                        ? cost.PaysWith(entry.remote_cost, entry.header.bytes, recompute.of_remote, needed_at - now)
+                        : cost.Pays(levels_.kind(from), entry.header.bytes, recompute.time, needed_at - now);
+  if (!pays) return MissReason::kSlowerThanRecompute;
+  if (from == levels_.remote()) levels_.source()->SetRecompute(entry.remote, recompute.of_remote);
+  entry.promoted_at = now;
+  entry.promoted_from = from;
+  entry.needed_at = needed_at;
+  if (drains) return MissReason::kNone;
+  return Fetch(entry, level) ? MissReason::kNone : MissReason::kBudgetRefused;
+}
+
+// From one GPU to another an object goes by the tier below both.
+bool Placement::Fetch(Entry& entry, size_t level) {
+  if (const size_t below = levels_.SourceBelow(entry, level); below != Levels::kNowhere) {
+    return FetchFrom(entry, level, below);
+  }
+  const size_t gpu = levels_.OnAnotherGpu(entry, level), shared = levels_.beside();
+  if (gpu == Levels::kNowhere || shared >= levels_.memory()) return false;
+  if (entry.copies[shared].phase() != CopyPhase::kNone || !FetchFrom(entry, shared, gpu)) return false;
+  const Copy& copy = entry.copies[level];
+  return level == shared || copy.whole() || copy.tier_copy != nullptr || FetchFrom(entry, level, shared);
+}
+
+bool Placement::FetchFrom(Entry& entry, size_t level, size_t from) {
+  // Allocating may end another shard of its bundle, and with that the entry, or the last use of it.
+  ++entry.holds;
+  copies_.Apply(entry, from, CopyEvent::kAddReader);  // the source is not evicted to make space
+  copies_.Refresh(entry);
+  Copy& copy = entry.copies[level];
+  const bool allocated = copy.phase() == CopyPhase::kCopying || copies_.Allocate(entry, level, entry.header.Extents());
+  const auto wanted = [&] {
+    return allocated && entry.gone == MissReason::kNone && copy.phase() == CopyPhase::kCopying;
+  };
+  copy.source = static_cast<uint8_t>(from);
+  // A tier in between gets a copy, too, where it has space and bytes come by it.
+  const bool straight = from == levels_.remote() && scheduler_.ReadsStraightTo(level);
+  std::vector<size_t> path = {from};
+  for (size_t between = from - 1; !straight && from > level && wanted() && between >= levels_.Below(level); --between) {
+    const bool vacant = entry.copies[between].phase() == CopyPhase::kNone && !levels_.IsDisk(between);
+    if (!vacant || !copies_.Allocate(entry, between, entry.header.Extents())) continue;
+    entry.copies[between].source = static_cast<uint8_t>(from);
+    path.push_back(between);
+  }
+  const bool starts = wanted();
+  for (const size_t filled : path) {
+    const bool allocated_here = filled < from && entry.copies[filled].phase() == CopyPhase::kCopying;
+    if (!starts && allocated_here) copies_.Break(entry, filled, CopyEvent::kAbandon);
+  }
+  copies_.RemoveReader(entry, from);
+  --entry.holds;
+  if (!starts) {
+    copies_.RefreshOrVacate(entry);
+    return false;
+  }
+  copies_.Refresh(entry);
+  // Engines read the header where it lies, before the rest has arrived.
+  WriteStart(levels_.TierAt(level), copy.slot, EncodeHeader(entry.header));
+  path.push_back(level);
+  // A copy down begins as all of those do, and is hastened.
+  const Nanos needed_at = from < level ? TierCopier::kWhenIdle : entry.needed_at;
+  for (size_t i = 1; i < path.size(); ++i) StartCopy(entry, path[i - 1], path[i], needed_at);
+  scheduler_.Hasten(entry, entry.needed_at);  // a copy in between that was on its way
+  scheduler_.PumpCopies();
+  return true;
+}
+
+void Placement::StartCopy(Entry& entry, size_t from, size_t to, Nanos needed_at) {
+  // It does no harm if the disk reads what is evicted meanwhile: such a copy is never committed.
+  if (!levels_.IsDisk(to)) copies_.Apply(entry, from, CopyEvent::kAddReader);
+  scheduler_.Start(entry, from, to, needed_at);
+  copies_.Refresh(entry);
+}
+
+bool Placement::CopyDown(Entry& entry, size_t from, size_t to) {
+  if (!copies_.Allocate(entry, to, entry.header.Extents())) return false;
+  StartCopy(entry, from, to, TierCopier::kWhenIdle);
+  return true;
+}
+
+void Placement::Loaded(Entry& entry, size_t level, uint64_t loaded) {
+  Copy& copy = entry.copies[level];
+  if (copy.phase() != CopyPhase::kCopying || levels_.IsDisk(level)) return;
+  copy.loaded = loaded;
+  for (size_t i = 0; i < level; ++i) {
+    if (Levels::IsCopiedFrom(entry, i, level)) scheduler_.Offer(entry, i, loaded);
+  }
+  if (level < levels_.memory()) CallWaiters(entry);
+}
+
+void Placement::Ended(Entry& entry, size_t level, const absl::Status& status) {
+  Copy& copy = entry.copies[level];
+  if (copy.phase() == CopyPhase::kCommitting) return Committed(entry, level, status);
+  if (!levels_.IsDisk(level)) copies_.RemoveReader(entry, copy.source);
+  if (copy.phase() == CopyPhase::kDraining && copy.state.users() > 0 && entry.gone == MissReason::kNone) {
+    copies_.Apply(entry, level, CopyEvent::kRefill);
+    if (Fetch(entry, level) || entry.gone != MissReason::kNone) return;
+    if (copy.phase() == CopyPhase::kCopying) copies_.Break(entry, level, CopyEvent::kAbandon);
+    objects_.Lost(entry, MissReason::kTierError, PolicyKind::kNone, levels_.kind(level));
+  } else if (copy.phase() == CopyPhase::kDraining || !status.ok()) {
+    Failed(entry, level, status);
+  } else if (levels_.IsDisk(level)) {
+    copies_.Apply(entry, level, CopyEvent::kWrite);
+    copy.loaded = entry.header.Extents();
+    scheduler_.Commit(entry);
+  } else {
+    BecameWhole(entry, level, CopyEvent::kLoad);
+  }
+}
+
+void Placement::Failed(Entry& entry, size_t level, const absl::Status& status) {
+  const bool wanted = entry.copies[level].phase() == CopyPhase::kCopying;
+  const size_t source = entry.copies[level].source;
+  copies_.Break(entry, level, wanted ? CopyEvent::kFail : CopyEvent::kDrain);
+  if (wanted) {
+    if (!absl::IsAborted(status)) {
+      observer_.TierError(entry.pool.tenant, levels_.kind(levels_.IsDisk(level) ? level : source), status);
+    }
+    // A source that cannot be read is no copy; the copy from it ends too.
+    const MissReason of_node = absl::IsAborted(status) ? MissReason::kSlowerThanRecompute : MissReason::kPeerFailed;
+    const MissReason why = source == levels_.remote() ? of_node : MissReason::kTierError;
+    if (source > level) return objects_.Lost(entry, why, PolicyKind::kNone, levels_.kind(source));
+  }
+  // The copy does not come any more, and a reference waits for it.
+  const bool awaited = level < levels_.memory() && entry.copies[level].state.users() > 0;
+  if (awaited && entry.gone == MissReason::kNone) {
+    return objects_.Lost(entry, MissReason::kTierError, PolicyKind::kNone, levels_.kind(level));
+  }
+  if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
+  if (copies_.DropIfRemote(entry)) return;
+  copies_.ReleaseRemote(entry);  // another copy may have become whole while this one was still reading
+  copies_.Refresh(entry);
+  if (scheduler_.flushing() && !wanted) scheduler_.QueueDown(entry);  // it was draining when all else was queued
+}
+
+void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {
+  if (status.ok()) return BecameWhole(entry, level, CopyEvent::kCommit);
+  observer_.TierError(entry.pool.tenant, levels_.kind(level), status);
+  copies_.Break(entry, level, CopyEvent::kFail);
+  if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
+  const bool elsewhere = std::ranges::any_of(entry.copies, &Copy::whole);
+  if (!elsewhere) objects_.Lost(entry, MissReason::kTierError, PolicyKind::kNone, levels_.kind(level));
+}
+
+void Placement::BecameWhole(Entry& entry, size_t level, std::optional<CopyEvent> event) {
+  Copy& copy = entry.copies[level];
+  const bool promoted = entry.ready && level < copy.source;
+  if (event) copies_.Apply(entry, level, *event);
+  copy.loaded = entry.header.Extents();
+  if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
+  copies_.Refresh(entry);
+  copies_.ReleaseRemote(entry);
+  if (promoted && level < levels_.beside() && !std::exchange(entry.taken, false)) Measure(entry);
+  if (copy.source != level) {
+    observer_.Copied(entry.pool.tenant, levels_.kind(copy.source), levels_.kind(level), entry.header.bytes);
+  }
+  scheduler_.QueueDown(entry);
+  if (level < levels_.memory()) CallWaiters(entry);
+}
+
+// A copy that was asked for ahead of need lets others pass: its time says nothing about the time of copying.
+void Placement::Measure(const Entry& entry) {
+  const Nanos now = clock_.Now();
+  if (entry.needed_at > entry.promoted_at) {
+    observer_.Prefetched(entry.pool.tenant, now <= entry.needed_at);
+  } else {
+    promotion_[entry.pool.tenant].Promoted(levels_.kind(entry.promoted_from), entry.header.bytes,
+                                           now - entry.promoted_at);
+  }
 }
 
 }  // namespace ashlar::storage

@@ -66,7 +66,7 @@ void Prefixes::CommitJob::Begin(const Object& object) {
   if (!plan.ok()) return Fail(object, CommitOutcome::kBadSource);
   plan->shard = commit_.text.model().shard;
   const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, pool_, *plan, 0, Saves(object));
-  prefixes_.table_.SetGroup(pool_.tenant, plan->key, Keys().Group());
+  for (Entry* shard : prefixes_.table_.index().keys().All(pool_.tenant, plan->key)) shard->group = Keys().Group();
   switch (reserved.outcome) {
     case ReserveOutcome::kGranted:
       if (object.what != Object::kBlock && prefixes_.Defers(pool_.tenant, commit_.text, *plan, own_, depths_)) {

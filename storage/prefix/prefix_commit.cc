@@ -138,7 +138,7 @@ void Prefixes::DeferWrites(TenantId tenant, const PrefixText& text, std::span<co
   }
   for (Query& object : objects) {
     if (object.kind == ObjectKind::kPrefixBlock) continue;
-    const Entry* const entry = table_.Peek(tenant, object.key, object.shard);
+    const Entry* const entry = table_.index().keys().Find(tenant, object.key, object.shard);
     object.defer = entry != nullptr && Defers(tenant, text, entry->header, chosen.own, depths);
   }
 }

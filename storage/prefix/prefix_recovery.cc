@@ -103,7 +103,7 @@ void Prefixes::RecoverSpans(Space& space, const PrefixText& text, Depths& spans)
   for (const auto& [end, begin] : tried) {
     const Key key = text.shared().Span(begin, end);
     if (Find(space.tenant, key, model.shard) != There::kWhole) continue;
-    const ObjectHeader& header = table_.Peek(space.tenant, key, model.shard)->header;
+    const ObjectHeader& header = table_.index().keys().Find(space.tenant, key, model.shard)->header;
     there.push_back({end, begin});
     found.push_back(
         {.depth = end,

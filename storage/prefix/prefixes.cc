@@ -184,11 +184,11 @@ Prefixes::Conversations& Prefixes::Of(TenantId tenant) {
 
 // All shards must be present. Ranks commit one after the other.
 Prefixes::There Prefixes::Find(TenantId tenant, const Key& key, const TensorShard& shard) const {
-  const Entry* const entry = table_.Peek(tenant, key, shard);
+  const Entry* const entry = table_.index().keys().Find(tenant, key, shard);
   if (entry == nullptr) return There::kGone;
   if (!entry->ready) return There::kComing;
   if (shard.size == 1) return There::kWhole;
-  const std::vector<Entry*> all = table_.PeekAll(tenant, key);
+  const std::vector<Entry*> all = table_.index().keys().All(tenant, key);
   if (all.size() == shard.size && std::ranges::all_of(all, &Entry::ready)) return There::kWhole;
   return clock_.Now() - entry->published_at < kRanks ? There::kComing : There::kGone;
 }

@@ -13,7 +13,7 @@ Erasure::Erasure(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, S
       disk_(disk),
       name_(std::move(name)),
       selection_{.tenant = tenant, .ns = ns},
-      last_(table.newest()),
+      last_(table.index().newest()),
       erased_(std::make_shared<std::optional<absl::Status>>()) {}
 
 void Erasure::Tell(const Entry& entry) {
@@ -24,14 +24,14 @@ void Erasure::Tell(const Entry& entry) {
   tally.bytes += bytes;
   tally.leased_objects += entry.references > 0 ? 1 : 0;
   tally.leased_bytes += entry.references > 0 ? bytes : 0;
-  for (const TierKind tier : table_.Where(&entry)) {
+  for (const TierKind tier : table_.levels().TiersOf(&entry)) {
     const auto place = static_cast<size_t>(tier);
     if (place < tally.tier_bytes.size()) tally.tier_bytes[place] += bytes;
   }
 }
 
 bool Erasure::EndObjects(Slice& slice) {
-  return table_.Walk(after_, last_, slice, [this](Entry& entry) {
+  return table_.index().Walk(after_, last_, slice, [this](Entry& entry) {
     if (entry.gone != MissReason::kNone) {
       // It ended before, while it was being written to the disk, so it may be found there for a moment.
       const bool meant =
@@ -41,7 +41,7 @@ bool Erasure::EndObjects(Slice& slice) {
     }
     if (!Inventory::Has(selection_, entry)) return true;
     std::vector<ObjectId> bundle;  // objects that end together
-    for (const Entry* shard : table_.PeekAll(entry.pool.tenant, entry.header.key)) {
+    for (const Entry* shard : table_.index().keys().All(entry.pool.tenant, entry.header.key)) {
       Tell(*shard);
       bundle.push_back(shard->id);
     }
@@ -71,7 +71,7 @@ bool Erasure::Run(Slice& slice) {
     if (!EndObjects(slice)) return false;
     const NamespaceId* const ns = selection_.ns ? &*selection_.ns : nullptr;
     prefixes_.Erase(*selection_.tenant, ns);
-    table_.DropGhosts(*selection_.tenant, ns);
+    table_.ghosts().EraseAll(*selection_.tenant, ns);
     explainer_.Erase(*selection_.tenant, ns);
     progress_.found_gone = true;
   }

@@ -18,14 +18,14 @@ bool Inventory::Has(const Selection& selection, const Entry& entry) {
 }
 
 bool Inventory::HasTier(const Selection& selection, const Entry& entry) const {
-  return selection.tier == TierKind::kNone || std::ranges::count(table_.Where(&entry), selection.tier) > 0;
+  return selection.tier == TierKind::kNone || std::ranges::count(table_.levels().TiersOf(&entry), selection.tier) > 0;
 }
 
 bool Inventory::List(const Selection& selection, size_t most, ObjectId& after, std::vector<Listed>& page,
                      Slice& slice) const {
   const Nanos now = clock_.Now();
   bool full = page.size() >= most;
-  const bool ended = full || table_.Walk(after, kAll, slice, [&](Entry& entry) {
+  const bool ended = full || table_.index().Walk(after, kAll, slice, [&](Entry& entry) {
     if (!entry.ready || !Has(selection, entry) || !HasTier(selection, entry)) return true;
     page.push_back({.id = entry.id,
                     .pool = entry.pool,
@@ -35,7 +35,7 @@ bool Inventory::List(const Selection& selection, size_t most, ObjectId& after, s
                     .shard = entry.header.shard,
                     .tokens = entry.header.tokens,
                     .bytes = entry.header.bytes,
-                    .tiers = table_.Where(&entry),
+                    .tiers = table_.levels().TiersOf(&entry),
                     .uses = entry.uses,
                     .references = entry.references,
                     .pinned = entry.pinned,
@@ -48,7 +48,7 @@ bool Inventory::List(const Selection& selection, size_t most, ObjectId& after, s
 }
 
 bool Inventory::Count(const Selection& selection, ObjectId& after, Tally& tally, Slice& slice) const {
-  return table_.Walk(after, kAll, slice, [&](Entry& entry) {
+  return table_.index().Walk(after, kAll, slice, [&](Entry& entry) {
     if (!entry.ready || !Has(selection, entry) || !HasTier(selection, entry)) return true;
     ++tally.objects;
     tally.bytes += entry.header.bytes;
@@ -56,7 +56,7 @@ bool Inventory::Count(const Selection& selection, ObjectId& after, Tally& tally,
       ++tally.leased_objects;
       tally.leased_bytes += entry.header.bytes;
     }
-    for (const TierKind tier : table_.Where(&entry)) {
+    for (const TierKind tier : table_.levels().TiersOf(&entry)) {
       const auto place = static_cast<size_t>(tier);
       if (place < tally.tier_bytes.size()) tally.tier_bytes[place] += entry.header.bytes;
     }

@@ -83,7 +83,7 @@ class Scrubber::Check : public std::enable_shared_from_this<Check> {
       : entry(held),
         level(at),
         scrubber_(scrubber),
-        disk_(scrubber.table_.placement().IsDisk(at)),
+        disk_(scrubber.table_.levels().IsDisk(at)),
         extents_(held.header.Extents()),
         hashing_(held.header) {
     if (disk_) room_.emplace(std::min(kDiskPiece, extents_));
@@ -98,8 +98,7 @@ class Scrubber::Check : public std::enable_shared_from_this<Check> {
 
  private:
   bool Begun() {
-    const Placement& placement = scrubber_.table_.placement();
-    const Slot& slot = placement.SlotOf(entry, level);
+    const Slot& slot = entry.copies[level].slot;
     const uint64_t count = std::min(disk_ ? kDiskPiece : kMemoryPiece, extents_ - next_);
     std::vector<std::byte*> places;
     for (uint64_t i = 0; disk_ && i < count; ++i) places.push_back(room_->bytes + i * kExtentBytes);
@@ -112,10 +111,11 @@ class Scrubber::Check : public std::enable_shared_from_this<Check> {
       });
     }
     if (!disk_) {
+      const Tier& tier = scrubber_.table_.levels().TierAt(level);
       uint64_t skip = next_;
       for (const ExtentRun& run : slot.runs) {
         for (uint64_t i = std::min<uint64_t>(skip, run.count); i < run.count && places.size() < count; ++i) {
-          places.push_back(placement.TierAt(level).Address(run.arena, run.first + static_cast<uint32_t>(i)));
+          places.push_back(tier.Address(run.arena, run.first + static_cast<uint32_t>(i)));
         }
         skip -= std::min<uint64_t>(skip, run.count);
       }
@@ -153,9 +153,9 @@ Scrubber::~Scrubber() = default;
 void Scrubber::Begin(uint64_t bytes_per_second, bool asked) {
   report_ = {.running = true, .asked = asked, .pass = report_.pass + 1, .began = clock_.Now()};
   pass_rate_ = bytes_per_second;
-  last_ = table_.newest();
+  last_ = table_.index().newest();
   at_ = 0;
-  level_ = table_.placement().levels();
+  level_ = table_.levels().size();
   allowance_ = 0;
   paid_at_ = clock_.Now();
 }
@@ -193,14 +193,13 @@ void Scrubber::Tick() {
 
 // Holds the next copy and starts its check. Skips only a few objects without a verifiable copy per call.
 bool Scrubber::Next() {
-  Placement& placement = table_.placement();
   constexpr size_t kPassed = 256;
   Slice few(kPassed);
   while (true) {
-    for (; level_ < placement.levels(); ++level_) {
-      Entry* const entry = table_.Find(at_);
+    for (; level_ < table_.levels().size(); ++level_) {
+      Entry* const entry = table_.index().Live(at_);
       if (entry == nullptr) break;
-      if (!placement.Hold(*entry, level_)) {
+      if (!table_.placement().copies().Hold(*entry, level_)) {
         report_.skipped += entry->copies[level_].whole() ? 1 : 0;
         continue;
       }
@@ -210,7 +209,7 @@ bool Scrubber::Next() {
       return true;
     }
     bool found = false;
-    const bool ended = table_.Walk(at_, last_, few, [&](Entry&) { return !(found = true); });
+    const bool ended = table_.index().Walk(at_, last_, few, [&](Entry&) { return !(found = true); });
     if (!found) return !ended;
     level_ = 0;
   }
@@ -220,7 +219,7 @@ void Scrubber::Verified(Check& check, MissReason found, const absl::Status& erro
   const std::shared_ptr<Check> ends = std::exchange(check_, nullptr);
   Placement& placement = table_.placement();
   Entry& entry = check.entry;
-  const auto tier = static_cast<size_t>(placement.kind(check.level));
+  const auto tier = static_cast<size_t>(table_.levels().kind(check.level));
   const uint64_t bytes = entry.header.bytes;
   allowance_ -= static_cast<double>(bytes);
   ++report_.copies.at(tier);
@@ -230,18 +229,18 @@ void Scrubber::Verified(Check& check, MissReason found, const absl::Status& erro
                          .ns = entry.header.ns,
                          .key = entry.header.key,
                          .kind = entry.header.kind,
-                         .tier = placement.kind(check.level),
+                         .tier = table_.levels().kind(check.level),
                          .bytes = bytes,
                          .reason = found};
   const ObjectId id = entry.id;
   const size_t level = check.level;
   if (!error.ok()) placement.Unreadable(damage.pool.tenant, level, error);
-  placement.LetGo(entry, level);
+  placement.copies().Unhold(entry, level);
   if (found == MissReason::kNone) return;
   ++report_.damaged.at(tier);
   ++totals_.damaged.at(tier);
   if (report_.findings.size() < kFindings) report_.findings.push_back(damage);
-  if (Entry* const left = table_.Find(id)) placement.Damaged(*left, level, found);
+  if (Entry* const left = table_.index().Live(id)) placement.copies().Damaged(*left, level, found);
 }
 
 }  // namespace ashlar::storage

@@ -72,6 +72,7 @@ Report Driver::Run(int operations) {
     if (report_.step % 16 == 8) CheckPages();
   }
   if (report_.failure.empty()) Conclude();
+  report_.transitions.counts = world_.copy_transitions;
   return report_;
 }
 

@@ -9,7 +9,7 @@
 namespace ashlar::simulation {
 namespace {
 
-constexpr char kTitle[] = "ashlar-simulation-1";
+constexpr char kTitle[] = "ashlar-simulation-2";
 
 // Calls visit with every number of a progress, in the order in which they are written.
 template <typename AnyProgress, typename Visit>
@@ -19,6 +19,7 @@ void ForEachNumber(AnyProgress& progress, const Visit& visit) {
     for (auto& count : states) visit(count);
   }
   for (auto& count : progress.reached.counts) visit(count);
+  for (auto& count : progress.transitions.counts) visit(count);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ struct Progress {
   uint64_t done = 0;   // seeds, from the first one on; none of them broke a promise
   Coverage coverage;
   Reached reached;
+  Transitions transitions;
 };
 
 // `progress` begins anew if there is no such file. False: the file is no progress of this first seed and trace.

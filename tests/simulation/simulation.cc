@@ -59,6 +59,30 @@ std::string Reached::Describe() const {
   return all;
 }
 
+namespace {
+
+// Transitions that the simulation does not reach; CopyState's unit test takes them. kAbandon: an object loses its last
+// user, or ends, while space for its copy is being allocated.
+bool IsReachable(const storage::CopyTransition& transition) {
+  return transition.event != storage::CopyEvent::kAbandon;
+}
+
+}  // namespace
+
+void Transitions::Add(const Transitions& other) {
+  for (size_t row = 0; row < counts.size(); ++row) counts[row] += other.counts[row];
+}
+
+std::string Transitions::Missing() const {
+  std::string missing;
+  for (size_t row = 0; row < counts.size(); ++row) {
+    const storage::CopyTransition& transition = storage::kCopyTransitions[row];
+    if (counts[row] > 0 || !IsReachable(transition)) continue;
+    absl::StrAppend(&missing, "no copy: ", storage::Describe(transition), "; ");
+  }
+  return missing;
+}
+
 Report Simulate(uint64_t seed, int operations, Bug bug) {
   return Driver(seed, bug).Run(operations);
 }

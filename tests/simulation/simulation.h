@@ -38,6 +38,8 @@
 #include <cstdint>
 #include <string>
 
+#include "storage/objects/copy_state.h"
+
 namespace ashlar::simulation {
 
 // Mistakes that the simulator makes on purpose, to show that the oracle sees each of them.
@@ -128,12 +130,20 @@ struct Reached {
   std::string Describe() const;  // how often each event happened
 };
 
+// Counts how often each transition of an object's copy was taken (storage/objects/copy_state.h).
+struct Transitions {
+  storage::CopyTransitionCounts counts{};
+  void Add(const Transitions& other);
+  std::string Missing() const;  // transitions that were never taken and that the simulation can take
+};
+
 struct Report {
   std::string failure;  // empty: every promise was kept
   uint64_t step = 0;    // at which it was broken
   uint64_t trace = 0;   // a hash of all that happened: the same for the same seed
   Coverage coverage;
   Reached reached;
+  Transitions transitions;
 };
 
 Report Simulate(uint64_t seed, int operations, Bug bug = Bug::kNone);

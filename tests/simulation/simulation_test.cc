@@ -78,6 +78,7 @@ std::vector<std::string> SimulateAll(uint64_t first, uint64_t from, uint64_t to,
         MutexLock lock(failures.mutex);
         progress.coverage.Add(report.coverage);
         progress.reached.Add(report.reached);
+        progress.transitions.Add(report.transitions);
         if (report.failure.empty()) continue;
         failures.lines.push_back(Again(first + n) + ": step " + std::to_string(report.step) + ": " + report.failure);
         failed = true;
@@ -126,6 +127,7 @@ TEST(Simulation, KeepsEveryPromiseForEverySeed) {
   if (failures.empty() && progress.done >= std::max<uint64_t>(seeds, kEnough)) {
     EXPECT_EQ(progress.coverage.Missing(), "");
     EXPECT_EQ(progress.reached.Missing(), "");
+    EXPECT_EQ(progress.transitions.Missing(), "");
   }
 }
 
@@ -137,12 +139,14 @@ TEST(Simulation, ContinuesWhereItEnded) {
   progress.done = 64;
   progress.coverage.pairs[1][2] = 3;
   progress.reached.counts[4] = 5;
+  progress.transitions.counts[6] = 7;
   ASSERT_TRUE(Save(file, progress));
   Progress again{.first = 7, .trace = 70};
   ASSERT_TRUE(Load(file, again));
   EXPECT_EQ(again.done, 64u);
   EXPECT_EQ(again.coverage.pairs, progress.coverage.pairs);
   EXPECT_EQ(again.reached.counts, progress.reached.counts);
+  EXPECT_EQ(again.transitions.counts, progress.transitions.counts);
   Progress other{.first = 7, .trace = 71};
   EXPECT_FALSE(Load(file, other)) << "of another program";
 }

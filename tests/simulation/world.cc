@@ -114,6 +114,7 @@ void World::Start() {
   mover.emplace(kernels::Host(), workers, executor, *tiers.memory.front(), /*turn_bytes=*/1);
   storage::CacheOptions options{.random = [this] { return random(); }};
   options.objects.admission_keys = 64;
+  options.objects.copy_transitions = &copy_transitions;
   options.objects.admission = static_cast<storage::AdmissionMode>(random() % 3);
   cache.emplace(std::move(options), tiers, *mover, executor, clock, &observer);
   cache->SetTimeToLive(kExpiringTenant, bug == Bug::kExpiresEarly ? sizes.ttl / 2 : sizes.ttl);

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies: the copies that objects have in the levels: their space, their readers and users, and their end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "proto/outcome.h"
+#include "storage/objects/copy_scheduler.h"
+#include "storage/objects/copy_state.h"
+#include "storage/objects/entry.h"
+#include "storage/objects/levels.h"
+#include "storage/objects/object_index.h"
+
+namespace ashlar::storage {
+
+class Copies {
+ public:
+  // All arguments must outlive this object; the scheduler may be constructed later. `taken`: CopyStates's.
+  Copies(Levels& levels, CopyScheduler& scheduler, const ObjectIndex& index, ObjectEvents& objects,
+         CopyTransitionCounts* taken);
+
+  // Applies an event to the copy at the level (CopyStates).
+  void Apply(Entry& entry, size_t level, CopyEvent event) const;
+
+  // Allocates space at the level, if necessary in place of idle copies. False: there is none, or the entry was lost
+  // with a victim of its bundle; then it may be vacated.
+  bool Allocate(Entry& entry, size_t level, uint64_t extents);
+  // Registers what an earlier run left on the disk, or what another node has. Another node's copy is released as soon
+  // as this node has one, or nobody uses the object and nothing of it is on its way.
+  void AdoptOnDisk(Entry& entry, Slot slot);
+  void AdoptRemote(Entry& entry, RemoteCopyId copy, Nanos cost);
+
+  // A whole copy on this node is held while the caller reads it. Copies in a GPU's memory are not held. False: the copy
+  // is not held.
+  bool Hold(Entry& entry, size_t level);
+  void Unhold(Entry& entry, size_t level);
+  // The bytes of a copy that the caller held before are not those that were published, or cannot be read: removes the
+  // copy, or the object if this is its last copy or the copy is in use.
+  void Damaged(Entry& entry, size_t level, MissReason why);
+  // Its bytes were wrong where they landed: reports this to the node that they came from, if any.
+  void Distrust(Entry& entry);
+
+  // Ends a copy that is being filled.
+  void Cancel(Entry& entry, size_t level);
+  // The bytes are no copy any more, by `event`. The space is released once the copy is not used.
+  void Break(Entry& entry, size_t level, CopyEvent event);
+  void RemoveReader(Entry& entry, size_t level);
+  // Releases another node's copy if this node has one of its own and nothing reads the other.
+  void ReleaseRemote(Entry& entry);
+  // Ends an object that only another node has, and that nobody waits for. True: it has ended and may be vacated.
+  bool DropIfRemote(Entry& entry);
+
+  // Updates what follows from the entry's copies: their ranks, where the object resides, and whether it is saved.
+  void Refresh(Entry& entry);
+  // Releases what is not used of an object that is gone; the entry is vacated with the last copy and reference.
+  void Vacate(Entry& entry);
+  void RefreshOrVacate(Entry& entry) { entry.gone == MissReason::kNone ? Refresh(entry) : Vacate(entry); }
+
+  uint64_t unsaved() const { return unsaved_; }  // objects that only memory has
+  uint64_t unsaved_bytes() const { return unsaved_bytes_; }
+
+ private:
+  void Evict(Entry& entry, size_t level);
+  void Remove(Entry& entry, size_t level);
+  void UpdateResidence(Entry& entry, bool live);
+
+  Levels& levels_;
+  CopyScheduler& scheduler_;
+  const ObjectIndex& index_;
+  ObjectEvents& objects_;
+  const CopyStates states_;
+  uint64_t unsaved_ = 0, unsaved_bytes_ = 0;
+};
+
+}  // namespace ashlar::storage

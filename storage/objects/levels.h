@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Levels: the tiers of a node as levels, top to bottom, and where among them an object's copies are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "proto/outcome.h"
+#include "storage/objects/entry.h"
+#include "storage/objects/level.h"
+#include "storage/observer.h"
+#include "storage/policy/eviction.h"
+#include "storage/policy/reuse_models.h"
+#include "storage/tier/tiers.h"
+
+namespace ashlar::storage {
+
+// Memory tiers come first, those of several GPUs side by side at the top; then the disk; then other nodes, which are a
+// level for copies and have no `Level`.
+class Levels {
+ public:
+  static constexpr size_t kNowhere = SIZE_MAX;
+
+  // `prices`: the cheapest copy is evicted first; null: the least recently used one.
+  Levels(const Tiers& tiers, const ReuseModels* prices, Observer& observer);
+
+  size_t size() const { return levels_.size(); }  // of this node
+  size_t beside() const { return beside_; }       // levels that stand side by side, at the top
+  size_t memory() const { return memory_; }       // levels that engines can map
+  size_t common() const { return common_; }       // the level of sessions that name none
+  size_t disk() const { return disk_level_; }     // kNowhere: this node has none
+  size_t remote() const { return levels_.size(); }
+  size_t Below(size_t level) const { return level < beside_ ? beside_ : level + 1; }
+  bool IsDisk(size_t level) const { return level == disk_level_; }
+  TierKind kind(size_t level) const { return level == remote() ? TierKind::kRemote : levels_[level]->kind(); }
+
+  Level& operator[](size_t level) { return *levels_[level]; }
+  const Tier& TierAt(size_t level) const { return levels_[level]->tier(); }
+  SsdTier* ssd() const { return ssd_; }             // null: none
+  RemoteSource* source() const { return source_; }  // of other nodes' copies; null: none
+  PoolShares pools() const;
+
+  // The nearest readable copy of an object; kNone: there is none yet. `NearestTo` a level: there, below, or elsewhere.
+  TierKind Nearest(const Entry& entry) const;
+  TierKind NearestTo(const Entry& entry, size_t level) const;
+  // The level that another node is sent the object from: the common level, or a GPU's if only a GPU has a whole copy.
+  size_t WhereItLies(const Entry& entry) const;
+  // The nearest level below that a copy at this level can be read from, or another GPU's that has a whole copy;
+  // kNowhere: there is none.
+  size_t SourceBelow(const Entry& entry, size_t level) const;
+  size_t OnAnotherGpu(const Entry& entry, size_t level) const;
+  static bool IsCopiedFrom(const Entry& entry, size_t level, size_t source);
+  static bool IsCopiedFromBelow(const Entry& entry, size_t level);
+  // The tiers that have a whole copy, top to bottom, of a published object; empty for null.
+  std::vector<TierKind> TiersOf(const Entry* entry) const;
+  // Returns whether the disk has a copy, or something of one.
+  bool OnDisk(const Entry& entry) const;
+
+  // Returns whether the copy at the level comes from a disk that is stalled.
+  bool IsStalled(const Entry& entry, size_t level) const;
+  // Returns whether the object can be read from nowhere but a stalled disk.
+  bool OnStalledDiskAlone(const Entry& entry) const;
+  // Returns why the missing rest of a copy does not come: the object is gone, or the disk is stalled. kNone: it comes,
+  // or nothing is missing.
+  MissReason Lost(const Entry& entry, size_t level) const;
+
+  // The object was used: its copies become the most recent ones of their levels.
+  void Touch(Entry& entry);
+
+ private:
+  const size_t beside_, common_, memory_;
+  SsdTier* const ssd_;
+  const size_t disk_level_;
+  RemoteSource* const source_;
+  std::vector<std::unique_ptr<EvictionPolicy>> policies_;
+  std::vector<std::unique_ptr<Level>> levels_;
+};
+
+}  // namespace ashlar::storage

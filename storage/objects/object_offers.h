@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// ObjectOffers: drains, and the objects of this node that pass to other nodes or come from them without a waiting
+// engine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <optional>
+#include <vector>
+
+#include "storage/executor.h"
+#include "storage/objects/object_table.h"
+#include "storage/objects/offers.h"
+
+namespace ashlar::storage {
+
+class ObjectOffers final : public Offers {
+ public:
+  ObjectOffers(ObjectTable& table, const Clock& clock) : table_(table), clock_(clock) {}
+
+  // A drain: writes what only memory has to the disk, pinned objects first, then the hottest (CopyScheduler::Flush).
+  // Flush may be called again.
+  void Flush();
+  void EndFlush();
+
+  std::optional<Offering> NextToHand() override;
+  void Handed(TenantId tenant, const Key& key, bool taken) override;
+  void SetGroup(TenantId tenant, const Key& key, uint64_t group) override;
+  std::optional<Offering> Describe(TenantId tenant, const Key& key) const override;
+  TakeOutcome Judge(const Offering& offered, bool evicting) override;
+  void Promote(const Offering& offered, std::function<void(bool whole)> done) override;
+  void SettleTaken() override;
+
+ private:
+  std::vector<Entry*> Unsaved() const;  // in the order of Flush
+  Reuse ReuseOf(const Entry& entry, const Offering& offered) const;
+
+  // An offered object on its way here.
+  struct Coming {
+    std::vector<ObjectTable::Reference> shards;
+    std::function<void(bool)> done;
+  };
+
+  ObjectTable& table_;
+  const Clock& clock_;
+  std::list<Coming> coming_;
+  std::vector<ObjectId> to_transfer_;  // the hottest last
+  bool flushing_ = false;
+};
+
+}  // namespace ashlar::storage
