@@ -200,7 +200,7 @@ TEST(PlanForms, RefusesMoreRunsThanATableHolds) {
     }
   }
   const ObjectHeader natural = *PlanObject(layout, {}, {}, ObjectKind::kSegment, 1);
-  EXPECT_THAT(std::string(PlanForms(natural, runs).status().message()), HasSubstr("parts, 4094 fit"));
+  EXPECT_THAT(std::string(PlanForms(natural, runs).status().message()), HasSubstr("parts; an object has at most 4094"));
   runs.resize(60 * 64);
   EXPECT_TRUE(PlanForms(natural, runs).ok());
 }
