@@ -52,11 +52,11 @@ TEST_F(Nodes, NodesMustBeAllowed) {
   Write("/sys/devices/system/node/has_memory", "0-3\n");
   Write("/proc/self/status", "Name:\tashlard\nMems_allowed:\t4\nMems_allowed_list:\t2-3\n");
   EXPECT_TRUE(Check({2, 3}).ok());
-  EXPECT_THAT(std::string(Check({1}).message()), HasSubstr("nodes are: 2, 3"));
+  EXPECT_THAT(std::string(Check({1}).message()), HasSubstr("usable nodes: 2, 3"));
 }
 
 TEST_F(Nodes, NumaIsAbsentWithoutKernelSupport) {
-  EXPECT_THAT(std::string(Check({0}).message()), HasSubstr("nodes are: none"));
+  EXPECT_THAT(std::string(Check({0}).message()), HasSubstr("usable nodes: none"));
 }
 
 TEST_F(Nodes, ReportAvailableMemory) {
