@@ -22,7 +22,7 @@ namespace {
 constexpr std::chrono::hours kLongestTimeout{1};
 
 absl::Status LostMeanwhile() {
-  return absl::UnavailableError("the daemon was lost during the call");
+  return absl::UnavailableError("the daemon exited or closed the session during the call");
 }
 
 }  // namespace
@@ -45,10 +45,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
   static const internal::CreatorProcess first_use;
   if (first_use.InChild()) {
     return absl::FailedPreconditionError(
-        "forked from a process that had connected already: exec first, or fork earlier");
+        "this process was forked after its parent had connected; call exec, or fork before connecting");
   }
   if (options.timeout <= std::chrono::milliseconds::zero() || options.timeout > kLongestTimeout) {
-    return absl::InvalidArgumentError("timeout: must be positive, and at most an hour");
+    return absl::InvalidArgumentError("timeout: out of range; expected more than 0 and at most 1 hour");
   }
   absl::StatusOr<std::shared_ptr<internal::Reconnector>> reconnector = internal::Reconnector::Start(options);
   if (!reconnector.ok()) return reconnector.status();
@@ -94,7 +94,8 @@ absl::StatusOr<Region> Client::RegisterGpuRegion(int descriptor, std::byte* data
                                                  const kernels::GpuId& gpu) {
   absl::StatusOr<std::shared_ptr<Connection>> connection = impl_->reconnector->connection();
   if (!connection.ok()) return connection.status();
-  if (data == nullptr || bytes == 0) return absl::InvalidArgumentError("data, bytes: must be given");
+  if (data == nullptr || bytes == 0)
+    return absl::InvalidArgumentError("data, bytes: required; expected the address and size of the memory");
   absl::StatusOr<internal::Descriptor> copy = internal::Descriptor::Duplicate(descriptor);
   if (!copy.ok()) return absl::InvalidArgumentError("descriptor: not an open descriptor");
   const kernels::Gpu* const own = (*connection)->arenas().gpu();

@@ -39,7 +39,8 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
   request.set_model(binding.model->id());
   request.set_tokens(PackTokens(text.tokens));
   if (!internal::FitsProtocol(text.media, text.salt, binding.connection->protocol())) {
-    return absl::UnavailableError("media, salt: the daemon's protocol knows none");
+    return absl::UnavailableError(
+        "media, salt: too many media, or not supported by this daemon's protocol version; upgrade the daemon");
   }
   request.set_media(PackMedia(text.media));
   request.set_salt(PackSalt(text.salt));
@@ -50,14 +51,16 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
   if (text.conversation != ConversationId{}) {
     request.set_conversation(text.conversation.data(), text.conversation.size());
   }
-  if (binding.pages_missing) return absl::ResourceExhaustedError("pages: the daemon has no room for them now");
+  if (binding.pages_missing)
+    return absl::ResourceExhaustedError("pages: the daemon has no memory for these pages now; try again later");
   request.set_pages_id(binding.pages_id);
   request.mutable_page_table()->Add(text.page_table.begin(), text.page_table.end());
   request.mutable_group_pages()->Add(text.group_pages.begin(), text.group_pages.end());
   std::optional<internal::PartSources> sources;  // a model of attention alone has no states to lie anywhere
   if (region != nullptr) {
     const std::optional<uint64_t> region_id = region->IdOn(*binding.connection);
-    if (!region_id.has_value()) return absl::ResourceExhaustedError("region: the daemon has no room for it now");
+    if (!region_id.has_value())
+      return absl::ResourceExhaustedError("region: the daemon has no memory for this region now; try again later");
     sources.emplace(layout, *region, *region_id);
   }
   for (const CapturedState& captured : text.checkpoints) {
@@ -66,19 +69,21 @@ absl::StatusOr<v1::CommitRequest> Describe(const CommitParts& text, const Layout
     const bool inside = std::ranges::all_of(captured.linear, [&](const PublishParts::Linear& tensors) {
       return sources.has_value() && sources->Add(tensors, *out->mutable_parts());
     });
-    if (!inside) return absl::InvalidArgumentError("checkpoints: not states of the layout inside the region");
+    if (!inside) return absl::InvalidArgumentError("checkpoints: expected states of the layout, inside the region");
   }
   if (!text.span.linear.empty()) {
-    if (text.span.begin >= text.tokens.size()) return absl::InvalidArgumentError("span.begin: not before the end");
+    if (text.span.begin >= text.tokens.size())
+      return absl::InvalidArgumentError("span.begin: out of range; expected less than the number of tokens");
     v1::CapturedSpan* out = request.mutable_span();
     out->set_begin(text.span.begin);
     const bool inside = std::ranges::all_of(text.span.linear, [&](const CapturedSpan::Linear& rows) {
       return sources.has_value() &&
              sources->Add(rows, text.tokens.size() - text.span.begin, use.span_dtype, *out->mutable_parts());
     });
-    if (!inside) return absl::InvalidArgumentError("span: not rows of the layout inside the region");
+    if (!inside) return absl::InvalidArgumentError("span: expected rows of the layout, inside the region");
   }
-  if (request.ByteSizeLong() > limits::kMaxRequestBytes) return absl::InvalidArgumentError("text: fits no message");
+  if (request.ByteSizeLong() > limits::kMaxRequestBytes)
+    return absl::InvalidArgumentError("text: too large for one message");
   return request;
 }
 
@@ -102,7 +107,7 @@ std::vector<CommitOutcome> Model::Commit(const Match* match, const CommitParts& 
       internal::CallLending(*binding->connection, &internal::Rpc::Commit, *request, reply, deadline);
   if (!status.ok()) return all(status);
   if (static_cast<size_t>(reply.outcomes_size()) != text.checkpoints.size()) {
-    return all(absl::InternalError("the daemon answered for another number of checkpoints"));
+    return all(absl::InternalError("the daemon's reply has the wrong number of checkpoints"));
   }
   std::vector<CommitOutcome> outcomes;
   for (const uint32_t outcome : reply.outcomes()) outcomes.push_back(ToCommitOutcome(outcome));

@@ -65,7 +65,7 @@ absl::StatusOr<v1::CompositionReply> ComposeCall::Impl::WaitReply(Deadline deadl
   Lock lock = Guard();
   if (!WaitUntil(lock, deadline, [this] { return over(); })) {
     GiveUp();
-    return absl::DeadlineExceededError("no answer in time");
+    return absl::DeadlineExceededError("the daemon did not reply before the deadline");
   }
   if (status_.ok()) return reply_;
   return absl::Status(static_cast<absl::StatusCode>(status_.error_code()), status_.error_message());

@@ -86,10 +86,10 @@ absl::StatusOr<const v1::PromptMatch*> LandCall::Impl::WaitMatch(Deadline deadli
   Lock lock = Guard();
   if (!WaitUntil(lock, deadline, [this] { return match_.has_value() || over(); })) {
     GiveUp();
-    return absl::DeadlineExceededError("no match in time");
+    return absl::DeadlineExceededError("the daemon sent no match before the deadline");
   }
   if (match_.has_value()) return &*match_;
-  return status_.ok() ? absl::InternalError("the daemon landed without a match") : status();
+  return status_.ok() ? absl::InternalError("the daemon ended the landing without a match") : status();
 }
 
 void LandCall::Impl::StopWaiting() {
@@ -108,7 +108,7 @@ absl::StatusOr<std::vector<uint32_t>> LandCall::Impl::WaitVerdict(Deadline deadl
   Lock lock = Guard();
   if (!WaitUntil(lock, deadline, [this] { return decided(); })) {
     GiveUp();
-    return absl::DeadlineExceededError("no verdict in time");
+    return absl::DeadlineExceededError("the daemon sent no verdict before the deadline");
   }
   if (verdict_.has_value()) return *verdict_;
   return status();

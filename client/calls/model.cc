@@ -35,7 +35,9 @@ absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, bool uses_p
   request.set_model(binding.model->id());
   for (const Prompt& prompt : prompts) {
     if (!internal::FitsMessage(prompt, binding.connection->protocol())) {
-      return absl::InvalidArgumentError("prompt: more than the daemon's protocol allows");
+      return absl::InvalidArgumentError(
+          "prompt: too large, or its media or salt are not supported by this daemon's protocol version; upgrade the "
+          "daemon");
     }
     v1::Prompt& asked = *request.add_prompts();
     internal::Describe(prompt, uses_prefixes, asked);
@@ -44,7 +46,7 @@ absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, bool uses_p
   v1::MatchReply reply;
   if (absl::Status status = binding.connection->rpc().Match(request, reply, deadline); !status.ok()) return status;
   if (static_cast<size_t>(reply.prompts_size()) != prompts.size()) {
-    return absl::InternalError("the daemon answered for another number of prompts");
+    return absl::InternalError("the daemon's reply has the wrong number of prompts");
   }
   return reply;
 }
@@ -62,7 +64,9 @@ absl::StatusOr<std::vector<Reservation>> AskReserve(const ModelBinding& binding,
   request.set_model(binding.model->id());
   for (const ObjectRun& run : runs) {
     if (!internal::FitsProtocol(run.media, run.salt, binding.connection->protocol())) {
-      return absl::InvalidArgumentError("runs: the daemon's protocol knows no media, or no salt");
+      return absl::InvalidArgumentError(
+          "runs: too many media, or media or salt are not supported by this daemon's protocol version; upgrade the "
+          "daemon");
     }
     v1::ObjectName* name = request.add_objects();
     name->set_kind(static_cast<uint32_t>(run.kind));
@@ -73,7 +77,7 @@ absl::StatusOr<std::vector<Reservation>> AskReserve(const ModelBinding& binding,
   v1::ReserveReply reply;
   if (absl::Status status = binding.connection->rpc().Reserve(request, reply, deadline); !status.ok()) return status;
   if (static_cast<size_t>(reply.results_size()) != runs.size()) {
-    return absl::InternalError("the daemon answered for another number of objects");
+    return absl::InternalError("the daemon's reply has the wrong number of objects");
   }
   std::vector<Reservation> reservations;
   for (const v1::ReserveResult& result : reply.results()) {

@@ -134,7 +134,7 @@ absl::StatusOr<std::optional<PrefillWork>> Model::ServePrefill(std::span<const P
   absl::StatusOr<std::vector<int32_t>> tokens = UnpackTokens(reply.object().tokens());
   const auto kind = static_cast<ObjectKind>(reply.object().kind());
   if (!tokens.ok() || tokens->empty() || (kind != ObjectKind::kSegment && kind != ObjectKind::kCheckpoint)) {
-    return absl::InternalError("the daemon asks for something that is no segment");
+    return absl::InternalError("the daemon's assignment is not a segment");
   }
   return PrefillWork{.assignment = reply.assignment(),
                      .generation = binding->connection->generation(),

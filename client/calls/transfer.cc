@@ -41,7 +41,7 @@ absl::StatusOr<std::vector<PublishOutcome>> AskPublish(internal::Connection& con
   const absl::Status status = internal::CallLending(connection, &internal::Rpc::Publish, request, reply, deadline);
   if (!status.ok()) return status;
   if (static_cast<size_t>(reply.outcomes_size()) != objects.size()) {
-    return absl::InternalError("the daemon answered for another number of objects");
+    return absl::InternalError("the daemon's reply has the wrong number of objects");
   }
   std::vector<PublishOutcome> outcomes;
   for (uint32_t outcome : reply.outcomes()) outcomes.push_back(ToPublishOutcome(outcome));

@@ -115,7 +115,8 @@ Status CheckTexts(CacheState& cache, const Text* texts, uint32_t count) {
     }
     // A salt that is erased here would give the text to all.
     const Salt salt = MakeSalt({static_cast<const char*>(texts[i].salt), texts[i].salt_bytes});
-    if (began->salt().value_or(salt) != salt) return Invalid(field, ".salt: not that of the request's prompt");
+    if (began->salt().value_or(salt) != salt)
+      return Invalid(field, ".salt: differs from the salt of the request's prompt");
   }
   return {};
 }
@@ -169,7 +170,7 @@ Status OpenAny(std::shared_ptr<Client> client, Region region, const OpenOptions&
 
 Status OpenFor(const OpenOptions& options, const CacheState* beside, Cache* out) {
   if (options.memory.kind == MemoryKind::kBeside) {
-    if (beside == nullptr) return Invalid("memory.kind: beside, and there is no cache to be beside");
+    if (beside == nullptr) return Invalid("memory.kind: kBeside requires OpenOptions::beside");
     return OpenAny(beside->client, beside->region, options, out);
   }
   if (options.memory.kind > MemoryKind::kGpu) return Invalid("memory.kind: unknown");

@@ -38,9 +38,9 @@ absl::StatusOr<std::shared_ptr<CacheState>> CacheState::Open(std::shared_ptr<Cli
     return absl::InvalidArgumentError(absl::StrCat("compose: ", static_cast<int>(options.compose), " is unknown"));
   }
   if (options.workers.run != nullptr && options.workers.size < 1) {
-    return absl::InvalidArgumentError("workers.size: below 1");
+    return absl::InvalidArgumentError("workers.size: out of range; expected at least 1");
   }
-  if (!(options.epsilon >= 0)) return absl::InvalidArgumentError("epsilon: below 0");
+  if (!(options.epsilon >= 0)) return absl::InvalidArgumentError("epsilon: negative; expected 0 or more");
   std::shared_ptr<CacheState> cache(new CacheState(std::move(client)));
   cache->region = std::move(region);
   cache->prefixes = PrefixesOf(options);
@@ -104,7 +104,7 @@ absl::Status CacheState::TakeMemory(const Memory& memory) {
     absl::StatusOr<uint64_t> placed = PlacePages(layout(), *group_of, *pages);
     if (!placed.ok()) return placed.status();
     if (memory.kind == MemoryKind::kGpu && memory.bytes < *placed) {
-      return absl::InvalidArgumentError(absl::StrCat("memory.bytes: ", memory.bytes, ", and the pages take ", *placed));
+      return absl::InvalidArgumentError(absl::StrCat("memory.bytes: ", memory.bytes, "; the pages need ", *placed));
     }
     if (memory.kind != MemoryKind::kGpu) bytes = *placed;
   }
@@ -132,7 +132,7 @@ absl::Status CacheState::TakeMemory(const Memory& memory) {
 absl::StatusOr<const LinearLayer*> CacheState::LinearAt(uint32_t layer) const {
   const auto* const linear =
       layer < layout().layers.size() ? std::get_if<LinearLayer>(&layout().layers[layer]) : nullptr;
-  if (linear == nullptr) return absl::InvalidArgumentError(absl::StrCat("layer: ", layer, " is no linear layer"));
+  if (linear == nullptr) return absl::InvalidArgumentError(absl::StrCat("layer: ", layer, " is not a linear layer"));
   return linear;
 }
 

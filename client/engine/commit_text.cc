@@ -26,11 +26,12 @@ Status CheckSpan(const CacheState& cache, const Text& text, const std::string& f
   if (text.span_count == 0) return {};
   if (text.span == nullptr) return Invalid(field, ".span: null");
   if (text.span_begin == 0 || text.span_begin >= text.token_count) {
-    return Invalid(field, ".span_begin: ", text.span_begin, " of ", text.token_count, " tokens");
+    return Invalid(field, ".span_begin: ", text.span_begin, " is out of range; the text has ", text.token_count,
+                   " tokens");
   }
   if (text.token_count - text.span_begin > cache.prefixes.span_tokens) {
-    return Invalid(field, ".span_begin: ", text.token_count - text.span_begin, " tokens, opened for ",
-                   cache.prefixes.span_tokens);
+    return Invalid(field, ".span_begin: ", text.token_count - text.span_begin,
+                   " tokens; the cache was opened with span_tokens ", cache.prefixes.span_tokens);
   }
   uint32_t given = 0;
   for (uint32_t layer = 0; layer < cache.layout().layers.size(); ++layer) {
@@ -40,7 +41,7 @@ Status CheckSpan(const CacheState& cache, const Text& text, const std::string& f
     const SpanRows& rows = text.span[given];
     const std::string at = absl::StrCat(field, ".span[", given++, "]");
     const SpanRowBytes bytes = SpanRowBytesOf(*linear, DType::kF32);
-    if (rows.layer != layer) return Invalid(at, ".layer: ", rows.layer, " in place of ", layer);
+    if (rows.layer != layer) return Invalid(at, ".layer: ", rows.layer, "; expected ", layer);
     if (rows.keys == nullptr && bytes.keys > 0) return Invalid(at, ".keys: null");
     if (rows.values == nullptr && bytes.values > 0) return Invalid(at, ".values: null");
     if (rows.gates == nullptr && bytes.gates > 0) return Invalid(at, ".gates: null");
@@ -48,7 +49,8 @@ Status CheckSpan(const CacheState& cache, const Text& text, const std::string& f
     if (rows.conv_inputs == nullptr && bytes.conv_inputs > 0) return Invalid(at, ".conv_inputs: null");
     if (Status near = CheckNear(cache.region, rows, at); !near.ok()) return near;
   }
-  if (given < text.span_count) return Invalid(field, ".span_count: ", text.span_count, " of ", given, " linear layers");
+  if (given < text.span_count)
+    return Invalid(field, ".span_count: ", text.span_count, "; the model has ", given, " linear layers");
   return {};
 }
 
@@ -123,14 +125,16 @@ Status CheckHandOff(const CacheState& cache, const Text& text, const char* node)
   if (cache.prefixes.capture_tokens == 0) {
     return MakeStatus(Code::kFailedPrecondition, "the cache was opened without capture_tokens");
   }
-  if (text.tokens == nullptr || text.token_count == 0) return Invalid("text.tokens: none");
-  if (text.token_count > limits::kMaxPromptTokens) return Invalid("text.token_count: too many");
+  if (text.tokens == nullptr || text.token_count == 0) return Invalid("text.tokens: empty");
+  if (text.token_count > limits::kMaxPromptTokens)
+    return Invalid("text.token_count: more than ", limits::kMaxPromptTokens);
   const auto media = DescribeMedia(text.media, text.media_count, text.token_count, "text.media");
   if (!media.ok()) return ToStatus(media.status());
   const auto salt = DescribeSalt(text.salt, text.salt_bytes, "text.salt");
   if (!salt.ok()) return ToStatus(salt.status());
   const size_t name = node == nullptr ? 0 : std::strlen(node);
-  if (name == 0 || name > limits::kMaxPeerNameBytes) return Invalid("node: no name of a node");
+  if (name == 0 || name > limits::kMaxPeerNameBytes)
+    return Invalid("node: expected a name of 1 to ", limits::kMaxPeerNameBytes, " bytes");
   return {};
 }
 
@@ -153,11 +157,11 @@ Status CheckText(CacheState& cache, const Text& text, const std::string& field) 
   if (cache.prefixes.capture_tokens == 0) {
     return MakeStatus(Code::kFailedPrecondition, "the cache was opened without capture_tokens");
   }
-  if (text.tokens == nullptr || text.token_count == 0) return Invalid(field, ".tokens: none");
+  if (text.tokens == nullptr || text.token_count == 0) return Invalid(field, ".tokens: empty");
   if (text.prompt_tokens > limits::kMaxPromptTokens) {
     return Invalid(field, ".prompt_tokens: more than ", limits::kMaxPromptTokens);
   }
-  if (text.checkpoints == nullptr || text.checkpoint_count == 0) return Invalid(field, ".checkpoints: none");
+  if (text.checkpoints == nullptr || text.checkpoint_count == 0) return Invalid(field, ".checkpoints: empty");
   if (text.outcomes == nullptr) return Invalid(field, ".outcomes: null");
   const auto media = DescribeMedia(text.media, text.media_count, text.token_count, field + ".media");
   if (!media.ok()) return ToStatus(media.status());
@@ -176,7 +180,7 @@ Status CheckText(CacheState& cache, const Text& text, const std::string& field) 
   for (uint32_t i = 0; i < text.checkpoint_count; ++i) {
     const Checkpoint& checkpoint = text.checkpoints[i];
     const std::string at = absl::StrCat(field, ".checkpoints[", i, "]");
-    if (checkpoint.depth <= before) return Invalid(at, ".depth: ", checkpoint.depth, " behind ", before);
+    if (checkpoint.depth <= before) return Invalid(at, ".depth: ", checkpoint.depth, "; expected more than ", before);
     if (checkpoint.linear == nullptr && checkpoint.linear_count > 0) return Invalid(at, ".linear: null");
     Status status =
         CheckTensors(cache.layout(), cache.region, {checkpoint.linear, checkpoint.linear_count}, false, at + ".linear");
@@ -184,8 +188,8 @@ Status CheckText(CacheState& cache, const Text& text, const std::string& field) 
     before = checkpoint.depth;
   }
   if (before != text.token_count) {
-    return Invalid(field, ".checkpoints[", text.checkpoint_count - 1, "].depth: ", before, ", and the text has ",
-                   text.token_count);
+    return Invalid(field, ".checkpoints[", text.checkpoint_count - 1, "].depth: ", before,
+                   "; expected the text's token_count, ", text.token_count);
   }
   return CheckSpan(cache, text, field);
 }

@@ -147,11 +147,11 @@ absl::StatusOr<std::vector<uint32_t>> GroupsOf(const Memory& memory, const ashla
   for (uint32_t g = 0; g < memory.group_count; ++g) {
     const LayerGroup& group = memory.groups[g];
     const std::string field = absl::StrCat("memory.groups[", g, "].layer");
-    if (group.layer_count == 0) return ashlar::Invalid(field, "_count: none");
+    if (group.layer_count == 0) return ashlar::Invalid(field, "_count: 0; expected at least 1");
     if (group.layers == nullptr) return ashlar::Invalid(field, "s: null");
     for (uint32_t i = 0; i < group.layer_count; ++i) {
       const uint32_t layer = group.layers[i];
-      if (!attends(layer)) return ashlar::Invalid(field, "s[", i, "]: ", layer, " is no attention layer");
+      if (!attends(layer)) return ashlar::Invalid(field, "s[", i, "]: ", layer, " is not an attention layer");
       if (group_of[layer] != kNoGroup)
         return ashlar::Invalid(field, "s[", i, "]: layer ", layer, " is in groups[", group_of[layer], "]");
       group_of[layer] = g;
@@ -159,7 +159,7 @@ absl::StatusOr<std::vector<uint32_t>> GroupsOf(const Memory& memory, const ashla
   }
   for (uint32_t layer = 0; layer < group_of.size(); ++layer) {
     if (attends(layer) && group_of[layer] == kNoGroup)
-      return ashlar::Invalid("memory.groups: attention layer ", layer, " is in none");
+      return ashlar::Invalid("memory.groups: attention layer ", layer, " is in no group");
   }
   return group_of;
 }
@@ -172,11 +172,12 @@ absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens, 
     pages.groups.push_back({.page_tokens = group.page_tokens == 0 ? page_tokens : group.page_tokens,
                             .pages = group.pages == 0 ? memory.pages : group.pages});
     const std::string field = absl::StrCat("memory.groups[", g, "]");
-    if (pages.groups[g].pages == 0) return ashlar::Invalid(field, ".pages: none");
+    if (pages.groups[g].pages == 0) return ashlar::Invalid(field, ".pages: 0; expected at least 1");
     if (pages.groups[g].page_tokens > limits::kMaxPageTokens)
       return ashlar::Invalid(field, ".page_tokens: more than ", limits::kMaxPageTokens);
     if (pages.common_pages && pages.groups[g].pages != pages.groups[0].pages)
-      return ashlar::Invalid(field, ".pages: ", pages.groups[g].pages, ", and common pages are as many in each group");
+      return ashlar::Invalid(field, ".pages: ", pages.groups[g].pages,
+                             "; with common_pages every group needs the same number");
   }
   if (memory.places == nullptr && memory.place_count > 0) return ashlar::Invalid("memory.places: null");
   for (uint32_t i = 0; i < memory.place_count; ++i) {
@@ -224,7 +225,7 @@ std::pair<uint64_t, uint64_t> PlacePage(const ashlar::AttentionLayer& attention,
 
 absl::StatusOr<uint64_t> PlacePages(const ashlar::Layout& shard, const std::vector<uint32_t>& group_of,
                                     PagedCache& pages) {
-  if (pages.groups.empty() && pages.pages == 0) return ashlar::Invalid("memory.pages: none");
+  if (pages.groups.empty() && pages.pages == 0) return ashlar::Invalid("memory.pages: 0; expected at least 1");
   uint64_t bytes = 0, page_bytes = 0;
   std::vector<uint64_t> ends(std::max<size_t>(pages.groups.size(), 1));  // of what is placed in a common page so far
   for (uint32_t i = 0; i < shard.layers.size(); ++i) {
@@ -244,7 +245,8 @@ absl::StatusOr<uint64_t> PlacePages(const ashlar::Layout& shard, const std::vect
     layer.scale_page_stride = end - rows_end;
     begin = pages.common_pages ? Align(end) : Align(scales + layer.scale_page_stride * of.pages);
     page_bytes = std::max(page_bytes, begin);
-    if (begin > kMostBytes) return ashlar::Invalid("memory.pages: ", of.pages, " take too many bytes");
+    if (begin > kMostBytes)
+      return ashlar::Invalid("memory.pages: ", of.pages, " pages exceed the maximum size of the memory");
     pages.layers.push_back(layer);
   }
   if (!pages.common_pages) return bytes;
@@ -253,7 +255,9 @@ absl::StatusOr<uint64_t> PlacePages(const ashlar::Layout& shard, const std::vect
     layer.scale_page_stride = layer.scale_token_stride == 0 ? 0 : page_bytes;
   }
   bytes = page_bytes * pages.groups.front().pages;
-  if (bytes > kMostBytes) return ashlar::Invalid("memory.pages: ", pages.groups.front().pages, " take too many bytes");
+  if (bytes > kMostBytes)
+    return ashlar::Invalid("memory.pages: ", pages.groups.front().pages,
+                           " pages exceed the maximum size of the memory");
   return bytes;
 }
 

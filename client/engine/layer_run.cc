@@ -29,12 +29,13 @@ void CutRun(uint64_t begin, uint64_t end, std::span<const StateCopy>& copies, st
 
 Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const LayerAdvance& advance,
                 std::vector<ChainPiece>& pieces) {
-  if (advance.end < advance.begin) return Invalid("advance.end: before begin");
+  if (advance.end < advance.begin) return Invalid("advance.end: less than advance.begin");
   std::span<const StateCopy> copies(advance.copies, advance.copy_count);
   for (size_t i = 0; i < copies.size(); ++i) {
     const uint64_t before = i == 0 ? advance.begin : copies[i - 1].position;
     if (copies[i].position <= before || copies[i].position > advance.end) {
-      return Invalid("advance.copies[", i, "].position: ", copies[i].position, " in (", before, ", ", advance.end, "]");
+      return Invalid("advance.copies[", i, "].position: ", copies[i].position, "; expected a position in (", before,
+                     ", ", advance.end, "]");
     }
     const std::string field = absl::StrCat("advance.copies[", i, "].state");
     if (Status status = CheckState(copies[i].state, field); !status.ok()) return status;
@@ -63,15 +64,16 @@ Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const Layer
     computed += advance.end - behind;
   }
   if (computed != advance.inputs.tokens) {
-    return Invalid("advance.inputs.tokens: ", advance.inputs.tokens, ", and ", computed, " of [", advance.begin, ", ",
-                   advance.end, ") are computed");
+    return Invalid("advance.inputs.tokens: ", advance.inputs.tokens, "; expected ", computed,
+                   ", the computed tokens of [", advance.begin, ", ", advance.end, ")");
   }
   return {};
 }
 
 Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool outputs, const std::string& field) {
-  if (!(rows.norm_epsilon >= 0) || std::isinf(rows.norm_epsilon)) return Invalid(field, ".norm_epsilon: below 0");
-  if (!std::isfinite(rows.q_scale)) return Invalid(field, ".q_scale: no number");
+  if (!(rows.norm_epsilon >= 0) || std::isinf(rows.norm_epsilon))
+    return Invalid(field, ".norm_epsilon: expected a finite number, 0 or more");
+  if (!std::isfinite(rows.q_scale)) return Invalid(field, ".q_scale: not finite");
   if (rows.tokens == 0) return {};
   if (rows.k == nullptr) return Invalid(field, ".k: null");
   if (rows.v == nullptr) return Invalid(field, ".v: null");
@@ -93,26 +95,28 @@ Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool 
 
 Status CheckRowStride(uint64_t tokens, int64_t stride, int64_t width, const std::string& field) {
   if (stride == 0 || tokens < 2) return {};
-  if (stride < -kMostStride || stride > kMostStride) return Invalid(field, ": ", stride, " floats are no distance");
+  if (stride < -kMostStride || stride > kMostStride) return Invalid(field, ": ", stride, " floats is out of range");
   if (stride <= -width || stride >= width) return {};
-  return Invalid(field, ": ", stride, " floats, and a token's row has ", width);
+  return Invalid(field, ": ", stride, " floats; a token's row has ", width);
 }
 
 Status CheckState(const State& state, const std::string& field) {
   if (state.data == nullptr) return Invalid(field, ".data: null");
   if (state.dtype != DType::kF32 && state.dtype != DType::kF16 && state.dtype != DType::kBF16) {
-    return Invalid(field, ".dtype: ", static_cast<int>(state.dtype), " is none of f32, f16, bf16");
+    return Invalid(field, ".dtype: ", static_cast<int>(state.dtype), "; expected f32, f16 or bf16");
   }
-  if (state.head_stride < 0) return Invalid(field, ".head_stride: below 0");
+  if (state.head_stride < 0) return Invalid(field, ".head_stride: negative; expected 0 or more");
   const bool scaled = state.dtype == DType::kF16;
-  return scaled == (state.exponents != nullptr) ? Status() : Invalid(field, ".exponents: of fp16, and of that alone");
+  return scaled == (state.exponents != nullptr)
+             ? Status()
+             : Invalid(field, ".exponents: required for f16; expected null for other types");
 }
 
 Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone) {
   if (Status status = CheckState(alone.state, "alone.state"); !status.ok()) return status;
   // The state is published as it is: in another type its numbers would be taken for others.
   if (alone.state.dtype != layer.state_dtype) {
-    return Invalid("alone.state.dtype: ", static_cast<int>(alone.state.dtype), ", and the layer's states are of ",
+    return Invalid("alone.state.dtype: ", static_cast<int>(alone.state.dtype), "; expected the layer's state_dtype, ",
                    static_cast<int>(layer.state_dtype));
   }
   const kernels::LinearShape shape = kernels::ShapeOf(layer);
@@ -122,14 +126,14 @@ Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone) {
   if (alone.run == nullptr) return Invalid("alone.run: null");
   const Run& run = *alone.run;
   if (run.token_count != alone.inputs.tokens) {
-    return Invalid("alone.inputs.tokens: ", alone.inputs.tokens, ", and the run has ", run.token_count);
+    return Invalid("alone.inputs.tokens: ", alone.inputs.tokens, "; the run has ", run.token_count);
   }
   if (run.capture_begin > run.capture_end || run.capture_end > run.token_count) {
     return Invalid("alone.run.capture_end: [", run.capture_begin, ", ", run.capture_end, ") of ", run.token_count,
                    " tokens");
   }
   if (alone.decay != nullptr && layer.transition != TransitionForm::kDense) {
-    return Invalid("alone.decay: the family's transitions are its decays");
+    return Invalid("alone.decay: expected null; this family's transitions are decays already");
   }
   return run.transition && alone.transition == nullptr ? Invalid("alone.transition: null") : Status();
 }
@@ -153,7 +157,7 @@ uint64_t HeadStride(const State& state, const kernels::LinearShape& shape) {
 }
 
 Status CheckHeadStride(const State& state, const kernels::LinearShape& shape, const std::string& field) {
-  if (state.head_stride > kMostStride) return Invalid(field, ".head_stride: ", state.head_stride, " is no distance");
+  if (state.head_stride > kMostStride) return Invalid(field, ".head_stride: ", state.head_stride, " is out of range");
   if (HeadStride(state, shape) >= uint64_t(shape.d_k) * shape.d_v) return {};
   return Invalid(field, ".head_stride: ", state.head_stride, " elements, and a head has ", shape.d_k * shape.d_v);
 }

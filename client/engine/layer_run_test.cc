@@ -26,13 +26,13 @@ TEST(CutChain, RefusesACopyOfAStateThatNoKernelWrites) {
   };
   EXPECT_EQ(say(), "");
   copy.state.dtype = DType::kF16;
-  EXPECT_EQ(say(), "advance.copies[0].state.exponents: of fp16, and of that alone");
+  EXPECT_EQ(say(), "advance.copies[0].state.exponents: required for f16; expected null for other types");
   copy.state.exponents = &exponent;
   EXPECT_EQ(say(), "");
   copy.state.dtype = DType::kBF16;
-  EXPECT_EQ(say(), "advance.copies[0].state.exponents: of fp16, and of that alone");
+  EXPECT_EQ(say(), "advance.copies[0].state.exponents: required for f16; expected null for other types");
   copy.state = {.data = &number, .dtype = static_cast<DType>(99)};
-  EXPECT_EQ(say(), "advance.copies[0].state.dtype: 99 is none of f32, f16, bf16");
+  EXPECT_EQ(say(), "advance.copies[0].state.dtype: 99; expected f32, f16 or bf16");
   copy.state = {};
   EXPECT_EQ(say(), "advance.copies[0].state.data: null");
 }
@@ -60,7 +60,7 @@ TEST_F(CheckingAlone, TakesARunOfTheLayersType) {
 TEST_F(CheckingAlone, RefusesAStateOfAnotherType) {
   alone_.state.dtype = DType::kF32;
   EXPECT_EQ(Say(), "alone.state.dtype: " + std::to_string(static_cast<int>(DType::kF32)) +
-                       ", and the layer's states are of " + std::to_string(static_cast<int>(DType::kBF16)));
+                       "; expected the layer's state_dtype, " + std::to_string(static_cast<int>(DType::kBF16)));
 }
 
 TEST_F(CheckingAlone, RefusesACaptureBeyondTheRows) {
@@ -82,11 +82,11 @@ TEST_F(CheckingAlone, RefusesRowsThatOverlap) {
   for (const auto& [stride, name] : strides) {
     for (const int64_t wrong : {3, -3, 1}) {
       *stride = wrong;
-      EXPECT_EQ(Say(), absl::StrCat("alone.", name, ": ", wrong, " floats, and a token's row has 4"));
+      EXPECT_EQ(Say(), absl::StrCat("alone.", name, ": ", wrong, " floats; a token's row has 4"));
     }
     for (const int64_t wrong : {int64_t{1} << 62, INT64_MIN}) {
       *stride = wrong;
-      EXPECT_EQ(Say(), absl::StrCat("alone.", name, ": ", wrong, " floats are no distance"));
+      EXPECT_EQ(Say(), absl::StrCat("alone.", name, ": ", wrong, " floats is out of range"));
     }
     for (const int64_t right : {4, -4, 9, 0}) {  // rows may stand in another order, or be parts of wider ones
       *stride = right;
@@ -104,7 +104,7 @@ TEST_F(CheckingAlone, RefusesRowsThatOverlap) {
 TEST_F(CheckingAlone, RefusesHeadsThatOverlapWhereTheirDistanceWraps) {
   for (const int64_t stride : {int64_t{1} << 62, INT64_MAX}) {
     alone_.state.head_stride = stride;
-    EXPECT_EQ(Say(), absl::StrCat("alone.state.head_stride: ", stride, " is no distance"));
+    EXPECT_EQ(Say(), absl::StrCat("alone.state.head_stride: ", stride, " is out of range"));
   }
 }
 
@@ -117,7 +117,7 @@ TEST_F(CheckingAlone, NamesEachFieldThatIsWrong) {
   EXPECT_EQ(Say(), "alone.transition: null");
   alone_ = good;
   alone_.inputs.tokens = 9;
-  EXPECT_EQ(Say(), "alone.inputs.tokens: 9, and the run has 10");
+  EXPECT_EQ(Say(), "alone.inputs.tokens: 9; the run has 10");
   alone_ = good;
   alone_.inputs.beta = nullptr;
   EXPECT_EQ(Say(), "alone.inputs.beta: not as the family has them");

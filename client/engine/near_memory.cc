@@ -20,7 +20,7 @@ Status CheckAll(const Region& region, std::initializer_list<Named> pointers, con
   for (const auto& [data, name] : pointers) {
     const auto at = reinterpret_cast<uintptr_t>(data);
     if (at < begin || at - begin >= region.size()) continue;
-    return Invalid(field, ".", name, ": lies on the GPU, where only pages may: copy it to the processor's memory");
+    return Invalid(field, ".", name, ": lies on the GPU, where only pages are allowed; copy it to CPU memory");
   }
   return {};
 }

@@ -31,7 +31,7 @@ Status OfEach(const LayerGroups& groups, const GivenPages& given, const std::str
 Status CheckExist(const PageTable& table, uint64_t begin, uint64_t end, uint32_t existing, const std::string& pages) {
   for (uint64_t i = begin; existing > 0 && i < end; ++i) {
     if (table.pages[i] < 0 || static_cast<uint32_t>(table.pages[i]) >= existing) {
-      return Invalid(pages, "[", i, "]: page ", table.pages[i], " of ", existing);
+      return Invalid(pages, "[", i, "]: page ", table.pages[i], " is out of range; the cache has ", existing, " pages");
     }
   }
   return {};
@@ -69,10 +69,10 @@ std::vector<Quarantine::Page> GroupedPages::InSets(const LayerGroups& groups) co
 
 Status CheckTables(const LayerGroups& groups, const GivenPages& given, const std::string& field) {
   if (!groups.named && given.page_table_count > 0) {
-    return Invalid(field, ".page_tables: the cache was opened without groups of layers");
+    return Invalid(field, ".page_tables: the cache has no groups of layers; use page_table");
   }
   if (groups.named && (given.page_table != nullptr || given.page_count > 0)) {
-    return Invalid(field, ".page_table: the cache's layers are in groups, which take page_tables");
+    return Invalid(field, ".page_table: the cache has groups of layers; use page_tables");
   }
   if (groups.named && !given.none()) {
     if (given.page_table_count != groups.all.size()) {
@@ -113,7 +113,7 @@ Status CheckNotKept(const LayerGroups& groups, const GivenPages& given, Quaranti
                   const auto kept = quarantine.Find(groups.SetOf(g), {table.pages, table.count});
                   if (!kept.has_value()) return Status();
                   return Invalid(pages, "[", *kept, "]: page ", table.pages[*kept],
-                                 " may still be written to by the daemon; wait until it comes back as a quiet page");
+                                 " may still be written to by the daemon; wait until the cache returns it");
                 });
 }
 

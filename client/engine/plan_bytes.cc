@@ -76,27 +76,30 @@ class Reader {
 absl::Status CheckRising(const std::vector<uint64_t>& depths, uint64_t most) {
   for (size_t i = 0; i < depths.size(); ++i) {
     if (depths[i] > most || (i > 0 && depths[i] <= depths[i - 1]))
-      return ashlar::Invalid("captures[", i, "]: ", depths[i]);
+      return ashlar::Invalid("captures[", i, "]: ", depths[i], "; expected ascending depths, at most ", most);
   }
   return absl::OkStatus();
 }
 
 absl::Status Check(const PlannedLanding& plan) {
   if (plan.tensor_parallel_size == 0 || plan.tensor_parallel_size > limits::kMaxTensorShards) {
-    return ashlar::Invalid("tensor_parallel_size: ", plan.tensor_parallel_size);
+    return ashlar::Invalid("tensor_parallel_size: ", plan.tensor_parallel_size, "; expected 1 to ",
+                           limits::kMaxTensorShards);
   }
-  if (plan.tokens > limits::kMaxPromptTokens) return ashlar::Invalid("tokens: ", plan.tokens);
+  if (plan.tokens > limits::kMaxPromptTokens)
+    return ashlar::Invalid("tokens: ", plan.tokens, "; expected at most ", limits::kMaxPromptTokens);
   uint64_t end = 0;
   for (size_t i = 0; i < plan.segment_lengths.size(); ++i) {
     if (plan.segment_lengths[i] > plan.tokens - end)
-      return ashlar::Invalid("segment_lengths[", i, "]: behind the prompt's end");
+      return ashlar::Invalid("segment_lengths[", i, "]: exceeds the prompt");
     end += plan.segment_lengths[i];
   }
-  if (plan.prefix_tokens > plan.tokens) return ashlar::Invalid("prefix_tokens: ", plan.prefix_tokens);
+  if (plan.prefix_tokens > plan.tokens)
+    return ashlar::Invalid("prefix_tokens: ", plan.prefix_tokens, "; the prompt has ", plan.tokens);
   for (size_t i = 0; i < plan.segments.size(); ++i) {
     const bool rises = i == 0 || plan.segments[i] > plan.segments[i - 1];
     if (!rises || plan.segments[i] >= plan.segment_lengths.size())
-      return ashlar::Invalid("segments[", i, "]: ", plan.segments[i]);
+      return ashlar::Invalid("segments[", i, "]: ", plan.segments[i], "; expected ascending segments of the prompt");
   }
   return CheckRising(plan.captures, plan.tokens);
 }
@@ -126,17 +129,17 @@ std::string EncodePlan(const PlannedLanding& plan) {
 
 absl::StatusOr<PlannedLanding> DecodePlan(std::span<const uint8_t> bytes) {
   if (bytes.size() < kHeader || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0)
-    return ashlar::Invalid("magic: no plan");
+    return ashlar::Invalid("magic: not a plan");
   Reader header(bytes.subspan(sizeof kMagic));
   const auto version = header.Get<uint32_t>();
   if (version != kPlanVersion)
-    return ashlar::Invalid("version: ", version, ", and this build reads ", kPlanVersion, " only");
+    return ashlar::Invalid("version: ", version, "; this build reads version ", kPlanVersion, " only");
   const auto size = header.Get<uint64_t>();
-  if (size != bytes.size()) return ashlar::Invalid("bytes: ", size, " are said, ", bytes.size(), " are there");
-  if (size < kHeader + kChecksum) return ashlar::Invalid("bytes: too few");
+  if (size != bytes.size()) return ashlar::Invalid("bytes: ", bytes.size(), "; the header gives ", size);
+  if (size < kHeader + kChecksum) return ashlar::Invalid("bytes: too short for a plan");
   const auto covered = bytes.first(bytes.size() - kChecksum);
   if (Reader(bytes.last(kChecksum)).Get<uint64_t>() != kernels::UnitChecksum(covered.data(), covered.size())) {
-    return ashlar::Invalid("checksum: another one");
+    return ashlar::Invalid("checksum: mismatch");
   }
   Reader in(covered.subspan(kHeader));
   PlannedLanding plan;
@@ -148,7 +151,7 @@ absl::StatusOr<PlannedLanding> DecodePlan(std::span<const uint8_t> bytes) {
   plan.prefix_tokens = in.Get<uint64_t>();
   plan.segments = in.GetList<uint32_t>(limits::kMaxSegments);
   plan.captures = in.GetList<uint64_t>(kMostCaptures);
-  if (!in.whole() || !in.at_end()) return ashlar::Invalid("bytes: the fields do not fill them");
+  if (!in.whole() || !in.at_end()) return ashlar::Invalid("bytes: the fields do not match the size");
   if (absl::Status status = Check(plan); !status.ok()) return status;
   return plan;
 }

@@ -57,7 +57,7 @@ TEST(PlanBytes, AreRefusedByName) {
   EXPECT_THAT(Refusal(std::string(100, 'x')), StartsWith("magic: "));
   std::string other = good;
   other[4] = 2;
-  EXPECT_EQ(Refusal(other), "version: 2, and this build reads 1 only");
+  EXPECT_EQ(Refusal(other), "version: 2; this build reads version 1 only");
   EXPECT_THAT(Refusal(good.substr(0, good.size() - 1)), StartsWith("bytes: "));
   EXPECT_THAT(Refusal(good + "x"), StartsWith("bytes: "));
   other = good;

@@ -52,11 +52,13 @@ Status Setting::Take(const Prompt& prompt, const std::string& field) {
   uint64_t end = 0;
   for (size_t i = 0; i < lengths_.size(); end += lengths_[i++]) {
     if (lengths_[i] == 0 || lengths_[i] > token_count_ - end) {
-      return Invalid(field, ".segment_lengths[", i, "]: ", lengths_[i], " of ", token_count_ - end, " tokens left");
+      return Invalid(field, ".segment_lengths[", i, "]: ", lengths_[i], " is out of range; ", token_count_ - end,
+                     " tokens are left");
     }
   }
   if (!lengths_.empty() && end == token_count_) {
-    return Invalid(field, ".segment_lengths: the last token of a prompt is computed, and belongs to no segment");
+    return Invalid(field,
+                   ".segment_lengths: the segments cover the whole prompt; leave at least its last token outside");
   }
   if (prompt.needed_in_ms > limits::kMaxNeededInNanos / 1'000'000) return Invalid(field, ".needed_in_ms: too long");
   absl::StatusOr<std::vector<MediaHash>> media =
@@ -73,7 +75,7 @@ Status Setting::Take(const Prompt& prompt, const std::string& field) {
   if (prompt.fill && cache_.has_attention() && !cache_.has_pages()) {
     return Invalid(field, ".fill: the cache has no pages to publish from");
   }
-  if (prompt.store_only && !prompt.fill) return Invalid(field, ".store_only: without fill");
+  if (prompt.store_only && !prompt.fill) return Invalid(field, ".store_only: requires fill");
   fill_ = prompt.fill;
   cold_parallel_ = prompt.cold_parallel && !prompt.store_only;
   store_only_ = prompt.store_only;

@@ -164,7 +164,7 @@ void Setting::EndPrefill() {
 Status Setting::Check(uint32_t missing, const ComputedRun& computed, const std::string& index) const {
   if (missing >= runs_.size()) return Invalid("missing", index, ": ", missing, " of ", runs_.size());
   if (!reservations_[missing].granted()) {
-    return Invalid("missing", index, ": ", missing, " was published or abandoned");
+    return Invalid("missing", index, ": ", missing, " was already published or abandoned");
   }
   if (computed.linear == nullptr && computed.linear_count > 0) return Invalid("computed", index, ".linear: null");
   const std::string field = absl::StrCat("computed", index);

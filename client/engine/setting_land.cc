@@ -25,13 +25,14 @@ Status Setting::Take(const PlanToLand& plan, const std::string& field) {
   if (plan.plan == nullptr) return Invalid(field, ".plan: null");
   absl::StatusOr<PlannedLanding> decoded = DecodePlan({plan.plan, plan.plan_bytes});
   if (!decoded.ok()) return Invalid(field, ".", decoded.status().message());
-  if (decoded->ns != cache_.model.ns()) return Invalid(field, ".namespace: of another model, layout or tenant");
+  if (decoded->ns != cache_.model.ns())
+    return Invalid(field, ".namespace: differs from this cache's; expected the same model, layout and tenant");
   if (decoded->tensor_parallel_size != cache_.tensor_parallel_size) {
-    return Invalid(field, ".tensor_parallel_size: ", decoded->tensor_parallel_size, ", and this model is opened for ",
+    return Invalid(field, ".tensor_parallel_size: ", decoded->tensor_parallel_size, "; this model was opened with ",
                    cache_.tensor_parallel_size);
   }
   if (plan.present_tokens > decoded->tokens) {
-    return Invalid(field, ".present_tokens: ", plan.present_tokens, " of ", decoded->tokens);
+    return Invalid(field, ".present_tokens: ", plan.present_tokens, "; the prompt has ", decoded->tokens);
   }
   token_count_ = decoded->tokens;
   lengths_ = decoded->segment_lengths;
@@ -223,7 +224,8 @@ Status Setting::Lose(std::span<const uint32_t> segments) {
   if (landing_.has_value()) return MakeStatus(Code::kFailedPrecondition, "the landing is under way: Finish first");
   for (size_t i = 0; i < segments.size(); ++i) {
     if (segments[i] != Step::kPrefix && segments[i] >= used_.size()) {
-      return Invalid("segments[", i, "]: ", segments[i], " of ", used_.size());
+      return Invalid("segments[", i, "]: ", segments[i], " is out of range; the prompt has ", used_.size(),
+                     " segments");
     }
   }
   for (const uint32_t segment : segments) Use(segment, false);

@@ -64,13 +64,14 @@ Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::spa
   for (uint32_t layer = 0; layer < layout.layers.size(); ++layer) {
     if (!std::holds_alternative<LinearLayer>(layout.layers[layer])) continue;
     const std::string at = absl::StrCat(field, "[", given, "]");
-    if (given == linear.size()) return Invalid(field, "_count: ", linear.size(), ", and layer ", layer, " is missing");
+    if (given == linear.size())
+      return Invalid(field, "_count: ", linear.size(), "; linear layer ", layer, " is missing");
     const LinearTensors& tensors = linear[given++];
     const TensorBytes bytes(LinearAt(layout, layer));
-    if (tensors.layer != layer) return Invalid(at, ".layer: ", tensors.layer, " in place of ", layer);
+    if (tensors.layer != layer) return Invalid(at, ".layer: ", tensors.layer, "; expected ", layer);
     if (tensors.state == nullptr) return Invalid(at, ".state: null");
-    if (tensors.state_head_stride > kMostStride) return Invalid(at, ".state_head_stride: no distance");
-    if (tensors.conv_row_stride > kMostStride) return Invalid(at, ".conv_row_stride: no distance");
+    if (tensors.state_head_stride > kMostStride) return Invalid(at, ".state_head_stride: out of range");
+    if (tensors.conv_row_stride > kMostStride) return Invalid(at, ".conv_row_stride: out of range");
     const RowGrid state = StateGrid(LinearAt(layout, layer), tensors),
                   tail = TailGrid(LinearAt(layout, layer), tensors);
     if (tensors.state_head_stride < 0 || state.apart < state.row)
@@ -81,7 +82,8 @@ Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::spa
     if (with_transition && tensors.transition == nullptr) return Invalid(at, ".transition: null");
     if (Status near = CheckNear(region, tensors, at); !near.ok()) return near;
   }
-  if (given < linear.size()) return Invalid(field, "_count: ", linear.size(), " of ", given, " linear layers");
+  if (given < linear.size())
+    return Invalid(field, "_count: ", linear.size(), "; the model has ", given, " linear layers");
   return {};
 }
 

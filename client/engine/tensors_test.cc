@@ -35,7 +35,7 @@ TEST(CheckTensors, RefusesStridesThatOverlap) {
     EXPECT_EQ(say(), "linear[0].state_head_stride: heads overlap");
   }
   tensors.state_head_stride = int64_t{1} << 62;  // in bytes, 0
-  EXPECT_EQ(say(), "linear[0].state_head_stride: no distance");
+  EXPECT_EQ(say(), "linear[0].state_head_stride: out of range");
   tensors.state_head_stride = 12;
   EXPECT_EQ(say(), "");
   for (const int64_t stride : {-1, 1, 5}) {
@@ -43,7 +43,7 @@ TEST(CheckTensors, RefusesStridesThatOverlap) {
     EXPECT_EQ(say(), "linear[0].conv_row_stride: rows overlap");
   }
   tensors.conv_row_stride = INT64_MAX;
-  EXPECT_EQ(say(), "linear[0].conv_row_stride: no distance");
+  EXPECT_EQ(say(), "linear[0].conv_row_stride: out of range");
   tensors.conv_row_stride = 6;
   EXPECT_EQ(say(), "");
 }

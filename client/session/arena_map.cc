@@ -27,7 +27,7 @@ absl::StatusOr<SharedMemory> ArenaMap::Map(const SessionChannel::Arena& granted)
     if (!mapping.ok()) return mapping.status();
     return SharedMemory(*std::move(mapping));
   }
-  if (gpu_ == nullptr) return absl::FailedPreconditionError("the arena lies on a GPU: set ClientOptions::gpu");
+  if (gpu_ == nullptr) return absl::FailedPreconditionError("the arena is on a GPU; set ClientOptions::gpu");
   kernels::ArenaError error;
   std::unique_ptr<kernels::ArenaMemory> arena = gpu_->ImportArena(granted.memory.get(), granted.bytes, &error);
   if (arena == nullptr) return absl::InternalError(absl::StrCat("an arena cannot be mapped: ", error.message));

@@ -63,13 +63,13 @@ absl::StatusOr<ObjectHeader> MappedObject::ReadHeader() const {
 }
 
 absl::Status MappedObject::Check(const ExpectedObject& expected) const {
-  if (header_.ns != expected.ns) return absl::DataLossError("object header: another namespace");
-  if (header_.kind != expected.kind) return absl::DataLossError("object header: another kind");
+  if (header_.ns != expected.ns) return absl::DataLossError("object header: wrong namespace");
+  if (header_.kind != expected.kind) return absl::DataLossError("object header: wrong kind");
   const bool span = expected.kind == ObjectKind::kSpan;
   if (span ? header_.tokens < expected.tokens || header_.first_token != expected.start ||
                  header_.stored_tokens < expected.span_tokens
            : header_.tokens != expected.tokens) {
-    return absl::DataLossError("object header: another length");
+    return absl::DataLossError("object header: wrong number of tokens");
   }
   if (header_.Extents() > extents_.size()) return absl::DataLossError("object header: longer than its extents");
   return absl::OkStatus();
@@ -89,7 +89,7 @@ absl::Status MappedObject::FormTuples(const ExpectedObject& expected) {
     const Part* const tail = header_.Find(i, PartForm::kConvTail);
     if (tail == nullptr || tail->dtype != ConvType(*linear) || tail->units != 1 ||
         tail->Bytes() != ConvTailBytes(*linear)) {
-      return absl::DataLossError(absl::StrCat("object header: layer ", i, " lacks its convolution's tail"));
+      return absl::DataLossError(absl::StrCat("object header: layer ", i, " has no convolution tail"));
     }
     tuples_[i].conv_tail = Unit(*tail, 0);
   }
@@ -121,7 +121,7 @@ absl::Status MappedObject::FormRows(uint32_t layer, PartForm form, uint64_t row_
   const Part* const part = header_.Find(layer, form);
   const uint64_t stored = part == nullptr ? 0 : part->unit_bytes / part->unit_tokens;
   if (stored != row_bytes) {
-    return absl::DataLossError(absl::StrCat("object header: layer ", layer, " has other ", Name(form)));
+    return absl::DataLossError(absl::StrCat("object header: layer ", layer, " has ", Name(form), " of the wrong size"));
   }
   if (part == nullptr) return absl::OkStatus();
   rows = {.unit_tokens = part->unit_tokens, .row_bytes = row_bytes, .dtype = part->dtype};
@@ -134,7 +134,7 @@ absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) 
   const absl::StatusOr<TupleParts> tuple = FindTuple(header_, layer, TupleShapeOf(linear));
   if (!tuple.ok()) return tuple.status();
   if (tuple->state->dtype != linear.state_dtype) {
-    return absl::DataLossError(absl::StrCat("object header: layer ", layer, " has states of another dtype"));
+    return absl::DataLossError(absl::StrCat("object header: layer ", layer, " has states of the wrong dtype"));
   }
   tuples_[layer].view = {.heads = heads_.data() + heads_.size(),
                          .transition_dtype = tuple->transition_dtype,

@@ -58,7 +58,7 @@ absl::Status OpenedModel::DeclarePages(std::shared_ptr<RegionMemory> region, con
   std::lock_guard lock(mutex_);
   // A connection ends before the next one is restored from what is kept here.
   if (handles_.model != bound->model || bound->connection->ended()) {
-    return absl::UnavailableError("the daemon was lost while the pages were declared");
+    return absl::UnavailableError("the daemon exited or closed the session while the pages were declared");
   }
   handles_.pages_id = *id;
   handles_.pages_declared = true;
@@ -90,7 +90,7 @@ absl::Status OpenedModel::Restore(const std::shared_ptr<Connection>& connection,
     NamespaceId ns;
     absl::StatusOr<std::shared_ptr<const ModelHandle>> handle = OpenOn(connection, ns, deadline);
     if (!handle.ok()) return handle.status();
-    if (ns != ns_) return absl::FailedPreconditionError("the daemon answered another namespace than before");
+    if (ns != ns_) return absl::FailedPreconditionError("the daemon returned a different namespace than before");
     known = {.model = *std::move(handle)};
     std::lock_guard lock(mutex_);
     handles_ = known;

@@ -18,7 +18,7 @@ absl::StatusOr<PeerProcess> PeerProcess::Of(Descriptor pidfd) {
   // WNOWAIT leaves its end to those who wait for it.
   siginfo_t unused;
   if (::waitid(P_PIDFD, static_cast<id_t>(pidfd.get()), &unused, WEXITED | WNOHANG | WNOWAIT) != 0 && errno != ECHILD) {
-    return absl::InvalidArgumentError(absl::StrCat("not a descriptor of a process: ", std::strerror(errno)));
+    return absl::InvalidArgumentError(absl::StrCat("not a pidfd: ", std::strerror(errno)));
   }
   return PeerProcess(std::move(pidfd));
 }

@@ -60,7 +60,7 @@ struct Rpc::Impl {
   absl::Status Enter(grpc::ClientContext& context) {
     std::lock_guard lock(mutex);
     if (shut_down) return absl::UnavailableError("the session with the daemon has ended");
-    if (calls.size() >= kMaxCalls) return absl::ResourceExhaustedError("too many calls at a time");
+    if (calls.size() >= kMaxCalls) return absl::ResourceExhaustedError("too many concurrent calls");
     calls.insert(&context);
     return absl::OkStatus();
   }

@@ -91,28 +91,27 @@ absl::Status SessionChannel::Greet(const std::string& client, Deadline deadline)
   if (!answer.ok()) return answer.status();
   const v1::Welcome& welcome = answer->reply.welcome();
   if (!answer->reply.has_welcome() || welcome.session().size() != kSessionBytes) {
-    return absl::UnavailableError("the session socket does not speak Ashlar's protocol");
+    return absl::UnavailableError("the reply on the session socket is not of Ashlar's protocol");
   }
   if (welcome.protocol() < limits::kProtocolMin || welcome.protocol() > limits::kProtocolMax) {
     return absl::FailedPreconditionError(absl::StrCat("the daemon chose protocol version ", welcome.protocol(),
-                                                      ", this client speaks ", limits::kProtocolMin, " to ",
+                                                      "; this client supports ", limits::kProtocolMin, " to ",
                                                       limits::kProtocolMax));
   }
   if (welcome.extent_bytes() != limits::kExtentBytes) {
     return absl::FailedPreconditionError(absl::StrCat("the daemon's extents have ", welcome.extent_bytes(),
-                                                      " bytes, this client's ", limits::kExtentBytes));
+                                                      " bytes; this client expects ", limits::kExtentBytes));
   }
   if (answer->reply.clock_ns() <= 0) {
-    return absl::FailedPreconditionError("the daemon does not say what its clock shows");
+    return absl::FailedPreconditionError("the daemon's reply lacks its clock");
   }
   if (welcome.daemon_epoch().size() != kDaemonEpochBytes || answer->descriptors.size() != 1) {
-    return absl::FailedPreconditionError(
-        "the daemon handed over no descriptor of its process, or does not name its run");
+    return absl::FailedPreconditionError("the daemon's reply lacks the descriptor of its process, or its epoch");
   }
   absl::StatusOr<PeerProcess> daemon = PeerProcess::Of(std::move(answer->descriptors.front()));
   if (!daemon.ok()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("what the daemon handed over as its process is ", std::string(daemon.status().message())));
+        absl::StrCat("the daemon's process: ", std::string(daemon.status().message())));
   }
   daemon_ = *std::move(daemon);
   session_ = welcome.session();
@@ -149,7 +148,7 @@ absl::StatusOr<SessionChannel::HostedRegion> SessionChannel::HostRegion(uint64_t
   const v1::RegionReply& region = answer->reply.region();
   if (on_gpu != (region.gpu_bytes() > 0)) {  // a daemon that knows nothing of GPUs gives other memory
     DropRegion(region.region());
-    return absl::FailedPreconditionError("the daemon hosts regions in the processor's memory alone");
+    return absl::FailedPreconditionError("the daemon hosts regions in CPU memory only");
   }
   return HostedRegion{region.region(), std::move(answer->descriptors.front()), on_gpu ? region.gpu_bytes() : bytes};
 }
@@ -208,7 +207,7 @@ absl::StatusOr<SessionChannel::Answer> SessionChannel::Ask(const v1::SessionRequ
   }
   if (!answer->incomplete) return answer;
   if (answer->reply.has_region()) DropRegion(answer->reply.region().region());
-  return absl::ResourceExhaustedError("this process can open no more descriptors");
+  return absl::ResourceExhaustedError("this process has no free file descriptors; raise RLIMIT_NOFILE");
 }
 
 void SessionChannel::EndTurn() {

@@ -133,12 +133,12 @@ TEST(SessionChannel, AgreesOnAVersionOrSaysWhyNot) {
   newer.mutable_welcome()->set_protocol(limits::kProtocolMax + 1);
   EXPECT_EQ(Greeting(newer).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(Greeting(newer).message()),
-              HasSubstr("version " + std::to_string(limits::kProtocolMax + 1) + ", this client speaks"));
+              HasSubstr("version " + std::to_string(limits::kProtocolMax + 1) + "; this client supports"));
 
   v1::SessionReply older = GoodWelcome();
   older.mutable_welcome()->set_protocol(1);
   EXPECT_EQ(Greeting(older),
-            absl::FailedPreconditionError("the daemon chose protocol version 1, this client speaks 2 to 4"));
+            absl::FailedPreconditionError("the daemon chose protocol version 1; this client supports 2 to 4"));
   v1::SessionReply extents = GoodWelcome();
   extents.mutable_welcome()->set_extent_bytes(2 * limits::kExtentBytes);
   EXPECT_EQ(Greeting(extents).code(), absl::StatusCode::kFailedPrecondition);
@@ -153,10 +153,10 @@ TEST(SessionChannel, AgreesOnAVersionOrSaysWhyNot) {
 TEST(SessionChannel, ADaemonMustShowItsProcess) {
   const absl::Status none = Greeting(GoodWelcome(), Descriptor());
   EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(none.message()), HasSubstr("no descriptor of its process"));
+  EXPECT_THAT(std::string(none.message()), HasSubstr("lacks the descriptor of its process"));
   const absl::Status other = Greeting(GoodWelcome(), MakeMemfd(4096, F_SEAL_SHRINK));
   EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(other.message()), HasSubstr("not a descriptor of a process"));
+  EXPECT_THAT(std::string(other.message()), HasSubstr("not a pidfd"));
   v1::SessionReply nameless = GoodWelcome();
   nameless.mutable_welcome()->clear_daemon_epoch();
   EXPECT_EQ(Greeting(nameless).code(), absl::StatusCode::kFailedPrecondition);

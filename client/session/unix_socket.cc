@@ -42,19 +42,20 @@ absl::Status Connect(int fd, const std::string& path, Deadline deadline, const s
   struct sockaddr_un address {};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("socket path: '", path, "' is empty or longer than a Unix socket allows"));
+    return absl::InvalidArgumentError(absl::StrCat("socket path: '", path, "' is empty or too long for a Unix socket"));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   constexpr std::chrono::milliseconds kBacklogFull{5};
   while (::connect(fd, reinterpret_cast<const struct sockaddr*>(&address), sizeof address) != 0) {
     if (errno == EINTR) continue;
     if (errno == EPROTOTYPE) {
-      return absl::UnavailableError(absl::StrCat(path, " is not a session socket: is it the one for calls?"));
+      return absl::UnavailableError(absl::StrCat(
+          path, " is not a session socket; check that it is listen.session_socket, not listen.rpc_socket"));
     }
     if (errno != EAGAIN) return absl::UnavailableError(absl::StrCat("no daemon at ", path, ": ", std::strerror(errno)));
-    if (stop.stop_requested()) return absl::CancelledError("told to stop");
-    if (Passed(deadline)) return absl::UnavailableError(absl::StrCat("the daemon at ", path, " does not accept"));
+    if (stop.stop_requested()) return absl::CancelledError("connecting was cancelled");
+    if (Passed(deadline))
+      return absl::UnavailableError(absl::StrCat("the daemon at ", path, " does not accept connections"));
     std::this_thread::sleep_for(kBacklogFull);
   }
   return absl::OkStatus();

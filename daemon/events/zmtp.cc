@@ -124,7 +124,7 @@ absl::StatusOr<bool> ZmtpReader::ReadFrame(std::vector<ZmtpInput>& inputs) {
 
 absl::Status ZmtpReader::ReadCommand(absl::string_view body, std::vector<ZmtpInput>& inputs) {
   if (body.empty() || body.size() < 1 + size_t{Byte(body, 0)}) {
-    return absl::InvalidArgumentError("command: the name is longer than the command");
+    return absl::InvalidArgumentError("command: the name exceeds the command's size");
   }
   const absl::string_view name = body.substr(1, Byte(body, 0)), data = body.substr(1 + name.size());
   if (!ready_) {

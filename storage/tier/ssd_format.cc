@@ -123,7 +123,7 @@ std::string EncodeSlabHeader(const SlabId& id) {
 
 absl::StatusOr<SlabId> DecodeSlabHeader(std::string_view bytes) {
   if (std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == 0; })) {
-    return absl::NotFoundError("ssd slab: never written");
+    return absl::NotFoundError("ssd slab: has no header");
   }
   return DecodeId("ssd slab", kSlabMagic, bytes);
 }

@@ -392,8 +392,8 @@ TEST_F(EngineApi, RefusesInvalidFields) {
     const std::vector<int32_t> good = pages;
     pages[used - 1] = page;
     EXPECT_EQ(begin([&](engine::Prompt& p) { p.page_table = pages.data(); }),
-              "3 prompts[0].page_table[" + std::to_string(used - 1) + "]: page " + std::to_string(page) + " of " +
-                  std::to_string(existing));
+              "3 prompts[0].page_table[" + std::to_string(used - 1) + "]: page " + std::to_string(page) +
+                  " is out of range; the cache has " + std::to_string(existing) + " pages");
     pages = good;
   }
   EXPECT_EQ(Say(request.Finish()), "9 the request was not begun");
@@ -404,9 +404,9 @@ TEST_F(EngineApi, RefusesInvalidFields) {
   EXPECT_THAT(Say(request.WaitLayer(4)), StartsWith("3 layer: 4"));
   std::vector<float> numbers(187 * 4 * 32);
   engine::LayerAdvance advance{.layer = 1, .end = 187, .state = {.data = numbers.data()}};
-  EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 advance.layer: 1 is no linear layer"));
+  EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 advance.layer: 1 is not a linear layer"));
   advance.layer = 0;
-  EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 advance.inputs.tokens: 0, and 187 "));
+  EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 advance.inputs.tokens: 0; expected 187"));
   EXPECT_THAT(Say(request.Publish(0, {}, nullptr)), StartsWith("3 missing: 0 of 0"));
   engine::Text text{};
   EXPECT_EQ(Say(cache.Commit(&text, 1)), "9 the cache was opened without capture_tokens");

@@ -147,19 +147,21 @@ TEST_F(EngineGroups, GroupsThatMakeNoSenseAreRefusedByName) {
   const uint32_t linear = 0, wide = 1;
   EXPECT_EQ(open([](auto&, auto&) {}), "0 ");
   EXPECT_EQ(open([](auto& m, auto&) { m.groups = nullptr; }), "3 memory.groups: null");
-  EXPECT_EQ(open([](auto& m, auto&) { m.group_count = 1; }), "3 memory.groups: attention layer 2 is in none");
+  EXPECT_EQ(open([](auto& m, auto&) { m.group_count = 1; }), "3 memory.groups: attention layer 2 is in no group");
   EXPECT_EQ(open([](auto& m, auto&) { m.group_count = 0, m.common_pages = true; }),
             "3 memory.common_pages: requires groups");
-  EXPECT_EQ(open([](auto&, auto& g) { g[1].layer_count = 0; }), "3 memory.groups[1].layer_count: none");
+  EXPECT_EQ(open([](auto&, auto& g) { g[1].layer_count = 0; }),
+            "3 memory.groups[1].layer_count: 0; expected at least 1");
   EXPECT_EQ(open([](auto&, auto& g) { g[1].layers = nullptr; }), "3 memory.groups[1].layers: null");
   EXPECT_EQ(open([&](auto&, auto& g) { g[1].layers = &linear; }),
-            "3 memory.groups[1].layers[0]: 0 is no attention layer");
+            "3 memory.groups[1].layers[0]: 0 is not an attention layer");
   EXPECT_EQ(open([&](auto&, auto& g) { g[1].layers = &wide; }),
             "3 memory.groups[1].layers[0]: layer 1 is in groups[0]");
-  EXPECT_EQ(open([](auto& m, auto& g) { m.pages = 0, g[0].pages = 8; }), "3 memory.groups[1].pages: none");
+  EXPECT_EQ(open([](auto& m, auto& g) { m.pages = 0, g[0].pages = 8; }),
+            "3 memory.groups[1].pages: 0; expected at least 1");
   EXPECT_THAT(open([](auto&, auto& g) { g[0].page_tokens = 1 << 20; }), StartsWith("3 memory.groups[0].page_tokens: "));
   EXPECT_THAT(open([](auto& m, auto& g) { m.common_pages = true, g[1].pages = 8; }),
-              StartsWith("3 memory.groups[1].pages: 8, and common pages"));
+              StartsWith("3 memory.groups[1].pages: 8; with common_pages"));
   // Places that the daemon judges: common pages alone may share memory, page by page.
   uint32_t count;
   std::vector<engine::PagePlace> places(good.cache.places(&count), good.cache.places(nullptr) + 2);
@@ -195,9 +197,9 @@ TEST_F(EngineGroups, TablesThatMakeNoSenseAreRefusedByName) {
     return begin(grouped, pages, [&](engine::Prompt& p) { p.page_tables = tables.data(); });
   };
   EXPECT_EQ(begin(one, single, [&](auto& p) { grouped.Put(pages, p); }),
-            "3 prompts[0].page_tables: the cache was opened without groups of layers");
+            "3 prompts[0].page_tables: the cache has no groups of layers; use page_table");
   EXPECT_EQ(begin(grouped, pages, [&](auto& p) { one.Put(single, p); }),
-            "3 prompts[0].page_table: the cache's layers are in groups, which take page_tables");
+            "3 prompts[0].page_table: the cache has groups of layers; use page_tables");
   EXPECT_EQ(begin(grouped, pages, [](auto& p) { p.page_table_count = 1; }),
             "3 prompts[0].page_table_count: 1 tables, of 2 groups of layers");
   EXPECT_EQ(begin(grouped, pages, [](auto& p) { p.page_tables = nullptr; }), "3 prompts[0].page_tables: null");
@@ -208,8 +210,9 @@ TEST_F(EngineGroups, TablesThatMakeNoSenseAreRefusedByName) {
   std::vector<int32_t> narrow = pages.pages[1];
   for (const int32_t page : {-1, 500, INT32_MAX, INT32_MIN}) {
     narrow[8] = page;
-    EXPECT_EQ(in_tables([&](auto& t) { t[1].pages = narrow.data(); }),
-              "3 prompts[0].page_tables[1].pages[8]: page " + std::to_string(page) + " of 500");
+    EXPECT_EQ(in_tables([&](auto& t) { t[1].pages = narrow.data(); }), "3 prompts[0].page_tables[1].pages[8]: page " +
+                                                                           std::to_string(page) +
+                                                                           " is out of range; the cache has 500 pages");
   }
   asked.prompt.fill = true;
   engine::Prompt prompt = asked.prompt;

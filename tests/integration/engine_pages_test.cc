@@ -242,7 +242,7 @@ TEST_F(EnginePages, PublishOutlivesRequest) {
         &outcome, &job));
     std::ranges::fill(pages, -1);
     linear.clear();
-    EXPECT_THAT(Say(request.Publish(0, {}, nullptr)), StartsWith("3 missing: 0 was published or abandoned"));
+    EXPECT_THAT(Say(request.Publish(0, {}, nullptr)), StartsWith("3 missing: 0 was already published or abandoned"));
     request.Cancel();
   }
   ASSERT_GOOD(job.Wait());

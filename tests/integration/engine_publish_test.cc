@@ -188,7 +188,7 @@ TEST_F(PublishMany, RefusesAllWhereOneIsWrong) {
   EXPECT_EQ(PublishCalls(), 0);
   ASSERT_GOOD(request.Publish(missing.data(), computed.data(), 0, nullptr));
   ASSERT_GOOD(request.Publish(missing.data(), computed.data(), 16, outcomes.data()));
-  EXPECT_EQ(publish(), "3 missing[0]: 15 was published or abandoned");
+  EXPECT_EQ(publish(), "3 missing[0]: 15 was already published or abandoned");
   ExpectAllLands(request);
 }
 

@@ -80,7 +80,7 @@ TEST_F(EngineSalt, ATextIsCommittedUnderItsPromptsSalt) {
                          .checkpoint_count = 1,
                          .outcomes = &outcome};
   engine.Put(pages, committed);
-  const std::string refused = "3 texts[0].salt: not that of the request's prompt";
+  const std::string refused = "3 texts[0].salt: differs from the salt of the request's prompt";
   EXPECT_EQ(Say(engine.cache.Commit(&committed, 1)), refused) << "erased";
   committed.salt = "two";
   committed.salt_bytes = 3;

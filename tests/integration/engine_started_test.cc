@@ -107,7 +107,7 @@ TEST_F(EngineStarted, AnEngineThatOnlyStoresAsksForNoLookUp) {
   EXPECT_EQ(request.plan().cached_tokens, 8u + 32 + 42);
   ASSERT_GOOD(request.Finish());
   other.prompt.fill = false;
-  EXPECT_EQ(Say(writer.cache.Begin(&other.prompt, 1, &request)), "3 prompts[0].store_only: without fill");
+  EXPECT_EQ(Say(writer.cache.Begin(&other.prompt, 1, &request)), "3 prompts[0].store_only: requires fill");
 }
 
 // One behind the other they would each take their time behind a daemon that hangs.
@@ -138,11 +138,11 @@ TEST_F(EngineStarted, HandOffsWithoutAClusterSaySo) {
   ASSERT_GOOD(writer.cache.StartHandOff(text, "node1", 100, &outcome, &job));
   ASSERT_GOOD(job.Wait());
   EXPECT_STREQ(engine::HandOffName(outcome), "unavailable");
-  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "", 100, &outcome, &job)), "3 node: no name of a node");
+  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "", 100, &outcome, &job)), "3 node: expected a name of 1 to 253 bytes");
   EXPECT_EQ(Say(writer.cache.StartHandOff(text, "node1", 100, nullptr, &job)), "3 outcome: null");
   EXPECT_EQ(Say(writer.cache.StartHandOff(text, "node1", 100, &outcome, nullptr)), "3 job: null");
   text.tokens = nullptr;
-  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "node1", 100, &outcome, &job)), "3 text.tokens: none");
+  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "node1", 100, &outcome, &job)), "3 text.tokens: empty");
   EXPECT_STREQ(engine::HandOffName(99), "unknown");
 }
 

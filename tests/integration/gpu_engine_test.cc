@@ -302,7 +302,7 @@ TEST_F(GpuEngineOpens, OnTheGpuThatIsNamed) {
 
 TEST_F(GpuEngineOpens, RefusesByNameWhatItCannotServe) {
   EXPECT_THAT(Open(*daemon_, [](auto& memory) { memory.bytes = 4096; }),
-              StartsWith("3 memory.bytes: 4096, and the pages take "));
+              StartsWith("3 memory.bytes: 4096; the pages need "));
   EXPECT_THAT(Open(*daemon_, [](auto& memory) { memory.gpu_descriptor = -1; }), StartsWith("3 memory: descriptor: "));
   EXPECT_THAT(Open(*daemon_, [](auto& memory) { memory.gpu_data = nullptr; }), StartsWith("3 memory: data"));
   EXPECT_EQ(Open(*daemon_, [](auto& memory) { memory.kind = static_cast<engine::MemoryKind>(5); }),

@@ -78,7 +78,8 @@ absl::Status RawSession::Send(const v1::SessionRequest& request, int descriptor)
     std::memcpy(CMSG_DATA(part), &descriptor, sizeof descriptor);
   }
   if (sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return absl::OkStatus();
-  if (errno == EAGAIN || errno == ETOOMANYREFS) return absl::ResourceExhaustedError("the session takes no more");
+  if (errno == EAGAIN || errno == ETOOMANYREFS)
+    return absl::ResourceExhaustedError("the session accepts no more requests");
   return absl::UnavailableError("the session has ended");
 }
 

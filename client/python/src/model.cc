@@ -161,7 +161,7 @@ ModelDescription::ModelDescription(nb::handle given) {
 
 const LinearWidths& ModelDescription::Linear(uint32_t layer, const std::string& name) const {
   if (layer < widths_.size() && widths_[layer].heads > 0) return widths_[layer];
-  throw Refused(name, std::to_string(layer) + " is no linear layer of the model");
+  throw Refused(name, std::to_string(layer) + " is not a linear layer of the model");
 }
 
 }  // namespace ashlar::python

@@ -58,13 +58,13 @@ PageShape ShapePage(uint64_t page_bytes, uint32_t page_tokens) {
 
 absl::StatusOr<std::unique_ptr<PageStore>> PageStore::Open(std::shared_ptr<Client> client, const Options& options) {
   if (options.page_tokens < kKeyTokens || options.page_tokens > limits::kMaxPageTokens) {
-    return Invalid("page_tokens: ", options.page_tokens, ", must be ", kKeyTokens, " to ", limits::kMaxPageTokens);
+    return Invalid("page_tokens: ", options.page_tokens, "; expected ", kKeyTokens, " to ", limits::kMaxPageTokens);
   }
   if (options.page_bytes == 0 || options.page_bytes > kMostPageBytes) {
-    return Invalid("page_bytes: ", options.page_bytes, ", must be 1 to ", kMostPageBytes);
+    return Invalid("page_bytes: ", options.page_bytes, "; expected 1 to ", kMostPageBytes);
   }
   if (options.slots == 0 || options.slots > kMostSlots) {
-    return Invalid("slots: ", options.slots, ", must be 1 to ", kMostSlots);
+    return Invalid("slots: ", options.slots, "; expected 1 to ", kMostSlots);
   }
   const PageShape shape = ShapePage(options.page_bytes, options.page_tokens);
   absl::StatusOr<Model> model =

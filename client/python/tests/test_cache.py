@@ -107,7 +107,7 @@ def test_prompts_hit_what_was_stored_under_their_own_salt(daemon):
         assert asyncio.run(cache.begin_async(tokens, salt="mine")).plan.prefix_tokens == 592
         with cache.begin(tokens, page_table=table, salt="mine") as request:
             assert request.finish() == ashlar.Verdict.OK
-            with pytest.raises(ValueError, match=r"^salt: not that of the request's prompt"):
+            with pytest.raises(ValueError, match=r"^salt: differs from the salt of the request's prompt"):
                 cache.commit(tokens, [(len(tokens), linear)], request=request, page_table=table)
         assert cache.hand_off(tokens[:592], "nowhere", salt="mine") == "unavailable"
         with pytest.raises(ValueError, match="^salt: more than 4096"):
@@ -144,7 +144,7 @@ def test_a_landing_leaves_pages_alone_that_stand_already(daemon):
         request = scheduler.begin(tokens)
         assert (request.plan.prefix_tokens, request.plan.prefix_tier) == (592, "dram")
         keys[:], values[:] = -1, -2
-        with pytest.raises(ValueError, match=r"^present_tokens: 601 of 600"):
+        with pytest.raises(ValueError, match=r"^present_tokens: 601; the prompt has 600"):
             cache.land(request.plan_bytes(), table, present_tokens=601)
         with cache.land(request.plan_bytes(), table, present_tokens=300) as landing:
             assert landing.finish() == ashlar.Verdict.OK
@@ -342,7 +342,7 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
         with cache.begin(prompt("abcd"), page_table=np.arange(64)) as request:
             advance = request.advance
             for message, call in {
-                "layer: 1 is no linear layer": lambda: advance(1, 0, 4, state, k=rows, v=rows),
+                "layer: 1 is not a linear layer": lambda: advance(1, 0, 4, state, k=rows, v=rows),
                 "state: 5 elements, not 512": lambda: advance(0, 0, 4, np.zeros(5, np.float32), k=rows, v=rows),
                 "state: neither float32": lambda: advance(0, 0, 4, state.astype(np.float64), k=rows, v=rows),
                 "k: 8 floats a token, not 32": lambda: advance(0, 0, 4, state, k=rows[:, :8], v=rows),

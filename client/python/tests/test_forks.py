@@ -138,7 +138,7 @@ def test_handles_are_refused_by_name_in_a_child_and_serve_the_parent(daemon):
         ]
 
     assert in_child(try_all) == "[]"
-    assert in_child(lambda: open_cache(daemon)).startswith("RuntimeError: forked from a process that had connected")
+    assert in_child(lambda: open_cache(daemon)).startswith("RuntimeError: this process was forked")
     assert request.missing and cache.connected and store.exists([bytes(32)]) == [False]
     assert cache.serve_prefill(1) is None and serving.result() is None
     for each in (request.end, cache.close, store.close):

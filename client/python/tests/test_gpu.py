@@ -119,7 +119,7 @@ def test_memory_that_the_daemon_does_not_serve_is_refused(gpu_daemon, daemon_wit
         open_cache(gpu_daemon, **good | {"gpu": b""})
     with pytest.raises(ValueError, match="gpu: 3 bytes were given; expected 16"):
         open_cache(gpu_daemon, **good | {"gpu": b"GPU"})
-    with pytest.raises(ValueError, match="^memory_bytes: 4096, and the pages take"):
+    with pytest.raises(ValueError, match="^memory_bytes: 4096; the pages need"):
         open_cache(gpu_daemon, **good | {"memory_bytes": 4096})
     with pytest.raises(RuntimeError, match="the daemon has no GPU"):
         open_cache(daemon_without, **good)

@@ -120,8 +120,8 @@ def test_segments_and_prefixes_are_shared_between_groupings(daemon, grouping):
 def test_groups_that_make_no_sense_are_refused_by_name(daemon):
     for message, groups in {
         r"^groups\[1\].layers\[0\]: layer 1 is in groups\[0\]": [ashlar.LayerGroup([1]), ashlar.LayerGroup([1])],
-        r"^groups\[0\].layers\[1\]: 0 is no attention layer": [ashlar.LayerGroup([1, 0])],
-        "^groups: attention layer 2 is in none": [ashlar.LayerGroup([1])],
+        r"^groups\[0\].layers\[1\]: 0 is not an attention layer": [ashlar.LayerGroup([1, 0])],
+        "^groups: attention layer 2 is in no group": [ashlar.LayerGroup([1])],
     }.items():
         with pytest.raises(ValueError, match=message):
             Engine(daemon, groups=groups)
@@ -147,7 +147,7 @@ def test_a_hand_off_without_a_cluster_says_so(daemon):
     with ashlar.Cache(MODEL, daemon.rpc_socket, daemon.session_socket, pages=64, capture_tokens=16) as cache:
         assert cache.hand_off(TOKENS, "node1") == "unavailable"
         assert asyncio.run(cache.hand_off_async(TOKENS, "node1", wait_ms=10)) == "unavailable"
-        with pytest.raises(ValueError, match="node: no name of a node"):
+        with pytest.raises(ValueError, match="node: expected a name of 1 to"):
             cache.hand_off(TOKENS, "")
         with pytest.raises(ValueError, match="conversation: .* bytes were given; expected 16"):
             cache.hand_off(TOKENS, "node1", conversation=b"short")
