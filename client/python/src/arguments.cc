@@ -87,9 +87,9 @@ std::string Text(std::string_view name, nb::handle given) {
   const char* const text = PyUnicode_AsUTF8AndSize(given.ptr(), &bytes);
   if (text == nullptr) {
     PyErr_Clear();
-    throw Refused(name, "it has characters that UTF-8 cannot hold");
+    throw Refused(name, "contains characters that UTF-8 cannot encode");
   }
-  if (std::find(text, text + bytes, '\0') != text + bytes) throw Refused(name, "it holds a zero character");
+  if (std::find(text, text + bytes, '\0') != text + bytes) throw Refused(name, "contains a null character");
   return {text, static_cast<size_t>(bytes)};
 }
 
@@ -98,7 +98,7 @@ std::string Path(std::string_view name, nb::handle given) {
   if (PyUnicode_FSConverter(given.ptr(), &encoded) == 0) {
     const bool value = PyErr_ExceptionMatches(PyExc_ValueError) != 0;
     PyErr_Clear();
-    if (value) throw Refused(name, "it holds a zero character");
+    if (value) throw Refused(name, "contains a null character");
     throw WrongType(name, given, "a path: str or os.PathLike");
   }
   const nb::object path = nb::steal(encoded);

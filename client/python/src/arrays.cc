@@ -67,7 +67,7 @@ PageTables::PageTables(const std::string& name, nb::handle given, size_t groups)
     lists_.emplace_back(name.c_str(), given);
     return;
   }
-  if (!PySequence_Check(given.ptr())) throw Refused(name, "one list of integers for each group of layers is needed");
+  if (!PySequence_Check(given.ptr())) throw Refused(name, "expected one list of integers for each group of layers");
   for (const nb::handle list : nb::borrow<nb::sequence>(given)) {
     const std::string field = name + "[" + std::to_string(lists_.size()) + "]";
     const Integers& pages = lists_.emplace_back(field.c_str(), list);
@@ -111,7 +111,7 @@ DType TypeOf(const std::string& name, const Strided& tensor) {
   if (code == nb::dlpack::dtype_code::Float && type.bits == 32) return DType::kF32;
   if (code == nb::dlpack::dtype_code::Float && type.bits == 16) return DType::kF16;
   if (code == nb::dlpack::dtype_code::Bfloat && type.bits == 16) return DType::kBF16;
-  throw Refused(name, "neither float32, float16 nor bfloat16");
+  throw Refused(name, "expected an array of float32, float16 or bfloat16");
 }
 
 void CheckType(const std::string& name, const Strided& tensor, DType type) {
@@ -146,13 +146,13 @@ RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint6
     dense *= static_cast<int64_t>(tensor.shape(i - 1));
   }
   if (dense == static_cast<int64_t>(rows * width)) return {tensor.data(), 0};
-  if (dense != static_cast<int64_t>(width)) throw Refused(name, "its dimensions do not part its rows");
+  if (dense != static_cast<int64_t>(width)) throw Refused(name, "its shape does not match the size of a row");
   std::optional<int64_t> stride;
   int64_t next = 0;
   for (; i > 0; --i) {
     if (tensor.shape(i - 1) == 1) continue;
     if (!stride.has_value()) stride = next = tensor.stride(i - 1);
-    if (tensor.stride(i - 1) != next) throw Refused(name, "its rows are not equally far apart");
+    if (tensor.stride(i - 1) != next) throw Refused(name, "its rows have different strides");
     next *= static_cast<int64_t>(tensor.shape(i - 1));
   }
   if (stride.value_or(0) < static_cast<int64_t>(width)) throw Refused(name, "its rows overlap");

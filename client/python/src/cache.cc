@@ -350,7 +350,8 @@ void ComputeAlone(PyCache& self, nb::handle of, nb::handle missing_run, nb::hand
   const auto layer = Whole<uint32_t>("layer", of_layer);
   uint32_t count = 0;
   const engine::Run* const runs = request.request->missing(&count);
-  if (missing >= count) throw Refused("missing", "there are " + std::to_string(count));
+  if (missing >= count)
+    throw Refused("missing", "out of range; the request has " + std::to_string(count) + " missing runs");
   const LinearWidths& widths = self.model->description.Linear(layer);
   const GivenRows rows(q, k, v, g, beta, out);
   engine::AloneLayer alone{.layer = layer, .inputs = RowsFrom(rows, widths), .run = &runs[missing]};
@@ -360,7 +361,7 @@ void ComputeAlone(PyCache& self, nb::handle of, nb::handle missing_run, nb::hand
   alone.state = StateOf("state", running, std::nullopt, widths);
   TakeOutput(rows.out, alone.inputs, widths, &alone.out, &alone.out_stride);
   std::optional<Strided> kept[2];
-  if (runs[missing].transition && transition.is_none()) throw Refused("transition", "needed for this run");
+  if (runs[missing].transition && transition.is_none()) throw Refused("transition", "required for this run");
   if (!transition.is_none()) {
     alone.transition =
         DataOf<float>("transition", kept[0].emplace(ArrayOf("transition", transition)), widths.transition);

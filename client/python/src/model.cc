@@ -105,7 +105,7 @@ engine::Layer ModelDescription::ReadLayer(nb::handle given, uint32_t index) {
     out.dtype = layer.EnumOf<DType>("dtype", "DType");
     out.scales = Flag(layer.NameOf("scales"), layer.Get("scales"));
     out.stored = layer.EnumOf<StoredKeys>("stored", "StoredKeys");
-    if (out.kind == engine::LayerKind::kLinear) throw Refused(layer.NameOf("kind"), "LINEAR is that of ashlar.Linear");
+    if (out.kind == engine::LayerKind::kLinear) throw Refused(layer.NameOf("kind"), "LINEAR requires ashlar.Linear");
     return out;
   }
   out.family = layer.EnumOf<Family>("family", "Family");

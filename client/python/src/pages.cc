@@ -32,7 +32,7 @@ std::vector<PageKey> ReadKeys(const std::vector<nb::bytes>& keys) {
   std::vector<PageKey> read(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].size() != read[i].bytes.size()) {
-      throw Refused(At("keys", i), std::to_string(keys[i].size()) + " bytes, not 32");
+      throw Refused(At("keys", i), std::to_string(keys[i].size()) + " bytes; expected 32");
     }
     std::memcpy(read[i].bytes.data(), keys[i].c_str(), read[i].bytes.size());
   }
@@ -40,9 +40,10 @@ std::vector<PageKey> ReadKeys(const std::vector<nb::bytes>& keys) {
 }
 
 void CheckSlots(const PageStore& store, const std::vector<uint32_t>& slots, size_t count) {
-  if (slots.size() != count) throw Refused("slots", std::to_string(slots.size()) + ", not " + std::to_string(count));
+  if (slots.size() != count)
+    throw Refused("slots", std::to_string(slots.size()) + "; expected " + std::to_string(count));
   for (const uint32_t slot : slots) {
-    if (slot >= store.slots()) throw Refused("slots", std::to_string(slot) + " does not exist");
+    if (slot >= store.slots()) throw Refused("slots", std::to_string(slot) + " is out of range");
   }
 }
 

@@ -112,7 +112,8 @@ struct RunOfArrays {
   static const engine::Run& RunAt(const std::string& of, const PyRequest& self, uint32_t missing) {
     uint32_t count = 0;
     const engine::Run* const runs = self.request->missing(&count);
-    if (missing >= count) throw Refused(of + "missing", "there are " + std::to_string(count));
+    if (missing >= count)
+      throw Refused(of + "missing", "out of range; the request has " + std::to_string(count) + " missing runs");
     return runs[missing];
   }
 
@@ -262,7 +263,7 @@ LinearTensorsView::LinearTensorsView(const std::string& name, nb::handle layers,
       return value.is_none() ? nullptr : &kept.emplace_back(ArrayOf(field + "." + part, value));
     };
     const Strided* const state = take("state");
-    if (state == nullptr) throw Refused(field + ".state", "needed");
+    if (state == nullptr) throw Refused(field + ".state", "required");
     CheckType(field + ".state", *state, widths.state_dtype);
     const RowsOfElements heads = ElementRows(field + ".state", *state, widths.heads, widths.state / widths.heads);
     out.state = heads.data;
@@ -280,14 +281,14 @@ LinearTensorsView::LinearTensorsView(const std::string& name, nb::handle layers,
       out.conv_tail = found.data;
       out.conv_row_stride = found.stride;
     } else if (widths.conv_tail_bytes > 0) {
-      throw Refused(field + ".conv_tail", "needed");
+      throw Refused(field + ".conv_tail", "required");
     }
     if (const Strided* const exponents = take("exponents"); exponents != nullptr) {
       out.state_exponents = DataOf<int32_t>(field + ".exponents", *exponents, widths.heads);
     }
     if (transitions) {
       const Strided* const transition = take("transition");
-      if (transition == nullptr) throw Refused(field + ".transition", "needed");
+      if (transition == nullptr) throw Refused(field + ".transition", "required");
       out.transition = DataOf<float>(field + ".transition", *transition, widths.transition);
       if (const Strided* const decay = take("decay"); decay != nullptr) {
         out.decay = DataOf<float>(field + ".decay", *decay, widths.decays);

@@ -171,10 +171,10 @@ def committed(cache, **changed):
 @pytest.mark.parametrize(
     ("part", "wrong", "why"),
     [
-        ("state", np.zeros((HEADS, DIM, DIM), np.float64), "neither float32, float16 nor bfloat16"),
+        ("state", np.zeros((HEADS, DIM, DIM), np.float64), "expected an array of float32, float16 or bfloat16"),
         ("state", np.zeros((HEADS, DIM, DIM), np.float16), "float16, not float32"),
         ("state", [[0.0]], "list was given"),
-        ("conv_tail", np.zeros((CHANNELS, KERNEL - 1), np.int16), "neither float32"),
+        ("conv_tail", np.zeros((CHANNELS, KERNEL - 1), np.int16), "expected an array of float32"),
         ("conv_tail", np.zeros((CHANNELS, 2 * KERNEL), np.uint8)[:, : 2 * (KERNEL - 1)], "its bytes are not dense"),
         ("exponents", np.zeros(HEADS, np.int64), "int64, not int32"),
         ("exponents", np.zeros(2 * HEADS, np.int32)[::2], "not dense"),

@@ -223,7 +223,7 @@ def test_many_runs_are_published_by_one_call(daemon):
         runs = compute_all(engine, request)
         assert len(runs) == 12
         for message, wrong in {
-            r"runs\[1\].missing: there are 12": [runs[0], ashlar.ComputedRun(12, [], None)],
+            r"runs\[1\].missing: out of range; the request has 12": [runs[0], ashlar.ComputedRun(12, [], None)],
             r"^runs\[1\].missing: 3 stands twice": [runs[3], runs[3]],
             r"^runs\[0\].page_table: ": [dataclasses.replace(runs[0], first_position=30)],
             r"runs\[0\].linear\[0\].state: 3 elements": [
@@ -344,14 +344,14 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
             for message, call in {
                 "layer: 1 is not a linear layer": lambda: advance(1, 0, 4, state, k=rows, v=rows),
                 "state: 5 elements, not 512": lambda: advance(0, 0, 4, np.zeros(5, np.float32), k=rows, v=rows),
-                "state: neither float32": lambda: advance(0, 0, 4, state.astype(np.float64), k=rows, v=rows),
+                "state: expected an array": lambda: advance(0, 0, 4, state.astype(np.float64), k=rows, v=rows),
                 "k: 8 floats a token, not 32": lambda: advance(0, 0, 4, state, k=rows[:, :8], v=rows),
-                "v: as many tokens": lambda: advance(0, 0, 4, state, k=rows, v=rows[:2]),
-                "q: needed with out": lambda: advance(0, 0, 4, state, k=rows, v=rows, out=rows),
+                "v: expected as many tokens": lambda: advance(0, 0, 4, state, k=rows, v=rows[:2]),
+                "q: required with out": lambda: advance(0, 0, 4, state, k=rows, v=rows, out=rows),
                 "k: the tokens' rows overlap": lambda: advance(0, 0, 4, state, k=one, v=rows),
                 "v: the tokens' rows overlap": lambda: advance(0, 0, 4, state, k=rows, v=one),
                 "out: the tokens' rows overlap": lambda: advance(0, 0, 4, state, q=rows, k=rows, v=rows, out=one),
-                "missing: there are 0": lambda: request.publish(0, []),
+                "missing: out of range; the request has 0": lambda: request.publish(0, []),
             }.items():
                 with pytest.raises(ValueError, match=message):
                     call()

@@ -79,7 +79,7 @@ def test_segments_and_prefixes_are_shared_between_groupings(daemon, grouping):
         grouped.cache.begin(TOKENS, LENGTHS, [np.arange(30)])
     with pytest.raises(ValueError, match=r"page_table\[1\]: not a list of integers"):
         grouped.cache.begin(TOKENS, LENGTHS, [np.arange(30), np.zeros((2, 2), np.int32)])
-    with pytest.raises(ValueError, match="page_table: one list of integers for each group"):
+    with pytest.raises(ValueError, match="page_table: expected one list of integers for each group"):
         grouped.cache.begin(TOKENS, LENGTHS, 7)
     with grouped.cache.begin(TOKENS, LENGTHS, grouped.tables(0, len(TOKENS)), fill=True, store_only=True) as request:
         assert len(request.missing) == 3
