@@ -219,7 +219,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 2048TiB}", "dram.capacity_bytes: out of range"},
         BadInput{"dram: {capacity_bytes: 4GiB, huge_pages: yes}", "dram.huge_pages: expected true or false"},
         BadInput{"dram: {capacity_bytes: 4GiB, huge_pages: \"true\"}", "dram.huge_pages: expected true or false"},
-        BadInput{"dram: {capacity_bytes: 4GiB, arena_bytes: 1000000}", "dram.arena_bytes: not a multiple"},
+        BadInput{"dram: {capacity_bytes: 4GiB, arena_bytes: 1000000}", "dram.arena_bytes: must be a multiple"},
         BadInput{"dram: {capacity_bytes: 4MiB}", "dram.arena_bytes: larger than dram.capacity_bytes"},
         BadInput{"dram: {capacity_bytes: 1GiB, lock: 1}", "dram.lock: expected true or false"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ngpu: {device: 1024}", "gpu.device: out of range"},

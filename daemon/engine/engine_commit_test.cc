@@ -83,7 +83,7 @@ TEST_F(EngineCommitTest, MalformedCommitsAreRefusedByName) {
           {"checkpoints[0].depth: must be greater", [](R& r) { r.mutable_checkpoints(0)->set_depth(0); }},
           {"checkpoints[1].depth: must be greater", [](R& r) { r.mutable_checkpoints(1)->set_depth(24); }},
           {"checkpoints[1].depth: must not exceed", [](R& r) { r.mutable_checkpoints(1)->set_depth(41); }},
-          {"checkpoints[1].depth: the last one", [](R& r) { r.mutable_checkpoints(1)->set_depth(39); }},
+          {"checkpoints[1].depth: the last checkpoint", [](R& r) { r.mutable_checkpoints(1)->set_depth(39); }},
           {"checkpoints[1].parts[0].form: expected a tensor",
            [](R& r) { r.mutable_checkpoints(1)->mutable_parts(0)->set_form(4); }},
           {"checkpoints[1].parts[0].form: a checkpoint has no transitions",

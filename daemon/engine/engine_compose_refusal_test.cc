@@ -84,7 +84,7 @@ TEST_F(EngineAdvanceRefusalTest, MalformedPlacesAreRefusedByName) {
       {"state.offset: exceeds the region", [](Request& r) { r.mutable_state()->set_offset(~uint64_t{0} - 3); }},
       {"state.exponents_offset: must be 0; only f16 states have exponents",
        [](Request& r) { r.mutable_state()->set_exponents_offset(64); }},
-      {"state.exponents.offset: not aligned",
+      {"state.exponents.offset: must be aligned",
        [](Request& r) {
          r.mutable_state()->set_dtype(static_cast<uint32_t>(DType::kF16));
          r.mutable_state()->set_exponents_offset(kExponents + 1);
@@ -104,8 +104,8 @@ TEST_F(EngineAdvanceRefusalTest, MalformedPlacesAreRefusedByName) {
          r.clear_out();
          r.set_tokens(0);
        }},
-      {"k.offset: not aligned", [](Request& r) { r.mutable_k()->set_offset(kInputs + 1); }},
-      {"v.stride: not aligned", [](Request& r) { r.mutable_v()->set_stride(2001); }},
+      {"k.offset: must be aligned", [](Request& r) { r.mutable_k()->set_offset(kInputs + 1); }},
+      {"v.stride: must be aligned", [](Request& r) { r.mutable_v()->set_stride(2001); }},
       {"v.stride: rows of 640 bytes overlap", [](Request& r) { r.mutable_v()->set_stride(636); }},
       {"g.offset: the last row exceeds", [&](Request& r) { r.mutable_g()->set_offset(end - 64); }},
       {"g.offset: the last row exceeds", [](Request& r) { r.mutable_g()->set_stride(~uint64_t{0} - 3); }},

@@ -267,7 +267,7 @@ TEST(EnginePages, MalformedRequestsAreRefusedByName) {
       {"lease: wrong length; expected 16 bytes", [](auto& r) { r.set_lease("short"); }},
       {"deadline_ns: negative; expected 0 or more", [](auto& r) { r.set_deadline_ns(-1); }},
       {"prompt.needed_in_ns", [](auto& r) { r.mutable_prompt()->set_needed_in_ns(1); }},
-      {"prompt.tokens: not a whole number", [](auto& r) { r.mutable_prompt()->set_tokens("abc"); }},
+      {"prompt.tokens: length is not a multiple of 4 bytes", [](auto& r) { r.mutable_prompt()->set_tokens("abc"); }},
       {"prompt.segment_lengths[1]: 0; expected", [](auto& r) { r.mutable_prompt()->set_segment_lengths(1, 0); }},
       {"prompt.segment_lengths[2]: exceeds the tokens left",
        [](auto& r) { r.mutable_prompt()->set_segment_lengths(2, 20); }},

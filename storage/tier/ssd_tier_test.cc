@@ -275,7 +275,7 @@ TEST_F(SsdTierDeathTest, TwoOwnersOfASlotAreNoErrorToContinueFrom) {
   const Slot slot = Store(kAcme, 1, 1);
   EXPECT_DEATH(tier_->Free(slot), "committed");
   tier_->Erase(kAcme, NumberedKey(1), slot);
-  EXPECT_DEATH(tier_->Erase(kAcme, NumberedKey(1), slot), "not committed");
+  EXPECT_DEATH(tier_->Erase(kAcme, NumberedKey(1), slot), "uncommitted slot");
 }
 
 }  // namespace

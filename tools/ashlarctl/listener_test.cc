@@ -58,7 +58,7 @@ TEST_F(ListenerTest, NamesThePathAndWhatIsThere) {
   Expect(plain, absl::StatusCode::kInvalidArgument, "not a socket");
   const std::string left = folder_ + "/left.sock";
   close(Listen(left, SOCK_STREAM));
-  Expect(left, absl::StatusCode::kUnavailable, "has ended");
+  Expect(left, absl::StatusCode::kUnavailable, "has exited");
   const std::string session = folder_ + "/session.sock";
   const int fd = Listen(session, SOCK_SEQPACKET);
   Expect(session, absl::StatusCode::kInvalidArgument, "wrong socket type");
