@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# `cmake --install`: the client library for those who write engines (component client), and the programs (component node).
+# `cmake --install`: the client library (component client), and the programs (component node).
 #
-# Headers keep their folders below one root, include/ashlar, so that <ashlar/client.h> finds the kernels and formats that it
-# is made of. cmake/AshlarConfig.cmake.in is for find_package(Ashlar), cmake/ashlar.pc.in for pkg-config.
+# Only the public interfaces are installed: ashlar/engine.h for C++ and ashlar.h for C. The C++ headers are below one root,
+# include/ashlar, which is on the include path: <ashlar/engine.h> includes <tensor/types.h>.
+# cmake/AshlarConfig.cmake.in is for find_package(Ashlar), cmake/ashlar.pc.in for pkg-config.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -12,20 +13,14 @@ set(config_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Ashlar)
 foreach(part client kernels proto rpc)
   set_target_properties(ashlar_${part} PROPERTIES EXPORT_NAME ${part})
 endforeach()
-foreach(part client kernels proto)
-  target_include_directories(ashlar_${part} INTERFACE $<INSTALL_INTERFACE:${include_root}>)
-endforeach()
+target_include_directories(ashlar_client INTERFACE $<INSTALL_INTERFACE:${include_root}>)
 install(TARGETS ashlar_client ashlar_kernels ashlar_proto ashlar_rpc EXPORT AshlarTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client)
 install(EXPORT AshlarTargets NAMESPACE Ashlar:: DESTINATION ${config_folder} COMPONENT client)
 install(DIRECTORY client/include/ashlar DESTINATION ${include_root} COMPONENT client)
-foreach(folder kernels proto tensor)
-  file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h)
-  install(FILES ${headers} DESTINATION ${include_root}/${folder} COMPONENT client)
-endforeach()
-install(FILES kernels/host/thread_pool.h DESTINATION ${include_root}/kernels/host COMPONENT client)
+install(FILES tensor/types.h DESTINATION ${include_root}/tensor COMPONENT client)
 
-# Whoever links the archives needs CUDA's runtime where they were built with it (kernels/cuda).
+# Programs that link the archives need CUDA's runtime if kernels/cuda was built.
 set(ASHLAR_CUDA_FOUND FALSE)
 if(TARGET ashlar_kernels_cuda)
   set(ASHLAR_CUDA_FOUND TRUE)

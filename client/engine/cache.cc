@@ -11,7 +11,7 @@
 #include "client/engine/expert.h"
 #include "client/engine/layer_run.h"
 #include "client/engine/near_memory.h"
-#include "client/engine/setting.h"
+#include "client/engine/prompt_run.h"
 #include "client/engine/started_call.h"
 #include "client/engine/status.h"
 #include "client/engine/token_rows.h"
@@ -27,43 +27,44 @@ Status CheckCall(const void* items, uint32_t count, const void* out, const char*
   return {};
 }
 
-// One setting an item; nothing is asked unless all make sense.
+// One prompt_run an item; nothing is asked unless all make sense.
 template <typename Item>
 Status TakeAll(CacheState& cache, const Item* items, uint32_t count, const char* name,
-               std::vector<std::shared_ptr<Setting>>& settings) {
+               std::vector<std::shared_ptr<PromptRun>>& prompt_runs) {
   for (uint32_t i = 0; i < count; ++i) {
-    settings.push_back(std::make_shared<Setting>(cache));
-    if (Status status = settings.back()->Take(items[i], absl::StrCat(name, "[", i, "]")); !status.ok()) return status;
+    prompt_runs.push_back(std::make_shared<PromptRun>(cache));
+    if (Status status = prompt_runs.back()->Take(items[i], absl::StrCat(name, "[", i, "]")); !status.ok())
+      return status;
   }
   return {};
 }
 
-void AttachAll(std::span<const std::shared_ptr<Setting>> settings) {
-  for (const auto& setting : settings) setting->Attach();
+void AttachAll(std::span<const std::shared_ptr<PromptRun>> prompt_runs) {
+  for (const auto& prompt_run : prompt_runs) prompt_run->Attach();
 }
 
-void MissAll(std::span<const std::shared_ptr<Setting>> settings) {
-  for (const auto& setting : settings) setting->Miss(MissReason::kBusy);
+void MissAll(std::span<const std::shared_ptr<PromptRun>> prompt_runs) {
+  for (const auto& prompt_run : prompt_runs) prompt_run->Miss(MissReason::kBusy);
 }
 
-// Hands the settings out, and has `work` done on all of them: here, or in the background. If it throws, nothing has
+// Hands the prompt_runs out, and has `work` done on all of them: here, or in the background. If it throws, nothing has
 // been handed out.
 template <typename Work>
-void Hand(CacheState& cache, const std::vector<std::shared_ptr<Setting>>& settings, Request* requests, bool wait,
+void Hand(CacheState& cache, const std::vector<std::shared_ptr<PromptRun>>& prompt_runs, Request* requests, bool wait,
           Work work) {
   std::vector<std::unique_ptr<RequestState>> begun;
-  for (const auto& setting : settings) {
+  for (const auto& prompt_run : prompt_runs) {
     begun.push_back(std::make_unique<RequestState>(
-        RequestState{.cache = cache.shared_from_this(), .setting = setting, .starting = nullptr}));
+        RequestState{.cache = cache.shared_from_this(), .prompt_run = prompt_run, .starting = nullptr}));
   }
   std::shared_ptr<Background::Task> task;
-  for (size_t i = 0; i < settings.size(); ++i) requests[i] = Request();  // what they were ends first
+  for (size_t i = 0; i < prompt_runs.size(); ++i) requests[i] = Request();  // what they were ends first
   if (wait) {
-    work(settings);
+    work(prompt_runs);
   } else {
-    for (const auto& setting : settings) setting->OwnTokens();
-    const auto miss = [settings] { MissAll(settings); };
-    task = cache.look_ups.Start([settings, work, miss] { RunOr([&] { work(settings); }, miss); },
+    for (const auto& prompt_run : prompt_runs) prompt_run->OwnTokens();
+    const auto miss = [prompt_runs] { MissAll(prompt_runs); };
+    task = cache.look_ups.Start([prompt_runs, work, miss] { RunOr([&] { work(prompt_runs); }, miss); },
                                 Background::Late{.patience = cache.patience, .otherwise = miss});
     if (task == nullptr) miss();
   }
@@ -83,23 +84,23 @@ Status PlansOf(Request* requests, uint32_t count) {
 
 Status BeginAll(CacheState& cache, const Prompt* prompts, uint32_t count, Request* requests, bool wait) {
   if (Status status = CheckCall(prompts, count, requests, "prompts"); !status.ok()) return status;
-  std::vector<std::shared_ptr<Setting>> settings;
-  if (Status status = TakeAll(cache, prompts, count, "prompts", settings); !status.ok()) return status;
-  Hand(cache, settings, requests, wait,
-       [&cache](std::span<const std::shared_ptr<Setting>> all) { Setting::Begin(cache, all); });
+  std::vector<std::shared_ptr<PromptRun>> prompt_runs;
+  if (Status status = TakeAll(cache, prompts, count, "prompts", prompt_runs); !status.ok()) return status;
+  Hand(cache, prompt_runs, requests, wait,
+       [&cache](std::span<const std::shared_ptr<PromptRun>> all) { PromptRun::Begin(cache, all); });
   return wait ? PlansOf(requests, count) : Status();
 }
 
 Status LandAll(CacheState& cache, const PlanToLand* plans, uint32_t count, Request* requests, bool wait) {
   if (Status status = CheckCall(plans, count, requests, "plans"); !status.ok()) return status;
-  std::vector<std::shared_ptr<Setting>> settings;
-  if (Status status = TakeAll(cache, plans, count, "plans", settings); !status.ok()) return status;
-  Hand(cache, settings, requests, wait, AttachAll);
+  std::vector<std::shared_ptr<PromptRun>> prompt_runs;
+  if (Status status = TakeAll(cache, plans, count, "plans", prompt_runs); !status.ok()) return status;
+  Hand(cache, prompt_runs, requests, wait, AttachAll);
   for (uint32_t i = 0; wait && i < count; ++i) requests[i].PollPlan();
   return {};
 }
 
-std::shared_ptr<Setting> SettingOf(const Text& text) {
+std::shared_ptr<PromptRun> PromptRunOf(const Text& text) {
   return text.request == nullptr ? nullptr : Access::Shared(*text.request);
 }
 
@@ -109,7 +110,7 @@ Status CheckTexts(CacheState& cache, const Text* texts, uint32_t count) {
     const std::string field = absl::StrCat("texts[", i, "]");
     if (Status status = CheckText(cache, texts[i], field); !status.ok()) return status;
     if (texts[i].request == nullptr) continue;
-    const Setting* const began = Access::Settled(*texts[i].request);
+    const PromptRun* const began = Access::Settled(*texts[i].request);
     if (began == nullptr || !began->exact().has_value()) {
       return MakeStatus(Code::kFailedPrecondition, field + ".request: not finished");
     }
@@ -258,7 +259,7 @@ Status Cache::ComputeAlone(const AloneLayer& alone) noexcept {
 Status Cache::Commit(const Text* texts, uint32_t count) noexcept {
   return OnOpen(impl_, [&](CacheState& cache) -> Status {
     if (Status status = CheckTexts(cache, texts, count); !status.ok()) return status;
-    for (uint32_t i = 0; i < count; ++i) CommitText(cache, CommittedText(texts[i], SettingOf(texts[i])));
+    for (uint32_t i = 0; i < count; ++i) CommitText(cache, CommittedText(texts[i], PromptRunOf(texts[i])));
     return {};
   });
 }
@@ -269,7 +270,7 @@ Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) noexcept 
     if (Status status = CheckTexts(cache, texts, count); !status.ok()) return status;
     auto all = std::make_shared<std::vector<CommittedText>>();
     all->reserve(count);
-    for (uint32_t i = 0; i < count; ++i) all->emplace_back(texts[i], SettingOf(texts[i]));
+    for (uint32_t i = 0; i < count; ++i) all->emplace_back(texts[i], PromptRunOf(texts[i]));
     auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
     made->task = cache.background.Start([&cache, all] {
       for (const CommittedText& text : *all) {
@@ -324,7 +325,7 @@ void Cache::Stored(StoredSegments* out) const noexcept {
   });
 }
 
-uint64_t Cache::TakeQuietPagesOf(uint32_t group, int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept {
+uint64_t Cache::TakeQuiescedPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms, uint32_t group) noexcept {
   uint64_t taken = 0;
   if (pages == nullptr) return taken;
   OnOpen(impl_, [&](CacheState& cache) {
@@ -335,12 +336,6 @@ uint64_t Cache::TakeQuietPagesOf(uint32_t group, int32_t* pages, uint64_t capaci
     return Status();
   });
   return taken;
-}
-uint64_t Cache::TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept {
-  return TakeQuietPagesOf(0, pages, capacity, timeout_ms);
-}
-uint64_t Cache::PollQuietPages(int32_t* pages, uint64_t capacity) noexcept {
-  return TakeQuietPages(pages, capacity, 0);
 }
 
 ashlar::Model& ModelOf(const Cache& cache) {

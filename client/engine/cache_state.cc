@@ -92,12 +92,24 @@ absl::Status CacheState::CheckStaging() {
       absl::StrCat("memory.gpu: states are handed over in the processor's memory: ", held.status().message()));
 }
 
+absl::Status CacheState::CheckSharing(const Memory& memory) const {
+  if (!memory.share_in_place) return absl::OkStatus();
+  const char* const field = "memory.share_in_place: ";
+  if (memory.kind != MemoryKind::kHosted) return absl::InvalidArgumentError(absl::StrCat(field, "needs hosted memory"));
+  if (memory.group_count > 0) return absl::InvalidArgumentError(absl::StrCat(field, "needs one page table"));
+  if (prefixes.capture_tokens > 0) return absl::InvalidArgumentError(absl::StrCat(field, "needs capture_tokens 0"));
+  if (tensor_parallel_size > 1) return absl::InvalidArgumentError(absl::StrCat(field, "needs tensor_parallel_size 1"));
+  return absl::OkStatus();
+}
+
 absl::Status CacheState::TakeMemory(const Memory& memory) {
   if (memory.kind == MemoryKind::kNone) return absl::OkStatus();
+  if (absl::Status status = CheckSharing(memory); !status.ok()) return status;
   absl::StatusOr<std::vector<uint32_t>> group_of = GroupsOf(memory, layout());
   if (!group_of.ok()) return group_of.status();
   absl::StatusOr<PagedCache> pages = Describe(memory, page_tokens, *group_of);
   if (!pages.ok()) return pages.status();
+  pages->allocate = shares_in_place = memory.share_in_place;
   uint64_t bytes = memory.bytes;
   if (memory.places == nullptr) {
     if (memory.kind == MemoryKind::kMemfd) return absl::InvalidArgumentError("memory.places: null");

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
 #include "ashlar/engine.h"
 #include "client/engine/background.h"
 #include "client/engine/describe.h"
@@ -19,6 +18,7 @@
 #include "client/engine/page_tables.h"
 #include "client/engine/quarantine.h"
 #include "client/engine/staging.h"
+#include "client/session/client.h"
 #include "client/session/process_bound.h"
 
 namespace ashlar::engine {
@@ -47,6 +47,7 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   uint32_t page_tokens = 0;
   LayerGroups groups;
   uint32_t tensor_parallel_size = 1;
+  bool shares_in_place = false;
   PrefixUse prefixes;
   double epsilon = 0;
   std::string warning;  // about the options; empty: none
@@ -68,12 +69,13 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
     served.push_back(result);
   }
   std::atomic<uint64_t> daemon_advances = 0;  // layers that the daemon has advanced
-  // Look-ups that were started wait for no commit, and neither for a hand-off, nor for what other engines compute.
-  Background background, look_ups, hand_offs, cold_waits, serving;
+  // Threads of calls that may wait long: none of them delays the others.
+  Background background, look_ups, hand_offs, cold_waits, serving, fills;
 
  private:
   explicit CacheState(std::shared_ptr<Client> its_client) : client(std::move(its_client)), staging(*client) {}
   absl::Status OpenModel(const DescribedModel& described);
+  absl::Status CheckSharing(const Memory& memory) const;
   absl::Status TakeMemory(const Memory& memory);
   absl::StatusOr<Region> MakeRegion(const Memory& memory, uint64_t bytes);
   absl::Status CheckStaging();

@@ -9,7 +9,7 @@
 
 #include "client/engine/describe.h"
 #include "client/engine/near_memory.h"
-#include "client/engine/setting.h"
+#include "client/engine/prompt_run.h"
 #include "client/engine/status.h"
 #include "client/engine/tensors.h"
 #include "proto/limits.h"
@@ -198,7 +198,7 @@ void SetOutcomes(const Text& text, CommitOutcome outcome) {
   std::fill_n(text.outcomes, text.checkpoint_count, static_cast<uint8_t>(outcome));
 }
 
-CommittedText::CommittedText(const Text& given, std::shared_ptr<Setting> its_began)
+CommittedText::CommittedText(const Text& given, std::shared_ptr<PromptRun> its_began)
     : text(given),
       began(std::move(its_began)),
       pages(GroupedPages::From(PagesOf(given))),
@@ -226,7 +226,7 @@ CommittedText::~CommittedText() {
 
 void CommitText(CacheState& cache, const CommittedText& committed) {
   const Text& text = committed.text;
-  const Setting* const began = committed.began.get();
+  const PromptRun* const began = committed.began.get();
   CommitParts parts{.tokens = {text.tokens, text.token_count},
                     .prompt_tokens = text.prompt_tokens,
                     .provenance = committed.exact ? Provenance::kExact : Provenance::kComposed,

@@ -9,7 +9,7 @@
 
 #include "ashlar/engine.h"
 #include "client/engine/cache_state.h"
-#include "client/engine/setting.h"
+#include "client/engine/prompt_run.h"
 
 namespace ashlar::engine {
 
@@ -21,14 +21,14 @@ Status CheckText(CacheState& cache, const Text& text, const std::string& field);
 // caller's. Its request's lease stays meanwhile, and what the request becomes later does not matter.
 struct CommittedText {
   // `began`: finished; may be null.
-  CommittedText(const Text& given, std::shared_ptr<Setting> began);
+  CommittedText(const Text& given, std::shared_ptr<PromptRun> began);
   ~CommittedText();
   CommittedText(CommittedText&& other) noexcept = default;
   CommittedText& operator=(CommittedText&&) = delete;
 
   Text text;
   bool exact = true;
-  std::shared_ptr<Setting> began;
+  std::shared_ptr<PromptRun> began;
   std::vector<MediaHash> media;
   Salt salt;
   GroupedPages pages;

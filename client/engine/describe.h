@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
 #include "ashlar/engine.h"
+#include "client/session/client.h"
 
 namespace ashlar::engine {
 

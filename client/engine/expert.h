@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls for engines in C++ that use the client's own API (ashlar/client.h) beside the small one.
+// Access to the session below the engine API, for this repository's own tests, benchmarks and examples.
 #pragma once
 
 #include <cstdint>
 
-#include "ashlar/client.h"
 #include "ashlar/engine.h"
+#include "client/session/client.h"
 #include "kernels/linear.h"
 
 namespace ashlar::engine {

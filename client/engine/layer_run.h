@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "ashlar/client.h"
 #include "ashlar/engine.h"
 #include "client/engine/cache_state.h"
 #include "client/engine/staging.h"
 #include "client/engine/token_rows.h"
+#include "client/session/client.h"
 #include "kernels/kernels.h"
 #include "kernels/layer_shape.h"
 

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "ashlar/client.h"
 #include "ashlar/engine.h"
+#include "client/session/client.h"
 
 namespace ashlar::engine {
 

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "ashlar/client.h"
 #include "client/engine/staging.h"
+#include "client/session/client.h"
 
 namespace ashlar::engine {
 

@@ -11,7 +11,7 @@
 #include "ashlar/engine.h"
 #include "client/engine/boundary.h"
 #include "client/engine/expert.h"
-#include "client/engine/setting.h"
+#include "client/engine/prompt_run.h"
 #include "client/engine/started_call.h"
 #include "client/engine/status.h"
 
@@ -22,26 +22,26 @@ Status Pending() {
   return {.code = Code::kPending};
 }
 
-// Returns kOk if this thread may use the setting: not while it is being started.
+// Returns kOk if this thread may use the prompt_run: not while it is being started.
 Status Ready(const RequestState* request) {
   if (request == nullptr) return MakeStatus(Code::kFailedPrecondition, "the request was not begun");
   if (Status status = CheckProcess(request->creator); !status.ok()) return status;
   return request->starting != nullptr && !request->starting->done() ? Pending() : Status();
 }
 
-// Runs a call on the setting, if this thread may use it.
+// Runs a call on the prompt_run, if this thread may use it.
 template <typename Call>
 Status OnReady(const RequestState* request, Call call) noexcept {
   return Guarded([&]() -> Status {
     if (Status ready = Ready(request); !ready.ok()) return ready;
-    return call(*request->setting);
+    return call(*request->prompt_run);
   });
 }
 
 // Runs that one call publishes.
 struct Publishing {
   CacheState& cache;
-  std::vector<Setting::Taken> taken;
+  std::vector<PromptRun::Taken> taken;
   std::vector<ComputedRun> computed;
   uint8_t* outcomes;  // may be null
   // Copies of all that names the tensors, for a call that outlives the caller's.
@@ -50,9 +50,9 @@ struct Publishing {
   std::vector<std::vector<PageTable>> tables;
 
   // Nothing else publishes them or gives them up from now on.
-  void Take(Setting& setting, std::span<const uint32_t> missing) {
+  void Take(PromptRun& prompt_run, std::span<const uint32_t> missing) {
     taken.reserve(missing.size());
-    for (const uint32_t run : missing) taken.push_back(setting.TakeOut(run));
+    for (const uint32_t run : missing) taken.push_back(prompt_run.TakeOut(run));
   }
   void OwnNames() {
     for (ComputedRun& run : computed) {
@@ -87,37 +87,37 @@ struct Publishing {
 };
 
 // `one`: errors name it without an index.
-Status CheckRuns(const Setting& setting, std::span<const uint32_t> missing, std::span<const ComputedRun> computed,
+Status CheckRuns(const PromptRun& prompt_run, std::span<const uint32_t> missing, std::span<const ComputedRun> computed,
                  bool one) {
-  std::vector<bool> named(setting.missing().size());
+  std::vector<bool> named(prompt_run.missing().size());
   for (size_t i = 0; i < missing.size(); ++i) {
     const std::string index = one ? "" : absl::StrCat("[", i, "]");
-    if (Status status = setting.Check(missing[i], computed[i], index); !status.ok()) return status;
+    if (Status status = prompt_run.Check(missing[i], computed[i], index); !status.ok()) return status;
     if (named[missing[i]]) return Invalid("missing", index, ": ", missing[i], " stands twice");
     named[missing[i]] = true;
   }
   return {};
 }
 
-Status PublishNow(Setting& setting, std::span<const uint32_t> missing, std::span<const ComputedRun> computed, bool one,
-                  uint8_t* outcomes) {
-  if (Status status = CheckRuns(setting, missing, computed, one); !status.ok()) return status;
-  Publishing publishing{.cache = setting.cache(), .outcomes = outcomes};
+Status PublishNow(PromptRun& prompt_run, std::span<const uint32_t> missing, std::span<const ComputedRun> computed,
+                  bool one, uint8_t* outcomes) {
+  if (Status status = CheckRuns(prompt_run, missing, computed, one); !status.ok()) return status;
+  Publishing publishing{.cache = prompt_run.cache(), .outcomes = outcomes};
   publishing.computed.assign(computed.begin(), computed.end());
-  publishing.Take(setting, missing);
+  publishing.Take(prompt_run, missing);
   publishing.Publish();
   return {};
 }
 
-Status PublishLater(Setting& setting, std::span<const uint32_t> missing, std::span<const ComputedRun> computed,
+Status PublishLater(PromptRun& prompt_run, std::span<const uint32_t> missing, std::span<const ComputedRun> computed,
                     bool one, uint8_t* outcomes, Job* job) {
   if (job == nullptr) return Invalid("job: null");
-  if (Status status = CheckRuns(setting, missing, computed, one); !status.ok()) return status;
-  auto publishing = std::make_shared<Publishing>(Publishing{.cache = setting.cache(), .outcomes = outcomes});
+  if (Status status = CheckRuns(prompt_run, missing, computed, one); !status.ok()) return status;
+  auto publishing = std::make_shared<Publishing>(Publishing{.cache = prompt_run.cache(), .outcomes = outcomes});
   publishing->computed.assign(computed.begin(), computed.end());
   publishing->OwnNames();
   auto made = std::make_unique<JobState>(JobState{.cache = publishing->cache.shared_from_this(), .task = nullptr});
-  publishing->Take(setting, missing);
+  publishing->Take(prompt_run, missing);
   made->task = publishing->cache.background.Start(
       [publishing] { RunOr([&] { publishing->Publish(); }, [&] { publishing->GiveUp(); }); });
   // Nothing here waits for the daemon: what was reserved ends there, at its deadline.
@@ -179,7 +179,7 @@ Request& Request::operator=(Request&& other) noexcept {
 }
 Request::~Request() {
   if (impl_ == nullptr || impl_->creator.InChild()) return;
-  impl_->setting->MarkCancelled();
+  impl_->prompt_run->MarkCancelled();
   delete impl_;
 }
 
@@ -191,72 +191,73 @@ Status Request::WaitPlan() noexcept {
 Status Request::PollPlan() noexcept {
   if (Status ready = Ready(impl_); !ready.ok()) return ready;
   impl_->starting.reset();
-  impl_->setting->PlanIsKnown();
-  if (!impl_->setting->pages_kept()) return {};
+  impl_->prompt_run->PlanIsKnown();
+  if (!impl_->prompt_run->pages_kept()) return {};
   return MakeStatus(Code::kOtherPages, "the daemon may still write into the request's pages");
 }
 
 const Plan& Request::plan() const noexcept {
   static const Plan none;
-  return Ready(impl_).ok() ? impl_->setting->plan() : none;
+  return Ready(impl_).ok() ? impl_->prompt_run->plan() : none;
 }
 
 const Run* Request::missing(uint32_t* count) const noexcept {
   if (count == nullptr) return nullptr;
   *count = 0;
   if (!Ready(impl_).ok()) return nullptr;
-  const std::span<const Run> missing = impl_->setting->missing();
+  const std::span<const Run> missing = impl_->prompt_run->missing();
   *count = static_cast<uint32_t>(missing.size());
   return missing.data();
 }
 
 Status Request::Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) noexcept {
-  return OnReady(impl_, [&](Setting& setting) {
-    return PublishNow(setting, {&missing, 1}, {&computed, 1}, true, outcome);
+  return OnReady(impl_, [&](PromptRun& prompt_run) {
+    return PublishNow(prompt_run, {&missing, 1}, {&computed, 1}, true, outcome);
   });
 }
 Status Request::StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job) noexcept {
-  return OnReady(impl_, [&](Setting& setting) {
-    return PublishLater(setting, {&missing, 1}, {&computed, 1}, true, outcome, job);
+  return OnReady(impl_, [&](PromptRun& prompt_run) {
+    return PublishLater(prompt_run, {&missing, 1}, {&computed, 1}, true, outcome, job);
   });
 }
 Status Request::Publish(const uint32_t* missing, const ComputedRun* computed, uint32_t count,
                         uint8_t* outcomes) noexcept {
-  return OnReady(impl_, [&](Setting& setting) {
+  return OnReady(impl_, [&](PromptRun& prompt_run) {
     const Status status = CheckArrays(missing, computed, count);
-    return status.ok() ? PublishNow(setting, {missing, count}, {computed, count}, false, outcomes) : status;
+    return status.ok() ? PublishNow(prompt_run, {missing, count}, {computed, count}, false, outcomes) : status;
   });
 }
 Status Request::StartPublish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes,
                              Job* job) noexcept {
-  return OnReady(impl_, [&](Setting& setting) {
+  return OnReady(impl_, [&](PromptRun& prompt_run) {
     const Status status = CheckArrays(missing, computed, count);
-    return status.ok() ? PublishLater(setting, {missing, count}, {computed, count}, false, outcomes, job) : status;
+    return status.ok() ? PublishLater(prompt_run, {missing, count}, {computed, count}, false, outcomes, job) : status;
   });
 }
 
 void Request::Abandon(uint32_t missing) noexcept {
-  OnReady(impl_, [&](Setting& setting) {
-    setting.Abandon(missing);
+  OnReady(impl_, [&](PromptRun& prompt_run) {
+    prompt_run.Abandon(missing);
     return Status();
   });
 }
 
 uint32_t Request::elsewhere() const noexcept {
-  return Ready(impl_).ok() ? impl_->setting->elsewhere() : 0;
+  return Ready(impl_).ok() ? impl_->prompt_run->elsewhere() : 0;
 }
 Status Request::WaitCold(uint32_t timeout_ms) noexcept {
-  return OnReady(impl_, [&](Setting& setting) { return setting.WaitCold(std::chrono::milliseconds(timeout_ms)); });
+  return OnReady(impl_,
+                 [&](PromptRun& prompt_run) { return prompt_run.WaitCold(std::chrono::milliseconds(timeout_ms)); });
 }
 Status Request::StartWaitCold(uint32_t timeout_ms, Job* job) noexcept {
-  return OnReady(impl_, [&](Setting& setting) -> Status {
+  return OnReady(impl_, [&](PromptRun& prompt_run) -> Status {
     if (job == nullptr) return Invalid("job: null");
-    CacheState& cache = setting.cache();
+    CacheState& cache = prompt_run.cache();
     const std::chrono::milliseconds timeout(timeout_ms);
     auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
-    setting.OwnTokens();
-    const auto wait = [setting = impl_->setting, until = std::chrono::steady_clock::now() + timeout] {
-      return setting->WaitColdUntil(until);
+    prompt_run.OwnTokens();
+    const auto wait = [prompt_run = impl_->prompt_run, until = std::chrono::steady_clock::now() + timeout] {
+      return prompt_run->WaitColdUntil(until);
     };
     impl_->starting = StartCall(std::move(made), cache.cold_waits, Pending(), timeout + cache.patience, wait, *job);
     return {};
@@ -266,21 +267,21 @@ Status Request::StartWaitCold(uint32_t timeout_ms, Job* job) noexcept {
 namespace {
 
 Status LookAgainNow(Request& request, RequestState* state, const GivenPages& given) {
-  return OnReady(state, [&](Setting& setting) -> Status {
-    if (Status status = setting.TakeOtherPages(given); !status.ok()) return status;
-    setting.LookAgain();
+  return OnReady(state, [&](PromptRun& prompt_run) -> Status {
+    if (Status status = prompt_run.TakeOtherPages(given); !status.ok()) return status;
+    prompt_run.LookAgain();
     return request.PollPlan();
   });
 }
 
 Status LookAgainLater(RequestState* state, const GivenPages& given) {
-  return OnReady(state, [&](Setting& setting) -> Status {
-    if (Status status = setting.TakeOtherPages(given); !status.ok()) return status;
-    setting.OwnTokens();
-    const auto miss = [setting = state->setting] { setting->Miss(MissReason::kBusy); };
-    state->starting =
-        setting.cache().look_ups.Start([setting = state->setting, miss] { RunOr([&] { setting->LookAgain(); }, miss); },
-                                       Background::Late{.patience = setting.cache().patience, .otherwise = miss});
+  return OnReady(state, [&](PromptRun& prompt_run) -> Status {
+    if (Status status = prompt_run.TakeOtherPages(given); !status.ok()) return status;
+    prompt_run.OwnTokens();
+    const auto miss = [prompt_run = state->prompt_run] { prompt_run->Miss(MissReason::kBusy); };
+    state->starting = prompt_run.cache().look_ups.Start(
+        [prompt_run = state->prompt_run, miss] { RunOr([&] { prompt_run->LookAgain(); }, miss); },
+        Background::Late{.patience = prompt_run.cache().patience, .otherwise = miss});
     if (state->starting == nullptr) miss();
     return {};
   });
@@ -291,64 +292,72 @@ Status LookAgainLater(RequestState* state, const GivenPages& given) {
 Status Request::LookAgain(const int32_t* page_table, uint64_t page_count) noexcept {
   return LookAgainNow(*this, impl_, {.page_table = page_table, .page_count = page_count});
 }
-Status Request::LookAgainIn(const PageTable* page_tables, uint32_t count) noexcept {
+Status Request::LookAgain(const PageTable* page_tables, uint32_t count) noexcept {
   return LookAgainNow(*this, impl_, {.page_tables = page_tables, .page_table_count = count});
 }
 Status Request::StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept {
   return LookAgainLater(impl_, {.page_table = page_table, .page_count = page_count});
 }
-Status Request::StartLookAgainIn(const PageTable* page_tables, uint32_t count) noexcept {
+Status Request::StartLookAgain(const PageTable* page_tables, uint32_t count) noexcept {
   return LookAgainLater(impl_, {.page_tables = page_tables, .page_table_count = count});
 }
 
+Status Request::Admit(uint32_t own_pages, PageShortage* lacks) noexcept {
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Admit(own_pages, lacks); });
+}
+const AdmittedPages& Request::admitted() const noexcept {
+  static const AdmittedPages none;
+  return Ready(impl_).ok() ? impl_->prompt_run->admitted() : none;
+}
+
 Status Request::WaitLayer(uint32_t layer) noexcept {
-  return OnReady(impl_, [&](Setting& setting) { return setting.ReachLayer(layer, true); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.ReachLayer(layer, true); });
 }
 Status Request::PollLayer(uint32_t layer) noexcept {
-  return OnReady(impl_, [&](Setting& setting) { return setting.ReachLayer(layer, false); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.ReachLayer(layer, false); });
 }
 Status Request::StepTuple(uint32_t step, uint32_t layer, Tuple* out) noexcept {
-  return OnReady(impl_, [&](Setting& setting) { return setting.GetTuple(step, layer, out); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.GetTuple(step, layer, out); });
 }
 Status Request::Advance(const LayerAdvance& advance) noexcept {
-  return OnReady(impl_, [&](Setting& setting) { return setting.Advance(advance); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Advance(advance); });
 }
 Status Request::Finish() noexcept {
-  return OnReady(impl_, [&](Setting& setting) { return setting.Finish(true); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Finish(true); });
 }
 Status Request::PollFinish() noexcept {
-  return OnReady(impl_, [&](Setting& setting) { return setting.Finish(false); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Finish(false); });
 }
 Status Request::Move(const int32_t* page_table, uint64_t page_count) noexcept {
   const GivenPages given{.page_table = page_table, .page_count = page_count};
-  return OnReady(impl_, [&](Setting& setting) { return setting.Move(given); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Move(given); });
 }
-Status Request::MoveTo(const PageTable* page_tables, uint32_t count) noexcept {
+Status Request::Move(const PageTable* page_tables, uint32_t count) noexcept {
   const GivenPages given{.page_tables = page_tables, .page_table_count = count};
-  return OnReady(impl_, [&](Setting& setting) { return setting.Move(given); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Move(given); });
 }
 Status Request::Lose(const uint32_t* segments, uint32_t count) noexcept {
-  return OnReady(impl_, [&](Setting& setting) {
-    return segments == nullptr && count > 0 ? Invalid("segments: null") : setting.Lose({segments, count});
+  return OnReady(impl_, [&](PromptRun& prompt_run) {
+    return segments == nullptr && count > 0 ? Invalid("segments: null") : prompt_run.Lose({segments, count});
   });
 }
 bool Request::pages_kept() const noexcept {
-  return Ready(impl_).ok() && impl_->setting->pages_kept();
+  return Ready(impl_).ok() && impl_->prompt_run->pages_kept();
 }
 void Request::Cancel() noexcept {
   if (impl_ == nullptr || impl_->creator.InChild()) return;
-  impl_->setting->MarkCancelled();
-  OnReady(impl_, [](Setting& setting) {
-    setting.Cancel();
+  impl_->prompt_run->MarkCancelled();
+  OnReady(impl_, [](PromptRun& prompt_run) {
+    prompt_run.Cancel();
     return Status();
   });
 }
 Status Request::PollQuiet() noexcept {
-  return OnReady(impl_, [](Setting& setting) { return setting.Quiet(); });
+  return OnReady(impl_, [](PromptRun& prompt_run) { return prompt_run.Quiet(); });
 }
 void Request::Release() noexcept {
-  OnReady(impl_, [](Setting& setting) {
-    setting.Release();
+  OnReady(impl_, [](PromptRun& prompt_run) {
+    prompt_run.Release();
     return Status();
   });
 }
@@ -356,7 +365,7 @@ void Request::Release() noexcept {
 uint64_t Request::PlanBytes(uint8_t* out, uint64_t capacity) const noexcept {
   return GuardedOr(uint64_t{0}, [&]() -> uint64_t {
     if (!Ready(impl_).ok()) return 0;
-    const std::string bytes = impl_->setting->PlanBytes();
+    const std::string bytes = impl_->prompt_run->PlanBytes();
     if (bytes.size() <= capacity) std::ranges::copy(bytes, out);
     return bytes.size();
   });
@@ -368,7 +377,7 @@ const ashlar::Match* MatchOf(const Request& request) {
 
 Status ViewOf(const Request& request, uint32_t step, uint32_t layer, kernels::TupleView* tuple,
               const void** conv_tail) {
-  Setting::StepView view;
+  PromptRun::StepView view;
   if (Status status = Access::Of(request)->View(step, layer, &view); !status.ok()) return status;
   *tuple = view.tuple;
   *conv_tail = view.conv_tail;

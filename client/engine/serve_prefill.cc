@@ -52,10 +52,11 @@ Status ServeOne(CacheState& cache, std::chrono::milliseconds wait, Request& work
       cache.Served({.assignment = asked.assignment, .generation = asked.generation}, there);
       continue;
     }
-    auto setting = std::make_shared<Setting>(cache);
-    setting->Take(std::move(asked), reservation);
-    Access::Put(new RequestState{.cache = cache.shared_from_this(), .setting = std::move(setting), .starting = nullptr},
-                work);
+    auto prompt_run = std::make_shared<PromptRun>(cache);
+    prompt_run->Take(std::move(asked), reservation);
+    Access::Put(
+        new RequestState{.cache = cache.shared_from_this(), .prompt_run = std::move(prompt_run), .starting = nullptr},
+        work);
     return {};
   }
 }

@@ -11,7 +11,7 @@
 #include "client/engine/background.h"
 #include "client/engine/boundary.h"
 #include "client/engine/cache_state.h"
-#include "client/engine/setting.h"
+#include "client/engine/prompt_run.h"
 #include "client/engine/status.h"
 
 namespace ashlar::engine {

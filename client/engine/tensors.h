@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "ashlar/client.h"
 #include "ashlar/engine.h"
 #include "client/engine/staging.h"
+#include "client/session/client.h"
 
 namespace ashlar::engine {
 

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
 #include "client/session/arena_map.h"
 #include "client/session/deadline.h"
 #include "client/session/lease_table.h"
+#include "client/session/options.h"
 #include "client/session/rpc.h"
 #include "client/session/session_channel.h"
 

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
+#include "client/session/mapped_tuple.h"
 #include "client/session/shared_memory.h"
+#include "client/session/span.h"
 #include "proto/key.h"
 #include "proto/layout.h"
 #include "proto/object.h"

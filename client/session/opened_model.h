@@ -10,10 +10,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
 #include "client/session/connection.h"
+#include "client/session/options.h"
 #include "client/session/reconnector.h"
+#include "client/session/region.h"
 #include "client/session/region_memory.h"
+#include "proto/key.h"
+#include "proto/layout.h"
 
 namespace ashlar::internal {
 

@@ -13,10 +13,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
 #include "client/session/connection.h"
 #include "client/session/deadline.h"
 #include "client/session/descriptor.h"
+#include "client/session/options.h"
 #include "client/session/process_bound.h"
 
 namespace ashlar::internal {

@@ -43,13 +43,13 @@ void RegionMemory::SetId(const std::shared_ptr<Connection>& connection, uint64_t
 }  // namespace internal
 
 std::byte* Region::data() const {
-  return impl_ == nullptr ? nullptr : impl_->place().data;
+  return memory_ == nullptr ? nullptr : memory_->place().data;
 }
 size_t Region::size() const {
-  return impl_ == nullptr ? 0 : impl_->place().size;
+  return memory_ == nullptr ? 0 : memory_->place().size;
 }
 kernels::MemoryKind Region::memory() const {
-  return impl_ == nullptr ? kernels::MemoryKind::kHost : impl_->place().kind;
+  return memory_ == nullptr ? kernels::MemoryKind::kHost : memory_->place().kind;
 }
 
 }  // namespace ashlar

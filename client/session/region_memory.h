@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
 #include "client/session/connection.h"
 #include "client/session/descriptor.h"
 #include "client/session/reconnector.h"
@@ -46,11 +45,3 @@ class RegionMemory : public Restorable {
 };
 
 }  // namespace ashlar::internal
-
-namespace ashlar {
-
-struct Region::Impl : internal::RegionMemory {
-  using RegionMemory::RegionMemory;
-};
-
-}  // namespace ashlar

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "examples/rag/daemon_advancer.h"
+#include "examples/rag/engine_status.h"
 #include "examples/refengine/flops.h"
 #include "examples/refengine/tokenizer.h"
 
@@ -36,11 +37,6 @@ engine::Workers Lend(kernels::Workers& workers) {
           }};
 }
 
-absl::Status ToStatus(const engine::Status& status) {
-  const bool error = status.code < engine::Code::kPending;
-  return absl::Status(error ? static_cast<absl::StatusCode>(status.code) : absl::StatusCode::kInternal, status.message);
-}
-
 }  // namespace
 
 refengine::RecurrentState PrefixState(const ModelConfig& config, const SetPrompt& set) {
@@ -70,7 +66,7 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& clien
     return absl::InvalidArgumentError("region: smaller than RegionBytes");
   }
   std::unique_ptr<CachedServing> serving(new CachedServing(runtime, pool, options));
-  const std::vector<engine::PagePlace> places = PlacesOf(pool, config);
+  const std::vector<engine::PagePlace> places = PlacesOf(config, pool.page_tokens(), pool.pages());
   engine::OpenOptions open;
   open.memory = {.pages = static_cast<uint32_t>(pool.pages()),
                  .places = places.data(),
@@ -153,10 +149,10 @@ StoredSegments CachedServing::stored() const {
   return out;
 }
 
-void CachedServing::TakeQuietPages(std::chrono::milliseconds patience) {
+void CachedServing::TakeQuiescedPages(std::chrono::milliseconds patience) {
   int32_t pages[256];
-  uint64_t count = cache_.TakeQuietPages(pages, std::size(pages), static_cast<uint32_t>(patience.count()));
-  for (; count > 0; count = cache_.PollQuietPages(pages, std::size(pages))) {
+  uint64_t count = cache_.TakeQuiescedPages(pages, std::size(pages), static_cast<uint32_t>(patience.count()));
+  for (; count > 0; count = cache_.TakeQuiescedPages(pages, std::size(pages), 0)) {
     for (uint64_t i = 0; i < count; ++i) pool_.Free(pages[i]);
     kept_pages_ -= count;
   }
@@ -170,7 +166,7 @@ absl::Status CachedServing::NewSequence(const RagPrompt& prompt, SetPrompt& set)
     if (std::chrono::steady_clock::now() >= give_up) {
       return absl::ResourceExhaustedError("pages: too few for this prompt while landings are in doubt");
     }
-    TakeQuietPages(kAskEach);
+    TakeQuiescedPages(kAskEach);
   }
   return absl::OkStatus();
 }
@@ -296,7 +292,7 @@ absl::Status CachedServing::Begin(const RagPrompt& prompt, const ConversationId&
 
 absl::StatusOr<Served> CachedServing::Serve(const RagPrompt& prompt, const ConversationId& conversation) {
   const Stopwatch watch;
-  TakeQuietPages(std::chrono::milliseconds(0));
+  TakeQuiescedPages(std::chrono::milliseconds(0));
   last_ = std::make_unique<SetPrompt>();
   Served served{.logits = std::vector<float>(refengine::kVocabulary)};
   absl::Status status = Begin(prompt, conversation, *last_, served);

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
 #include "ashlar/engine.h"
 #include "client/engine/expert.h"
+#include "client/session/client.h"
 #include "examples/rag/serving.h"
 #include "examples/rag/staging.h"
 #include "examples/refengine/held_checkpoint.h"
@@ -114,7 +114,7 @@ class CachedServing {
   absl::Status Begin(const RagPrompt& prompt, const ConversationId& conversation, SetPrompt& set, Served& served);
 
   // Pages that the cache has kept and needs no more are the pool's again. Waits up to so long for the first.
-  void TakeQuietPages(std::chrono::milliseconds patience);
+  void TakeQuiescedPages(std::chrono::milliseconds patience);
   // With pages for all of the prompt. Waits for those that the cache keeps where others do not suffice.
   absl::Status NewSequence(const RagPrompt& prompt, SetPrompt& set);
   // The pages of the sequence are the pool's again, or the cache's.

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
+#include "client/session/client.h"
 #include "examples/rag/cached_serving.h"
 #include "examples/rag/prompt.h"
 #include "examples/rag/serving.h"

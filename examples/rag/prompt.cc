@@ -3,7 +3,6 @@
 
 #include <numeric>
 
-#include "ashlar/client.h"
 #include "examples/refengine/tokenizer.h"
 
 namespace ashlar::rag {
@@ -32,24 +31,21 @@ uint64_t RagPrompt::SegmentStart(size_t segment) const {
 
 RagPrompt MakePrompt(const std::vector<Section>& sections, std::span<const int32_t> retrieved,
                      std::string_view question) {
-  // An application sends one text with separators; the engine divides it into segments.
-  std::string text(kInstructions);
+  std::vector<std::string> parts = {std::string(kInstructions)};
   for (int32_t index : retrieved) {
     const Section& section = sections[index];
-    text += kDefaultSeparator;
-    text += "[" + section.document + ", section " + std::to_string(section.number + 1) + "]\n" + section.text + "\n";
+    parts.push_back("[" + section.document + ", section " + std::to_string(section.number + 1) + "]\n" + section.text +
+                    "\n");
   }
-  text += kDefaultSeparator;
-  text += "Question: " + std::string(question) + "\nAnswer:";
+  parts.push_back("Question: " + std::string(question) + "\nAnswer:");
 
   RagPrompt prompt;
   prompt.tokens.push_back(refengine::kBeginToken);
-  const std::vector<std::string_view> pieces = SplitBySeparator(text);
-  for (size_t i = 0; i < pieces.size(); ++i) {
+  for (size_t i = 0; i < parts.size(); ++i) {
     const size_t before = i == 0 ? 0 : prompt.tokens.size();
-    const std::vector<int32_t> tokens = refengine::Tokenize(pieces[i]);
+    const std::vector<int32_t> tokens = refengine::Tokenize(parts[i]);
     prompt.tokens.insert(prompt.tokens.end(), tokens.begin(), tokens.end());
-    if (i + 1 < pieces.size()) prompt.segment_lengths.push_back(prompt.tokens.size() - before);
+    if (i + 1 < parts.size()) prompt.segment_lengths.push_back(prompt.tokens.size() - before);
   }
   return prompt;
 }

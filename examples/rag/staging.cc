@@ -27,10 +27,10 @@ PagedCache DeclaredPages(const ModelConfig& config, const KvPages& pool) {
   return pages;
 }
 
-std::vector<engine::PagePlace> PlacesOf(const KvPages& pool, const ModelConfig& config) {
+std::vector<engine::PagePlace> PlacesOf(const ModelConfig& config, int32_t page_tokens, int32_t pages) {
   std::vector<engine::PagePlace> places;
   for (int32_t i = 0; i < config.attention_layers(); ++i) {
-    const refengine::PagedLayerGeometry layer = pool.Geometry(i);
+    const refengine::PagedLayerGeometry layer = KvPages::Geometry(config, page_tokens, pages, i);
     places.push_back({.layer = layer.layer,
                       .key_offset = layer.key_offset,
                       .value_offset = layer.value_offset,

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "ashlar/client.h"
 #include "ashlar/engine.h"
+#include "client/session/client.h"
 #include "examples/refengine/engine.h"
 #include "examples/refengine/kv_pages.h"
 #include "examples/refengine/sequence.h"
@@ -19,7 +19,7 @@ size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, in
 
 // How the pages lie that a region begins with.
 PagedCache DeclaredPages(const refengine::ModelConfig& config, const refengine::KvPages& pool);
-std::vector<engine::PagePlace> PlacesOf(const refengine::KvPages& pool, const refengine::ModelConfig& config);
+std::vector<engine::PagePlace> PlacesOf(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages);
 
 // Where the tensors of a state lie, all linear layers'. Until the state moves.
 std::vector<engine::LinearTensors> TensorsOf(const refengine::ModelConfig& config,

@@ -39,15 +39,16 @@ void KvPages::Free(int32_t page) {
   free_.push_back(page);
 }
 
-PagedLayerGeometry KvPages::Geometry(int32_t attention_layer) const {
-  const uint64_t plane = PlaneBytes(config_, page_tokens_, pages_);
+PagedLayerGeometry KvPages::Geometry(const ModelConfig& config, int32_t page_tokens, int32_t pages,
+                                     int32_t attention_layer) {
+  const uint64_t plane = PlaneBytes(config, page_tokens, pages);
   PagedLayerGeometry geometry;
   geometry.layer = attention_layer * ModelConfig::kLayersPerBlock + ModelConfig::kLayersPerBlock - 1;
   geometry.key_offset = 2 * attention_layer * plane;
   geometry.value_offset = geometry.key_offset + plane;
-  geometry.head_stride = uint64_t{sizeof(float)} * config_.attention.head_dim;
-  geometry.token_stride = geometry.head_stride * config_.attention.kv_heads;
-  geometry.page_stride = geometry.token_stride * page_tokens_;
+  geometry.head_stride = uint64_t{sizeof(float)} * config.attention.head_dim;
+  geometry.token_stride = geometry.head_stride * config.attention.kv_heads;
+  geometry.page_stride = geometry.token_stride * page_tokens;
   return geometry;
 }
 

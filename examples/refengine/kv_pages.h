@@ -39,8 +39,12 @@ class KvPages {
   std::optional<int32_t> Allocate();
   void Free(int32_t page);
 
-  // Attention layers are counted by themselves here: 0 … config.attention_layers() − 1.
-  PagedLayerGeometry Geometry(int32_t attention_layer) const;
+  // Attention layers are numbered by themselves here: 0 … config.attention_layers() − 1.
+  static PagedLayerGeometry Geometry(const ModelConfig& config, int32_t page_tokens, int32_t pages,
+                                     int32_t attention_layer);
+  PagedLayerGeometry Geometry(int32_t attention_layer) const {
+    return Geometry(config_, page_tokens_, pages_, attention_layer);
+  }
   kernels::PagedSlots Keys(int32_t attention_layer, const int32_t* page_table) const;
   kernels::PagedSlots Values(int32_t attention_layer, const int32_t* page_table) const;
 

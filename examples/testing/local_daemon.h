@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
+#include "client/session/client.h"
 #include "examples/testing/child_process.h"
 
 namespace ashlar::tools {

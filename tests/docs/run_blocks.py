@@ -8,7 +8,7 @@ The first word after a block's fence selects the check. A block of another langu
   sh             every line is run
   yaml           `ashlard --check-config` accepts it; missing `listen` and `dram` are added
   python         it is run
-  cpp, c         it compiles; C++ without an #include is a function's body after ashlar/client.h
+  cpp, c         it compiles; C++ without an #include is a function's body after ashlar/engine.h
   cmake, proto   it is part of the file named after the fence
   json           it is JSON
   text, mermaid  none; a line of text must not be a command
@@ -381,7 +381,7 @@ class Runner:
         if block.language == "c":
             language, standard = "c", "-std=c11"
         elif "#include" not in text:
-            text = '#include "ashlar/client.h"\nusing namespace ashlar;\nvoid Fragment() {\n' + text + "}\n"
+            text = '#include "ashlar/engine.h"\nusing namespace ashlar::engine;\nvoid Fragment() {\n' + text + "}\n"
         includes = [f"-I{self.root}", f"-I{self.root}/client/include"]
         compiled = subprocess.run(
             [self.compiler, "-x", language, standard, "-fsyntax-only", *includes, "-"],

@@ -70,7 +70,7 @@ print(1)
 ```
 
 ```cpp
-#include "ashlar/client.h"
+#include "ashlar/engine.h"
 int main() { return Answer(); }
 ```
 
@@ -79,7 +79,7 @@ const int answer = Answer();
 (void)answer;
 ```
 
-```cpp client/include/ashlar/client.h
+```cpp client/include/ashlar/engine.h
 int Answer();
 // …
 int Question();
@@ -115,7 +115,7 @@ CLEAN = {
     "docs/other.md": "No blocks here, but `code`.\n",
     "tests/docs/command_checks.txt": RULES,
     "tools/slow": "#!/bin/bash\necho 'slow [--all]'\n",
-    "client/include/ashlar/client.h": "namespace ashlar {}\nint Answer();\n\nint Third();\nint Question();\n",
+    "client/include/ashlar/engine.h": "namespace ashlar::engine {}\nint Answer();\n\nint Third();\nint Question();\n",
     "client/CMakeLists.txt": "# The client.\nadd_library(client)\n",
     "tools/ask.py": 'import os\n\nif os:\n    print("ask")\n',
     "tests/long_test.py": "def test_the_same_in_little():\n    pass\n",
@@ -142,8 +142,8 @@ WRONG = [
     ("print(1)", "print(x)", "README.md:28: python3 block"),
     ("return Answer()", "return Anser()", "README.md:32: does not compile"),
     ("answer = Answer", "answer = Anser", "README.md:37: does not compile"),
-    ("int Question();", "int Questions();", "README.md:42: client/include/ashlar/client.h does not have these lines"),
-    ("```cpp client/include/ashlar/client.h", "```cpp client/gone.h", "README.md:42: client/gone.h: no such file"),
+    ("int Question();", "int Questions();", "README.md:42: client/include/ashlar/engine.h does not have these lines"),
+    ("```cpp client/include/ashlar/engine.h", "```cpp client/gone.h", "README.md:42: client/gone.h: no such file"),
     ("sizeof(int)", "sizeof(Int)", "README.md:48: does not compile"),
     ("```cmake client/CMakeLists.txt", "```cmake", "README.md:52: cmake: no such file to be cut out of"),
     ('print("ask")', 'print("asked")', "README.md:56: tools/ask.py does not have these lines"),

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ashlar/client.h"
+#include "client/session/client.h"
 #include "kernels/testing/backends.h"
 #include "kernels/testing/paged_rows.h"
 #include "tests/integration/daemon_process.h"

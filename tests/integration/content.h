@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "ashlar/client.h"
+#include "client/session/client.h"
 
 namespace ashlar::integration {
 

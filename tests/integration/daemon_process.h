@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ashlar/client.h"
+#include "client/session/client.h"
 
 namespace ashlar::integration {
 

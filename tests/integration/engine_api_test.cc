@@ -105,6 +105,53 @@ TEST_F(EngineApi, SetsAPromptFromWhatIsThere) {
   EXPECT_TRUE(NoLeaseIsLeft());
 }
 
+// A medium whose rotary positions are fewer, or more, than its tokens moves the keys of the segments after it.
+TEST_F(EngineApi, KeysAreRotatedToShiftedPositions) {
+  test_.PublishPrompt(segments_);
+  test_.FillTargets(kPoison);
+  Cache scheduler = OpenBeside(test_), cache = OpenBeside(test_);
+  const int64_t shifts[] = {0, -13, 29};
+  const auto expect_shifted = [&] {
+    test_.ExpectLanded(ObjectKind::kCheckpoint, segments_[0], 0, kPoison);
+    test_.ExpectLanded(ObjectKind::kSegment, segments_[1], 50, kPoison, shifts[1]);
+    test_.ExpectLanded(ObjectKind::kSegment, segments_[2], 140, kPoison, shifts[2]);
+  };
+  Asked asked = WithPages(segments_);
+  asked.prompt.rotary_shifts = shifts;
+  Request request;
+  ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
+  EXPECT_EQ(StepsOf(request), cached_);
+  ASSERT_GOOD(request.WaitLayer(3));
+  ASSERT_GOOD(request.Finish());
+  expect_shifted();
+
+  // The same by a plan from another process.
+  test_.FillTargets(kPoison);
+  const Asked planned(segments_);
+  Request begun, landed;
+  ASSERT_GOOD(scheduler.Begin(&planned.prompt, 1, &begun));
+  std::vector<uint8_t> bytes(begun.PlanBytes(nullptr, 0));
+  begun.PlanBytes(bytes.data(), bytes.size());
+  engine::PlanToLand plan = {.plan = bytes.data(),
+                             .plan_bytes = bytes.size(),
+                             .page_table = asked.prompt.page_table,
+                             .page_count = asked.prompt.page_count,
+                             .rotary_shifts = shifts,
+                             .rotary_shift_count = 2};
+  EXPECT_THAT(Say(cache.Land(&plan, 1, &landed)), StartsWith("3 plans[0].rotary_shift_count: 2; expected 3"));
+  plan.rotary_shift_count = 3;
+  ASSERT_GOOD(cache.Land(&plan, 1, &landed));
+  ASSERT_GOOD(landed.Finish());
+  expect_shifted();
+
+  const int64_t wrong[][3] = {{1, 0, 0}, {0, -51, 0}};
+  asked.prompt.rotary_shifts = wrong[0];
+  EXPECT_THAT(Say(cache.Begin(&asked.prompt, 1, &request)), StartsWith("3 prompts[0].rotary_shifts[0]: 1; expected 0"));
+  asked.prompt.rotary_shifts = wrong[1];
+  EXPECT_THAT(Say(cache.Begin(&asked.prompt, 1, &request)),
+              StartsWith("3 prompts[0].rotary_shifts[1]: -51; the segment starts at 50"));
+}
+
 TEST_F(EngineApi, FillsWhatIsMissingAndFindsItThen) {
   Cache cache = OpenBeside(test_);
   Asked asked = WithPages(segments_);
@@ -124,7 +171,7 @@ TEST_F(EngineApi, FillsWhatIsMissingAndFindsItThen) {
     EXPECT_STREQ(engine::PublishName(outcome), "published");
   }
   test_.FillTargets(kPoison);
-  ASSERT_GOOD(request.LookAgain(nullptr, 0));
+  ASSERT_GOOD(request.LookAgain());
   EXPECT_EQ(StepsOf(request), cached_);
   ASSERT_GOOD(request.Finish());
   ExpectLanded(test_);
@@ -174,7 +221,7 @@ TEST(EngineApiWithShortReservations, SlowSegmentsArePublished) {
     ASSERT_GOOD(request.Publish(i, Computed(test, missing[i]).run_parts, &outcome));
     EXPECT_STREQ(engine::PublishName(outcome), "published") << i;
   }
-  ASSERT_GOOD(request.LookAgain(nullptr, 0));
+  ASSERT_GOOD(request.LookAgain());
   EXPECT_EQ(request.plan().cached_tokens, 50u + 83 + 33);
   ASSERT_GOOD(request.Finish());
 }
@@ -209,14 +256,14 @@ TEST_F(EngineApi, PagesInDoubtAreKeptUntilTheyAreQuiet) {
   EXPECT_EQ(request.Finish().code, Code::kOtherPages);
   EXPECT_TRUE(request.pages_kept());
   std::vector<int32_t> back(impatient.target_table().size());
-  EXPECT_EQ(cache.PollQuietPages(back.data(), back.size()), 0u);
+  EXPECT_EQ(cache.TakeQuiescedPages(back.data(), back.size(), 0), 0u);
   EXPECT_EQ(request.Finish().code, Code::kOtherPages) << "until it has moved";
   std::vector<int32_t> others(asked.prompt.page_count);
   for (size_t i = 0; i < others.size(); ++i) others[i] = static_cast<int32_t>(i);
   ASSERT_GOOD(request.Move(others.data(), others.size()));
   ASSERT_GOOD(request.Finish());
   daemon_.Thaw();
-  EXPECT_EQ(cache.TakeQuietPages(back.data(), back.size(), 20'000), back.size());
+  EXPECT_EQ(cache.TakeQuiescedPages(back.data(), back.size(), 20'000), back.size());
   std::vector<int32_t> all(impatient.target_table().begin(), impatient.target_table().end());
   EXPECT_THAT(back, testing::UnorderedElementsAreArray(all));
 }
@@ -281,7 +328,7 @@ TEST_F(EngineApi, EveryCallThatWaitsHasAFormThatDoesNot) {
     ASSERT_GOOD(until([&] { return job.Poll(); }));
     EXPECT_STREQ(engine::PublishName(outcome), "published");
   }
-  ASSERT_GOOD(request.StartLookAgain(nullptr, 0));
+  ASSERT_GOOD(request.StartLookAgain());
   ASSERT_GOOD(until([&] { return request.PollPlan(); }));
   EXPECT_EQ(StepsOf(request), cached_);
   for (uint32_t layer = 0; layer < 4; ++layer) ASSERT_GOOD(until([&] { return request.PollLayer(layer); }));

@@ -225,14 +225,14 @@ TEST_F(EngineGroups, TablesThatMakeNoSenseAreRefusedByName) {
   grouped.Put(pages, computed);
   EXPECT_EQ(Say(request.Publish(0, computed, nullptr)),
             "3 computed.page_tables[1].count: 9 pages of 8 tokens, for 60 behind 13");
-  EXPECT_EQ(Say(request.LookAgainIn(pages.tables.data(), 1)),
+  EXPECT_EQ(Say(request.LookAgain(pages.tables.data(), 1)),
             "3 look_again.page_table_count: 1 tables, of 2 groups of layers");
   EXPECT_THAT(Say(request.LookAgain(single.pages[0].data(), single.pages[0].size())),
               StartsWith("3 look_again.page_table: "));
   grouped.PublishMissing(request);
-  ASSERT_GOOD(request.LookAgainIn(pages.tables.data(), 2));
+  ASSERT_GOOD(request.LookAgain(pages.tables.data(), 2));
   ASSERT_GOOD(request.Finish());
-  EXPECT_THAT(Say(request.MoveTo(pages.tables.data(), 2)), StartsWith("9 "));
+  EXPECT_THAT(Say(request.Move(pages.tables.data(), 2)), StartsWith("9 "));
 }
 
 // A page belongs to one group at a time: a landing that would write it for two is refused by the daemon, and a miss.
@@ -290,7 +290,7 @@ TEST_F(EngineGroups, KeptPagesComeBackByGroup) {
     std::vector<std::vector<int32_t>> back;
     for (uint32_t group = 0; group < 3; ++group) {
       std::vector<int32_t> taken(64);
-      taken.resize(grouped.cache.TakeQuietPagesOf(group, taken.data(), taken.size(), 5000));
+      taken.resize(grouped.cache.TakeQuiescedPages(taken.data(), taken.size(), 5000, group));
       back.push_back(taken);
     }
     if (grouping == Grouping::kApart) {
@@ -322,7 +322,7 @@ TEST_F(EngineGroups, SurviveADaemonsRestart) {
   ASSERT_TRUE(Eventually([&] {
     request = Request();
     std::vector<int32_t> back(64);  // of attempts that found no daemon
-    for (const uint32_t group : {0u, 1u}) grouped.cache.TakeQuietPagesOf(group, back.data(), back.size(), 0);
+    for (const uint32_t group : {0u, 1u}) grouped.cache.TakeQuiescedPages(back.data(), back.size(), 0, group);
     if (!grouped.cache.Begin(&asked.prompt, 1, &request).ok()) return false;
     request.missing(&missing);
     return missing == 1;

@@ -65,7 +65,7 @@ int TryEverything(Cache cache, Request landing, Request starting, engine::Job jo
   refused(cache.ComputeAlone({}));
   EXPECT_FALSE(cache.connected());
   int32_t page;
-  EXPECT_EQ(cache.TakeQuietPages(&page, 1, 60'000), 0u);
+  EXPECT_EQ(cache.TakeQuiescedPages(&page, 1, 60'000), 0u);
   engine::OpenOptions beside;
   beside.beside = &cache;
   Cache other;
@@ -73,7 +73,7 @@ int TryEverything(Cache cache, Request landing, Request starting, engine::Job jo
 
   refused(landing.WaitLayer(0));
   refused(landing.Finish());
-  refused(landing.LookAgain(nullptr, 0));
+  refused(landing.LookAgain());
   landing.Cancel();
   landing.Release();
   landing.Abandon(0);
@@ -205,7 +205,7 @@ TEST_F(EngineLifetime, HandlesThatAreNothingAnswer) {
   EXPECT_EQ(cache.places(nullptr), nullptr);
   EXPECT_FALSE(cache.connected());
   EXPECT_EQ(cache.Commit(nullptr, 0).code, Code::kFailedPrecondition);
-  EXPECT_EQ(cache.TakeQuietPages(&page, 1, 60'000), 0u);
+  EXPECT_EQ(cache.TakeQuiescedPages(&page, 1, 60'000), 0u);
   cache.Stored(nullptr);
   cache.Stored(&stored);
   EXPECT_EQ(stored.segments, 0u);
@@ -214,7 +214,7 @@ TEST_F(EngineLifetime, HandlesThatAreNothingAnswer) {
   request.Abandon(0);
   request.Cancel();
   cache = OpenBeside(test_);
-  EXPECT_EQ(cache.TakeQuietPages(nullptr, 1, 0), 0u);
+  EXPECT_EQ(cache.TakeQuiescedPages(nullptr, 1, 0), 0u);
 }
 
 TEST_F(EngineLifetime, AnEngineWithoutPagesReservesNothing) {
@@ -251,9 +251,9 @@ TEST_F(EngineLifetime, PagesComeBackByPollingBehindACutConnection) {
   EXPECT_EQ(request.Finish().code, Code::kOtherPages);
   BreakConnections(options.rpc_socket);  // the question whether the pages are quiet is lost
   std::vector<int32_t> back(impatient.target_table().size());
-  EXPECT_EQ(cache.PollQuietPages(back.data(), back.size()), 0u);
+  EXPECT_EQ(cache.TakeQuiescedPages(back.data(), back.size(), 0), 0u);
   daemon_.Thaw();
-  EXPECT_TRUE(Eventually([&] { return cache.PollQuietPages(back.data(), back.size()) == back.size(); }));
+  EXPECT_TRUE(Eventually([&] { return cache.TakeQuiescedPages(back.data(), back.size(), 0) == back.size(); }));
 }
 
 }  // namespace

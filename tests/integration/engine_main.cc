@@ -32,8 +32,8 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "ashlar/prefill.h"
 #include "ashlar/v1/session.pb.h"
+#include "client/session/prefill.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/raw_session.h"
 #include "tests/integration/test_engine.h"

@@ -65,7 +65,7 @@ class EnginePages : public testing::Test {
   std::vector<int32_t> Targets() const { return {test_.target_table().begin(), test_.target_table().end()}; }
   std::vector<int32_t> TakenBack(Cache& cache) {
     std::vector<int32_t> back(Targets().size());
-    back.resize(cache.TakeQuietPages(back.data(), back.size(), 20'000));
+    back.resize(cache.TakeQuiescedPages(back.data(), back.size(), 20'000));
     return back;
   }
   bool WrittenLater() {
@@ -94,12 +94,12 @@ TEST_F(EnginePages, UnresolvedPagesReturnOnceWhenQuiesced) {
   daemon_.Thaw();
   std::vector<int32_t> back(Targets().size());
   EXPECT_TRUE(Eventually([&] {
-    cache.TakeQuietPages(back.data(), 0, 10);  // asks the daemon anew
+    cache.TakeQuiescedPages(back.data(), 0, 10);  // asks the daemon anew
     return request.PollQuiet().code != Code::kPending;
   }));
   // Whoever asked first has them.
   const engine::Status said = request.PollQuiet();
-  const uint64_t taken = cache.PollQuietPages(back.data(), back.size());
+  const uint64_t taken = cache.TakeQuiescedPages(back.data(), back.size(), 0);
   EXPECT_TRUE(said.ok() ? taken == 0 : taken == back.size()) << said.message << ", " << taken << " pages";
 }
 
@@ -117,7 +117,7 @@ TEST_F(EnginePages, UnfinishedRequestKeepsPagesUntilQuiesced) {
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &next));
   ASSERT_GOOD(next.Finish());
   next = Request();  // finished: its pages were the engine's
-  EXPECT_TRUE(cache.PollQuietPages(Targets().data(), Targets().size()) == 0);
+  EXPECT_TRUE(cache.TakeQuiescedPages(Targets().data(), Targets().size(), 0) == 0);
 }
 
 TEST_F(EnginePages, ReturnAtOnceWithoutLanding) {
@@ -132,7 +132,7 @@ TEST_F(EnginePages, ReturnAtOnceWithoutLanding) {
       ASSERT_GOOD(request.PollQuiet());
     }
     request = Request();  // not finished
-    EXPECT_TRUE(cache.PollQuietPages(Targets().data(), Targets().size()) == 0);
+    EXPECT_TRUE(cache.TakeQuiescedPages(Targets().data(), Targets().size(), 0) == 0);
     ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &next));
     ASSERT_GOOD(next.Finish());
   }
@@ -154,7 +154,7 @@ TEST_F(EnginePages, PaddingBehindThePromptDoesNotComeBackAsPages) {
       ASSERT_GOOD(cache.Begin(&prompt, 1, &request));
     }
     std::vector<int32_t> back(padded.size());
-    back.resize(cache.TakeQuietPages(back.data(), back.size(), 20'000));
+    back.resize(cache.TakeQuiescedPages(back.data(), back.size(), 20'000));
     EXPECT_THAT(back, UnorderedElementsAreArray(Targets())) << "padded with " << padding;
   }
 }
@@ -173,7 +173,7 @@ TEST_F(EnginePages, ReturnWhenRequestEndsDuringStart) {
   daemon_.Thaw();
   EXPECT_TRUE(Eventually([&] {
     std::vector<int32_t> back(Targets().size());
-    return cache.TakeQuietPages(back.data(), back.size(), 100) == back.size();
+    return cache.TakeQuiescedPages(back.data(), back.size(), 100) == back.size();
   }));
   EXPECT_FALSE(WrittenLater());
   EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_leases") == 0; }));
@@ -320,7 +320,7 @@ TEST_F(EngineCommits, CommitFromCachePagesIsRefused) {
   }
   EXPECT_THAT(Say(cache_.Commit(&committed.given, 1)), StartsWith("3 texts[0].page_table[0]: page "));
   std::vector<int32_t> back(committed.pages.size());
-  EXPECT_EQ(cache_.TakeQuietPages(back.data(), back.size(), 20'000), back.size());
+  EXPECT_EQ(cache_.TakeQuiescedPages(back.data(), back.size(), 20'000), back.size());
   ASSERT_GOOD(cache_.Commit(&committed.given, 1));
   EXPECT_STREQ(engine::CommitName(committed.outcomes[0]), "kept");
 }

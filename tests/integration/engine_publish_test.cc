@@ -91,7 +91,7 @@ class PublishMany : public testing::Test {
   }
   // Every segment lands with its own numbers.
   void ExpectAllLands(Request& request) {
-    ASSERT_GOOD(request.LookAgain(nullptr, 0));
+    ASSERT_GOOD(request.LookAgain());
     uint64_t start = 0;
     ASSERT_EQ(request.plan().segment_count, segments_.size());
     for (uint32_t i = 0; i < segments_.size(); start += segments_[i++].size()) {
@@ -206,7 +206,7 @@ TEST_F(PublishMany, RunsBesideSinglePublishes) {
   std::vector<uint8_t> outcomes(14);
   ASSERT_GOOD(request.Publish(missing.data() + 2, computed.data() + 2, 14, outcomes.data()));
   EXPECT_THAT(outcomes, Each(static_cast<uint8_t>(PublishOutcome::kPublished)));
-  ASSERT_GOOD(request.LookAgain(nullptr, 0));
+  ASSERT_GOOD(request.LookAgain());
   for (uint32_t i = 0; i < 16; ++i) EXPECT_EQ(request.plan().segments[i].used, i != missing[1]) << i;
   ASSERT_GOOD(request.Finish());
 }
@@ -223,7 +223,7 @@ TEST_F(PublishMany, ADeadDaemonIsAnOutcome) {
   std::vector<uint8_t> outcomes(16);
   ASSERT_GOOD(request.Publish(missing.data(), computed.data(), 16, outcomes.data()));
   for (const uint8_t outcome : outcomes) EXPECT_STRNE(engine::PublishName(outcome), "published");
-  ASSERT_GOOD(request.LookAgain(nullptr, 0));
+  ASSERT_GOOD(request.LookAgain());
   EXPECT_EQ(request.plan().cached_tokens, 0u);
   ASSERT_GOOD(request.Finish());
 }

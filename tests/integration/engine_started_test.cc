@@ -266,7 +266,7 @@ TEST_F(EngineStarted, ALookUpThatWasStartedAgainKeepsTheTokens) {
   for (int32_t i = 0; i < 4; ++i) others.emplace_back(std::vector<Tokens>{{i, 1, 2, 3}});
   std::vector<Request> busy(others.size());
   for (size_t i = 0; i < others.size(); ++i) ASSERT_GOOD(with.cache.StartBegin(&others[i].prompt, 1, &busy[i]));
-  ASSERT_GOOD(request.StartLookAgain(nullptr, 0));
+  ASSERT_GOOD(request.StartLookAgain());
   std::ranges::fill(asked.tokens, 77'777);
   daemon_.Thaw();
   ASSERT_GOOD(request.WaitPlan());
@@ -293,13 +293,14 @@ TEST_F(EngineStarted, PollingForManyPagesInDoubtDoesNotWait) {
   auto fastest = std::chrono::nanoseconds::max();
   for (int i = 0; i < 10; ++i) {
     const auto began = std::chrono::steady_clock::now();
-    EXPECT_EQ(cache.PollQuietPages(back.data(), back.size()), 0u);
+    EXPECT_EQ(cache.TakeQuiescedPages(back.data(), back.size(), 0), 0u);
     fastest = std::min<std::chrono::nanoseconds>(fastest, std::chrono::steady_clock::now() - began);
   }
   EXPECT_LT(fastest, std::chrono::milliseconds(kDoubts / 2)) << "a millisecond for each is a wait";
   daemon_.Thaw();
   size_t taken = 0;
-  EXPECT_TRUE(Eventually([&] { return (taken += cache.PollQuietPages(back.data(), back.size())) == back.size(); }));
+  EXPECT_TRUE(
+      Eventually([&] { return (taken += cache.TakeQuiescedPages(back.data(), back.size(), 0)) == back.size(); }));
 }
 
 TEST_F(EngineStarted, ACacheIsOpenedWithoutWaiting) {

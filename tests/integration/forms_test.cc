@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "ashlar/adapt_transitions.h"
-#include "ashlar/client.h"
+#include "client/engine/adapt_transitions.h"
+#include "client/session/client.h"
 #include "kernels/adaptive.h"
 #include "kernels/host/thread_pool.h"
 #include "kernels/testing/backends.h"

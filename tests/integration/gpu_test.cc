@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "ashlar/shared_pages.h"
+#include "client/session/shared_pages.h"
 #include "tests/integration/corrupt.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/test_engine.h"

@@ -122,7 +122,7 @@ class GroupedEngine {
   }
   engine::Status LookAgain(engine::Request& request, const Tables& tables) const {
     return grouping_ == Grouping::kOne ? request.LookAgain(tables.pages[0].data(), tables.pages[0].size())
-                                       : request.LookAgainIn(tables.tables.data(), 2);
+                                       : request.LookAgain(tables.tables.data(), 2);
   }
 
   // Of the layer's keys or values at a position of a text that lies in these pages: where the memory lies.

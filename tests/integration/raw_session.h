@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ashlar/client.h"
+#include "client/session/client.h"
 
 namespace ashlar::v1 {
 class SessionReply;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // In-place sharing through the client: requests of an engine, of two of its processes, and across lost connections.
-#include "ashlar/shared_pages.h"
+#include "client/session/shared_pages.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

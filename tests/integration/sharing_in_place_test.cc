@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "ashlar/shared_pages.h"
+#include "client/session/shared_pages.h"
 #include "examples/rag/staging.h"
 #include "examples/refengine/tokenizer.h"
 #include "tests/integration/serving_fixture.h"

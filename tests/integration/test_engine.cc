@@ -295,7 +295,8 @@ bool TestEngine::TargetsAre(std::byte value) const {
   });
 }
 
-void TestEngine::ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first_position, std::byte around) const {
+void TestEngine::ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first_position, std::byte around,
+                              int64_t rotary_shift) const {
   Pull();
   const auto [first, tokens] = InteriorOf(kind, run);
   const uint64_t key_floats = uint64_t{shape_.kv_heads} * shape_.key_dim;
@@ -309,7 +310,7 @@ void TestEngine::ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first
     Content(kind, run, layer, PartForm::kKeys, shape_.shard.rank).Write(keys.data(), first * key_floats, keys.size());
     kernels::RotateKeysArgs rotate{
         .rotation = kernels::RotationOf(std::get<AttentionLayer>(layout_.layers[layer]).rope),
-        .delta = static_cast<int64_t>(first_position),
+        .delta = static_cast<int64_t>(first_position) + rotary_shift,
         .rows = static_cast<int64_t>(tokens * shape_.kv_heads),
         .dim = static_cast<int32_t>(shape_.key_dim),
         .source = keys.data(),

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ashlar/client.h"
+#include "client/session/client.h"
 
 namespace ashlar::integration {
 
@@ -72,7 +72,8 @@ class TestEngine {
   bool TargetsAre(std::byte value) const;
   // Compares what was landed: values byte for byte, keys with the reference rotation; slots around the interior must
   // hold the byte `around`.
-  void ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first_position, std::byte around) const;
+  void ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first_position, std::byte around,
+                    int64_t rotary_shift = 0) const;
   void ExpectTuples(const Match& match, size_t segment, const Tokens& run) const;
   void ExpectTuple(const Match& match, size_t segment, const Tokens& run, uint32_t layer) const;  // a linear one
 

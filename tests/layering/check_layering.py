@@ -95,12 +95,11 @@ ROOMS = {
     },
     "client": {
         "include/ashlar": set(),
-        "session": {"include/ashlar"},
-        "calls": {"include/ashlar", "session"},
+        "session": set(),
         "engine": {"include/ashlar", "session"},
         "c/include": set(),
         "c/src": {"c/include", "include/ashlar"},
-        "python/src": {"engine", "include/ashlar"},
+        "python/src": {"engine", "include/ashlar", "session"},
     },
     "examples": {
         "c": set(),

@@ -15,21 +15,21 @@ CLEAN = {
     "kernels/host/land.cc": '#include "kernels/kernels.h"\n',
     "proto/key.h": '#include "absl/status/status.h"\n',
     "storage/cache.h": '#include "kernels/kernels.h"\n#include "proto/key.h"\n',
-    "client/include/ashlar/client.h": '#include "kernels/kernels.h"\n#include "proto/key.h"\n',
+    "client/include/ashlar/engine.h": '#include "kernels/kernels.h"\n#include "proto/key.h"\n',
     "client/channel.cc": '#include <grpcpp/grpcpp.h>\n#include "ashlar/v1/cache.grpc.pb.h"\n',
     "daemon/service.h": '#include "ashlar/v1/config.pb.h"\n#include "storage/cache.h"\n',
     "daemon/service.cc": '#include "proto/key.h"\n#include "daemon/service.h"\n#include "ashlar/v1/cache.grpc.pb.h"\n',
-    "tools/bench/main.cc": '#include "ashlar/client.h"\n#include "storage/cache.h"\n',
+    "tools/bench/main.cc": '#include "ashlar/engine.h"\n#include "storage/cache.h"\n',
     "storage/ids.h": "",
     "storage/tier/tier.h": '#include "storage/ids.h"\n',
     "storage/objects/entry.h": '#include "storage/tier/tier.h"\n',
     "storage/objects/entry_test.cc": '#include "storage/lookup/lease.h"\n',
     "storage/lookup/lease.h": '#include "storage/objects/entry.h"\n',
-    "examples/rag/main.cc": '#include "ashlar/client.h"\n',
+    "examples/rag/main.cc": '#include "ashlar/engine.h"\n',
     "examples/c/main.c": '#include "ashlar.h"\n',
     "client/c/include/ashlar.h": "",
     "tests/integration/fake.h": "",
-    "tests/integration/all_test.cc": '#include "daemon/service.h"\n#include "ashlar/client.h"\n',
+    "tests/integration/all_test.cc": '#include "daemon/service.h"\n#include "ashlar/engine.h"\n',
 }
 
 BREACHES = [
@@ -47,8 +47,8 @@ BREACHES = [
     ),
     (
         "storage/a_test.cc",
-        '#include "client/include/ashlar/client.h"',
-        "storage/a_test.cc:1: includes client/include/ashlar/client.h: storage/ may not depend on client/",
+        '#include "client/include/ashlar/engine.h"',
+        "storage/a_test.cc:1: includes client/include/ashlar/engine.h: storage/ may not depend on client/",
     ),
     (
         "client/a.h",
@@ -57,13 +57,13 @@ BREACHES = [
     ),
     (
         "daemon/a.cc",
-        '#include "client/include/ashlar/client.h"',
-        "daemon/a.cc:1: includes client/include/ashlar/client.h: daemon/ may not depend on client/",
+        '#include "client/include/ashlar/engine.h"',
+        "daemon/a.cc:1: includes client/include/ashlar/engine.h: daemon/ may not depend on client/",
     ),
     (
         "daemon/a.cc",
-        "#include <client/include/ashlar/client.h>",
-        "daemon/a.cc:1: includes client/include/ashlar/client.h: daemon/ may not depend on client/",
+        "#include <client/include/ashlar/engine.h>",
+        "daemon/a.cc:1: includes client/include/ashlar/engine.h: daemon/ may not depend on client/",
     ),
     (
         "tools/a.cc",

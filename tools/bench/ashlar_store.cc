@@ -105,7 +105,7 @@ void AppendTokens(const Batch& batch, size_t i, std::vector<int32_t>& tokens) {
   tokens.insert(tokens.end(), batch.value_bytes / kTokenBytes, static_cast<int32_t>(batch.first + i));
 }
 
-// By ashlar/client.h.
+// By the calls of client/session.
 class ClientStore final : public ValueStore {
  public:
   explicit ClientStore(std::shared_ptr<AshlarSession> session) : session_(std::move(session)) {}

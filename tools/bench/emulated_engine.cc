@@ -129,7 +129,7 @@ absl::StatusOr<EmulatedEngine::Times> EmulatedEngine::Ask(std::span<const int32_
     if (absl::Status status = Fill(request, filled); !status.ok()) return status;
   } while (request.WaitCold(60'000).code == engine::Code::kRestart);
   const Watch::time_point combine = Watch::now();
-  if (const engine::Status status = request.LookAgain(nullptr, 0); !status.ok()) {
+  if (const engine::Status status = request.LookAgain(); !status.ok()) {
     return absl::InternalError(status.message);
   }
   for (uint32_t layer = 0; layer < kLayers; ++layer) request.WaitLayer(layer);

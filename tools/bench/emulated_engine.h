@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
 #include "ashlar/engine.h"
+#include "client/session/client.h"
 
 namespace ashlar::bench {
 

@@ -12,7 +12,6 @@
 #include "examples/testing/local_daemon.h"
 #include "kernels/host/thread_pool.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/compare_apis.h"
 
 namespace ashlar::bench {
 namespace {
@@ -252,8 +251,7 @@ absl::Status Land(const Options& options, nlohmann::json& figures) {
   nlohmann::json& cases = figures["cases"] = nlohmann::json::array();
   if (absl::Status status = LandPages(**client, options, pool, cases); !status.ok()) return status;
   nlohmann::json& handovers = figures["handovers"] = nlohmann::json::array();
-  if (absl::Status status = MapTuples(**client, options, handovers); !status.ok()) return status;
-  return CompareApis(**client, options, figures["apis"] = nlohmann::json::array());
+  return MapTuples(**client, options, handovers);
 }
 
 }  // namespace ashlar::bench

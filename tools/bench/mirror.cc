@@ -20,7 +20,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "ashlar/client.h"
+#include "client/session/client.h"
 #include "daemon/peer/directory/etcd_directory.h"
 #include "examples/testing/child_process.h"
 #include "examples/testing/local_nodes.h"

@@ -42,9 +42,9 @@ class ValueStore {
 };
 
 // One private ashlard by two ways, in one session and the same memory: each finds the other's values. A value is a
-// segment of one attention layer; a batch of gets is one call. By ashlar/client.h a batch of puts is one reservation, a
-// copy into memory that is shared with the daemon, and one publish; by ashlar/engine.h (Begin, Publish, Finish) a
-// look-up stands before these.
+// segment of one attention layer; a batch of gets is one call. By the calls of client/session a batch of puts is one
+// reservation, a copy into memory that is shared with the daemon, and one publish; by ashlar/engine.h (Begin, Publish,
+// Finish) a look-up stands before these.
 struct AshlarStores {
   std::unique_ptr<ValueStore> by_client, by_engine;
 };

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "ashlar/client.h"
+#include "client/session/client.h"
 
 namespace ashlar::neighbours {
 

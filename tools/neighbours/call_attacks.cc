@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ashlar/v1/cache.pb.h"
-#include "client/calls/prompt_message.h"
+#include "client/session/prompt_message.h"
 #include "proto/limits.h"
 #include "tools/neighbours/attack.h"
 #include "tools/neighbours/pressed_calls.h"

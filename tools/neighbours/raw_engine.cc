@@ -15,7 +15,7 @@
 
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "ashlar/v1/session.pb.h"
-#include "client/calls/prompt_message.h"
+#include "client/session/prompt_message.h"
 #include "proto/limits.h"
 
 namespace ashlar::neighbours {

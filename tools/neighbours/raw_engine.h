@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
+#include "client/session/client.h"
 #include "client/session/descriptor.h"
 #include "tools/neighbours/segment_engine.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
+#include "client/session/client.h"
 
 namespace ashlar::neighbours {
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
+#include "client/session/client.h"
 #include "nlohmann/json.hpp"
 #include "tools/neighbours/segment_engine.h"
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ashlar for engines in C, and for whatever calls C: the engine API (ashlar/engine.h has its full description, which
- * holds here, too: the order of calls, waiting, pages, two processes, forks).
+/* The engine API for C99 and for languages that call C. ashlar/engine.h describes the order of the calls, errors,
+ * waiting, ownership of pages, in-place sharing, and scheduler and workers; all of it holds here, too.
  *
- * Structs begin with their size: set it to sizeof, all else to zero or to what is meant (ASHLAR_INIT). A struct of an
- * older header is shorter; what it lacks has its default. One of a newer header is taken if what this library does not
- * know is zero. In an array all elements have the size of the first.
+ * Structs begin with their size. Initialize them with ASHLAR_INIT, which sets the size and zeroes the rest; zero means
+ * the default. A struct of an older header is shorter; its missing fields have their defaults. A struct of a newer
+ * header is accepted if the fields that this library does not know are zero. All elements of an array have the size of
+ * the first.
  *
- * Errors. Calls return a code: ASHLAR_OK, one of the three that are no errors, or an error, whose text
- * ashlar_error_message() returns to the thread that made the call. ASHLAR_INVALID_ARGUMENT begins with the field's
- * name, and nothing has changed. A cache failure is a miss, never an error.
+ * Errors. Calls return ASHLAR_OK, one of the codes that are not errors, or an error. ashlar_error_message() returns the
+ * text of the calling thread's last error. After ASHLAR_INVALID_ARGUMENT, whose text begins with the field's name,
+ * nothing has changed. A cache failure is a miss, not an error.
  *
- * Memory. The library gives out handles, which *_end and ashlar_close take back (null is allowed), and pointers into
- * its own memory, valid as long as said. It keeps no pointer of the caller's longer than said there.
+ * Memory. The library returns handles, which *_end and ashlar_close take back (null is allowed), and pointers into its
+ * own memory, valid as documented. It keeps no pointer of the caller longer than documented.
  *
- * Threads. A cache may be used by any thread, a request and a job by one thread at a time. Handles may end in any
- * order.
+ * Threads. A cache may be used by any thread; a request or a job by one thread at a time. Handles may end in any order.
  */
 #ifndef ASHLAR_H
 #define ASHLAR_H
@@ -35,26 +35,26 @@ extern "C" {
 #endif
 
 ASHLAR_API const char* ashlar_version(void);
-/* Of this thread's last call that returned an error; until its next call. Never null. */
+/* The text of this thread's last error, valid until its next call. Never null. */
 ASHLAR_API const char* ashlar_error_message(void);
 
-/* Waits for the daemon. ASHLAR_UNAVAILABLE: there is none. */
+/* Waits for the daemon. ASHLAR_UNAVAILABLE: no daemon. */
 ASHLAR_API int32_t ashlar_open(const ashlar_open_options* options, ashlar_cache** out);
-/* Does not wait. Options and all that they name stay until the job is over. *out is open then if ashlar_job_result says
- * ASHLAR_OK. Until then no call takes it; close it behind the job, in any case. */
+/* Does not wait. Options and everything that they point to must stay valid until the job is over. If ashlar_job_result
+ * is ASHLAR_OK then, *out is open. Do not use *out before that; close it after the job in any case. */
 ASHLAR_API int32_t ashlar_start_open(const ashlar_open_options* options, ashlar_cache** out, ashlar_job** job);
-/* Ends the session once its last request and job have ended, too. The last of them waits until nothing can write into
- * the memory any more: where pages are in doubt, for as long as the daemon stands still (a dead one writes nothing). */
+/* Ends the session when its last request and job have ended. That last end waits until nothing can write to the memory;
+ * if the daemon hangs, it waits for as long as the daemon hangs. */
 ASHLAR_API void ashlar_close(ashlar_cache* cache);
-ASHLAR_API uint8_t* ashlar_data(const ashlar_cache* cache); /* of the memory, maybe on a GPU; null without one */
+ASHLAR_API uint8_t* ashlar_data(const ashlar_cache* cache); /* the memory, perhaps on a GPU; null: none */
 ASHLAR_API uint64_t ashlar_bytes(const ashlar_cache* cache);
 ASHLAR_API uint32_t ashlar_place_count(const ashlar_cache* cache);
 ASHLAR_API int32_t ashlar_place(const ashlar_cache* cache, uint32_t index, ashlar_page_place* out);
 ASHLAR_API int32_t ashlar_connected(const ashlar_cache* cache);
-/* A doubt about the options that is no error; empty: none. As long as the cache. */
+/* A non-fatal warning about the options; empty: none. Valid as long as the cache. */
 ASHLAR_API const char* ashlar_warning(const ashlar_cache* cache);
 
-/* One request for each prompt; none where an error is returned. The start forms do not wait. */
+/* Returns one request per prompt, or none on an error. The start forms do not wait. */
 ASHLAR_API int32_t ashlar_begin(ashlar_cache* cache, const ashlar_prompt* prompts, uint32_t count,
                                 ashlar_request** requests);
 ASHLAR_API int32_t ashlar_start_begin(ashlar_cache* cache, const ashlar_prompt* prompts, uint32_t count,
@@ -63,37 +63,38 @@ ASHLAR_API int32_t ashlar_land(ashlar_cache* cache, const ashlar_plan_to_land* p
                                ashlar_request** requests);
 ASHLAR_API int32_t ashlar_start_land(ashlar_cache* cache, const ashlar_plan_to_land* plans, uint32_t count,
                                      ashlar_request** requests);
-/* By kernels of this process; waits for nobody. */
+/* Computes one linear layer of a missing run with kernels in this process. Does not wait. */
 ASHLAR_API int32_t ashlar_compute_alone(ashlar_cache* cache, const ashlar_request* request,
                                         const ashlar_alone_layer* layer);
 ASHLAR_API int32_t ashlar_commit(ashlar_cache* cache, const ashlar_text* texts, uint32_t count);
-/* Tensors, rows, tokens and outcomes stay until the job is over. */
+/* Tensors, rows, tokens and outcomes must stay valid until the job is over. */
 ASHLAR_API int32_t ashlar_start_commit(ashlar_cache* cache, const ashlar_text* texts, uint32_t count, ashlar_job** job);
-/* Hands a text that was committed to a node of the cluster, for an engine there: tokens, conversation and media of
- * `text` count. ASHLAR_OK: the node has it. ASHLAR_PENDING: not in time; it may still come. ASHLAR_UNAVAILABLE, with
- * the reason: it has not, and that engine computes. */
+/* Sends a committed text to another node, for an engine there: tokens, conversation, media and salt of `text` are read.
+ * ASHLAR_OK: the node has it. ASHLAR_PENDING: timeout; it may still arrive. ASHLAR_UNAVAILABLE: it will not arrive; the
+ * text of the error has the reason. */
 ASHLAR_API int32_t ashlar_hand_off(ashlar_cache* cache, const ashlar_text* text, const char* node, uint32_t wait_ms);
-/* Writes an outcome (ashlar_hand_off_name). Tokens and outcome stay until the job is over. */
+/* Writes an outcome (ashlar_hand_off_name). Tokens and outcome must stay valid until the job is over. */
 ASHLAR_API int32_t ashlar_start_hand_off(ashlar_cache* cache, const ashlar_text* text, const char* node,
                                          uint32_t wait_ms, uint8_t* outcome, ashlar_job** job);
-/* Waits for a segment to compute for other engines. ASHLAR_OK: `work` is a request with one missing run, and no prompt;
- * publish and end it before the next call, which says what became of it. ASHLAR_PENDING: there was none, and *work is
- * null. One thread at a time: a second one ends the wait of the first. */
+/* Waits for a segment to compute for another engine. ASHLAR_OK: *work is a request with one missing run and no prompt;
+ * publish it and end it before the next call, which reports the result. ASHLAR_PENDING: no work, *work is null. One
+ * thread at a time: a second call ends the first. */
 ASHLAR_API int32_t ashlar_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar_request** work);
-/* Does not wait. *work is such a request once the job is over, if ashlar_job_result says ASHLAR_OK. Until then no call
- * takes it; end it behind the job, in any case. */
+/* Does not wait. If ashlar_job_result is ASHLAR_OK when the job is over, *work is such a request. Do not use *work
+ * before that; end it after the job in any case. */
 ASHLAR_API int32_t ashlar_start_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar_request** work,
                                               ashlar_job** job);
 ASHLAR_API int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out);
-/* Return how many pages were written to `pages`. The first waits up to timeout_ms. */
+/* Return the number of quiesced pages written to `pages`: pages that the cache kept, and to which nothing writes any
+ * more. The first call waits up to timeout_ms. */
 ASHLAR_API uint64_t ashlar_take_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity,
                                             uint32_t timeout_ms);
 ASHLAR_API uint64_t ashlar_poll_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity);
-/* Of one group of layers, where groups number their pages apart; the calls above take the first. 0 does not wait. */
+/* The pages of one group of layers, if each group numbers its own pages. timeout_ms 0 does not wait. */
 ASHLAR_API uint64_t ashlar_take_quiet_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
                                                uint32_t timeout_ms);
 
-/* Cancels what is under way, and does not wait. */
+/* Cancels calls in progress, and does not wait. */
 ASHLAR_API void ashlar_request_end(ashlar_request* request);
 ASHLAR_API int32_t ashlar_request_wait_plan(ashlar_request* request);
 ASHLAR_API int32_t ashlar_request_poll_plan(ashlar_request* request);
@@ -108,30 +109,39 @@ ASHLAR_API int32_t ashlar_request_publish(ashlar_request* request, uint32_t miss
 ASHLAR_API int32_t ashlar_request_start_publish(ashlar_request* request, uint32_t missing,
                                                 const ashlar_computed_run* computed, uint8_t* outcome,
                                                 ashlar_job** job);
-/* Many small ones by one call to the daemon: computed[i], in pages of its own, is the run missing[i]. One outcome
- * a run; null: not wanted. An error: none was published. */
+/* Publishes several small runs with one call to the daemon: computed[i] is the run missing[i], each in pages of its
+ * own. Writes one outcome per run; outcomes may be null. On an error nothing was published. */
 ASHLAR_API int32_t ashlar_request_publish_many(ashlar_request* request, const uint32_t* missing,
                                                const ashlar_computed_run* computed, uint32_t count, uint8_t* outcomes);
 ASHLAR_API int32_t ashlar_request_start_publish_many(ashlar_request* request, const uint32_t* missing,
                                                      const ashlar_computed_run* computed, uint32_t count,
                                                      uint8_t* outcomes, ashlar_job** job);
 ASHLAR_API void ashlar_request_abandon(ashlar_request* request, uint32_t missing);
-/* With cold_parallel: how many segments other engines compute for this prompt. */
+/* With cold_parallel: the number of segments that other engines compute for this prompt. */
 ASHLAR_API uint32_t ashlar_request_elsewhere(const ashlar_request* request);
-/* Waits for them. ASHLAR_RESTART: there are more missing runs, at the end; compute them, and call it again.
- * ASHLAR_PENDING: not all have come in time. ASHLAR_OK: nothing is left to wait for. Then look again. */
+/* Waits for these segments. ASHLAR_OK: nothing is left to wait for. ASHLAR_RESTART: there are more missing runs at the
+ * end; compute them and call it again. ASHLAR_PENDING: timeout. Then look again. */
 ASHLAR_API int32_t ashlar_request_wait_cold(ashlar_request* request, uint32_t timeout_ms);
-/* Does not wait: ashlar_job_result has the code. Other calls on the request say ASHLAR_PENDING until the job is over.
- */
+/* Does not wait; ashlar_job_result has the code. Other calls on the request return ASHLAR_PENDING until the job is
+ * over. */
 ASHLAR_API int32_t ashlar_request_start_wait_cold(ashlar_request* request, uint32_t timeout_ms, ashlar_job** job);
 ASHLAR_API int32_t ashlar_request_look_again(ashlar_request* request, const int32_t* page_table, uint64_t page_count);
 ASHLAR_API int32_t ashlar_request_start_look_again(ashlar_request* request, const int32_t* page_table,
                                                    uint64_t page_count);
-/* The same in one table a group of layers. */
+/* The same with one page table per group of layers. */
 ASHLAR_API int32_t ashlar_request_look_again_in(ashlar_request* request, const ashlar_page_table* page_tables,
                                                 uint32_t count);
 ASHLAR_API int32_t ashlar_request_start_look_again_in(ashlar_request* request, const ashlar_page_table* page_tables,
                                                       uint32_t count);
+/* With ashlar_memory.share_in_place: gets the shared pages of the prompt's segments, and own_pages pages for all other
+ * tokens. Further calls raise the number of own pages. ASHLAR_NO_PAGES: too few are free; `lacks` (may be null) has the
+ * numbers, and nothing has changed. */
+ASHLAR_API int32_t ashlar_request_admit(ashlar_request* request, uint32_t own_pages, ashlar_page_shortage* lacks);
+ASHLAR_API int32_t ashlar_request_shared_segment(const ashlar_request* request, uint32_t index,
+                                                 ashlar_shared_segment* out);
+/* Returns the own pages, in the order in which ashlar_request_admit has added them; null before it. Valid until its
+ * next call. */
+ASHLAR_API const int32_t* ashlar_request_own_pages(const ashlar_request* request, uint64_t* count);
 ASHLAR_API int32_t ashlar_request_wait_layer(ashlar_request* request, uint32_t layer);
 ASHLAR_API int32_t ashlar_request_poll_layer(ashlar_request* request, uint32_t layer);
 ASHLAR_API int32_t ashlar_request_tuple(ashlar_request* request, uint32_t step, uint32_t layer, ashlar_tuple* out);
@@ -148,16 +158,17 @@ ASHLAR_API int32_t ashlar_request_pages_kept(const ashlar_request* request);
 ASHLAR_API void ashlar_request_cancel(ashlar_request* request);
 ASHLAR_API int32_t ashlar_request_poll_quiet(ashlar_request* request);
 ASHLAR_API void ashlar_request_release(ashlar_request* request);
-/* Returns the size, and writes the plan if `capacity` suffices. 0: no hit. */
+/* Returns the size of the plan for other processes, and writes it if `capacity` suffices. 0: no hit. */
 ASHLAR_API uint64_t ashlar_request_plan_bytes(const ashlar_request* request, uint8_t* out, uint64_t capacity);
 
 ASHLAR_API int32_t ashlar_job_wait(ashlar_job* job);
 ASHLAR_API int32_t ashlar_job_poll(ashlar_job* job);
-/* Once ashlar_job_poll says ASHLAR_OK: the code of the call that waits; ASHLAR_OK of jobs that write outcomes. */
+/* After ashlar_job_poll has returned ASHLAR_OK: the code of the call itself; ASHLAR_OK for calls that write outcomes.
+ */
 ASHLAR_API int32_t ashlar_job_result(ashlar_job* job);
 ASHLAR_API void ashlar_job_end(ashlar_job* job); /* waits until the call is over */
 
-/* Names of numbers, as metrics have them. Static; never null. */
+/* Names of numbers, as in metrics. Static; never null. */
 ASHLAR_API const char* ashlar_miss_name(uint32_t reason);
 ASHLAR_API const char* ashlar_tier_name(uint32_t tier);
 ASHLAR_API const char* ashlar_publish_name(uint32_t outcome);

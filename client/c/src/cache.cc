@@ -49,7 +49,8 @@ int32_t Begin(ashlar_cache* cache, const ashlar_prompt* given, uint32_t count, a
                       .page_table_count = prompt.page_table_count,
                       .store_only = prompt.store_only != 0,
                       .salt = prompt.salt,
-                      .salt_bytes = prompt.salt_bytes};
+                      .salt_bytes = prompt.salt_bytes,
+                      .rotary_shifts = prompt.rotary_shifts};
     std::memcpy(to.conversation, prompt.conversation, sizeof to.conversation);
     own.push_back(to);
   }
@@ -69,7 +70,7 @@ int32_t Land(ashlar_cache* cache, const ashlar_plan_to_land* given, uint32_t cou
     const std::string name = "plans[" + std::to_string(own.size()) + "].page_tables";
     tables.push_back(TablesOf(name, plan.page_tables, plan.page_table_count));
     own.push_back({plan.plan, plan.plan_bytes, plan.page_table, plan.page_count, plan.present_tokens,
-                   tables.back().data(), plan.page_table_count});
+                   tables.back().data(), plan.page_table_count, plan.rotary_shifts, plan.rotary_shift_count});
   }
   Requests requests(count);
   const engine::Status status = (cache->cache.*call)(own.data(), count, requests.data());
@@ -236,14 +237,14 @@ int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out) {
 }
 
 uint64_t ashlar_take_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity, uint32_t timeout_ms) {
-  return cache->cache.TakeQuietPages(pages, capacity, timeout_ms);
+  return cache->cache.TakeQuiescedPages(pages, capacity, timeout_ms);
 }
 
 uint64_t ashlar_take_quiet_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
                                     uint32_t timeout_ms) {
-  return cache->cache.TakeQuietPagesOf(group, pages, capacity, timeout_ms);
+  return cache->cache.TakeQuiescedPages(pages, capacity, timeout_ms, group);
 }
 
 uint64_t ashlar_poll_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity) {
-  return cache->cache.PollQuietPages(pages, capacity);
+  return cache->cache.TakeQuiescedPages(pages, capacity, 0);
 }

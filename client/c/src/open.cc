@@ -89,6 +89,7 @@ engine::Memory MemoryOf(const ashlar_memory* given, OwnMemory& own) {
   out.gpu_descriptor = memory.gpu_descriptor;
   out.gpu_data = memory.gpu_data;
   std::memcpy(out.gpu, memory.gpu, sizeof out.gpu);
+  out.share_in_place = memory.share_in_place != 0;
   return out;
 }
 

@@ -188,7 +188,7 @@ int32_t ashlar_request_start_look_again(ashlar_request* request, const int32_t* 
 
 int32_t ashlar_request_look_again_in(ashlar_request* request, const ashlar_page_table* page_tables, uint32_t count) {
   return Guarded([&] {
-    return Report(request->request.LookAgainIn(TablesOf("look_again.page_tables", page_tables, count).data(), count));
+    return Report(request->request.LookAgain(TablesOf("look_again.page_tables", page_tables, count).data(), count));
   });
 }
 
@@ -196,8 +196,32 @@ int32_t ashlar_request_start_look_again_in(ashlar_request* request, const ashlar
                                            uint32_t count) {
   return Guarded([&] {
     const auto tables = TablesOf("look_again.page_tables", page_tables, count);
-    return Report(request->request.StartLookAgainIn(tables.data(), count));
+    return Report(request->request.StartLookAgain(tables.data(), count));
   });
+}
+
+int32_t ashlar_request_admit(ashlar_request* request, uint32_t own_pages, ashlar_page_shortage* lacks) {
+  engine::PageShortage shortage;
+  const int32_t code = Report(request->request.Admit(own_pages, &shortage));
+  if (lacks == nullptr) return code;
+  const ashlar_page_shortage own = {sizeof own, shortage.needed, shortage.free, shortage.reclaimable, shortage.held};
+  const int32_t written = Write(own, lacks);
+  return code == ASHLAR_OK ? written : code;
+}
+
+int32_t ashlar_request_shared_segment(const ashlar_request* request, uint32_t index, ashlar_shared_segment* out) {
+  const engine::AdmittedPages& pages = request->request.admitted();
+  if (index >= pages.segment_count) return Fail(ASHLAR_INVALID_ARGUMENT, "index: the request has fewer segments");
+  const engine::SharedSegment& segment = pages.segments[index];
+  const ashlar_shared_segment own = {sizeof own,        segment.first_slot, segment.first_token,
+                                     segment.end_token, segment.pages,      segment.page_count};
+  return Write(own, out);
+}
+
+const int32_t* ashlar_request_own_pages(const ashlar_request* request, uint64_t* count) {
+  const engine::AdmittedPages& pages = request->request.admitted();
+  if (count != nullptr) *count = pages.own_page_count;
+  return pages.own_pages;
 }
 
 int32_t ashlar_request_wait_layer(ashlar_request* request, uint32_t layer) {
@@ -248,7 +272,7 @@ int32_t ashlar_request_move(ashlar_request* request, const int32_t* page_table, 
 
 int32_t ashlar_request_move_to(ashlar_request* request, const ashlar_page_table* page_tables, uint32_t count) {
   return Guarded(
-      [&] { return Report(request->request.MoveTo(TablesOf("move.page_tables", page_tables, count).data(), count)); });
+      [&] { return Report(request->request.Move(TablesOf("move.page_tables", page_tables, count).data(), count)); });
 }
 
 int32_t ashlar_request_lose(ashlar_request* request, const uint32_t* segments, uint32_t count) {

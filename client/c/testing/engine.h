@@ -43,8 +43,9 @@ typedef struct engine {
 /* gpu_memory.c: fills it with memory of an emulated GPU. */
 void take_gpu_memory(ashlar_memory* memory);
 
-/* `started`: opened by a job. */
-static inline void open_engine_by(engine* self, char** sockets, uint32_t kind, uint32_t capture_tokens, int started) {
+/* `started`: opened by a job. `shared`: requests share segments in place. */
+static inline void open_engine_by(engine* self, char** sockets, uint32_t kind, uint32_t capture_tokens, int started,
+                                  uint32_t shared) {
   static const float decays[HEADS] = {-0.3f, -0.01f};
   ashlar_layer layers[2] = {ASHLAR_INIT(ashlar_layer), ASHLAR_INIT(ashlar_layer)};
   ashlar_model model = ASHLAR_INIT(ashlar_model);
@@ -67,6 +68,7 @@ static inline void open_engine_by(engine* self, char** sockets, uint32_t kind, u
   model.layer_count = 2;
   memory.kind = kind;
   memory.pages = kind == ASHLAR_MEMORY_NONE ? 0 : PAGES;
+  memory.share_in_place = shared;
   if (kind == ASHLAR_MEMORY_GPU) take_gpu_memory(&memory);
   options.rpc_socket = sockets[0];
   options.session_socket = sockets[1];
@@ -91,7 +93,7 @@ static inline void open_engine_by(engine* self, char** sockets, uint32_t kind, u
 }
 
 static inline void open_engine(engine* self, char** sockets, uint32_t kind, uint32_t capture_tokens) {
-  open_engine_by(self, sockets, kind, capture_tokens, 0);
+  open_engine_by(self, sockets, kind, capture_tokens, 0, 0);
 }
 
 static inline float* row(engine* self, uint64_t position, uint64_t offset) {
@@ -166,5 +168,7 @@ void other_pages(char** sockets);
 void numbers(char** sockets);
 /* salt_test.c */
 void salts(char** sockets);
+/* in_place_test.c */
+void in_place(char** sockets);
 
 #endif

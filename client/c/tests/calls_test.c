@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Calls of the C ABI that the example does not make, against a real daemon.
- * usage: calls_c many|present|gpu|cold|started|groups|numbers|other_pages|salts|resume RPC-SOCKET SESSION-SOCKET
- *        calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME */
+ * usage: calls_c CALL RPC-SOCKET SESSION-SOCKET
+ *        calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME
+ * main() lists the calls. */
 #include <pthread.h>
 
 #include "client/c/testing/engine.h"
@@ -208,8 +209,8 @@ static void share_a_cold_prompt_by_jobs(char** sockets) {
   int32_t first, code;
   REQUIRE(ashlar_start_open(NULL, &none, &opens) == ASHLAR_INVALID_ARGUMENT);
   REQUIRE(none == NULL && opens == NULL);
-  open_engine_by(&asking, sockets, ASHLAR_MEMORY_HOSTED, 0, 1);
-  open_engine_by(&serving, sockets, ASHLAR_MEMORY_HOSTED, 0, 1);
+  open_engine_by(&asking, sockets, ASHLAR_MEMORY_HOSTED, 0, 1, 0);
+  open_engine_by(&serving, sockets, ASHLAR_MEMORY_HOSTED, 0, 1, 0);
   REQUIRE(ashlar_start_serve_prefill(serving.cache, 0, NULL, &serves) == ASHLAR_INVALID_ARGUMENT);
   REQUIRE(ashlar_start_serve_prefill(serving.cache, 0, &work, NULL) == ASHLAR_INVALID_ARGUMENT);
   REQUIRE(work == NULL);
@@ -311,13 +312,15 @@ int main(int argc, char** argv) {
     numbers(argv + 2);
   } else if (argc == 4 && strcmp(argv[1], "salts") == 0) {
     salts(argv + 2);
+  } else if (argc == 4 && strcmp(argv[1], "in_place") == 0) {
+    in_place(argv + 2);
   } else if (argc == 6 && strcmp(argv[1], "hand_off") == 0) {
     hand_off(argv + 2, argv[4], argv[5]);
   } else if (argc == 4 && strcmp(argv[1], "resume") == 0) {
     resume(argv + 2);
   } else {
     fprintf(stderr,
-            "usage: calls_c many|present|gpu|cold|started|groups|numbers|other_pages|salts|resume RPC-SOCKET "
+            "usage: calls_c many|present|gpu|cold|started|groups|in_place|numbers|other_pages|salts|resume RPC-SOCKET "
             "SESSION-SOCKET\n"
             "       calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME\n");
     return 2;

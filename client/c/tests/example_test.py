@@ -85,6 +85,7 @@ class Example(unittest.TestCase):
             ("cold",),
             ("started",),
             ("groups",),
+            ("in_place",),
             ("numbers",),
             ("other_pages",),
             ("salts",),

@@ -1,55 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's API to the cache. An engine makes these calls, in this order:
+// The engine API: how an inference engine uses the cache. Calls, in order:
 //
-//   Cache::Open     connects, opens the model, takes or registers the memory, declares the pages
-//   Cache::Begin    looks prompts up, and lands the hits
-//   Request::missing, Publish, LookAgain   computes segments alone that are worth having in the cache
-//     (WaitCold before LookAgain, with Prompt::cold_parallel: other engines compute some of them)
-//   Request::plan   the steps that set the prompt: runs to compute, and parts taken from the cache between them
-//   per layer: Advance, or WaitLayer, Tuple and the engine's own kernels
-//   Request::Finish the verdict. kRestart: something did not land, and the plan has changed
-//   Cache::Commit   offers states for later texts to resume from
+//   Cache::Open      connects to the node's daemon, opens the model, allocates or registers the memory, declares pages
+//   Cache::Begin     looks prompts up and starts landing the hits
+//   Request::missing, Publish, LookAgain   compute missed segments alone, and publish them
+//     (with Prompt::cold_parallel: WaitCold before LookAgain; other engines compute some of them)
+//   Request::plan    the steps of the prompt: tokens to compute, and parts taken from the cache
+//   per layer:       Advance for linear layers; or WaitLayer, StepTuple and the engine's own kernels
+//   Request::Finish  the verdict; kRestart: a hit failed to land and the plan has changed
+//   Cache::Commit    offers states for later texts to resume from
 //
-// Errors. A cache failure is a miss, never an error: a dead daemon, a late landing or a full queue changes the plan,
-// and nothing else. An error says that a call made no sense (kInvalidArgument, naming the field; nothing has changed),
-// or that the cache could not be opened. No function throws. kResourceExhausted says that memory or threads ran out in
-// this process: end the request.
+// Errors. A cache failure is a miss, not an error: a dead daemon, a late landing or a full queue only changes the plan.
+// Errors mean that the call was invalid (kInvalidArgument; the message begins with the field, and nothing has changed)
+// or that Open failed. kResourceExhausted: this process is out of memory or threads; end the request. No function
+// throws.
 //
-// Waiting. Open, Begin, Land, LookAgain, Publish, WaitCold, Commit, HandOff and ServePrefill wait for the daemon; each
-// has a form that begins with Start and does not wait. Look-ups that were started are misses where none of their
-// threads is free within timeout_ms. WaitPlan, WaitLayer, Finish and TakeQuietPages each have a form that begins with
-// Poll: kPending says that it is too early. Tensors and rows, a text's tokens and outcomes of a Start must stay as they
-// are until its Poll says kOk; all else (a prompt's tokens, page tables, plans, the structs that name tensors) is
-// copied at once. Advance waits for its layer, and with ComposeBy::kDaemon for the daemon: poll the layer first.
+// Waiting. Open, Begin, Land, LookAgain, Publish, WaitCold, Commit, HandOff, ServePrefill and Admit wait for the
+// daemon. All but Admit have a Start form that does not wait. A lookup that was started is a miss if it gets no thread
+// within timeout_ms. WaitPlan, WaitLayer and Finish have a Poll form that returns kPending instead of waiting. Advance
+// waits for its layer, and with ComposeBy::kDaemon for the daemon: poll the layer first.
 //
-// Pages. A request begun with pages has them until Finish says kOk or kRestart, PollQuiet says kOk, or the plan is
-// known and nothing lands (then PollQuiet says kOk at once). Meanwhile the daemon writes there, and the engine only
-// what the plan has it compute; but while missing() names something, nothing lands. Pages of a request that ends before
-// that, and those that kOtherPages speaks of, are the cache's: they come back once, by TakeQuietPages, and no call
-// takes them before. To know whose they are, call PollQuiet before the request ends. kOtherPages: the request needs
-// others, by LookAgain while missing() names something, else by Move.
+// Ownership of arguments. Tensors, rows, a text's tokens and the outcomes of a Start call must stay valid until its
+// Poll returns kOk, and a prompt's tokens until the request ends. Page tables, plans and the structs that point to
+// tensors are copied.
 //
-// GPUs. Memory of kGpu takes pages alone. States, tails, rows and outputs are given and taken in the processor's
-// memory: a pointer into the GPU's is refused by name, one into other memory of a GPU is a fault of the process. Before
-// Publish, Commit and every call that may land (Begin, Land, LookAgain), the engine's work in the pages must have
-// ended: wait for its stream. What has landed is seen by all work that starts behind WaitLayer or Finish. Open refuses
-// a GPU that has a tier of the daemon's (hbm), because all memory of such a session would have to lie there
-// (kFailedPrecondition).
+// Ownership of pages. The pages of a request that was begun with pages belong to the request until Finish returns kOk
+// or kRestart, PollQuiet returns kOk, or the plan is known and nothing lands. Until then the daemon writes to them, and
+// the engine writes only what the plan has it compute. While missing() is not empty, nothing lands. Pages of a request
+// that ends earlier, and pages after kOtherPages, belong to the cache: TakeQuiescedPages returns them once, and calls
+// refuse them until then. Call PollQuiet before ending a request to learn who owns its pages. kOtherPages: give the
+// request other pages, with LookAgain while missing() is not empty, otherwise with Move.
 //
-// Two processes. A scheduler begins without a page table, and passes Request::PlanBytes on. Each worker (of a
-// tensor-parallel engine: each rank) opens the same model for its own shard and lands the plan in its own pages. The
-// scheduler keeps its request until the workers have landed; ending it cancels landings that have not begun.
+// In-place sharing (MEPIC §3.2). With Memory::share_in_place the daemon allocates page numbers, and running requests
+// read one copy of each segment. Begin takes no pages. Request::Admit gets the request's pages: shared ones, and a
+// number of its own for tokens that it computes. Whoever needs a segment first fills its shared pages: Admit lands hits
+// into them in the background, and WaitLayer and Finish wait until all segments that the plan uses are filled, also
+// those that other requests fill. Attention reads a shared key in place: it is rotated to its slot (SharedSegment), so
+// rotate the query by the difference. Compute missed segments in the request's own pages, Publish them, and call
+// LookAgain without pages. The pages return to the daemon when the request ends.
 //
-// Threads. A Cache is thread-safe. A Request belongs to one thread at a time. Handles may end in any order:
-// session and memory stay until the last request and the last job of the cache have ended, too. The last of them waits
-// until nothing can write into the memory any more: where pages are in doubt, for as long as the daemon stands still
-// (a dead one writes nothing).
+// GPUs. kGpu memory holds pages only. States, tails, rows and outputs are in host memory; a pointer to GPU memory is
+// refused by name if it is in the cache's memory, and crashes the process otherwise. Before Publish, Commit and each
+// call that may land (Begin, Land, LookAgain), the engine's work on the pages must have ended: wait for its stream.
+// Work that starts after WaitLayer or Finish sees the landed data. Open refuses a GPU that has a tier of the daemon
+// (hbm), because all memory of such a session must be on that GPU (kFailedPrecondition).
 //
-// Fork. Handles belong to the process that made them. In a child every call on them is refused (kFailedPrecondition),
-// and destroying them there releases nothing and waits for nothing.
+// Scheduler and workers. A scheduler begins without pages and sends Request::PlanBytes to its workers. Each worker
+// (each tensor-parallel rank) opens the same model for its shard, and lands the plan in its own pages with Cache::Land.
+// The scheduler keeps its request until the workers have landed; ending it cancels landings that have not begun.
 //
-// The whole API can be expressed in C: structs of plain fields, pointers with counts, handles, and enumerations whose
-// numbers never change. Numbers of types, families, reasons and outcomes are those of docs/formats.md.
+// Threads. A Cache is thread-safe. A Request is used by one thread at a time. Handles may end in any order: the session
+// and the memory live until the last request and the last job of the cache have ended. That last end waits until
+// nothing can write to the memory. If the daemon hangs, it waits for as long as the daemon hangs; a dead daemon writes
+// nothing.
+//
+// Fork. Handles belong to the process that made them. In a child every call on them returns kFailedPrecondition, and
+// destroying them releases nothing and waits for nothing.
+//
+// The API can be expressed in C (ashlar.h): plain structs, pointers with counts, handles, and enumerations whose
+// numbers never change. Types, families, reasons and outcomes have the numbers of docs/formats.md.
 #pragma once
 
 #include <cstddef>
@@ -61,19 +70,19 @@ namespace ashlar::engine {
 
 // ---------------------------------------------------------------------------------------------------- computing
 
-// One linear layer's tensors, anywhere in the processor's memory. Tensors in the cache's memory are published from
-// there; all others are copied once more.
+// The tensors of one linear layer, in host memory. Tensors in the cache's memory are published from there; others are
+// copied once more.
 struct LinearTensors {
   uint32_t layer = 0;
-  const void* state = nullptr;               // all heads, [d_k, d_v] or [d_v, d_k], in state_dtype
-  const int32_t* state_exponents = nullptr;  // [value_heads], of fp16 alone
-  const void* conv_tail = nullptr;           // in conv_order and conv_dtype: of the last conv_kernel − 1 tokens
-  // Only for a Run with a transition: all heads, fp32. If the family erases, [d_k, d_k] in the state's order; else the
-  // logarithm of the family's form.
+  const void* state = nullptr;               // [value_heads] × [d_k, d_v] or [d_v, d_k] (Layer::order), in state_dtype
+  const int32_t* state_exponents = nullptr;  // [value_heads]; with fp16 states only
+  const void* conv_tail = nullptr;  // inputs of the last conv_kernel − 1 tokens, in conv_order and conv_dtype
+  // Only if Run::transition: all heads, fp32. A family that erases: [d_k, d_k] in the state's order. Other families:
+  // the logarithm of the transition in the family's form.
   const float* transition = nullptr;
-  const float* decay = nullptr;   // [value_heads][d_k]: product of the tokens' decays; may be null (deltanet: is)
-  int64_t state_head_stride = 0;  // in elements, from one head's state to the next; 0: d_k · d_v
-  int64_t conv_row_stride = 0;    // in elements, from one row of the tail to the next (conv_order); 0: dense
+  const float* decay = nullptr;   // [value_heads][d_k]: product of the tokens' decays; may be null (deltanet: null)
+  int64_t state_head_stride = 0;  // elements from one head's state to the next; 0: d_k · d_v
+  int64_t conv_row_stride = 0;    // elements from one row of the tail to the next (conv_order); 0: dense
 };
 
 // The tensors and pages of a computed run.
@@ -82,92 +91,91 @@ struct ComputedRun {
   uint32_t linear_count = 0;
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
-  uint64_t first_position = 0;             // slot position of its token 0, in each group's pages
-  const PageTable* page_tables = nullptr;  // in place of page_table, as in Prompt
+  uint64_t first_position = 0;             // slot of the run's token 0, counted from the start of each page table
+  const PageTable* page_tables = nullptr;  // instead of page_table, as in Prompt
   uint32_t page_table_count = 0;
 };
 
-// One head of a tuple: S ← T S + state × 2^state_exponent.
+// One head of a tuple: S ← T S + state × 2^state_exponent (HYPIC equation 4).
 struct Head {
-  TransitionForm form = TransitionForm::kZero;  // zero: nothing that came before counts
+  TransitionForm form = TransitionForm::kZero;  // kZero: earlier states do not count
   int32_t rank = 0;
   const void* transition = nullptr;
   const void* state = nullptr;
   int32_t state_exponent = 0;
 };
 
-// One linear layer of a step that is taken from the cache, in place, read-only. Valid until the next kRestart or the
-// end of the request, and only after WaitLayer.
+// One linear layer of a step that is taken from the cache. Read-only and in place. Valid after WaitLayer, until the
+// next kRestart or the end of the request.
 struct Tuple {
   const Head* heads = nullptr;
   uint32_t head_count = 0;
   DType transition_dtype = DType::kF32, state_dtype = DType::kF32;
   uint64_t position = 0;            // the segment's first position in the prompt; 0 for a prefix
-  const void* conv_tail = nullptr;  // behind the step, in the layer's conv_order and conv_dtype
+  const void* conv_tail = nullptr;  // after the step, in the layer's conv_order and conv_dtype
 };
 
-// The running states of one linear layer's heads.
+// The running states of one linear layer's value heads.
 struct State {
   void* data = nullptr;
   DType dtype = DType::kF32;     // kF32, kF16 or kBF16
-  int32_t* exponents = nullptr;  // [value_heads], of kF16 alone
-  int64_t head_stride = 0;       // in elements, from one head to the next, as in an engine's blocks; 0: d_k · d_v
+  int32_t* exponents = nullptr;  // [value_heads]; with kF16 only
+  int64_t head_stride = 0;       // elements from one head to the next, for example in an engine's blocks; 0: d_k · d_v
 };
 struct StateCopy {
   uint64_t position = 0;
   State state;
 };
 
-// The inputs of the recurrence, fp32: after convolution, activation, normalisation, rotation and the query's scale; the
-// last two fields have the library normalise and scale. Strides are in floats, from one token to the next; 0: the rows
-// lie one behind the other.
+// The inputs of the recurrence, fp32, after convolution, activation, normalization, rotation and the query's scale;
+// with norm_epsilon and q_scale the library normalizes and scales. Strides are floats from one token to the next; 0:
+// dense.
 struct TokenRows {
   uint64_t tokens = 0;
-  const float* q = nullptr;  // [tokens][key_heads, d_k]; may be null without outputs
+  const float* q = nullptr;  // [tokens][key_heads, d_k]; may be null if there are no outputs
   const float* k = nullptr;  // [tokens][key_heads, d_k]
   const float* v = nullptr;  // [tokens][value_heads, d_v]
-  // Log decays ≤ 0. gdn: [tokens][value_heads]; gla, kda: [tokens][value_heads, d_k]; else null.
+  // Log decays, at most 0. gdn: [tokens][value_heads]; gla, kda: [tokens][value_heads, d_k]; others: null.
   const float* g = nullptr;
-  // deltanet, gdn, kda: β, [tokens][value_heads]; mamba2: dt, the same; mamba1: dt, [tokens][value_heads, d_v]; else
-  // null.
+  // deltanet, gdn, kda: β, [tokens][value_heads]; mamba2: dt, the same shape; mamba1: dt, [tokens][value_heads, d_v];
+  // others: null.
   const float* beta = nullptr;
   int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
-  // Above 0: each head's q and k are multiplied by 1 / sqrt(Σ x² + norm_epsilon) first, in a copy. 0: they are as they
-  // should be.
+  // Above 0: each head's q and k are first multiplied by 1 / sqrt(Σ x² + norm_epsilon), in a copy.
   float norm_epsilon = 0;
-  float q_scale = 0;  // q is multiplied by it, after normalisation; 0: 1
+  float q_scale = 0;  // factor of q, after normalization; 0: 1
 };
 
-// One linear layer of positions [begin, end), which must not cut a step that is taken from the cache. The positions may
-// lie behind the prompt, too.
+// Positions [begin, end) of one linear layer. They contain each step that is taken from the cache whole or not at all.
+// They may continue after the prompt.
 struct LayerAdvance {
   uint32_t layer = 0;
   uint64_t begin = 0, end = 0;
   TokenRows inputs;                   // of the computed tokens among the positions, in order
-  State state;                        // in: behind `begin`; out: behind `end`
+  State state;                        // in: after position begin − 1; out: after position end − 1
   float* out = nullptr;               // [tokens][value_heads, d_v]; may be null
-  int64_t out_stride = 0;             // in floats; 0: value_heads · d_v
-  const StateCopy* copies = nullptr;  // out: states behind these positions, ascending, none inside of a cached step
+  int64_t out_stride = 0;             // floats; 0: value_heads · d_v
+  const StateCopy* copies = nullptr;  // out: states at these positions, ascending, none inside a cached step
   uint32_t copy_count = 0;
 };
 
-// One linear layer of a text that stands alone (Run), from a zero state, by kernels in this process.
+// One linear layer of a text that is computed alone (Run), from a zero state, by kernels in this process.
 struct AloneLayer {
   uint32_t layer = 0;
-  TokenRows inputs;          // of all its tokens
+  TokenRows inputs;          // of all tokens of the run
   float* out = nullptr;      // [tokens][value_heads, d_v]; may be null
-  int64_t out_stride = 0;    // in floats; 0: value_heads · d_v
+  int64_t out_stride = 0;    // floats; 0: value_heads · d_v
   const Run* run = nullptr;  // the run whose tuple is wanted
-  // Out: the run's tuple, as in LinearTensors. For a run without a transition none is written.
+  // Out: the run's tuple, as in LinearTensors. `transition` is not written if Run::transition is false.
   State state;
   float* transition = nullptr;
-  float* decay = nullptr;  // out, as LinearTensors has it, of families that erase; null: not wanted
+  float* decay = nullptr;  // out, as LinearTensors::decay, for families that erase; may be null
 };
 
 // ---------------------------------------------------------------------------------------------------- committing
 
-// The inputs of the linear layers for a text's last tokens: rows of a token as in TokenRows, one behind the other,
-// fp32, and the convolution's inputs.
+// A span (KVBuffer §6): the inputs of one linear layer for the last tokens of a text, fp32. Rows of a token as in
+// TokenRows, dense; then the convolution inputs.
 struct SpanRows {
   uint32_t layer = 0;
   const float* keys = nullptr;
@@ -178,24 +186,24 @@ struct SpanRows {
 };
 
 struct Checkpoint {
-  uint64_t depth = 0;
+  uint64_t depth = 0;                     // tokens before the states
   const LinearTensors* linear = nullptr;  // every linear layer, without transitions
   uint32_t linear_count = 0;
 };
 
-// The sizes of an engine's segments in the cache.
+// Sizes of the segments that an engine has published.
 struct StoredSegments {
   uint64_t segments = 0;
   uint64_t bytes = 0;
-  uint64_t own_bytes = 0;  // if every transition had its layer's own form
-  uint64_t heads[7] = {};  // the number of transitions stored in each form (Head::form)
+  uint64_t own_bytes = 0;  // the size if every transition were stored in its layer's own form
+  uint64_t heads[7] = {};  // number of transitions by the form in which they are stored (Head::form)
 };
 
 class Request;
 
-// A text that has been run through the model. Commit writes one outcome a checkpoint to `outcomes` (CommitName).
+// A text that was run through the model. Commit writes one outcome per checkpoint to `outcomes` (CommitName).
 struct Text {
-  const Request* request = nullptr;  // the request of the text's prompt; null: the text began with nothing
+  const Request* request = nullptr;  // the request of the text's prompt; null: the text began without one
   const int32_t* tokens = nullptr;   // the prompt, and the decoded tokens that were run through the model
   uint64_t token_count = 0;
   uint64_t prompt_tokens = 0;
@@ -203,17 +211,17 @@ struct Text {
   uint32_t checkpoint_count = 0;
   const int32_t* page_table = nullptr;  // of the text from position 0
   uint64_t page_count = 0;
-  uint8_t conversation[16] = {};   // needed if the plan is not exact
-  uint64_t span_begin = 0;         // the span reaches from there to the text's end
-  const SpanRows* span = nullptr;  // every linear layer; null: none
+  uint8_t conversation[16] = {};   // required if the plan is not exact
+  uint64_t span_begin = 0;         // the span has the tokens from span_begin to the text's end
+  const SpanRows* span = nullptr;  // every linear layer; null: no span
   uint32_t span_count = 0;
-  bool composed = false;  // though its request says exact, or there is none: it began with composed states
+  bool composed = false;  // the text began with composed states, although its request is exact or null
   uint8_t* outcomes = nullptr;
   const Media* media = nullptr;  // offsets ascend; the span of a text with media is not kept
   uint64_t media_count = 0;
-  const PageTable* page_tables = nullptr;  // in place of page_table, as in Prompt
+  const PageTable* page_tables = nullptr;  // instead of page_table, as in Prompt
   uint32_t page_table_count = 0;
-  const void* salt = nullptr;  // of the prompt, as in Prompt; another than that of a request that was begun is refused
+  const void* salt = nullptr;  // as in Prompt; must be the salt of the request's prompt
   uint64_t salt_bytes = 0;
 };
 
@@ -223,7 +231,7 @@ struct CacheState;
 struct RequestState;
 struct JobState;
 
-// A call that was started. Its destructor waits until the call is over.
+// A call that was started. The destructor waits until the call is over.
 class Job {
  public:
   Job() = default;
@@ -233,8 +241,8 @@ class Job {
 
   Status Wait() noexcept;
   Status Poll() noexcept;
-  // Of StartOpen, StartWaitCold and StartServePrefill, once Poll has said kOk: the status of the call that waits. kOk
-  // of those that write outcomes.
+  // After Poll has returned kOk: the status that the call itself would have returned (StartOpen, StartWaitCold,
+  // StartServePrefill); kOk for calls that write outcomes.
   Status Result() const noexcept;
 
  private:
@@ -242,8 +250,8 @@ class Job {
   JobState* impl_ = nullptr;
 };
 
-// A prompt being set. Its destructor cancels the calls under way, gives back the reservations, and does not wait: pages
-// in doubt are kept (Cache::TakeQuietPages). The lease ends with it.
+// One prompt. The destructor ends the lease, cancels calls in progress, abandons reservations, and does not wait: pages
+// to which the daemon may still write go to Cache::TakeQuiescedPages.
 class Request {
  public:
   Request() = default;
@@ -251,70 +259,81 @@ class Request {
   Request& operator=(Request&&) noexcept;
   ~Request();
 
-  // After a Start: waits until the plan is known. For a request that was begun without Start: kOk at once.
+  // After a Start call: waits until the plan is known. Otherwise returns kOk at once.
   Status WaitPlan() noexcept;
   Status PollPlan() noexcept;
   const Plan& plan() const noexcept;
 
-  // The runs to compute, with Prompt::fill. Publish or abandon each, then call LookAgain; ending the request abandons
+  // The runs to compute, with Prompt::fill. Publish or abandon each, then call LookAgain. Ending the request abandons
   // all.
   const Run* missing(uint32_t* count) const noexcept;
-  // `outcome`: PublishName; may be null.
+  // Publishes missing[`missing`]. `outcome` (PublishName) may be null.
   Status Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) noexcept;
   Status StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job) noexcept;
-  // Many, computed[i] being the run missing[i], which are small: together by one call to the daemon, each in pages of
-  // its own. Large ones gain nothing. No outcome depends on another; may be null. An error: none was published.
+  // Publishes several small runs with one call to the daemon; computed[i] is missing[i], each in pages of its own.
+  // Large runs gain nothing. Outcomes are independent; `outcomes` may be null. On an error nothing was published.
   Status Publish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes) noexcept;
   Status StartPublish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes,
                       Job* job) noexcept;
   void Abandon(uint32_t missing) noexcept;
-  // With Prompt::cold_parallel: how many segments other engines compute for this prompt. If it is not 0, call WaitCold
-  // and LookAgain also where missing() is empty.
+  // With Prompt::cold_parallel: the number of segments that other engines compute for this prompt. If it is not 0, call
+  // WaitCold and LookAgain even if missing() is empty.
   uint32_t elsewhere() const noexcept;
-  // Waits until these segments have come, or will not. kRestart: missing() lists more at its end, whose engines have
-  // failed; compute them, and call it again. kPending: not all have come in time; call it again, or LookAgain, which
-  // takes what is there. kOk: nothing is left to wait for.
+  // Waits for these segments. kOk: nothing is left to wait for. kRestart: their engines failed; missing() lists them at
+  // its end: compute them and call WaitCold again. kPending: timeout; call it again, or call LookAgain, which takes
+  // what has been published.
   Status WaitCold(uint32_t timeout_ms) noexcept;
-  // Until the job's Poll says kOk, the request's other calls say kPending. Cancel, or the request's end, ends the wait
-  // within a second. kPending in Job::Result, too: no thread was free within timeout_ms and OpenOptions::timeout_ms.
+  // Until the job's Poll returns kOk, other calls on the request return kPending. Cancel and the request's end end the
+  // wait within a second. Job::Result is kPending also if no thread was free within timeout_ms and
+  // OpenOptions::timeout_ms.
   Status StartWaitCold(uint32_t timeout_ms, Job* job) noexcept;
-  // Looks up and lands anew, in these pages. Segments that miss again are computed in their place: missing() is empty.
+  // Looks the prompt up again and lands the hits in these pages; without arguments in the same pages. Segments that
+  // miss again are computed as part of the plan: missing() is empty.
+  Status LookAgain() noexcept { return LookAgain(static_cast<const int32_t*>(nullptr), 0); }
   Status LookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
+  Status LookAgain(const PageTable* page_tables, uint32_t count) noexcept;  // one table per group of layers
+  Status StartLookAgain() noexcept { return StartLookAgain(static_cast<const int32_t*>(nullptr), 0); }
   Status StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
-  // The same in one table a group of layers.
-  Status LookAgainIn(const PageTable* page_tables, uint32_t count) noexcept;
-  Status StartLookAgainIn(const PageTable* page_tables, uint32_t count) noexcept;
+  Status StartLookAgain(const PageTable* page_tables, uint32_t count) noexcept;
 
-  // Waits until the cached keys and values of this layer are in their pages, and its tuples can be read. kRestart: they
-  // will not come; leave the plan, and call Finish.
+  // With Memory::share_in_place. The first call gets the pages of the prompt's segments and `own_pages` pages for all
+  // other tokens. Further calls raise the number of own pages to `own_pages`; a smaller number changes nothing. Call it
+  // before WaitLayer. kNoPages: too few are free; `lacks` (may be null) has the numbers, and nothing has changed.
+  // kFailedPrecondition: requests from before a reconnect still run; end them. kUnavailable: the daemon did not answer.
+  Status Admit(uint32_t own_pages, PageShortage* lacks) noexcept;
+  const AdmittedPages& admitted() const noexcept;  // empty before Admit
+
+  // Waits until the cached keys and values of this layer are in their pages and its tuples can be read. kRestart: they
+  // will not come; stop following the plan and call Finish.
   Status WaitLayer(uint32_t layer) noexcept;
   Status PollLayer(uint32_t layer) noexcept;
-  // The tuple of a step that is not computed, in a linear layer, after WaitLayer. kPending: before. Who reads tuples
-  // behind Finish calls Finish once more after the last: the session may have been cut meanwhile.
+  // The tuple of a step that is not computed, in a linear layer, after WaitLayer. kPending: WaitLayer was not called.
+  // If you read tuples after Finish, call Finish again when you are done: the session may have ended meanwhile.
   Status StepTuple(uint32_t step, uint32_t layer, Tuple* out) noexcept;
-  // Advances one linear layer, after waiting for it. kRestart: as WaitLayer; states and outputs may then hold anything.
+  // Waits for one linear layer and advances it. kRestart: as WaitLayer; states and outputs are then undefined.
   Status Advance(const LayerAdvance& advance) noexcept;
 
-  // The verdict. No token may be emitted before it. kOk: all objects that the plan took from the cache were right, and
-  // the pages are the engine's. kRestart, kOtherPages: compute anew, in a fresh state, and call Finish again; landed
+  // The verdict; emit no token before it. kOk: all objects that the plan took from the cache were valid, and the pages
+  // are the engine's. kRestart, kOtherPages: compute the new plan in a fresh state and call Finish again; landed
   // objects are used again.
   Status Finish() noexcept;
   Status PollFinish() noexcept;
   // After kOtherPages: continues in these pages. The plan then takes nothing from the cache.
   Status Move(const int32_t* page_table, uint64_t page_count) noexcept;
-  Status MoveTo(const PageTable* page_tables, uint32_t count) noexcept;
-  // Gives up segments that another rank has missed. Returns kRestart, as Finish does; call Finish before.
+  Status Move(const PageTable* page_tables, uint32_t count) noexcept;
+  // Drops segments that another rank has missed. Call it after Finish. Returns kRestart.
   Status Lose(const uint32_t* segments, uint32_t count) noexcept;
 
-  // True: the pages that the request had are the cache's, after kOtherPages.
+  // True: the pages that the request had belong to the cache, after kOtherPages.
   bool pages_kept() const noexcept;
 
-  // Ends the landing without waiting. PollQuiet: kOk once nothing can write to the pages any more, which are the
-  // engine's then and do not come by TakeQuietPages; kFailedPrecondition where they have come so.
+  // Ends the landing without waiting.
   void Cancel() noexcept;
+  // kOk: nothing can write to the pages any more; they are the engine's, and TakeQuiescedPages does not return them.
+  // kFailedPrecondition: TakeQuiescedPages has returned them.
   Status PollQuiet() noexcept;
-  // Releases the request's lease, once no Tuple is needed. Texts that began as its prompt may still be committed; those
-  // being committed keep it until they are.
+  // Ends the request's lease, when no Tuple is needed any more. Texts that began as its prompt may still be committed;
+  // commits in progress keep the lease until they are done.
   void Release() noexcept;
 
   // Returns the size of the plan for other processes, and writes the plan to `out` if `capacity` suffices. 0: no hit.
@@ -325,7 +344,7 @@ class Request {
   RequestState* impl_ = nullptr;
 };
 
-// One session with the daemon of this node, one opened model, one memory.
+// One session with the node's daemon, one opened model, one memory.
 class Cache {
  public:
   Cache() = default;
@@ -333,67 +352,64 @@ class Cache {
   Cache& operator=(Cache&&) noexcept;
   ~Cache();
 
-  // kUnavailable: no daemon. kInvalidArgument names the field.
+  // kUnavailable: no daemon. kInvalidArgument: the message names the field.
   static Status Open(const OpenOptions& options, Cache* out) noexcept;
-  // `options`, all that they point to, and `out` stay until the job's Poll says kOk. Its end waits as long as Open
-  // does.
+  // `options`, everything that they point to, and `out` must stay valid until the job's Poll returns kOk. The job's end
+  // waits as long as Open does.
   static Status StartOpen(const OpenOptions& options, Cache* out, Job* job) noexcept;
 
-  uint8_t* data() const noexcept;  // of the memory, of kGpu an address on the GPU; null without one
+  uint8_t* data() const noexcept;  // of the memory; with kGpu an address on the GPU; null: no memory
   uint64_t bytes() const noexcept;
-  // Returns the places of the attention layers' pages, ascending by layer. `count` may be null.
+  // Where the attention layers' pages are, ascending by layer. `count` may be null.
   const PagePlace* places(uint32_t* count) const noexcept;
   bool connected() const noexcept;
-  // A doubt about the options that is no error: "epsilon: …". Empty: none. Valid as long as the cache.
+  // A non-fatal warning about the options; empty: none. Valid as long as the cache.
   const char* warning() const noexcept;
 
-  // Many prompts in one call, one request each.
+  // Looks up several prompts with one call; one request per prompt.
   Status Begin(const Prompt* prompts, uint32_t count, Request* requests) noexcept;
   Status StartBegin(const Prompt* prompts, uint32_t count, Request* requests) noexcept;
-  // Lands plans that another process began, for this process's shard. kInvalidArgument: "plans[2].checksum: …".
+  // Lands plans that another process began, for this process's shard.
   Status Land(const PlanToLand* plans, uint32_t count, Request* requests) noexcept;
   Status StartLand(const PlanToLand* plans, uint32_t count, Request* requests) noexcept;
 
-  // For engines without kernels; other engines fill a ComputedRun by their own kernels.
+  // Computes one linear layer of a run, for engines without kernels.
   Status ComputeAlone(const AloneLayer& layer) noexcept;
 
+  // Offers the states of texts for later texts to resume from.
   Status Commit(const Text* texts, uint32_t count) noexcept;
   Status StartCommit(const Text* texts, uint32_t count, Job* job) noexcept;
-  // Hands a text that was committed to a node of the cluster, whose engines resume there at its end as from their own
-  // cache: a prefill engine's call for a decode engine. Tokens, conversation, media and salt of `text` count. kOk: the
-  // node has it. kPending: not in time; it may still come. kUnavailable, with the reason: it has not; that engine
-  // computes.
+  // Sends a committed text to another node of the cluster, whose engines then resume at its end: for a prefill engine
+  // that serves a decode engine. Only tokens, conversation, media and salt of `text` are read. kOk: the node has it.
+  // kPending: timeout; it may still arrive. kUnavailable: it will not arrive; the message has the reason.
   Status HandOff(const Text& text, const char* node, uint32_t wait_ms) noexcept;
-  // Writes the outcome (HandOffName): "handed", "late", or why that engine has to compute. Hand-offs take no thread of
-  // other calls that are started. A job's end waits for it: wait_ms, and some seconds behind a node that is silent.
+  // Writes the outcome (HandOffName): "handed", "late", or why the other engine must compute. The job's end waits for
+  // it: wait_ms, and some seconds more if the node is silent.
   Status StartHandOff(const Text& text, const char* node, uint32_t wait_ms, uint8_t* outcome, Job* job) noexcept;
 
-  // Offers to compute segments for other engines of the tenant, on this node and others, and waits for one. kOk: `work`
-  // is a request with one run in missing(), to be computed and published; it has no prompt and no pages. End it, or its
-  // Publish, before the next call, which says what became of it. kPending: there was none. kUnavailable: no daemon;
-  // returns after a moment. An engine that does nothing else calls it again and again; one that has requests of its own
-  // calls it while it has none. One thread at a time: a second one ends the wait of the first.
+  // Offers to compute a segment for other engines of the tenant, on any node, and waits for one. kOk: `work` is a
+  // request with one run in missing() and no prompt or pages: compute and publish it. End it, or its Publish, before
+  // the next call, which reports the result. kPending: no work. kUnavailable: no daemon; returns after a moment. A
+  // dedicated engine calls it in a loop; others call it while they are idle. One thread at a time: a second call ends
+  // the first.
   Status ServePrefill(uint32_t wait_ms, Request* work) noexcept;
-  // `work` stays, and no call takes it, until the job's Poll says kOk. The job's end waits for it, as for a hand-off.
+  // Do not use `work` until the job's Poll returns kOk.
   Status StartServePrefill(uint32_t wait_ms, Request* work, Job* job) noexcept;
 
-  // The sizes of the segments that this engine has published.
+  // Sizes of the segments that this engine has published.
   void Stored(StoredSegments* out) const noexcept;
 
-  // Gives kept pages that are quiet now back to the engine, and returns how many, up to `capacity`. Waits up to
-  // timeout_ms for the first; Poll does not wait.
-  uint64_t TakeQuietPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept;
-  uint64_t PollQuietPages(int32_t* pages, uint64_t capacity) noexcept;
-  // Where groups of layers number their pages apart: those of one group, of which the calls above take the first.
-  // timeout_ms 0 does not wait.
-  uint64_t TakeQuietPagesOf(uint32_t group, int32_t* pages, uint64_t capacity, uint32_t timeout_ms) noexcept;
+  // Returns pages that the cache kept, and to which nothing writes any more, to the engine: at most `capacity`, written
+  // to `pages`. Returns their number. Waits up to timeout_ms for the first; 0 does not wait. `group`: whose page
+  // numbers, if each group numbers its own pages (Memory::groups).
+  uint64_t TakeQuiescedPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms, uint32_t group = 0) noexcept;
 
  private:
   friend struct Access;
   CacheState* impl_ = nullptr;
 };
 
-// Names of the numbers, as metrics have them.
+// Names of numbers, as in metrics. Never null.
 const char* MissName(uint8_t reason) noexcept;
 const char* TierName(uint8_t tier) noexcept;
 const char* PublishName(uint8_t outcome) noexcept;

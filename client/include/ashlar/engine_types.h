@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain types of the engine's API (ashlar/engine.h): statuses, the model, its memory, the options of Open, prompts
-// and their plans.
+// Plain types of the engine API (ashlar/engine.h): statuses, the model, its memory, the options of Open, prompts and
+// plans.
 #pragma once
 
 #include <cstddef>
@@ -20,22 +20,23 @@ using ashlar::TransitionForm;
 
 enum class Code : int32_t {
   kOk = 0,
-  // Errors have the numbers of gRPC's.
+  // Errors. The numbers are those of gRPC.
   kInvalidArgument = 3,
   kPermissionDenied = 7,
   kResourceExhausted = 8,
   kFailedPrecondition = 9,
   kInternal = 13,
   kUnavailable = 14,
-  // No errors.
-  kPending = 100,     // not yet: ask again
-  kRestart = 101,     // the plan has changed: compute it again from its first step
-  kOtherPages = 102,  // as kRestart, and the request needs other pages first (Request::Move)
+  // Not errors.
+  kPending = 100,     // not done yet; call again
+  kRestart = 101,     // the plan has changed; compute it again from its first step
+  kOtherPages = 102,  // like kRestart, but give the request other pages first (Request::Move)
+  kNoPages = 103,     // too few pages are free (Request::Admit); nothing has changed
 };
 
 struct Status {
   Code code = Code::kOk;
-  char message[252] = "";  // ends with a zero
+  char message[252] = "";  // null-terminated
   bool ok() const { return code == Code::kOk; }
 };
 
@@ -47,20 +48,20 @@ struct Rope {
   RopeStyle style = RopeStyle::kNone;
   uint32_t rotary_dim = 0;
   double scale = 1.0;
-  const double* frequencies = nullptr;  // [rotary_dim / 2], radians a position
+  const double* frequencies = nullptr;  // [rotary_dim / 2], radians per position
 };
 
-// One layer of the whole model. Fields of the other kind are not read.
+// One layer of the model before sharding. Only the fields of its kind are read.
 struct Layer {
   LayerKind kind = LayerKind::kGqa;
-  Rope rope;  // of a linear layer: on keys inside the layer, with scalar transitions only
+  Rope rope;  // attention; a linear layer that rotates its keys needs scalar transitions
 
   // Attention.
   uint32_t kv_heads = 0;
-  uint32_t key_dim = 0;    // mla: of the latent
-  uint32_t value_dim = 0;  // mla: of the rotary key part
+  uint32_t key_dim = 0;    // MLA: width of the latent
+  uint32_t value_dim = 0;  // MLA: width of the rotary part of the key
   DType dtype = DType::kF32;
-  bool scales = false;  // fp8: one fp32 a token and head
+  bool scales = false;  // fp8: one fp32 scale per token and head
   StoredKeys stored = StoredKeys::kZeroBased;
 
   // Linear.
@@ -71,40 +72,41 @@ struct Layer {
   StateOrder order = StateOrder::kKeyFirst;
   uint32_t conv_channels = 0, conv_kernel = 0;  // 0: no short convolution
   const float* decay_table = nullptr;           // retnet, lightning, mamba2: [value_heads]; mamba1: [heads, d_k, d_v]
-  DType conv_dtype{};                           // of tails, and of convolution inputs in spans; 0: state_dtype
+  DType conv_dtype{};                           // of tails and of a span's convolution inputs; 0: state_dtype
   TailOrder conv_order = TailOrder::kTokenFirst;
 };
 
-// A model's identity, and the exact shape of its cached state. Null strings are empty.
+// A model's identity, and the exact shape of its cached state. A null string is empty.
 struct Model {
   const char* model_id = nullptr;
-  const char* weights_digest = nullptr;  // of the weights as loaded; never empty
+  const char* weights_digest = nullptr;  // of the weights as loaded; required
   const char* dtype = nullptr;
   const char* quantization = nullptr;
   const char* tokenizer_digest = nullptr;
   const char* lora = nullptr;
   uint32_t page_tokens = 0;
-  uint32_t head = 0, tail = 0;  // seam widths: of a segment of n tokens [head, n − tail) is cached
+  uint32_t head = 0, tail = 0;  // seam widths in tokens: of a segment of n tokens, [head, n − tail) is cached
   const Layer* layers = nullptr;
   uint32_t layer_count = 0;
   uint32_t tensor_parallel_rank = 0, tensor_parallel_size = 1;
-  // Of the whole model, for eviction. If flops_per_token is 0, the daemon estimates both from the layout.
+  // Cost of prefill of the unsharded model, for eviction: n tokens take flops_per_token · n + flops_per_token_squared ·
+  // n². If flops_per_token is 0, the daemon estimates both.
   double flops_per_token = 0, flops_per_token_squared = 0;
-  double tokens_per_second = 0;  // of prefill, for the break-even check; 0: every hit is taken
+  double tokens_per_second = 0;  // prefill speed, for the break-even check of hits; 0: no check
 };
 
 // ---------------------------------------------------------------------------------------------------- the memory
 
 enum class MemoryKind : uint8_t {
-  kNone = 0,    // no pages: a scheduler, which looks up and lands nothing
-  kHosted = 1,  // the daemon makes it for this engine
-  kMemfd = 2,   // the engine's, sealed with F_SEAL_SHRINK
-  kBeside = 3,  // that of OpenOptions::beside
-  kGpu = 4,     // the engine's, on a GPU that the daemon serves
+  kNone = 0,    // no pages: a scheduler that looks up and lands nothing
+  kHosted = 1,  // the daemon allocates the memory for this engine
+  kMemfd = 2,   // the engine's memfd, sealed with F_SEAL_SHRINK
+  kBeside = 3,  // the memory of OpenOptions::beside
+  kGpu = 4,     // the engine's memory on a GPU that the daemon serves
 };
 
-// The place of one attention layer's pages in the memory, in bytes. The row of head h of the token in slot s of page p:
-// offset + p × page_stride + s × token_stride + h × head_stride.
+// Where the pages of one attention layer are in the memory. All fields are bytes. The row of head h of the token in
+// slot s of page p is at offset + p × page_stride + s × token_stride + h × head_stride.
 struct PagePlace {
   uint32_t layer = 0;
   uint64_t key_offset = 0, value_offset = 0;
@@ -114,9 +116,9 @@ struct PagePlace {
   uint64_t scale_page_stride = 0, scale_token_stride = 0, scale_head_stride = 0;
 };
 
-// Attention layers whose pages one page table names.
+// Attention layers that share one page table.
 struct LayerGroup {
-  const uint32_t* layers = nullptr;  // attention layers; each is in one group
+  const uint32_t* layers = nullptr;  // attention layers; each belongs to exactly one group
   uint32_t layer_count = 0;
   uint32_t page_tokens = 0;  // 0: the model's
   uint32_t pages = 0;        // 0: Memory::pages
@@ -125,70 +127,74 @@ struct LayerGroup {
 struct Memory {
   MemoryKind kind = MemoryKind::kHosted;
   uint32_t pages = 0;
-  // One place an attention layer of this process's shard, ascending. Null: the cache places the pages, in memory that
-  // it hosts, and Cache::places returns the places.
+  // One place per attention layer of this process's shard, ascending by layer. Null: the cache chooses the places in
+  // hosted memory, and Cache::places returns them.
   const PagePlace* places = nullptr;
   uint32_t place_count = 0;
-  uint64_t bytes = 0;  // of the memory; not read if the cache places the pages
-  int32_t memfd = -1;  // stays the caller's
-  // Null: one page table serves all attention layers. Else calls take a table a group (PageTable), and no page_table.
+  uint64_t bytes = 0;  // size of the memory; ignored if the cache places the pages
+  int32_t memfd = -1;  // the caller keeps ownership
+  // Null: one page table serves all attention layers. Otherwise calls take one table per group (page_tables instead of
+  // page_table).
   const LayerGroup* groups = nullptr;
   uint32_t group_count = 0;
-  // Page numbers are one set for all groups, of as many pages each: a page belongs to one group at a time, as blocks of
-  // vLLM's pool do. Places of layers of different groups may share memory, page by page; the cache places them so.
-  // Else each group numbers its pages apart, and places share nothing.
+  // True: all groups draw page numbers from one pool and have the same number of pages; a page belongs to one group at
+  // a time, like the blocks of vLLM's pool. Layers of different groups may share memory, page by page, and do so if the
+  // cache places them. False: each group numbers its own pages, and groups share no memory.
   bool common_pages = false;
-  // Of kGpu: an allocation of CUDA's virtual memory management (cuMemCreate) of exactly `bytes` bytes, which the engine
-  // has mapped at `gpu_data` and exported as the POSIX file descriptor `gpu_descriptor`. Both stay the caller's,
-  // and the descriptor is not needed behind Open. `gpu`: CUDA's UUID of the GPU (cuDeviceGetUuid_v2); all zero: the
-  // daemon's only one.
+  // kGpu: an allocation of CUDA's virtual memory management (cuMemCreate) of exactly `bytes` bytes, which the engine
+  // has mapped at `gpu_data` and exported as the POSIX file descriptor `gpu_descriptor`. The caller keeps both, and may
+  // close the descriptor after Open. `gpu` is CUDA's UUID of the GPU (cuDeviceGetUuid_v2); all zero: the daemon's only
+  // GPU.
   int32_t gpu_descriptor = -1;
   uint8_t* gpu_data = nullptr;
   uint8_t gpu[16] = {};
+  // In-place sharing (MEPIC §3.2): the daemon allocates the page numbers, and all requests of this cache read one copy
+  // of each segment (Request::Admit). Only with kHosted memory, one page table and capture_tokens 0.
+  bool share_in_place = false;
 };
 
 // ---------------------------------------------------------------------------------------------------- opening
 
 class Cache;
 
-// Threads that the engine lends to kernels in this process: run calls body(body_context, i) once for every i in
-// [0, count), from up to `size` threads of which the calling one is one, and returns when all have returned. It may be
-// called from several threads at once. Outlives the cache, its requests and its jobs.
+// Threads that the engine lends to kernels in this process. `run` calls body(body_context, i) once for every i in
+// [0, count) on up to `size` threads, the calling thread included, and returns when all calls have returned. Several
+// threads may call `run` at once. It must outlive the cache, its requests and its jobs.
 struct Workers {
   void* context = nullptr;
   int32_t size = 0;
   void (*run)(void* context, int64_t count, void (*body)(void* body_context, int64_t index),
-              void* body_context) = nullptr;  // null: the calling thread works alone
+              void* body_context) = nullptr;  // null: kernels use the calling thread only
 };
 
-// The place of composition in Request::Advance: kernels in this process, on the processor; or the daemon, for this
-// engine.
+// Who composes in Request::Advance: this process's kernels, on the CPU, or the daemon.
 enum class ComposeBy : uint8_t { kProcess = 1, kDaemon = 2 };
 
 struct OpenOptions {
   const char* rpc_socket = nullptr;
   const char* session_socket = nullptr;
-  const char* name = nullptr;  // for the daemon's logs
-  uint32_t timeout_ms = 5000;  // of every call of the daemon
-  // Shares the session of this cache, and with memory kBeside also its memory: for an engine that serves several
-  // layouts or adapters. The sockets are not read.
+  const char* name = nullptr;  // shown in the daemon's logs
+  uint32_t timeout_ms = 5000;  // of every call to the daemon
+  // If set, the new cache shares this cache's session, and with kBeside its memory: for an engine that serves several
+  // layouts or adapters. The sockets are ignored.
   const Cache* beside = nullptr;
 
   Model model;
   Memory memory;
 
-  // Exact prefixes (Commit): the engine can capture states inside a prompt at multiples of this. 0: no prefixes are
-  // used.
+  // Exact prefixes (Commit): the engine can capture states inside a prompt at multiples of this. 0: do not use
+  // prefixes.
   uint32_t capture_tokens = 0;
-  // The engine captures inputs of up to so many last tokens (SpanRows). 0: none.
+  // Buffered spans (KVBuffer §6): the engine captures the linear layers' inputs for up to this many last tokens of a
+  // text (Text::span). The cache may then keep an earlier checkpoint and rebuild the state by the recurrence. 0: none.
   uint32_t span_tokens = 0;
   DType span_dtype = DType::kF32;
 
-  // The greatest error ‖T − T̃‖₂ of a published dense transition; 0: each is stored as it is.
+  // Largest error ‖T − T̃‖₂ of a dense transition that is stored in a smaller form; 0: store each as it is.
   double epsilon = 1e-6;
   ComposeBy compose = ComposeBy::kProcess;
-  // land_ms: how long a layer, and then the verdict, is waited for before missing layers are computed instead.
-  // quiet_ms: how long Finish waits for slots in doubt before it asks for other pages.
+  // land_ms: how long WaitLayer and Finish wait for a landing before the plan changes to computing.
+  // quiet_ms: how long Finish waits until the daemon has stopped writing before it returns kOtherPages.
   uint32_t land_ms = 5000;
   uint32_t quiet_ms = 10000;
 
@@ -197,87 +203,93 @@ struct OpenOptions {
 
 // ---------------------------------------------------------------------------------------------------- requests
 
-// A multimodal input of a text: the token at which it begins, counted from the text's start, and its content's hash.
-// All its tokens lie in one segment, or all in none.
+// A multimodal input of a text: the index of its first token, and the hash of its content. A segment contains all of
+// its tokens or none.
 struct Media {
   uint64_t offset = 0;
   uint8_t hash[32] = {};
 };
 
-// The pages of one group of layers (Memory::groups), from position 0: pages[p / page_tokens] has position p. Calls take
-// one table a group, in the groups' order.
+// The pages of one group of layers (Memory::groups): pages[p / page_tokens] has position p. Calls take one table per
+// group, in the order of the groups.
 struct PageTable {
   const int32_t* pages = nullptr;
   uint64_t count = 0;
 };
 
-// One prompt: segments lie one behind the other from position 0. The first segment is a prefix and cached whole; of the
-// others the interior is cached. Tokens behind the last segment are always computed, and so is the prompt's last token.
+// One prompt. Its segments follow each other from position 0. The first segment is a prefix, cached whole; of the other
+// segments the interior is cached. Tokens after the last segment are always computed, and so is the prompt's last
+// token.
 struct Prompt {
-  const int32_t* tokens = nullptr;  // stay until the request ends
+  const int32_t* tokens = nullptr;  // must stay valid until the request ends
   uint64_t token_count = 0;
   const uint64_t* segment_lengths = nullptr;
   uint64_t segment_count = 0;
-  // The prompt's pages from position 0: page_table[p / page_tokens] has position p. Null: nothing lands here
-  // (PlanBytes).
+  // The prompt's pages: page_table[p / page_tokens] has position p. Null: nothing lands here (PlanBytes, Admit).
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
-  // Drawn by the engine at random: the prompt may resume from the conversation's own states. Zero: none.
+  // Random bytes that name a conversation: the prompt may resume from the conversation's own states. Zero: none.
   uint8_t conversation[16] = {};
-  uint64_t needed_in_ms = 0;     // without a page table: the time until it will be needed
-  bool fill = false;             // the engine computes the runs of missing(); not without pages
+  uint64_t needed_in_ms = 0;     // without a page table: when the request will need the hits, from now
+  bool fill = false;             // the engine computes the runs of missing(); needs pages
   const Media* media = nullptr;  // offsets ascend
   uint64_t media_count = 0;
-  // With `fill`: segments that are missed may be computed by engines that offer prefill (Cache::ServePrefill), where
-  // that is faster. missing() lists this engine's own part; after computing it, WaitCold, then LookAgain.
+  // With `fill`: other engines that offer prefill (Cache::ServePrefill) may compute missed segments if that is faster.
+  // missing() lists this engine's part. Compute it, call WaitCold, then LookAgain.
   bool cold_parallel = false;
-  // In place of page_table, where the memory's layers are in groups (Memory::groups).
+  // Instead of page_table if the memory's layers are in groups (Memory::groups).
   const PageTable* page_tables = nullptr;
   uint32_t page_table_count = 0;
-  // With `fill`, for an engine that stores and lands nothing: the prompt is not looked up, and missing() lists all that
-  // the cache does not have. Publish, and end the request; LookAgain looks the prompt up after all.
+  // With `fill`, for an engine that only stores: Begin does not look the prompt up, and missing() lists the segments
+  // that the cache lacks. Publish them and end the request. LookAgain looks the prompt up.
   bool store_only = false;
-  // Any bytes, up to 4,096, for example a user's number. Prompts with different salts, or with none, share nothing:
-  // none hits what others stored, so no time to first token says what they asked. Count 0: none. With a daemon of
-  // before protocol 4 such a prompt misses. It is copied.
+  // Up to 4,096 bytes, for example a user's number; count 0: none. Prompts with different salts share no cached
+  // objects, so response times reveal nothing about other users' prompts. A daemon before protocol 4 misses every
+  // salted prompt.
   const void* salt = nullptr;
   uint64_t salt_bytes = 0;
+  // [segment_count]: by how many positions the rotary position of a segment's keys exceeds its position in the page
+  // table. For models that count the positions of a medium differently than its tokens. Null: 0; the first is 0. Not
+  // with Memory::share_in_place. A daemon before protocol 3 misses shifted segments.
+  const int64_t* rotary_shifts = nullptr;
 };
 
-// A plan to land, and the pages in which to land it, as in Prompt.
+// A plan from another process, and the pages to land it in, as in Prompt.
 struct PlanToLand {
   const uint8_t* plan = nullptr;
   uint64_t plan_bytes = 0;
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
-  // The keys and values of so many first tokens stand in those pages already. If a prefix lands, its whole blocks (as
-  // many tokens as whole pages have, 256 or more) among these tokens are not written. For pages that running requests
-  // share.
+  // The pages already hold the keys and values of this many first tokens, for example because running requests share
+  // them. If a prefix lands, its whole blocks within these tokens are not written. A block is the smallest whole number
+  // of pages with 256 tokens or more.
   uint64_t present_tokens = 0;
-  const PageTable* page_tables = nullptr;  // in place of page_table, as in Prompt
+  const PageTable* page_tables = nullptr;  // instead of page_table, as in Prompt
   uint32_t page_table_count = 0;
+  const int64_t* rotary_shifts = nullptr;  // one per segment of the plan, as in Prompt
+  uint64_t rotary_shift_count = 0;
 };
 
 enum class StepKind : uint8_t {
   kCompute = 1,     // run tokens [begin, end) through the model
-  kCheckpoint = 2,  // takes [0, end) from the cache: states replace the running ones, keys and values land
-  kInterior = 3,    // takes [begin, end) from the cache: tuples are composed onto the running states
+  kCheckpoint = 2,  // take [0, end) from the cache: its states replace the running states
+  kInterior = 3,    // take [begin, end) from the cache: compose its tuples onto the running states (HYPIC §4.3)
 };
 
-// Steps lie one behind the other and cover the prompt.
+// Steps follow each other and cover the prompt.
 struct Step {
   static constexpr uint32_t kPrefix = UINT32_MAX;
   StepKind kind = StepKind::kCompute;
-  bool capture = false;         // the daemon asks for the states behind this step (Commit); after kCompute alone
-  uint32_t segment = 0;         // taken from the cache; kPrefix: a prefix beyond segments
+  bool capture = false;         // of kCompute: capture the states at `end` for Commit
+  uint32_t segment = 0;         // of the other kinds: the cached segment; kPrefix: a prefix that is no segment
   uint64_t begin = 0, end = 0;  // positions
 };
 
 struct Segment {
   uint64_t start = 0, tokens = 0;
-  uint64_t bytes = 0;  // of the cached object
-  uint8_t reason = 0;  // 0: hit; else why it has to be computed (MissName)
-  uint8_t tier = 0;    // the tier of the hit
+  uint64_t bytes = 0;  // size of the cached object
+  uint8_t reason = 0;  // 0: hit; otherwise why it missed (MissName)
+  uint8_t tier = 0;    // the tier of the hit (TierName)
   bool used = false;   // the plan takes it from the cache
 };
 
@@ -287,22 +299,50 @@ struct Plan {
   uint32_t step_count = 0;
   const Segment* segments = nullptr;
   uint32_t segment_count = 0;
-  uint64_t prefix_tokens = 0;  // of the first step, where that is a prefix beyond segments
+  uint64_t prefix_tokens = 0;  // of the first step, if that is a prefix that is no segment (Step::kPrefix)
   uint64_t cached_tokens = 0;  // tokens of all steps that are not computed
-  bool own = false;            // the prefix was the conversation's own
-  bool exact = true;           // tokens computed behind this plan are exact: no interior, no composed prefix
-  uint8_t prefix_tier = 0;     // the farthest tier that any of the prefix lies in
+  bool own = false;            // the prefix is the conversation's own
+  bool exact = true;           // the computed tokens are exact: no interior and no composed prefix
+  uint8_t prefix_tier = 0;     // the slowest tier that a part of the prefix is in (TierName)
 };
 
-// A run that is worth computing alone and publishing: from a zero state, its token 0 at position 0, in pages of its
-// own.
+// A segment that the engine computes alone and publishes: from a zero state, its token 0 at position 0, in any free
+// pages.
 struct Run {
   const int32_t* tokens = nullptr;
   uint64_t token_count = 0;
   uint32_t segment = 0;
-  // The tuple covers tokens [capture_begin, capture_end). With a transition its state starts from zero there.
+  // The tuple covers tokens [capture_begin, capture_end). With a transition, its state is zero at capture_begin.
   uint64_t capture_begin = 0, capture_end = 0;
   bool transition = false;
+};
+
+// ---------------------------------------------------------------------------------------------------- in-place sharing
+
+// The pages that Request::Admit lacks. Every page is free, reclaimable or held.
+struct PageShortage {
+  uint64_t needed = 0;  // in addition to those that the request's segments have already
+  uint64_t free = 0;
+  uint64_t reclaimable = 0;  // of segments that no request references
+  uint64_t held = 0;         // by running requests, or by segments that this request would share
+};
+
+// One segment of an admitted request. Token i of the segment is at slot first_slot + i, counted from the start of its
+// page table. Tokens [first_token, end_token) are in shared pages; the others (the seams) are the request's own. Stored
+// keys that are rotated are rotated to their slot: token i by first_slot + i, in every request.
+struct SharedSegment {
+  uint64_t first_slot = 0;
+  uint64_t first_token = 0, end_token = 0;
+  const int32_t* pages = nullptr;  // of slots 0, page_tokens, …; −1: a page that is not shared
+  uint64_t page_count = 0;
+};
+
+// The pages of an admitted request. Valid until the next Admit on the request, or its end.
+struct AdmittedPages {
+  const SharedSegment* segments = nullptr;  // one per segment of the prompt
+  uint32_t segment_count = 0;
+  const int32_t* own_pages = nullptr;  // in the order in which Admit has added them
+  uint64_t own_page_count = 0;
 };
 
 }  // namespace ashlar::engine

@@ -31,7 +31,18 @@ from ashlar.model import (
 )
 from ashlar.pages import PageClient, PageStore
 from ashlar.prompt import Prompt
-from ashlar.request import ComputedRun, LinearTensors, Plan, Request, Run, Segment, Step, StepKind
+from ashlar.request import (
+    ComputedRun,
+    LinearTensors,
+    PageShortage,
+    Plan,
+    Request,
+    Run,
+    Segment,
+    SharedSegment,
+    Step,
+    StepKind,
+)
 from ashlar.started import Started
 
 if TYPE_CHECKING:
@@ -81,6 +92,7 @@ __all__ = [
     "Model",
     "PageClient",
     "PagePlace",
+    "PageShortage",
     "PageStore",
     "Plan",
     "Prompt",
@@ -89,6 +101,7 @@ __all__ = [
     "RopeStyle",
     "Run",
     "Segment",
+    "SharedSegment",
     "Started",
     "StateOrder",
     "Step",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine API (ashlar/engine.h) for Python.
 
-Arrays are anything with DLPack: NumPy, torch on the processor, JAX. None is copied; a call that waits releases the GIL
-and keeps its arrays alive until it returns. A call that waits has an `async` form, which waits on a thread of its own.
+Arrays are objects with DLPack: NumPy, torch on the CPU, JAX. They are not copied. A call that waits releases the GIL and
+keeps its arrays alive until it returns; its `async` form waits on a thread of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _salt(salt: str | bytes) -> bytes:
 
 
 class MemoryKind(enum.Enum):
-    """Where the engine's pages are: nowhere (a scheduler), in memory that the daemon makes, in the engine's memfd or GPU."""
+    """Where the pages are: nowhere (a scheduler), in memory that the daemon allocates, in the engine's memfd or GPU."""
 
     NONE = 0
     HOSTED = 1
@@ -52,7 +52,7 @@ class MemoryKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class PagePlace:
-    """Bytes: head h of the token in slot s of page p lies at offset + p·page_stride + s·token_stride + h·head_stride."""
+    """Bytes. Head h of the token in slot s of page p is at offset + p·page_stride + s·token_stride + h·head_stride."""
 
     layer: int
     key_offset: int
@@ -70,7 +70,7 @@ class PagePlace:
 
 @dataclasses.dataclass(frozen=True)
 class LayerGroup:
-    """Attention layers with a page table of their own. 0: as many tokens a page as the model says, or pages as all."""
+    """Attention layers that share a page table. `page_tokens` 0: the model's; `pages` 0: the cache's."""
 
     layers: Sequence[int]
     page_tokens: int = 0
@@ -94,6 +94,7 @@ class _Options:
     gpu: bytes
     groups: Sequence[LayerGroup]
     common_pages: bool
+    share_in_place: bool
     capture_tokens: int
     epsilon: float
     land_ms: int
@@ -104,15 +105,18 @@ class _Options:
 class Cache:
     """One session with the node's daemon, one opened model, one memory of pages. Thread-safe.
 
-    `groups`: attention layers in groups, each with page tables of its own; without any, one table serves all layers.
-    Calls then take a sequence of tables, one a group, in the place of a page table. With `common_pages` page numbers are
-    one set for all groups, as many in each, and a page belongs to one group at a time.
+    `groups`: groups of attention layers with page tables of their own; none: one page table serves all layers. With
+    groups, calls take a sequence of tables, one per group, instead of a page table. With `common_pages` all groups draw
+    page numbers from one pool, and a page belongs to one group at a time.
 
-    With `MemoryKind.GPU` the pages lie on a GPU that the daemon serves: an allocation of CUDA's virtual memory management
+    `share_in_place` (MEPIC): the daemon allocates page numbers, and requests read one copy of each segment. Begin requests
+    without pages and call `Request.admit`.
+
+    With `MemoryKind.GPU` the pages are on a GPU that the daemon serves: an allocation of CUDA's virtual memory management
     (cuMemCreate) of exactly `memory_bytes`, mapped at `gpu_address` and exported as the POSIX file `gpu_descriptor`, which
-    stays the caller's and is not needed any more behind the opening. `gpu`: CUDA's UUID of the GPU, 16 bytes; empty: the
-    daemon's only one. All other arrays are in the processor's memory. The GPU's work in pages must have ended before they
-    are published, committed or landed in.
+    the caller keeps and may close after opening. `gpu`: CUDA's UUID of the GPU, 16 bytes; empty: the daemon's only GPU.
+    All other arrays are in host memory. The GPU's work on pages must have ended before they are published, committed or
+    landed in.
     """
 
     def __init__(
@@ -133,6 +137,7 @@ class Cache:
         gpu: bytes = b"",
         groups: Sequence[LayerGroup] = (),
         common_pages: bool = False,
+        share_in_place: bool = False,
         capture_tokens: int = 0,
         epsilon: float = 1e-6,
         land_ms: int = 5000,
@@ -155,6 +160,7 @@ class Cache:
             gpu=gpu,
             groups=groups,
             common_pages=common_pages,
+            share_in_place=share_in_place,
             capture_tokens=capture_tokens,
             epsilon=epsilon,
             land_ms=land_ms,
@@ -175,7 +181,7 @@ class Cache:
 
     @classmethod
     def start_open(cls, *arguments: Any, **options: Any) -> Started[Self]:
-        """`Cache(...)` without waiting for the daemon: the same arguments."""
+        """`Cache(...)` without waiting for the daemon. Takes the same arguments."""
         given = inspect.signature(cls).bind(*arguments, **options)
         given.apply_defaults()
         all_options = _Options(**given.arguments)
@@ -203,11 +209,10 @@ class Cache:
         return False
 
     def close(self) -> None:
-        """Ends the session once the last request has ended, too. In a forked child it does nothing.
+        """Ends the session when its last request has ended. In a forked child it does nothing.
 
-        The last end waits until nothing can write into the memory any more: where landings are unresolved, for as long as
-        the daemon hangs (a dead one writes nothing). Arrays of the memory stay valid as long as they are referenced, and
-        what is written to them then reaches no one.
+        That last end waits until nothing can write to the memory; if the daemon hangs, for as long as it hangs. Arrays of
+        the memory stay valid while they are referenced, but what is written to them reaches no one.
         """
         self._handle.close()
 
@@ -217,13 +222,13 @@ class Cache:
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
-        """All of the memory, in place. The array keeps the memory mapped. ValueError: it lies on a GPU."""
+        """The memory, in place. The array keeps it mapped. ValueError: the memory is on a GPU."""
         if self._on_gpu:
             raise ValueError("memory_kind: GPU memory has no NumPy view; use pages on the host")
         return self._handle.memory()
 
     def page_rows(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Keys and values of an attention layer, in place: [pages, page_tokens, heads, dim] each, as its group has them."""
+        """Keys and values of an attention layer, in place. Shape of each: [pages, page_tokens, heads, dim]."""
         layer = whole("layer", layer, 0, len(self.model.layers) - 1)
         attention = self.model.layers[layer]
         if not isinstance(attention, Attention):
@@ -263,14 +268,18 @@ class Cache:
         cold_parallel: bool = False,
         store_only: bool = False,
         salt: str | bytes = b"",
+        rotary_shifts: Sequence[int] = (),
     ) -> Request:
-        """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, from position 0 on.
+        """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, in tokens, from position 0.
 
-        `cold_parallel`, with `fill`: engines that offer prefill may compute some of what is missing. Compute `missing`,
-        then call `Request.wait_cold`. `store_only`, with `fill`: nothing is looked up; `missing` lists all that the cache
-        does not have. Publish it, and end the request. `salt`: prompts with different salts, or with none, share nothing.
+        `fill`: this engine computes the runs of `Request.missing`. `cold_parallel`, with `fill`: other engines that offer
+        prefill may compute some of them; compute `missing`, then call `Request.wait_cold`. `store_only`, with `fill`:
+        nothing is looked up, and `missing` lists what the cache lacks; publish it and end the request. `conversation`: 16
+        random bytes that name a conversation. `media`: (index of the first token, SHA-256 of the content) of each medium.
+        `salt`: prompts with different salts share nothing. `rotary_shifts`: one per segment, by how many positions the
+        rotary position of its keys exceeds its position in the page table.
         """
-        rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt)
+        rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt), rotary_shifts
         return self._handle.begin(Request, tokens, segments, page_table, *rest, True)  # type: ignore[return-value]
 
     def start_begin(
@@ -286,9 +295,10 @@ class Cache:
         cold_parallel: bool = False,
         store_only: bool = False,
         salt: str | bytes = b"",
+        rotary_shifts: Sequence[int] = (),
     ) -> Request:
-        """`begin` without waiting: the plan is known once `Request.poll_plan` says OK."""
-        rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt)
+        """`begin` without waiting. The plan is known when `Request.poll_plan` returns OK."""
+        rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt), rotary_shifts
         return self._handle.begin(Request, tokens, segments, page_table, *rest, False)  # type: ignore[return-value]
 
     async def begin_async(
@@ -303,14 +313,20 @@ class Cache:
         return request
 
     def land(
-        self, plan: bytes, page_table: Sequence[int] | npt.ArrayLike, *, present_tokens: int = 0, wait: bool = True
+        self,
+        plan: bytes,
+        page_table: Sequence[int] | npt.ArrayLike,
+        *,
+        present_tokens: int = 0,
+        wait: bool = True,
+        rotary_shifts: Sequence[int] = (),
     ) -> Request:
         """Lands a plan that another process began (`Request.plan_bytes`), for this process's shard.
 
-        `present_tokens`: the keys and values of so many first tokens stand in the pages already; a prefix's whole blocks
-        among them are not written.
+        `present_tokens`: the pages already hold the keys and values of this many first tokens; a prefix's whole blocks
+        within them are not written.
         """
-        return cast(Request, self._handle.land(Request, plan, page_table, present_tokens, wait))
+        return cast(Request, self._handle.land(Request, plan, page_table, present_tokens, rotary_shifts, wait))
 
     def compute_alone(
         self,
@@ -330,9 +346,9 @@ class Cache:
         norm_epsilon: float = 0.0,
         q_scale: float = 1.0,
     ) -> None:
-        """One linear layer of a missing run, from a zero state, by kernels of this process.
+        """Computes one linear layer of a missing run, from a zero state, with kernels in this process.
 
-        Fills state, transition, and the product of the decays where it is asked for: [value_heads, d_k].
+        Writes state and transition, and, if `decay` is given, the product of the decays: [value_heads, d_k].
         """
         self._handle.compute_alone(
             request, missing, layer, state, q, k, v, g, beta, out, transition, decay, norm_epsilon, q_scale
@@ -387,9 +403,9 @@ class Cache:
         salt: str | bytes = b"",
         wait_ms: int = 1000,
     ) -> str:
-        """Hands a committed text to a node of the cluster, whose engines resume at its end: for a prefill engine.
+        """Sends a committed text to another node, whose engines resume at its end. For a prefill engine.
 
-        Returns "handed", "late" where it may still come, or why that node's engine has to compute.
+        Returns "handed", "late" if it may still arrive, or the reason why the other engine must compute.
         """
         return self._handle.hand_off(tokens, node, conversation, media, _salt(salt), wait_ms)
 
@@ -397,10 +413,10 @@ class Cache:
         return await asyncio.to_thread(self.hand_off, tokens, node, **options)
 
     def serve_prefill(self, wait_ms: int = 1000) -> Request | None:
-        """Waits for a segment to compute for other engines of the tenant, on this node and others.
+        """Waits for a segment to compute for other engines of the tenant, on any node.
 
-        The request has one run in `missing` and no prompt: compute it, publish it, and end the request before the next
-        call. None: there was none, or there is no daemon now. One thread at a time.
+        The request has one run in `missing` and no prompt. Compute it, publish it, and end the request before the next
+        call. None: no work, or no daemon. One thread at a time.
         """
         return cast("Request | None", self._handle.serve_prefill(Request, wait_ms))
 
@@ -416,6 +432,6 @@ class Cache:
         """The sizes of the segments that this engine has published."""
         return self._handle.stored()
 
-    def take_quiet_pages(self, most: int, timeout_ms: int = 0, group: int = 0) -> list[int]:
-        """Pages that requests left in doubt, and that nothing writes to any more. `group`: where groups number theirs apart."""
-        return self._handle.take_quiet_pages(most, timeout_ms, group)
+    def take_quiesced_pages(self, most: int, timeout_ms: int = 0, group: int = 0) -> list[int]:
+        """Returns at most `most` pages that the cache kept and to which nothing writes any more. `group`: whose page numbers."""
+        return self._handle.take_quiesced_pages(most, timeout_ms, group)

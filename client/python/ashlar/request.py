@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt that is being set (ashlar/engine.h), and what is said of it: its plan, and the tensors of computed runs."""
+"""Requests (ashlar/engine.h): a prompt, its plan, and the tensors of computed runs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Pages = npt.NDArray[np.int32]
 
 class StepKind(enum.Enum):
     COMPUTE = 1  # run tokens [begin, end) through the model
-    CHECKPOINT = 2  # taken from the cache: states replace the running ones
-    INTERIOR = 3  # taken from the cache: composed onto the running states
+    CHECKPOINT = 2  # take [0, end) from the cache: its states replace the running states
+    INTERIOR = 3  # take [begin, end) from the cache: compose it onto the running states
 
 
 _STEP_KINDS = (StepKind.COMPUTE, StepKind.COMPUTE, StepKind.CHECKPOINT, StepKind.INTERIOR)  # by number
@@ -35,21 +35,21 @@ class Step(NamedTuple):
     kind: StepKind
     begin: int
     end: int
-    capture: bool  # the daemon asks for the states behind this step
-    segment: int | None  # taken from the cache; None: a prefix beyond segments, or computed
+    capture: bool  # capture the states at `end` for `Cache.commit`
+    segment: int | None  # the cached segment; None: computed, or a prefix that is no segment
 
 
 class Segment(NamedTuple):
     start: int
     tokens: int
     bytes: int
-    miss: str | None  # why it has to be computed; None: hit
+    miss: str | None  # why it missed; None: hit
     tier: str | None  # of the hit
     used: bool  # the plan takes it from the cache
 
 
 class Plan(_ashlar.Plan):
-    """Steps lie one behind the other and cover the prompt. The rest of it is read more often than these."""
+    """The steps of a prompt. They follow each other and cover it."""
 
     @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -80,7 +80,7 @@ class Plan(_ashlar.Plan):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Tokens worth computing alone, from a zero state at position 0, for `Request.publish`."""
+    """A segment to compute alone, from a zero state at position 0, for `Request.publish`."""
 
     tokens: Pages
     segment: int
@@ -91,9 +91,9 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class LinearTensors:
-    """One linear layer's state, the convolution's last inputs, and for a run with a transition that (float32).
+    """The tensors of one linear layer: its state, the convolution's last inputs, and for a run its transition (float32).
 
-    State and tail may lie in an engine's blocks: each head, and each row of the tail, dense and equally far apart.
+    State and tail may be in an engine's blocks: each head, and each row of the tail, dense and at equal distances.
     """
 
     layer: int
@@ -106,7 +106,7 @@ class LinearTensors:
 
 @dataclasses.dataclass(frozen=True)
 class ComputedRun:
-    """A run of `Request.missing`, computed: its number there, its tensors, and the pages of its keys and values."""
+    """A computed run of `Request.missing`: its index, its tensors, and the pages of its keys and values."""
 
     missing: int
     linear: Sequence[LinearTensors]
@@ -114,8 +114,30 @@ class ComputedRun:
     first_position: int = 0
 
 
+class PageShortage(NamedTuple):
+    """The pages that `Request.admit` lacks. Every page is free, reclaimable or held."""
+
+    needed: int  # in addition to those that the request's segments have already
+    free: int
+    reclaimable: int  # of segments that no request references
+    held: int
+
+
+class SharedSegment(NamedTuple):
+    """One segment of an admitted request: token i is at slot `first_slot` + i of `pages`.
+
+    Tokens [first_token, end_token) are in shared pages; the others are the request's own. Rotated keys are rotated to
+    their slot.
+    """
+
+    first_slot: int
+    first_token: int
+    end_token: int
+    pages: list[int]  # -1: a page that is not shared
+
+
 class Request(_ashlar.Request):
-    """A prompt being set. Belongs to one thread at a time; `with` ends it, as does the last reference to it."""
+    """A prompt. Used by one thread at a time. `with` ends it, as does its last reference."""
 
     plan_type = Plan
 
@@ -135,7 +157,7 @@ class Request(_ashlar.Request):
 
     @property
     def missing(self) -> list[Run]:
-        """Runs to compute and publish, of a request begun with `fill`. Then call `look_again`."""
+        """The runs to compute and publish, if the request was begun with `fill`. Then call `look_again`."""
         return [Run(**{**run, "tokens": np.array(run["tokens"], np.int32)}) for run in self.raw_missing()]
 
     def publish(
@@ -145,12 +167,26 @@ class Request(_ashlar.Request):
         page_table: Sequence[int] | npt.ArrayLike | None = None,
         first_position: int = 0,
     ) -> str:
-        """Hands over a computed run. Returns the outcome: "published", or why the cache does not keep it."""
+        """Publishes a computed run. Returns "published", or why the cache does not keep it."""
         return self.raw_publish(missing, linear, page_table, first_position)
 
     def publish_many(self, runs: Sequence[ComputedRun]) -> list[str]:
-        """Hands over small runs by one call to the daemon, each in pages of its own. Returns an outcome for each."""
+        """Publishes several small runs with one call to the daemon, each in pages of its own. Returns their outcomes."""
         return self.raw_publish_many(runs)
+
+    def admit(self, own_pages: int) -> PageShortage | None:
+        """Gets the shared pages of the prompt's segments, and `own_pages` pages for all other tokens.
+
+        For a cache with `share_in_place`; call it before `wait_layer`. Further calls raise the number of own pages.
+        Returns None, or what it lacks: then nothing has changed. The pages return to the daemon when the request ends.
+        """
+        lacks = self.raw_admit(own_pages)
+        return None if lacks is None else PageShortage(*lacks)
+
+    @property
+    def shared_segments(self) -> list[SharedSegment]:
+        """Where the segments of an admitted request are, one per segment of the prompt; empty before `admit`."""
+        return [SharedSegment(*segment) for segment in self.raw_shared_segments()]
 
     def advance(
         self,
@@ -170,12 +206,12 @@ class Request(_ashlar.Request):
         norm_epsilon: float = 0.0,
         q_scale: float = 1.0,
     ) -> Verdict:
-        """Advances a linear layer over positions [begin, end): cached steps are composed, rows run between them.
+        """Advances a linear layer over positions [begin, end): composes cached steps, and runs the rows between them.
 
-        Rows are float32, [tokens of the computed positions, ...]. `state` goes in as it is behind `begin` and comes out
-        as it is behind `end`. `copies`: (position, array) pairs that get the states behind those positions. States may
-        lie in an engine's blocks: each head dense, heads equally far apart. With `norm_epsilon` each head's q and k are
-        multiplied by 1 / sqrt(sum of squares + norm_epsilon) first; then q by `q_scale`.
+        Rows are float32, [tokens of the computed positions, ...]. `state` is the state at `begin` on entry and at `end` on
+        return. `copies`: (position, array) pairs; each array gets the state at its position. States may be in an engine's
+        blocks: each head dense, heads at equal distances. With `norm_epsilon`, each head's q and k are first multiplied by
+        1 / sqrt(sum of squares + norm_epsilon); then q by `q_scale`.
         """
         return self.raw_advance(
             layer, begin, end, state, q, k, v, g, beta, out, exponents, copies, norm_epsilon, q_scale
@@ -206,7 +242,7 @@ class Request(_ashlar.Request):
         return await asyncio.to_thread(self.publish_many, runs)
 
     def start_wait_cold(self, timeout_ms: int) -> Started[Verdict]:
-        """`wait_cold` without waiting. Other calls on the request say PENDING until it is over; `end` ends it."""
+        """`wait_cold` without waiting. Other calls on the request return PENDING until it is over; `end` ends it."""
         job = self.raw_start_wait_cold(timeout_ms)
         return Started(job, lambda: cast(Verdict, job.result(False)))
 

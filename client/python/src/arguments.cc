@@ -156,32 +156,26 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kStructs
                                                                                   {"layout", ""},
                                                                                   {"identity", ""},
                                                                                   {"options", ""}}};
-constexpr std::array<std::pair<std::string_view, std::string_view>, 19> kFields{{{"segment_lengths", "segments"},
-                                                                                 {"segment_count", "segments"},
-                                                                                 {"token_count", "tokens"},
-                                                                                 {"page_tables", "page_table"},
-                                                                                 {"page_table_count", "page_table"},
-                                                                                 {"page_count", "page_table"},
-                                                                                 {"checkpoint_count", "checkpoints"},
-                                                                                 {"linear_count", "linear"},
-                                                                                 {"media_count", "media"},
-                                                                                 {"salt_bytes", "salt"},
-                                                                                 {"group_count", "groups"},
-                                                                                 {"layer_count", "layers"},
-                                                                                 {"place_count", "places"},
-                                                                                 {"copy_count", "copies"},
-                                                                                 {"kind", "memory_kind"},
-                                                                                 {"bytes", "memory_bytes"},
-                                                                                 {"gpu_data", "gpu_address"},
-                                                                                 {"timeout", "timeout_ms"},
-                                                                                 {"rotary_dim", "frequencies"}}};
+constexpr std::array<std::pair<std::string_view, std::string_view>, 20> kFields{
+    {{"segment_lengths", "segments"}, {"rotary_shift_count", "rotary_shifts"},
+     {"segment_count", "segments"},   {"token_count", "tokens"},
+     {"page_tables", "page_table"},   {"page_table_count", "page_table"},
+     {"page_count", "page_table"},    {"checkpoint_count", "checkpoints"},
+     {"linear_count", "linear"},      {"media_count", "media"},
+     {"salt_bytes", "salt"},          {"group_count", "groups"},
+     {"layer_count", "layers"},       {"place_count", "places"},
+     {"copy_count", "copies"},        {"kind", "memory_kind"},
+     {"bytes", "memory_bytes"},       {"gpu_data", "gpu_address"},
+     {"timeout", "timeout_ms"},       {"rotary_dim", "frequencies"}}};
 
 // Calls that texts of errors name.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kCalls{{{"TakeQuietPages", "take_quiet_pages"},
-                                                                               {"LookAgain", "look_again"},
-                                                                               {"Finish", "finish"},
-                                                                               {"Move", "move"},
-                                                                               {"missing()", "missing"}}};
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kCalls{
+    {{"Admit", "admit"},
+     {"TakeQuiescedPages", "take_quiesced_pages"},
+     {"LookAgain", "look_again"},
+     {"Finish", "finish"},
+     {"Move", "move"},
+     {"missing()", "missing"}}};
 
 std::string WithPythonsCalls(std::string text) {
   for (const auto& [from, to] : kCalls) {
@@ -236,7 +230,8 @@ std::string InPythonsNames(std::string_view message) {
     }
     parts.push_back(std::string(renamed) + std::string(index));
   }
-  const bool apart = parts.size() > 1 && (parts[1].starts_with("present_tokens") || parts[1].starts_with("page_table"));
+  const bool apart = parts.size() > 1 && (parts[1].starts_with("present_tokens") ||
+                                          parts[1].starts_with("page_table") || parts[1].starts_with("rotary_shifts"));
   if (apart && parts[0] == "plan") parts.erase(parts.begin());
   std::string renamed;
   for (const std::string& part : parts) renamed += (renamed.empty() ? "" : ".") + part;
@@ -264,7 +259,7 @@ PyObject* TypeOf(engine::Code code) {
 
 engine::Code Checked(const engine::Status& status) {
   using engine::Code;
-  for (const Code fine : {Code::kOk, Code::kPending, Code::kRestart, Code::kOtherPages}) {
+  for (const Code fine : {Code::kOk, Code::kPending, Code::kRestart, Code::kOtherPages, Code::kNoPages}) {
     if (status.code == fine) return status.code;
   }
   PyErr_SetString(TypeOf(status.code), InPythonsNames(status.message).c_str());

@@ -130,6 +130,7 @@ struct ReadOptions {
     memory.groups = groups.all.empty() ? nullptr : groups.all.data();
     memory.group_count = static_cast<uint32_t>(groups.all.size());
     memory.common_pages = Flag("common_pages", options.attr("common_pages"));
+    memory.share_in_place = Flag("share_in_place", options.attr("share_in_place"));
   }
 };
 
@@ -180,10 +181,19 @@ nb::list PlacesOf(const PyCache& self) {
   return all;
 }
 
+std::vector<int64_t> ReadShifts(nb::handle rotary_shifts) {
+  std::vector<int64_t> shifts;
+  for (const nb::handle shift : Elements("rotary_shifts", rotary_shifts, "a sequence of whole numbers")) {
+    shifts.push_back(WholeBetween(At("rotary_shifts", shifts.size()), shift, INT64_MIN, INT64_MAX));
+  }
+  return shifts;
+}
+
 // `type` is ashlar.Request, which the result is one of.
 nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, nb::handle segments, nb::handle page_table,
                  nb::handle fill, nb::handle conversation, nb::handle needed_in_ms, nb::handle media,
-                 nb::handle cold_parallel, nb::handle store_only, nb::handle salt, bool wait) {
+                 nb::handle cold_parallel, nb::handle store_only, nb::handle salt, nb::handle rotary_shifts,
+                 bool wait) {
   auto [object, request] = MakeObject<PyRequest>(type);
   request->model = self.model;
   const Integers given("tokens", tokens);
@@ -203,6 +213,12 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, nb::handle s
                         .store_only = Flag("store_only", store_only),
                         .salt = secret.data(),
                         .salt_bytes = secret.size()};
+  const std::vector<int64_t> shifts = ReadShifts(rotary_shifts);
+  if (!shifts.empty() && shifts.size() != lengths.size()) {
+    throw Refused("rotary_shifts",
+                  std::to_string(shifts.size()) + ", and there are " + std::to_string(lengths.size()) + " segments");
+  }
+  if (!shifts.empty()) prompt.rotary_shifts = shifts.data();
   const PageTables pages("page_table", page_table, self.model->groups);
   pages.Put(prompt);
   ReadBytes("conversation", conversation, prompt.conversation);
@@ -215,7 +231,7 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, nb::handle s
 }
 
 nb::object Land(PyCache& self, nb::handle type, nb::handle plan, nb::handle page_table, nb::handle present_tokens,
-                nb::handle wait) {
+                nb::handle rotary_shifts, nb::handle wait) {
   auto [object, request] = MakeObject<PyRequest>(type);
   request->model = self.model;
   const std::string bytes = Bytes("plan", plan);
@@ -224,6 +240,9 @@ nb::object Land(PyCache& self, nb::handle type, nb::handle plan, nb::handle page
   engine::PlanToLand landing{.plan = reinterpret_cast<const uint8_t*>(bytes.data()),
                              .plan_bytes = bytes.size(),
                              .present_tokens = Whole<uint64_t>("present_tokens", present_tokens)};
+  const std::vector<int64_t> shifts = ReadShifts(rotary_shifts);
+  if (!shifts.empty()) landing.rotary_shifts = shifts.data();
+  landing.rotary_shift_count = shifts.size();
   pages.Put(landing);
   engine::Request* const landed = &*request->request;  // this thread's alone so far
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
@@ -333,12 +352,12 @@ nb::tuple StartServePrefill(PyCache& self, nb::handle type, nb::handle wait_ms) 
   return nb::make_tuple(object, nb::cast(std::move(job)));
 }
 
-std::vector<int32_t> TakeQuietPages(PyCache& self, nb::handle most, nb::handle timeout_ms, nb::handle group) {
+std::vector<int32_t> TakeQuiescedPages(PyCache& self, nb::handle most, nb::handle timeout_ms, nb::handle group) {
   const auto wait = Whole<uint32_t>("timeout_ms", timeout_ms);
   const auto of = Whole<uint32_t>("group", group);
   std::vector<int32_t> pages(std::min(Whole<uint64_t>("most", most), kMostQuietPages));
   pages.resize(self.cache.WithoutGil(
-      [&](engine::Cache& cache) { return cache.TakeQuietPagesOf(of, pages.data(), pages.size(), wait); }));
+      [&](engine::Cache& cache) { return cache.TakeQuiescedPages(pages.data(), pages.size(), wait, of); }));
   return pages;
 }
 
@@ -402,8 +421,9 @@ void BindCache(nb::module_& module) {
       .def("warning", [](const PyCache& self) { return self.cache->warning(); })
       .def("begin", &Begin, nb::arg("type"), Any("tokens"), Any("segments"), Any("page_table"), Any("fill"),
            Any("conversation"), Any("needed_in_ms"), Any("media"), Any("cold_parallel"), Any("store_only"), Any("salt"),
-           nb::arg("wait") = true)
-      .def("land", &Land, nb::arg("type"), Any("plan"), Any("page_table"), Any("present_tokens"), Any("wait"))
+           Any("rotary_shifts"), nb::arg("wait") = true)
+      .def("land", &Land, nb::arg("type"), Any("plan"), Any("page_table"), Any("present_tokens"), Any("rotary_shifts"),
+           Any("wait"))
       .def("commit", &Commit, Any("request"), Any("tokens"), Any("prompt_tokens"), Any("checkpoints"),
            Any("page_table"), Any("conversation"), Any("composed"), Any("media"), Any("salt"))
       .def("compute_alone", &ComputeAlone, Any("request"), Any("missing"), Any("layer"), Any("state"), Any("q"),
@@ -413,7 +433,7 @@ void BindCache(nb::module_& module) {
            Any("wait_ms"))
       .def("serve_prefill", &ServePrefill, nb::arg("type"), Any("wait_ms"))
       .def("start_serve_prefill", &StartServePrefill, nb::arg("type"), Any("wait_ms"))
-      .def("take_quiet_pages", &TakeQuietPages, Any("most"), Any("timeout_ms"), Any("group"))
+      .def("take_quiesced_pages", &TakeQuiescedPages, Any("most"), Any("timeout_ms"), Any("group"))
       .def("stored", &Stored)
       .def("close", &Close);
   module.def("open", &Open);

@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "ashlar/engine.h"
-#include "ashlar/region.h"
 #include "client/engine/boundary.h"
 #include "client/python/src/arrays.h"
 #include "client/python/src/model.h"
+#include "client/session/region.h"
 
 namespace ashlar::python {
 
 // The values of ashlar.Verdict.
-enum class Verdict : int { kOk = 0, kPending = 100, kRestart = 101, kOtherPages = 102 };
+enum class Verdict : int { kOk = 0, kPending = 100, kRestart = 101, kOtherPages = 102, kNoPages = 103 };
 
 inline Verdict VerdictOf(const engine::Status& status) {
   return static_cast<Verdict>(Checked(status));

@@ -13,7 +13,8 @@ NB_MODULE(_ashlar, module) {
       .value("OK", Verdict::kOk)
       .value("PENDING", Verdict::kPending)
       .value("RESTART", Verdict::kRestart)
-      .value("OTHER_PAGES", Verdict::kOtherPages);
+      .value("OTHER_PAGES", Verdict::kOtherPages)
+      .value("NO_PAGES", Verdict::kNoPages);
   ashlar::python::BindArguments(module);
   ashlar::python::BindRequest(module);
   ashlar::python::BindCache(module);

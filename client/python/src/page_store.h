@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "ashlar/client.h"
 #include "client/engine/quarantine.h"
+#include "client/session/client.h"
 
 namespace ashlar::python {
 

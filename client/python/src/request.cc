@@ -328,6 +328,33 @@ Verdict Lose(PyRequest& self, nb::handle segments) {
   return VerdictOf(self.request->Lose(numbers.data(), static_cast<uint32_t>(numbers.size())));
 }
 
+// None, or the fields of ashlar.PageShortage, in their order.
+nb::object Admit(PyRequest& self, nb::handle own_pages) {
+  const auto number = Whole<uint32_t>("own_pages", own_pages);
+  engine::PageShortage lacks;
+  const engine::Status status =
+      self.request.WithoutGil([&](engine::Request& request) { return request.Admit(number, &lacks); });
+  if (Checked(status) != Code::kNoPages) return nb::none();
+  return nb::make_tuple(lacks.needed, lacks.free, lacks.reclaimable, lacks.held);
+}
+
+// Of the fields of ashlar.SharedSegment, in their order.
+nb::list SharedSegments(const PyRequest& self) {
+  const engine::AdmittedPages& admitted = self.request->admitted();
+  nb::list segments;
+  for (uint32_t i = 0; i < admitted.segment_count; ++i) {
+    const engine::SharedSegment& segment = admitted.segments[i];
+    const std::vector<int32_t> pages(segment.pages, segment.pages + segment.page_count);
+    segments.append(nb::make_tuple(segment.first_slot, segment.first_token, segment.end_token, pages));
+  }
+  return segments;
+}
+
+std::vector<int32_t> OwnPages(const PyRequest& self) {
+  const engine::AdmittedPages& admitted = self.request->admitted();
+  return {admitted.own_pages, admitted.own_pages + admitted.own_page_count};
+}
+
 // raw_: what ashlar.Request has with other arguments.
 void BindSegments(nb::class_<PyRequest>& request) {
   using engine::Request;
@@ -346,9 +373,14 @@ void BindSegments(nb::class_<PyRequest>& request) {
            "what is there.")
       .def("raw_start_wait_cold", &StartWaitCold, Any("timeout_ms"))
       .def("abandon", &Abandon, Any("missing"), nb::sig("def abandon(self, missing: int) -> None"))
-      .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgainIn>, Any("page_table"),
-           nb::sig("def look_again(self, page_table: object) -> Verdict"),
-           "Looks up and lands again, in these pages. Segments that miss again are computed in their place.")
+      .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgain>, Any("page_table"),
+           nb::sig("def look_again(self, page_table: object = None) -> Verdict"),
+           "Looks the prompt up again and lands the hits in these pages; without any in the same pages. Segments that "
+           "miss again are computed as part of the plan.")
+      .def("raw_admit", &Admit, Any("own_pages"))
+      .def("raw_shared_segments", &SharedSegments)
+      .def_prop_ro("own_pages", &OwnPages, nb::sig("def own_pages(self) -> list[int]"),
+                   "The request's own pages, in the order in which `admit` has added them; empty before it.")
       .def("lose", &Lose, Any("segments"),
            nb::sig("def lose(self, segments: collections.abc.Sequence[int]) -> Verdict"),
            "Abandons segments that another rank has missed.");
@@ -372,7 +404,7 @@ void BindSetting(nb::class_<PyRequest>& request) {
       .def("finish", &Waiting<&Request::Finish>,
            "The verdict; no token may be emitted before it. RESTART: compute the new plan. OTHER_PAGES: `move` first.")
       .def("poll_finish", &Waiting<&Request::PollFinish>)
-      .def("move", &InPages<&Request::Move, &Request::MoveTo>, Any("page_table"),
+      .def("move", &InPages<&Request::Move, &Request::Move>, Any("page_table"),
            nb::sig("def move(self, page_table: object) -> Verdict"))
       .def_prop_ro("pages_kept", [](const PyRequest& self) { return self.request->pages_kept(); })
       .def("plan_bytes", &PlanBytes, "The plan for another process (`Cache.land`); empty: no hit.");
@@ -391,7 +423,7 @@ void BindEnd(nb::class_<PyRequest>& request) {
           "release", [](PyRequest& self) { self.request->Release(); },
           "Gives back the lease while the request stays, for `Cache.commit`.")
       .def("end", &End,
-           "Cancels what is under way and gives back the lease. Pages in doubt come by `Cache.take_quiet_pages`.");
+           "Cancels what is under way and gives back the lease. Pages in doubt come by `Cache.take_quiesced_pages`.");
 }
 
 }  // namespace

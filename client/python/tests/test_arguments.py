@@ -198,7 +198,7 @@ def cache_table(cache, request):
     )
     yield from ((name, ARRAYS, [], alone) for name in ("q", "k", "v", "g", "beta", "out"))
     yield from ((name, REALS, REALS_OUT_OF_RANGE, alone) for name in ("norm_epsilon", "q_scale"))
-    take = lambda value, name: cache.take_quiet_pages(**{"most": 1, name: value})
+    take = lambda value, name: cache.take_quiesced_pages(**{"most": 1, name: value})
     yield "most", COUNTS, WIDE_COUNTS_OUT_OF_RANGE, take
     yield from ((name, COUNTS, COUNTS_OUT_OF_RANGE, take) for name in ("timeout_ms", "group"))
     yield "layer", COUNTS, [0, 2, -1, 2**70], lambda value, name: cache.page_rows(value)
@@ -312,7 +312,7 @@ def test_an_argument_that_is_left_out_is_named(world):
 def test_errors_name_calls_as_python_does(world):
     assert world.request.missing
     for call in (world.request.finish, lambda: world.request.wait_layer(shortest.ATTENTION)):
-        with pytest.raises(RuntimeError, match="^missing is not done: look_again comes first"):
+        with pytest.raises(RuntimeError, match="^missing is not empty: call look_again first"):
             call()
 
 
@@ -329,7 +329,7 @@ def test_numbers_and_paths_of_other_libraries_are_taken(world):
             ) as request:
                 assert request.advance(kind(0), kind(0), kind(4), STATE.copy(), k=ROWS, v=ROWS) == ashlar.Verdict.OK
                 assert request.wait_layer(kind(1)) == ashlar.Verdict.OK
-    assert isinstance(world.cache.take_quiet_pages(2**40), list)
+    assert isinstance(world.cache.take_quiesced_pages(2**40), list)
 
 
 def test_a_prompt_refuses_what_is_no_sequence_of_tokens():

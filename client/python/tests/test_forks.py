@@ -101,7 +101,7 @@ def test_handles_are_refused_by_name_in_a_child_and_serve_the_parent(daemon):
         "serve_prefill": lambda: cache.serve_prefill(1),
         "start_serve_prefill": lambda: cache.start_serve_prefill(1),
         "stored": lambda: cache.stored(),
-        "take_quiet_pages": lambda: cache.take_quiet_pages(1),
+        "take_quiesced_pages": lambda: cache.take_quiesced_pages(1),
         "missing": lambda: request.missing,
         "elsewhere": lambda: request.elsewhere,
         "publish": lambda: request.publish(0, linear, np.arange(32)),

@@ -92,10 +92,10 @@ def test_segments_and_prefixes_are_shared_between_groupings(daemon, grouping):
             engine.expect(table, 0, 50)
             engine.expect(table, 54, 137)
             engine.expect(table, 145, 207)
-    assert grouped.cache.take_quiet_pages(64) == [], "what was only stored had its pages all the time"
+    assert grouped.cache.take_quiesced_pages(64) == [], "what was only stored had its pages all the time"
     wide, narrow = grouped.tables(0, len(TOKENS))
     grouped.cache.begin(TOKENS, LENGTHS, [wide, narrow]).end()
-    back = grouped.cache.take_quiet_pages(64, 20_000), grouped.cache.take_quiet_pages(64, group=1)
+    back = grouped.cache.take_quiesced_pages(64, 20_000), grouped.cache.take_quiesced_pages(64, group=1)
     assert list(map(sorted, back)) == list(map(sorted, (wide, narrow) if grouping is APART else ([*wide, *narrow], [])))
 
     text = np.resize(TOKENS, 592)

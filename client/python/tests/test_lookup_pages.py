@@ -14,4 +14,4 @@ def test_pages_are_the_engines_as_soon_as_the_plan_is_known(daemon):
             request = cache.begin(tokens, (), table)
             assert request.plan.cached_tokens == 0
             request.end()  # not finished
-        assert cache.take_quiet_pages(8) == []
+        assert cache.take_quiesced_pages(8) == []

@@ -101,7 +101,7 @@ class ModelCache(Cache):
         """Pages for so many tokens; None: there are not enough."""
         count = -(-tokens // self.model.page_tokens)
         if len(self.free) < self.pages:
-            self.free += calling(self.take_quiet_pages, self.pages)
+            self.free += calling(self.take_quiesced_pages, self.pages)
         if count > len(self.free):
             return None
         taken, self.free = self.free[:count], self.free[count:]
@@ -218,7 +218,7 @@ class Setter:
                     saved = max(0.0, plan.cached_tokens * self.seconds_a_token - spent)
                     return Setting(tokens, table, request, plan, *followed, published, saved)
                 if verdict == Verdict.OTHER_PAGES:
-                    others = self.cache.take(len(tokens) + room)  # the old ones come back by take_quiet_pages
+                    others = self.cache.take(len(tokens) + room)  # the old ones come back by take_quiesced_pages
                     if others is None:
                         raise Fault("pages: all remaining pages are unresolved after a failed landing")
                     table = others
@@ -230,7 +230,7 @@ class Setter:
             raise
 
     def _gives_back(self, request: Request) -> bool:
-        """Ends a request. False: nobody knows whether its pages are written to; they come by `take_quiet_pages`."""
+        """Ends a request. False: nobody knows whether its pages are written to; they come by `take_quiesced_pages`."""
         quiet = False
         with contextlib.suppress(ConnectionError, RuntimeError):
             request.cancel()

@@ -289,7 +289,7 @@ class Composer:
         """Pages of ours for so many tokens."""
         pages, count = self._pages, -(-tokens // PAGE_TOKENS)
         if len(pages.free) < pages.count:
-            pages.free += cache.take_quiet_pages(pages.count)
+            pages.free += cache.take_quiesced_pages(pages.count)
         if count > len(pages.free):
             raise Left(f"{tokens} tokens; segment_tokens leaves {len(pages.free) * PAGE_TOKENS}")
         taken, pages.free = pages.free[:count], pages.free[count:]

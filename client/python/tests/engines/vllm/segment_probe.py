@@ -402,7 +402,7 @@ def state_of(server, patience=0):
     composer = worker()._composer
     pages, until = composer._pages, time.monotonic() + patience
     while len(pages.free) < pages.count and not composer._under_way and time.monotonic() < until:
-        pages.free += composer._opening.cache.take_quiet_pages(pages.count, 100)
+        pages.free += composer._opening.cache.take_quiesced_pages(pages.count, 100)
     return len(composer._pages.free), len(composer._under_way)
 
 

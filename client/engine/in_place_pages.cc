@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/engine/in_place_pages.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "client/engine/boundary.h"
+#include "client/engine/status.h"
+
+namespace ashlar::engine {
+namespace {
+
+Status AdmitStatus(AdmitOutcome outcome, const ashlar::PageShortage& shortage, PageShortage* lacks) {
+  switch (outcome) {
+    case AdmitOutcome::kAdmitted:
+      return {};
+    case AdmitOutcome::kNoPages:
+      if (lacks != nullptr) *lacks = {shortage.needed, shortage.free, shortage.reclaimable, shortage.held};
+      return MakeStatus(Code::kNoPages,
+                        absl::StrCat("own_pages: the request needs ", shortage.needed, " more pages; ", shortage.free,
+                                     " are free and ", shortage.reclaimable, " can be reclaimed"));
+    case AdmitOutcome::kOldRequests:
+      return MakeStatus(Code::kFailedPrecondition, "requests from before a reconnect still hold pages; end them first");
+    case AdmitOutcome::kInvalid:
+      return MakeStatus(Code::kInvalidArgument, "own_pages: the daemon refused the request");
+    case AdmitOutcome::kBusy:
+      return MakeStatus(Code::kUnavailable, "the daemon is busy; call Admit again");
+    case AdmitOutcome::kUnavailable:
+      return MakeStatus(Code::kUnavailable, "the daemon did not answer");
+  }
+  return MakeStatus(Code::kInternal, "unknown outcome of Admit");
+}
+
+}  // namespace
+
+Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, PageShortage* lacks,
+                    std::shared_ptr<InPlacePages>* out) {
+  Admitted admitted = cache.model.Admit(prompt, own_pages);
+  if (!admitted.admission.has_value()) return AdmitStatus(admitted.outcome, admitted.lacks, lacks);
+  *out = std::make_shared<InPlacePages>(*std::move(admitted.admission));
+  return {};
+}
+
+InPlacePages::InPlacePages(Admission admission) : admission_(std::move(admission)) {
+  const std::vector<Admission::Segment>& segments = admission_.segments();
+  filling_.resize(segments.size());
+  for (uint32_t i = 0; i < segments.size(); ++i) {
+    const Admission::Segment& segment = segments[i];
+    uint32_t first = 0;
+    while (first < i && (segment.pages.empty() || segments[first].pages != segment.pages)) ++first;
+    first_.push_back(first);
+    tables_.push_back(admission_.PageTable(i));
+    segments_.push_back({.first_slot = segment.placement.first_slot,
+                         .first_token = segment.placement.first_token,
+                         .end_token = segment.placement.end_token,
+                         .pages = tables_.back().data(),
+                         .page_count = tables_.back().size()});
+  }
+  pages_.segments = segments_.data();
+  pages_.segment_count = static_cast<uint32_t>(segments_.size());
+  TakeOwnPages();
+}
+
+void InPlacePages::TakeOwnPages() {
+  own_pages_ = admission_.own_pages();
+  pages_.own_pages = own_pages_.data();
+  pages_.own_page_count = own_pages_.size();
+}
+
+Status InPlacePages::Extend(uint32_t own_pages, PageShortage* lacks) {
+  const std::lock_guard lock(mutex_);
+  ashlar::PageShortage shortage;
+  const Status status = AdmitStatus(admission_.Extend(own_pages, &shortage), shortage, lacks);
+  if (status.ok()) TakeOwnPages();
+  return status;
+}
+
+MissReason InPlacePages::WhyNotFilled(uint32_t segment) const {
+  const std::lock_guard lock(mutex_);
+  const uint32_t first = first_[segment];
+  if (admission_.segments()[first].content == PageContent::kFilled) return MissReason::kNone;
+  return filling_[first].failed == MissReason::kNone ? MissReason::kTimedOut : filling_[first].failed;
+}
+
+InPlacePages::State InPlacePages::Fill(CacheState& cache, const ashlar::Match& match,
+                                       std::span<const uint32_t> segments, std::chrono::milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  const auto content = [this](uint32_t segment) { return admission_.segments()[first_[segment]].content; };
+  const auto filled_elsewhere = [&](uint32_t segment) { return content(segment) == PageContent::kBeingFilled; };
+  // The other request may have filled them, or ended: then the daemon has passed them to this one.
+  if (std::ranges::any_of(segments, filled_elsewhere) && !admission_.Refresh(timeout) && !admission_.valid()) {
+    return State::kFailed;
+  }
+  std::vector<uint32_t> to_land;
+  bool all_filled = true, failed = false;
+  for (const uint32_t segment : segments) {
+    const uint32_t first = first_[segment];
+    all_filled &= content(segment) == PageContent::kFilled;
+    if (content(segment) != PageContent::kToFill) continue;
+    failed |= filling_[first].failed != MissReason::kNone;
+    if (filling_[first].failed != MissReason::kNone || std::exchange(filling_[first].under_way, true)) continue;
+    to_land.push_back(first);
+  }
+  if (!to_land.empty()) Land(cache, match, to_land);
+  if (failed) return State::kFailed;
+  return all_filled ? State::kFilled : State::kFilling;
+}
+
+// Shared pages hold a segment as every request expects it, at its first slot: each segment is a landing of its own.
+void InPlacePages::Land(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> segments) {
+  auto landings = std::make_shared<std::vector<Landing>>();
+  for (const uint32_t segment : segments) {
+    const LandSegment target{.segment = segment, .first_position = segments_[segment].first_slot};
+    landings->push_back(cache.model.Land(match, tables_[segment], {&target, 1}));
+  }
+  const auto wait = [self = shared_from_this(), landings, timeout = cache.land,
+                     landed = std::vector<uint32_t>(segments.begin(), segments.end())] {
+    self->Landed(landed, *landings, timeout);
+  };
+  if (cache.fills.Start(wait) != nullptr) return;
+  for (const uint32_t segment : segments) filling_[segment].failed = MissReason::kBusy;
+}
+
+void InPlacePages::Landed(std::span<const uint32_t> segments, std::vector<Landing>& landings,
+                          std::chrono::milliseconds timeout) {
+  for (size_t i = 0; i < segments.size(); ++i) {
+    MissReason reason = MissReason::kBusy;
+    RunOr([&] { reason = landings[i].Wait(timeout).front(); }, [] {});
+    const std::lock_guard lock(mutex_);
+    bool marked = false;
+    if (reason == MissReason::kNone) RunOr([&] { marked = admission_.MarkFilled({&segments[i], 1}); }, [] {});
+    filling_[segments[i]].under_way = false;
+    if (!marked) filling_[segments[i]].failed = reason == MissReason::kNone ? MissReason::kDaemonUnavailable : reason;
+    changed_.notify_all();
+  }
+}
+
+void InPlacePages::WaitForChange(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, timeout);
+}
+
+}  // namespace ashlar::engine

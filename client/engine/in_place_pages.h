@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pages of one request whose cache shares segments in place (Memory::share_in_place), and the filling of the
+// segments that fall to this request.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "ashlar/engine.h"
+#include "client/engine/cache_state.h"
+#include "client/session/shared_pages.h"
+#include "proto/outcome.h"
+
+namespace ashlar::engine {
+
+// Thread-safe, except that Extend and pages() belong to the request's thread. Filling continues in the background after
+// the request has ended, because other requests may wait for it; the pages are held until then.
+class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
+ public:
+  explicit InPlacePages(Admission admission);
+
+  // Raises the number of own pages to `own_pages`.
+  Status Extend(uint32_t own_pages, PageShortage* lacks);
+  const AdmittedPages& pages() const { return pages_; }
+
+  enum class State : uint8_t {
+    kFilled = 1,   // all of the segments can be read in place
+    kFilling = 2,  // this request, or another one, fills some of them
+    kFailed = 3,   // one of them did not land, or the session has ended
+  };
+  // The state of `segments`, which `match` has found. Starts landing those that this request is to fill. Asks the
+  // daemon if other requests fill some of them, for at most `timeout`.
+  State Fill(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> segments,
+             std::chrono::milliseconds timeout);
+  // kNone: the segment can be read in place. Otherwise why not: its landing's reason, or kTimedOut.
+  MissReason WhyNotFilled(uint32_t segment) const;
+  // Waits until a landing of this request ends, for at most `timeout`.
+  void WaitForChange(std::chrono::milliseconds timeout);
+
+ private:
+  // The landing of a segment by this request.
+  struct Filling {
+    bool under_way = false;
+    MissReason failed = MissReason::kNone;
+  };
+  void TakeOwnPages();
+  void Land(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> segments);
+  void Landed(std::span<const uint32_t> segments, std::vector<Landing>& landings, std::chrono::milliseconds timeout);
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  Admission admission_;           // guarded by mutex_
+  std::vector<Filling> filling_;  // guarded by mutex_; one per segment
+  // The first segment with the same pages: a segment may occur twice in a prompt.
+  std::vector<uint32_t> first_;
+
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<SharedSegment> segments_;
+  std::vector<int32_t> own_pages_;
+  AdmittedPages pages_;
+};
+
+// Admits a request for `prompt`. kOk: `out` has its pages.
+Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, PageShortage* lacks,
+                    std::shared_ptr<InPlacePages>* out);
+
+}  // namespace ashlar::engine

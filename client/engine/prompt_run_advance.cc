@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cached parts of a plan, for kernels: the engine's own, the library's in this process, or the daemon's.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "client/engine/layer_run.h"
+#include "client/engine/near_memory.h"
+#include "client/engine/prompt_run.h"
+#include "client/engine/status.h"
+#include "client/engine/token_rows.h"
+#include "kernels/layer_shape.h"
+
+namespace ashlar::engine {
+
+kernels::Queue& PromptRun::queue() {
+  if (queue_ == nullptr) queue_ = kernels::Host().MakeQueue(cache_.workers.get());
+  return *queue_;
+}
+
+const PromptRun::Rebuilt& PromptRun::RebuiltPrefix(uint32_t layer, const MappedTuple& checkpoint) {
+  const auto [entry, made] = rebuilt_.try_emplace(layer);
+  Rebuilt& rebuilt = entry->second;
+  if (!made) return rebuilt;
+  const auto& linear = std::get<LinearLayer>(cache_.layout().layers[layer]);
+  const kernels::LinearShape shape = kernels::ShapeOf(linear);
+  rebuilt.state.resize(uint64_t{linear.value_heads} * linear.d_k * linear.d_v);
+  const SpanInputs inputs(linear, *match_->prefix_span(), layer);
+  const kernels::SeamStep steps[] = {{.interior = &checkpoint.view},
+                                     {.begin = 0, .end = static_cast<int64_t>(match_->prefix_span()->tokens)}};
+  std::vector<void*> heads = HeadsOf({.data = rebuilt.state.data()}, shape);
+  kernels::Host()
+      .AdvanceSeam({.shape = shape, .steps = steps, .inputs = inputs.inputs(), .state = {.heads = heads.data()}},
+                   queue())
+      .Wait();
+  for (void* const head : heads) rebuilt.heads.push_back({.form = TransitionForm::kZero, .state = head});
+  rebuilt.conv_tail = inputs.ConvTail(checkpoint.conv_tail);
+  return rebuilt;
+}
+
+Status PromptRun::View(uint32_t step, uint32_t layer, StepView* out) {
+  if (step >= steps_.size() || steps_[step].kind == StepKind::kCompute)
+    return Invalid("step: ", step, " is not cached");
+  if (const auto linear = cache_.LinearAt(layer); !linear.ok()) return ToStatus(linear.status());
+  const bool prefix = steps_[step].segment == Step::kPrefix;
+  const auto* const tuples = prefix ? match_->prefix_states() : match_->tuples(steps_[step].segment);
+  if (tuples == nullptr) return MakeStatus(Code::kFailedPrecondition, "released");
+  const MappedTuple& mapped = (*tuples)[layer];
+  if (prefix && match_->prefix_span() != nullptr) {
+    const Rebuilt& rebuilt = RebuiltPrefix(layer, mapped);
+    *out = {{.heads = rebuilt.heads.data()}, rebuilt.conv_tail.empty() ? nullptr : rebuilt.conv_tail.data()};
+  } else {
+    *out = {mapped.view, mapped.conv_tail};
+  }
+  return {};
+}
+
+Status PromptRun::GetTuple(uint32_t step, uint32_t layer, Tuple* out) {
+  StepView view;
+  if (Status status = ReachLayer(layer, false); !status.ok()) return status;
+  if (Status status = View(step, layer, &view); !status.ok()) return status;
+  const uint32_t count = (*cache_.LinearAt(layer))->value_heads;
+  std::vector<Head>& heads = heads_[{step, layer}];
+  heads.clear();
+  for (uint32_t i = 0; i < count; ++i) {
+    const kernels::HeadTuple& head = view.tuple.heads[i];
+    heads.push_back({.form = head.form,
+                     .rank = head.rank,
+                     .transition = head.transition,
+                     .state = head.state,
+                     .state_exponent = head.state_exponent});
+  }
+  *out = {.heads = heads.data(),
+          .head_count = count,
+          .transition_dtype = view.tuple.transition_dtype,
+          .state_dtype = view.tuple.state_dtype,
+          .position = static_cast<uint64_t>(view.tuple.position),
+          .conv_tail = view.conv_tail};
+  return {};
+}
+
+Status PromptRun::Advance(const LayerAdvance& given) {
+  const auto linear = cache_.LinearAt(given.layer);
+  if (!linear.ok()) return Invalid("advance.", linear.status().message());
+  const kernels::LinearShape shape = kernels::ShapeOf(**linear);
+  if (Status status = CheckState(given.state, "advance.state"); !status.ok()) return status;
+  if (Status status = CheckHeadStride(given.state, shape, "advance.state"); !status.ok()) return status;
+  const TokenRows& rows = given.inputs;
+  if (Status status = CheckRows(shape, rows, given.out != nullptr, "advance.inputs"); !status.ok()) return status;
+  if (Status status = CheckOutStride(shape, given, "advance"); !status.ok()) return status;
+  if (given.copies == nullptr && given.copy_count > 0) return Invalid("advance.copies: null");
+  if (Status near = CheckNear(cache_.region, given, "advance"); !near.ok()) return near;
+  const ReadyRows ready(shape, rows);
+  LayerAdvance advance = given;
+  advance.inputs = ready.rows();
+  SetOutStride(shape, advance);
+  for (uint32_t i = 0; i < advance.copy_count; ++i) {
+    const std::string field = absl::StrCat("advance.copies[", i, "].state");
+    if (Status status = CheckState(advance.copies[i].state, field); !status.ok()) return status;
+    if (Status status = CheckHeadStride(advance.copies[i].state, shape, field); !status.ok()) return status;
+  }
+  std::vector<ChainPiece> pieces;
+  if (Status status = CutChain(steps_, token_count_, advance, pieces); !status.ok()) return status;
+  if (advance.begin < token_count_) {
+    if (Status status = ReachLayer(advance.layer, true); !status.ok()) return status;
+  }
+  std::vector<kernels::TupleView> views(pieces.size());
+  size_t interiors = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].cached == nullptr) continue;
+    StepView view;
+    if (Status status = View(pieces[i].step, advance.layer, &view); !status.ok()) return status;
+    views[i] = view.tuple;
+    interiors += pieces[i].cached->kind == StepKind::kInterior;
+  }
+  if (cache_.compose == ComposeBy::kProcess || compose_here_ || interiors == 0) {
+    if (!pieces.empty()) AdvanceHere(shape, advance, pieces, views, queue());
+    const bool cached = std::ranges::any_of(pieces, [](const ChainPiece& piece) { return piece.cached != nullptr; });
+    // Behind the verdict nobody else asks whether the lease still held while this was read.
+    return cached && !landing_.has_value() && !match_->valid() ? AbandonPlan() : Status();
+  }
+  std::span<const ChainPiece> rest = pieces;
+  if (rest.front().cached != nullptr && rest.front().cached->kind == StepKind::kCheckpoint) {
+    // States that replace the running ones are only copied.
+    LayerAdvance first = advance;
+    first.inputs = {};
+    AdvanceHere(shape, first, rest.first(1), views, queue());
+    rest = rest.subspan(1);
+  }
+  std::vector<uint32_t> lost;
+  if (DaemonAdvance(cache_, *match_, **linear, advance).Run(rest, lost)) {
+    ++cache_.daemon_advances;
+    return {};
+  }
+  lost_.insert(lost.begin(), lost.end());
+  compose_here_ = true;
+  return AbandonPlan();
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments shared in place, and media with rotary positions of their own."""
+
+import numpy as np
+import pytest
+
+import ashlar
+
+DIM, HEADS, LINEAR, ATTENTION, PAGE_TOKENS, PAGES = 8, 2, 0, 1, 16, 64
+MODEL = ashlar.Model(
+    model_id="in-place-python",
+    weights_digest="1",
+    page_tokens=PAGE_TOKENS,
+    head=4,
+    tail=4,
+    layers=[
+        ashlar.Linear(ashlar.Family.RETNET, HEADS, HEADS, DIM, DIM, decay_table=[-0.3, -0.01]),
+        ashlar.Attention(HEADS, DIM, DIM),
+    ],
+)
+LENGTHS = [50, 91, 41]
+TOKENS = np.arange(1, sum(LENGTHS) + 10, dtype=np.int32)
+
+
+def opened(daemon, **options):
+    return ashlar.Cache(MODEL, daemon.rpc_socket, daemon.session_socket, pages=PAGES, **options)
+
+
+def write(rows, pages, tokens):
+    """The keys and values of a token are its number."""
+    slots = np.arange(len(tokens))
+    for each in rows:
+        each[np.asarray(pages)[slots // PAGE_TOKENS], slots % PAGE_TOKENS] = np.asarray(tokens, np.float32)[
+            :, None, None
+        ]
+
+
+def publish(cache, request, pages):
+    rows = cache.page_rows(ATTENTION)
+    for i, run in enumerate(request.missing):
+        write(rows, pages, run.tokens)
+        state = np.full((HEADS, DIM, DIM), run.tokens[0], np.float32)
+        transition = np.full(HEADS, -0.5, np.float32) if run.transition else None
+        tensors = [ashlar.LinearTensors(LINEAR, state, transition=transition)]
+        assert request.publish(i, tensors, pages) == "published"
+
+
+def fill(cache):
+    with cache.begin(TOKENS, LENGTHS, fill=True) as request:
+        assert request.admit(8) is None
+        publish(cache, request, request.own_pages)
+        assert request.look_again() == ashlar.Verdict.OK
+        assert request.finish() == ashlar.Verdict.OK
+
+
+def expect_shared(cache, request, segment, start):
+    keys, values = cache.page_rows(ATTENTION)
+    place = request.shared_segments[segment]
+    tokens = np.arange(place.first_token, place.end_token)
+    slots = place.first_slot + tokens
+    pages = np.asarray(place.pages)[slots // PAGE_TOKENS]
+    for rows in (keys, values):
+        assert np.all(rows[pages, slots % PAGE_TOKENS] == TOKENS[start + tokens].astype(np.float32)[:, None, None])
+
+
+def test_requests_read_one_copy_of_each_segment(daemon):
+    cache = opened(daemon, share_in_place=True)
+    fill(cache)
+    request = cache.begin(TOKENS, LENGTHS)
+    assert request.admit(8) is None
+    segment = request.shared_segments[1]
+    with cache.begin(TOKENS, LENGTHS) as other:
+        assert other.admit(8) is None
+        assert other.shared_segments[1] == segment
+        assert not set(other.own_pages) & set(request.own_pages)
+        assert other.wait_layer(ATTENTION) == ashlar.Verdict.OK
+        assert other.finish() == ashlar.Verdict.OK
+    assert request.finish() == ashlar.Verdict.OK
+    for i, start in enumerate(np.cumsum([0, *LENGTHS])[:-1]):
+        expect_shared(cache, request, i, start)
+    request.end()
+    cache.close()
+
+
+def test_a_shortage_has_the_numbers(daemon):
+    with opened(daemon, share_in_place=True) as cache, cache.begin(TOKENS, LENGTHS) as request:
+        lacks = request.admit(PAGES)
+        assert isinstance(lacks, ashlar.PageShortage)
+        assert lacks.free + lacks.reclaimable + lacks.held == PAGES
+        assert lacks.needed > lacks.free
+        assert request.own_pages == []
+        assert request.shared_segments == []
+        assert request.admit(2) is None
+        assert len(request.own_pages) == 2
+        assert request.admit(3) is None
+        assert len(request.own_pages) == 3
+
+
+def test_refusals_name_the_argument(daemon):
+    with opened(daemon, share_in_place=True) as cache:
+        with pytest.raises(ValueError, match="^page_table: the daemon allocates the pages of this cache; call admit"):
+            cache.begin(TOKENS, LENGTHS, np.arange(12))
+        with pytest.raises(ValueError, match="^rotary_shifts: not with"):
+            cache.begin(TOKENS, LENGTHS, rotary_shifts=[0, 1, 1])
+    with pytest.raises(ValueError, match="^share_in_place: needs capture_tokens 0"):
+        opened(daemon, share_in_place=True, capture_tokens=16)
+    with opened(daemon) as cache:
+        with pytest.raises(RuntimeError, match="^share_in_place: the cache was opened without it"):
+            cache.begin(TOKENS, LENGTHS).admit(1)
+        with pytest.raises(ValueError, match=r"^rotary_shifts: 2, and there are 3 segments"):
+            cache.begin(TOKENS, LENGTHS, rotary_shifts=[0, 1])
+        with pytest.raises(ValueError, match=r"^rotary_shifts\[0\]: 1; expected 0"):
+            cache.begin(TOKENS, LENGTHS, rotary_shifts=[1, 1, 1])
+        with pytest.raises(ValueError, match=r"^rotary_shifts\[1\]: -51; the segment starts at 50"):
+            cache.begin(TOKENS, LENGTHS, rotary_shifts=[0, -51, 0])

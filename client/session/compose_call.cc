@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/session/compose_call.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/support/async_unary_call.h>
+
+#include <utility>
+
+#include "ashlar/v1/cache.grpc.pb.h"
+#include "client/session/process_bound.h"
+#include "client/session/rpc.h"
+#include "client/session/writing_call.h"
+
+namespace ashlar::internal {
+
+class ComposeCall::Impl final : public WritingCall {
+ public:
+  explicit Impl(std::shared_ptr<Connection> to)
+      : WritingCall(std::move(to)), stub_(v1::Cache::NewStub(connection().rpc().channel())) {}
+  ~Impl() override { End(); }
+
+  template <typename Request>
+  void Start(Request& request) {
+    request.set_session(connection().session());
+    request.set_number(number());
+    const Lock lock = Guard();
+    call_ = Prepare(request);
+    call_->StartCall();
+    call_->Finish(&reply_, &status_, AsTag(kFinished));
+  }
+  absl::StatusOr<v1::CompositionReply> WaitReply(Deadline deadline);
+
+ private:
+  using Call = grpc::ClientAsyncResponseReader<v1::CompositionReply>;
+  static constexpr intptr_t kFinished = 1;
+
+  std::unique_ptr<Call> Prepare(const v1::AdvanceRequest& request) {
+    return stub_->PrepareAsyncAdvance(&context_, request, &queue());
+  }
+  std::unique_ptr<Call> Prepare(const v1::ComposeRequest& request) {
+    return stub_->PrepareAsyncCompose(&context_, request, &queue());
+  }
+  void Take(intptr_t, bool) override {
+    if (status_.ok() || Refused()) SetQuiet();
+    SetOver();
+  }
+  void Cancel() override { context_.TryCancel(); }
+  // The daemon itself said no: it has touched nothing. Any other failure leaves open how far it came.
+  bool Refused() const {
+    const grpc::StatusCode code = status_.error_code();
+    return code == grpc::StatusCode::INVALID_ARGUMENT || code == grpc::StatusCode::UNAUTHENTICATED;
+  }
+
+  const std::unique_ptr<v1::Cache::Stub> stub_;
+  // Guarded by the lock, as all below.
+  grpc::ClientContext context_;
+  std::unique_ptr<Call> call_;
+  v1::CompositionReply reply_;
+  grpc::Status status_;
+};
+
+absl::StatusOr<v1::CompositionReply> ComposeCall::Impl::WaitReply(Deadline deadline) {
+  Lock lock = Guard();
+  if (!WaitUntil(lock, deadline, [this] { return over(); })) {
+    GiveUp();
+    return absl::DeadlineExceededError("the daemon did not reply before the deadline");
+  }
+  if (status_.ok()) return reply_;
+  return absl::Status(static_cast<absl::StatusCode>(status_.error_code()), status_.error_message());
+}
+
+ComposeCall::ComposeCall(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ComposeCall::~ComposeCall() = default;
+
+template <typename Request>
+std::shared_ptr<ComposeCall> ComposeCall::StartAny(std::shared_ptr<Connection> connection, Request& request) {
+  if (!connection->EnterLanding()) return nullptr;
+  auto impl = std::make_unique<Impl>(std::move(connection));
+  impl->Start(request);
+  return MakeProcessBound<ComposeCall>(std::move(impl));
+}
+
+std::shared_ptr<ComposeCall> ComposeCall::Start(std::shared_ptr<Connection> connection, v1::AdvanceRequest& request) {
+  return StartAny(std::move(connection), request);
+}
+std::shared_ptr<ComposeCall> ComposeCall::Start(std::shared_ptr<Connection> connection, v1::ComposeRequest& request) {
+  return StartAny(std::move(connection), request);
+}
+
+absl::StatusOr<v1::CompositionReply> ComposeCall::WaitReply(Deadline deadline) {
+  return impl_->WaitReply(deadline);
+}
+
+bool ComposeCall::WaitQuiet(Deadline deadline) {
+  return impl_->WaitQuiet(deadline);
+}
+
+}  // namespace ashlar::internal

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// A finished prompt for an engine on another node: Model::HandOff.
+#include <algorithm>
+
+#include "ashlar/v1/cache.pb.h"
+#include "client/session/model.h"
+#include "client/session/prompt_message.h"
+#include "client/session/rpc.h"
+#include "proto/limits.h"
+#include "proto/tokens.h"
+
+namespace ashlar {
+namespace {
+
+// Behind the time that the other node has: calls between daemons end by deadlines of their own.
+constexpr std::chrono::seconds kOtherNodesAnswer{6};
+
+}  // namespace
+
+HandOffOutcome Model::HandOff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait) {
+  const absl::StatusOr<internal::ModelBinding> binding = Bind();
+  if (!binding.ok() || !internal::FitsProtocol(text.media, text.salt, binding->connection->protocol())) {
+    return HandOffOutcome::kUnavailable;
+  }
+  v1::HandOffRequest request;
+  request.set_session(binding->connection->session());
+  request.set_model(binding->model->id());
+  request.set_tokens(PackTokens(text.tokens));
+  if (text.conversation != ConversationId{}) {
+    request.set_conversation(text.conversation.data(), text.conversation.size());
+  }
+  request.set_media(PackMedia(text.media));
+  request.set_salt(PackSalt(text.salt));
+  request.set_node(node);
+  request.set_patience_ms(static_cast<uint32_t>(std::clamp<int64_t>(wait.count(), 1, limits::kMaxPeerPatienceMillis)));
+  v1::HandOffReply reply;
+  const internal::Deadline deadline =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(request.patience_ms()) + kOtherNodesAnswer;
+  const absl::Status status = binding->connection->rpc().HandOff(request, reply, deadline);
+  if (absl::IsDeadlineExceeded(status)) return HandOffOutcome::kLate;
+  if (absl::IsResourceExhausted(status)) return HandOffOutcome::kBusy;
+  const bool known = reply.outcome() >= static_cast<uint32_t>(HandOffOutcome::kHanded) &&
+                     reply.outcome() <= static_cast<uint32_t>(HandOffOutcome::kUnavailable);
+  return status.ok() && known ? static_cast<HandOffOutcome>(reply.outcome()) : HandOffOutcome::kUnavailable;
+}
+
+}  // namespace ashlar

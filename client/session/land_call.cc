@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/session/land_call.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/support/async_stream.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "ashlar/v1/cache.grpc.pb.h"
+#include "client/session/process_bound.h"
+#include "client/session/writing_call.h"
+
+namespace ashlar::internal {
+
+class LandCall::Impl final : public WritingCall {
+ public:
+  explicit Impl(std::shared_ptr<Connection> to)
+      : WritingCall(std::move(to)), stub_(v1::Cache::NewStub(connection().rpc().channel())) {}
+  ~Impl() override { End(); }
+
+  template <typename Request>
+  void Start(Request& request);
+  absl::StatusOr<const v1::PromptMatch*> WaitMatch(Deadline deadline);
+  void StopWaiting();
+  bool WaitLayers(uint32_t layers, Deadline deadline);
+  absl::StatusOr<std::vector<uint32_t>> WaitVerdict(Deadline deadline);
+
+ private:
+  enum Tag : intptr_t { kStarted = 1, kRead, kFinished };
+
+  void Take(intptr_t tag, bool ok) override;
+  void Cancel() override { context_.TryCancel(); }
+  auto Prepare(const v1::LandRequest& request) { return stub_->PrepareAsyncLand(&context_, request, &queue()); }
+  auto Prepare(const v1::LookupAndLandRequest& request) {
+    return stub_->PrepareAsyncLookupAndLand(&context_, request, &queue());
+  }
+  void TakeEvent();
+  bool decided() const { return verdict_.has_value() || over(); }
+  absl::Status status() const {
+    return absl::Status(static_cast<absl::StatusCode>(status_.error_code()), status_.error_message());
+  }
+
+  const std::unique_ptr<v1::Cache::Stub> stub_;
+  // Guarded by the lock, as all below.
+  std::optional<v1::PromptMatch> match_;  // changes no more once it is there
+  uint32_t layers_done_ = 0;
+  std::optional<std::vector<uint32_t>> verdict_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientAsyncReader<v1::LandEvent>> reader_;
+  v1::LandEvent event_;
+  grpc::Status status_;
+};
+
+template <typename Request>
+void LandCall::Impl::Start(Request& request) {
+  request.set_session(connection().session());
+  request.set_landing(number());
+  const Lock lock = Guard();
+  reader_ = Prepare(request);
+  reader_->StartCall(AsTag(kStarted));
+}
+
+void LandCall::Impl::Take(intptr_t tag, bool ok) {
+  if (tag == kFinished) return SetOver();
+  if (ok && tag == kRead) TakeEvent();
+  if (ok) {
+    reader_->Read(&event_, AsTag(kRead));
+  } else {
+    reader_->Finish(&status_, AsTag(kFinished));
+  }
+}
+
+void LandCall::Impl::TakeEvent() {
+  if (event_.has_match() && !match_.has_value()) match_ = std::move(*event_.mutable_match());
+  layers_done_ = std::max(layers_done_, event_.layers_done());
+  if (!event_.has_verdict()) return;
+  verdict_.emplace(event_.verdict().miss_reasons().begin(), event_.verdict().miss_reasons().end());
+  SetQuiet();
+}
+
+absl::StatusOr<const v1::PromptMatch*> LandCall::Impl::WaitMatch(Deadline deadline) {
+  Lock lock = Guard();
+  if (!WaitUntil(lock, deadline, [this] { return match_.has_value() || over(); })) {
+    GiveUp();
+    return absl::DeadlineExceededError("the daemon sent no match before the deadline");
+  }
+  if (match_.has_value()) return &*match_;
+  return status_.ok() ? absl::InternalError("the daemon ended the landing without a match") : status();
+}
+
+void LandCall::Impl::StopWaiting() {
+  const Lock lock = Guard();
+  if (!decided()) GiveUp();
+}
+
+bool LandCall::Impl::WaitLayers(uint32_t layers, Deadline deadline) {
+  Lock lock = Guard();
+  WaitUntil(lock, deadline, [&] { return decided() || layers_done_ >= layers; });
+  if (verdict_.has_value()) return std::ranges::all_of(*verdict_, [](uint32_t reason) { return reason == 0; });
+  return !over() && layers_done_ >= layers;
+}
+
+absl::StatusOr<std::vector<uint32_t>> LandCall::Impl::WaitVerdict(Deadline deadline) {
+  Lock lock = Guard();
+  if (!WaitUntil(lock, deadline, [this] { return decided(); })) {
+    GiveUp();
+    return absl::DeadlineExceededError("the daemon sent no verdict before the deadline");
+  }
+  if (verdict_.has_value()) return *verdict_;
+  return status();
+}
+
+LandCall::LandCall(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+LandCall::~LandCall() = default;
+
+template <typename Request>
+std::shared_ptr<LandCall> LandCall::StartAny(std::shared_ptr<Connection> connection, Request& request) {
+  if (!connection->EnterLanding()) return nullptr;
+  auto impl = std::make_unique<Impl>(std::move(connection));
+  impl->Start(request);
+  return MakeProcessBound<LandCall>(std::move(impl));
+}
+
+std::shared_ptr<LandCall> LandCall::Start(std::shared_ptr<Connection> connection, v1::LandRequest& request) {
+  return StartAny(std::move(connection), request);
+}
+std::shared_ptr<LandCall> LandCall::Start(std::shared_ptr<Connection> connection, v1::LookupAndLandRequest& request) {
+  return StartAny(std::move(connection), request);
+}
+
+absl::StatusOr<const v1::PromptMatch*> LandCall::WaitMatch(Deadline deadline) {
+  return impl_->WaitMatch(deadline);
+}
+
+void LandCall::GiveUp() {
+  impl_->StopWaiting();
+}
+
+bool LandCall::WaitLayers(uint32_t layers, Deadline deadline) {
+  return impl_->WaitLayers(layers, deadline);
+}
+
+absl::StatusOr<std::vector<uint32_t>> LandCall::WaitVerdict(Deadline deadline) {
+  return impl_->WaitVerdict(deadline);
+}
+
+bool LandCall::WaitQuiet(Deadline deadline) {
+  return impl_->WaitQuiet(deadline);
+}
+
+}  // namespace ashlar::internal

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prompt, and Match, the result of its lookup.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/session/connection.h"
+#include "client/session/deadline.h"
+#include "client/session/landing.h"
+#include "client/session/mapped_object.h"
+#include "client/session/mapped_tuple.h"
+#include "client/session/process_bound.h"
+#include "client/session/span.h"
+#include "proto/key.h"
+#include "proto/object.h"
+#include "proto/outcome.h"
+#include "proto/prefix.h"
+
+namespace ashlar::v1 {
+class PrefixMatch;
+class PromptMatch;
+}  // namespace ashlar::v1
+
+namespace ashlar {
+
+// One prompt: segments lie one behind the other from position 0. The first segment is a prefix (cached whole); the
+// others are position-independent. Tokens behind the last segment (the query) are always computed.
+struct Prompt {
+  std::span<const int32_t> tokens;
+  std::span<const uint64_t> segment_lengths;
+  // For Lookup: the time until the engine will need the hits, for example because the request waits for its turn; at
+  // most limits::kMaxNeededInNanos. Objects of lower tiers are promoted meanwhile, behind those that are needed sooner.
+  // The match stays for as long as the engine holds it.
+  std::chrono::nanoseconds needed_in{0};
+  // For Lookup, with PrefixUse: drawn by the engine at random. The prompt may resume from this conversation's own
+  // states. All zero: none.
+  ConversationId conversation{};
+  // The prompt's multimodal inputs, by their content's hashes; at most limits::kMaxMedia. A daemon that speaks protocol
+  // 2 knows none: a prompt with media then misses everything (kInvalidRequest), and its runs are not reserved.
+  std::span<const MediaHash> media;
+  // Prompts with different salts (MakeSalt), or with none, find nothing of one another. A daemon that speaks protocol 3
+  // knows none: a prompt with a salt then misses everything (kInvalidRequest), and its runs are not reserved.
+  Salt salt;
+};
+
+struct SegmentResult {
+  MissReason reason = MissReason::kNeverSeen;  // kNone: hit
+  TierKind tier = TierKind::kNone;
+  ObjectKind kind = ObjectKind::kSegment;
+  uint64_t start = 0;  // position of the segment's token 0 in the prompt
+  uint64_t tokens = 0;
+  uint64_t bytes = 0;  // of the cached object
+  bool hit() const { return reason == MissReason::kNone; }
+  bool remote() const { return tier == TierKind::kRemote; }
+};
+
+// The prefix of a prompt to resume from, beyond its first segment: what saves most together with the segments behind
+// it. Segments whose interiors begin before its end are covered by it. It may end inside the head of the next one,
+// hit or missed; then of that head only the rest is computed.
+struct PrefixResult {
+  uint64_t depth = 0;  // tokens; 0: there is none
+  Provenance provenance = Provenance::kExact;
+  TierKind tier = TierKind::kNone;  // the farthest that any of it lies in
+  bool own = false;                 // of the prompt's conversation
+  uint64_t bytes = 0;               // of all its objects
+  // The number of the depth's last tokens that the states must still run through: prefix_states() are those before
+  // these tokens, and prefix_span() has the tokens' inputs. Keys and values are landed up to `depth`. 0:
+  // prefix_states() are at `depth`.
+  uint32_t span_tokens = 0;
+};
+
+// The result of a look-up, under a lease. The lease ends when the Match is destroyed or Release is called, and no
+// landing of it is under way; the daemon is told in the background. Threads may share a Match except for Release and
+// destruction.
+class Match {
+ public:
+  uint64_t prefix_depth() const { return prefix_depth_; }  // of the prefix, or else of the first segment
+  const std::vector<uint64_t>& checkpoint_positions() const { return checkpoint_positions_; }
+  const std::vector<SegmentResult>& segments() const { return segments_; }
+  const PrefixResult& prefix() const { return prefix_; }
+  // Depths that could have been chosen for the prefix, ascending; of very many the deepest.
+  const std::vector<uint64_t>& resumable() const { return resumable_; }
+
+  // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs
+  // microseconds, whatever the size. Null for a miss, and after Release.
+  const std::vector<MappedTuple>* tuples(size_t segment) const;
+  // The states to resume from behind the prefix: heads of form kZero, position 0. Null without a prefix, or if they
+  // must not be read (any more).
+  const std::vector<MappedTuple>* prefix_states() const;
+  // The span's inputs to run through these states, if prefix().span_tokens > 0; else null.
+  const MappedSpan* prefix_span() const;
+  // Call it after reading tuples in place. True: the session that holds the lease has not ended, so the bytes that a
+  // landing vouched for have not changed until now. False: the bytes read may have been other objects', so compute
+  // instead; also false after Release, and if nothing was found. It costs one system call. A match that was never
+  // landed may end without valid() noticing.
+  bool valid() const;
+
+  // 16 bytes that another process of the same tenant can turn into a Match of its own (Model::Attach).
+  std::string lease() const;
+  void Release();
+
+ private:
+  friend class Model;
+  Match() = default;
+  // Makes a match in which every segment is a miss.
+  static Match Missed(std::span<const uint64_t> segment_lengths, MissReason reason);
+  // Maps the hits in the daemon's answer for a prompt of these segments. A hit that cannot be mapped, or that is
+  // another object than was asked for, becomes a miss.
+  static Match Answered(const v1::PromptMatch& answer, const std::shared_ptr<internal::Connection>& connection,
+                        const Layout& layout, const NamespaceId& ns, std::span<const uint64_t> segment_lengths,
+                        internal::Deadline deadline);
+
+  // The prefix that the daemon answered, unless it cannot be mapped.
+  void TakePrefix(const v1::PrefixMatch& answer, const Layout& layout, internal::Deadline deadline);
+  // The numbers in the lease of the objects that a landing of this segment names; or why it cannot be landed.
+  struct Objects {
+    MissReason reason = MissReason::kNone;
+    std::vector<uint32_t> numbers;
+  };
+  Objects ObjectsOf(const LandSegment& segment) const;
+  // Returns the object that has the tuples of a segment of the match; null: there is none.
+  std::shared_ptr<internal::MappedObject> TuplesIn(uint32_t segment) const;
+  // Lists all that can be landed, each at its position in the prompt: the prefix, then the hit segments.
+  std::vector<LandSegment> WhatToLand() const;
+  // Returns the index in WhatToLand() of each object that the daemon answered as a hit (segments, then the prefix's).
+  // Nothing if one of these objects could not be mapped.
+  std::optional<std::vector<size_t>> PlacesOf(const v1::PromptMatch& answer) const;
+  // The tuples of a mapped object, or null where they must not be read (any more).
+  const std::vector<MappedTuple>* TuplesOf(const internal::MappedObject* object) const;
+
+  std::shared_ptr<internal::Connection> connection_;  // null: nothing was found
+  std::shared_ptr<internal::LeaseHold> lease_;        // null: nothing is held (any more)
+  NamespaceId ns_;
+  uint64_t prefix_depth_ = 0;
+  std::vector<uint64_t> checkpoint_positions_;
+  std::vector<SegmentResult> segments_;
+  std::vector<std::shared_ptr<internal::MappedObject>> objects_;  // one a segment; null for a miss
+  PrefixResult prefix_;
+  std::vector<uint64_t> resumable_;
+  std::shared_ptr<internal::MappedObject> checkpoint_;  // the prefix's states; null: no prefix
+  std::unique_ptr<internal::MappedObject> span_;        // null: there is none
+  // Numbers in the lease. kPrefix, which no lease has, stands for none.
+  std::vector<uint32_t> block_numbers_;
+  uint32_t checkpoint_number_ = LandSegment::kPrefix;
+  uint32_t span_number_ = LandSegment::kPrefix;
+  internal::CreatorProcess creator_;
+};
+
+}  // namespace ashlar

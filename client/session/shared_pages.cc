@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/session/shared_pages.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ashlar/v1/cache.pb.h"
+#include "client/session/model.h"
+#include "client/session/prompt_message.h"
+#include "client/session/rpc.h"
+#include "proto/limits.h"
+
+namespace ashlar {
+
+using internal::Deadline;
+using internal::ModelBinding;
+
+void Admission::Take(const v1::Admission& admission) {
+  const size_t count = std::min(segments_.size(), static_cast<size_t>(admission.segments_size()));
+  for (size_t i = 0; i < count; ++i) {
+    const v1::SharedPages& shared = admission.segments(static_cast<int>(i));
+    segments_[i].content = static_cast<PageContent>(shared.content());
+    segments_[i].pages.assign(shared.pages().begin(), shared.pages().end());
+  }
+  own_pages_.assign(admission.own_pages().begin(), admission.own_pages().end());
+}
+
+template <typename Request>
+Request Admission::Ask() const {
+  Request request;
+  request.set_session(connection_->session());
+  request.set_lease(lease_->lease());
+  return request;
+}
+
+namespace {
+
+constexpr size_t kLeaseBytes = 16;
+
+AdmitOutcome ToOutcome(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kResourceExhausted:
+      return AdmitOutcome::kBusy;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kNotFound:
+      return AdmitOutcome::kInvalid;
+    default:
+      return AdmitOutcome::kUnavailable;
+  }
+}
+
+PageShortage ToShortage(const v1::PageShortage& lacks) {
+  return {lacks.needed(), lacks.free(), lacks.reclaimable(), lacks.held()};
+}
+
+std::vector<Admission::Segment> Placed(const Layout& layout, std::span<const uint64_t> lengths, uint32_t page_tokens) {
+  std::vector<Admission::Segment> segments(lengths.size());
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    segments[i].placement = PlaceInPages(layout, KindOfSegment(i), lengths[i], page_tokens);
+  }
+  return segments;
+}
+
+}  // namespace
+
+std::optional<Admission> Model::NewAdmission(const ModelBinding& binding, std::span<const uint64_t> segment_lengths,
+                                             const std::string& lease, Deadline deadline) const {
+  auto hold = internal::LeaseHold::Make(binding.connection, lease, deadline);
+  if (!hold.ok()) return std::nullopt;
+  Admission admission;
+  admission.reconnector_ = reconnector_;
+  admission.connection_ = binding.connection;
+  admission.region_ = binding.pages;
+  admission.lease_ = *std::move(hold);
+  admission.page_tokens_ = binding.page_tokens;
+  admission.segments_ = Placed(opened_->layout(), segment_lengths, binding.page_tokens);
+  return admission;
+}
+
+Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
+  const Deadline deadline = reconnector_->CallDeadline();
+  const absl::StatusOr<ModelBinding> binding = Bind();
+  if (!binding.ok() || binding->pages_missing) return {};
+  if (binding->pages == nullptr || !internal::FitsMessage(prompt, binding->connection->protocol()))
+    return {.outcome = AdmitOutcome::kInvalid};
+  std::shared_ptr<const void> counted = opened_->CountRequest(binding->connection->generation());
+  if (counted == nullptr) return {.outcome = AdmitOutcome::kOldRequests};
+  // The hold begins before the request is sent: if the answer is lost, the lease is still released.
+  std::optional<Admission> admission =
+      NewAdmission(*binding, prompt.segment_lengths, internal::RandomLease(), deadline);
+  if (!admission.has_value()) return {};
+  admission->counted_ = std::move(counted);
+  auto request = admission->Ask<v1::AdmitRequest>();
+  request.set_pages_id(binding->pages_id);
+  internal::Describe(prompt, /*uses_prefixes=*/false, *request.mutable_prompt());
+  request.set_own_pages(own_pages);
+  request.set_deadline_ns(binding->connection->channel().InDaemonsClock(deadline));
+  v1::AdmitReply reply;
+  const absl::Status status = binding->connection->rpc().Admit(request, reply, deadline);
+  if (!status.ok()) return {.outcome = ToOutcome(status)};
+  if (!reply.has_admission()) return {.outcome = AdmitOutcome::kNoPages, .lacks = ToShortage(reply.lacks())};
+  admission->Take(reply.admission());
+  return {.outcome = AdmitOutcome::kAdmitted, .admission = std::move(admission)};
+}
+
+Admitted Model::AttachAdmission(const std::string& lease, uint32_t page_tokens,
+                                std::span<const uint64_t> segment_lengths) {
+  const Deadline deadline = reconnector_->CallDeadline();
+  absl::StatusOr<ModelBinding> binding = Bind();
+  if (!binding.ok()) return {};
+  if (lease.size() != kLeaseBytes || page_tokens == 0) return {.outcome = AdmitOutcome::kInvalid};
+  binding->page_tokens = page_tokens;
+  std::optional<Admission> admission = NewAdmission(*binding, segment_lengths, lease, deadline);
+  if (!admission.has_value()) return {};
+  v1::AdmitReply reply;
+  const absl::Status status =
+      binding->connection->rpc().AttachAdmission(admission->Ask<v1::AttachAdmissionRequest>(), reply, deadline);
+  if (!status.ok()) return {.outcome = ToOutcome(status)};
+  if (static_cast<size_t>(reply.admission().segments_size()) != segment_lengths.size()) {
+    return {.outcome = AdmitOutcome::kInvalid};  // a lease of a prompt with other segments
+  }
+  admission->Take(reply.admission());
+  return {.outcome = AdmitOutcome::kAdmitted, .admission = std::move(admission)};
+}
+
+std::vector<int32_t> Admission::PageTable(size_t segment) const {
+  const Segment& placed = segments_.at(segment);
+  std::vector<int32_t> table(placed.placement.first_page, -1);
+  table.insert(table.end(), placed.pages.begin(), placed.pages.end());
+  return table;
+}
+
+AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* lacks) {
+  // A daemon that has not noticed yet that the session has ended would answer, and take the pages back a moment later.
+  if (!valid()) return AdmitOutcome::kUnavailable;
+  auto request = Ask<v1::ExtendAdmissionRequest>();
+  request.set_own_pages(own_pages);
+  v1::AdmitReply reply;
+  const absl::Status status = connection_->rpc().ExtendAdmission(request, reply, reconnector_->CallDeadline());
+  if (!status.ok()) return ToOutcome(status);
+  if (!reply.has_admission()) {
+    if (lacks != nullptr) *lacks = ToShortage(reply.lacks());
+    return AdmitOutcome::kNoPages;
+  }
+  Take(reply.admission());
+  return AdmitOutcome::kAdmitted;
+}
+
+bool Admission::MarkFilled(std::span<const uint32_t> segments) {
+  if (!valid()) return false;
+  auto request = Ask<v1::MarkFilledRequest>();
+  request.mutable_segments()->Add(segments.begin(), segments.end());
+  v1::MarkFilledReply reply;
+  if (!connection_->rpc().MarkFilled(request, reply, reconnector_->CallDeadline()).ok()) return false;
+  for (const uint32_t segment : segments) segments_.at(segment).content = PageContent::kFilled;
+  return true;
+}
+
+bool Admission::Refresh(std::chrono::milliseconds timeout) {
+  if (!usable()) return false;
+  v1::AdmitReply reply;
+  const auto request = Ask<v1::AttachAdmissionRequest>();
+  const Deadline deadline = std::min(internal::After(timeout), reconnector_->CallDeadline());
+  if (!connection_->rpc().AttachAdmission(request, reply, deadline).ok()) return false;
+  Take(reply.admission());
+  return true;
+}
+
+bool Admission::valid() const {
+  return usable() && connection_->channel().Alive();
+}
+std::string Admission::lease() const {
+  return lease_ == nullptr ? std::string() : lease_->lease();
+}
+void Admission::Release() {
+  lease_.reset();
+  counted_.reset();
+}
+
+}  // namespace ashlar

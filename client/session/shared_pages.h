@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// In-place sharing (MEPIC §3.2; docs/decisions): requests of one engine reference segments in its KV pool instead of
+// holding copies. It is for engines that take the pool's memory from the daemon (Client::HostRegion) and let the daemon
+// allocate its page ids (PagedCache::allocate). Their attention reads keys in place (kernels::AttendUnrotated,
+// AttendRotatedQuery).
+//
+// A request is admitted with all its pages: one copy of every segment, which all requests reference, and pages of its
+// own for the tokens that it recomputes and decodes. A request that is told kToFill fills the segment's pages, by
+// computing or by landing it (Model::Land with a page table of the segment's pages and first_position =
+// placement.first_slot), and then calls Admission::MarkFilled. Of segments that are filled already it lands the tuples
+// alone (LandSegment::tuples_only), because these may still have to be promoted.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/session/connection.h"
+#include "client/session/process_bound.h"
+#include "client/session/reconnector.h"
+#include "client/session/region_memory.h"
+#include "proto/outcome.h"
+#include "proto/page_placement.h"
+
+namespace ashlar::v1 {
+class Admission;
+}
+
+namespace ashlar {
+
+// The pages that a refused request lacks. Every page is free, reclaimable or held.
+struct PageShortage {
+  uint64_t needed = 0;  // beyond those that stand there already for its segments
+  uint64_t free = 0;
+  uint64_t reclaimable = 0;  // of segments that nobody references, nor the request asks for: they would be reclaimed
+  uint64_t held = 0;         // by running requests, or by segments that this one would share
+};
+
+enum class AdmitOutcome : uint8_t {
+  kAdmitted = 1,
+  kNoPages = 2,      // the shortage says what it lacks; nothing has changed
+  kOldRequests = 3,  // requests from before a reconnect still use pages that the daemon knows nothing of: end them
+  kBusy = 4,         // a bounded queue was full, or as many requests run as may
+  kInvalid = 5,      // the call made no sense: pages that are not declared, or without `allocate`
+  kUnavailable = 6,  // the daemon could not be asked, or not in time; nothing is held
+};
+
+// A running request's pages. They are its until it is destroyed or Release is called, which tells the daemon in the
+// background; a landing into them that is still under way keeps them out of use until it is quiet. One thread at a
+// time.
+class Admission {
+ public:
+  Admission(Admission&&) noexcept = default;
+  Admission& operator=(Admission&& other) noexcept {
+    if (this == &other) return *this;
+    std::destroy_at(this);  // members end in the reverse order
+    return *std::construct_at(this, std::move(other));
+  }
+  ~Admission() = default;
+
+  struct Segment {
+    PageContent content = PageContent::kFilled;
+    PagePlacement placement;     // which of its tokens stand on which slots
+    std::vector<int32_t> pages;  // the shared ones, in order; empty where it has no interior
+  };
+  // One a segment of the prompt.
+  const std::vector<Segment>& segments() const { return segments_; }
+  const std::vector<int32_t>& own_pages() const { return own_pages_; }
+  uint32_t page_tokens() const { return page_tokens_; }
+
+  // The page table of one segment, for slots counted from its first page: −1 where a page is not shared.
+  std::vector<int32_t> PageTable(size_t segment) const;
+
+  // Brings its own pages to so many in all, all of those or none; those that it has stay in their places.
+  AdmitOutcome Extend(uint32_t own_pages, PageShortage* lacks = nullptr);
+  // Tells that segments of kToFill have their keys and values now; requests may read them only from here on. False: the
+  // daemon was not told, or the segment was not this request's to fill.
+  bool MarkFilled(std::span<const uint32_t> segments);
+  // Asks for the state of segments that other requests fill, for at most `timeout`. False: the daemon did not answer.
+  bool Refresh(std::chrono::milliseconds timeout = std::chrono::hours(1));
+
+  // False once the session that holds the lease has ended. The request may finish on the pages that it has, which
+  // nobody else gets before it ends (kOldRequests), but it can have no more, and share no more.
+  bool valid() const;
+  // 16 bytes that another process of the same tenant can turn into an Admission of its own (Model::AttachAdmission).
+  // The pages stay until all have released them.
+  std::string lease() const;
+  void Release();
+
+ private:
+  friend class Model;
+  Admission() = default;
+  // Takes what the daemon says of it.
+  void Take(const v1::Admission& admission);
+  template <typename Request>
+  Request Ask() const;
+  bool usable() const { return lease_ != nullptr && !creator_.InChild() && !connection_->ended(); }
+
+  std::shared_ptr<internal::Reconnector> reconnector_;
+  std::shared_ptr<internal::Connection> connection_;
+  std::shared_ptr<internal::RegionMemory> region_;  // stays hosted as long as the request runs
+  std::shared_ptr<const void> counted_;             // among the model's requests
+  std::shared_ptr<internal::LeaseHold> lease_;      // null: released
+  uint32_t page_tokens_ = 0;
+  std::vector<Segment> segments_;
+  std::vector<int32_t> own_pages_;
+  internal::CreatorProcess creator_;
+};
+
+struct Admitted {
+  AdmitOutcome outcome = AdmitOutcome::kUnavailable;
+  std::optional<Admission> admission;  // when admitted
+  PageShortage lacks;                  // when there are too few pages
+};
+
+}  // namespace ashlar

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/session/writing_call.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/support/async_unary_call.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "ashlar/v1/cache.grpc.pb.h"
+
+namespace ashlar::internal {
+namespace {
+
+// Between two questions whether the call is quiet, when the daemon lives but did not answer the first.
+constexpr std::chrono::milliseconds kAskAgain{20};
+
+constexpr intptr_t kQuiesced = 0;
+
+}  // namespace
+
+// The Quiesce call under way or made last.
+struct WritingCall::Question {
+  std::unique_ptr<v1::Cache::Stub> stub;
+  std::unique_ptr<grpc::ClientContext> context;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<v1::QuiesceReply>> call;
+  v1::QuiesceReply reply;
+  grpc::Status status;
+  Deadline ask_again{};  // if it is not answered: not before
+};
+
+WritingCall::WritingCall(std::shared_ptr<Connection> connection)
+    : connection_(std::move(connection)),
+      number_(connection_->NextLanding()),
+      queue_(std::make_unique<grpc::CompletionQueue>()),
+      question_(std::make_unique<Question>()) {}
+
+WritingCall::~WritingCall() = default;
+
+// One thread at a time waits on the queue.
+bool WritingCall::WaitUntil(Lock& lock, Deadline deadline, const std::function<bool()>& done) {
+  while (!done()) {
+    if (taking_) {
+      if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !done()) return false;
+      continue;
+    }
+    taking_ = true;
+    lock.unlock();
+    void* tag = nullptr;
+    bool ok = false;
+    const auto wall = deadline == Deadline::max()
+                          ? std::chrono::system_clock::time_point::max()
+                          : std::chrono::system_clock::now() + std::chrono::ceil<std::chrono::system_clock::duration>(
+                                                                   deadline - std::chrono::steady_clock::now());
+    const auto next = queue_->AsyncNext(&tag, &ok, wall);
+    lock.lock();
+    taking_ = false;
+    if (next == grpc::CompletionQueue::GOT_EVENT) TakeAny(reinterpret_cast<intptr_t>(tag), ok);
+    changed_.notify_all();
+    if (next != grpc::CompletionQueue::GOT_EVENT && Passed(deadline)) return done();
+  }
+  return true;
+}
+
+void WritingCall::TakeAny(intptr_t tag, bool ok) {
+  if (tag != kQuiesced) return Take(tag, ok);
+  if (question_->status.ok()) SetQuiet();
+  doubt_ = quiet_ ? Doubt::kNone : Doubt::kUnanswered;
+}
+
+void WritingCall::SetQuiet() {
+  if (!std::exchange(quiet_, true)) connection_->LeaveLanding();
+}
+
+void WritingCall::SetOver() {
+  over_ = true;
+  if (!quiet_ && doubt_ == Doubt::kNone) AskQuiet();
+}
+
+void WritingCall::GiveUp() {
+  Cancel();
+  if (doubt_ == Doubt::kNone) AskQuiet();
+}
+
+// Without a deadline: an answer that comes late is still the one that frees the memory.
+void WritingCall::AskQuiet() {
+  doubt_ = Doubt::kAsking;
+  question_->ask_again = After(kAskAgain);
+  v1::QuiesceRequest request;
+  request.set_session(connection_->session());
+  request.set_landing(number_);
+  request.set_daemon_epoch(connection_->daemon_epoch());
+  if (question_->stub == nullptr) question_->stub = v1::Cache::NewStub(connection_->rpc().channel());
+  question_->context = std::make_unique<grpc::ClientContext>();
+  question_->call = question_->stub->PrepareAsyncQuiesce(question_->context.get(), request, queue_.get());
+  question_->call->StartCall();
+  question_->call->Finish(&question_->reply, &question_->status, AsTag(kQuiesced));
+}
+
+bool WritingCall::WaitQuiet(Deadline deadline) {
+  Lock lock = Guard();
+  for (;;) {
+    WaitUntil(lock, deadline, [this] { return quiet_ || doubt_ == Doubt::kUnanswered; });
+    if (connection_->daemon().Dead()) SetQuiet();
+    // A caller that only ever polls asks again, too.
+    if (quiet_ || (Passed(deadline) && (doubt_ != Doubt::kUnanswered || !Passed(question_->ask_again)))) return quiet_;
+    lock.unlock();
+    connection_->daemon().WaitDead(std::min(deadline, After(kAskAgain)));
+    // It may be only the connection that is broken. Dialing a socket of this machine does not wait for its listener.
+    const absl::StatusOr<std::unique_ptr<Rpc>> dialed = connection_->DialAgain(std::min(deadline, After(kAskAgain)));
+    lock.lock();
+    if (doubt_ != Doubt::kUnanswered) continue;
+    if (dialed.ok()) question_->stub = v1::Cache::NewStub((*dialed)->channel());
+    AskQuiet();
+  }
+}
+
+void WritingCall::End() {
+  {
+    const Lock lock = Guard();
+    if (!quiet_) Cancel();
+  }
+  WaitQuiet(Deadline::max());
+  // Calls under way are cancelled, and return at once.
+  Lock lock = Guard();
+  Cancel();
+  if (doubt_ == Doubt::kAsking) question_->context->TryCancel();
+  WaitUntil(lock, Deadline::max(), [this] { return over_ && doubt_ != Doubt::kAsking; });
+  queue_->Shutdown();
+  void* tag;
+  bool ok;
+  while (queue_->Next(&tag, &ok)) {
+  }
+}
+
+}  // namespace ashlar::internal

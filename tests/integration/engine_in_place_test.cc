@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// In-place sharing through the engine API: requests read one copy of each segment, in pages that the daemon allocates.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ashlar/engine.h"
+#include "tests/integration/daemon_process.h"
+#include "tests/integration/engine_options.h"
+
+namespace ashlar::integration {
+namespace {
+
+using engine::Cache;
+using engine::Code;
+using engine::Request;
+using testing::StartsWith;
+
+constexpr uint32_t kLinear = 0, kAttention = 1, kHeads = 2, kDim = 8, kPageTokens = 16, kSeam = 4, kPages = 64;
+constexpr float kDecays[kHeads] = {-0.3F, -0.01F};
+
+// An engine whose keys and values are its tokens' numbers.
+class InPlaceEngine {
+ public:
+  explicit InPlaceEngine(const DaemonProcess& daemon, uint32_t land_ms = 5000) {
+    const std::string rpc = daemon.client_options().rpc_socket, session = daemon.client_options().session_socket;
+    engine::OpenOptions options = Options(rpc, session);
+    options.land_ms = land_ms;
+    const engine::Status opened = Cache::Open(options, &cache);
+    EXPECT_EQ(opened.code, Code::kOk) << opened.message;
+    uint32_t count = 0;
+    const engine::PagePlace* const places = cache.places(&count);
+    if (count == 1) place_ = *places;
+  }
+
+  engine::OpenOptions Options(const std::string& rpc, const std::string& session) {
+    layers_[kLinear] = {.kind = engine::LayerKind::kLinear, .family = Family::kRetnet, .decay_table = kDecays};
+    layers_[kLinear].key_heads = layers_[kLinear].value_heads = kHeads;
+    layers_[kLinear].d_k = layers_[kLinear].d_v = kDim;
+    layers_[kAttention] = {.kind = engine::LayerKind::kGqa, .kv_heads = kHeads, .key_dim = kDim, .value_dim = kDim};
+    engine::OpenOptions options = {.rpc_socket = rpc.c_str(), .session_socket = session.c_str()};
+    options.model = {.model_id = "in-place", .weights_digest = "1", .page_tokens = kPageTokens};
+    options.model.head = options.model.tail = kSeam;
+    options.model.layers = layers_;
+    options.model.layer_count = 2;
+    options.memory.pages = kPages;
+    options.memory.share_in_place = true;
+    return options;
+  }
+
+  float* Row(int32_t page, uint64_t slot, bool keys) {
+    return reinterpret_cast<float*>(cache.data() + (keys ? place_.key_offset : place_.value_offset) +
+                                    static_cast<uint64_t>(page) * place_.page_stride + slot * place_.token_stride);
+  }
+  static float Number(int32_t token, bool keys) { return static_cast<float>(token) + (keys ? 0.5F : 0.25F); }
+
+  // Computes a missing run in the request's own pages, and publishes it.
+  void Publish(Request& request, uint32_t missing) {
+    uint32_t count = 0;
+    const engine::Run& run = request.missing(&count)[missing];
+    const engine::AdmittedPages& pages = request.admitted();
+    ASSERT_GE(pages.own_page_count * kPageTokens, run.token_count);
+    for (uint64_t i = 0; i < run.token_count; ++i) {
+      for (const bool keys : {true, false}) {
+        std::fill_n(Row(pages.own_pages[i / kPageTokens], i % kPageTokens, keys), kHeads * kDim,
+                    Number(run.tokens[i], keys));
+      }
+    }
+    std::vector<float> state(kHeads * kDim * kDim, static_cast<float>(run.tokens[0])), transition(kHeads, -0.5F);
+    const engine::LinearTensors tensors = {
+        .layer = kLinear, .state = state.data(), .transition = run.transition ? transition.data() : nullptr};
+    uint8_t outcome = 0;
+    ASSERT_GOOD(request.Publish(
+        missing,
+        {.linear = &tensors, .linear_count = 1, .page_table = pages.own_pages, .page_count = pages.own_page_count},
+        &outcome));
+    EXPECT_STREQ(engine::PublishName(outcome), "published");
+  }
+  void PublishMissing(Request& request) {
+    uint32_t count = 0;
+    request.missing(&count);
+    for (uint32_t i = 0; i < count; ++i) Publish(request, i);
+  }
+
+  // Expects a segment's keys and values in its shared pages.
+  void ExpectShared(const Request& request, size_t segment, const Tokens& tokens) {
+    const engine::SharedSegment& shared = request.admitted().segments[segment];
+    ASSERT_LT(shared.first_token, shared.end_token);
+    int wrong = 0;
+    for (uint64_t token = shared.first_token; token < shared.end_token; ++token) {
+      const uint64_t slot = shared.first_slot + token;
+      ASSERT_LT(slot / kPageTokens, shared.page_count);
+      const int32_t page = shared.pages[slot / kPageTokens];
+      ASSERT_GE(page, 0);
+      for (const bool keys : {true, false}) {
+        wrong += *Row(page, slot % kPageTokens, keys) != Number(tokens[token], keys);
+      }
+    }
+    EXPECT_EQ(wrong, 0) << "segment " << segment;
+  }
+
+  Cache cache;
+
+ private:
+  engine::Layer layers_[2];
+  engine::PagePlace place_ = {};
+};
+
+class InPlace : public testing::Test {
+ protected:
+  Request Begin(InPlaceEngine& engine, const Asked& asked) {
+    Request request;
+    const engine::Status begun = engine.cache.Begin(&asked.prompt, 1, &request);
+    EXPECT_EQ(begun.code, Code::kOk) << begun.message;
+    return request;
+  }
+  void PublishAll(InPlaceEngine& engine, const Asked& asked) {
+    Asked filling = asked;
+    filling.prompt.tokens = filling.tokens.data();
+    filling.prompt.segment_lengths = filling.lengths.data();
+    filling.prompt.fill = true;
+    Request request = Begin(engine, filling);
+    ASSERT_GOOD(request.Admit(kOwnPages, nullptr));
+    engine.PublishMissing(request);
+    ASSERT_GOOD(request.LookAgain());
+    ASSERT_GOOD(request.WaitLayer(kAttention));
+    ASSERT_GOOD(request.Finish());
+    EXPECT_EQ(request.plan().cached_tokens, 50u + 83 + 33);
+    for (size_t i = 0; i < segments_.size(); ++i) engine.ExpectShared(request, i, segments_[i]);
+  }
+
+  static constexpr uint32_t kOwnPages = 8;
+  const std::vector<Tokens> segments_ = {MakeRun(1, 50), MakeRun(2, 91), MakeRun(3, 41)};
+  DaemonProcess daemon_;
+};
+
+TEST_F(InPlace, MissedSegmentsArePublishedAndLandInSharedPages) {
+  InPlaceEngine engine(daemon_);
+  PublishAll(engine, Asked(segments_));
+}
+
+TEST_F(InPlace, RequestsReadOneCopyAtAnyPosition) {
+  InPlaceEngine engine(daemon_);
+  PublishAll(engine, Asked(segments_));
+  const Asked first_asked(segments_), second_asked({segments_[0], segments_[2], segments_[1], segments_[2]});
+  Request first = Begin(engine, first_asked), second = Begin(engine, second_asked);
+  // A batch: neither request finishes before the other can read.
+  ASSERT_GOOD(first.Admit(kOwnPages, nullptr));
+  ASSERT_GOOD(second.Admit(kOwnPages, nullptr));
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    ASSERT_GOOD(second.WaitLayer(layer));
+    ASSERT_GOOD(first.WaitLayer(layer));
+  }
+  ASSERT_GOOD(second.Finish());
+  ASSERT_GOOD(first.Finish());
+  for (size_t i = 0; i < segments_.size(); ++i) engine.ExpectShared(first, i, segments_[i]);
+  for (const size_t i : {1, 3}) engine.ExpectShared(second, i, segments_[2]);
+  const engine::SharedSegment &here = first.admitted().segments[2], &there = second.admitted().segments[1];
+  EXPECT_EQ(std::vector<int32_t>(here.pages, here.pages + here.page_count),
+            std::vector<int32_t>(there.pages, there.pages + there.page_count));
+  // The pages of the first stay while the second ends.
+  second = Request();
+  for (size_t i = 0; i < segments_.size(); ++i) engine.ExpectShared(first, i, segments_[i]);
+}
+
+TEST_F(InPlace, PollingReachesTheSameEnd) {
+  InPlaceEngine engine(daemon_);
+  PublishAll(engine, Asked(segments_));
+  // Another engine's pages are empty: both requests find segments that are to be filled.
+  InPlaceEngine other(daemon_);
+  const Asked asked(segments_);
+  Request first = Begin(other, asked), second = Begin(other, asked);
+  ASSERT_GOOD(first.Admit(kOwnPages, nullptr));
+  ASSERT_GOOD(second.Admit(kOwnPages, nullptr));
+  for (Request* request : {&second, &first}) {
+    ASSERT_TRUE(Eventually([&] { return request->PollLayer(kAttention).code != Code::kPending; }));
+    ASSERT_TRUE(Eventually([&] { return request->PollFinish().code == Code::kOk; }));
+    for (size_t i = 0; i < segments_.size(); ++i) other.ExpectShared(*request, i, segments_[i]);
+  }
+}
+
+TEST_F(InPlace, TheNextRequestFillsWhatAnEndedOneLeft) {
+  InPlaceEngine engine(daemon_);
+  PublishAll(engine, Asked(segments_));
+  InPlaceEngine other(daemon_);
+  // The first request finds nothing that it could land: it misses, and never fills the pages.
+  Asked stored(segments_);
+  stored.prompt.fill = stored.prompt.store_only = true;
+  std::optional<Request> idle = Begin(other, stored);
+  ASSERT_GOOD(idle->Admit(kOwnPages, nullptr));
+  const Asked asked(segments_);
+  Request second = Begin(other, asked);
+  ASSERT_GOOD(second.Admit(kOwnPages, nullptr));
+  EXPECT_EQ(second.PollLayer(kAttention).code, Code::kPending);
+  idle.reset();
+  ASSERT_GOOD(second.WaitLayer(kAttention));
+  ASSERT_GOOD(second.Finish());
+  for (size_t i = 0; i < segments_.size(); ++i) other.ExpectShared(second, i, segments_[i]);
+}
+
+TEST_F(InPlace, SegmentsThatAreNotFilledInTimeAreComputed) {
+  InPlaceEngine engine(daemon_);
+  PublishAll(engine, Asked(segments_));
+  InPlaceEngine other(daemon_, /*land_ms=*/100);
+  Asked stored(segments_);
+  stored.prompt.fill = stored.prompt.store_only = true;
+  Request idle = Begin(other, stored);
+  ASSERT_GOOD(idle.Admit(kOwnPages, nullptr));
+  const Asked asked(segments_);
+  Request second = Begin(other, asked);
+  ASSERT_GOOD(second.Admit(kOwnPages, nullptr));
+  EXPECT_EQ(second.WaitLayer(kAttention).code, Code::kRestart);
+  EXPECT_EQ(second.Finish().code, Code::kRestart);
+  EXPECT_EQ(StepsOf(second), "run 0-189 ");
+  ASSERT_GOOD(second.Admit(12, nullptr));  // the new plan needs more
+  EXPECT_EQ(second.admitted().own_page_count, 12u);
+  ASSERT_GOOD(second.Finish());
+}
+
+TEST_F(InPlace, AShortageNamesThePages) {
+  InPlaceEngine engine(daemon_);
+  PublishAll(engine, Asked(segments_));
+  const Asked asked(segments_);
+  Request first = Begin(engine, asked);
+  engine::PageShortage lacks;
+  EXPECT_EQ(first.Admit(kPages, &lacks).code, Code::kNoPages);
+  EXPECT_EQ(lacks.needed, uint64_t{kPages});
+  EXPECT_EQ(lacks.free + lacks.reclaimable + lacks.held, uint64_t{kPages});
+  EXPECT_EQ(first.admitted().own_page_count, 0u);
+  ASSERT_GOOD(first.Admit(kOwnPages, &lacks));
+  EXPECT_EQ(first.Admit(kPages, nullptr).code, Code::kNoPages);
+  ASSERT_GOOD(first.Admit(kOwnPages + 1, nullptr));
+  EXPECT_EQ(first.admitted().own_page_count, kOwnPages + 1u);
+  EXPECT_EQ(first.admitted().segment_count, 3u);
+}
+
+TEST_F(InPlace, RefusesWhatMakesNoSense) {
+  InPlaceEngine engine(daemon_);
+  Asked asked(segments_);
+  const int32_t table[12] = {};
+  asked.prompt.page_table = table;
+  asked.prompt.page_count = 12;
+  Request request;
+  EXPECT_THAT(Say(engine.cache.Begin(&asked.prompt, 1, &request)), StartsWith("3 prompts[0].page_table: the daemon"));
+  PublishAll(engine, Asked(segments_));
+  const Asked good(segments_);
+  request = Begin(engine, good);
+  EXPECT_THAT(Say(request.WaitLayer(kAttention)), StartsWith("9 the request has no pages: call Admit"));
+  EXPECT_THAT(Say(request.Finish()), StartsWith("9 the request has no pages: call Admit"));
+
+  const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
+  Cache other;
+  engine::OpenOptions options = engine.Options(rpc, session);
+  options.capture_tokens = 16;
+  EXPECT_THAT(Say(Cache::Open(options, &other)), StartsWith("3 memory.share_in_place: needs capture_tokens 0"));
+  options = engine.Options(rpc, session);
+  options.memory.kind = engine::MemoryKind::kMemfd;
+  EXPECT_THAT(Say(Cache::Open(options, &other)), StartsWith("3 memory.share_in_place: needs hosted memory"));
+  options = engine.Options(rpc, session);
+  options.memory.share_in_place = false;
+  ASSERT_GOOD(Cache::Open(options, &other));
+  ASSERT_GOOD(other.Begin(&good.prompt, 1, &request));
+  EXPECT_THAT(Say(request.Admit(1, nullptr)), StartsWith("9 memory.share_in_place"));
+}
+
+TEST_F(InPlace, RequestsFromBeforeAReconnectEndFirst) {
+  InPlaceEngine engine(daemon_);
+  PublishAll(engine, Asked(segments_));
+  const Asked asked(segments_);
+  std::optional<Request> old = Begin(engine, asked);
+  ASSERT_GOOD(old->Admit(kOwnPages, nullptr));
+  ASSERT_GOOD(old->Finish());
+  BreakConnections(daemon_.client_options().session_socket);
+  EXPECT_TRUE(Eventually([&] { return old->Admit(kOwnPages + 1, nullptr).code == Code::kUnavailable; }));
+  Request next;
+  EXPECT_TRUE(Eventually([&] {
+    return engine.cache.Begin(&asked.prompt, 1, &next).ok() &&
+           next.Admit(kOwnPages, nullptr).code == Code::kFailedPrecondition;
+  }));
+  old.reset();
+  EXPECT_TRUE(Eventually([&] { return next.Admit(kOwnPages, nullptr).ok(); }));
+}
+
+}  // namespace
+}  // namespace ashlar::integration
