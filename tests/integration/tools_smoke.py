@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
 
-usage: tools_smoke.py demo|entries|land|load|neighbours|nodes|regenerate|sharing|store|ssd|talk BINARY
+usage: tools_smoke.py demo|entries|in_place|land|load|neighbours|nodes|regenerate|sharing|store|ssd|talk BINARY
 """
 
 import json
@@ -69,6 +69,20 @@ def demo(binary):
     assert set(summary["next_token_agreement"]) == {"prefix", "naive", "ashlar"}
     for name in ("speedup_vs_full", "flop_floor_speedup", "full_flops_ratio"):
         assert name in summary, name
+
+
+def in_place(binary):
+    """Running requests read one copy of each segment, and answer as they do from landed copies."""
+    small = ("--sections", "6", "--sections-per-prompt", "3", "--requests", "4")
+    figures = run(binary, "--in-place", *small)["in_place"]
+    requests = figures["requests"]
+    assert len(requests) == 4
+    assert figures["copy_pages"] == sum(request["copy_pages"] for request in requests)
+    assert figures["in_place_pages"] == sum(request["new_pages"] for request in requests)
+    assert figures["saved_pages"] == figures["copy_pages"] - figures["in_place_pages"] > 0, figures
+    assert figures["worst_logits_rel_l2"] <= 1e-5, figures
+    assert requests[0]["missed"] == 4 and all(request["own_pages"] < request["copy_pages"] for request in requests)
+    assert requests[-1]["new_pages"] < requests[0]["new_pages"], requests
 
 
 def nodes(binary):
@@ -245,6 +259,7 @@ if __name__ == "__main__":
     tools = {
         "demo": demo,
         "entries": entries,
+        "in_place": in_place,
         "land": land,
         "load": load,
         "neighbours": neighbours,
