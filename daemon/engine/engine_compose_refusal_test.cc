@@ -76,8 +76,8 @@ TEST_F(EngineAdvanceRefusalTest, AMalformedChainIsRefusedByName) {
 TEST_F(EngineAdvanceRefusalTest, MalformedPlacesAreRefusedByName) {
   const uint64_t end = TestEngine::kRegionBytes;
   ExpectRefusals({
-      {"state.dtype: neither", [](Request& r) { r.mutable_state()->set_dtype(4); }},
-      {"state.dtype: neither", [](Request& r) { r.clear_state(); }},
+      {"state.dtype: expected", [](Request& r) { r.mutable_state()->set_dtype(4); }},
+      {"state.dtype: expected", [](Request& r) { r.clear_state(); }},
       {"state.region: unknown handle 999", [](Request& r) { r.mutable_state()->set_region(999); }},
       {"state.offset: must be aligned to 4", [](Request& r) { r.mutable_state()->set_offset(kState + 2); }},
       {"state.offset: exceeds the region", [&](Request& r) { r.mutable_state()->set_offset(end - 1024); }},

@@ -114,7 +114,7 @@ TEST_F(BlockFileTest, NeitherLinksNorOtherUsersFilesAreWritten) {
 
   ASSERT_EQ(link(others.c_str(), path_.c_str()), 0);
   refused = OpenBlockFile(path_, kExtentBytes).status();
-  EXPECT_THAT(std::string(refused.message()), ContainsRegex("/slab: has 2 names"));
+  EXPECT_THAT(std::string(refused.message()), ContainsRegex("/slab: has 2 hard links"));
   EXPECT_EQ(Stat(others).st_size, 14);
   ASSERT_EQ(unlink(path_.c_str()), 0);
 

@@ -83,7 +83,8 @@ TEST(TransportRefusalTest, AddressesThatAreNotAllowed) {
   holder = StartOne({.allow = {"192.0.2.1", "127.0.0.1"}});
   const Grant again = holder->Allow(GrantAccess::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
   EXPECT_TRUE(Fetch(*asker, holder->address(), again, 0, here).ok());
-  EXPECT_EQ(Transport::Start({.allow = {"here"}}).status().message(), "allow: here is not an IPv4 address");
+  EXPECT_EQ(Transport::Start({.allow = {"here"}}).status().message(),
+            "cluster.transport_allow: here is not an IPv4 address");
 }
 
 TEST(TransportRefusalTest, BytesThatAreNotUcx) {
