@@ -7,21 +7,21 @@
 namespace ashlar::engine {
 
 bool Background::Task::done() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return done_;
 }
 
 void Background::Task::Wait() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return done_; });
+  MutexLock lock(mutex_);
+  while (!done_) changed_.Wait(mutex_);
 }
 
 Background::~Background() {
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -29,13 +29,13 @@ std::shared_ptr<Background::Task> Background::Start(std::function<void()> work, 
   auto task = std::make_shared<Task>();
   task->work_ = std::move(work);
   task->late_ = std::move(late);
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // The destructor joins the threads without the lock: none may be added then.
   if (stopping_ || tasks_.size() >= kMostTasks) return nullptr;
   const bool another = idle_ <= tasks_.size() && threads_.size() < kMostThreads;
   if (another && !AddThread() && threads_.empty()) return nullptr;
   tasks_.push_back(task);
-  changed_.notify_one();
+  changed_.NotifyOne();
   return task;
 }
 
@@ -49,26 +49,26 @@ bool Background::AddThread() {
 }
 
 void Background::Serve() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
     ++idle_;
-    changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+    while (!stopping_ && tasks_.empty()) changed_.Wait(mutex_);
     --idle_;
     if (tasks_.empty()) return;
     const std::shared_ptr<Task> task = std::move(tasks_.front());
     tasks_.pop_front();
-    lock.unlock();
+    lock.Unlock();
     const bool late =
         task->late_.has_value() && std::chrono::steady_clock::now() - task->started_ > task->late_->patience;
     late ? task->late_->otherwise() : task->work_();
     task->work_ = nullptr;
     task->late_.reset();
     {
-      const std::lock_guard done(task->mutex_);
+      MutexLock done(task->mutex_);
       task->done_ = true;
     }
-    task->changed_.notify_all();
-    lock.lock();
+    task->changed_.NotifyAll();
+    lock.Lock();
   }
 }
 

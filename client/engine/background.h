@@ -3,15 +3,15 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
+
+#include "kernels/mutex.h"
 
 namespace ashlar::engine {
 
@@ -39,9 +39,9 @@ class Background {
     std::function<void()> work_;  // empty once it is done
     std::optional<Late> late_;    // likewise
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
-    mutable std::mutex mutex_;
-    std::condition_variable changed_;
-    bool done_ = false;  // guarded by mutex_
+    mutable Mutex mutex_;
+    CondVar changed_;
+    bool done_ ABSL_GUARDED_BY(mutex_) = false;
   };
 
   ~Background();  // runs what has been started
@@ -52,14 +52,14 @@ class Background {
 
  private:
   void Serve();
-  bool AddThread();  // needs mutex_
+  bool AddThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::shared_ptr<Task>> tasks_;  // guarded by mutex_, as all below
-  std::vector<std::thread> threads_;
-  size_t idle_ = 0;
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::shared_ptr<Task>> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
+  size_t idle_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ashlar::engine

@@ -319,7 +319,7 @@ void Cache::Stored(StoredSegments* out) const noexcept {
   if (out == nullptr) return;
   *out = {};
   OnOpen(impl_, [&](CacheState& cache) {
-    const std::lock_guard lock(cache.stored_mutex);
+    MutexLock lock(cache.stored_mutex);
     *out = cache.stored;
     return Status();
   });

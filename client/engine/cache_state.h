@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -20,6 +19,7 @@
 #include "client/engine/staging.h"
 #include "client/session/client.h"
 #include "client/session/process_bound.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::engine {
 
@@ -59,13 +59,13 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   // In the order of their dependence: work that was started ends first.
   Staging staging;
   Quarantine quarantine;
-  std::mutex stored_mutex;
-  StoredSegments stored;              // guarded by stored_mutex
-  std::vector<PrefillResult> served;  // guarded by stored_mutex: what the daemon has not been told yet
+  Mutex stored_mutex;
+  StoredSegments stored ABSL_GUARDED_BY(stored_mutex);
+  std::vector<PrefillResult> served ABSL_GUARDED_BY(stored_mutex);  // what the daemon has not been told yet
   // What became of work for another engine.
   void Served(PrefillResult result, bool published) {
     result.published = published;
-    const std::lock_guard lock(stored_mutex);
+    MutexLock lock(stored_mutex);
     served.push_back(result);
   }
   std::atomic<uint64_t> daemon_advances = 0;  // layers that the daemon has advanced

@@ -68,7 +68,7 @@ void InPlacePages::TakeOwnPages() {
 }
 
 Status InPlacePages::Extend(uint32_t own_pages, PageShortage* lacks) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ashlar::PageShortage shortage;
   const Status status = AdmitStatus(admission_.Extend(own_pages, &shortage), shortage, lacks);
   if (status.ok()) TakeOwnPages();
@@ -76,7 +76,7 @@ Status InPlacePages::Extend(uint32_t own_pages, PageShortage* lacks) {
 }
 
 MissReason InPlacePages::WhyNotFilled(uint32_t segment) const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const uint32_t first = first_[segment];
   if (admission_.segments()[first].content == PageContent::kFilled) return MissReason::kNone;
   return filling_[first].failed == MissReason::kNone ? MissReason::kTimedOut : filling_[first].failed;
@@ -84,9 +84,13 @@ MissReason InPlacePages::WhyNotFilled(uint32_t segment) const {
 
 InPlacePages::State InPlacePages::Fill(CacheState& cache, const ashlar::Match& match,
                                        std::span<const uint32_t> segments, std::chrono::milliseconds timeout) {
-  const std::lock_guard lock(mutex_);
-  const auto content = [this](uint32_t segment) { return admission_.segments()[first_[segment]].content; };
-  const auto filled_elsewhere = [&](uint32_t segment) { return content(segment) == PageContent::kBeingFilled; };
+  MutexLock lock(mutex_);
+  const auto content = [this](uint32_t segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return admission_.segments()[first_[segment]].content;
+  };
+  const auto filled_elsewhere = [&](uint32_t segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return content(segment) == PageContent::kBeingFilled;
+  };
   // The other request may have filled them, or ended: then the daemon has passed them to this one.
   if (std::ranges::any_of(segments, filled_elsewhere) && !admission_.Refresh(timeout) && !admission_.valid()) {
     return State::kFailed;
@@ -126,18 +130,19 @@ void InPlacePages::Landed(std::span<const uint32_t> segments, std::vector<Landin
   for (size_t i = 0; i < segments.size(); ++i) {
     MissReason reason = MissReason::kBusy;
     RunOr([&] { reason = landings[i].Wait(timeout).front(); }, [] {});
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     bool marked = false;
-    if (reason == MissReason::kNone) RunOr([&] { marked = admission_.MarkFilled({&segments[i], 1}); }, [] {});
+    Admission* const admission = &admission_;
+    if (reason == MissReason::kNone) RunOr([&] { marked = admission->MarkFilled({&segments[i], 1}); }, [] {});
     filling_[segments[i]].under_way = false;
     if (!marked) filling_[segments[i]].failed = reason == MissReason::kNone ? MissReason::kDaemonUnavailable : reason;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 }
 
 void InPlacePages::WaitForChange(std::chrono::milliseconds timeout) {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, timeout);
+  MutexLock lock(mutex_);
+  changed_.WaitFor(mutex_, timeout);
 }
 
 }  // namespace ashlar::engine

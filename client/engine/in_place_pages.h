@@ -4,16 +4,15 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "ashlar/engine.h"
 #include "client/engine/cache_state.h"
 #include "client/session/shared_pages.h"
+#include "kernels/mutex.h"
 #include "proto/outcome.h"
 
 namespace ashlar::engine {
@@ -48,14 +47,15 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
     bool under_way = false;
     MissReason failed = MissReason::kNone;
   };
-  void TakeOwnPages();
-  void Land(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> segments);
+  void TakeOwnPages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Land(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> segments)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Landed(std::span<const uint32_t> segments, std::vector<Landing>& landings, std::chrono::milliseconds timeout);
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  Admission admission_;           // guarded by mutex_
-  std::vector<Filling> filling_;  // guarded by mutex_; one per segment
+  mutable Mutex mutex_;
+  CondVar changed_;
+  Admission admission_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Filling> filling_ ABSL_GUARDED_BY(mutex_);  // one per segment
   // The first segment with the same pages: a segment may occur twice in a prompt.
   std::vector<uint32_t> first_;
 

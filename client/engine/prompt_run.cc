@@ -317,18 +317,18 @@ void PromptRun::MakePlan() {
 }
 
 void PromptRun::Release() {
-  const std::lock_guard lock(commit_mutex_);
+  MutexLock lock(commit_mutex_);
   release_later_ = commits_ > 0;
   if (match_.has_value() && commits_ == 0) match_->Release();
 }
 
 void PromptRun::BeginCommit() {
-  const std::lock_guard lock(commit_mutex_);
+  MutexLock lock(commit_mutex_);
   ++commits_;
 }
 
 void PromptRun::EndCommit() {
-  const std::lock_guard lock(commit_mutex_);
+  MutexLock lock(commit_mutex_);
   if (--commits_ == 0 && release_later_ && match_.has_value()) match_->Release();
 }
 

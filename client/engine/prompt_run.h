@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -26,6 +25,7 @@
 #include "client/session/client.h"
 #include "client/session/process_bound.h"
 #include "kernels/kernels.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::engine {
 
@@ -200,9 +200,9 @@ class PromptRun {
   std::atomic<bool> cancelled_ = false;
   std::optional<bool> exact_;
   std::shared_ptr<InPlacePages> in_place_;  // null before Admit
-  std::mutex commit_mutex_;
-  int commits_ = 0;                                                               // guarded by commit_mutex_, under way
-  bool release_later_ = false;                                                    // guarded by commit_mutex_
+  Mutex commit_mutex_;
+  int commits_ ABSL_GUARDED_BY(commit_mutex_) = 0;  // under way
+  bool release_later_ ABSL_GUARDED_BY(commit_mutex_) = false;
   std::set<uint32_t> lost_;                                                       // that a composition found unusable
   std::optional<Clock::time_point> asked_since_, doubtful_since_, shared_since_;  // by Polls
   std::optional<std::pair<uint32_t, Clock::time_point>> layer_since_;

@@ -303,7 +303,7 @@ void PublishTogether(CacheState& cache, std::span<const PromptRun::Taken> taken,
   std::vector<Reservation> kept;
   for (size_t i = 0; i < taken.size(); ++i) {
     if (outcomes[i] == PublishOutcome::kPublished && taken[i].run.transition) {
-      const std::lock_guard lock(cache.stored_mutex);
+      MutexLock lock(cache.stored_mutex);
       Count(cache.layout(), taken[i].run.token_count, publications[i].parts.runs, cache.stored);
     }
     // A busy daemon keeps it for us.

@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/mutex.h"
+
 namespace ashlar::engine {
 namespace {
 
@@ -17,38 +19,38 @@ constexpr std::chrono::milliseconds kPoll{2};
 
 }  // namespace
 
-// Guarded by the quarantine's mutex, but for the landing, which nobody waits for with that one.
 class Quarantine::Doubt {
  public:
+  Doubt(std::optional<Landing> landing, std::vector<Page> pages)
+      : pages_(std::move(pages)), landing_(std::move(landing)) {}
+
   // Taking a landing's events in is what makes it quiet. One thread at a time does; what it finds counts for all, and
   // the others wait as long.
   void Ask(std::chrono::milliseconds patience) {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return std::this_thread::sleep_for(patience);
+    if (!mutex_.TryLock()) return std::this_thread::sleep_for(patience);
     if (!quiet_) quiet_ = !landing_.has_value() || landing_->WaitQuiet(patience);
+    mutex_.Unlock();
   }
   bool quiet() const { return quiet_; }
 
  private:
   friend class Quarantine;
-  std::vector<Page> pages_;
-  bool kept_ = true;  // not yet the engine's again
+  const std::vector<Page> pages_;
+  bool kept_ = true;  // not yet the engine's again; guarded by the quarantine's mutex
   std::atomic<bool> quiet_ = false;
-  std::mutex mutex_;
-  std::optional<Landing> landing_;  // guarded by mutex_; goes first, and waits
+  Mutex mutex_;
+  std::optional<Landing> landing_ ABSL_GUARDED_BY(mutex_);  // goes first, and waits
 };
 
 std::shared_ptr<Quarantine::Doubt> Quarantine::Keep(std::optional<Landing> landing, std::vector<Page> pages) {
-  auto doubt = std::make_shared<Doubt>();
-  doubt->landing_ = std::move(landing);
-  doubt->pages_ = std::move(pages);
-  const std::lock_guard lock(mutex_);
+  auto doubt = std::make_shared<Doubt>(std::move(landing), std::move(pages));
+  MutexLock lock(mutex_);
   doubts_.push_back(doubt);
   return doubt;
 }
 
 void Quarantine::Keep(Composition composition, Staging::Held memory) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<ComposedDoubt> doubtful;
   for (ComposedDoubt& doubt : compositions_) {
     if (!doubt.composition.quiet()) doubtful.push_back({std::move(doubt.memory), std::move(doubt.composition)});
@@ -59,7 +61,7 @@ void Quarantine::Keep(Composition composition, Staging::Held memory) {
 
 Quarantine::Claimed Quarantine::Claim(Doubt& doubt) {
   doubt.Ask(std::chrono::milliseconds(0));
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!doubt.kept_) return Claimed::kTaken;
   if (!doubt.quiet()) return Claimed::kDoubtful;
   doubt.kept_ = false;
@@ -68,7 +70,7 @@ Quarantine::Claimed Quarantine::Claim(Doubt& doubt) {
 }
 
 void Quarantine::Sort() {
-  std::erase_if(doubts_, [this](const std::shared_ptr<Doubt>& doubt) {
+  std::erase_if(doubts_, [this](const std::shared_ptr<Doubt>& doubt) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!doubt->quiet()) return false;
     doubt->kept_ = false;
     for (const auto& [set, page] : doubt->pages_) quiet_[set].push_back(page);
@@ -82,7 +84,7 @@ uint64_t Quarantine::Take(uint32_t set, std::span<int32_t> pages, std::chrono::m
   for (;;) {
     std::vector<std::shared_ptr<Doubt>> doubtful;
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       doubtful = doubts_;
       if (!doubtful.empty()) {
         std::rotate(doubtful.begin(), doubtful.begin() + static_cast<ptrdiff_t>(next_ % doubtful.size()),
@@ -95,7 +97,7 @@ uint64_t Quarantine::Take(uint32_t set, std::span<int32_t> pages, std::chrono::m
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(give_up - Clock::now());
       doubtful[asked]->Ask(std::clamp(left, std::chrono::milliseconds(0), kAskEach));
     }
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     next_ += asked;
     Sort();
     std::vector<int32_t>& quiet = quiet_[set];
@@ -108,7 +110,7 @@ uint64_t Quarantine::Take(uint32_t set, std::span<int32_t> pages, std::chrono::m
 }
 
 std::optional<size_t> Quarantine::Find(uint32_t set, std::span<const int32_t> pages) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const std::vector<int32_t>& quiet = quiet_[set];
   if (doubts_.empty() && quiet.empty()) return std::nullopt;
   std::set<int32_t> here(quiet.begin(), quiet.end());

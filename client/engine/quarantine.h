@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -15,6 +14,7 @@
 
 #include "client/engine/staging.h"
 #include "client/session/client.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::engine {
 
@@ -46,13 +46,13 @@ class Quarantine {
     Composition composition;  // goes first, and waits
   };
 
-  void Sort();  // takes out what was found quiet; needs mutex_
+  void Sort() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // takes out what was found quiet
 
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<Doubt>> doubts_;  // guarded by mutex_, as all below
-  size_t next_ = 0;                             // of doubts_, that the next Take asks first
-  std::vector<ComposedDoubt> compositions_;
-  std::map<uint32_t, std::vector<int32_t>> quiet_;  // by set
+  Mutex mutex_;
+  std::vector<std::shared_ptr<Doubt>> doubts_ ABSL_GUARDED_BY(mutex_);
+  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // of doubts_, that the next Take asks first
+  std::vector<ComposedDoubt> compositions_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, std::vector<int32_t>> quiet_ ABSL_GUARDED_BY(mutex_);  // by set
 };
 
 }  // namespace ashlar::engine

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -33,7 +32,7 @@ Status ServeOne(CacheState& cache, std::chrono::milliseconds wait, Request& work
   while (true) {
     std::vector<PrefillResult> results;
     {
-      const std::lock_guard lock(cache.stored_mutex);
+      MutexLock lock(cache.stored_mutex);
       results.swap(cache.served);
     }
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());

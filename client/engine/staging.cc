@@ -14,7 +14,7 @@ constexpr uint64_t kLeast = uint64_t{1} << 16;
 
 Staging::Held::~Held() {
   if (staging_ == nullptr) return;
-  const std::lock_guard lock(staging_->mutex_);
+  MutexLock lock(staging_->mutex_);
   std::vector<Region>& free = staging_->free_;
   free.push_back(std::move(region_));
   // The smallest region is dropped: others can do its work.
@@ -29,7 +29,7 @@ std::byte* Staging::Held::Take(uint64_t bytes) {
 
 absl::StatusOr<Staging::Held> Staging::Hold(uint64_t bytes) {
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto best = free_.end();
     for (auto region = free_.begin(); region != free_.end(); ++region) {
       if (region->size() >= bytes && (best == free_.end() || region->size() < best->size())) best = region;

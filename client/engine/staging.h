@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/session/client.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::engine {
 
@@ -52,8 +52,8 @@ class Staging {
   static constexpr size_t kKept = 8;  // regions that nobody uses
 
   Client& client_;
-  std::mutex mutex_;
-  std::vector<Region> free_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<Region> free_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::engine

@@ -9,14 +9,14 @@ namespace ashlar::internal {
 
 absl::StatusOr<std::shared_ptr<const SharedMemory>> ArenaMap::Get(uint32_t arena, Deadline deadline) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (auto known = arenas_.find(arena); known != arenas_.end()) return known->second;
   }
   absl::StatusOr<SessionChannel::Arena> granted = channel_.GetArena(arena, deadline);
   if (!granted.ok()) return granted.status();
   absl::StatusOr<SharedMemory> memory = Map(*granted);
   if (!memory.ok()) return memory.status();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // Another thread may have been faster: its mapping is the one that is shared.
   return arenas_.try_emplace(arena, std::make_shared<const SharedMemory>(*std::move(memory))).first->second;
 }

@@ -5,13 +5,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 
 #include "absl/status/statusor.h"
 #include "client/session/deadline.h"
 #include "client/session/session_channel.h"
 #include "client/session/shared_memory.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::internal {
 
@@ -31,8 +31,8 @@ class ArenaMap {
 
   SessionChannel& channel_;
   const kernels::Gpu* const gpu_;
-  std::mutex mutex_;
-  std::unordered_map<uint32_t, std::shared_ptr<const SharedMemory>> arenas_;
+  Mutex mutex_;
+  std::unordered_map<uint32_t, std::shared_ptr<const SharedMemory>> arenas_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::internal

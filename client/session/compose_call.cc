@@ -25,7 +25,7 @@ class ComposeCall::Impl final : public WritingCall {
   void Start(Request& request) {
     request.set_session(connection().session());
     request.set_number(number());
-    const Lock lock = Guard();
+    MutexLock lock(mutex_);
     call_ = Prepare(request);
     call_->StartCall();
     call_->Finish(&reply_, &status_, AsTag(kFinished));
@@ -42,28 +42,27 @@ class ComposeCall::Impl final : public WritingCall {
   std::unique_ptr<Call> Prepare(const v1::ComposeRequest& request) {
     return stub_->PrepareAsyncCompose(&context_, request, &queue());
   }
-  void Take(intptr_t, bool) override {
+  void Take(intptr_t, bool) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (status_.ok() || Refused()) SetQuiet();
     SetOver();
   }
-  void Cancel() override { context_.TryCancel(); }
+  void Cancel() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { context_.TryCancel(); }
   // The daemon itself said no: it has touched nothing. Any other failure leaves open how far it came.
-  bool Refused() const {
+  bool Refused() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const grpc::StatusCode code = status_.error_code();
     return code == grpc::StatusCode::INVALID_ARGUMENT || code == grpc::StatusCode::UNAUTHENTICATED;
   }
 
   const std::unique_ptr<v1::Cache::Stub> stub_;
-  // Guarded by the lock, as all below.
   grpc::ClientContext context_;
-  std::unique_ptr<Call> call_;
-  v1::CompositionReply reply_;
-  grpc::Status status_;
+  std::unique_ptr<Call> call_ ABSL_GUARDED_BY(mutex_);
+  v1::CompositionReply reply_ ABSL_GUARDED_BY(mutex_);
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 absl::StatusOr<v1::CompositionReply> ComposeCall::Impl::WaitReply(Deadline deadline) {
-  Lock lock = Guard();
-  if (!WaitUntil(lock, deadline, [this] { return over(); })) {
+  MutexLock lock(mutex_);
+  if (!WaitUntil(deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over(); })) {
     GiveUp();
     return absl::DeadlineExceededError("the daemon did not reply before the deadline");
   }

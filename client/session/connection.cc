@@ -61,19 +61,19 @@ void Connection::EndSession() {
 
 void Connection::CloseModel(uint64_t model) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     to_close_.push_back(model);
   }
   wake_();
 }
 
 bool Connection::CloseModels(Deadline deadline) {
-  std::lock_guard turn(closing_);
+  MutexLock turn(closing_);
   while (!ended()) {
     v1::CloseModelRequest request;
     request.set_session(session());
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (to_close_.empty()) return true;
       request.set_model(to_close_.back());
       to_close_.pop_back();
@@ -81,7 +81,7 @@ bool Connection::CloseModels(Deadline deadline) {
     v1::CloseModelReply reply;
     const absl::Status status = rpc_->CloseModel(request, reply, deadline);
     if (absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status)) {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       to_close_.push_back(request.model());
       return false;
     }

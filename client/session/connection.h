@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "client/session/options.h"
 #include "client/session/rpc.h"
 #include "client/session/session_channel.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::internal {
 
@@ -93,9 +93,9 @@ class Connection {
   std::atomic<int> landings_under_way_ = 0;
   std::atomic<bool> ended_ = false;
   std::atomic<bool> looks_up_and_lands_ = true;
-  std::mutex closing_;  // held while the daemon is told: whoever comes second finds closed what the first took
-  std::mutex mutex_;
-  std::vector<uint64_t> to_close_;  // guarded by mutex_: models
+  Mutex closing_;  // held while the daemon is told: whoever comes second finds closed what the first took
+  Mutex mutex_ ABSL_ACQUIRED_AFTER(closing_);
+  std::vector<uint64_t> to_close_ ABSL_GUARDED_BY(mutex_);  // models
 };
 
 // A hold on one lease; released when it is destroyed. Process-bound.

@@ -32,34 +32,33 @@ class LandCall::Impl final : public WritingCall {
  private:
   enum Tag : intptr_t { kStarted = 1, kRead, kFinished };
 
-  void Take(intptr_t tag, bool ok) override;
-  void Cancel() override { context_.TryCancel(); }
+  void Take(intptr_t tag, bool ok) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Cancel() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { context_.TryCancel(); }
   auto Prepare(const v1::LandRequest& request) { return stub_->PrepareAsyncLand(&context_, request, &queue()); }
   auto Prepare(const v1::LookupAndLandRequest& request) {
     return stub_->PrepareAsyncLookupAndLand(&context_, request, &queue());
   }
-  void TakeEvent();
-  bool decided() const { return verdict_.has_value() || over(); }
-  absl::Status status() const {
+  void TakeEvent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool decided() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return verdict_.has_value() || over(); }
+  absl::Status status() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return absl::Status(static_cast<absl::StatusCode>(status_.error_code()), status_.error_message());
   }
 
   const std::unique_ptr<v1::Cache::Stub> stub_;
-  // Guarded by the lock, as all below.
-  std::optional<v1::PromptMatch> match_;  // changes no more once it is there
-  uint32_t layers_done_ = 0;
-  std::optional<std::vector<uint32_t>> verdict_;
+  std::optional<v1::PromptMatch> match_ ABSL_GUARDED_BY(mutex_);  // changes no more once it is there
+  uint32_t layers_done_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<std::vector<uint32_t>> verdict_ ABSL_GUARDED_BY(mutex_);
   grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientAsyncReader<v1::LandEvent>> reader_;
-  v1::LandEvent event_;
-  grpc::Status status_;
+  std::unique_ptr<grpc::ClientAsyncReader<v1::LandEvent>> reader_ ABSL_GUARDED_BY(mutex_);
+  v1::LandEvent event_ ABSL_GUARDED_BY(mutex_);
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 template <typename Request>
 void LandCall::Impl::Start(Request& request) {
   request.set_session(connection().session());
   request.set_landing(number());
-  const Lock lock = Guard();
+  MutexLock lock(mutex_);
   reader_ = Prepare(request);
   reader_->StartCall(AsTag(kStarted));
 }
@@ -83,8 +82,8 @@ void LandCall::Impl::TakeEvent() {
 }
 
 absl::StatusOr<const v1::PromptMatch*> LandCall::Impl::WaitMatch(Deadline deadline) {
-  Lock lock = Guard();
-  if (!WaitUntil(lock, deadline, [this] { return match_.has_value() || over(); })) {
+  MutexLock lock(mutex_);
+  if (!WaitUntil(deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return match_.has_value() || over(); })) {
     GiveUp();
     return absl::DeadlineExceededError("the daemon sent no match before the deadline");
   }
@@ -93,20 +92,20 @@ absl::StatusOr<const v1::PromptMatch*> LandCall::Impl::WaitMatch(Deadline deadli
 }
 
 void LandCall::Impl::StopWaiting() {
-  const Lock lock = Guard();
+  MutexLock lock(mutex_);
   if (!decided()) GiveUp();
 }
 
 bool LandCall::Impl::WaitLayers(uint32_t layers, Deadline deadline) {
-  Lock lock = Guard();
-  WaitUntil(lock, deadline, [&] { return decided() || layers_done_ >= layers; });
+  MutexLock lock(mutex_);
+  WaitUntil(deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return decided() || layers_done_ >= layers; });
   if (verdict_.has_value()) return std::ranges::all_of(*verdict_, [](uint32_t reason) { return reason == 0; });
   return !over() && layers_done_ >= layers;
 }
 
 absl::StatusOr<std::vector<uint32_t>> LandCall::Impl::WaitVerdict(Deadline deadline) {
-  Lock lock = Guard();
-  if (!WaitUntil(lock, deadline, [this] { return decided(); })) {
+  MutexLock lock(mutex_);
+  if (!WaitUntil(deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return decided(); })) {
     GiveUp();
     return absl::DeadlineExceededError("the daemon sent no verdict before the deadline");
   }

@@ -21,14 +21,14 @@ bool Landing::WaitLayers(uint32_t layers, std::chrono::milliseconds timeout) {
 std::vector<MissReason> Landing::Wait(std::chrono::milliseconds timeout) {
   State& landing = *state_;
   if (landing.creator.InChild()) {
-    return std::vector<MissReason>(landing.reasons.size(), MissReason::kDaemonUnavailable);
+    return std::vector<MissReason>(landing.tuples.size(), MissReason::kDaemonUnavailable);
   }
   {
-    std::lock_guard lock(landing.mutex);
+    MutexLock lock(landing.mutex);
     if (landing.decided) return landing.reasons;
   }
   const absl::StatusOr<std::vector<uint32_t>> verdict = landing.call->WaitVerdict(internal::After(timeout));
-  std::lock_guard lock(landing.mutex);
+  MutexLock lock(landing.mutex);
   if (landing.decided) return landing.reasons;
   landing.decided = true;
   for (size_t i = 0; i < landing.asked.size(); ++i) {

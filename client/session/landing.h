@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "client/session/opened_model.h"
 #include "client/session/process_bound.h"
 #include "client/session/region_memory.h"
+#include "kernels/mutex.h"
 #include "proto/layout.h"
 #include "proto/outcome.h"
 
@@ -111,9 +111,9 @@ struct Landing::State {
   }
 
   const internal::AttentionLayers attention_layers;
-  std::mutex mutex;
-  std::vector<MissReason> reasons;  // guarded by mutex; of segments that were not asked for: known from the start
-  bool decided = false;             // guarded by mutex
+  Mutex mutex;
+  std::vector<MissReason> reasons ABSL_GUARDED_BY(mutex);  // of segments that were not asked for: known from the start
+  bool decided ABSL_GUARDED_BY(mutex) = false;
   std::vector<std::shared_ptr<internal::MappedObject>> tuples;  // one a reason; null where there are none
   std::vector<size_t> asked;                                    // for each object of the call, its place in `reasons`
 

@@ -7,8 +7,10 @@
 namespace ashlar::internal {
 
 bool LeaseTable::Hold(const std::string& lease, Deadline deadline) {
-  std::unique_lock lock(mutex_);
-  if (!settled_.wait_until(lock, deadline, [&] { return !releasing_.contains(lease); })) return false;
+  MutexLock lock(mutex_);
+  while (releasing_.contains(lease)) {
+    if (!settled_.WaitUntil(mutex_, deadline) && releasing_.contains(lease)) return false;
+  }
   unheld_.erase(lease);
   if (++held_[lease].holders == 1) came_.emplace_back(std::chrono::steady_clock::now(), lease);
   return true;
@@ -16,7 +18,7 @@ bool LeaseTable::Hold(const std::string& lease, Deadline deadline) {
 
 void LeaseTable::Drop(const std::string& lease) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto held = held_.find(lease);
     if (held == held_.end() || --held->second.holders > 0) return;
     held_.erase(held);
@@ -26,12 +28,12 @@ void LeaseTable::Drop(const std::string& lease) {
 }
 
 void LeaseTable::Used(const std::string& lease) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto held = held_.find(lease); held != held_.end()) held->second.used = true;
 }
 
 std::vector<std::string> LeaseTable::TakeUnused(Deadline before, size_t most) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<std::string> leases;
   for (; !came_.empty() && came_.front().first <= before && leases.size() < most; came_.pop_front()) {
     const auto held = held_.find(came_.front().second);
@@ -42,7 +44,7 @@ std::vector<std::string> LeaseTable::TakeUnused(Deadline before, size_t most) {
 }
 
 std::vector<std::string> LeaseTable::TakeUnheld(size_t most) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<std::string> leases;
   while (!unheld_.empty() && leases.size() < most) {
     leases.push_back(*unheld_.begin());
@@ -52,12 +54,12 @@ std::vector<std::string> LeaseTable::TakeUnheld(size_t most) {
 }
 
 void LeaseTable::Settle(const std::vector<std::string>& leases, bool released) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const std::string& lease : leases) {
     releasing_.erase(lease);
     if (!released) unheld_.insert(lease);
   }
-  settled_.notify_all();
+  settled_.NotifyAll();
 }
 
 }  // namespace ashlar::internal

@@ -3,12 +3,10 @@
 // releases it.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "client/session/deadline.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::internal {
 
@@ -43,16 +42,17 @@ class LeaseTable {
 
  private:
   const std::function<void()> wake_;
-  std::mutex mutex_;
-  std::condition_variable settled_;
+  Mutex mutex_;
+  CondVar settled_;
   struct Held {
     size_t holders = 0;
     bool used = false;
   };
-  std::unordered_map<std::string, Held> held_;
-  std::deque<std::pair<Deadline, std::string>> came_;  // in order; some may be held no more, or be used
-  std::set<std::string> unheld_;
-  std::set<std::string> releasing_;
+  std::unordered_map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::pair<Deadline, std::string>> came_
+      ABSL_GUARDED_BY(mutex_);  // in order; some may be held no more, or be used
+  std::set<std::string> unheld_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> releasing_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::internal

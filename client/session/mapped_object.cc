@@ -160,7 +160,7 @@ void MappedObject::Read(const Exponents& exponents) const {
 }
 
 void MappedObject::Arrived(uint32_t layers) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (; arrived_ < exponents_.size() && exponents_[arrived_].layer < layers; ++arrived_) Read(exponents_[arrived_]);
 }
 

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "client/session/mapped_tuple.h"
 #include "client/session/shared_memory.h"
 #include "client/session/span.h"
+#include "kernels/mutex.h"
 #include "proto/key.h"
 #include "proto/layout.h"
 #include "proto/object.h"
@@ -78,9 +78,9 @@ class MappedObject {
   ObjectHeader header_;
   std::vector<kernels::HeadTuple> heads_;  // every tuple's table, one behind the other; sized once
   std::vector<MappedTuple> tuples_;
-  std::mutex mutex_;
-  std::vector<Exponents> exponents_;  // ascending by layer
-  size_t arrived_ = 0;                // of them; guarded by mutex_
+  Mutex mutex_;
+  std::vector<Exponents> exponents_;            // ascending by layer
+  size_t arrived_ ABSL_GUARDED_BY(mutex_) = 0;  // of them
   MappedSpan span_;
 };
 

@@ -27,12 +27,13 @@ absl::StatusOr<std::shared_ptr<OpenedModel>> OpenedModel::Open(Declaration decla
   auto model = MakeProcessBound<OpenedModel>(std::move(declaration), *std::move(layout));
   absl::StatusOr<std::shared_ptr<const ModelHandle>> handle = model->OpenOn(connection, model->ns_, deadline);
   if (!handle.ok()) return handle.status();
+  MutexLock lock(model->mutex_);
   model->handles_.model = *std::move(handle);
   return model;
 }
 
 absl::StatusOr<ModelBinding> OpenedModel::binding() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ModelBinding binding{.connection = handles_.model->connection(), .model = handles_.model};
   if (binding.connection == nullptr || binding.connection->ended()) {
     return absl::UnavailableError("not connected to the daemon");
@@ -49,13 +50,13 @@ absl::StatusOr<ModelBinding> OpenedModel::binding() const {
 
 absl::Status OpenedModel::DeclarePages(std::shared_ptr<RegionMemory> region, const PagedCache& cache,
                                        Deadline deadline) {
-  std::lock_guard turn(declaring_);
+  MutexLock turn(declaring_);
   absl::StatusOr<ModelBinding> bound = binding();
   if (!bound.ok()) return bound.status();
   Pages pages{std::move(region), cache};
   absl::StatusOr<uint64_t> id = DeclareOn(*bound->connection, *bound->model, pages, deadline);
   if (!id.ok()) return id.status();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // A connection ends before the next one is restored from what is kept here.
   if (handles_.model != bound->model || bound->connection->ended()) {
     return absl::UnavailableError("the daemon exited or closed the session while the pages were declared");
@@ -67,7 +68,7 @@ absl::Status OpenedModel::DeclarePages(std::shared_ptr<RegionMemory> region, con
 }
 
 std::shared_ptr<const void> OpenedModel::CountRequest(uint64_t generation) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::shared_ptr<const Requests> requests = requests_.lock();
   if (requests == nullptr) {
     requests = std::make_shared<const Requests>(Requests{generation});
@@ -78,11 +79,11 @@ std::shared_ptr<const void> OpenedModel::CountRequest(uint64_t generation) {
 
 // Restores the model before its pages: if the daemon has no room for the pages' region, the model itself is still open.
 absl::Status OpenedModel::Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) {
-  std::lock_guard turn(declaring_);
+  MutexLock turn(declaring_);
   Handles known;
   std::optional<Pages> pages;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     known = handles_;
     pages = pages_;
   }
@@ -92,14 +93,14 @@ absl::Status OpenedModel::Restore(const std::shared_ptr<Connection>& connection,
     if (!handle.ok()) return handle.status();
     if (ns != ns_) return absl::FailedPreconditionError("the daemon returned a different namespace than before");
     known = {.model = *std::move(handle)};
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     handles_ = known;
   }
   if (!pages.has_value() || known.pages_declared) return absl::OkStatus();
   if (absl::Status status = pages->region->Restore(connection, deadline); !status.ok()) return status;
   absl::StatusOr<uint64_t> id = DeclareOn(*connection, *known.model, *pages, deadline);
   if (!id.ok()) return id.status();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   handles_.pages_id = *id;
   handles_.pages_declared = true;
   return absl::OkStatus();

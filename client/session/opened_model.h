@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
@@ -15,6 +14,7 @@
 #include "client/session/reconnector.h"
 #include "client/session/region.h"
 #include "client/session/region_memory.h"
+#include "kernels/mutex.h"
 #include "proto/key.h"
 #include "proto/layout.h"
 
@@ -101,16 +101,16 @@ class OpenedModel : public Restorable {
 
   const Declaration declaration_;
   const Layout layout_;
-  NamespaceId ns_;        // constant once open
-  std::mutex declaring_;  // held while pages are declared: the daemon keeps what comes last
-  mutable std::mutex mutex_;
-  Handles handles_;             // guarded by mutex_
-  std::optional<Pages> pages_;  // guarded by mutex_
+  NamespaceId ns_;   // constant once open
+  Mutex declaring_;  // held while pages are declared: the daemon keeps what comes last
+  mutable Mutex mutex_ ABSL_ACQUIRED_AFTER(declaring_);
+  Handles handles_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Pages> pages_ ABSL_GUARDED_BY(mutex_);
   // Requests that run, of the connection that admitted the newest; each keeps it.
   struct Requests {
     uint64_t generation;
   };
-  std::weak_ptr<const Requests> requests_;  // guarded by mutex_
+  std::weak_ptr<const Requests> requests_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::internal

@@ -98,7 +98,7 @@ void Reconnector::Stop() {
   stop_.request_stop();
   std::shared_ptr<Connection> connection;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     connection = std::exchange(connection_, nullptr);
   }
   if (connection != nullptr) connection->End();
@@ -113,13 +113,13 @@ absl::Status Reconnector::CheckProcess() const {
 
 absl::StatusOr<std::shared_ptr<Connection>> Reconnector::connection() const {
   if (absl::Status status = CheckProcess(); !status.ok()) return status;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (connection_ == nullptr || connection_->ended()) return absl::UnavailableError("not connected to the daemon");
   return connection_;
 }
 
 bool Reconnector::Keep(const std::shared_ptr<Restorable>& item, const std::shared_ptr<Connection>& connection) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (connection_ != connection || connection->ended()) return false;
   std::erase_if(kept_, [](const Kept& kept) { return kept.item.expired(); });
   kept_.push_back({item, connection->generation()});
@@ -133,7 +133,7 @@ void Reconnector::Run() {
   for (;;) {
     std::shared_ptr<Connection> connection;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       connection = connection_;
     }
     if (stop_.stop_requested()) return;
@@ -173,7 +173,7 @@ void Reconnector::Serve(const std::shared_ptr<Connection>& connection) {
 // The session ends with the connection: the next one needs the room that it takes up.
 void Reconnector::Lose(const std::shared_ptr<Connection>& connection) {
   connection->EndSession();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (connection_ == connection) connection_ = nullptr;
 }
 
@@ -201,7 +201,7 @@ absl::Status Reconnector::RestoreAll(const std::shared_ptr<Connection>& connecti
     std::shared_ptr<Restorable> item;
     Kept* kept = nullptr;  // stays where it is while the item lives
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (stop_.stop_requested()) return absl::CancelledError("stopping");  // later, Stop finds what is set here
       const auto next = std::ranges::find_if(
           kept_, [&](const Kept& k) { return k.generation != connection->generation() && k.round != round_; });
@@ -220,7 +220,7 @@ absl::Status Reconnector::RestoreAll(const std::shared_ptr<Connection>& connecti
       unrestored_ = true;
       continue;
     }
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     kept->generation = connection->generation();
   }
 }

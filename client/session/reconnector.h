@@ -6,7 +6,6 @@
 #include <atomic>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -18,6 +17,7 @@
 #include "client/session/descriptor.h"
 #include "client/session/options.h"
 #include "client/session/process_bound.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::internal {
 
@@ -93,12 +93,12 @@ class Reconnector {
   const CreatorProcess creator_;
   std::stop_source stop_;
 
-  mutable std::mutex mutex_;
-  std::shared_ptr<Connection> connection_;  // guarded by mutex_; null: not connected
-  std::list<Kept> kept_;                    // guarded by mutex_
-  uint64_t round_ = 0;                      // of restoring; the thread's alone, as below
-  bool unrestored_ = false;                 // the daemon had no room for some
-  Deadline next_round_{};                   // when those are tried again
+  mutable Mutex mutex_;
+  std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mutex_);  // null: not connected
+  std::list<Kept> kept_ ABSL_GUARDED_BY(mutex_);
+  uint64_t round_ = 0;       // of restoring; the thread's alone, as below
+  bool unrestored_ = false;  // the daemon had no room for some
+  Deadline next_round_{};    // when those are tried again
   std::thread thread_;
 };
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "client/session/region.h"
+
 #include <utility>
 
 #include "client/session/process_bound.h"
@@ -12,7 +14,7 @@ RegionMemory::~RegionMemory() {
 }
 
 std::optional<uint64_t> RegionMemory::IdOn(const Connection& connection) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (generation_ != connection.generation()) return std::nullopt;
   return id_;
 }
@@ -34,7 +36,7 @@ absl::Status RegionMemory::Restore(const std::shared_ptr<Connection>& connection
 }
 
 void RegionMemory::SetId(const std::shared_ptr<Connection>& connection, uint64_t id) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   connection_ = connection;
   generation_ = connection->generation();
   id_ = id;

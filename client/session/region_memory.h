@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "absl/status/status.h"
@@ -14,6 +13,7 @@
 #include "client/session/descriptor.h"
 #include "client/session/reconnector.h"
 #include "client/session/shared_memory.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::internal {
 
@@ -38,10 +38,10 @@ class RegionMemory : public Restorable {
  private:
   const Descriptor descriptor_;
   const SharedMemory place_;
-  mutable std::mutex mutex_;
-  std::weak_ptr<Connection> connection_;
-  uint64_t generation_ = 0;
-  uint64_t id_ = 0;
+  mutable Mutex mutex_;
+  std::weak_ptr<Connection> connection_ ABSL_GUARDED_BY(mutex_);
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t id_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ashlar::internal

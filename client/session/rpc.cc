@@ -8,12 +8,12 @@
 
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "client/session/unix_socket.h"
+#include "kernels/mutex.h"
 #include "proto/limits.h"
 
 namespace ashlar::internal {
@@ -58,7 +58,7 @@ struct Rpc::Impl {
   }
 
   absl::Status Enter(grpc::ClientContext& context) {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (shut_down) return absl::UnavailableError("the session with the daemon has ended");
     if (calls.size() >= kMaxCalls) return absl::ResourceExhaustedError("too many concurrent calls");
     calls.insert(&context);
@@ -66,7 +66,7 @@ struct Rpc::Impl {
   }
 
   void Leave(grpc::ClientContext& context) {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     calls.erase(&context);
   }
 
@@ -75,9 +75,9 @@ struct Rpc::Impl {
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Cache::Stub> stub;
 
-  std::mutex mutex;
-  bool shut_down = false;
-  std::unordered_set<grpc::ClientContext*> calls;
+  Mutex mutex;
+  bool shut_down ABSL_GUARDED_BY(mutex) = false;
+  std::unordered_set<grpc::ClientContext*> calls ABSL_GUARDED_BY(mutex);
 };
 
 Rpc::Rpc(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -108,7 +108,7 @@ ASHLAR_CACHE_CALLS(ASHLAR_UNARY, ASHLAR_STREAM)
 #undef ASHLAR_STREAM
 
 void Rpc::Shutdown() {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   impl_->shut_down = true;
   for (grpc::ClientContext* call : impl_->calls) call->TryCancel();
 }

@@ -167,7 +167,7 @@ absl::StatusOr<SessionChannel::Arena> SessionChannel::GetArena(uint32_t arena, D
 
 void SessionChannel::DropRegion(uint64_t region) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     to_drop_.push_back(region);
     if (turn_) return;  // the end of that turn drops it
     turn_ = true;
@@ -193,10 +193,9 @@ void SessionChannel::Shutdown() {
 absl::StatusOr<SessionChannel::Answer> SessionChannel::Ask(const v1::SessionRequest& request, int descriptor,
                                                            Expects expects, Deadline deadline) {
   {
-    std::unique_lock lock(mutex_);
-    if (!turn_ended_.wait_until(lock, deadline, [this] { return !turn_; })) {
-      return absl::DeadlineExceededError("the session socket was busy");
-    }
+    MutexLock lock(mutex_);
+    while (turn_ && turn_ended_.WaitUntil(mutex_, deadline)) continue;
+    if (turn_) return absl::DeadlineExceededError("the session socket was busy");
     turn_ = true;
   }
   absl::StatusOr<Answer> answer = Exchange(request, descriptor, expects, deadline);
@@ -211,15 +210,15 @@ absl::StatusOr<SessionChannel::Answer> SessionChannel::Ask(const v1::SessionRequ
 }
 
 void SessionChannel::EndTurn() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!to_drop_.empty()) {
     const std::vector<uint64_t> regions = std::exchange(to_drop_, {});
-    lock.unlock();
+    lock.Unlock();
     for (uint64_t region : regions) SendDrop(region);
-    lock.lock();
+    lock.Lock();
   }
   turn_ = false;
-  turn_ended_.notify_one();
+  turn_ended_.NotifyOne();
 }
 
 absl::StatusOr<SessionChannel::Answer> SessionChannel::Exchange(const v1::SessionRequest& request, int descriptor,
@@ -244,7 +243,7 @@ absl::Status SessionChannel::TakeLateAnswers(Deadline deadline) {
     absl::StatusOr<Answer> answer = Receive(deadline);
     if (!answer.ok()) return answer.status();
     if (late_.front() == Expects::kRegion && answer->reply.has_region()) {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       to_drop_.push_back(answer->reply.region().region());
     }
     late_.pop_front();

@@ -4,11 +4,9 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -21,6 +19,7 @@
 #include "client/session/unix_socket.h"
 #include "kernels/device.h"
 #include "kernels/gpu.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::v1 {
 class SessionReply;
@@ -99,10 +98,10 @@ class SessionChannel {
   // The daemon's clock less this process's, at least. The truest of all replies: the one that came fastest.
   std::atomic<int64_t> clock_ahead_{INT64_MIN};
 
-  std::mutex mutex_;
-  std::condition_variable turn_ended_;
-  bool turn_ = false;              // guarded by mutex_: somebody has the turn
-  std::vector<uint64_t> to_drop_;  // guarded by mutex_: regions that the next end of a turn drops
+  Mutex mutex_;
+  CondVar turn_ended_;
+  bool turn_ ABSL_GUARDED_BY(mutex_) = false;              // somebody has the turn
+  std::vector<uint64_t> to_drop_ ABSL_GUARDED_BY(mutex_);  // regions that the next end of a turn drops
   // Answers come in the order of requests: one entry for every request whose answer nobody waits for any more. Belongs
   // to the turn.
   std::deque<Expects> late_;

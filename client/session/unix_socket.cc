@@ -10,29 +10,39 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/mutex.h"
 
 namespace ashlar::internal {
 namespace {
 
 // The sockets that fork's child closes. The lock is held across fork, so that no socket is half registered then.
 struct ForkRegistry {
-  std::mutex mutex;
-  std::vector<int> sockets;
+  Mutex mutex;
+  std::vector<int> sockets ABSL_GUARDED_BY(mutex);
 };
+
+ForkRegistry& Registry();
+
+// The analysis cannot follow a lock that one function takes and another releases.
+void BeforeFork() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  Registry().mutex.Lock();
+}
+void AfterForkInParent() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  Registry().mutex.Unlock();
+}
+void AfterForkInChild() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  for (int fd : Registry().sockets) ::close(fd);
+  Registry().sockets.clear();
+  Registry().mutex.Unlock();
+}
 
 ForkRegistry& Registry() {
   static ForkRegistry* const registry = [] {
-    ::pthread_atfork([] { Registry().mutex.lock(); }, [] { Registry().mutex.unlock(); },
-                     [] {
-                       for (int fd : Registry().sockets) ::close(fd);
-                       Registry().sockets.clear();
-                       Registry().mutex.unlock();
-                     });
+    ::pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
     return new ForkRegistry;
   }();
   return *registry;
@@ -81,7 +91,7 @@ absl::StatusOr<ForkClosedSocket> ForkClosedSocket::Connect(const std::string& pa
                                                            const std::stop_token& stop) {
   ForkClosedSocket socket;
   {
-    std::lock_guard lock(Registry().mutex);
+    MutexLock lock(Registry().mutex);
     absl::StatusOr<Descriptor> fd = MakeSocket(type);
     if (!fd.ok()) return fd.status();
     Registry().sockets.push_back(fd->get());
@@ -93,7 +103,7 @@ absl::StatusOr<ForkClosedSocket> ForkClosedSocket::Connect(const std::string& pa
 
 ForkClosedSocket::~ForkClosedSocket() {
   if (fd_ < 0) return;
-  std::lock_guard lock(Registry().mutex);
+  MutexLock lock(Registry().mutex);
   std::erase(Registry().sockets, fd_);
   ::close(fd_);
 }

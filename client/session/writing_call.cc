@@ -41,14 +41,14 @@ WritingCall::WritingCall(std::shared_ptr<Connection> connection)
 WritingCall::~WritingCall() = default;
 
 // One thread at a time waits on the queue.
-bool WritingCall::WaitUntil(Lock& lock, Deadline deadline, const std::function<bool()>& done) {
+bool WritingCall::WaitUntil(Deadline deadline, const std::function<bool()>& done) {
   while (!done()) {
     if (taking_) {
-      if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !done()) return false;
+      if (!changed_.WaitUntil(mutex_, deadline) && !done()) return false;
       continue;
     }
     taking_ = true;
-    lock.unlock();
+    mutex_.Unlock();
     void* tag = nullptr;
     bool ok = false;
     const auto wall = deadline == Deadline::max()
@@ -56,10 +56,10 @@ bool WritingCall::WaitUntil(Lock& lock, Deadline deadline, const std::function<b
                           : std::chrono::system_clock::now() + std::chrono::ceil<std::chrono::system_clock::duration>(
                                                                    deadline - std::chrono::steady_clock::now());
     const auto next = queue_->AsyncNext(&tag, &ok, wall);
-    lock.lock();
+    mutex_.Lock();
     taking_ = false;
     if (next == grpc::CompletionQueue::GOT_EVENT) TakeAny(reinterpret_cast<intptr_t>(tag), ok);
-    changed_.notify_all();
+    changed_.NotifyAll();
     if (next != grpc::CompletionQueue::GOT_EVENT && Passed(deadline)) return done();
   }
   return true;
@@ -101,17 +101,18 @@ void WritingCall::AskQuiet() {
 }
 
 bool WritingCall::WaitQuiet(Deadline deadline) {
-  Lock lock = Guard();
+  MutexLock lock(mutex_);
   for (;;) {
-    WaitUntil(lock, deadline, [this] { return quiet_ || doubt_ == Doubt::kUnanswered; });
+    WaitUntil(deadline,
+              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return quiet_ || doubt_ == Doubt::kUnanswered; });
     if (connection_->daemon().Dead()) SetQuiet();
     // A caller that only ever polls asks again, too.
     if (quiet_ || (Passed(deadline) && (doubt_ != Doubt::kUnanswered || !Passed(question_->ask_again)))) return quiet_;
-    lock.unlock();
+    lock.Unlock();
     connection_->daemon().WaitDead(std::min(deadline, After(kAskAgain)));
     // It may be only the connection that is broken. Dialing a socket of this machine does not wait for its listener.
     const absl::StatusOr<std::unique_ptr<Rpc>> dialed = connection_->DialAgain(std::min(deadline, After(kAskAgain)));
-    lock.lock();
+    lock.Lock();
     if (doubt_ != Doubt::kUnanswered) continue;
     if (dialed.ok()) question_->stub = v1::Cache::NewStub((*dialed)->channel());
     AskQuiet();
@@ -120,15 +121,16 @@ bool WritingCall::WaitQuiet(Deadline deadline) {
 
 void WritingCall::End() {
   {
-    const Lock lock = Guard();
+    MutexLock lock(mutex_);
     if (!quiet_) Cancel();
   }
   WaitQuiet(Deadline::max());
   // Calls under way are cancelled, and return at once.
-  Lock lock = Guard();
+  MutexLock lock(mutex_);
   Cancel();
   if (doubt_ == Doubt::kAsking) question_->context->TryCancel();
-  WaitUntil(lock, Deadline::max(), [this] { return over_ && doubt_ != Doubt::kAsking; });
+  WaitUntil(Deadline::max(),
+            [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_ && doubt_ != Doubt::kAsking; });
   queue_->Shutdown();
   void* tag;
   bool ok;

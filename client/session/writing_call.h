@@ -3,7 +3,6 @@
 // (docs/decisions: a landing in doubt stays in doubt).
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +10,7 @@
 
 #include "client/session/connection.h"
 #include "client/session/deadline.h"
+#include "kernels/mutex.h"
 
 namespace grpc {
 class CompletionQueue;
@@ -32,53 +32,51 @@ class WritingCall {
   bool WaitQuiet(Deadline deadline);
 
  protected:
-  using Lock = std::unique_lock<std::mutex>;
-
   // Takes a number for the call, which has entered `connection` (Connection::EnterLanding) and leaves it once it is
   // quiet.
   explicit WritingCall(std::shared_ptr<Connection> connection);
 
-  // A finished part of the call itself, with the lock held; tags are the derived class's own, positive.
-  virtual void Take(intptr_t tag, bool ok) = 0;
+  // A finished part of the call itself; tags are the derived class's own, positive.
+  virtual void Take(intptr_t tag, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
   // Asks gRPC to give the call up. Its parts still come to Take.
-  virtual void Cancel() = 0;
+  virtual void Cancel() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
 
   Connection& connection() const { return *connection_; }
   uint64_t number() const { return number_; }
   grpc::CompletionQueue& queue() const { return *queue_; }
   static void* AsTag(intptr_t tag) { return reinterpret_cast<void*>(tag); }
-  Lock Guard() { return Lock(mutex_); }
 
-  // The following functions need the lock. Takes in events until done() or the deadline, and returns done().
-  bool WaitUntil(Lock& lock, Deadline deadline, const std::function<bool()>& done);
-  void SetQuiet();
+  // Takes in events until done() or the deadline, and returns done(). Releases mutex_ while it waits.
+  bool WaitUntil(Deadline deadline, const std::function<bool()>& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetQuiet() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The call has ended. Without a verdict the daemon is asked whether it is quiet.
-  void SetOver();
-  bool over() const { return over_; }
+  void SetOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_; }
   // Nobody waits for the verdict any more: cancels, and asks.
-  void GiveUp();
+  void GiveUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Derived destructors call it first: cancels, waits until the call is quiet and all of it has come back.
   void End();
+
+  Mutex mutex_;  // also guards the state of derived classes
 
  private:
   enum class Doubt { kNone, kAsking, kUnanswered };  // kNone also before there is any
   struct Question;
 
-  void TakeAny(intptr_t tag, bool ok);
-  void AskQuiet();
+  void TakeAny(intptr_t tag, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AskQuiet() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<Connection> connection_;
   const uint64_t number_;
   const std::unique_ptr<grpc::CompletionQueue> queue_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool taking_ = false;  // guarded by mutex_, as all below. A thread waits on the queue, the others for changed_
-  bool over_ = false;
-  bool quiet_ = false;
-  Doubt doubt_ = Doubt::kNone;
-  std::unique_ptr<Question> question_;
+  CondVar changed_;
+  bool taking_ ABSL_GUARDED_BY(mutex_) = false;  // a thread waits on the queue, the others for changed_
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  bool quiet_ ABSL_GUARDED_BY(mutex_) = false;
+  Doubt doubt_ ABSL_GUARDED_BY(mutex_) = Doubt::kNone;
+  std::unique_ptr<Question> question_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ashlar::internal
