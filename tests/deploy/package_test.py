@@ -191,7 +191,7 @@ class Package(unittest.TestCase):
         page = gzip.decompress((self.root / "usr/share/man/man1/ashlarctl.1.gz").read_bytes()).decode()
         self.assertIn("support\\-bundle", page)
         page = gzip.decompress((self.root / "usr/share/man/man8/ashlard.8.gz").read_bytes()).decode()
-        self.assertIn("ashlard \\- the cache daemon of one node", page)
+        self.assertIn("ashlard \\- the Ashlar cache daemon; run one per node", page)
         self.assertIn("\\-\\-check\\-config", page)
         self.assertIn("_ashlarctl", (self.root / "usr/share/bash-completion/completions/ashlarctl").read_text())
 
