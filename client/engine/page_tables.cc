@@ -76,7 +76,7 @@ Status CheckTables(const LayerGroups& groups, const GivenPages& given, const std
   }
   if (groups.named && !given.none()) {
     if (given.page_table_count != groups.all.size()) {
-      return Invalid(field, ".page_table_count: ", given.page_table_count, " tables, of ", groups.all.size(),
+      return Invalid(field, ".page_table_count: ", given.page_table_count, " tables; the cache has ", groups.all.size(),
                      " groups of layers");
     }
     if (given.page_tables == nullptr) return Invalid(field, ".page_tables: null");
@@ -101,8 +101,8 @@ Status CheckReach(const LayerGroups& groups, const GivenPages& given, uint64_t f
                     return CheckExist(table, first / page_tokens, (first + tokens + page_tokens - 1) / page_tokens,
                                       groups.all[g].pages, pages);
                   }
-                  return Invalid(count, ": ", table.count, " pages of ", page_tokens, " tokens, for ", tokens,
-                                 first > 0 ? absl::StrCat(" behind ", first) : "");
+                  return Invalid(count, ": ", table.count, " pages of ", page_tokens, " tokens cannot hold ", tokens,
+                                 " tokens", first > 0 ? absl::StrCat(" after position ", first) : "");
                 });
 }
 

@@ -61,7 +61,8 @@ Status PromptRun::Take(const Prompt& prompt, const std::string& field) {
                    ".segment_lengths: the segments cover the whole prompt; leave at least its last token outside");
   }
   if (Status shifts = TakeShifts(prompt.rotary_shifts, prompt.segment_count, field); !shifts.ok()) return shifts;
-  if (prompt.needed_in_ms > limits::kMaxNeededInNanos / 1'000'000) return Invalid(field, ".needed_in_ms: too long");
+  if (prompt.needed_in_ms > limits::kMaxNeededInNanos / 1'000'000)
+    return Invalid(field, ".needed_in_ms: more than ", limits::kMaxNeededInNanos / 1'000'000);
   absl::StatusOr<std::vector<MediaHash>> media =
       DescribeMedia(prompt.media, prompt.media_count, token_count_, FieldOf(field, "media"));
   if (!media.ok()) return ToStatus(media.status());

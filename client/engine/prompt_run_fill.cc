@@ -162,7 +162,9 @@ void PromptRun::EndPrefill() {
 }
 
 Status PromptRun::Check(uint32_t missing, const ComputedRun& computed, const std::string& index) const {
-  if (missing >= runs_.size()) return Invalid("missing", index, ": ", missing, " of ", runs_.size());
+  if (missing >= runs_.size())
+    return Invalid("missing", index, ": ", missing, " is out of range; the request has ", runs_.size(),
+                   " missing runs");
   if (!reservations_[missing].granted()) {
     return Invalid("missing", index, ": ", missing, " was already published or abandoned");
   }

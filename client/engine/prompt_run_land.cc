@@ -96,7 +96,8 @@ Status PromptRun::AbandonPlan() {
 }
 
 Status PromptRun::ReachLayer(uint32_t layer, bool wait) {
-  if (layer >= cache_.layout().layers.size()) return Invalid("layer: ", layer, " of ", cache_.layout().layers.size());
+  if (layer >= cache_.layout().layers.size())
+    return Invalid("layer: ", layer, " is out of range; the model has ", cache_.layout().layers.size(), " layers");
   if (filling_) return MakeStatus(Code::kFailedPrecondition, "missing() is not empty: call LookAgain first");
   if (pages_kept()) return MakeStatus(Code::kOtherPages, "the pages belong to the cache: call Move");
   if (Status status = CheckPages(); !status.ok()) return status;
@@ -305,7 +306,8 @@ Status PromptRun::Move(const GivenPages& given) {
 }
 
 Status PromptRun::Lose(std::span<const uint32_t> segments) {
-  if (landing_.has_value()) return MakeStatus(Code::kFailedPrecondition, "the landing is under way: Finish first");
+  if (landing_.has_value())
+    return MakeStatus(Code::kFailedPrecondition, "the landing is in progress; call Finish first");
   for (size_t i = 0; i < segments.size(); ++i) {
     if (segments[i] != Step::kPrefix && segments[i] >= used_.size()) {
       return Invalid("segments[", i, "]: ", segments[i], " is out of range; the prompt has ", used_.size(),

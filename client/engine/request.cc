@@ -93,7 +93,7 @@ Status CheckRuns(const PromptRun& prompt_run, std::span<const uint32_t> missing,
   for (size_t i = 0; i < missing.size(); ++i) {
     const std::string index = one ? "" : absl::StrCat("[", i, "]");
     if (Status status = prompt_run.Check(missing[i], computed[i], index); !status.ok()) return status;
-    if (named[missing[i]]) return Invalid("missing", index, ": ", missing[i], " stands twice");
+    if (named[missing[i]]) return Invalid("missing", index, ": ", missing[i], " is given twice");
     named[missing[i]] = true;
   }
   return {};

@@ -125,7 +125,7 @@ Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_
   const auto missed = [&](const absl::Status& status) {
     return Match::Missed(segment_lengths, internal::ToMissReason(status));
   };
-  if (lease.size() != kLeaseBytes) return missed(absl::NotFoundError("lease: not 16 bytes"));
+  if (lease.size() != kLeaseBytes) return missed(absl::NotFoundError("lease: wrong size; expected 16 bytes"));
   const absl::StatusOr<ModelBinding> binding = Bind();
   if (!binding.ok()) return missed(binding.status());
   // Held before it is asked for: a release of the same lease by another match of this client must not overtake.

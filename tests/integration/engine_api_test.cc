@@ -454,7 +454,7 @@ TEST_F(EngineApi, RefusesInvalidFields) {
   EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 advance.layer: 1 is not a linear layer"));
   advance.layer = 0;
   EXPECT_THAT(Say(request.Advance(advance)), StartsWith("3 advance.inputs.tokens: 0; expected 187"));
-  EXPECT_THAT(Say(request.Publish(0, {}, nullptr)), StartsWith("3 missing: 0 of 0"));
+  EXPECT_THAT(Say(request.Publish(0, {}, nullptr)), StartsWith("3 missing: 0 is out of range"));
   engine::Text text{};
   EXPECT_EQ(Say(cache.Commit(&text, 1)), "9 the cache was opened without capture_tokens");
   EngineOptions with(test_, {}, {});

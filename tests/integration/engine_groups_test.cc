@@ -201,11 +201,11 @@ TEST_F(EngineGroups, TablesThatMakeNoSenseAreRefusedByName) {
   EXPECT_EQ(begin(grouped, pages, [&](auto& p) { one.Put(single, p); }),
             "3 prompts[0].page_table: the cache has groups of layers; use page_tables");
   EXPECT_EQ(begin(grouped, pages, [](auto& p) { p.page_table_count = 1; }),
-            "3 prompts[0].page_table_count: 1 tables, of 2 groups of layers");
+            "3 prompts[0].page_table_count: 1 tables; the cache has 2 groups of layers");
   EXPECT_EQ(begin(grouped, pages, [](auto& p) { p.page_tables = nullptr; }), "3 prompts[0].page_tables: null");
   EXPECT_EQ(in_tables([](auto& t) { t[1].pages = nullptr; }), "3 prompts[0].page_tables[1].pages: null");
   EXPECT_EQ(in_tables([](auto& t) { t[1].count = 8; }),
-            "3 prompts[0].page_tables[1].count: 8 pages of 8 tokens, for 69");
+            "3 prompts[0].page_tables[1].count: 8 pages of 8 tokens cannot hold 69 tokens");
   EXPECT_EQ(in_tables([](auto& t) { t[0].count = uint64_t{1} << 40; }), "3 prompts[0].page_tables[0].count: too many");
   std::vector<int32_t> narrow = pages.pages[1];
   for (const int32_t page : {-1, 500, INT32_MAX, INT32_MIN}) {
@@ -224,9 +224,9 @@ TEST_F(EngineGroups, TablesThatMakeNoSenseAreRefusedByName) {
   EXPECT_EQ(Say(request.Publish(0, computed, nullptr)), "3 computed.page_tables: null");
   grouped.Put(pages, computed);
   EXPECT_EQ(Say(request.Publish(0, computed, nullptr)),
-            "3 computed.page_tables[1].count: 9 pages of 8 tokens, for 60 behind 13");
+            "3 computed.page_tables[1].count: 9 pages of 8 tokens cannot hold 60 tokens after position 13");
   EXPECT_EQ(Say(request.LookAgain(pages.tables.data(), 1)),
-            "3 look_again.page_table_count: 1 tables, of 2 groups of layers");
+            "3 look_again.page_table_count: 1 tables; the cache has 2 groups of layers");
   EXPECT_THAT(Say(request.LookAgain(single.pages[0].data(), single.pages[0].size())),
               StartsWith("3 look_again.page_table: "));
   grouped.PublishMissing(request);

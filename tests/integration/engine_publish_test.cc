@@ -177,9 +177,9 @@ TEST_F(PublishMany, RefusesAllWhereOneIsWrong) {
   EXPECT_EQ(Say(request.Publish(nullptr, computed.data(), 16, nullptr)), "3 missing: null");
   EXPECT_EQ(Say(request.Publish(missing.data(), nullptr, 16, nullptr)), "3 computed: null");
   missing[15] = 16;
-  EXPECT_EQ(publish(), "3 missing[15]: 16 of 16");
+  EXPECT_EQ(publish(), "3 missing[15]: 16 is out of range; the request has 16 missing runs");
   missing[15] = missing[3];
-  EXPECT_THAT(publish(), StartsWith("3 missing[15]: 12 stands twice"));
+  EXPECT_THAT(publish(), StartsWith("3 missing[15]: 12 is given twice"));
   missing[15] = 0;
   const engine::ComputedRun right = std::exchange(computed[7], engine::ComputedRun{});
   EXPECT_THAT(publish(), StartsWith("3 computed[7].page_count: "));

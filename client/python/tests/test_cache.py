@@ -224,7 +224,7 @@ def test_many_runs_are_published_by_one_call(daemon):
         assert len(runs) == 12
         for message, wrong in {
             r"runs\[1\].missing: out of range; the request has 12": [runs[0], ashlar.ComputedRun(12, [], None)],
-            r"^runs\[1\].missing: 3 stands twice": [runs[3], runs[3]],
+            r"^runs\[1\].missing: 3 is given twice": [runs[3], runs[3]],
             r"^runs\[0\].page_table: ": [dataclasses.replace(runs[0], first_position=30)],
             r"runs\[0\].linear\[0\].state: 3 elements": [
                 dataclasses.replace(runs[0], linear=[ashlar.LinearTensors(0, np.zeros(3, np.float32))])

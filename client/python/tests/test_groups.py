@@ -75,7 +75,7 @@ class Engine:
 @pytest.mark.parametrize("grouping", [APART, COMMON], ids=["apart", "common"])
 def test_segments_and_prefixes_are_shared_between_groupings(daemon, grouping):
     grouped, one = Engine(daemon, **grouping), Engine(daemon)
-    with pytest.raises(ValueError, match=r"^page_table: 1 tables, of 2 groups"):
+    with pytest.raises(ValueError, match=r"^page_table: 1 tables; the cache has 2 groups"):
         grouped.cache.begin(TOKENS, LENGTHS, [np.arange(30)])
     with pytest.raises(ValueError, match=r"page_table\[1\]: not a list of integers"):
         grouped.cache.begin(TOKENS, LENGTHS, [np.arange(30), np.zeros((2, 2), np.int32)])
