@@ -581,7 +581,7 @@ class Logs(unittest.TestCase):
         figures.write_text(json.dumps({"runs": []}))
         prices = ["--requests-per-day", "1", "--prefill-rate", "1", "--gpu-hour", "1", "--dram-gb-month", "1"]
         self.assertIn(
-            'the figures have no "ashlar"', self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices, code=1)
+            'the figures have no policy "ashlar"', self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices, code=1)
         )
         self.assertIn(
             "--ssd-gb-month",
