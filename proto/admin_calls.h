@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of ashlar.v1.Admin (ashlar/v1/admin.proto), one row per call. The daemon's service and ashlarctl's client
-// are generated from this table.
+// The calls of ashlar.v1.Admin (ashlar/v1/admin.proto), one row per call: ashlarctl's client is made from this table. A
+// new call also needs its handlers (admin_service.h and admin_server.cc in daemon/admin/).
 #pragma once
 
 // ROW(name, request, reply). Messages are in ashlar::v1. All calls are unary.

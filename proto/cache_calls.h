@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of ashlar.v1.Cache (ashlar/v1/cache.proto), one row per call. The daemon's service and metrics and the
-// client's calls are generated from this table. A new call needs a row here, a handler in daemon/engine/, and a caller.
+// The calls of ashlar.v1.Cache (ashlar/v1/cache.proto), one row per call: names, shapes, metrics and the client's calls
+// come from this table. A new call also needs its handlers (engine_service.h and cache_service.cc in daemon/).
 #pragma once
 
 #include <array>

@@ -95,12 +95,68 @@ class Calls final : public v1::Admin::Service {
     return ToGrpc(status);
   }
 
-#define ASHLAR_CALL(name, request, reply)                                                                 \
-  grpc::Status name(grpc::ServerContext* context, const v1::request* asked, v1::reply* answer) override { \
-    return Run(#name, &AdminService::name, *context, *asked, answer);                                     \
+  grpc::Status Explain(grpc::ServerContext* context, const v1::Texts* asked, v1::ExplainReply* answer) override {
+    return Run("Explain", &AdminService::Explain, *context, *asked, answer);
   }
-  ASHLAR_ADMIN_CALLS(ASHLAR_CALL)
-#undef ASHLAR_CALL
+  grpc::Status LastMisses(grpc::ServerContext* context, const v1::LastMissesRequest* asked,
+                          v1::LastMissesReply* answer) override {
+    return Run("LastMisses", &AdminService::LastMisses, *context, *asked, answer);
+  }
+  grpc::Status Models(grpc::ServerContext* context, const v1::ModelsRequest* asked, v1::ModelsReply* answer) override {
+    return Run("Models", &AdminService::Models, *context, *asked, answer);
+  }
+  grpc::Status Stats(grpc::ServerContext* context, const v1::StatsRequest* asked, v1::StatsReply* answer) override {
+    return Run("Stats", &AdminService::Stats, *context, *asked, answer);
+  }
+  grpc::Status Sessions(grpc::ServerContext* context, const v1::SessionsRequest* asked,
+                        v1::SessionsReply* answer) override {
+    return Run("Sessions", &AdminService::Sessions, *context, *asked, answer);
+  }
+  grpc::Status Peers(grpc::ServerContext* context, const v1::PeersRequest* asked, v1::PeersReply* answer) override {
+    return Run("Peers", &AdminService::Peers, *context, *asked, answer);
+  }
+  grpc::Status GetConfig(grpc::ServerContext* context, const v1::GetConfigRequest* asked,
+                         v1::GetConfigReply* answer) override {
+    return Run("GetConfig", &AdminService::GetConfig, *context, *asked, answer);
+  }
+  grpc::Status Pin(grpc::ServerContext* context, const v1::PinRequest* asked, v1::ObjectsReply* answer) override {
+    return Run("Pin", &AdminService::Pin, *context, *asked, answer);
+  }
+  grpc::Status Unpin(grpc::ServerContext* context, const v1::Texts* asked, v1::ObjectsReply* answer) override {
+    return Run("Unpin", &AdminService::Unpin, *context, *asked, answer);
+  }
+  grpc::Status Evict(grpc::ServerContext* context, const v1::Texts* asked, v1::ObjectsReply* answer) override {
+    return Run("Evict", &AdminService::Evict, *context, *asked, answer);
+  }
+  grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* asked, v1::DrainReply* answer) override {
+    return Run("Drain", &AdminService::Drain, *context, *asked, answer);
+  }
+  grpc::Status Undrain(grpc::ServerContext* context, const v1::UndrainRequest* asked, v1::DrainReply* answer) override {
+    return Run("Undrain", &AdminService::Undrain, *context, *asked, answer);
+  }
+  grpc::Status GetDrain(grpc::ServerContext* context, const v1::GetDrainRequest* asked,
+                        v1::DrainReply* answer) override {
+    return Run("GetDrain", &AdminService::GetDrain, *context, *asked, answer);
+  }
+  grpc::Status Warm(grpc::ServerContext* context, const v1::Texts* asked, v1::WarmReply* answer) override {
+    return Run("Warm", &AdminService::Warm, *context, *asked, answer);
+  }
+  grpc::Status List(grpc::ServerContext* context, const v1::ListRequest* asked, v1::ListReply* answer) override {
+    return Run("List", &AdminService::List, *context, *asked, answer);
+  }
+  grpc::Status Erase(grpc::ServerContext* context, const v1::EraseRequest* asked, v1::EraseReply* answer) override {
+    return Run("Erase", &AdminService::Erase, *context, *asked, answer);
+  }
+  grpc::Status Verify(grpc::ServerContext* context, const v1::VerifyRequest* asked, v1::VerifyReply* answer) override {
+    return Run("Verify", &AdminService::Verify, *context, *asked, answer);
+  }
+  grpc::Status GetVerify(grpc::ServerContext* context, const v1::GetVerifyRequest* asked,
+                         v1::VerifyReply* answer) override {
+    return Run("GetVerify", &AdminService::GetVerify, *context, *asked, answer);
+  }
+  grpc::Status Reload(grpc::ServerContext* context, const v1::ReloadRequest* asked, v1::ReloadReply* answer) override {
+    return Run("Reload", &AdminService::Reload, *context, *asked, answer);
+  }
 
   const AdminService& service_;
   const Operators& operators_;

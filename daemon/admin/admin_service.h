@@ -69,9 +69,26 @@ class AdminService {
   absl::Status Follow(const v1::EventsRequest& request, const std::function<bool(const v1::EventBatch&)>& send,
                       const std::function<bool()>& ended) const;
 
-#define ASHLAR_CALL(name, request, reply) absl::Status name(const v1::request&, v1::reply*) const;
-  ASHLAR_ADMIN_CALLS(ASHLAR_CALL)
-#undef ASHLAR_CALL
+  // In the order of proto/admin_calls.h.
+  absl::Status Explain(const v1::Texts& request, v1::ExplainReply* reply) const;
+  absl::Status LastMisses(const v1::LastMissesRequest& request, v1::LastMissesReply* reply) const;
+  absl::Status Models(const v1::ModelsRequest& request, v1::ModelsReply* reply) const;
+  absl::Status Stats(const v1::StatsRequest& request, v1::StatsReply* reply) const;
+  absl::Status Sessions(const v1::SessionsRequest& request, v1::SessionsReply* reply) const;
+  absl::Status Peers(const v1::PeersRequest& request, v1::PeersReply* reply) const;
+  absl::Status GetConfig(const v1::GetConfigRequest& request, v1::GetConfigReply* reply) const;
+  absl::Status Pin(const v1::PinRequest& request, v1::ObjectsReply* reply) const;
+  absl::Status Unpin(const v1::Texts& request, v1::ObjectsReply* reply) const;
+  absl::Status Evict(const v1::Texts& request, v1::ObjectsReply* reply) const;
+  absl::Status Drain(const v1::DrainRequest& request, v1::DrainReply* reply) const;
+  absl::Status Undrain(const v1::UndrainRequest& request, v1::DrainReply* reply) const;
+  absl::Status GetDrain(const v1::GetDrainRequest& request, v1::DrainReply* reply) const;
+  absl::Status Warm(const v1::Texts& request, v1::WarmReply* reply) const;
+  absl::Status List(const v1::ListRequest& request, v1::ListReply* reply) const;
+  absl::Status Erase(const v1::EraseRequest& request, v1::EraseReply* reply) const;
+  absl::Status Verify(const v1::VerifyRequest& request, v1::VerifyReply* reply) const;
+  absl::Status GetVerify(const v1::GetVerifyRequest& request, v1::VerifyReply* reply) const;
+  absl::Status Reload(const v1::ReloadRequest& request, v1::ReloadReply* reply) const;
 
  private:
   // NOT_FOUND for an unknown tenant name.

@@ -236,30 +236,30 @@ absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
   return absl::OkStatus();
 }
 
-void EngineService::Land(const v1::LandRequest& request, LandEvents events) {
-  const Done refused = [done = events.done](absl::Status status) { done(std::move(status)); };
+void EngineService::Land(const v1::LandRequest& request, LandingReplies& replies) {
+  const Done refused = [&replies](absl::Status status) { replies.Ended(std::move(status)); };
   const auto session = Resolve(request.session());
   if (!session.ok()) return refused(session.status());
   auto landing = std::make_shared<LandOrder>();
   const bool needs_pages = request.pages_id() != 0 || !request.segments().empty();
   if (absl::Status read = landing->Read(request, **session, needs_pages); !read.ok()) return refused(read);
   if (absl::Status read = landing->ReadSegments(request); !read.ok()) return refused(read);
-  OnLoop(*session, Room::kRequest, refused, [this, session = *session, landing, events = std::move(events)] {
+  OnLoop(*session, Room::kRequest, refused, [this, session = *session, landing, &replies] {
     const absl::StatusOr<storage::Match> match = cache_.Held(session->about().id, landing->lease);
     const auto miss_all = [&](MissReason reason) {
-      events.done(MissAll(observer_, session->about().tenant, landing->target.segments, match, reason));
+      replies.Ended(MissAll(observer_, session->about().tenant, landing->target.segments, match, reason));
     };
     if (!session->metadata().landings.MayStart(landing->id)) return miss_all(MissReason::kCancelled);
     if (!match.ok()) return miss_all(MissReason::kLeaseLost);
-    Begin(*session, *landing, *match, events);
+    Begin(*session, *landing, *match, replies);
   });
 }
 
 bool EngineService::Begin(const Session& session, LandOrder& landing, const storage::Match& match,
-                          const LandEvents& events) {
+                          LandingReplies& replies) {
   std::vector<storage::PageId> allocated;
   if (absl::Status fits = landing.CheckTargets(match, allocated); !fits.ok()) {
-    events.done(fits);
+    replies.Ended(fits);
     return false;
   }
   if (!allocated.empty()) {
@@ -267,19 +267,19 @@ bool EngineService::Begin(const Session& session, LandOrder& landing, const stor
         PinUntilQuiet(loop_, session.about().tenant, std::move(landing.target.keep), landing.pages->pool(), allocated);
   }
   // Data that landed into a region that was lost meanwhile is a miss.
-  auto done = [pages = landing.pages, done = events.done](absl::StatusOr<std::vector<MissReason>> verdict) {
+  auto done = [pages = landing.pages, &replies](absl::StatusOr<std::vector<MissReason>> verdict) {
     if (verdict.ok() && pages != nullptr && pages->region()->lost()) {
       std::ranges::replace(*verdict, MissReason::kNone, MissReason::kInvalidRequest);
     }
-    done(std::move(verdict));
+    replies.Ended(std::move(verdict));
   };
   cache_.Land(session.about().id, landing.id, landing.lease, std::move(landing.target),
-              {events.progress, std::move(done)});
+              {[&replies](uint32_t layers) { replies.Landed(layers); }, std::move(done)});
   return true;
 }
 
-void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandEvents events) {
-  const Done refused = [done = events.done](absl::Status status) { done(std::move(status)); };
+void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandingReplies& replies) {
+  const Done refused = [&replies](absl::Status status) { replies.Ended(std::move(status)); };
   const auto session = Resolve(request.session());
   if (!session.ok()) return refused(session.status());
   const auto model = (*session)->FindModel(request.model());
@@ -303,9 +303,9 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
   };
   const auto call =
       std::make_shared<Call>(Call{.asked = *std::move(asked), .answer = {}, .writer = MatchReplyWriter()});
-  const auto look_up = [this, session = *session, call, landing, events = std::move(events)](storage::Slice& slice) {
+  const auto look_up = [this, session = *session, call, landing, &replies](storage::Slice& slice) {
     if (!session->metadata().landings.MayStart(landing->id)) {
-      events.done(absl::CancelledError("landing: cancelled by Quiesce"));
+      replies.Ended(absl::CancelledError("landing: cancelled by Quiesce"));
       return true;
     }
     if (!call->lookup) {
@@ -316,12 +316,12 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandE
     landing->TakeAll(call->asked, call->answer);
     const auto& found = landing->target.segments;
     if (found.empty()) {
-      events.done(std::vector<MissReason>());
-    } else if (!Begin(*session, *landing, match, events)) {
+      replies.Ended(std::vector<MissReason>());
+    } else if (!Begin(*session, *landing, match, replies)) {
       cache_.Release(session->about().id, landing->lease);
       return true;
     }
-    events.matched(std::move(call->answer));
+    replies.Matched(std::move(call->answer));
     return true;
   };
   FindElsewhere((*session)->about().tenant, {&call->asked},

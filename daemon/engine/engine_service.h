@@ -42,6 +42,17 @@ class PromptHandOff;
 struct Asked;
 struct CompositionPlan;
 
+// The replies of a call that lands.
+class LandingReplies {
+ public:
+  virtual ~LandingReplies() = default;
+  // Attention layers that have landed. On the metadata thread, before `Ended`.
+  virtual void Landed(uint32_t layers) = 0;
+  virtual void Ended(absl::StatusOr<std::vector<MissReason>> verdict) = 0;
+  // Only of LookupAndLand: once, on the metadata thread, unless `Ended` gets a status. May come after `Ended`.
+  virtual void Matched(v1::PromptMatch match) = 0;
+};
+
 // Every call calls `done` exactly once; request and reply must live until then. A status other than OK means that
 // nothing was changed (cache.proto lists the statuses).
 class EngineService {
@@ -70,43 +81,49 @@ class EngineService {
   // unknown or ended session, unless `callers` is kAnybody. Every call also checks that its session is open.
   absl::Status Authenticate(const std::string& secret, uid_t user, Callers callers) const;
 
-  struct LandEvents {
-    std::function<void(uint32_t layers)> progress;  // called on the metadata thread, before `done`
-    std::function<void(absl::StatusOr<std::vector<MissReason>> verdict)> done;
-    // Only for LookupAndLand. Called once on the metadata thread, unless `done` gets an error. `done` may come first.
-    std::function<void(v1::PromptMatch match)> matched;
-  };
-
-  // The calls of proto/cache_calls.h. Unary calls fill `reply`, streams report to `events`. Quiesce also accepts ended
-  // sessions.
-#define ASHLAR_UNARY(name, request, reply, callers) void name(const v1::request&, v1::reply*, Done done);
-#define ASHLAR_STREAM(name, request, reply, callers) void name(const v1::request&, LandEvents events);
-  ASHLAR_CACHE_CALLS(ASHLAR_UNARY, ASHLAR_STREAM)
-#undef ASHLAR_UNARY
-#undef ASHLAR_STREAM
-  // Cancels a landing that the engine no longer waits for. `done` is still called.
+  // The calls of ashlar.v1.Cache, in the order of proto/cache_calls.h. Unary calls fill `reply`; the streams of
+  // landings call `replies`, which must stay until its last call. Quiesce also answers for sessions that have ended.
+  void OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done);
+  void CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply* reply, Done done);
+  void DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done);
+  void Match(const v1::MatchRequest& request, v1::MatchReply* reply, Done done);
+  void Reserve(const v1::ReserveRequest& request, v1::ReserveReply* reply, Done done);
+  void Publish(const v1::PublishRequest& request, v1::PublishReply* reply, Done done);
+  void Abandon(const v1::AbandonRequest& request, v1::AbandonReply* reply, Done done);
+  void Commit(const v1::CommitRequest& request, v1::CommitReply* reply, Done done);
+  void Land(const v1::LandRequest& request, LandingReplies& replies);
+  void LookupAndLand(const v1::LookupAndLandRequest& request, LandingReplies& replies);
+  void Advance(const v1::AdvanceRequest& request, v1::CompositionReply* reply, Done done);
+  void Compose(const v1::ComposeRequest& request, v1::CompositionReply* reply, Done done);
+  void Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply* reply, Done done);
+  void Release(const v1::ReleaseRequest& request, v1::ReleaseReply* reply, Done done);
+  void AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done);
+  void Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply, Done done);
+  void ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply, Done done);
+  void MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply* reply, Done done);
+  void AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply* reply, Done done);
+  void PlanPrefill(const v1::PlanPrefillRequest& request, v1::PlanPrefillReply* reply, Done done);
+  void AwaitPrefill(const v1::AwaitPrefillRequest& request, v1::AwaitPrefillReply* reply, Done done);
+  void EndPrefill(const v1::EndPrefillRequest& request, v1::EndPrefillReply* reply, Done done);
+  void ServePrefill(const v1::ServePrefillRequest& request, v1::ServePrefillReply* reply, Done done);
+  void HandOff(const v1::HandOffRequest& request, v1::HandOffReply* reply, Done done);
+  // Cancels a landing that the engine no longer waits for. `Ended` is still called.
   void CancelLanding(const std::string& secret, storage::LandingId landing);
 
   // The limit of calls per second and tenant. Calls beyond it are refused, except calls that release something.
-  storage::Rates& call_rates() {
-    return call_rates_;
-  }
-  const storage::Rates& call_rates() const {
-    return call_rates_;
-  }
+  storage::Rates& call_rates() { return call_rates_; }
+  const storage::Rates& call_rates() const { return call_rates_; }
 
   // The metadata thread only.
-  storage::PagePool::Levels PageLevels(storage::TenantId tenant) const {
-    return pools_.levels(tenant);
-  }
+  storage::PagePool::Levels PageLevels(storage::TenantId tenant) const { return pools_.levels(tenant); }
   void EraseBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns);  // as in AdminParts
 
  private:
   class PromptLookup;  // one prompt's, with its answer
   struct LandOrder;    // the decoded request of a landing
-  // Starts a landing under a lease that the session holds. Returns false, after calling `done`, if the targets do not
+  // Starts a landing under a lease that the session holds. Returns false, after calling `Ended`, if the targets do not
   // match. The metadata thread only.
-  bool Begin(const Session& session, LandOrder& landing, const storage::Match& match, const LandEvents& events);
+  bool Begin(const Session& session, LandOrder& landing, const storage::Match& match, LandingReplies& replies);
 
   void Compose(const std::shared_ptr<Session>& session, std::shared_ptr<CompositionPlan> plan,
                v1::CompositionReply* reply, Done done);

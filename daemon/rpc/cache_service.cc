@@ -100,7 +100,7 @@ class CallTimer {
 
 // The stream of one landing, with or without a lookup. It deletes itself after gRPC's OnDone, which follows Finish,
 // which follows the service's last callback.
-class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public LandingReplies {
  public:
   LandStream(EngineService& service, CallMemory& memory, CallTimer timer, bool awaits_match)
       : service_(service), memory_(memory), timer_(timer), awaits_match_(awaits_match) {}
@@ -117,7 +117,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   // before the service knows the landing: the landing continues, and its state is unknown until Quiesce, as after any
   // lost stream.
   template <typename Request>
-  void Begin(void (EngineService::*call)(const Request&, EngineService::LandEvents), const Request& request) {
+  void Begin(void (EngineService::*call)(const Request&, LandingReplies&), const Request& request) {
     bool cancelled;
     {
       MutexLock lock(mutex_);
@@ -127,11 +127,9 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       cancelled = broken_;
     }
     if (cancelled) return Refuse(absl::CancelledError("landing: the stream ended before the landing"));
-    (service_.*call)(request, {[this](uint32_t layers) { Progress(layers); },
-                               [this](absl::StatusOr<std::vector<MissReason>> verdict) { End(std::move(verdict)); },
-                               [this](v1::PromptMatch match) { Matched(std::move(match)); }});
+    (service_.*call)(request, *this);
   }
-  void Refuse(absl::Status why) { End(std::move(why)); }
+  void Refuse(absl::Status why) { Ended(std::move(why)); }
 
   void OnWriteDone(bool ok) override {
     MutexLock lock(mutex_);
@@ -157,8 +155,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     delete this;
   }
 
- private:
-  void Matched(v1::PromptMatch match) {
+  void Matched(v1::PromptMatch match) override {
     timer_.LookedUp();
     MutexLock lock(mutex_);
     memory_.EndRequest(std::exchange(request_bytes_, 0));
@@ -166,18 +163,20 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     awaits_match_ = false;
     Advance();
   }
-  void Progress(uint32_t layers) {
+  void Landed(uint32_t layers) override {
     MutexLock lock(mutex_);
     layers_ = layers;
     Advance();
   }
-  void End(absl::StatusOr<std::vector<MissReason>> verdict) {
+  void Ended(absl::StatusOr<std::vector<MissReason>> verdict) override {
     MutexLock lock(mutex_);
     memory_.EndRequest(std::exchange(request_bytes_, 0));
     if (verdict.ok()) Count(verdict->size() * sizeof(MissReason), verdict_bytes_);
     end_ = std::move(verdict);
     Advance();
   }
+
+ private:
   // Returns false if too much is unread: then this is dropped, and nothing more is written.
   bool Count(size_t bytes, size_t& counted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (memory_.HoldAnswer(bytes)) {
@@ -315,17 +314,98 @@ class CacheService final : public RawCache {
   using Reactor = grpc::ServerUnaryReactor;
   using Bytes = grpc::ByteBuffer;
 
-#define ASHLAR_UNARY(name, request, reply, callers)                                                          \
-  Reactor* name(Context* context, const Bytes* bytes, Bytes* answer) override {                              \
-    return Unary<v1::request, v1::reply>(context, CacheCall::k##name, &EngineService::name, *bytes, answer); \
+  Reactor* OpenModel(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::OpenModelRequest, v1::OpenModelReply>(context, CacheCall::kOpenModel, &EngineService::OpenModel,
+                                                           *bytes, answer);
   }
-#define ASHLAR_STREAM(name, request, reply, callers)                              \
-  grpc::ServerWriteReactor<Bytes>* name(Context*, const Bytes* bytes) override {  \
-    return Stream<v1::request>(CacheCall::k##name, &EngineService::name, *bytes); \
+  Reactor* CloseModel(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::CloseModelRequest, v1::CloseModelReply>(context, CacheCall::kCloseModel,
+                                                             &EngineService::CloseModel, *bytes, answer);
   }
-  ASHLAR_CACHE_CALLS(ASHLAR_UNARY, ASHLAR_STREAM)
-#undef ASHLAR_UNARY
-#undef ASHLAR_STREAM
+  Reactor* DeclarePages(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::DeclarePagesRequest, v1::DeclarePagesReply>(context, CacheCall::kDeclarePages,
+                                                                 &EngineService::DeclarePages, *bytes, answer);
+  }
+  Reactor* Match(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::MatchRequest, v1::MatchReply>(context, CacheCall::kMatch, &EngineService::Match, *bytes, answer);
+  }
+  Reactor* Reserve(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::ReserveRequest, v1::ReserveReply>(context, CacheCall::kReserve, &EngineService::Reserve, *bytes,
+                                                       answer);
+  }
+  Reactor* Publish(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::PublishRequest, v1::PublishReply>(context, CacheCall::kPublish, &EngineService::Publish, *bytes,
+                                                       answer);
+  }
+  Reactor* Abandon(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::AbandonRequest, v1::AbandonReply>(context, CacheCall::kAbandon, &EngineService::Abandon, *bytes,
+                                                       answer);
+  }
+  Reactor* Commit(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::CommitRequest, v1::CommitReply>(context, CacheCall::kCommit, &EngineService::Commit, *bytes,
+                                                     answer);
+  }
+  grpc::ServerWriteReactor<Bytes>* Land(Context*, const Bytes* bytes) override {
+    return Stream<v1::LandRequest>(CacheCall::kLand, &EngineService::Land, *bytes);
+  }
+  grpc::ServerWriteReactor<Bytes>* LookupAndLand(Context*, const Bytes* bytes) override {
+    return Stream<v1::LookupAndLandRequest>(CacheCall::kLookupAndLand, &EngineService::LookupAndLand, *bytes);
+  }
+  Reactor* Advance(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::AdvanceRequest, v1::CompositionReply>(context, CacheCall::kAdvance, &EngineService::Advance,
+                                                           *bytes, answer);
+  }
+  Reactor* Compose(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::ComposeRequest, v1::CompositionReply>(context, CacheCall::kCompose, &EngineService::Compose,
+                                                           *bytes, answer);
+  }
+  Reactor* Quiesce(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::QuiesceRequest, v1::QuiesceReply>(context, CacheCall::kQuiesce, &EngineService::Quiesce, *bytes,
+                                                       answer);
+  }
+  Reactor* Release(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::ReleaseRequest, v1::ReleaseReply>(context, CacheCall::kRelease, &EngineService::Release, *bytes,
+                                                       answer);
+  }
+  Reactor* AttachLease(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::AttachLeaseRequest, v1::AttachLeaseReply>(context, CacheCall::kAttachLease,
+                                                               &EngineService::AttachLease, *bytes, answer);
+  }
+  Reactor* Admit(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::AdmitRequest, v1::AdmitReply>(context, CacheCall::kAdmit, &EngineService::Admit, *bytes, answer);
+  }
+  Reactor* ExtendAdmission(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::ExtendAdmissionRequest, v1::AdmitReply>(context, CacheCall::kExtendAdmission,
+                                                             &EngineService::ExtendAdmission, *bytes, answer);
+  }
+  Reactor* MarkFilled(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::MarkFilledRequest, v1::MarkFilledReply>(context, CacheCall::kMarkFilled,
+                                                             &EngineService::MarkFilled, *bytes, answer);
+  }
+  Reactor* AttachAdmission(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::AttachAdmissionRequest, v1::AdmitReply>(context, CacheCall::kAttachAdmission,
+                                                             &EngineService::AttachAdmission, *bytes, answer);
+  }
+  Reactor* PlanPrefill(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::PlanPrefillRequest, v1::PlanPrefillReply>(context, CacheCall::kPlanPrefill,
+                                                               &EngineService::PlanPrefill, *bytes, answer);
+  }
+  Reactor* AwaitPrefill(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::AwaitPrefillRequest, v1::AwaitPrefillReply>(context, CacheCall::kAwaitPrefill,
+                                                                 &EngineService::AwaitPrefill, *bytes, answer);
+  }
+  Reactor* EndPrefill(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::EndPrefillRequest, v1::EndPrefillReply>(context, CacheCall::kEndPrefill,
+                                                             &EngineService::EndPrefill, *bytes, answer);
+  }
+  Reactor* ServePrefill(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::ServePrefillRequest, v1::ServePrefillReply>(context, CacheCall::kServePrefill,
+                                                                 &EngineService::ServePrefill, *bytes, answer);
+  }
+  Reactor* HandOff(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::HandOffRequest, v1::HandOffReply>(context, CacheCall::kHandOff, &EngineService::HandOff, *bytes,
+                                                       answer);
+  }
 
   // Reads here, or on the tenant's own thread if it may take long.
   void Read(const Bytes& bytes, std::function<void()> read) {
@@ -335,7 +415,7 @@ class CacheService final : public RawCache {
 
   template <typename Request>
   grpc::ServerWriteReactor<Bytes>* Stream(CacheCall call,
-                                          void (EngineService::*handler)(const Request&, EngineService::LandEvents),
+                                          void (EngineService::*handler)(const Request&, LandingReplies&),
                                           const Bytes& bytes) {
     TakeOver(this);  // gRPC's thread may have started before the service
     if (!memory_.MayBegin()) return new RefusedStream(ToGrpc(absl::ResourceExhaustedError(kUnread)));
