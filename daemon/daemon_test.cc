@@ -25,9 +25,9 @@
 #include "ashlar/v1/config.pb.h"
 #include "daemon/config/config.h"
 #include "daemon/session/region.h"
-#include "daemon/testing/engine.h"
 #include "daemon/testing/http_peer.h"
 #include "daemon/testing/node.h"
+#include "daemon/testing/test_engine.h"
 
 namespace ashlar::daemon {
 namespace {

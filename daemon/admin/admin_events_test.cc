@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/admin.grpc.pb.h"
 #include "ashlar/v1/events.grpc.pb.h"
-#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
+#include "daemon/testing/test_engine.h"
 #include "proto/tokens.h"
 
 namespace ashlar::daemon {

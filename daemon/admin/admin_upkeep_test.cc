@@ -16,8 +16,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/admin.grpc.pb.h"
-#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
+#include "daemon/testing/test_engine.h"
 #include "proto/tokens.h"
 #include "storage/testing/temporary_folder.h"
 

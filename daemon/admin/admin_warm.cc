@@ -53,7 +53,7 @@ absl::Status AdminService::Warm(const v1::Texts& texts, v1::WarmReply* reply) co
   if (!posted.ok()) return posted;
   const absl::StatusOr<Router::States> answer = states->get_future().get();
   if (!answer.ok()) return answer.status();
-  for (const PrefillState state : *answer) reply->add_states(static_cast<uint32_t>(state));
+  for (const PlannedSegmentState state : *answer) reply->add_states(static_cast<uint32_t>(state));
   return absl::OkStatus();
 }
 

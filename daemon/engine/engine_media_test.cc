@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "ashlar/v1/cache.pb.h"
-#include "daemon/testing/engine.h"
+#include "daemon/testing/expect_refusals.h"
 #include "daemon/testing/node.h"
-#include "daemon/testing/refusals.h"
+#include "daemon/testing/test_engine.h"
 #include "proto/key.h"
 #include "proto/limits.h"
 #include "proto/outcome.h"

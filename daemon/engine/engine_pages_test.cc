@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "ashlar/v1/cache.pb.h"
-#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
+#include "daemon/testing/test_engine.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
 

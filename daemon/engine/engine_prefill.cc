@@ -96,7 +96,7 @@ void EngineService::AwaitPrefill(const v1::AwaitPrefillRequest& request, v1::Awa
   if (absl::Status status = CheckWait(request.wait_ns()); !status.ok()) return done(status);
   const auto answer = [reply, done](const absl::StatusOr<Router::States>& states) {
     if (!states.ok()) return done(states.status());
-    for (const PrefillState state : *states) reply->add_states(static_cast<uint32_t>(state));
+    for (const PlannedSegmentState state : *states) reply->add_states(static_cast<uint32_t>(state));
     done(absl::OkStatus());
   };
   OnLoop(*session, Room::kRequest, done,

@@ -6,9 +6,9 @@
 #include <future>
 
 #include "ashlar/v1/cache.pb.h"
-#include "daemon/testing/engine.h"
+#include "daemon/testing/expect_refusals.h"
 #include "daemon/testing/node.h"
-#include "daemon/testing/refusals.h"
+#include "daemon/testing/test_engine.h"
 #include "proto/limits.h"
 #include "proto/prefill_limits.h"
 #include "proto/tokens.h"

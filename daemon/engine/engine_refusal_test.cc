@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine/engine_service.h"
-#include "daemon/testing/engine.h"
+#include "daemon/testing/expect_refusals.h"
 #include "daemon/testing/node.h"
-#include "daemon/testing/refusals.h"
+#include "daemon/testing/test_engine.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
 

@@ -16,8 +16,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
-#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
+#include "daemon/testing/test_engine.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
 

@@ -150,7 +150,7 @@ void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen,
     // Another plan may have come in between: it is the same segment.
     const auto known = tasks_.find({task->cold.work.tenant, task->cold.work.key});
     if (known != tasks_.end()) task = known->second;
-    if (known == tasks_.end() && task->state != PrefillState::kPending) {  // it has ended meanwhile
+    if (known == tasks_.end() && task->state != PlannedSegmentState::kPending) {  // it has ended meanwhile
       const auto fresh = std::make_shared<Task>();
       fresh->cold = task->cold;
       task = fresh;
@@ -203,12 +203,12 @@ void Router::Assign(const std::shared_ptr<Task>& task, const Place& place, stora
   }
   const auto done = [this, task, attempt](const absl::Status& status) { Answered(task, attempt, status); };
   const uint64_t local = workers_.Assign(place.worker, task->cold.work, task->deadline, done);
-  if (task->attempt == attempt && task->state == PrefillState::kPending) task->local = local;
+  if (task->attempt == attempt && task->state == PlannedSegmentState::kPending) task->local = local;
   if (local == 0) Failed(task);
 }
 
 void Router::Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const absl::Status& status) {
-  if (task->attempt != attempt || task->state != PrefillState::kPending) {
+  if (task->attempt != attempt || task->state != PlannedSegmentState::kPending) {
     ++figures_.late;
     return;
   }
@@ -222,7 +222,7 @@ void Router::Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const
   task->lease = match.lease;
   // The lookup starts the fetch from the other node; the segment is here when it is complete.
   const auto loaded = [this, task, attempt](bool whole) {
-    if (task->attempt != attempt || task->state != PrefillState::kPending) return;
+    if (task->attempt != attempt || task->state != PlannedSegmentState::kPending) return;
     if (whole) {
       Arrived(task);
     } else {
@@ -234,7 +234,7 @@ void Router::Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const
 
 void Router::Arrived(const std::shared_ptr<Task>& task) {
   ++figures_.arrived;
-  Settle(task, PrefillState::kHere);
+  Settle(task, PlannedSegmentState::kPresent);
 }
 
 // The attempt has ended without a result: others get the segment in the next Tick.
@@ -267,7 +267,7 @@ void Router::Retry() {
   }
   for (const auto& task : given_up) {
     figures_.given_back += task->plans.empty() ? 0 : 1;
-    Settle(task, PrefillState::kAskers);
+    Settle(task, PlannedSegmentState::kLeftToAsker);
   }
   if (waiting.empty()) return;
   const auto [id, tasks] = *waiting.begin();  // one plan per turn: the next one sees what this one has taken
@@ -280,7 +280,7 @@ void Router::Retry() {
            retrying_ = false;
            if (stopped_) return;
            for (size_t i = 0; i < tasks.size(); ++i) {
-             if (tasks[i]->state != PrefillState::kPending || tasks[i]->assigned) continue;
+             if (tasks[i]->state != PlannedSegmentState::kPending || tasks[i]->assigned) continue;
              const size_t worker = chosen.worker[i];
              if (worker != 0 && worker != LptPlan::kNobody && TakeRoom(*tasks[i])) {
                Assign(tasks[i], places[worker - 1], chosen.ends[i]);
@@ -290,12 +290,12 @@ void Router::Retry() {
              if (const auto asked = plans_.find(id); asked != plans_.end()) {
                asked->second.asker_free_at = clock_.Now() + chosen.ends[i];
              }
-             Settle(tasks[i], PrefillState::kAskers);
+             Settle(tasks[i], PlannedSegmentState::kLeftToAsker);
            }
          });
 }
 
-void Router::Settle(const std::shared_ptr<Task>& task, PrefillState state) {
+void Router::Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state) {
   task->state = state;
   GiveRoom(*task);
   tasks_.erase({task->cold.work.tenant, task->cold.work.key});
@@ -319,12 +319,13 @@ bool Router::Tell(OpenPlan& plan, bool over) {
   bool pending = false, news = false;
   States states;
   for (size_t i = 0; i < plan.tasks.size(); ++i) {
-    states.push_back(plan.tasks[i] == nullptr ? PrefillState::kAskers : plan.tasks[i]->state);
-    pending |= states.back() == PrefillState::kPending;
-    news |= states.back() == PrefillState::kAskers && !plan.told[i];
+    states.push_back(plan.tasks[i] == nullptr ? PlannedSegmentState::kLeftToAsker : plan.tasks[i]->state);
+    pending |= states.back() == PlannedSegmentState::kPending;
+    news |= states.back() == PlannedSegmentState::kLeftToAsker && !plan.told[i];
   }
   if (pending && !news && !over) return false;
-  for (size_t i = 0; i < states.size(); ++i) plan.told[i] = plan.told[i] || states[i] == PrefillState::kAskers;
+  for (size_t i = 0; i < states.size(); ++i)
+    plan.told[i] = plan.told[i] || states[i] == PlannedSegmentState::kLeftToAsker;
   plan.asked_at = clock_.Now();
   std::exchange(plan.waiting, nullptr)(std::move(states));
   return true;
@@ -352,12 +353,12 @@ void Router::End(storage::SessionId session, uint64_t id) {
     if (task == nullptr) continue;
     task->plans.erase(id);
     if (!task->plans.empty()) continue;
-    if (task->state == PrefillState::kPending) {
+    if (task->state == PlannedSegmentState::kPending) {
       Withdraw(*task);
       GiveRoom(*task);
       task->attempt = next_attempt_++;  // results that come later are late
       tasks_.erase({task->cold.work.tenant, task->cold.work.key});
-      task->state = PrefillState::kAskers;
+      task->state = PlannedSegmentState::kLeftToAsker;
     }
     LetGo(task);
   }

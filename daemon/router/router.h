@@ -32,10 +32,10 @@ class Config;
 namespace ashlar::daemon {
 
 // The state of one segment of a plan. The numbers are sent on the wire (cache.proto).
-enum class PrefillState : uint8_t {
-  kPending = 1,  // another engine computes it
-  kHere = 2,     // a lookup finds it
-  kAskers = 3,   // the requesting engine computes it; in a warm-up, no engine does
+enum class PlannedSegmentState : uint8_t {
+  kPending = 1,      // another engine computes it
+  kPresent = 2,      // a lookup finds it
+  kLeftToAsker = 3,  // the requesting engine computes it; in a warm-up, no engine does
 };
 
 // The metadata thread only.
@@ -81,7 +81,7 @@ class Router {
   void Plan(const Asker& asker, std::vector<Cold> cold, std::function<void(absl::StatusOr<Planned>)> done);
   // Answers when a segment falls back to the requesting engine or none is pending, at the latest after `wait`.
   // NOT_FOUND for a plan of another session.
-  using States = std::vector<PrefillState>;
+  using States = std::vector<PlannedSegmentState>;
   void Await(storage::SessionId session, uint64_t plan, storage::Nanos wait,
              std::function<void(absl::StatusOr<States>)> done);
   // Releases what the plan holds. Work for this plan alone is cancelled.
@@ -117,7 +117,7 @@ class Router {
   };
   struct Task {
     Cold cold;
-    PrefillState state = PrefillState::kPending;
+    PlannedSegmentState state = PlannedSegmentState::kPending;
     uint64_t attempt = 0;  // counter; replies to earlier attempts are late
     uint32_t tries = 0;
     bool assigned = false;  // otherwise it waits for a worker to be chosen
@@ -148,7 +148,7 @@ class Router {
   void Arrived(const std::shared_ptr<Task>& task);
   void Failed(const std::shared_ptr<Task>& task);
   void Retry();
-  void Settle(const std::shared_ptr<Task>& task, PrefillState state);
+  void Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state);
   void LetGo(const std::shared_ptr<Task>& task);
   bool TakeRoom(Task& task);  // false without space
   void GiveRoom(Task& task);

@@ -16,7 +16,7 @@ using storage::TestPlan;
 using testing::Each;
 using testing::ElementsAre;
 using testing::SizeIs;
-using enum PrefillState;
+using enum PlannedSegmentState;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
 constexpr storage::SessionId kAsker = 1, kHelper = 2;
@@ -147,7 +147,7 @@ TEST_F(RouterTest, RemoteResultIsLoadedAndKept) {
   EXPECT_FALSE(waits->has_value()) << "its bytes are on their way";
   other_.Settle(rig_);
   ASSERT_TRUE(waits->has_value());
-  EXPECT_THAT(***waits, ElementsAre(kAskers, kHere));
+  EXPECT_THAT(***waits, ElementsAre(kLeftToAsker, kPresent));
   EXPECT_TRUE(Has(2));
   EXPECT_EQ(rig_.cache->stats().leases, 1u);
   router_.End(kAsker, planned.plan);
@@ -167,7 +167,7 @@ TEST_F(RouterTest, AnEngineOfThisNodeComputesToo) {
   ASSERT_TRUE(rig_.Publish(kHelper, TestPlan(2, 64), 2));
   const PrefillWorkers::Result result{given[0], true};
   router_.workers().Serve(engine, {&result, 1}, 10 * kSecond, answer);
-  EXPECT_THAT(Now(planned.plan), ElementsAre(kAskers, kHere));
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kLeftToAsker, kPresent));
   // An engine is not its own worker.
   EXPECT_EQ(Plan({Cold(3), Cold(4)}, true, kHelper).plan, 0u);
   router_.End(kAsker, planned.plan);
@@ -186,7 +186,7 @@ TEST_F(RouterTest, ALostWorkersSegmentGoesToAnotherAndThenToTheAsker) {
   std::exchange(elsewhere_.asked[1].done, nullptr)(absl::AbortedError("it does not want to"));
   router_.Tick();
   ASSERT_TRUE(waits->has_value());
-  EXPECT_THAT(***waits, ElementsAre(kAskers));
+  EXPECT_THAT(***waits, ElementsAre(kLeftToAsker));
   EXPECT_EQ(router_.figures().given_back, 1u);
   router_.End(kAsker, planned.plan);
 }
@@ -198,7 +198,7 @@ TEST_F(RouterTest, AStalledWorkersResultIsFenced) {
   rig_.clock.Advance(elsewhere_.asked[0].patience);
   router_.Tick();
   ASSERT_TRUE(waits->has_value());
-  EXPECT_THAT(***waits, ElementsAre(kAskers));
+  EXPECT_THAT(***waits, ElementsAre(kLeftToAsker));
   Complete(0, 1);
   other_.Settle(rig_);
   EXPECT_EQ(router_.figures().late, 1u);
@@ -215,7 +215,7 @@ TEST_F(RouterTest, AHolderThatDiesInMidJourneyIsALostWorker) {
   while (other_.pending() > 0) other_.End(0, absl::UnavailableError("gone"));
   other_.Settle(rig_);
   router_.Tick();
-  EXPECT_THAT(Now(planned.plan), ElementsAre(kAskers));
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kLeftToAsker));
   router_.End(kAsker, planned.plan);
 }
 
@@ -229,7 +229,7 @@ TEST_F(RouterTest, TwoAskersShareASegment) {
   const Answered waits = Await(second.plan, kSecond, kHelper);
   Complete(0, 1);
   other_.Settle(rig_);
-  EXPECT_THAT(***waits, ElementsAre(kHere));
+  EXPECT_THAT(***waits, ElementsAre(kPresent));
   EXPECT_EQ(rig_.cache->stats().leases, 1u);
   router_.SessionEnded(kHelper);
 }
@@ -272,7 +272,7 @@ TEST_F(RouterTest, AWarmUpIsNobodysWithoutWorkers) {
   other_.Settle(rig_);
   std::exchange(elsewhere_.asked[1].done, nullptr)(absl::AbortedError("no"));
   router_.Tick();
-  EXPECT_THAT(Now(planned.plan), ElementsAre(kHere, kAskers));
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kPresent, kLeftToAsker));
   router_.End(kAsker, planned.plan);
 }
 
@@ -289,13 +289,13 @@ TEST_F(RouterTest, AnOperatorsWarmUpEndsByItself) {
   EXPECT_EQ(router_.figures().plans, 1u);
   Complete(0, 1);
   other_.Settle(rig_);
-  EXPECT_THAT(warm(), ElementsAre(kHere, kPending));
+  EXPECT_THAT(warm(), ElementsAre(kPresent, kPending));
   std::exchange(elsewhere_.asked[1].done, nullptr)(absl::AbortedError("no"));
   router_.Tick();
   EXPECT_EQ(router_.figures().plans, 0u);
   EXPECT_EQ(rig_.cache->stats().leases, 0u);
   elsewhere_.workers.clear();
-  EXPECT_THAT(warm(), ElementsAre(kHere, kAskers));
+  EXPECT_THAT(warm(), ElementsAre(kPresent, kLeftToAsker));
 }
 
 TEST_F(RouterTest, ANodeIsGivenNoMoreThanItsShareHoweverManyWorkersItHas) {
@@ -335,7 +335,7 @@ TEST_F(RouterTest, RoomIsTakenBeforeAnybodyComputes) {
   FillAll();
   Complete(0, 1);
   other_.Settle(rig_);
-  EXPECT_THAT(Now(planned.plan), ElementsAre(kHere));
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kPresent));
   EXPECT_EQ(rig_.cache->stats().reservations, 0u);
   EXPECT_EQ(Plan({Cold(2)}).plan, 0u) << "nobody computes what there is no room for";
   EXPECT_THAT(elsewhere_.asked, SizeIs(1));
@@ -357,7 +357,7 @@ TEST_F(RouterTest, RoomGoesToAnEngineThatPublishesTheSegmentHere) {
   EXPECT_TRUE(rig_.Publish(kHelper, TestPlan(2, 64), 2));
   const PrefillWorkers::Result result{given, true};
   router_.workers().Serve(engine, {&result, 1}, 10 * kSecond, answer);
-  EXPECT_THAT(Now(planned.plan), ElementsAre(kAskers, kHere));
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kLeftToAsker, kPresent));
   router_.End(kAsker, planned.plan);
 }
 

@@ -15,7 +15,7 @@ void Router::Warm(storage::TenantId tenant, std::vector<Cold> cold, std::functio
   std::vector<Cold> missing;
   for (Cold& one : cold) {
     const bool here = !cache_.Where(tenant, one.work.key, one.shard).empty();
-    states->push_back(here ? PrefillState::kHere : PrefillState::kPending);
+    states->push_back(here ? PlannedSegmentState::kPresent : PlannedSegmentState::kPending);
     if (here) continue;
     if (tasks_.contains({tenant, one.work.key})) continue;
     places->push_back(states->size() - 1);
@@ -26,7 +26,7 @@ void Router::Warm(storage::TenantId tenant, std::vector<Cold> cold, std::functio
        [this, states, places, done](const absl::StatusOr<Planned>& planned) {
          if (!planned.ok()) return done(planned.status());
          for (size_t i = 0; i < places->size(); ++i) {
-           if (!planned->elsewhere[i]) (*states)[(*places)[i]] = PrefillState::kAskers;
+           if (!planned->elsewhere[i]) (*states)[(*places)[i]] = PlannedSegmentState::kLeftToAsker;
          }
          EndWarmUp(planned->plan);
          done(*states);
@@ -38,7 +38,7 @@ void Router::EndWarmUp(uint64_t id) {
   const auto plan = plans_.find(id);
   if (plan == plans_.end() || plan->second.asker.session != kNobody) return;
   const bool pending = std::ranges::any_of(plan->second.tasks, [](const std::shared_ptr<Task>& task) {
-    return task != nullptr && task->state == PrefillState::kPending;
+    return task != nullptr && task->state == PlannedSegmentState::kPending;
   });
   if (!pending) End(kNobody, id);
 }

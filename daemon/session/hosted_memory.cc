@@ -42,7 +42,7 @@ uint64_t HostedMemory::BlocksOf(storage::TenantId tenant) {
       blocks_, [&](const auto& entry) { return entry.second.tenant == tenant && !entry.second.adopted; }));
 }
 
-uint64_t HostedMemory::Forsaken(storage::TenantId tenant) {
+uint64_t HostedMemory::AbandonedBlocks(storage::TenantId tenant) {
   MutexLock lock(mutex_);
   return static_cast<uint64_t>(std::ranges::count_if(blocks_, [&](const auto& entry) {
     return entry.second.tenant == tenant && entry.second.adopted && entry.second.uses == 0;
@@ -153,17 +153,17 @@ HostedMemory::BlockId HostedMemory::NewName() {
 }
 
 void HostedMemory::Sweep() {
-  std::vector<Block> forsaken;
+  std::vector<Block> abandoned;
   {
     MutexLock lock(mutex_);
     for (auto entry = blocks_.begin(); entry != blocks_.end();) {
       Block& block = entry->second;
       const bool held = block.uses > 0 || HeldByOthers(block);
-      if (!held) forsaken.push_back(std::move(block));
+      if (!held) abandoned.push_back(std::move(block));
       entry = held ? std::next(entry) : blocks_.erase(entry);
     }
   }
-  for (Block& block : forsaken) GiveBack(std::move(block));
+  for (Block& block : abandoned) GiveBack(std::move(block));
 }
 
 // A write lease is granted only if no other file description has the file open for writing. If the kernel refuses it

@@ -85,7 +85,7 @@ class HostedMemory {
   };
   absl::StatusOr<Adopted> Adopt(storage::TenantId tenant, const UniqueFd& memfd, uint64_t bytes, Budget::Charge charge);
   // Number of a tenant's adopted blocks without a session. Each keeps a descriptor open, like a region.
-  uint64_t Forsaken(storage::TenantId tenant);
+  uint64_t AbandonedBlocks(storage::TenantId tenant);
 
   // Returns the block of an engine's descriptor, for another session of the same tenant; null for any other file.
   std::unique_ptr<Use> Find(storage::TenantId tenant, const UniqueFd& memfd);

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/session/pages.h"
-#include "daemon/testing/engine.h"
+#include "daemon/testing/test_engine.h"
 
 namespace ashlar::daemon {
 namespace {

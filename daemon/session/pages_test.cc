@@ -11,8 +11,8 @@
 
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/runtime/unique_fd.h"
-#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
+#include "daemon/testing/test_engine.h"
 
 namespace ashlar::daemon {
 namespace {

@@ -17,9 +17,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/session/region.h"
-#include "daemon/testing/engine.h"
+#include "daemon/testing/expect_refusals.h"
 #include "daemon/testing/node.h"
-#include "daemon/testing/refusals.h"
+#include "daemon/testing/test_engine.h"
 #include "proto/limits.h"
 
 namespace ashlar::daemon {

@@ -227,7 +227,7 @@ void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>
   const RegionBudgets& budgets = session_->about().regions;
   auto number = InField("register_region.descriptor", Budget::Take(budgets.number, 1));
   if (!number.ok()) return respond(Error(number.status()));
-  if (absl::Status room = RoomBesideForsaken(); !room.ok()) return respond(Error(room));
+  if (absl::Status capacity = CheckCapacityAfterAbandon(); !capacity.ok()) return respond(Error(capacity));
   auto mapped = Region::Register(descriptors[0], bytes);
   if (!mapped.ok()) return respond(Error(mapped.status()));
   // Memory with pages from the daemon is charged to the tenant while a process holds it.
@@ -282,9 +282,9 @@ void SessionProtocol::RegisterUntouched(std::shared_ptr<Region> region, const Un
 }
 
 // Dropped regions that a tenant still holds count against its descriptors, as its regions do.
-absl::Status SessionProtocol::RoomBesideForsaken() const {
+absl::Status SessionProtocol::CheckCapacityAfterAbandon() const {
   const Budget& number = *tenant_.regions.number;
-  if (number.taken() + services_.hosted.Forsaken(tenant_.id) <= number.limit()) return absl::OkStatus();
+  if (number.taken() + services_.hosted.AbandonedBlocks(tenant_.id) <= number.limit()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("register_region.descriptor: the tenant may have at most ",
                                                    number.limit(),
                                                    " regions, including dropped ones that are still in use"));

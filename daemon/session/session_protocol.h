@@ -103,7 +103,7 @@ class SessionProtocol {
   void RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, Respond respond);
   void RegisterUntouched(std::shared_ptr<Region> region, const UniqueFd& memfd, Budget::Charge number, uint64_t bytes,
                          Respond respond);
-  absl::Status RoomBesideForsaken() const;
+  absl::Status CheckCapacityAfterAbandon() const;
   // Returns the GPU of a request's fields on_gpu and gpu, if regions of this session may be on it.
   absl::StatusOr<SessionServices::Seat> SeatOf(absl::string_view request, const std::string& gpu) const;
   // Checks whether regions of this session may be in host memory.

@@ -14,8 +14,8 @@
 
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine/composition_plan.h"
-#include "daemon/testing/engine.h"
 #include "daemon/testing/node.h"
+#include "daemon/testing/test_engine.h"
 #include "kernels/kernels.h"
 #include "kernels/layer_shape.h"
 

@@ -99,11 +99,11 @@ void CheckpointBudget::NoteHeld(PrefixNode& node) {
   if (kept_[place].held && kept_[place].cheap) DropCheap(place);
 }
 
-void CheckpointBudget::Pressed() {
+void CheckpointBudget::ReduceLimit() {
   limit_ = std::max(bytes_, capacity_ / kLeastShare);
 }
 
-void CheckpointBudget::Dare() {
+void CheckpointBudget::RaiseLimit() {
   limit_ = std::min(capacity_, limit_ + capacity_ / kStep);
 }
 

@@ -35,8 +35,8 @@ class CheckpointBudget {
 
   // Other objects have taken bytes of the capacity. Until they are available again, no more is kept than now. The limit
   // then rises slightly with each request.
-  void Pressed();
-  void Dare();
+  void ReduceLimit();
+  void RaiseLimit();
 
   // Keeps the checkpoint at `node`, which must not be kept yet, and all pages before it. Returns false without a change
   // if it is worth less than the checkpoints that would have to be evicted, or larger than the capacity.

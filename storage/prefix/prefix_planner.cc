@@ -162,7 +162,7 @@ size_t PrefixPlanner::Commit(std::span<const int32_t> tokens, uint64_t prompt, s
 size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
                            const std::optional<SpanOffer>& span, std::optional<uint64_t> shared) {
   if (tokens.empty()) return 0;
-  budget_.Dare();
+  budget_.RaiseLimit();
   const Tree::Inserted text = Extend(tokens, prompt, captured);
   for (PrefixNode* const node : text.at) {
     const bool prompt_end = span && node->depth() == span->begin;
@@ -220,7 +220,7 @@ void PrefixPlanner::Lost(PrefixNode& node) {
   if (!node.data.kept) return;
   while (!node.data.hanging.empty()) Lost(*node.data.hanging.back());
   budget_.Drop(node);
-  budget_.Pressed();
+  budget_.ReduceLimit();
   if (gone_) gone_(node);
 }
 

@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "daemon/peer/directory/directory_keys.h"
-#include "daemon/peer/directory/session.h"
+#include "daemon/peer/directory/directory_session.h"
 
 namespace ashlar::daemon {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/peer/directory/session.h"
+#include "daemon/peer/directory/directory_session.h"
 #include "daemon/runtime/named_thread.h"
 #include "proto/limits.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/announcer.h"
-#include "daemon/peer/directory/session.h"
+#include "daemon/peer/directory/directory_session.h"
 
 namespace ashlar::simulation::nodes {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "daemon/peer/directory/session.h"
+#include "daemon/peer/directory/directory_session.h"
 #include "tests/simulation/nodes/calls.h"
 #include "tests/simulation/nodes/fabric.h"
 

@@ -317,12 +317,13 @@ void Driver::AwaitPlan(uint64_t number) {
 void Driver::Planned(uint64_t number, const daemon::Router::States& states) {
   const auto found = plans_.find(number);
   if (found == plans_.end()) return;
-  if (std::ranges::count(states, daemon::PrefillState::kPending) > 0) return AwaitPlan(number);
+  if (std::ranges::count(states, daemon::PlannedSegmentState::kPending) > 0) return AwaitPlan(number);
   const Prefill prefill = found->second;
   Node& node = *At(prefill.machine);
   for (size_t i = 0; i < states.size(); ++i) {
     const Text& text = prefill.texts[i];
-    if (states[i] != daemon::PrefillState::kHere || evicted_.contains(text) || machines_[prefill.machine].stops)
+    if (states[i] != daemon::PlannedSegmentState::kPresent || evicted_.contains(text) ||
+        machines_[prefill.machine].stops)
       continue;
     const storage::Query query = Ask(text);
     const storage::Match match = node.cache->Lookup(prefill.tenant, {&query, 1});

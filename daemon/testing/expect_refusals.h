@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "daemon/testing/engine.h"
+#include "daemon/testing/test_engine.h"
 
 namespace ashlar::daemon {
 

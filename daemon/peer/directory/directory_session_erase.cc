@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/peer/directory/session.h"
+#include "daemon/peer/directory/directory_session.h"
 
 namespace ashlar::daemon {
 

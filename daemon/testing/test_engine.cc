@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "daemon/testing/engine.h"
+#include "daemon/testing/test_engine.h"
 
 #include <fcntl.h>
 #include <grpcpp/create_channel_posix.h>

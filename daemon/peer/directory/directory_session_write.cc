@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "daemon/peer/directory/session.h"
+#include "daemon/peer/directory/directory_session.h"
 
 namespace ashlar::daemon {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "daemon/peer/directory/session.h"
+#include "daemon/peer/directory/directory_session.h"
 
 #include <algorithm>
 #include <tuple>
