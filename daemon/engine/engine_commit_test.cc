@@ -114,7 +114,7 @@ TEST_F(EngineCommitTest, MalformedSpansAreRefusedByName) {
           {"span: the model was opened without", [this](R& r) { r.set_model(prefixes_.model); }},
           {"span.begin: out of range", [](R& r) { r.mutable_span()->set_begin(0); }},
           {"span.begin: out of range", [](R& r) { r.mutable_span()->set_begin(40); }},
-          {"span.begin: 21 tokens; the model was opened with at most 20",
+          {"span.begin: the span has 21 tokens; the model was opened with at most 20",
            [](R& r) { r.mutable_span()->set_begin(19); }},
           {"span.parts[1].form: a span has only rows of inputs",
            [](R& r) { r.mutable_span()->mutable_parts(1)->set_form(2); }},

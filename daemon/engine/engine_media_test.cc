@@ -171,7 +171,7 @@ TEST_F(EngineMediaTest, MalformedMediaAreRefusedByName) {
       {
           {"prompts[0].media: length is not a multiple of 40 bytes",
            [](M& r) { r.mutable_prompts(0)->set_media("x"); }},
-          {"prompts[0].media: more than", put(Media(limits::kMaxMedia + 1))},
+          {"prompts[0].media: too many; expected at most", put(Media(limits::kMaxMedia + 1))},
           {"prompts[0].media[1].offset: must be greater than the previous offset", put({Image(3, 1), Image(3, 2)})},
           {"prompts[0].media[0].offset: must be less than the number of tokens", put({Image(20, 1)})},
       });

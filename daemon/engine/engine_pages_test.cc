@@ -346,7 +346,8 @@ TEST_P(EnginePagesLandTest, FillsSharedPagesOnlyWhereEveryRequestFindsTheSameByt
     EXPECT_THAT(Message(moved.status()),
                 StartsWith("segments[0].first_position: keys in shared pages must not depend on the prompt"));
   }
-  EXPECT_THAT(Message(sharing_.engine.Land(ToSegment(2)).status()), StartsWith("segments[0].first_position: shared"));
+  EXPECT_THAT(Message(sharing_.engine.Land(ToSegment(2)).status()),
+              StartsWith("segments[0].first_position: keys in shared pages"));
   const auto landed = sharing_.engine.Land(ToSegment(1));
   ASSERT_TRUE(landed.ok()) << landed.status();
   EXPECT_THAT(*landed, ElementsAre(MissReason::kNone));

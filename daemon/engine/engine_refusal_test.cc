@@ -319,14 +319,14 @@ TEST_F(EngineRefusalTest, MalformedPublishAbandonAndReleaseAreRefusedByName) {
           {"objects[0].first_position", [](P& r) { r.mutable_objects(0)->set_first_position(~uint64_t{0}); }},
           {"objects[0].parts[0].form", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(4); }},
           {"objects[0].parts[0].form", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(258); }},
-          {"objects[0].parts[1].heads: only transitions",
+          {"objects[0].parts[1].heads: must be 0; only transitions",
            [](P& r) { r.mutable_objects(0)->mutable_parts(1)->set_heads(1); }},
           {"objects[0].parts[0].first_head: must be 0 without heads",
            [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_first_head(1); }},
           {"objects[0].parts[0].rank: must be 0 without heads",
            [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_rank(1); }},
           {"objects[0].parts[0].heads: required", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(12); }},
-          {"objects[0].parts[0].region: zero transitions",
+          {"objects[0].parts[0].region: must be 0 for zero transitions",
            [](P& r) {
              r.mutable_objects(0)->mutable_parts(0)->set_form(12);
              r.mutable_objects(0)->mutable_parts(0)->set_heads(2);
@@ -393,7 +393,7 @@ TEST_F(EngineRefusalTest, FormsThatMakeNoSenseAreRefusedByName) {
              S* zero = r.mutable_objects(0)->add_parts();
              zero->set_form(12), zero->set_first_head(1), zero->set_heads(1);
            }},
-          {"objects[0].parts[0].rank: only low rank", first([](S& part) { part.set_rank(1); })},
+          {"objects[0].parts[0].rank: must be 0; only low rank", first([](S& part) { part.set_rank(1); })},
           {"objects[0].parts[0].rank: must be at least 1", first([](S& part) { part.set_form(11); })},
           {"objects[0].parts[0].rank: 4 takes as many bytes",
            first([](S& part) { part.set_form(11), part.set_rank(4); })},

@@ -313,7 +313,7 @@ TEST_F(EngineServiceTest, RefusesOtherDaemonEpoch) {
     v1::QuiesceReply reply;
     const absl::Status status = engine_.Call(quiesce, &reply);
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(status.message()), testing::StartsWith("run:"));
+    EXPECT_THAT(std::string(status.message()), testing::StartsWith("daemon_epoch:"));
   }
 }
 

@@ -69,7 +69,7 @@ absl::StatusOr<ConversationId> ReadConversation(absl::string_view field, const s
 
 absl::StatusOr<std::vector<int32_t>> ReadTokens(absl::string_view field, const std::string& bytes) {
   if (bytes.size() > limits::kMaxPromptTokens * sizeof(int32_t)) {
-    return absl::InvalidArgumentError(absl::StrCat(field, ": more than ", limits::kMaxPromptTokens, " tokens"));
+    return absl::InvalidArgumentError(absl::StrCat(field, ": too many; expected at most ", limits::kMaxPromptTokens));
   }
   absl::StatusOr<std::vector<int32_t>> tokens = UnpackTokens(bytes);
   if (!tokens.ok())

@@ -21,10 +21,6 @@ namespace {
 
 constexpr refengine::SeamWidths kSeams = {8, 8};  // HYPIC's seam window
 
-uint64_t PagesOf(uint64_t tokens) {
-  return (tokens + kPageTokens - 1) / kPageTokens;
-}
-
 // Pages for all prompts at the same time: one copy of each segment, and for each prompt its seams and query, or a
 // segment that it computes alone.
 int32_t PoolPages(const std::vector<RagPrompt>& prompts) {

@@ -19,10 +19,6 @@ using refengine::Sequence;
 using refengine::SharedSpan;
 using refengine::Step;
 
-size_t PagesOf(size_t tokens) {
-  return (tokens + kPageTokens - 1) / kPageTokens;
-}
-
 // A page of the sequence is the request's own if it has a position that is not shared.
 bool IsOwn(const std::vector<bool>& shared, size_t page) {
   const auto begin = shared.begin() + static_cast<ptrdiff_t>(page * kPageTokens);

@@ -20,6 +20,11 @@
 
 namespace ashlar::rag {
 
+// Pages that hold the keys and values of this many tokens.
+constexpr size_t PagesOf(size_t tokens) {
+  return (tokens + kPageTokens - 1) / kPageTokens;
+}
+
 class InPlaceServing {
  public:
   struct Options {

@@ -54,7 +54,8 @@ TEST(CommandLine, ArgumentsThatACommandDoesNotTakeAreNamed) {
   EXPECT_THAT(RefusalOf({"completion", "csh"}), HasSubstr("csh not in {bash,zsh,fish}"));
   EXPECT_THAT(RefusalOf({}), HasSubstr("COMMAND: required"));
   EXPECT_THAT(RefusalOf({"health", "--socket", "/a"}), HasSubstr("did you mean --rpc-socket?"));
-  EXPECT_THAT(RefusalOf({"--socket", "/a", "health"}), HasSubstr("--socket: health does not use the admin socket"));
+  EXPECT_THAT(RefusalOf({"--socket", "/a", "health"}),
+              HasSubstr("--socket: not allowed, because health does not use the admin socket"));
 }
 
 TEST(CommandLine, ArgumentsAreTakenInAnyOrderAndForm) {
