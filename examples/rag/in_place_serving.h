@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "ashlar/engine.h"
 #include "examples/rag/engine_model.h"
+#include "examples/rag/local_pages.h"
 #include "examples/rag/prompt.h"
 #include "examples/rag/serving.h"
 #include "examples/rag/staging.h"
