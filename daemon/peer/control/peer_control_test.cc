@@ -212,8 +212,8 @@ TEST_F(PeerControlTest, AnotherVersionIsRefusedByName) {
     const grpc::Status status = reader->Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
     EXPECT_EQ(status.error_message(),
-              absl::StrCat("protocol: no common version; the peer speaks ", version, " to ", version, ", this node ",
-                           limits::kPeerProtocolMin, " to ", limits::kPeerProtocolMax));
+              absl::StrCat("protocol: no common version; the peer speaks ", version, " to ", version,
+                           "; this node speaks ", limits::kPeerProtocolMin, " to ", limits::kPeerProtocolMax));
   }
   EXPECT_EQ(refusals_.count(Refusal::kVersion), 2u);
 }

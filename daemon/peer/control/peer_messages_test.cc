@@ -67,8 +67,8 @@ TEST(PeerMessages, AGreetingOfAnotherVersionIsCalledByBothRanges) {
     const auto hello = Read(greeting);
     EXPECT_EQ(hello.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(hello.status().message(),
-              absl::StrCat("protocol: no common version; the peer speaks ", version, " to ", version, ", this node ",
-                           limits::kPeerProtocolMin, " to ", limits::kPeerProtocolMax));
+              absl::StrCat("protocol: no common version; the peer speaks ", version, " to ", version,
+                           "; this node speaks ", limits::kPeerProtocolMin, " to ", limits::kPeerProtocolMax));
   }
 }
 
