@@ -103,7 +103,8 @@ TEST(RequestGate, CountsWhatComesInPieces) {
   v1::AdvanceRequest twice;
   twice.mutable_state();
   EXPECT_TRUE(Check(twice).ok());
-  EXPECT_THAT(Check(twice, twice.SerializeAsString() + twice.SerializeAsString()).message(), HasSubstr("state: too many"));
+  EXPECT_THAT(Check(twice, twice.SerializeAsString() + twice.SerializeAsString()).message(),
+              HasSubstr("state: too many"));
 }
 
 TEST(RequestGate, BoundsWhatItDoesNotKnow) {

@@ -199,7 +199,8 @@ TEST_F(EnginePages, APromptLeavesItsLastTokenToBeComputed) {
   Cache cache = OpenBeside(test_);
   const Asked asked(segments_, test_.target_table(), /*query=*/0);
   Request request;
-  EXPECT_THAT(Say(cache.Begin(&asked.prompt, 1, &request)), StartsWith("3 prompts[0].segment_lengths: the segments cover the whole prompt"));
+  EXPECT_THAT(Say(cache.Begin(&asked.prompt, 1, &request)),
+              StartsWith("3 prompts[0].segment_lengths: the segments cover the whole prompt"));
 }
 
 TEST_F(EnginePages, ASessionCutBehindTheVerdictRestartsWhoeverReadsOn) {

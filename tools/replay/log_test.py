@@ -581,14 +581,16 @@ class Logs(unittest.TestCase):
         figures.write_text(json.dumps({"runs": []}))
         prices = ["--requests-per-day", "1", "--prefill-rate", "1", "--gpu-hour", "1", "--dram-gb-month", "1"]
         self.assertIn(
-            'the figures have no policy "ashlar"', self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices, code=1)
+            'the figures have no policy "ashlar"',
+            self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices, code=1),
         )
         self.assertIn(
             "--ssd-gb-month",
             self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices, "--dram-share", "0.5", code=1),
         )
         self.assertIn(
-            "is out of range; expected more than 0", self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices[:-1], "0", code=2)
+            "is out of range; expected more than 0",
+            self.run_tool(ROOT / "tools/sizing", "cost", figures, *prices[:-1], "0", code=2),
         )
 
     PRICES = ("--requests-per-day", "1", "--prefill-rate", "1", "--gpu-hour", "1", "--dram-gb-month", "1")
