@@ -148,10 +148,11 @@ TEST_F(HostileClients, EndlessSubscriptionsAndMessagesEndTheirConnection) {
   ASSERT_TRUE(Tell(subscriber, Hello("SUB")));
   ASSERT_TRUE(Tell(asker, Hello("DEALER")));
   size_t sent = 0;
-  for (const std::string frame = Frame("\x01" + std::string(1000, 'k')); sent < size_t{8} << 20; sent += frame.size()) {
+  for (const std::string frame = Frame("\x01" + std::string(1000, 'k')); sent < size_t{32} << 20;
+       sent += frame.size()) {
     if (!Tell(subscriber, frame)) break;
   }
-  EXPECT_LT(sent, size_t{4} << 20) << "the kernel's buffers, and little more";
+  EXPECT_LT(sent, size_t{16} << 20) << "the kernel's buffers, and little more";
   for (sent = 0; sent < 4096 && Tell(asker, Frame("x", true)); ++sent) {
   }
   EXPECT_TRUE(Closed(subscriber));

@@ -145,7 +145,7 @@ class Damaged(unittest.TestCase):
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             code = TOOL.main()
         if code == 1:
-            self.assertRegex(said.getvalue(), re.escape(str(log)) + r":( no request|\d+: )")
+            self.assertRegex(said.getvalue(), re.escape(str(log)) + r":( the log has no request|\d+: )")
             return code
         self.assertEqual(code, 0)
         segments = [json.loads(line) for line in pathlib.Path(f"{out}.segs.jsonl").read_text().splitlines()]

@@ -264,8 +264,8 @@ class Logs(unittest.TestCase):
         said, *trace = self.convert("sglang-output", sglang_output(), "--split-at", END)
         self.assertEqual(trace, list(plain))
         self.assertIn(
-            "sglang-output.log: left out: 6 lines of other kinds, 1 requests for embeddings, 2 requests with several prompts, "
-            "1 requests that did not finish, 1 requests with neither text nor input_ids",
+            "sglang-output.log: left out: 6 lines of other kinds, 1 requests for embeddings, 1 requests that did not finish, "
+            "1 requests with neither text nor input_ids (--log-requests-level 3 logs them), 2 requests with several prompts",
             said,
         )
         self.assertNotIn("left out", self.convert("sglang", sglang_log())[0])
@@ -339,8 +339,8 @@ class Logs(unittest.TestCase):
         said, found = tokens([ok, *others, {**ok, "startTime": 1764324060.5}])
         self.assertEqual([each[3] for each in found], [0, 60.25])
         self.assertIn(
-            "left out: 1 calls of other kinds, 2 calls that failed, 3 requests for embeddings, 1 requests with several prompts, "
-            "1 requests with earlier turns stored on the server",
+            "left out: 1 calls of other kinds, 2 calls that failed, 3 requests for embeddings, "
+            "1 requests with earlier turns stored on the server, 1 requests with several prompts",
             said,
         )
         for unit in (1e3, 1e6, 1e9):
@@ -357,7 +357,7 @@ class Logs(unittest.TestCase):
         wrong = self.folder / "tokenizer.json"
         wrong.write_text("{}")
         said = self.convert("openai", openai_log(), "--tokenizer", wrong, code=1)[0]
-        self.assertRegex(said, r"^trace-from-log: --tokenizer: (.*tokenizer\.json: not a|needs the package)")
+        self.assertRegex(said, r"^trace-from-log: --tokenizer: (.*tokenizer\.json: not a|requires the package)")
 
     def test_memory_does_not_grow_with_the_log(self):
         """Requests that share a prompt, so that segments, whose digests are kept, do not count."""
@@ -648,7 +648,8 @@ class Logs(unittest.TestCase):
             "runs[1].flops_saved: missing", cost({"runs": [run, {**sglang, "flops_saved": "1"}]}, "--against", "sglang")
         )
         self.assertIn(
-            'no "sglang" of t at 1 bytes', cost({"runs": [run, {**sglang, "capacity_bytes": 2}]}, "--against", "sglang")
+            'the figures have no policy "sglang" for t at 1 bytes',
+            cost({"runs": [run, {**sglang, "capacity_bytes": 2}]}, "--against", "sglang"),
         )
         cost({"runs": [run, sglang]}, "--against", "sglang", code=0)
 

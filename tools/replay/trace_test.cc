@@ -105,7 +105,7 @@ TEST_F(TraceTest, BadFilesAreNamedWithTheirLineAndField) {
               ::testing::AllOf(HasSubstr("m.jsonl:2: "), HasSubstr("input_length")));
   Write("t.segs.jsonl", "{\"id\":0,\"tok\":[7,8]}\n");
   Write("t.reqs.jsonl", "{\"sid\":4,\"ts\":2.5,\"ins\":[1],\"outs\":[]}\n");
-  EXPECT_THAT(std::string(ReadTrace("stf", Path("t")).status().message()), HasSubstr("ins: no segment 1"));
+  EXPECT_THAT(std::string(ReadTrace("stf", Path("t")).status().message()), HasSubstr("ins: unknown segment 1"));
   Write("e.jsonl", "");
   EXPECT_THAT(std::string(ReadTrace("mooncake", Path("e")).status().message()), HasSubstr("has no requests"));
   Write("n.segs.jsonl", "{\"id\":0,\"tok\":[]}\n");

@@ -286,7 +286,7 @@ static void refuse_what_lies_there(char** sockets) {
   options.memory = &memory;
   memory.gpu[0] = 'E';
   REQUIRE(ashlar_open(&options, &cache) == ASHLAR_FAILED_PRECONDITION);
-  REQUIRE(strstr(ashlar_error_message(), "none of this daemon's GPUs") != NULL);
+  REQUIRE(strstr(ashlar_error_message(), "is not a GPU of this daemon") != NULL);
   memory.size = offsetof(ashlar_memory, gpu_descriptor); /* of a header that knew no GPUs */
   REQUIRE(ashlar_open(&options, &cache) == ASHLAR_INVALID_ARGUMENT);
 }

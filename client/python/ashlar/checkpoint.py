@@ -111,8 +111,9 @@ class Weights:
             files = _files(pathlib.Path(place))
             size = sum(file.stat().st_size for file in files)
             digest = weights(place, self._stop)
-            for file in files if self._since is not None else ():
-                if (moved := _moved_since(file, self._since + _CLOCK_NS)) is not None:
+            since = self._since
+            for file in files if since is not None else ():
+                if since is not None and (moved := _moved_since(file, since + _CLOCK_NS)) is not None:
                     raise OSError(
                         f"{moved} has changed since the engine's process began, so the engine may have read other "
                         "weights; restart the engine, or give weights_digest"

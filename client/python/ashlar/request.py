@@ -180,7 +180,7 @@ class Request(_ashlar.Request):
         For a cache with `share_in_place`; call it before `wait_layer`. Further calls raise the number of own pages.
         Returns None, or what it lacks: then nothing has changed. The pages return to the daemon when the request ends.
         """
-        lacks = self.raw_admit(own_pages)
+        lacks: Any = self.raw_admit(own_pages)
         return None if lacks is None else PageShortage(*lacks)
 
     @property

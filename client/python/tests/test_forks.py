@@ -63,7 +63,9 @@ def test_a_forked_child_leaves_its_parents_daemon_and_folder(way):
             os._exit(9)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert status == (0 if way == "end of the object" else 3)
-        assert pathlib.Path(daemon.folder).is_dir() and daemon._answers(), "it serves, and its folder is there"
+        assert pathlib.Path(daemon.folder).is_dir() and ashlar.daemon._answers(daemon.admin_socket), (
+            "it serves, and its folder is there"
+        )
         assert in_child(daemon.start).startswith("RuntimeError: start: the daemon belongs to the parent process")
         folder = daemon.folder
     assert not pathlib.Path(folder).exists()
@@ -76,7 +78,7 @@ def test_a_process_that_multiprocessing_forks_leaves_it_too():
             process.start()
             process.join(30)
             assert process.exitcode == 4
-            assert daemon._answers() and cache.connected
+            assert ashlar.daemon._answers(daemon.admin_socket) and cache.connected
             with cache.begin(TOKENS) as request:
                 assert request.plan.cached_tokens == 0
 
