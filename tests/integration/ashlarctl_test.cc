@@ -308,7 +308,7 @@ TEST_F(Ashlarctl, RefusesWhatIsInvalidByName) {
       {"explain --tenant default /dev/null", 2, "--namespace: --namespace or --model-file is required"},
       {"explain --tenant default --namespace xyz /dev/null", 2, "--namespace: expected 1 to 64 hexadecimal digits"},
       {"explain --tenant default --namespace abcd /dev/null", 2, "cannot read /dev/null: it is a device"},
-      {"explain --tenant default --namespace abcd " + empty, 2, "empty: no tokens"},
+      {"explain --tenant default --namespace abcd " + empty, 2, "empty: the file has no tokens"},
       {"explain --tenant default --model-file " + empty + " " + empty, 2, "empty: truncated in the identity"},
       {"explain --tenant default --namespace abcd /nonexistent", 1, "/nonexistent"},
       {"ls --namespace abc", 1, "--namespace: no model or object has a namespace that begins with abc"},

@@ -436,7 +436,7 @@ TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsEnd) {
   PublishWhatIsMissing(*engine_, Fresh());
   EXPECT_TRUE(Eventually([&] { return faults_->hung > 0; })) << "it is written";
   ExpectEnd(kStuck);
-  EXPECT_THAT(daemon_->log(), ::testing::ContainsRegex("the disk hangs: [^\n]*thread=disk stuck=[1-9]"));
+  EXPECT_THAT(daemon_->log(), ::testing::ContainsRegex("the disk hangs; [^\n]*thread=disk stuck=[1-9]"));
   faults_->hang = 0;
   daemon_->Start();
   if (HasFatalFailure()) return;

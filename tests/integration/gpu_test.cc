@@ -177,13 +177,14 @@ TEST_F(GpuHbm, RegionsOfTheProcessorBesideThoseOfTheGpuAreRefusedByName) {
   const int memfd = ::memfd_create("region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   ASSERT_EQ(::ftruncate(memfd, 4096), 0);
   ASSERT_EQ(::fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
-  EXPECT_THAT((*client)->RegisterRegion(memfd, 4096).status().message(), HasSubstr("register_region.on_gpu: the hbm"));
+  EXPECT_THAT((*client)->RegisterRegion(memfd, 4096).status().message(),
+              HasSubstr("register_region.on_gpu: a session"));
   ::close(memfd);
   auto other = Client::Connect(daemon.client_options());
   ASSERT_TRUE(other.ok()) << other.status();
   const auto near = (*other)->HostRegion(4096);
   ASSERT_TRUE(near.ok()) << near.status();
-  EXPECT_THAT((*other)->HostGpuRegion(*gpu_, 4096).status().message(), HasSubstr("host_region.on_gpu: the hbm tier"));
+  EXPECT_THAT((*other)->HostGpuRegion(*gpu_, 4096).status().message(), HasSubstr("host_region.on_gpu: a session"));
 }
 
 // An object that lies on the GPU comes to dram for it.

@@ -198,10 +198,10 @@ def test_a_start_that_is_interrupted_leaves_no_daemon(tmp_path):
         popen, subprocess.Popen = subprocess.Popen, slow
         interrupted("while it forks")
         subprocess.Popen = popen
-        answers = ashlar.daemon.Daemon._answers
-        ashlar.daemon.Daemon._answers = lambda self: interrupt() if answers(self) else False
+        answers = ashlar.daemon._answers
+        ashlar.daemon._answers = lambda path: interrupt() if answers(path) else False
         interrupted("when it answers")
-        ashlar.daemon.Daemon._answers = answers
+        ashlar.daemon._answers = answers
         with start("at last"):
             assert len(children()) == 1
         """
