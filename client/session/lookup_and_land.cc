@@ -15,6 +15,8 @@ constexpr size_t kCallBytes = 256;  // at most, for what the call itself adds: s
 
 }  // namespace
 
+// No other thread has the landing before it is returned, so its mutex is not held.
+ABSL_NO_THREAD_SAFETY_ANALYSIS
 std::optional<MatchAndLanding> Model::TryLookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table,
                                                        std::span<const uint32_t> group_pages) {
   const internal::Deadline deadline = reconnector_->CallDeadline();
