@@ -23,9 +23,9 @@
 // is gone.
 //
 // Fork. A client belongs to the process that connected it. In a child its copy refuses every call with
-// FAILED_PRECONDITION (misses: kDaemonUnavailable; landings never get quiet), and destroying it there releases nothing.
-// The child does not keep the session alive: the session ends with the parent. A child cannot connect anew, because
-// gRPC does not survive fork: it must exec first, or be forked before the parent's first Connect.
+// FAILED_PRECONDITION (misses: kDaemonUnavailable; landings never quiesce), and destroying it there releases nothing.
+// The child does not keep the session alive: the session ends with the parent. A child cannot connect either,
+// because gRPC does not survive fork: it must exec first, or be forked before the parent's first Connect.
 #pragma once
 
 #include <cstddef>

@@ -93,7 +93,7 @@ class Connection {
   std::atomic<int> landings_under_way_ = 0;
   std::atomic<bool> ended_ = false;
   std::atomic<bool> looks_up_and_lands_ = true;
-  Mutex closing_;  // held while the daemon is told: whoever comes second finds closed what the first took
+  Mutex closing_;  // held by CloseModels while it calls the daemon
   Mutex mutex_ ABSL_ACQUIRED_AFTER(closing_);
   std::vector<uint64_t> to_close_ ABSL_GUARDED_BY(mutex_);  // models
 };

@@ -80,7 +80,7 @@ class MappedObject {
   std::vector<MappedTuple> tuples_;
   Mutex mutex_;
   std::vector<Exponents> exponents_;            // ascending by layer
-  size_t arrived_ ABSL_GUARDED_BY(mutex_) = 0;  // of them
+  size_t arrived_ ABSL_GUARDED_BY(mutex_) = 0;  // exponents that have been read
   MappedSpan span_;
 };
 

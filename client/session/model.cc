@@ -154,7 +154,7 @@ std::vector<Reservation> Model::Reserve(std::span<const ObjectRun> runs) {
 
 // Should it fail, the daemon reclaims the reservations by its own deadline.
 void Model::Abandon(std::span<const Reservation> reservations) {
-  const Deadline deadline = reconnector_->CallDeadline();  // of all calls together
+  const Deadline deadline = reconnector_->CallDeadline();  // limits all calls together
   const absl::StatusOr<ModelBinding> binding = Bind();
   if (!binding.ok()) return;
   v1::AbandonRequest request;

@@ -54,7 +54,7 @@ struct ObjectRun {
   ObjectKind kind = ObjectKind::kSegment;  // kSegment, or kCheckpoint for a prompt's first segment
   std::span<const int32_t> tokens;
   std::span<const MediaHash> media;  // offsets count from the run's start
-  Salt salt = {};                    // of the prompt
+  Salt salt = {};                    // zero: the prompt has no salt
 };
 
 // The sources of a finished object. The daemon reads them during Publish only: when Publish returns, they are the
@@ -99,7 +99,7 @@ struct CapturedState {
 // during Commit only.
 struct CommitParts {
   std::span<const int32_t> tokens;  // the prompt, and the decoded tokens that were run through the model
-  uint64_t prompt_tokens = 0;       // of these
+  uint64_t prompt_tokens = 0;       // the first tokens, which were not decoded
   Provenance provenance = Provenance::kExact;
   std::vector<CapturedState> checkpoints;      // depths ascend; the last one is the text's end
   CapturedSpan span;                           // with PrefixUse::span_tokens; may be empty
@@ -108,7 +108,7 @@ struct CommitParts {
   ConversationId conversation{};               // needed where it is composed
   std::span<const MediaHash> media;            // of the text; its span is not kept if there are any
   std::span<const uint32_t> group_pages = {};  // as in PublishParts
-  Salt salt = {};                              // of the prompt
+  Salt salt = {};                              // zero: the prompt has no salt
 };
 
 // An opened identity and layout. Copies share it; it is closed when the last one is gone, and what is under way keeps

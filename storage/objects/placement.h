@@ -27,7 +27,7 @@ namespace ashlar::storage {
 class Placement final : private CopyScheduler::Owner {
  public:
   // All arguments must outlive the placement. `copying` copies between memory tiers; `promotion` learns the measured
-  // costs of copies; `taken` counts the transitions of copies (null: nobody counts).
+  // costs of copies; `taken` counts the transitions of copies (may be null).
   Placement(Levels& levels, Executor& copying, AdmissionPolicy& admission, PromotionCosts& promotion,
             const Clock& clock, Observer& observer, const ObjectIndex& index, ObjectEvents& objects,
             CopyTransitionCounts* taken);

@@ -33,7 +33,7 @@
 //
 // In-place sharing (MEPIC §3.2). With Memory::share_in_place the daemon allocates page numbers, and running requests
 // read one copy of each segment. Begin takes no pages. Request::Admit gets the request's pages: shared ones, and a
-// number of its own for tokens that it computes. Whoever needs a segment first fills its shared pages: Admit lands hits
+// number of its own for tokens that it computes. The first request with a segment fills its pages: Admit lands hits
 // into them in the background, and WaitLayer and Finish wait until all segments that the plan uses are filled, also
 // those that other requests fill. Attention reads a shared key in place: it is rotated to its slot (SharedSegment), so
 // rotate the query by the difference. Compute missed segments in the request's own pages, Publish them, and call
@@ -162,7 +162,7 @@ struct LayerAdvance {
 // One linear layer of a text that is computed alone (Run), from a zero state, by kernels in this process.
 struct AloneLayer {
   uint32_t layer = 0;
-  TokenRows inputs;          // of all tokens of the run
+  TokenRows inputs;          // one row for each token of the run
   float* out = nullptr;      // [tokens][value_heads, d_v]; may be null
   int64_t out_stride = 0;    // floats; 0: value_heads · d_v
   const Run* run = nullptr;  // the run whose tuple is wanted

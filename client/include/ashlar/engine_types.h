@@ -174,7 +174,7 @@ struct OpenOptions {
   const char* rpc_socket = nullptr;
   const char* session_socket = nullptr;
   const char* name = nullptr;  // shown in the daemon's logs
-  uint32_t timeout_ms = 5000;  // of every call to the daemon
+  uint32_t timeout_ms = 5000;  // limit of one call to the daemon
   // If set, the new cache shares this cache's session, and with kBeside its memory: for an engine that serves several
   // layouts or adapters. The sockets are ignored.
   const Cache* beside = nullptr;

@@ -423,7 +423,7 @@ void BindEnd(nb::class_<PyRequest>& request) {
           "release", [](PyRequest& self) { self.request->Release(); },
           "Gives back the lease while the request stays, for `Cache.commit`.")
       .def("end", &End,
-           "Cancels what is under way and gives back the lease. Pages in doubt come by `Cache.take_quiesced_pages`.");
+           "Cancels pending calls and releases the lease. `Cache.take_quiesced_pages` returns unresolved pages.");
 }
 
 }  // namespace

@@ -230,7 +230,7 @@ class Setter:
             raise
 
     def _gives_back(self, request: Request) -> bool:
-        """Ends a request. False: nobody knows whether its pages are written to; they come by `take_quiesced_pages`."""
+        """Ends a request. False: the daemon may still write its pages; get them from `take_quiesced_pages`."""
         quiet = False
         with contextlib.suppress(ConnectionError, RuntimeError):
             request.cancel()
