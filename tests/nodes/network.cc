@@ -201,6 +201,7 @@ void Network::StartRelay(const NetworkOptions& options) {
 
 void Network::SetLink(size_t from, size_t to, const LinkConditions& conditions) {
   ASSERT_NE(relay_, nullptr) << "the network has no relay";
+  disturbed_ = disturbed_ || !(conditions == LinkConditions{});
   relay_->Set(from, to, conditions);
 }
 

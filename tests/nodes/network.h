@@ -5,6 +5,7 @@
 // Relay, whose links a test breaks while they carry, or the kernel's bridge, which is as fast as the machine.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -45,6 +46,9 @@ class Network {
   void SetAround(size_t node, const LinkConditions& conditions);           // both ways, to all others
   void SetAll(const LinkConditions& conditions);
   void Heal() { SetAll({}); }
+  // Returns whether any link has ever lost, delayed or slowed frames, or been cut. A lease whose reply was lost or late
+  // ends only when it expires, after a minute.
+  bool disturbed() const { return disturbed_; }
   LinkCounts counts(size_t from, size_t to) const { return relay_->counts(from, to); }
   uint64_t oversized() const { return relay_->oversized(); }
   uint64_t seed() const { return seed_; }
@@ -54,6 +58,7 @@ class Network {
   void StartRelay(const NetworkOptions& options);
 
   const uint64_t seed_;
+  std::atomic<bool> disturbed_{false};
   integration::NetworkNamespace switch_;
   std::vector<std::unique_ptr<integration::NetworkNamespace>> nodes_;
   std::unique_ptr<Relay> relay_;

@@ -85,8 +85,7 @@ class PeerDaemonsTest : public testing::Test {
   void TearDown() override {
     if (cluster_ == nullptr || !cluster_->etcd().Running()) return;
     const Stopwatch since;
-    // A lease whose answer was lost with a link ends by itself, after a minute.
-    const std::chrono::seconds patience(cut_ ? 90 : 20);
+    const std::chrono::seconds patience(cluster_->network().disturbed() ? 90 : 20);
     EXPECT_TRUE(Eventually([&] { return cluster_->Held(/*all_announced=*/true).empty(); }, patience))
         << cluster_->Held(/*all_announced=*/true);
     Figure("until nothing is held, ms", since.ms());
@@ -176,8 +175,6 @@ class PeerDaemonsTest : public testing::Test {
       position += prompt[i].size();
     }
   }
-
-  bool cut_ = false;  // the test has cut a link
 
   std::vector<Tokens> NewPrompt() { return MakePrompt(random_(), 3, 60); }
 

@@ -164,7 +164,6 @@ TEST_F(PeerFaultsTest, ACutOfTenSecondsHeals) {
   ExpectToLand(cluster_->daemon(1), first, true);
   Publish(cluster_->daemon(0), second);
   cluster_->network().SetBetween(0, 1, {.cut = true});
-  cut_ = true;
   const auto heals = std::chrono::steady_clock::now() + Long(seconds(10), seconds(3));
   while (std::chrono::steady_clock::now() < heals) {
     EXPECT_EQ(HitsAt(cluster_->daemon(1), first), first.size());

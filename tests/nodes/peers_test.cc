@@ -96,7 +96,6 @@ TEST_F(PeerDaemonsTest, ACutLinkIsAMissUntilItHeals) {
   ExpectToLand(cluster_->daemon(1), first, true);
   Publish(cluster_->daemon(0), second);
   cluster_->network().SetBetween(0, 1, {.cut = true});
-  cut_ = true;
   {
     TestEngine engine(cluster_->daemon(1).client_options());
     EXPECT_EQ(Hits(engine.Lookup(second)), 0u);

@@ -32,6 +32,8 @@ struct LinkConditions {
   uint64_t bytes_per_second = 0;             // 0: as fast as the relay is
   std::chrono::microseconds queue{100'000};  // of a throttled link; a frame that would wait longer is dropped
   bool cut = false;                          // also for what is on its way when it is cut
+
+  bool operator==(const LinkConditions&) const = default;
 };
 
 // Frames of one direction of one link, since the start.
