@@ -31,6 +31,7 @@ _TYPES = {
     torch.float8_e5m2: ashlar.DType.F8E5M2,
     torch.uint8: ashlar.DType.F8E4M3,  # vLLM's view of fp8 with one scale a tensor: bytes
 }
+_WITHOUT_DRAFT_LAYERS = ("ngram", "ngram_gpu", "suffix")  # methods of speculative decoding: drafts come from the text
 _STATE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -133,8 +134,12 @@ def _check(vllm_config: Any) -> None:
         raise Unsupported("pipeline parallelism is not supported")
     if parallel.decode_context_parallel_size > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise Unsupported("context parallelism is not supported")
-    if vllm_config.speculative_config is not None:
-        raise Unsupported("speculative decoding is not supported")
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in _WITHOUT_DRAFT_LAYERS:
+        raise Unsupported(
+            f"speculative_config: method {speculative.method} has layers of its own, which is not supported; "
+            f"set method to {' or '.join(_WITHOUT_DRAFT_LAYERS)}, or remove speculative_config"
+        )
     if vllm_config.diffusion_config is not None:
         raise Unsupported("diffusion models are not supported")
     if not vllm_config.cache_config.enable_prefix_caching:
@@ -207,7 +212,7 @@ def _check_states(spec: Any, name: str) -> None:
             f"mamba_cache_mode: {spec.mamba_cache_mode} keeps no states at block ends; set mamba_cache_mode to align"
         )
     if spec.num_speculative_blocks:
-        raise Unsupported(f"{name}: several states per block are not supported")
+        raise Unsupported(f"{name}: several states per block are not supported; remove speculative_config")
     if any(dtype not in _STATE_TYPES for dtype in spec.dtypes):
         raise Unsupported(f"{name}: states of {spec.dtypes} are not supported")
 
