@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Placement: which copies of an object there are, in which tiers, and when they come and go.
+// Placement: the copies of each object in the tiers; when a copy is made, promoted and evicted.
 #pragma once
 
 #include <cstddef>
@@ -21,34 +21,33 @@
 
 namespace ashlar::storage {
 
-// Objects are written in a memory tier, and copied down from there as soon as a policy admits them; what is evicted
-// above is found below and copied up again. Nothing is written to a degraded disk, and nothing evicted there. Promotion
-// copies, never moves, so evicting a copy costs nothing but its space while there is another one.
+// Objects are written to a memory tier, and copied to the tiers below as soon as a policy admits them. An object that
+// was evicted from an upper tier is promoted from a lower one. A degraded disk gets no writes and evicts nothing.
+// Promotion copies and never moves, so a copy may be evicted without loss while another copy exists.
 class Placement final : private CopyScheduler::Owner {
  public:
-  // All arguments must outlive the placement. `copying` copies between memory tiers; `promotion` learns the measured
-  // costs of copies; `taken` counts the transitions of copies (may be null).
+  // All arguments must outlive the placement. `copying` runs copies between memory tiers; `promotion` records the
+  // measured costs of copies; `taken` counts the transitions of copies, and may be null.
   Placement(Levels& levels, Executor& copying, AdmissionPolicy& admission, PromotionCosts& promotion,
             const Clock& clock, Observer& observer, const ObjectIndex& index, ObjectEvents& objects,
             CopyTransitionCounts* taken);
 
-  // Space in a memory tier for an object that is to be written there; false: none.
+  // Reserves space in a memory tier for an object that the caller will write. False: no space.
   bool Reserve(Entry& entry, size_t level, uint64_t extents);
-  // The reserved object was written, in the first `header.Extents()` extents; the others are given back.
+  // The caller has written the reserved object to the first `header.Extents()` extents; the others become free.
   void Written(Entry& entry, size_t level);
 
-  // Makes sure that the object's copy in this memory tier is whole, or is being filled from the nearest copy below;
-  // what only another GPU has goes down first. Otherwise returns the reason: kSlowerThanRecompute (promoting and
-  // landing take longer than `recompute`, if that is not 0), kBudgetRefused (no copy there may be evicted) or
-  // kTierError (only the disk has it, which is stalled). The caller must hold a reference; the object must be ready and
-  // not gone. Objects needed sooner are promoted first; a `needed_at` in the past means now.
+  // Makes sure that the object's copy in this memory tier is whole, or is being filled from the nearest copy below. An
+  // object that only another GPU has is copied down first. Otherwise returns the reason: kSlowerThanRecompute
+  // (promotion and landing take longer than `recompute`, if that is not 0), kBudgetRefused (no copy there may be
+  // evicted) or kTierError (only a stalled disk has the object). The caller must hold a reference; the object must be
+  // ready and not gone. Objects needed sooner are promoted first; a `needed_at` in the past means now.
   struct Recompute {
-    Nanos time = 0;       // to compute it again, against any way up; 0: unknown
-    Nanos of_remote = 0;  // likewise, against the way from another node
+    Nanos time = 0;       // to compute the object again; 0: unknown
+    Nanos of_remote = 0;  // likewise, if only another node has the object
   };
   MissReason Promote(Entry& entry, size_t level, const Recompute& recompute, Nanos needed_at);
-  // Calls `call` once the first `extents` of the copy are there, or once they will not come (Levels::Lost): at once if
-  // that is already so.
+  // Calls `call` when the first `extents` of the copy are loaded or lost (Levels::Lost), at once if they already are.
   void WhenLoaded(Entry& entry, size_t level, uint64_t extents, std::function<void()> call);
 
   // The object was looked up, or reserved again.
@@ -57,14 +56,14 @@ class Placement final : private CopyScheduler::Owner {
   void Changed(Entry& entry);
   // `transfer` of the object has changed.
   void TransferChanged(Entry& entry);
-  // Ends the copies of an object that is gone, as soon as nothing uses them; then it is vacated, perhaps before this
-  // returns.
+  // Ends the copies of an object that is gone as soon as nothing uses them, and then vacates the object, possibly
+  // before this returns.
   void Discard(Entry& entry);
 
-  // Ends waits for a stalled disk, and continues copies that found no space. Call it periodically.
+  // Ends waits for a stalled disk, and retries copies that were waiting for space. Call it periodically.
   void Tick();
 
-  // Counts a copy that a tier could not read.
+  // Reports that a tier failed to read a copy.
   void Unreadable(TenantId tenant, size_t level, const absl::Status& error) {
     observer_.TierError(tenant, levels_.kind(level), error);
   }
@@ -72,7 +71,7 @@ class Placement final : private CopyScheduler::Owner {
   Copies& copies() { return copies_; }
   CopyScheduler& scheduler() { return scheduler_; }
   size_t copies_under_way() const { return scheduler_.under_way(); }
-  // Objects that only memory has. writing: some of them are being written to the disk, or wait for it.
+  // Objects that only memory has. `writing`: some of them are being written to the disk, or wait for it.
   struct Unsaved {
     uint64_t objects = 0, bytes = 0;
     bool writing = false;
@@ -84,7 +83,7 @@ class Placement final : private CopyScheduler::Owner {
   void Loaded(Entry& entry, size_t level, uint64_t loaded) override;
   void Ended(Entry& entry, size_t level, const absl::Status& status) override;
 
-  // Have the object brought to the level, from the nearest copy or from a given level. False: no space.
+  // Start a copy of the object to `level`, from the nearest copy or from level `from`. False: no space.
   bool Fetch(Entry& entry, size_t level);
   bool FetchFrom(Entry& entry, size_t level, size_t from);
   void StartCopy(Entry& entry, size_t from, size_t to, Nanos needed_at);
