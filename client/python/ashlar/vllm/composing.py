@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts set from segments, in a worker: published where they are missing, landed, composed into the engine's blocks.
+"""Assembles prompts from segments in a worker: publishes missing segments, lands hits, and composes them into the engine's
+blocks.
 
-The engine takes such a prompt for one whose first tokens are loaded from elsewhere. A thread talks to the daemon; runs of
-the engine's model are handed to the engine's own thread, which makes one of them between two steps. Only there, and only
-while the load is under way, are the engine's blocks written: a load that is given up leaves nothing in doubt.
+The engine treats such a prompt as one whose first tokens are loaded from elsewhere. A thread talks to the daemon. Runs of
+the model belong to the engine's thread, which makes one of them between two steps. Only that thread writes the engine's
+blocks, and only during the load, so an abandoned load leaves no block unresolved.
 
-What lands goes to pages of its own first, as the engine's writer knows its layout alone.
+Hits land in pages of this process first, because only the engine's writer knows the layout of the engine's blocks.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _TRIES = 4  # plans; each takes less from the cache
 _Result = TypeVar("_Result")
 
 
-class Left(Exception):
-    """The load cannot be made, or has been given up: the engine computes the prompt."""
+class LoadAbandoned(Exception):
+    """The load failed or was abandoned; the engine computes the prompt."""
 
 
 class Pages:
@@ -78,7 +79,7 @@ class Pages:
 
 @dataclasses.dataclass
 class Composed:
-    """How a load went."""
+    """The result of a load."""
 
     request: str
     seconds: float
@@ -95,7 +96,7 @@ class _Work:
     jobs: queue.Queue[Callable[[], None]] = dataclasses.field(default_factory=queue.Queue)
     deadline: float = 0.0  # of its next progress, from when the thread begins it
     result: Composed | None = None  # set by the thread alone, once
-    left: bool = False
+    abandoned: bool = False
 
 
 class Composer:
@@ -145,7 +146,7 @@ class Composer:
     def close(self) -> None:
         self._asked.put(None)
         for work in self._under_way:
-            work.left = True
+            work.abandoned = True
         self._thread.join(timeout=3)
         self._opening.close()
         self._pages.close()
@@ -158,32 +159,32 @@ class Composer:
         self._asked.put(work)
 
     def begin_generation(self, generation: str) -> None:
-        """Work of another one is given up: the model's next run may be by other weights, which its salt does not name."""
+        """Abandons the loads of another generation: the model's next run may use other weights, which their salt does not name."""
         if generation != self._generation:
             self._generation = generation
-            self.leave_all()
+            self.abandon_all()
 
-    def leave_all(self) -> None:
+    def abandon_all(self) -> None:
         for work in self._under_way:
-            work.left = True
+            work.abandoned = True
 
-    def leave(self, requests: Collection[str]) -> set[str]:
-        """Gives up loads of requests that have ended, and returns these."""
-        left = [work for work in self._under_way if work.compose.request in requests]
-        for work in left:
-            work.left = True
+    def abandon(self, requests: Collection[str]) -> set[str]:
+        """Abandons the loads of requests that have ended, and returns those requests."""
+        ended = [work for work in self._under_way if work.compose.request in requests]
+        for work in ended:
+            work.abandoned = True
             self._under_way.remove(work)
-        return {work.compose.request for work in left}
+        return {work.compose.request for work in ended}
 
     def poll(self) -> list[Composed]:
-        """Makes one run of the model, where one is waited for. Returns the loads that have ended."""
+        """Runs the model once if a load waits for it. Returns the loads that have ended."""
         serving = self._serving
         if serving is not None:
             self._advance(serving)
         now, ended = time.monotonic(), []
         for work in list(self._under_way):
             result = work.result
-            if work.left and (result is None or result.done):  # also one that had ended when it was given up
+            if work.abandoned and (result is None or result.done):  # also if it had ended before
                 result = Composed(work.compose.request, now - work.since, False)
             if result is not None:
                 self._under_way.remove(work)
@@ -191,17 +192,17 @@ class Composer:
         return ended
 
     def _advance(self, serving: _Work) -> None:
-        if not serving.left and not serving.jobs.empty():
+        if not serving.abandoned and not serving.jobs.empty():
             serving.jobs.get_nowait()()
             serving.deadline = self._next_deadline()
         elif (now := time.monotonic()) > serving.deadline:
             logger.warning("Ashlar: assembling segments made no progress for %d ms", self._options.compose_ms)
-            if not serving.left:
-                serving.left, serving.deadline = True, self._next_deadline()
+            if not serving.abandoned:
+                serving.abandoned, serving.deadline = True, self._next_deadline()
                 self._paused_until = now + self._options.call_ms / 1000
                 return
-            for work in self._under_way:  # the thread hangs in what was left: nobody's turn comes
-                work.left = True
+            for work in self._under_way:  # the thread hangs in the abandoned load
+                work.abandoned = True
 
     def _next_deadline(self) -> float:
         return time.monotonic() + self._options.compose_ms / 1000
@@ -214,18 +215,18 @@ class Composer:
 
     def _serve(self) -> None:
         while (work := self._asked.get()) is not None:
-            if work.left:
+            if work.abandoned:
                 continue
             work.deadline = self._next_deadline()
             self._serving = work
             result = Composed(work.compose.request, 0.0, False)
             try:
-                self._set(work, result)
+                self._assemble(work, result)
                 result.done = True
-            except Left as reason:
-                if not work.left:
+            except LoadAbandoned as reason:
+                if not work.abandoned:
                     logger.warning("Ashlar: a prompt is computed without its cached segments: %s", reason)
-            except Exception as error:  # whatever it is, the request is computed instead
+            except Exception as error:  # the engine computes the request instead
                 logger.warning(
                     "Ashlar: a prompt is computed without its cached segments: %s: %s", type(error).__name__, error
                 )
@@ -234,7 +235,7 @@ class Composer:
             self._serving = None
 
     def _between_steps(self, work: _Work, call: Callable[[], _Result]) -> _Result:
-        """The call's result, made by the engine's thread."""
+        """Has the engine's thread make the call, and returns its result."""
         ended = threading.Event()
         found: list[_Result] = []
         failed: list[BaseException] = []
@@ -248,18 +249,18 @@ class Composer:
 
         work.jobs.put(job)
         while not ended.wait(0.05):
-            if work.left:
-                raise Left("abandoned")
+            if work.abandoned:
+                raise LoadAbandoned("abandoned")
         if failed:
             raise failed[0]
         return found[0]
 
-    def _set(self, work: _Work, result: Composed) -> None:
+    def _assemble(self, work: _Work, result: Composed) -> None:
         cache, compose = self._opening.cache, work.compose
         if cache is None or time.monotonic() < self._paused_until:
-            raise Left("the cache is not open")
+            raise LoadAbandoned("the cache is not open")
         if max(compose.lengths) > self._most:
-            raise Left(
+            raise LoadAbandoned(
                 f"a segment has {max(compose.lengths)} tokens; one step of the engine takes at most {self._most}"
             )
         table = self._take(cache, len(compose.tokens))
@@ -267,7 +268,7 @@ class Composer:
         try:
             request = cache.start_begin(compose.tokens, compose.lengths, table, fill=self._publishes, salt=compose.salt)
             if request.wait_plan() != ashlar.Verdict.OK:
-                raise Left("the lookup failed")
+                raise LoadAbandoned("the lookup failed")
             result.published = self._fill(work, cache, request, table)
             for _ in range(_TRIES):
                 if self._compose(work, cache, request, table):
@@ -275,7 +276,7 @@ class Composer:
                     tiers = {segment.tier for segment in request.plan.segments if segment.used and segment.tier}
                     result.tier = "ssd" if "ssd" in tiers else next(iter(tiers), "dram")
                     return
-            raise Left("the landing failed")
+            raise LoadAbandoned("the landing failed")
         finally:
             kept = True
             if request is not None:
@@ -286,12 +287,12 @@ class Composer:
                 self._pages.free += table.tolist()
 
     def _take(self, cache: ashlar.Cache, tokens: int) -> npt.NDArray[np.int32]:
-        """Pages of ours for so many tokens."""
+        """Returns free pages for this many tokens."""
         pages, count = self._pages, -(-tokens // PAGE_TOKENS)
         if len(pages.free) < pages.count:
             pages.free += cache.take_quiesced_pages(pages.count)
         if count > len(pages.free):
-            raise Left(f"{tokens} tokens; segment_tokens leaves {len(pages.free) * PAGE_TOKENS}")
+            raise LoadAbandoned(f"{tokens} tokens; segment_tokens leaves {len(pages.free) * PAGE_TOKENS}")
         taken, pages.free = pages.free[:count], pages.free[count:]
         return np.array(taken, np.int32)
 
@@ -327,7 +328,7 @@ class Composer:
                 linear.append(ashlar.LinearTensors(place.layer, state, tails[name], transition))
             published += request.publish(number, linear, table) == "published"
         if missing and request.look_again(table) != ashlar.Verdict.OK:
-            raise Left("the second lookup failed")
+            raise LoadAbandoned("the second lookup failed")
         return published
 
     def _alone(self, compose: Compose, run: ashlar.Run) -> tuple[dict[str, Any], ...]:
@@ -374,7 +375,7 @@ class Composer:
         """Of the state behind the last token that is loaded: the engine goes on from there."""
         block = compose.blocks[place.group][(compose.tokens_loaded - 1) // self._described.block]
         if block == 0:
-            raise Left("the engine allocated no block for a state")
+            raise LoadAbandoned("the engine allocated no block for a state")
         return block
 
     def _state(self, states: States, block: int, place: LinearPlace) -> torch.Tensor:
@@ -387,7 +388,7 @@ class Composer:
         plan = request.plan
         computed = sum(end - begin for begin, end in plan.computed())
         if plan.cached_tokens == 0 or computed > self._most:
-            raise Left(
+            raise LoadAbandoned(
                 f"{plan.cached_tokens} tokens are cached and {computed} computed; the step does not match the plan"
             )
         for layer in range(len(self.model.layers)):
@@ -400,7 +401,7 @@ class Composer:
 
     def _moved(self, request: ashlar.Request) -> bool:
         if request.finish() == ashlar.Verdict.OTHER_PAGES:
-            raise Left("pages are unresolved after a failed landing")
+            raise LoadAbandoned("pages are unresolved after a failed landing")
         return False
 
     def _into_blocks(

@@ -192,7 +192,7 @@ class Worker:
             self._composer.begin_generation(step.generation)
         outdated = composing and not self._are_current(seen)
         if outdated and self._composer is not None:
-            self._composer.leave_all()
+            self._composer.abandon_all()
         if step.loads:
             mark = self._order.mark()
             self._landings += [_Landing(load, time.monotonic(), mark, seen) for load in step.loads]
@@ -229,7 +229,7 @@ class Worker:
         """Requests whose loads have ended, and those among them that failed. `over`: requests that have ended themselves."""
         self._collect_quiet()
         deadline = time.monotonic() + (_IDLE_WAIT if step.scheduled_tokens == 0 else 0)
-        ended = set() if self._composer is None else self._composer.leave(over)
+        ended = set() if self._composer is None else self._composer.abandon(over)
         failed: set[str] = set()
         while self._landings or self._refused or (self._composer is not None and self._composer.busy):
             self._poll_composer(ended, failed)
