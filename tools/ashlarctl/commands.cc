@@ -157,11 +157,13 @@ std::vector<Command> CommandsOnItself() {
        /*offline=*/true},
       {"doctor",
        "",
-       "check the settings of this machine, and print a remedy for each bad one",
+       "check this machine, or why an engine does not use the cache, and print remedies",
        "Checks the limits, the control group and the configuration of the daemon that listens on the socket. Without "
        "a daemon, it checks the limits of ashlarctl and the configuration that --config names. The output says which. "
+       "With --engine, it reads the metrics of an engine instead, and fails if the engine does not use the cache. "
        "The command fails if a check is bad; a note does not fail it.",
-       {{"config", "FILE", "configuration file of the daemon; the options below override it", {}},
+       {{"engine", "URL", "metrics endpoint of an engine to check, such as http://localhost:8000/metrics", {}},
+        {"config", "FILE", "configuration file of the daemon; the options below override it", {}},
         {"dram", "SIZE", "dram.capacity_bytes to check, such as 64GiB", {}},
         {"folder", "PATH", "ssd.folder to check; a small file is written there and removed", {}},
         {"ssd", "SIZE", "ssd.capacity_bytes to check", {}},

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl doctor: which settings of this machine, and of the daemon that runs, hurt it; each with its remedy.
+// ashlarctl doctor: which settings of this machine, and of the daemon that runs, hurt it, or why an engine does not use
+// the cache; each with its remedy.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/byte_size.h"
 #include "proto/regular_file.h"
 #include "tools/ashlarctl/command.h"
+#include "tools/ashlarctl/engine_doctor.h"
 #include "tools/ashlarctl/host.h"
 #include "tools/ashlarctl/listener.h"
 
@@ -85,16 +87,10 @@ std::string Heading(const Subject& subject) {
   return absl::StrCat(text, "sizes and folder: ", whose, "\n");
 }
 
-}  // namespace
-
-absl::StatusOr<Answer> Doctor(const Arguments& arguments, AdminClient& client) {
-  const absl::StatusOr<Subject> subject = SubjectOf(arguments, client);
-  if (!subject.ok()) return subject.status();
-  const pid_t daemon = subject->daemon.value_or(0);
-  Answer answer{.json = {{"checks", json::array()}}, .text = Heading(*subject)};
-  answer.json["daemon_pid"] = daemon > 0 ? json(daemon) : json(nullptr);
-  answer.json["configuration"] = subject->configuration.empty() ? json(nullptr) : json(subject->configuration);
-  for (const Finding& finding : Judge(LookAtHost(subject->needs.ssd_folder, daemon), subject->needs)) {
+Answer AnswerOf(const std::vector<Finding>& findings, std::string heading) {
+  Answer answer{.json = {{"checks", json::array()}}, .text = std::move(heading)};
+  for (const char* field : {"daemon_pid", "configuration", "engine"}) answer.json[field] = nullptr;
+  for (const Finding& finding : findings) {
     answer.failed |= finding.verdict == Verdict::kBad;
     answer.json["checks"].push_back({{"verdict", NameOf(finding.verdict)},
                                      {"check", finding.check},
@@ -104,6 +100,33 @@ absl::StatusOr<Answer> Doctor(const Arguments& arguments, AdminClient& client) {
     if (!finding.remedy.empty()) absl::StrAppendFormat(&answer.text, "      %-14s %s\n", "", finding.remedy);
   }
   answer.json["ok"] = !answer.failed;
+  return answer;
+}
+
+absl::StatusOr<Answer> DoctorOfEngine(const Arguments& arguments) {
+  for (const char* other : {"config", "dram", "folder", "ssd", "lock", "rdma"}) {
+    if (arguments.Has(other)) {
+      return absl::InvalidArgumentError(absl::StrCat("--", other, ": not allowed with --engine; run doctor twice"));
+    }
+  }
+  const std::string url = arguments.Get("engine");
+  const absl::StatusOr<std::vector<Finding>> findings = ExamineEngine(url);
+  if (!findings.ok()) return findings.status();
+  Answer answer = AnswerOf(*findings, absl::StrCat("engine at ", url, "\n"));
+  answer.json["engine"] = url;
+  return answer;
+}
+
+}  // namespace
+
+absl::StatusOr<Answer> Doctor(const Arguments& arguments, AdminClient& client) {
+  if (arguments.Has("engine")) return DoctorOfEngine(arguments);
+  const absl::StatusOr<Subject> subject = SubjectOf(arguments, client);
+  if (!subject.ok()) return subject.status();
+  const pid_t daemon = subject->daemon.value_or(0);
+  Answer answer = AnswerOf(Judge(LookAtHost(subject->needs.ssd_folder, daemon), subject->needs), Heading(*subject));
+  if (daemon > 0) answer.json["daemon_pid"] = daemon;
+  if (!subject->configuration.empty()) answer.json["configuration"] = subject->configuration;
   return answer;
 }
 

@@ -277,6 +277,7 @@ std::map<std::string, FieldList> Table() {
         {"checks[].remedy", ""},
         {"daemon_pid", "process whose limits were checked; null for ashlarctl itself"},
         {"configuration", "configuration that was checked: a file, or the daemon's; null if unknown"},
+        {"engine", "address of the engine that was checked; null without --engine"},
         {"ok", "true if no check is bad"}}},
       {"layout",
        Joined({kModelFields,

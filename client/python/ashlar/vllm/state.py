@@ -21,12 +21,12 @@ REASONS: dict[str, tuple[str, str]] = {
     "weights": (OPENING, "wait until the checkpoint's files are read, or set weights_digest"),
     "no_daemon": (OPENING, "start the daemon, or set rpc_socket and session_socket to the sockets that it printed"),
     "permission": (OPENING, "run the engine as a user that may open the daemon's sockets (group ashlar)"),
-    "refused": (OPENING, "read the daemon's log; ashlarctl doctor checks its configuration"),
+    "refused": (OPENING, "read the daemon's log; often versions or tenants differ"),
     "lost": (OPENING, "check the daemon; the connector reconnects by itself"),
-    "block_too_long": (OFF, "raise --max-model-len above the block, or lower --block-size"),
-    "unsupported": (OFF, "see docs/vllm.md for what is supported"),
+    "block_too_long": (OFF, "raise --max-model-len above vLLM's block, or lower --block-size"),
+    "unsupported": (OFF, "remove what is not supported (docs/limitations.md)"),
     "disagreement": (OFF, "give the scheduler and the workers the same model configuration"),
-    "error": (OFF, "report the exception above with the engine's arguments"),
+    "error": (OFF, "report the exception in the engine's log with the engine's arguments"),
 }
 
 

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Why an engine does not use the cache, by its own metrics.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tools/ashlarctl/engine_metrics.h"
+#include "tools/ashlarctl/host.h"
+
+namespace ashlar::ctl {
+
+// A reason of vllm:ashlar_state, as the connector names it (client/python/ashlar/vllm/state.py).
+struct EngineReason {
+  const char* reason;
+  const char* state;
+  const char* remedy;  // empty: the cache is used
+};
+const std::vector<EngineReason>& EngineReasons();
+
+// Bad: the engine does not use the cache.
+std::vector<Finding> JudgeEngine(const EngineMetrics& metrics);
+
+// Of the metrics at `url`. The errors begin with "--engine".
+absl::StatusOr<std::vector<Finding>> ExamineEngine(const std::string& url);
+
+}  // namespace ashlar::ctl
