@@ -67,8 +67,10 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = self._kv_transfer_config
         self._options = Options.read(transfer.kv_connector_extra_config)
-        if self._options.segments and str(vllm_config.device_config.device_type) != "cpu":
-            logger.warning("Ashlar: segments are not supported on a GPU; prompts with segments are computed")
+        gpu = str(vllm_config.device_config.device_type) != "cpu"
+        if self._options.segments and (gpu or vllm_config.lora_config is not None):
+            where = "on a GPU" if gpu else "with enable_lora"
+            logger.warning("Ashlar: segments are not supported %s; prompts with segments are computed", where)
             self._options = dataclasses.replace(self._options, segments=False)
         # A load that fails is computed. The engine's default would fail the request.
         for each in (transfer, *_configurations_around(self)):

@@ -6,7 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.distributed.kv_events import BlockStored
-from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.core.kv_cache_utils import (
+    generate_block_hash_extra_keys,
+    maybe_convert_block_hash,
+    to_event_extra_keys,
+)
 
 MEDIUM = "ASHLAR"
 
@@ -16,17 +20,21 @@ def stored_events(request: Any, tokens: int, block: int) -> list[Any]:
     hashes = list(request.block_hashes[: tokens // block])
     if not hashes:
         return []
-    # As the engine's own events have it: the first block's hash takes the salt in.
-    salted = [(request.cache_salt,), *[None] * (len(hashes) - 1)] if request.cache_salt else None
+    # As the engine's own events have it: what each block's hash takes in beside tokens.
+    extra, medium = [], 0
+    for begin in range(0, len(hashes) * block, block):
+        keys, medium = generate_block_hash_extra_keys(request, begin, begin + block, medium)
+        extra.append(keys)
+    adapter = request.lora_request
     return [
         BlockStored(
             block_hashes=[maybe_convert_block_hash(each) for each in hashes],
             parent_block_hash=None,
             token_ids=list(request.all_token_ids[: len(hashes) * block]),
             block_size=block,
-            lora_id=None,
+            lora_id=adapter.adapter_id if adapter else None,
             medium=MEDIUM,
-            lora_name=None,
-            extra_keys=salted,
+            lora_name=adapter.name if adapter else None,
+            extra_keys=to_event_extra_keys(extra) if any(extra) else None,
         )
     ]

@@ -47,7 +47,7 @@ IRRELEVANT: dict[str, str] = {
         trust_remote_code served_model_name"""
     # max_model_len: named where the model's numbers depend on it, see `_length`.
     """ max_model_len spec_target_max_model_len"""
-    # Prompts with media, prompt embeddings and pooling are not cached.
+    # Media are named with what `_encoders` says. Prompt embeddings and pooling are not cached.
     """ runner convert allowed_local_media_path allowed_media_domains multimodal_config enable_prompt_embeds pooler_config
         io_processor_plugin renderer_num_workers skip_tokenizer_init"""
     # Behind the last layer: logits and sampling.
@@ -100,6 +100,13 @@ IRRELEVANT: dict[str, str] = {
         dynamic_shapes_config local_cache_dir fast_moe_cold_start enabled_custom_ops disabled_custom_ops traced_files
         compilation_time encoder_compilation_time static_forward_context static_all_moe_layers""",
 }
+
+# Fields of the encoders' configuration that change no number of a medium whose processed data are named.
+IRRELEVANT_ENCODERS = """limit_per_prompt media_io_kwargs mm_processor_kwargs mm_processor_cache_gb
+    mm_processor_cache_type mm_hasher_algorithm mm_shm_cache_max_object_size_mb interleave_mm_strings skip_mm_profiling
+    mm_tensor_ipc mm_ipc_gpu_memory_gb enable_mm_embeds allow_missing_mm_embeddings language_model_only"""
+# Fields of the adapters' configuration that change no number of one: how many there may be.
+IRRELEVANT_ADAPTERS = "max_loras max_cpu_loras default_mm_loras max_lora_cls_labels"
 
 # Variables of vLLM's that change no number that the cache keeps, beside those that vLLM itself leaves out of the names of
 # compiled models: how it is built, where things lie, how processes talk, what is logged, how requests are parsed.
@@ -156,6 +163,29 @@ def _plain(value: Any) -> Any:
         named = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
         return f"{named.__module__}.{named.__qualname__}"
     return str(value)
+
+
+def _fields(config: Any, left_out: str) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(config) if field.name not in left_out.split()]
+    return {name: _plain(getattr(config, name, None)) for name in names}
+
+
+def _encoders(vllm_config: Any) -> str | None:
+    """What decides a medium's numbers beside its processed data; None: there is no such name."""
+    config, compilation = vllm_config.model_config.multimodal_config, vllm_config.compilation_config
+    if config is None or config.mm_processor_cache_type == "shm" or vllm_config.ec_transfer_config is not None:
+        return None
+    if config.mm_encoder_attn_dtype is not None:  # scales that come from a file, or from earlier media
+        return None
+    compiled = {name: value for name, value in vars(compilation).items() if "encoder" in name and "time" not in name}
+    named = [_fields(config, IRRELEVANT_ENCODERS), _plain(compiled), vllm_config.model_config.max_model_len]
+    return json.dumps(named, sort_keys=True)
+
+
+def _adapters(vllm_config: Any) -> str | None:
+    """What decides an adapter's numbers beside its weights; None: the engine has no adapters."""
+    config = vllm_config.lora_config
+    return None if config is None else json.dumps(_fields(config, IRRELEVANT_ADAPTERS), sort_keys=True)
 
 
 def _arguments(vllm_config: Any) -> dict[str, Any]:
@@ -265,6 +295,9 @@ class Identity:
     parts: dict[str, Any]  # all but the weights' content, by name
     tokenizer: str
     weights: checkpoint.Weights
+    encoders: str | None  # what decides the numbers of media; None: prompts with media have no name
+    adapters: str | None  # what decides the numbers of adapters; None: there are none
+    plain: bool  # prompts without an adapter are computed as in an engine without adapters
 
     @property
     def text(self) -> str:
@@ -281,7 +314,7 @@ class Identity:
 def identify(vllm_config: Any, options: Options, layout: dict[str, Any]) -> Identity:
     """`layout`: of the caches. Raises Unsupported. The digest of the weights' files goes on in the background."""
     model = vllm_config.model_config
-    config = _config(model)
+    config, adapters = _config(model), _adapters(vllm_config)
     parts = {
         "config": config,
         "max_model_len": _length(model, config),
@@ -290,11 +323,18 @@ def identify(vllm_config: Any, options: Options, layout: dict[str, Any]) -> Iden
         "processor": _processor(vllm_config),
         "layout": layout,
     }
+    if adapters is not None and model.is_moe:  # experts have other kernels then
+        parts["adapters"] = adapters
+    # vLLM's kernels of CPUs apply the last adapter to prompts without one that are in the same batch.
+    plain = adapters is None or str(vllm_config.device_config.device_type) != "cpu"
     return Identity(
         options.model_id or model_id(model),
         parts,
         tokenizer_digest(model),
         _weights(vllm_config, options.weights_digest),
+        encoders=_encoders(vllm_config),
+        adapters=adapters,
+        plain=plain,
     )
 
 

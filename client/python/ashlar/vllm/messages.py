@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from ashlar.vllm.adapters import AdapterLoad, Told
+
 
 @dataclasses.dataclass
 class Load:
@@ -22,6 +24,7 @@ class Load:
     blocks: tuple[list[int], ...]
     table: int  # pages of the text that was looked up
     tier: str
+    adapter: AdapterLoad | None = None  # that the prefix is of
 
 
 @dataclasses.dataclass
@@ -37,6 +40,8 @@ class Save:
     blocks: tuple[list[int], ...]
     prompt: int  # tokens of the whole prompt, of which the text may be a part, or which decoded tokens follow
     salt: str = ""
+    media: list[tuple[int, bytes]] = dataclasses.field(default_factory=list)  # position and digest
+    adapter: AdapterLoad | None = None  # that the text was computed with
 
 
 @dataclasses.dataclass
@@ -61,6 +66,8 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     scheduled_tokens: int
     composes: list[Compose] = dataclasses.field(default_factory=list)
     generation: str | None = None  # of the engine's weights; None: a step of which the scheduler's half says nothing
+    number: int = 0  # of the step
+    adapters: set[int] = dataclasses.field(default_factory=set)  # whose digests are wanted, by lora_int_id
 
     def asked(self) -> set[str]:
         """Requests that wait for a worker's answer."""
@@ -89,6 +96,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         default_factory=Counter
     )  # what ranks call the engine's model: Identity.text
     outdated: Counter[str] = dataclasses.field(default_factory=Counter)  # generations within which the weights changed
+    adapters: Counter[Told] = dataclasses.field(default_factory=Counter)  # what ranks tell of adapters
     without_segments: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can set no prompt from any
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:

@@ -21,7 +21,7 @@ logger = init_logger("vllm.ashlar")
 
 
 def model_of(layer: torch.nn.Module) -> Any:
-    """The engine's whole model, as the owner of one of its layers: vLLM hands a connector none."""
+    """The engine's whole model, as the owner of one of its layers: vLLM hands a connector none. Raises Unsupported."""
     found = None
     for each in gc.get_objects():
         kind = type(each)
@@ -49,13 +49,11 @@ class Seen:
 class EngineWeights:
     """`look` belongs to the engine's thread, the rest to any."""
 
-    def __init__(self, vllm_config: Any, layer_name: str) -> None:
-        """Raises Unsupported."""
-        layer = vllm_config.compilation_config.static_forward_context[layer_name]
+    def __init__(self, vllm_config: Any, model: Any) -> None:
         offload = vllm_config.offload_config
         prefetched = offload.offload_backend == "prefetch" or offload.prefetch.offload_group_size > 0
         moves = prefetched or vllm_config.parallel_config.enable_eplb
-        self._watch = WeightsWatch(model_of(layer), sampled=not moves)
+        self._watch = WeightsWatch(model, sampled=not moves)
         self._generation = ""
         self._lock = threading.Lock()
         self._outdated: str | None = None  # guarded by lock_

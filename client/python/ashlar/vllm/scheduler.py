@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -16,13 +19,15 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import ashlar
+from ashlar.vllm.adapters import AdapterLoad, KnownAdapters
 from ashlar.vllm.events import stored_events
 from ashlar.vllm.identity import differences
+from ashlar.vllm.media import MediaNames, Unnamed
 from ashlar.vllm.messages import Compose, Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
-from ashlar.vllm.segments import declared, name_alone, name_apart, named_apart, salt_of, unsupported
+from ashlar.vllm.segments import ADAPTERS, declared, name_alone, name_apart, named_apart, salt_of, unsupported
 from ashlar.vllm.state import State
 from ashlar.vllm.stats import AshlarStats
 
@@ -32,12 +37,31 @@ _POLL = 0.0001  # seconds
 _PAUSE = 1.0  # seconds without lookups after one that was late
 _WARN_EVERY = 60.0  # seconds
 _MOST_DEPTHS = 64  # of one commit
+_MOST_SAID = 16  # reasons that are logged
 _SOURCES = {"dram": CacheHitSource.HOST, "ssd": CacheHitSource.DISK, "remote": CacheHitSource.P2P}
+
+
+def _adapter_name(followed: _Followed) -> str | None:
+    adapter = followed.request.lora_request
+    return None if adapter is None else str(adapter.lora_name)
+
+
+@dataclasses.dataclass
+class _Name:
+    """What a request's keys take beside its tokens."""
+
+    salt: str
+    media: list[tuple[int, bytes]]  # position and digest
+    adapter: AdapterLoad | None
+
+    def within(self, tokens: int) -> list[tuple[int, bytes]]:
+        return [medium for medium in self.media if medium[0] < tokens]
 
 
 @dataclasses.dataclass
 class _Lookup:
     handle: ashlar.Request
+    name: _Name
     tokens: int
     since: float
     plan: ashlar.Plan | None = None
@@ -54,9 +78,14 @@ class _Followed:
     missed: tuple[int, int] = (0, 0)  # tokens of the request, and computed ones, for which nothing was found
     refused: bool = False  # nothing is looked up any more: a load has failed
     saved: int = 0  # tokens that were offered, or came from the cache
+    present: int | None = None  # tokens that the engine had before its first step
     ended: bool = False
     mixed: bool = False  # the engine was reset within it: its keys may be of two sets of weights
     segments: list[int] = dataclasses.field(default_factory=list)  # declared: nothing of it is exact
+    media: list[Future[bytes]] = dataclasses.field(default_factory=list)  # digests, in the order of its mm_features
+    first_step: int = 0  # that computed or loaded a part of it
+    nameless: bool = False  # no key can name it
+    asked: float | None = None  # when its name was asked for
 
 
 class Scheduler:
@@ -96,6 +125,10 @@ class Scheduler:
         self._pool: Any = None
         self._happened: list[Any] = []
         self._state = state
+        self._steps = 0
+        self._media = MediaNames(described.identity.encoders)
+        self._adapters = KnownAdapters(ranks)
+        self._said: set[str] = set()  # why requests have no name
         self._opening = Opening(
             self._open, described.identity.weights, options.reopen_ms, options.rpc_socket, "scheduler", state
         )
@@ -119,6 +152,7 @@ class Scheduler:
     def close(self) -> None:
         for followed in list(self._followed.values()):
             self._erase(followed)
+        self._media.close()
         self._opening.close()
 
     def reset(self) -> bool:
@@ -127,7 +161,12 @@ class Scheduler:
         False: some of the engine's requests go on with keys or states of before.
         """
         self._generation = uuid.uuid4().hex
-        for followed in self._followed.values():
+        self._begin_anew(lambda followed: True)
+        return not any(followed.mixed for followed in self._followed.values())
+
+    def _begin_anew(self, concerns: Callable[[_Followed], bool]) -> None:
+        """Requests that have keys or states are not saved any more, and the engine finds nothing in its own cache."""
+        for followed in filter(concerns, self._followed.values()):
             if not followed.mixed and (followed.loading > 0 or followed.request.num_computed_tokens > 0):
                 followed.mixed = True
                 name_alone(followed.request)
@@ -137,10 +176,42 @@ class Scheduler:
         # Of the engine's own prefix cache, too: a prompt resumed from there would be saved by the new weights' name.
         if self._pool is not None:
             self._pool.evict_blocks({block.block_id for block in self._pool.blocks if block.block_hash is not None})
-        return not any(followed.mixed for followed in self._followed.values())
 
     def _salt(self, followed: _Followed) -> str:
         return self._generation + followed.salt
+
+    def _name(self, followed: _Followed) -> _Name | None:
+        """None: it has none, or it is not known yet."""
+        if followed.nameless:
+            return None
+        request, salt, load = followed.request, self._salt(followed), None
+        try:
+            media = self._media.names(request, followed.media) if request.mm_features else []
+        except Unnamed as error:
+            followed.nameless = True
+            if len(self._said) < _MOST_SAID and str(error) not in self._said:
+                self._said.add(str(error))
+                logger.warning("Ashlar: requests are computed without the cache: %s", error)
+            return None
+        adapter = request.lora_request
+        if adapter is not None:
+            found = self._adapters.find(adapter.lora_int_id)
+            if found is None:
+                return None
+            load, digest = found
+            named = [adapter.lora_name, digest, self._described.identity.adapters, followed.salt]
+            salt = self._generation + ADAPTERS + hashlib.sha256(json.dumps(named).encode()).hexdigest()
+        return None if media is None else _Name(salt, media, load)
+
+    def _awaits_name(self, followed: _Followed) -> bool:
+        """Whether the request waits for its name. It is not scheduled meanwhile; others are."""
+        now = time.monotonic()
+        if followed.asked is None:
+            followed.asked = now
+        adapter = followed.request.lora_request
+        if followed.nameless or (adapter is not None and not self._adapters.may_come(adapter.lora_int_id)):
+            return False
+        return now - followed.asked < self._options.lookup_ms / 1000
 
     # ---- looking up
 
@@ -156,7 +227,14 @@ class Scheduler:
         asked = (request.num_tokens, computed)
         if followed.refused or followed.missed == asked or request.skip_reading_prefix_cache:
             return 0, False
-        lookup = self._look_up(followed)
+        name = self._name(followed)
+        if name is None:
+            if self._awaits_name(followed):
+                return None, False
+            self.stats.add(1, "lookups", "unnamed")
+            followed.missed = asked
+            return 0, False
+        lookup = self._look_up(followed, name)
         if lookup is None:
             return 0, False
         if lookup.plan is None:
@@ -182,16 +260,23 @@ class Scheduler:
         return followed is not None and bool(followed.segments)
 
     def _serves(self, request: Any) -> bool:
-        """Prompts whose tokens alone say what their states are, and whose states are exact."""
+        """Prompts whose tokens, media and adapter say what their states are, and whose states are exact."""
+        identity, adapter = self._described.identity, request.lora_request
         return not (
-            request.lora_request
-            or request.mm_features
-            or request.prompt_embeds is not None
+            request.prompt_embeds is not None
             or named_apart(request)
             or request.pooling_params
+            or (adapter is None and not identity.plain)
+            or (adapter is not None and adapter.load_inplace)  # it is loaded again in each step
+            # The engine reuses outputs of encoders by the adapter's name.
+            or (
+                adapter is not None
+                and request.mm_features
+                and json.loads(identity.adapters)["enable_tower_connector_lora"]
+            )
         )
 
-    def _look_up(self, followed: _Followed) -> _Lookup | None:
+    def _look_up(self, followed: _Followed, name: _Name) -> _Lookup | None:
         request, lookup = followed.request, followed.lookup
         now = time.monotonic()
         if lookup is not None and lookup.tokens != request.num_tokens:
@@ -207,9 +292,8 @@ class Scheduler:
             # As far as the engine could resume, and one token that is computed.
             most = (request.num_tokens - 1) // self._described.block * self._described.block + 1
             tokens = np.array(request.all_token_ids[:most], np.int32)
-            lookup = followed.lookup = _Lookup(
-                cache.start_begin(tokens, salt=self._salt(followed)), request.num_tokens, now
-            )
+            handle = cache.start_begin(tokens, media=name.within(most), salt=name.salt)
+            lookup = followed.lookup = _Lookup(handle, name, request.num_tokens, now)
         if lookup.plan is not None:
             return lookup
         deadline = lookup.since + self._options.lookup_wait_ms / 1000
@@ -263,11 +347,21 @@ class Scheduler:
             page for table in self._described.pages(ids, tokens) for page in table
         ]
         followed.loading = tokens
+        followed.first_step = followed.first_step or self._steps + 1
         tier = plan.prefix_tier or "dram"
         table = (request.num_tokens - 1) // self._described.block + 1
         self.stats.add(1, "lookups", "hit")
         self._new_loads.append(
-            Load(request.request_id, followed.lookup.handle.plan_bytes(), tokens, tokens - external, ids, table, tier)
+            Load(
+                request.request_id,
+                followed.lookup.handle.plan_bytes(),
+                tokens,
+                tokens - external,
+                ids,
+                table,
+                tier,
+                followed.lookup.name.adapter,
+            )
         )
 
     def fail_load(self, request: Any) -> None:
@@ -304,12 +398,17 @@ class Scheduler:
         loads, self._new_loads = self._new_loads, []
         composes, self._new_composes = self._new_composes, []
         saves: list[Save] = []
+        self._steps += 1
         try:
+            for name in output.num_scheduled_tokens:
+                if (followed := self._followed.get(name)) is not None:
+                    followed.first_step = followed.first_step or self._steps
             self._renew()
             self._offer_all(output, saves)
         except Exception:  # the loads must go out: their requests wait for them
             logger.exception("Ashlar: the rest of this step is not saved")
-        return StepMetadata(loads, saves, output.total_num_scheduled_tokens, composes, self._generation)
+        tokens, asked = output.total_num_scheduled_tokens, self._adapters.take_asked()
+        return StepMetadata(loads, saves, tokens, composes, self._generation, self._steps, asked)
 
     def _offer_all(self, output: Any, saves: list[Save]) -> None:
         if not self._saves or self._opening.cache is None:
@@ -321,15 +420,19 @@ class Scheduler:
             self._offer(output, name, computed, saves)
 
     def new_request(self, request: Any) -> None:
+        adapter = request.lora_request
+        if adapter is not None and self._adapters.arrive(adapter):
+            self._begin_anew(lambda each: _adapter_name(each) == adapter.lora_name)
         if not self._serves(request):
             return
         segments, salt = self._declared(request), salt_of(request)
         if segments:
             name_apart(request, segments)
-        self._followed.setdefault(request.request_id, _Followed(request, salt, segments=segments))
+        followed = self._followed.setdefault(request.request_id, _Followed(request, salt, segments=segments))
+        self._name(followed)  # begins to find it out
 
     def _declared(self, request: Any) -> list[int]:
-        if not self._segments or not self._loads:
+        if not self._segments or not self._loads or request.lora_request or request.mm_features:
             return []
         try:
             return declared(request)
@@ -343,12 +446,15 @@ class Scheduler:
             return
         request, block = followed.request, self._described.block
         end = min(computed + output.num_scheduled_tokens[name], request.num_tokens)
-        followed.saved = max(followed.saved, computed if followed.saved == 0 else 0)
+        if followed.present is None:
+            followed.present = computed
+        saved = max(followed.saved, followed.present)
         if self._described.linear:
-            depths = self._ends(computed, end, followed.saved)
+            depths = self._ends(computed, end, saved)
         else:
-            depths = self._depths(followed.saved, end, request.num_prompt_tokens)
-        if not depths:
+            depths = self._depths(saved, end, request.num_prompt_tokens)
+        named = self._name(followed) if depths else None
+        if named is None or (named.adapter is not None and followed.first_step < named.adapter.step):
             return
         if len(self._under_way) >= self._options.saves_in_flight:
             self.stats.add(1, "stores", "busy")
@@ -369,7 +475,8 @@ class Scheduler:
         self._number += 1
         tokens: npt.NDArray[np.int32] = np.array(request.all_token_ids[:text], np.int32)
         blocks = tuple(table[: text // block] for table in ids)
-        save = Save(self._number, tokens, kept, blocks, request.num_prompt_tokens, self._salt(followed))
+        prompt, media = request.num_prompt_tokens, named.within(text)
+        save = Save(self._number, tokens, kept, blocks, prompt, named.salt, media, named.adapter)
         touched = [self._pool.blocks[i] for i in needed]
         self._pool.touch(touched)
         self._under_way[save.number] = (touched, save, request)
@@ -425,6 +532,9 @@ class Scheduler:
             self._refuse(report.names)
         if self._generation in report.outdated:
             self.reset()
+        changed = self._adapters.hear(report.adapters)
+        if changed:
+            self._begin_anew(lambda followed: _adapter_name(followed) in changed)
         if report.without_segments:
             self._segments = False
         if report:

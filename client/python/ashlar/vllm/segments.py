@@ -27,6 +27,7 @@ NORM_EPSILON = 1e-5  # that vLLM's kernels of processors add to the squares of q
 KEY_TYPES = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
 PARAMETER = "ashlar_segments"
 _OURS = "ashlar-segments-"
+ADAPTERS = "ashlar-adapter-"  # begins the salts of prompts with an adapter
 
 
 def unsupported(described: Described) -> str:
@@ -92,7 +93,8 @@ def salt_of(request: Any) -> str:
 
 
 def named_apart(request: Any) -> bool:
-    return salt_of(request).startswith(_OURS)
+    """Whether the salt is one of ours. Of a caller's prompt it would find what belongs to others."""
+    return salt_of(request).startswith((_OURS, ADAPTERS))
 
 
 def name_apart(request: Any, lengths: list[int]) -> None:

@@ -16,7 +16,7 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "load_failures": ((), "Loads that failed; the engine recomputed their tokens."),
     "lookups": (
         ("outcome",),
-        "Prompt lookups by outcome. no_gain: the hit is no longer than that of the engine's own cache. paused: skipped after a timeout.",
+        "Prompt lookups by outcome. no_gain: the hit is no longer than that of the engine's own cache. paused: skipped after a timeout. unnamed: an adapter or a medium was not hashed.",
     ),
     "published_segments": ((), "Segments that this engine computed alone and published."),
     "stores": (("outcome",), "Prompts offered to the cache by outcome. busy: too many stores were in progress."),

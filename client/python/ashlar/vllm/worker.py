@@ -15,6 +15,7 @@ import torch
 from vllm.logger import init_logger
 
 import ashlar
+from ashlar.vllm.adapters import AdapterLoad, LoadedAdapters
 from ashlar.vllm.composing import Composed, Composer
 from ashlar.vllm.forward import EngineModel
 from ashlar.vllm.identity import Unsupported
@@ -25,7 +26,7 @@ from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.order import Mark, Order, ProcessorOrder
 from ashlar.vllm.pace import Pace
-from ashlar.vllm.reloads import EngineWeights, Seen
+from ashlar.vllm.reloads import EngineWeights, Seen, model_of
 from ashlar.vllm.segments import unsupported
 from ashlar.vllm.state import State
 from ashlar.vllm.stats import AshlarStats
@@ -81,6 +82,7 @@ class Worker:
         self._pace = Pace()
         self._told_pace = 0.0
         self._weights: EngineWeights | None = None
+        self._adapters: LoadedAdapters | None = None  # None: the engine has none
         self._saves: queue.Queue[_Saving | None] = queue.Queue()
         self._ended: queue.Queue[tuple[Save, str]] = queue.Queue()
         self._outdated: queue.Queue[str] = queue.Queue()  # generations of weights that have changed
@@ -132,7 +134,11 @@ class Worker:
 
     def watch_weights(self, vllm_config: Any) -> None:
         """Raises Unsupported: a change of the model's weights would go unseen."""
-        self._weights = EngineWeights(vllm_config, self._described.attention[0][1])
+        layer = vllm_config.compilation_config.static_forward_context[self._described.attention[0][1]]
+        model = model_of(layer)
+        self._weights = EngineWeights(vllm_config, model)
+        if vllm_config.lora_config is not None:
+            self._adapters = LoadedAdapters(model)
 
     def serve_segments(self, vllm_config: Any, kv_cache_config: Any) -> None:
         """Behind `register`. Where it cannot, prompts that declare segments are like any others."""
@@ -181,6 +187,8 @@ class Worker:
 
     def start_loads(self, step: StepMetadata) -> None:
         composing = self._composer is not None and (self._composer.busy or bool(step.composes))
+        if self._adapters is not None and step.generation is not None:
+            self._adapters.look(step.number, step.adapters, self._report.adapters)
         if self._weights is not None and step.generation is not None:
             try:
                 self._weights.begin(step.generation)
@@ -203,6 +211,9 @@ class Worker:
             else:
                 self._composer.start(compose)
 
+    def _has_adapter(self, load: AdapterLoad | None) -> bool:
+        return load is None or (self._adapters is not None and self._adapters.has(load))
+
     def _begin_loads(self) -> None:
         """Of those whose blocks the engine works in no more."""
         for landing in self._landings:
@@ -214,7 +225,7 @@ class Worker:
                     continue
                 landing.begun = True
                 cache = self._cache() if load.plan else None
-                if cache is None or not self._are_current(landing.seen):
+                if cache is None or not self._has_adapter(load.adapter) or not self._are_current(landing.seen):
                     continue
                 tables = self._described.pages(load.blocks, load.tokens)
                 for table in tables:
@@ -371,7 +382,10 @@ class Worker:
         seen = self._look(step) if step.saves else None
         mark = self._order.mark() if step.saves else None
         for save in step.saves:
-            self._saves.put(_Saving(save, mark, seen))
+            if self._has_adapter(save.adapter):
+                self._saves.put(_Saving(save, mark, seen))
+            else:
+                self._ended.put((save, "weights_changed"))
         if self._options.wait_for_saves and step.saves:
             self._wait_for_saves((self._options.call_ms + 100) / 1000)
 
@@ -414,7 +428,9 @@ class Worker:
             checkpoints = [(depth, self._linear(save, depth)) for depth in depths]
         # A prompt's last whole block is its end, as nothing resumes from further on.
         prompt = save.prompt if len(tokens) + self._described.block <= save.prompt else min(len(tokens), save.prompt)
-        return cache.commit(tokens, checkpoints, prompt_tokens=prompt, page_table=_tables(tables), salt=save.salt)[-1]
+        return cache.commit(
+            tokens, checkpoints, prompt_tokens=prompt, page_table=_tables(tables), media=save.media, salt=save.salt
+        )[-1]
 
     def _linear(self, save: Save, depth: int) -> list[ashlar.LinearTensors]:
         """States and windows behind a text's first tokens, by layer."""
@@ -447,6 +463,8 @@ class Worker:
         self._described.identity.weights.close()
         if self._composer is not None:
             self._composer.close()
+        if self._adapters is not None:
+            self._adapters.close()
         if self._saver.is_alive():
             self._wait_for_saves(_SHUTDOWN)
             self._saves.put(None)

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 import vllm
 from tiny_engines import CONFIGS, Child, connector, model_folder, prompt, same, saved
-from vllm.config import VllmConfig
+from vllm.config import LoRAConfig, MultiModalConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor import model_loader
 from vllm.transformers_utils import repo_utils
@@ -298,6 +298,20 @@ NAMED_FIELDS = {
     "mamba": "backend enable_stochastic_rounding stochastic_rounding_philox_rounds ssu_algorithm",
     "compilation": "mode backend custom_ops pass_config",
 }
+# Of these a request's own name has a part: of its media, or its adapter.
+NAMED_WITH_A_REQUEST = {
+    MultiModalConfig: (
+        """mm_device_do_normalize mm_encoder_only mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype
+        mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin video_pruning_rate
+        video_pruning_method""",
+        identity.IRRELEVANT_ENCODERS,
+    ),
+    LoRAConfig: (
+        """max_lora_rank fully_sharded_loras lora_dtype target_modules enable_tower_connector_lora specialize_active_lora
+        enable_mixed_moe_lora_format enable_moe_shared_loras""",
+        identity.IRRELEVANT_ADAPTERS,
+    ),
+}
 OTHERS = {"additional_config", "instance_id", "optimization_level", "performance_mode", "shutdown_timeout"}
 
 
@@ -310,6 +324,8 @@ def test_every_field_of_vllms_configuration_is_judged():
         left_out = identity.IRRELEVANT[name].split()
         assert there == {*named_ones.split(), *left_out}, name
         assert not set(named_ones.split()) & set(left_out)
+    for kind, (named_ones, left_out) in NAMED_WITH_A_REQUEST.items():
+        assert {field.name for field in dataclasses.fields(kind)} == {*named_ones.split(), *left_out.split()}
 
 
 def test_models_that_look_at_the_engines_length_are_judged():
