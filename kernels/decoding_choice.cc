@@ -35,24 +35,12 @@ double ChunkwiseBytes(const DecodeBytes& bytes, int32_t capacity) {
   return (ReadBytes(bytes) * (c - 1) + FlushBytes(bytes)) / c + bytes.slot * (c - 1) / 2 + bytes.slot * (c - 1) / c;
 }
 
-double KvOnlyBytes(const DecodeBytes& bytes, int64_t context) {
-  return static_cast<double>(context + 1) * bytes.slot;
-}
-
 int32_t BestCapacity(const DecodeBytes& bytes) {
   const double deferred = FlushBytes(bytes) - ReadBytes(bytes) - bytes.slot;  // one token in c bears this
   if (deferred <= 0) return 1;
   const double best = std::sqrt(2 * deferred / bytes.slot);
   const int32_t below = std::max(1, static_cast<int32_t>(best));
   return ChunkwiseBytes(bytes, below + 1) < ChunkwiseBytes(bytes, below) ? below + 1 : below;
-}
-
-int64_t KvOnlyMovesLessBelow(const DecodeBytes& bytes, double limit) {
-  return std::max<int64_t>(0, static_cast<int64_t>(std::ceil(limit / bytes.slot)) - 1);
-}
-
-int64_t KvOnlyStoresLessBelow(const DecodeBytes& bytes) {
-  return static_cast<int64_t>(std::ceil((bytes.state + bytes.rounded) / bytes.slot));
 }
 
 DecodeCosts CostsOf(const DecodeBytes& bytes) {

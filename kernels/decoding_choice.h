@@ -29,17 +29,12 @@ DecodeBytes DecodeBytesOf(const LinearShape& shape, DType state, DType buffer,
 // reading and writing the state;
 double RecurrentBytes(const DecodeBytes& bytes);
 // the mean over `capacity` tokens of which the last flushes: σ + σ/c + b(c − 1)/2 + b(c − 1)/c. One token: recurrent.
-// With a rounded copy ρ(c − 1)/c + (2σ + ρ)/c in place of σ + σ/c, which of one token is more than the recurrence;
+// With a rounded copy ρ(c − 1)/c + (2σ + ρ)/c in place of σ + σ/c, which of one token is more than the recurrence.
 double ChunkwiseBytes(const DecodeBytes& bytes, int32_t capacity);
-// reading `context` slots and filling one, without a state.
-double KvOnlyBytes(const DecodeBytes& bytes, int64_t context);
 
 // The capacity that moves the fewest: √(2(σ − b)/b), with a rounded copy √(2(2σ − b)/b), to a whole number. 1 where
 // slots are too large for any buffer. With a copy it may be more where no buffer moves less than the recurrence does.
 int32_t BestCapacity(const DecodeBytes& bytes);
-// Contexts shorter than this are moved with less than `limit` bytes a token, or stored in less.
-int64_t KvOnlyMovesLessBelow(const DecodeBytes& bytes, double limit);
-int64_t KvOnlyStoresLessBelow(const DecodeBytes& bytes);
 
 // The costs of one token of one request in one layer, all in the same unit.
 struct DecodeCosts {

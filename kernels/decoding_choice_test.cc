@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <optional>
 
 namespace ashlar::kernels {
@@ -65,7 +64,6 @@ TEST(DecodingChoiceTest, RoundedCopies) {
   EXPECT_EQ(best, 26);
   for (int32_t c = 2; c < 200; ++c) EXPECT_GE(ChunkwiseBytes(bytes, c), ChunkwiseBytes(bytes, best)) << c;
   EXPECT_NEAR(RecurrentBytes(bytes) / ChunkwiseBytes(bytes, best), 3.05, 0.01);
-  EXPECT_EQ(KvOnlyStoresLessBelow(bytes), static_cast<int64_t>(std::ceil(1.5 * bytes.state / bytes.slot)));
   // A copy that is written with every token, and never read, is no gain.
   const DecodeBytes small = DecodeBytesOf(Shape(Family::kKda, 1, 1, 3), DType::kF32, DType::kF32, DType::kF16);
   const DecodeChoice choice = ChooseDecoding(CostsOf(small), std::nullopt);
@@ -80,16 +78,6 @@ TEST(DecodingChoiceTest, TheMinimumIsFlat) {
   }
 }
 
-// Qwen3-Next.
-TEST(DecodingChoiceTest, BreakEvenContexts) {
-  const DecodeBytes bytes = DecodeBytesOf(Shape(Family::kGdn, 32, 16), DType::kF32, DType::kF16);
-  EXPECT_EQ(KvOnlyMovesLessBelow(bytes, ChunkwiseBytes(bytes, BestCapacity(bytes))), 187);
-  EXPECT_EQ(KvOnlyMovesLessBelow(bytes, RecurrentBytes(bytes)), 337);
-  // Keys and writes alone; with gates it is two tokens less.
-  EXPECT_EQ(KvOnlyStoresLessBelow({.state = bytes.state, .slot = bytes.slot - 32 * sizeof(float)}), 171);
-  EXPECT_EQ(KvOnlyStoresLessBelow(bytes), 169);
-}
-
 TEST(DecodingChoiceTest, BytesAreCosts) {
   for (const std::optional<DType> rounded : {std::optional<DType>(), std::optional(DType::kF16)}) {
     const DecodeBytes bytes = DecodeBytesOf(Shape(Family::kGdn, 32, 16), DType::kF32, DType::kF16, rounded);
@@ -98,7 +86,7 @@ TEST(DecodingChoiceTest, BytesAreCosts) {
       EXPECT_NEAR(ChunkwiseCost(costs, capacity), ChunkwiseBytes(bytes, capacity), 1e-6) << capacity;
     }
     EXPECT_EQ(ChooseDecoding(costs, std::nullopt).capacity, BestCapacity(bytes));
-    EXPECT_EQ(costs.stateless + 7 * costs.slot, KvOnlyBytes(bytes, 7));
+    EXPECT_EQ(costs.stateless + 7 * costs.slot, 8 * bytes.slot) << "reads seven slots and fills one";
   }
 }
 
@@ -109,7 +97,7 @@ TEST(DecodingChoiceTest, ChoosesTheFewestBytes) {
   EXPECT_EQ(ChooseDecoding(costs, std::nullopt).capacity, 18);
   EXPECT_EQ(ChooseDecoding(costs, 0).form, DecodeForm::kKvOnly);
   EXPECT_EQ(ChooseDecoding(costs, 186).form, DecodeForm::kKvOnly);
-  EXPECT_EQ(ChooseDecoding(costs, 186).cost, KvOnlyBytes(bytes, 186));
+  EXPECT_EQ(ChooseDecoding(costs, 186).cost, 187 * bytes.slot);
   EXPECT_EQ(ChooseDecoding(costs, 187).form, DecodeForm::kChunkwise);
   // Slots that are as large as the state: nothing is gained by waiting.
   const DecodeBytes small = DecodeBytesOf(Shape(Family::kKda, 1, 1, 3), DType::kBF16, DType::kF32);

@@ -77,7 +77,6 @@ class PromptRun {
   };
   Taken TakeOut(uint32_t missing);
   void Abandon(uint32_t missing);
-  bool filling() const { return filling_; }
   uint32_t elsewhere() const { return static_cast<uint32_t>(elsewhere_); }
   Status WaitCold(std::chrono::milliseconds timeout);
   // The same in parts, so that the request's end ends it.
