@@ -124,14 +124,7 @@ class Composer:
         self._serving: _Work | None = None  # by the thread; the others wait for their turn
         self._generation = ""
         self._asked: queue.Queue[_Work | None] = queue.Queue()
-        self._opening = Opening(
-            self._open,
-            described.identity.weights,
-            options.reopen_ms,
-            options.rpc_socket,
-            "segments",
-            State("segments"),
-        )
+        self._opening = Opening(self._open, described.identity.weights, options, "segments", State("segments"))
         self._thread = threading.Thread(target=self._serve, name="ashlar-compose", daemon=True)
         self._thread.start()
 

@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 
 import ashlar
 from ashlar.checkpoint import Weights
+from ashlar.vllm.options import Options
 from ashlar.vllm.state import State, why_unreachable
 
 logger = init_logger("vllm.ashlar")
@@ -25,14 +26,13 @@ class Opening:
         self,
         open_cache: Callable[[], ashlar.Cache],
         weights: Weights,
-        again_ms: int,
-        socket: str,
+        options: Options,
         what: str,
         state: State,
     ) -> None:
-        """`socket`: the path of the daemon's RPC socket, by which `state` names the reason of a failure."""
-        self._open, self._weights, self._again, self._what = open_cache, weights, again_ms / 1000, what
-        self._socket, self._state = socket, state
+        self._open, self._weights, self._again, self._what = open_cache, weights, options.reopen_ms / 1000, what
+        self._rpc_socket, self._state = options.rpc_socket, state
+        self._sockets = f"rpc_socket {options.rpc_socket}, session_socket {options.session_socket}"
         self._cache: ashlar.Cache | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -56,16 +56,16 @@ class Opening:
         if not cache.connected:
             self._state.set("lost", "the daemon has closed the session")
             return None
-        self._state.set("none")
+        self._state.set("none", self._sockets)
         return cache
 
     def _try(self) -> bool:
         try:
             self._cache = self._open()
         except Exception as error:  # whatever it is, the engine goes on without a cache
-            self._state.set(why_unreachable(self._socket), str(error))
+            self._state.set(why_unreachable(self._rpc_socket), str(error))
             return False
-        self._state.set("none")
+        self._state.set("none", self._sockets)
         return True
 
     def _keep_trying(self) -> None:

@@ -129,9 +129,7 @@ class Scheduler:
         self._media = MediaNames(described.identity.encoders)
         self._adapters = KnownAdapters(ranks)
         self._said: set[str] = set()  # why requests have no name
-        self._opening = Opening(
-            self._open, described.identity.weights, options.reopen_ms, options.rpc_socket, "scheduler", state
-        )
+        self._opening = Opening(self._open, described.identity.weights, options, "scheduler", state)
 
     def _open(self) -> ashlar.Cache:
         options = self._options

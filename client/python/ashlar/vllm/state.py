@@ -70,7 +70,7 @@ class State:
             self._reason, self._said = reason, (reason, detail)
         if state == SERVING:
             if before != SERVING:
-                logger.info("Ashlar (%s): the cache is open", self._what)
+                logger.info("Ashlar (%s): the cache is open: %s", self._what, detail)
         elif reason == "weights":
             logger.info("Ashlar (%s): not serving yet (weights): reading the checkpoint's files", self._what)
         else:

@@ -123,9 +123,7 @@ class Worker:
             )
 
         self._saver.start()
-        self._opening = Opening(
-            open_cache, described.identity.weights, options.reopen_ms, options.rpc_socket, "worker", State("worker")
-        )
+        self._opening = Opening(open_cache, described.identity.weights, options, "worker", State("worker"))
 
     def refuse(self) -> None:
         """Nothing can be served: what the scheduler asks for ends at once, and it is told to ask no more."""

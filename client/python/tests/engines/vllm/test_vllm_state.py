@@ -85,15 +85,15 @@ def test_a_change_is_logged_once_with_its_remedy(monkeypatch):
     state = State("scheduler")
     for _ in range(3):
         state.set("no_daemon", "rpc_socket: /x: no such file")
-    state.set("none")
-    state.set("none")
+    state.set("none", "rpc_socket /x, session_socket /y")
+    state.set("none", "rpc_socket /x, session_socket /y")
     state.set("unsupported", "speculative decoding")
     state.set("none")
     assert state.name == "off", "it stays off"
     remedies = [REASONS[reason][1] for reason in ("no_daemon", "unsupported")]
     assert said == [
         f"Ashlar (scheduler): cannot open the cache yet (no_daemon): rpc_socket: /x: no such file; {remedies[0]}",
-        "Ashlar (scheduler): the cache is open",
+        "Ashlar (scheduler): the cache is open: rpc_socket /x, session_socket /y",
         f"Ashlar (scheduler): the cache is off in this engine (unsupported): speculative decoding; {remedies[1]}",
     ]
 
