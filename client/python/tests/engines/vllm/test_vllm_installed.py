@@ -108,7 +108,7 @@ class Served:
                        num_gpu_blocks_override=64, served_model_name="tiny")  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         self._process = subprocess.Popen(
-            [*line, "--enforce-eager", *words],
+            [*line, *words],
             env={**environment, **changed}, stdout=self._log, stderr=self._log, start_new_session=True)  # fmt: skip
 
     def wait(self, seconds):
