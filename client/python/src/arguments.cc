@@ -102,7 +102,7 @@ std::string Path(std::string_view name, nb::handle given) {
     throw WrongType(name, given, "a path: str or os.PathLike");
   }
   const nb::object path = nb::steal(encoded);
-  return {PyBytes_AS_STRING(path.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(path.ptr()))};
+  return {PyBytes_AsString(path.ptr()), static_cast<size_t>(PyBytes_Size(path.ptr()))};  // stable ABI
 }
 
 std::string Bytes(std::string_view name, nb::handle given) {

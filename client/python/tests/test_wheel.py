@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel, built from what this build has made, in an environment of its own."""
+"""Portable wheels, made from this build, and one of them installed in a virtual environment."""
 
 import os
 import pathlib
@@ -13,58 +13,52 @@ import numpy
 import pytest
 
 SOURCE, BUILD = pathlib.Path(os.environ["ASHLAR_SOURCE"]), os.environ["ASHLAR_BUILD"]
-EVERYWHERE = re.compile(r"(ld-linux.*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so.*")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "-w",
-            folder,
-            "-C",
-            f"build-dir={folder}/build",
-            "-C",
-            f"cmake.define.ASHLAR_BUILD_DIR={BUILD}",
-            SOURCE / "client/python",
-        ],
-        check=True,
-    )
-    return next(folder.glob("ashlar-*.whl"))
+def wheels(tmp_path_factory):
+    """The wheels with and without the daemon, by their distribution's name."""
+    folder = tmp_path_factory.mktemp("wheels")
+    command = [SOURCE / "tools/wheels", "--python", sys.executable, "--build", BUILD, "--output", folder]
+    subprocess.run(command, check=True)
+    return {path.name.split("-")[0]: path for path in folder.iterdir()}
 
 
-def test_it_carries_all_libraries_that_not_every_linux_has(wheel, tmp_path):
+def unpack(wheel, folder):
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
-    carried = {path.name for path in (tmp_path / "ashlar" / "libs").iterdir()}
-    binaries = [
-        *tmp_path.glob("ashlar/_ashlar*.so"),
-        tmp_path / "ashlar/bin/ashlard",
-        *(tmp_path / "ashlar/libs").iterdir(),
-    ]
-    assert len(binaries) > 10
-    for binary in binaries:
-        dynamic = subprocess.run(["readelf", "-d", binary], capture_output=True, text=True, check=True).stdout
-        for name in re.findall(r"NEEDED.*\[(.*)\]", dynamic):
-            assert name in carried or EVERYWHERE.fullmatch(name), f"{binary.name} needs {name}"
+        archive.extractall(folder)
+
+
+def test_both_run_on_other_distributions(wheels):
+    assert sorted(wheels) == ["ashlar", "ashlar_client"]
+    for wheel in wheels.values():
+        assert re.search(r"-manylinux_2_\d+_x86_64\.whl$", wheel.name), wheel.name
+
+
+def test_the_module_exports_nothing_else(wheels, tmp_path):
+    unpack(wheels["ashlar_client"], tmp_path)
     module = next(tmp_path.glob("ashlar/_ashlar*.so"))
     symbols = subprocess.run(["nm", "-D", "--defined-only", module], capture_output=True, text=True, check=True).stdout
     assert [line.split()[-1] for line in symbols.splitlines()] == ["PyInit__ashlar"]
 
 
-def test_it_is_installed_and_runs_the_example_with_its_own_daemon(wheel, tmp_path):
+def test_the_client_lacks_the_daemon_and_its_libraries(wheels, tmp_path):
+    for name, wheel in wheels.items():
+        unpack(wheel, tmp_path / name)
+    whole, client = (tmp_path / name for name in ("ashlar", "ashlar_client"))
+    assert (whole / "ashlar/bin/ashlard").exists() and not (client / "ashlar/bin").exists()
+    files = [{str(path.relative_to(root)) for path in root.glob("ashlar/**/*.py")} for root in (whole, client)]
+    assert files[0] == files[1]
+    bundled = [{path.name for path in root.glob("*.libs/*")} for root in (whole, client)]
+    assert any("rocksdb" in name for name in bundled[0] - bundled[1])
+    assert not any("rocksdb" in name for name in bundled[1])
+
+
+def test_it_is_installed_and_runs_the_example_with_its_own_daemon(wheels, tmp_path):
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # it has the package, too
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", wheel], check=True, env=clean)
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", wheels["ashlar"]], check=True, env=clean)
     numpy_at = str(pathlib.Path(numpy.__file__).parents[1])
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "ASHLARD")}
     environment["PYTHONPATH"] = str(tmp_path / "numpy")
