@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts with images through the connector: text before them is shared, text after them behind the same images alone."""
+
+import pytest
+from tiny_engines import CLOSE, connector, prompt, same, saved
+from tiny_images import IMAGE_MODELS, WORDS, Seeing, image_model
+
+BLOCK = {"qwen3_vl": 128, "qwen3_5": 384}
+IMAGE = 2 + 48  # tokens of an image and its marks
+DTYPE = {"qwen3_vl": ("float32", 1e-4), "qwen3_5": ("bfloat16", CLOSE)}
+
+
+def text(name, tokens):
+    return [token % WORDS for token in prompt(name, tokens)]
+
+
+# What follows the text that all of them begin with: images by their seeds, and a second text.
+SUFFIXES = {"first": (1, "after"), "second": (2, "after"), "later": ("after", 1), "both": (1, 2, "after"),
+            "swapped": (2, 1, "after"), "none": ("after",)}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", IMAGE_MODELS)
+def test_prompts_find_what_was_computed_behind_the_same_images(model, shared_daemon, tmp_path):
+    (dtype, close), block, folder = DTYPE[model], BLOCK[model], image_model(model, tmp_path)
+    before, after = text(f"before {model}", 2 * block + 20), text(f"after {model}", 2 * block)
+    prompts = {
+        name: [before, *(after if each == "after" else each for each in parts)] for name, parts in SUFFIXES.items()
+    }
+    with Seeing(folder, dtype=dtype) as plain:
+        wanted = {name: plain.see(*parts) for name, parts in prompts.items()}
+    assert len({repr(answer) for answer in wanted.values()}) == len(wanted), "each image shows"
+    with Seeing(folder, connector(shared_daemon), dtype=dtype) as child:
+        child.see(before)  # as a hybrid keeps the ends of steps alone
+        for name, parts in prompts.items():
+            count = saved(child)
+            same(child.see(*parts), wanted[name], close)
+            blocks = 4 if name == "none" else 2  # "later" begins with all of its text
+            assert saved(child) - count == blocks * block, (name, "the text before the first image")
+        for name, parts in prompts.items():
+            count = saved(child)
+            same(child.see(*parts), wanted[name], close)
+            tokens = sum(IMAGE if isinstance(each, int) else len(each) for each in parts)
+            assert saved(child) - count == (tokens - 1) // block * block, name
+    with Seeing(folder, connector(shared_daemon), dtype=dtype) as child:
+        same(child.see(*prompts["both"]), wanted["both"], close)
+        assert saved(child) == (4 * block + 20 + 2 * IMAGE - 1) // block * block, "found after a restart"
+        count = saved(child)
+        same(child.see(*prompts["first"], uuids=["a caller's"]), wanted["first"], close)
+        assert saved(child) - count == (4 * block + 20 + IMAGE - 1) // block * block, "its name does not count"
+    with Seeing(folder, connector(shared_daemon), dtype=dtype) as child:
+        same(child.see(*prompts["second"], uuids=["a caller's"]), wanted["second"], close)
+        assert saved(child) == (4 * block + 20 + IMAGE - 1) // block * block, "nor here, of another image"
