@@ -36,7 +36,7 @@ READ = ("model", "cache", "load", "parallel", "attention", "kernel", "mamba", "e
 UNREAD = (
     "scheduler", "device", "offload", "aux_output", "lora", "speculative", "watermark", "diffusion", "structured_outputs",
     "observability", "logging", "quant", "profiler", "kv_transfer", "kv_events", "ec_transfer", "ec_manager", "reasoning",
-    "weight_transfer",
+    "weight_transfer", "watchdog",
 )  # fmt: skip
 
 # Fields that change no number that the cache keeps, by configuration and reason.
@@ -63,7 +63,7 @@ IRRELEVANT: dict[str, str] = {
         prefix_cache_retention_interval mamba_page_size_padded skip_page_size_padded mamba_block_size mamba_cache_mode
         enable_mamba_shared_prefix_checkpoint num_gpu_blocks num_cpu_blocks effective_attention_block_size
         kv_cache_size_tokens kv_cache_max_concurrency hash_block_size cache_hit_alignment_tokens kv_cache_memory_bytes
-        kv_offloading_size kv_offloading_backend _block_size_resolved""",
+        kv_offloading_size kv_offloading_backend simple_cpu_offload_num_blocks _block_size_resolved""",
     # How and where the same files are read.
     "load": """download_dir safetensors_load_strategy safetensors_prefetch_num_threads safetensors_prefetch_block_size
         device use_tqdm_on_load pt_load_map_location""",
@@ -142,7 +142,9 @@ FROM_FOLDER = frozenset(
 # Types of rotary positions whose frequencies are the checkpoint's alone; under the others an engine's length may count.
 _FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn", "mrope", "ntk", "proportional", "deepseek_yarn"}
 # Models that compute with max_model_len, beside those whose rotary positions depend on it.
-LENGTH_COUNTS = ("llama4", "minimax_m2", "cohere_compass", "nomic", "embedding_gemma", "inkling")
+LENGTH_COUNTS = (
+    "llama4", "minimax_m2", "cohere_compass", "nomic", "embedding_gemma", "inkling", "muse_spark", "musespark", "step5",
+)  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ import shutil
 from types import SimpleNamespace
 
 import huggingface_hub
+import interface
 import pytest
 import vllm
 from tiny_engines import CONFIGS, Child, connector, model_folder, prompt, same, saved
@@ -24,6 +25,7 @@ from ashlar.vllm.identity import Unsupported, identify, tokenizer_digest
 from ashlar.vllm.model import check_version
 from ashlar.vllm.options import Options
 
+VERSION = interface.version()
 COMMITS = ["607a30d783dfa663caf39e06633721c8d4cfcd7e", "0123456789abcdef0123456789abcdef01234567"]
 
 
@@ -100,12 +102,12 @@ def test_a_hubs_model_is_named_by_the_commit_that_vllm_resolved(tmp_path, monkey
     assert hub(None, given="1") != hub(None, given="2")
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.33.0rc1", "1.0", "dev"])
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "0.34.0rc1", "1.0", "dev"])
 def test_other_versions_of_vllm_are_served_without_the_cache(version, monkeypatch, shared_daemon, expected):
     monkeypatch.setattr(vllm, "__version__", version)
-    with pytest.raises(Unsupported, match=rf"vllm: version {version} is not supported; expected 0\.32 to below 0\.33"):
+    with pytest.raises(Unsupported, match=rf"vllm: version {version} is not supported; expected 0\.32 to below 0\.34"):
         check_version()
-    if version == "0.33.0":
+    if version == "0.34.0":
         text = prompt("other vllm", 600)
         with Child("qwen3", connector(shared_daemon)) as child:
             for _ in range(2):
@@ -115,7 +117,7 @@ def test_other_versions_of_vllm_are_served_without_the_cache(version, monkeypatc
 
 
 def test_the_versions_that_the_page_names_are_accepted(monkeypatch):
-    for version in ("0.32.0", "0.32.4.dev3+cpu", vllm.__version__):
+    for version in ("0.32.0", "0.32.4.dev3+cpu", "0.33.0", vllm.__version__):
         monkeypatch.setattr(vllm, "__version__", version)
         check_version()
 
@@ -133,18 +135,19 @@ def test_a_vllm_without_the_connectors_interface_is_refused_with_the_range(monke
         ashlar.vllm._imported(missing)
 
 
-# Digests of all that the models' names in the cache are made of.
+# Digests of all that the models' names in the cache are made of, by the minor version of vLLM: its configuration has other
+# fields.
 NAMES = {
-    "qwen3": "049b3712156d81a3",
-    "qwen3_5": "2695a6be3b616e8a",
-    "qwen3_next": "1479754847a6b9a9",
-    "ministral": "6686554f70e888a9",
-    "gpt_oss": "764a4f0d6dc303c0",
-    "ministral_whole": "bfdeef4ae4c3dfba",
-    "granite": "a26865b7fbf0ccfa",
-    "falcon_h1": "349617c989397dcd",
-    "nemotron_h": "e58065938eedfe5b",
-    "lfm2": "13aec91f2c9c012c",
+    "qwen3": {"0.32": "049b3712156d81a3", "0.33": "5046b1b2a265fc39"},
+    "qwen3_5": {"0.32": "2695a6be3b616e8a", "0.33": "c203c9e3b02784a8"},
+    "qwen3_next": {"0.32": "1479754847a6b9a9", "0.33": "2404021b4ed5332a"},
+    "ministral": {"0.32": "6686554f70e888a9", "0.33": "6e5a4c82249b2dbd"},
+    "gpt_oss": {"0.32": "764a4f0d6dc303c0", "0.33": "8bb1dfad5edc4cca"},
+    "ministral_whole": {"0.32": "bfdeef4ae4c3dfba", "0.33": "d66e387abb45aadd"},
+    "granite": {"0.32": "a26865b7fbf0ccfa", "0.33": "6dbb9630d8d1438d"},
+    "falcon_h1": {"0.32": "349617c989397dcd", "0.33": "03e400615a8be014"},
+    "nemotron_h": {"0.32": "e58065938eedfe5b", "0.33": "ac11d9fa31b72433"},
+    "lfm2": {"0.32": "13aec91f2c9c012c", "0.33": "197807d8b6f0a3fc"},
 }
 DESCRIBE = """
 import dataclasses, json, unittest.mock as mock, torch, vllm
@@ -165,7 +168,7 @@ def test_what_is_cached_of_a_model_keeps_its_name(model, engine):
     child = engine(model)
     child.call("execute", DESCRIBE)
     text = child.call("evaluate", "server.name")
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == NAMES[model], text
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == NAMES[model][VERSION], text
 
 
 def named(model="qwen3", changes={}, **arguments):  # noqa: B006
@@ -293,8 +296,9 @@ NAMED_FIELDS = {
     "parallel": "enable_hc_sp enable_expert_parallel all2all_backend",
     "attention": """backend minimax_m3_msa_decode_backend backend_per_kind flash_attn_version use_trtllm_attention
         disable_flashinfer_q_quantization mla_prefill_backend use_prefill_query_quantization indexer_kv_dtype
-        indexer_sparse_logits hisparse_config use_non_causal sparse_mla_force_mqa""",
-    "kernel": "ir_op_priority moe_backend sparse_indexer_topk_backend linear_backend linear_backend_per_quant",
+        indexer_sparse_logits hisparse_config use_non_causal sparse_mla_force_mqa minimax_m3_indexer_cp
+        indexer_tp_shard_min_rows trtllm_ragged_backend""",
+    "kernel": "monokernel ir_op_priority moe_backend sparse_indexer_topk_backend linear_backend linear_backend_per_quant",
     "mamba": "backend enable_stochastic_rounding stochastic_rounding_philox_rounds ssu_algorithm",
     "compilation": "mode backend custom_ops pass_config",
 }
@@ -312,17 +316,24 @@ NAMED_WITH_A_REQUEST = {
         identity.IRRELEVANT_ADAPTERS,
     ),
 }
+# Fields that vLLM 0.32 lacks.
+SINCE_0_33 = {
+    "watchdog_config", "cache.simple_cpu_offload_num_blocks", "attention.minimax_m3_indexer_cp",
+    "attention.indexer_tp_shard_min_rows", "attention.trtllm_ragged_backend", "kernel.monokernel",
+}  # fmt: skip
+LATER = SINCE_0_33 if VERSION == "0.32" else set()
 OTHERS = {"additional_config", "instance_id", "optimization_level", "performance_mode", "shutdown_timeout"}
 
 
 def test_every_field_of_vllms_configuration_is_judged():
     fields = {field.name for field in dataclasses.fields(VllmConfig)}
-    assert fields == {f"{name}_config" for name in (*identity.READ, *identity.UNREAD)} | OTHERS
+    assert fields == ({f"{name}_config" for name in (*identity.READ, *identity.UNREAD)} | OTHERS) - LATER
     config = engine_config(model_folder("qwen3"), load_format="dummy")
     for name, named_ones in NAMED_FIELDS.items():
         there = {field.name for field in dataclasses.fields(getattr(config, f"{name}_config"))}
         left_out = identity.IRRELEVANT[name].split()
-        assert there == {*named_ones.split(), *left_out}, name
+        later = {field.removeprefix(f"{name}.") for field in LATER}
+        assert there == {*named_ones.split(), *left_out} - later, name
         assert not set(named_ones.split()) & set(left_out)
     for kind, (named_ones, left_out) in NAMED_WITH_A_REQUEST.items():
         assert {field.name for field in dataclasses.fields(kind)} == {*named_ones.split(), *left_out.split()}
@@ -337,10 +348,21 @@ def test_models_that_look_at_the_engines_length_are_judged():
         for path in models.rglob("*.py")
         if re.search(r"\bmax_model_len\b", path.read_text())
     }
-    assert found == set(LENGTH.split())
+    assert found == set(LENGTH.split()) - ({*GONE.split()} if VERSION != "0.32" else {*ADDED.split()})
 
 
-LENGTH = """
+# Between 0.32 and 0.33. Muse Spark and Step 5 are in LENGTH_COUNTS.
+GONE = "minimax_m3/amd/indexer_aiter"
+ADDED = """
+deepseek_v4/amd/mono_decode deepseek_v41/amd/ops/sparse_indexer
+deepseek_v41/nvidia/specialized_decode/attention/indexer
+deepseek_v41/nvidia/specialized_decode/runtime/model_state deepseek_vl2
+kimi_k3/nvidia/specialized_decode/runtime/__init__ minimax_m3/amd/indexer_context_parallel
+minimax_m3/amd/indexer_msa minimax_m3/amd/ops/indexer_context_parallel muse_spark/amd/model muse_spark/nvidia/model
+step5/nvidia/model step5/nvidia/sparse_attention transformers/utils
+"""
+LENGTH = (
+    """
 cohere_compass colpali config deepseek_ocr deepseek_v2 deepseek_v32/amd/rocm deepseek_v32/attention
 deepseek_v4/amd/rocm deepseek_v4/attention deepseek_v4/common/ops/cache_utils deepseek_v4/compressor
 deepseek_v4/cpu/cpu_sparse deepseek_v4/nvidia/flashinfer_sparse deepseek_v4/nvidia/flashmla deepseek_v4/sparse_mla
@@ -353,3 +375,5 @@ llama4 minicpmv minimax_m2 minimax_m3/amd/indexer_aiter minimax_m3/amd/sparse_at
 minimax_m3/common/encoder_cudagraph minimax_m3/common/mm_preprocess mllama4 nano_nemotron_vl parakeet plamo3
 qwen2_5_vl qwen2_vl qwen3_vl step3_vl voxtral voxtral_realtime
 """
+    + ADDED
+)
