@@ -133,6 +133,17 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._state.set("error")
             self._worker.refuse()
 
+    @_or(lambda: None)
+    def unregister_kv_caches(self) -> None:
+        """Before the engine sleeps (vLLM 0.33)."""
+        if self._worker is not None:
+            self._worker.unregister()
+
+    def restore_kv_caches(self) -> None:
+        """After it wakes up. Without memory for its caches an engine cannot go on: this alone may raise."""
+        if self._worker is not None:
+            self._worker.restore()
+
     def _step(self) -> StepMetadata:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepMetadata)

@@ -7,7 +7,6 @@ some that can, through `cuda.bindings`, which torch for CUDA depends on.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import weakref
@@ -58,9 +57,63 @@ def tensor_of(mapped: _Mapped, device: torch.device) -> torch.Tensor:
     return torch.as_tensor(mapped, device=device)
 
 
-def _unmap(mapping: contextlib.ExitStack, device: torch.device) -> None:
+class _Range:
+    """Addresses of one GPU, and the memory that is mapped there and exported as a descriptor. OSError: the driver refused."""
+
+    def __init__(self, driver: Any, number: int, size: int) -> None:
+        self._driver = driver
+        self._properties, self._access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+        self._properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        self._properties.requestedHandleTypes = kind
+        for each in (self._properties, self._access):
+            each.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            each.location.id = number
+        self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        flags = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        grain = int(_answer(driver, "cuMemGetAllocationGranularity", self._properties, flags))
+        self.size = -(-size // grain) * grain
+        self.address = int(_answer(driver, "cuMemAddressReserve", self.size, 0, 0, 0))
+        self.descriptor = -1
+        self.mapped = False
+
+    def map(self) -> None:
+        """New memory, with a descriptor."""
+        handle = _answer(self._driver, "cuMemCreate", self.size, self._properties, 0)
+        try:
+            _answer(self._driver, "cuMemMap", self.address, self.size, 0, handle, 0)
+            self.mapped = True
+            _answer(self._driver, "cuMemSetAccess", self.address, self.size, [self._access], 1)
+            kind = self._properties.requestedHandleTypes
+            self.descriptor = int(_answer(self._driver, "cuMemExportToShareableHandle", handle, kind, 0))
+            os.set_inheritable(self.descriptor, False)  # not for programs that the engine starts
+        except BaseException:
+            self.unmap()
+            raise
+        finally:
+            self._driver.cuMemRelease(handle)  # mapping and descriptor keep the memory
+
+    def close(self) -> None:
+        """The descriptor. The mapping stays."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def unmap(self) -> None:
+        """Gives the memory back. The addresses stay."""
+        self.close()
+        if self.mapped:
+            self._driver.cuMemUnmap(self.address, self.size)
+            self.mapped = False
+
+    def free(self) -> None:
+        self.unmap()
+        self._driver.cuMemAddressFree(self.address, self.size)
+
+
+def _free(memory: _Range, device: torch.device) -> None:
     torch.cuda.synchronize(device)  # the engine's last work there
-    mapping.close()
+    memory.free()
 
 
 class CudaMemory:
@@ -79,43 +132,40 @@ class CudaMemory:
         uuid = "cuDeviceGetUuid_v2" if hasattr(driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
         self.gpu = bytes(_answer(driver, uuid, number).bytes)
         self.order = GpuOrder(here)
-        self.descriptor = -1
-        with contextlib.ExitStack() as mapping:
-            self._make(driver, int(number), size, mapping)
-            try:
-                mapped = _Mapped(self.address, size)
-                self.bytes = tensor_of(mapped, here)
-                self.bytes.zero_()
-            except BaseException:
-                self.close()
-                raise
-            # Not at the end of the process, which has no driver to ask any more, and gives all back.
-            weakref.finalize(mapped, _unmap, mapping.pop_all(), here).atexit = False
-
-    def _make(self, driver: Any, number: int, size: int, mapping: contextlib.ExitStack) -> None:
-        """Leaves in `mapping` what ends it."""
-        properties, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
-        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        for each in (properties, access):
-            each.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-            each.location.id = number
-        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        flags = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-        grain = int(_answer(driver, "cuMemGetAllocationGranularity", properties, flags))
-        self.size = -(-size // grain) * grain
-        handle = _answer(driver, "cuMemCreate", self.size, properties, 0)
+        self._device, self._range = here, _Range(driver, int(number), size)
         try:
-            self.address = int(_answer(driver, "cuMemAddressReserve", self.size, 0, 0, 0))
-            mapping.callback(driver.cuMemAddressFree, self.address, self.size)
-            _answer(driver, "cuMemMap", self.address, self.size, 0, handle, 0)
-            mapping.callback(driver.cuMemUnmap, self.address, self.size)
-            _answer(driver, "cuMemSetAccess", self.address, self.size, [access], 1)
-            kind = properties.requestedHandleTypes
-            self.descriptor = int(_answer(driver, "cuMemExportToShareableHandle", handle, kind, 0))
-            os.set_inheritable(self.descriptor, False)  # not for programs that the engine starts
-        finally:
-            driver.cuMemRelease(handle)  # mapping and descriptor keep the memory
+            self._range.map()
+            mapped = _Mapped(self.address, size)
+            self.bytes = tensor_of(mapped, here)
+            self.bytes.zero_()
+        except BaseException:
+            self._range.free()
+            raise
+        # Not at the end of the process, which has no driver to ask any more, and gives all back.
+        weakref.finalize(mapped, _free, self._range, here).atexit = False
+
+    @property
+    def address(self) -> int:
+        return self._range.address
+
+    @property
+    def size(self) -> int:
+        return self._range.size
+
+    @property
+    def descriptor(self) -> int:
+        return self._range.descriptor
+
+    def release(self) -> None:
+        """Gives the memory back. Tensors keep their addresses and must not be used until `restore`."""
+        torch.cuda.synchronize(self._device)
+        self._range.unmap()
+
+    def restore(self) -> None:
+        """New memory at the same addresses, all zeros. Raises OSError."""
+        if not self._range.mapped:
+            self._range.map()
+            self.bytes.zero_()
 
     def options(self) -> dict[str, Any]:
         """Of ashlar.Cache."""
@@ -129,6 +179,4 @@ class CudaMemory:
 
     def close(self) -> None:
         """The daemon's mapping and the engine's tensors stay."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._range.close()

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 import ashlar
@@ -128,7 +129,8 @@ def _check(vllm_config: Any) -> None:
     if device not in ("cpu", "cuda") or (device == "cuda" and torch.version.hip is not None):
         raise Unsupported(f"device {'ROCm' if device == 'cuda' else device} is not supported")
     if device == "cuda" and vllm_config.model_config.enable_sleep_mode:
-        raise Unsupported("sleep mode is not supported: the engine cannot free memory that the daemon maps")
+        if not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
+            raise Unsupported("sleep mode is not supported by this version of vLLM; expected 0.33 or later")
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         raise Unsupported("pipeline parallelism is not supported")

@@ -100,9 +100,13 @@ class Opening:
             threading.Thread(target=old.close, name="ashlar-close", daemon=True).start()
 
     def close(self) -> None:
-        self._ended.set()
         self._weights.close()
-        if self._thread is not None:
+        self.suspend()
+
+    def suspend(self) -> None:
+        """Closes the cache for good. The weights' digest stays, or becomes known, for another opening."""
+        self._ended.set()
+        if self._thread is not None and self._weights.digest() is not None:  # else it waits for the digest
             self._thread.join(timeout=5)
         for cache in (self._cache, self._next):
             if cache is not None:

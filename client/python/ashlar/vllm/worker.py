@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 import ashlar
 from ashlar.vllm.adapters import AdapterLoad, LoadedAdapters
 from ashlar.vllm.composing import Composed, Composer
+from ashlar.vllm.cuda import CudaMemory
 from ashlar.vllm.forward import EngineModel
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.memory import Allocator, States, Window, pages, places
@@ -71,6 +72,7 @@ class Worker:
         self._described, self._options = described, options
         self._first_rank = described.model.tensor_parallel_rank == 0
         self._opening: Opening | None = None
+        self._open: Callable[[], Opening] | None = None  # once the caches are registered
         self._order: Order = ProcessorOrder()
         self._states: list[States] = []
         self._windows: list[Window] = []
@@ -123,7 +125,38 @@ class Worker:
             )
 
         self._saver.start()
-        self._opening = Opening(open_cache, described.identity.weights, options, "worker", State("worker"))
+        self._open = lambda: Opening(open_cache, described.identity.weights, options, "worker", State("worker"))
+        self._opening = self._open()
+
+    def unregister(self) -> None:
+        """Before the engine sleeps: the daemon unmaps the caches on a GPU, and their memory is given back.
+
+        Until `restore` there is no cache. Where the caches are in a CPU's memory, the engine does not sleep.
+        """
+        memory, opening = self.allocator.memory, self._opening
+        if opening is None or not isinstance(memory, CudaMemory):
+            return
+        self._wait_for_saves(_SHUTDOWN)
+        for landing in self._landings:  # none, once the engine has drained
+            landing.begun = True
+            if landing.handle is not None:
+                landing.handle.end()
+                landing.handle = None
+        for name, handle in self._doubtful:  # its blocks get other memory
+            handle.end()
+            self._report.quiet[name] += 1
+        self._doubtful = []
+        self._opening = None
+        opening.suspend()
+        memory.release()
+
+    def restore(self) -> None:
+        """After `unregister`. Raises OSError: the GPU has no memory for the engine's caches."""
+        memory = self.allocator.memory
+        if self._open is None or self._opening is not None or not isinstance(memory, CudaMemory):
+            return
+        memory.restore()
+        self._opening = self._open()
 
     def refuse(self) -> None:
         """Nothing can be served: what the scheduler asks for ends at once, and it is told to ask no more."""

@@ -5,13 +5,16 @@ engine computes on the processor. No part of this has run on a real GPU."""
 import gc
 import multiprocessing
 import os
+import time
 import traceback
 import types
 
 import emulated_gpu
 import pytest
 import torch
+from daemon_view import held
 from tiny_engines import BLOCK, PAIR, Child, connector, count, prompt, same, saved
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -92,6 +95,33 @@ def test_what_fails_leaks_nothing_and_leaves_the_engine_its_memory(fails, monkey
     assert driver.alive == 0 and len(os.listdir("/proc/self/fd")) == before
     if fails in driver.calls:
         assert f"{fails}: CUDA_ERROR_OF_A_TEST" == str(allocator.error)
+
+
+def test_memory_is_given_back_for_a_sleep_and_is_there_again_at_the_same_addresses(monkeypatch):
+    driver = emulated_gpu.Driver()
+    emulated_gpu.emulate(monkeypatch, driver)
+    before = len(os.listdir("/proc/self/fd"))
+    allocator, made = allocate()
+    ours, address = allocator.memory, made.data_ptr()
+    for _ in range(2):
+        made.fill_(7)
+        ours.release()
+        assert ours.descriptor == -1 and not driver.mapped and not driver.handles
+        ours.release()
+        ours.restore()
+        assert made.data_ptr() == address == ours.options()["gpu_address"] and not made.any()
+        made[5] = 7
+        assert os.pread(ours.options()["gpu_descriptor"], 1, 5) == b"\7", "the descriptor is the new memory's"
+        ours.restore()
+        assert made[5] == 7, "a second call does nothing"
+    ours.release()
+    driver.fails = "cuMemCreate"
+    with pytest.raises(OSError, match="cuMemCreate: CUDA_ERROR_OF_A_TEST"):
+        ours.restore()
+    ours.close()
+    del allocator, ours, made
+    gc.collect()
+    assert driver.alive == 0 and len(os.listdir("/proc/self/fd")) == before
 
 
 # ---- what vLLM registers
@@ -315,6 +345,48 @@ def test_prompts_are_resumed_from_a_gpus_memory_with_the_same_answer(model, far_
                 assert "copied" in kinds[kinds[:at].index("land") : at], "states are there before the load is reported"
 
 
+KV = "__import__('vllm.distributed.kv_transfer', fromlist=['']).get_kv_transfer_group()"
+DRIVER = "__import__('ashlar.vllm.cuda', fromlist=['']).load_driver()"
+
+
+def test_an_engine_that_sleeps_gives_its_memory_back_and_uses_the_cache_afterwards(far_engine, expected, gpu_daemon):
+    model, text = "qwen3_5", prompt("asleep", 2 * BLOCK["qwen3_5"] + 40)
+    wanted, others = expected(model, [text]), held(gpu_daemon.metrics_socket)["region_bytes"]
+    child = far_engine(model)
+    same(child.generate([text]), wanted)
+    for _ in range(2):
+        before = saved(child)
+        for _ in range(2):  # vLLM may call each again
+            child.call("evaluate", f"{KV}.unregister_kv_caches()")
+        assert child.call("evaluate", f"len({DRIVER}.mapped)") == 0
+        deadline = time.monotonic() + 10
+        while (now := held(gpu_daemon.metrics_socket)["region_bytes"]) != others and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert now == others, "the daemon has unmapped it, too"
+        for _ in range(2):
+            child.call("evaluate", f"{KV}.restore_kv_caches()")
+        assert child.call("evaluate", f"len({DRIVER}.mapped)") == 1
+        child.call("erase")
+        same(child.generate([text]), wanted)
+        assert saved(child) - before == 2 * BLOCK[model]
+    assert count(child, "load_failures") == 0
+
+
+def test_an_engine_whose_daemon_goes_while_it_sleeps_computes(far_engine, expected, gpu_daemon, monkeypatch):
+    model, text = "qwen3", prompt("asleep without a daemon", 600)
+    child = far_engine(model)
+    same(child.generate([text]), expected(model, [text]))
+    child.call("evaluate", f"{KV}.unregister_kv_caches()")
+    child.call(
+        "execute", "import ashlar\ndef gone(*_, **__):\n    raise RuntimeError('no daemon')\nashlar.Cache = gone"
+    )
+    child.call("evaluate", f"{KV}.restore_kv_caches()")
+    before = saved(child)
+    child.call("erase")
+    same(child.generate([text]), expected(model, [text]))
+    assert saved(child) == before
+
+
 def test_a_driver_that_refuses_leaves_an_engine_without_the_cache(gpu_daemon, expected, monkeypatch):
     text = prompt("refused", 600)
     emulated_gpu.emulate(monkeypatch, emulated_gpu.Driver("cuMemCreate"))
@@ -364,16 +436,33 @@ def refuse_to_describe(*_, **__):
     [
         ("xpu", None, False, "device xpu is not supported"),
         ("cuda", "6.4", False, "device ROCm is not supported"),
-        ("cuda", None, True, "sleep mode"),
+        ("cuda", None, True, "sleep mode is not supported by this version of vLLM; expected 0.33 or later"),
     ],
 )
 def test_devices_that_it_cannot_serve_are_named(device, hip, sleep, reason, monkeypatch):
     from ashlar.vllm.model import _check
 
     monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.delattr(KVConnectorBase_V1, "unregister_kv_caches", raising=False)  # as in 0.32
     config = types.SimpleNamespace(
         device_config=types.SimpleNamespace(device_type=device),
         model_config=types.SimpleNamespace(enable_sleep_mode=sleep),
     )
     with pytest.raises(Unsupported, match=reason):
+        _check(config)
+
+
+@pytest.mark.skipif(not hasattr(KVConnectorBase_V1, "supports_sleep_mode"), reason="vLLM 0.33 asks for it")
+def test_sleep_mode_is_served_on_a_gpu(monkeypatch):
+    from ashlar.vllm import AshlarConnector
+    from ashlar.vllm.model import _check
+
+    assert AshlarConnector.supports_sleep_mode(None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    config = types.SimpleNamespace(
+        device_config=types.SimpleNamespace(device_type="cuda"),
+        model_config=types.SimpleNamespace(enable_sleep_mode=True),
+        parallel_config=types.SimpleNamespace(pipeline_parallel_size=2),
+    )
+    with pytest.raises(Unsupported, match="pipeline parallelism"):  # the next check
         _check(config)
