@@ -2,9 +2,11 @@
 """vllm:ashlar_state and its log line: whether the engine uses the cache, and if not, why and what to do."""
 
 import importlib.metadata
+import json
 import logging
 import os
 import pathlib
+import subprocess
 import time
 
 import pytest
@@ -44,6 +46,36 @@ def test_an_engine_without_a_daemon_says_so_and_serves_once_there_is_one(tmp_pat
             child.call("erase")
             same(child.generate([text]), expected("qwen3", [text]))
         assert wait_for(child, ("opening", "lost"), text)["serving", "none"] == 0
+
+
+def doctor(port):
+    """The exit code and the findings of ashlarctl doctor --engine."""
+    program = pathlib.Path(os.environ.get("ASHLARD", "ashlard")).with_name("ashlarctl")
+    command = [program, "doctor", "--json", "--engine", f"http://127.0.0.1:{port}/metrics"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    return done.returncode, {each["check"]: (each["verdict"], each["found"], each["remedy"]) for each in checks}
+
+
+def test_ashlarctl_explains_the_state_of_an_engine(tmp_path):
+    text = prompt("doctor", 600)
+    sockets = dict(rpc_socket=f"{tmp_path}/rpc.sock", session_socket=f"{tmp_path}/session.sock")
+    with Child("qwen3", dict(sockets, reopen_ms=100, wait_for_saves=True, tokens_per_second=1.0)) as child:
+        port = child.call("evaluate", "__import__('prometheus_client').start_http_server(0)[0].server_port")
+        code, found = doctor(port)
+        assert code == 1 and found["state"][1] == "not reported yet; expected serving"
+        wait_for(child, ("opening", "no_daemon"), text)
+        remedy = REASONS["no_daemon"][1]
+        assert doctor(port) == (1, {"state": ("bad", "opening (no_daemon); expected serving", remedy)})
+        with ashlar.daemon.start(dram="128MiB", arena="8MiB", folder=str(tmp_path)):
+            wait_for(child, ("serving", "none"), text)
+            for _ in range(2):
+                child.call("erase")
+                child.generate([text])
+            code, found = doctor(port)
+            assert code == 0 and found["state"] == ("fine", "serving (none)", ""), found
+            assert "hit 1" in found["lookups"][1] and "kept 1" in found["stores"][1]
 
 
 @pytest.mark.parametrize(
