@@ -282,6 +282,8 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
     within: list[bool] = []
     blocks = set()
     for name, group, spec in _layers(kv_cache_config):
+        if getattr(spec, "is_draft", False):  # of vLLM 0.33 and later
+            raise Unsupported(f"{name}: layers of a draft model are not supported")
         blocks.add(spec.block_size)
         if isinstance(spec, MambaSpec):
             place, layer = _linear(spec, LinearPlace(len(layers), name, group, spec.shapes, spec.dtypes), tp, text)

@@ -42,6 +42,10 @@ WHOLE = [
 # Classes of which the connector uses these members alone.
 PARTS = {
     "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory": "_registry register_connector",
+    "vllm.lora.model_manager:LoRAModelManager": "list_adapters",
+    "vllm.lora.request:LoRARequest": "lora_name lora_int_id",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec": "data modality identifier mm_position",
+    "vllm.multimodal.inputs:PlaceholderRange": "offset length is_embed",
     "vllm.v1.attention.backend:CommonAttentionMetadata": """query_start_loc query_start_loc_cpu seq_lens num_reqs
         num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping""",
     "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadata": """num_prefills num_prefill_tokens num_decodes
@@ -70,7 +74,9 @@ FUNCTIONS = [
     "vllm.transformers_utils.config:get_config",
     "vllm.utils.torch_utils:_encode_layer_name",
     "vllm.utils.torch_utils:_resolve_layer_name",
+    "vllm.v1.core.kv_cache_utils:generate_block_hash_extra_keys",
     "vllm.v1.core.kv_cache_utils:maybe_convert_block_hash",
+    "vllm.v1.core.kv_cache_utils:to_event_extra_keys",
 ]
 OBJECTS = ["vllm.platforms:current_platform"]
 

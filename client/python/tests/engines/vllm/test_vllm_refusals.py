@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Halves of the connector that cannot serve all: nothing is held, nothing is awaited, and what is left is served."""
 
+import types
+
 import pytest
 from tiny_engines import BLOCK, PAIR, Child, connector, count, prompt, same
 
 import ashlar.vllm.worker
+from ashlar.vllm import model as described
 from ashlar.vllm.forward import EngineModel
 from ashlar.vllm.identity import Unsupported
+from ashlar.vllm.options import Options
 
 
 @pytest.mark.parametrize("model, error", zip(PAIR, [Unsupported("as of a GPU"), KeyError("model.layers.0.attn")]))
@@ -57,3 +61,13 @@ def test_where_no_prompt_can_be_set_declared_segments_are_a_prompt_like_any_othe
         assert first[2] == 0 and again[2] == 2 * BLOCK[model], "kept as exact, and found"
         same([again], [first[:2]])
         assert count(child, "load_failures") == failures and heard == heard_again == [], "said once, at the start"
+
+
+def test_layers_of_a_draft_model_are_refused(monkeypatch):
+    """vLLM 0.33 marks them in their specs."""
+    monkeypatch.setattr(described, "_check", lambda config: None)
+    parallel = types.SimpleNamespace(tensor_parallel_size=1)
+    config = types.SimpleNamespace(model_config=types.SimpleNamespace(hf_text_config=None), parallel_config=parallel)
+    group = types.SimpleNamespace(layer_names=["draft.0.attn"], kv_cache_spec=types.SimpleNamespace(is_draft=True))
+    with pytest.raises(Unsupported, match="draft.0.attn: layers of a draft model are not supported"):
+        described.describe(config, types.SimpleNamespace(kv_cache_groups=[group]), Options(), 0)
