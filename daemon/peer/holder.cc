@@ -39,7 +39,6 @@ class Holder::Bytes final : public GrantedBytes, public std::enable_shared_from_
       if (!holder_.cache_.WhenLoaded(lease_.session->id, lease_.lease, 0, needed, loaded)) loaded(false);
     });
   }
-  void Written(uint64_t, uint64_t, const absl::Status&) override {}  // grants are for reading only
   // All bytes are there and stay, even if the object ends meanwhile.
   void BecameWhole() { whole_ = extents_.size(); }
   Spans Give(uint64_t offset, uint64_t length) {
@@ -132,7 +131,7 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
   cache_.WhenLoaded(session->id, match.lease, 0, found.header->Extents(), [bytes](bool whole) {
     if (whole) bytes->BecameWhole();
   });
-  const Grant grant = transport_.Allow(GrantAccess::kRead, found.header->bytes, bytes);
+  const Grant grant = transport_.Allow(found.header->bytes, bytes);
   lease.grant = grant.number;
   opened = {.header = EncodeHeader(*found.header),
             .bytes = found.header->bytes,

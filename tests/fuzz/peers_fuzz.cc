@@ -72,8 +72,7 @@ void Node::Say(PeersInput& input) {
   }
   daemon::Message message{.kind = static_cast<daemon::MessageKind>(what % 12),
                           .code = static_cast<uint8_t>(flags >> 4)};
-  const bool asks = message.kind == daemon::MessageKind::kFetch || message.kind == daemon::MessageKind::kPush;
-  if (asks) {
+  if (message.kind == daemon::MessageKind::kFetch) {
     if (!grants.empty()) message.to = grants[which % grants.size()];
     message.from = {.number = uint64_t{1} + (flags >> 4), .secret = {}};
     message.patience = input.Number();
@@ -82,7 +81,6 @@ void Node::Say(PeersInput& input) {
   } else if (!ucx->said().empty()) {
     message.to = ucx->said()[which % ucx->said().size()].from;
   }
-  if (message.kind == daemon::MessageKind::kReady) message.from = {.number = 1, .secret = {}};
   if ((flags & 1) != 0) message.to.secret[0] ^= 1;
   message.offset = input.Number();
   const uint64_t length = input.Number();

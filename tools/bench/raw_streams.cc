@@ -17,7 +17,7 @@
 namespace ashlar::bench {
 namespace {
 
-enum class Command : uint64_t { kFetch, kPush, kSeconds };
+enum class Command : uint64_t { kFetch, kSeconds };
 struct Request {
   Command command;
   uint64_t offset, bytes;
@@ -58,15 +58,12 @@ void NoDelay(int socket) {
 void Serve(int socket, std::vector<char>& memory) {
   NoDelay(socket);
   for (Request request; ReceiveAll(socket, &request, sizeof request);) {
-    const char acknowledgement = 1;
     bool fine = true;
     if (request.command == Command::kSeconds) {
       const double seconds = ProcessSeconds();
       fine = SendAll(socket, &seconds, sizeof seconds);
-    } else if (request.command == Command::kFetch) {
-      fine = SendAll(socket, memory.data() + request.offset, request.bytes);
     } else {
-      fine = ReceiveAll(socket, memory.data() + request.offset, request.bytes) && SendAll(socket, &acknowledgement, 1);
+      fine = SendAll(socket, memory.data() + request.offset, request.bytes);
     }
     if (!fine) break;
   }
@@ -109,24 +106,21 @@ RawStreams::~RawStreams() {
   for (const int socket : sockets_) close(socket);
 }
 
-bool RawStreams::MoveOne(int stream, bool push, uint64_t bytes, int number) {
+bool RawStreams::MoveOne(int stream, uint64_t bytes, int number) {
   const uint64_t offset = number % (kTransferMemory / bytes) * bytes;
-  const Request request{push ? Command::kPush : Command::kFetch, offset, bytes};
-  if (!SendAll(sockets_[stream], &request, sizeof request)) return false;
-  char acknowledgement;
-  return push ? SendAll(sockets_[stream], memory_.data() + offset, bytes) &&
-                    ReceiveAll(sockets_[stream], &acknowledgement, 1)
-              : ReceiveAll(sockets_[stream], memory_.data() + offset, bytes);
+  const Request request{Command::kFetch, offset, bytes};
+  return SendAll(sockets_[stream], &request, sizeof request) &&
+         ReceiveAll(sockets_[stream], memory_.data() + offset, bytes);
 }
 
-double RawStreams::Move(bool push, uint64_t bytes, int count) {
+double RawStreams::Move(uint64_t bytes, int count) {
   const auto begin = std::chrono::steady_clock::now();
   std::atomic<int> next{0};
   std::vector<std::thread> threads;
   for (size_t i = 0; i < sockets_.size(); ++i) {
     threads.emplace_back([&, i] {
       for (int number; (number = next.fetch_add(1)) < count;) {
-        if (!MoveOne(static_cast<int>(i), push, bytes, number)) connected_ = false;
+        if (!MoveOne(static_cast<int>(i), bytes, number)) connected_ = false;
       }
     });
   }

@@ -19,14 +19,14 @@ class RawStreams {
   RawStreams& operator=(const RawStreams&) = delete;
 
   bool connected() const { return connected_; }
-  // Seconds for `count` values of `bytes`, fetched from the server or pushed to it; each stream moves one at a time,
+  // Seconds for `count` values of `bytes`, fetched from the server; each stream moves one at a time,
   // and its next one when that has come whole.
-  double Move(bool push, uint64_t bytes, int count);
+  double Move(uint64_t bytes, int count);
   // Processor seconds that the server's process has used.
   double ServerSeconds();
 
  private:
-  bool MoveOne(int stream, bool push, uint64_t bytes, int number);
+  bool MoveOne(int stream, uint64_t bytes, int number);
 
   std::vector<int> sockets_;
   std::vector<char> memory_;

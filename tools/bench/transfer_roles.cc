@@ -21,7 +21,6 @@ namespace ashlar::bench {
 namespace {
 
 using daemon::Grant;
-using daemon::GrantAccess;
 using daemon::HostPort;
 using daemon::Transport;
 
@@ -35,7 +34,6 @@ class Memory final : public daemon::GrantedBytes {
   void Resolve(uint64_t offset, uint64_t length, std::function<void(absl::StatusOr<daemon::Spans>)> answer) override {
     answer(daemon::Spans{std::span(bytes_).subspan(offset, length)});
   }
-  void Written(uint64_t, uint64_t, const absl::Status&) override {}
 
  private:
   std::vector<std::byte>& bytes_;
@@ -56,7 +54,7 @@ Grant GrantOf(absl::string_view number, absl::string_view secret) {
 struct Holder {
   HostPort transport;
   HostPort raw;
-  Grant read, write;
+  Grant read;
 };
 
 class Asker {
@@ -65,7 +63,7 @@ class Asker {
       : transport_(transport), holder_(holder), memory_(kTransferMemory, std::byte{1}) {}
 
   // Seconds for `count` values of which `depth` are under way at a time; `each` gets the microseconds of every one.
-  double Move(bool push, uint64_t bytes, int count, int depth, std::vector<double>* each) {
+  double Move(uint64_t bytes, int count, int depth, std::vector<double>* each) {
     const auto begin = std::chrono::steady_clock::now();
     struct {
       Mutex mutex;
@@ -89,11 +87,7 @@ class Asker {
       };
       const uint64_t offset = i % (kTransferMemory / bytes) * bytes;
       const auto here = std::span(memory_).subspan(offset, bytes);
-      if (push) {
-        transport_.Push(holder_.transport, holder_.write, offset, {here}, 0, done);
-      } else {
-        transport_.Fetch(holder_.transport, holder_.read, offset, {here}, 0, done);
-      }
+      transport_.Fetch(holder_.transport, holder_.read, offset, {here}, 0, done);
     }
     MutexLock lock(moves.mutex);
     while (moves.running > 0) moves.ended.Wait(moves.mutex);
@@ -113,23 +107,23 @@ double Percentile(std::vector<double> values, double part) {
   return values[std::min(values.size() - 1, static_cast<size_t>(part * values.size()))];
 }
 
-nlohmann::json Measure(Asker& asker, RawStreams& raw, bool push, uint64_t bytes, int repetitions, uint64_t round) {
+nlohmann::json Measure(Asker& asker, RawStreams& raw, uint64_t bytes, int repetitions, uint64_t round) {
   const int count = std::max<int>(static_cast<int>(round / bytes), 4);
   std::vector<double> gbps, raw_gbps, cpu, raw_cpu, ratio, times;
-  asker.Move(push, bytes, std::max(count / 8, 1), kInFlight, nullptr);
-  raw.Move(push, bytes, std::max(count / 8, 1));
+  asker.Move(bytes, std::max(count / 8, 1), kInFlight, nullptr);
+  raw.Move(bytes, std::max(count / 8, 1));
   const double gigabytes = static_cast<double>(bytes) * count / 1e9;
   for (int i = 0; i < repetitions; ++i) {
     const double before = ProcessSeconds() + raw.ServerSeconds();
-    gbps.push_back(gigabytes / asker.Move(push, bytes, count, kInFlight, nullptr));
+    gbps.push_back(gigabytes / asker.Move(bytes, count, kInFlight, nullptr));
     const double between = ProcessSeconds() + raw.ServerSeconds();
     cpu.push_back((between - before) / gigabytes);
-    raw_gbps.push_back(gigabytes / raw.Move(push, bytes, count));
+    raw_gbps.push_back(gigabytes / raw.Move(bytes, count));
     raw_cpu.push_back((ProcessSeconds() + raw.ServerSeconds() - between) / gigabytes);
     ratio.push_back(gbps.back() / raw_gbps.back());
   }
-  asker.Move(push, bytes, std::clamp(count, 20, 500), 1, &times);
-  return {{"op", push ? "push" : "fetch"},
+  asker.Move(bytes, std::clamp(count, 20, 500), 1, &times);
+  return {{"op", "fetch"},
           {"bytes", bytes},
           {"gbps", Median(gbps)},
           {"p50_us", Percentile(times, 0.5)},
@@ -151,9 +145,8 @@ int RunTransferHolder(const char* host) {
   }
   std::vector<std::byte> bytes(kTransferMemory, std::byte{1});
   const auto memory = std::make_shared<Memory>(bytes);
-  const Grant read = (*transport)->Allow(GrantAccess::kRead, bytes.size(), memory);
-  const Grant write = (*transport)->Allow(GrantAccess::kWrite, bytes.size(), memory);
-  std::printf("%s %u %u %s %s\n", host, (*transport)->address().port, raw, ToText(read).c_str(), ToText(write).c_str());
+  const Grant read = (*transport)->Allow(bytes.size(), memory);
+  std::printf("%s %u %u %s\n", host, (*transport)->address().port, raw, ToText(read).c_str());
   std::fflush(stdout);
   while (std::getchar() != EOF) {
   }
@@ -163,10 +156,9 @@ int RunTransferHolder(const char* host) {
 
 int RunTransferAsker(const char* host, const char* description, const char* repetitions, const char* quick) {
   const std::vector<std::string> parts = absl::StrSplit(description, ' ');
-  if (parts.size() != 7) return 2;
+  if (parts.size() != 5) return 2;
   const auto port = [&](int i) { return static_cast<uint16_t>(std::atoi(parts[i].c_str())); };
-  const Holder holder{
-      {parts[0], port(1)}, {parts[0], port(2)}, GrantOf(parts[3], parts[4]), GrantOf(parts[5], parts[6])};
+  const Holder holder{{parts[0], port(1)}, {parts[0], port(2)}, GrantOf(parts[3], parts[4])};
   const auto log = [](const std::string& event, const std::string& peer, const std::string& detail) {
     if (event == "lost") std::fprintf(stderr, "transfer-asker: %s: %s\n", peer.c_str(), detail.c_str());
   };
@@ -181,10 +173,8 @@ int RunTransferAsker(const char* host, const char* description, const char* repe
   std::vector<uint64_t> sizes = {64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
   if (small) sizes = {64 << 10, 4 << 20};
   nlohmann::json cases = nlohmann::json::array();
-  for (const bool push : {false, true}) {
-    for (const uint64_t bytes : sizes) {
-      cases.push_back(Measure(asker, raw, push, bytes, std::atoi(repetitions), small ? kRound / 32 : kRound));
-    }
+  for (const uint64_t bytes : sizes) {
+    cases.push_back(Measure(asker, raw, bytes, std::atoi(repetitions), small ? kRound / 32 : kRound));
   }
   if (!asker.status().ok()) {
     std::fprintf(stderr, "transfer-asker: %s\n", asker.status().ToString().c_str());

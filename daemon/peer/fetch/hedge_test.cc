@@ -26,7 +26,6 @@ class Stalling final : public GrantedBytes {
     std::this_thread::sleep_for(time_);
     answer(absl::NotFoundError("none"));
   }
-  void Written(uint64_t, uint64_t, const absl::Status&) override {}
 
  private:
   const milliseconds time_;
@@ -36,7 +35,7 @@ class Stalling final : public GrantedBytes {
 class Frozen {
  public:
   Frozen(Transport& outside, PeerNode& node) {
-    const Grant grant = node.transport->Allow(GrantAccess::kRead, sizeof target_, granted_);
+    const Grant grant = node.transport->Allow(sizeof target_, granted_);
     constexpr int64_t kLong = 600'000'000'000;
     outside.Fetch(node.transport->address(), grant, 0, {{target_, sizeof target_}}, kLong,
                   [this](const absl::Status&) { ended_.set_value(); });
@@ -54,7 +53,6 @@ class Frozen {
       thaw.get_future().wait();
       answer(absl::NotFoundError("none"));
     }
-    void Written(uint64_t, uint64_t, const absl::Status&) override {}
     std::promise<void> began, thaw;
   };
 
@@ -164,7 +162,7 @@ class Renewals final : public PeerAsker {
 class HedgeTest : public ::testing::Test {
  protected:
   void Stall(PeerNode& node, milliseconds time) {
-    const Grant grant = node.transport->Allow(GrantAccess::kRead, 64, std::make_shared<Stalling>(time));
+    const Grant grant = node.transport->Allow(64, std::make_shared<Stalling>(time));
     outside_->Fetch(node.transport->address(), grant, 0, {{target_, sizeof target_}}, 0, [](const absl::Status&) {});
   }
   // Returns the time that it took to land.

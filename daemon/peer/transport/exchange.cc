@@ -56,14 +56,13 @@ void Exchange::Begin(Request request) {
   const std::string name = NameOf(request.peer);
   std::unique_ptr<Peer>& peer = peers_[name];
   if (peer == nullptr) peer = std::make_unique<Peer>(Peer{.address = request.peer});
-  transfer->role = request.push ? Role::kPushing : Role::kFetching;
+  transfer->role = Role::kFetching;
   transfer->ticket = {number, DrawSecret()};
   transfer->peer = peer.get();
   transfer->grant = request.grant;
   transfer->offset = request.offset;
   transfer->targets = SpanList<std::byte>(std::move(request.targets));
-  transfer->sources = SpanList<const std::byte>(std::move(request.sources));
-  transfer->length = request.push ? transfer->sources.bytes() : transfer->targets.bytes();
+  transfer->length = transfer->targets.bytes();
   transfer->came = std::move(request.came);
   if (request.memory != nullptr) transfer->places = RemotePlaces(std::move(request.memory));
   transfer->deadline = request.deadline;
@@ -82,13 +81,11 @@ void Exchange::Begin(Request request) {
 void Exchange::Cancel(uint64_t request) {
   const auto found = transfers_.find(request);
   if (found == transfers_.end()) return;
-  if (found->second->role == Role::kFetching || found->second->role == Role::kPushing) {
-    End(request, absl::CancelledError("cancelled"));
-  }
+  if (found->second->role == Role::kFetching) End(request, absl::CancelledError("cancelled"));
 }
 
-void Exchange::Allow(const Grant& grant, GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
-  auto allowed = std::make_shared<Allowed>(Allowed{grant, access, bytes, std::move(granted), {}, {}});
+void Exchange::Allow(const Grant& grant, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
+  auto allowed = std::make_shared<Allowed>(Allowed{grant, bytes, std::move(granted), {}, {}});
   MutexLock lock(allowed_mutex_);
   allowed_[grant.number] = std::move(allowed);
 }
@@ -118,13 +115,11 @@ void Exchange::End(uint64_t number, const absl::Status& status) {
   if (transfer.role == Role::kLending && transfer.lent) ++recalled_;
   deadlines_.erase({transfer.deadline, number});
   Connection* const connection = transfer.link == nullptr ? nullptr : Of(*transfer.link);
-  if (connection != nullptr && !connection->lost && !ending_) {
+  if (!status.ok() && connection != nullptr && !connection->lost && !ending_) {
     if (transfer.peer != nullptr) {
-      if (!status.ok()) ucx_->SendText(*transfer.link, {.kind = MessageKind::kCancel, .from = transfer.ticket}, "");
-    } else if (!status.ok()) {
+      ucx_->SendText(*transfer.link, {.kind = MessageKind::kCancel, .from = transfer.ticket}, "");
+    } else {
       Refuse(*connection, transfer.theirs, status);
-    } else if (transfer.role == Role::kTaking) {
-      ucx_->SendText(*transfer.link, {.kind = MessageKind::kDone, .to = transfer.theirs}, "");
     }
   }
   if (transfer.sends == 0) Finish(number);
@@ -153,14 +148,11 @@ void Exchange::Finish(uint64_t number) {
       bytes_in_flight_ -= transfer->length;
       may_start_ = true;
     }
-    ++(!well ? counts_.failed : transfer->role == Role::kPushing ? counts_.pushed : counts_.fetched);
+    ++(well ? counts_.fetched : counts_.failed);
     transfer->done(transfer->outcome);
     return;
   }
-  if (well) ++(transfer->role == Role::kTaking ? counts_.taken : counts_.served);
-  if (transfer->role == Role::kTaking && transfer->ready) {
-    transfer->allowed->granted->Written(transfer->offset, transfer->length, transfer->outcome);
-  }
+  if (well) ++counts_.served;
   transfer->allowed->transfers.erase(number);
 }
 
@@ -210,9 +202,7 @@ void Exchange::StartRequest(uint64_t number, Transfer& transfer) {
     return;
   }
   ucx_->SendText(*peer.link,
-                 {.kind = transfer.role == Role::kPushing ? MessageKind::kPush
-                          : transfer.places.empty()       ? MessageKind::kFetch
-                                                          : MessageKind::kBorrow,
+                 {.kind = transfer.places.empty() ? MessageKind::kFetch : MessageKind::kBorrow,
                   .to = transfer.grant,
                   .from = transfer.ticket,
                   .offset = transfer.offset,
@@ -341,7 +331,7 @@ void Exchange::Moved(uint64_t link, uint64_t number, uint64_t bytes, const absl:
     if (transfer.sends == 0) Finish(number);
   } else if (!status.ok()) {
     End(number, status);
-  } else if (transfer.role != Role::kPushing && transfer.sends == 0 && transfer.sent == transfer.length) {
+  } else if (transfer.sends == 0 && transfer.sent == transfer.length) {
     End(number, absl::OkStatus());  // the last byte was handed to the network or received
   }
 }

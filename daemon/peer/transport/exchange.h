@@ -29,14 +29,12 @@ namespace ashlar::daemon {
 // A request of this side, as given by the caller.
 struct Request {
   uint64_t number = 0;  // never reused
-  bool push = false;
   HostPort peer;
   Grant grant;
   uint64_t offset = 0;
-  Spans targets;                                // for a fetch
-  ConstSpans sources;                           // for a push
-  std::shared_ptr<const RemoteMemory> memory;   // for a fetch: where the peer's granted bytes lie; may be null
-  std::shared_ptr<std::atomic<uint64_t>> came;  // for a fetch: bytes received so far; may be null
+  Spans targets;
+  std::shared_ptr<const RemoteMemory> memory;   // describes the peer's granted bytes; may be null
+  std::shared_ptr<std::atomic<uint64_t>> came;  // bytes received so far; may be null
   int64_t deadline = 0;                         // by the clock of the exchange
   Transport::Done done;
 };
@@ -55,7 +53,7 @@ class Exchange {
   void Cancel(uint64_t request);
   void KeepPeers(const std::vector<HostPort>& peers);
   // Thread-safe, because a peer may use the grant before the transport's thread sees it.
-  void Allow(const Grant& grant, GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
+  void Allow(const Grant& grant, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
   void Revoke(uint64_t number, std::function<void()> quiet);
   void Register(std::byte* data, uint64_t bytes, MemoryType type, Transport::CopyIn copy_in);
   RemoteMemory Describe(const Spans& spans) const {  // thread-safe
@@ -71,12 +69,11 @@ class Exchange {
   int64_t Now() const { return surroundings_.now(); }
 
  private:
-  enum class Role : uint8_t { kFetching, kPushing, kServing, kTaking, kLending };
+  enum class Role : uint8_t { kFetching, kServing, kLending };
 
   // A grant and all its transfers. Destroying the last reference calls `quiet`.
   struct Allowed {
     Grant grant;
-    GrantAccess access;
     uint64_t bytes;
     std::shared_ptr<GrantedBytes> granted;
     std::function<void()> quiet;
@@ -105,7 +102,7 @@ class Exchange {
     Role role;
     Grant ticket;        // ours; the peer's messages carry it
     Grant theirs;        // the peer's
-    bool ready = false;  // source or target memory is known
+    bool ready = false;  // the source memory is known
     Link* link = nullptr;
     Peer* peer = nullptr;              // for a request of this side
     std::shared_ptr<Allowed> allowed;  // for a request of a peer
@@ -175,7 +172,6 @@ class Exchange {
   absl::Status Judge(const Connection& connection, const Message& message, std::shared_ptr<Allowed>& allowed) const;
   void Resolved(uint64_t number, absl::StatusOr<Spans> spans);
   void TakeData(Connection& connection, const Message& message, std::span<const std::byte> payload);
-  void Ready(Connection& connection, const Message& message);
   Transfer* OurTicket(const Connection& connection, const Grant& ticket);
   void Refuse(Connection& connection, const Grant& to, const absl::Status& why);
   bool Pump(Connection& connection);

@@ -23,28 +23,18 @@ void Exchange::Handle(Connection& connection, const Message& message, std::span<
   }
   switch (message.kind) {
     case MessageKind::kFetch:
-    case MessageKind::kPush:
     case MessageKind::kBorrow:
       Serve(connection, message);
-      return;
-    case MessageKind::kReady:
-      Ready(connection, message);
       return;
     case MessageKind::kData:
       TakeData(connection, message, payload);
       return;
-    case MessageKind::kDone:
     case MessageKind::kFailed: {
       Transfer* const transfer = OurTicket(connection, message.to);
       if (transfer == nullptr) return;
-      const bool failed = message.kind == MessageKind::kFailed;
-      // A push is done when the owner confirms all its bytes, a fetch with its last byte.
-      const bool may_be_done = transfer->role == Role::kPushing && transfer->sent == transfer->length;
-      const std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
-      if (failed && transfer->peer != nullptr) {
+      if (transfer->peer != nullptr) {
+        const std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
         End(message.to.number, absl::Status(static_cast<absl::StatusCode>(message.code), text));
-      } else if (!failed && may_be_done) {
-        End(message.to.number, absl::OkStatus());
       } else {
         ++counts_.refused;
       }
@@ -94,10 +84,6 @@ absl::Status Exchange::Judge(const Connection& connection, const Message& messag
   if (found == nullptr || !SameGrant(found->grant, message.to)) {
     return absl::PermissionDeniedError("grant: unknown");
   }
-  const GrantAccess access = message.kind == MessageKind::kPush ? GrantAccess::kWrite : GrantAccess::kRead;
-  if (found->access != access) {
-    return absl::PermissionDeniedError(access == GrantAccess::kWrite ? "grant: read-only" : "grant: write-only");
-  }
   if (message.offset > found->bytes || message.length > found->bytes - message.offset) {
     return absl::OutOfRangeError(absl::StrCat("offset ", message.offset, ", length ", message.length,
                                               ": the grant has ", found->bytes, " bytes"));
@@ -123,9 +109,7 @@ void Exchange::Serve(Connection& connection, const Message& message) {
   }
   const uint64_t number = NextNumber();
   auto transfer = std::make_unique<Transfer>();
-  transfer->role = message.kind == MessageKind::kPush    ? Role::kTaking
-                   : message.kind == MessageKind::kFetch ? Role::kServing
-                                                         : Role::kLending;
+  transfer->role = message.kind == MessageKind::kFetch ? Role::kServing : Role::kLending;
   transfer->ticket = {number, DrawSecret()};
   transfer->theirs = message.from;
   transfer->link = connection.link;
@@ -163,33 +147,17 @@ void Exchange::Resolved(uint64_t number, absl::StatusOr<Spans> spans) {
   transfer.ready = true;
   if (transfer.role == Role::kLending) {
     Lend(transfer);
-  } else if (transfer.role == Role::kServing) {
+  } else {
     transfer.sources = SpanList<const std::byte>(ConstSpans(spans->begin(), spans->end()));
     connection->sending.push_back(number);
-  } else {
-    transfer.targets = list;
-    if (const absl::Status may = MayMove(transfer); !may.ok()) {
-      End(number, may);
-      return;
-    }
-    ucx_->SendText(*transfer.link, {.kind = MessageKind::kReady, .to = transfer.theirs, .from = transfer.ticket}, "");
   }
-}
-
-void Exchange::Ready(Connection& connection, const Message& message) {
-  Transfer* const transfer = OurTicket(connection, message.to);
-  if (transfer == nullptr || transfer->role != Role::kPushing || transfer->ready) return;
-  transfer->ready = true;
-  transfer->theirs = message.from;
-  connection.sending.push_back(message.to.number);
 }
 
 void Exchange::TakeData(Connection& connection, const Message& message, std::span<const std::byte> payload) {
   Transfer* const transfer = OurTicket(connection, message.to);
   if (transfer == nullptr) return;
   const bool fetches = transfer->role == Role::kFetching && transfer->places.empty();
-  const bool takes = fetches || (transfer->role == Role::kTaking && transfer->ready);
-  if (!takes || message.offset > transfer->length || payload.size() > transfer->length - message.offset ||
+  if (!fetches || message.offset > transfer->length || payload.size() > transfer->length - message.offset ||
       !transfer->received.Add(message.offset, message.offset + payload.size())) {
     ++counts_.refused;
     return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grant: a bearer token for the right to read or write some bytes of another daemon.
+// Grant: a bearer token for the right to read some bytes of another daemon.
 #pragma once
 
 #include <array>
@@ -38,9 +38,6 @@ class GrantedBytes {
   // loading). The spans must stay valid until the transport calls the callback of Revoke. Called on the transport's
   // thread: it must not block.
   virtual void Resolve(uint64_t offset, uint64_t length, std::function<void(absl::StatusOr<Spans>)> answer) = 0;
-  // A push into [offset, offset + length) has ended. Called on the transport's thread. Unless the status is OK, any of
-  // the bytes may have changed. No byte of this push is written afterwards.
-  virtual void Written(uint64_t offset, uint64_t length, const absl::Status& status) = 0;
 };
 
 }  // namespace ashlar::daemon

@@ -96,7 +96,7 @@ TEST(LoanProcess, HoldsOrReads) {
   areas.RegisterAt(*transport);
   const Spans spans = areas.Object(2 * kAreaBytes, true, random);
   for (const auto& span : spans) std::fill(span.begin(), span.end(), std::byte{0x11});
-  const Grant grant = transport->Allow(GrantAccess::kRead, 2 * kAreaBytes, std::make_shared<HeldBytes>(spans));
+  const Grant grant = transport->Allow(2 * kAreaBytes, std::make_shared<HeldBytes>(spans));
   Tell(pipe, {transport->address(), grant, transport->Describe(spans)});
   for (;;) pause();
 }
@@ -160,7 +160,7 @@ TEST(LoanProcessesTest, AReaderThatDiesOrStopsInTheMiddleKeepsNothing) {
   areas.RegisterAt(*holder);
   const Spans spans = areas.Object(3 * kAreaBytes, true, random);
   for (const int signal : {SIGKILL, SIGSTOP}) {
-    const Grant grant = holder->Allow(GrantAccess::kRead, 3 * kAreaBytes, std::make_shared<HeldBytes>(spans));
+    const Grant grant = holder->Allow(3 * kAreaBytes, std::make_shared<HeldBytes>(spans));
     int ends[2];
     ASSERT_EQ(pipe(ends), 0);
     const pid_t child = StartLoanProcess("read", ends[0]);

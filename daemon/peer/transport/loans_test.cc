@@ -45,7 +45,7 @@ class LoanTest : public testing::Test {
     asker_ = StartReading(options);
     areas_.RegisterAt(*holder_);
     std::byte one{};
-    const Grant grant = holder_->Allow(GrantAccess::kRead, 1, std::make_shared<HeldBytes>(Spans{{&one, 1}}));
+    const Grant grant = holder_->Allow(1, std::make_shared<HeldBytes>(Spans{{&one, 1}}));
     std::byte got{};
     ASSERT_TRUE(Fetch({}, grant, 0, {{&got, 1}}).ok());
     ASSERT_EQ(asker_->stats().read_bytes, 0u);
@@ -64,7 +64,7 @@ class LoanTest : public testing::Test {
     granted.held = std::make_shared<HeldBytes>(granted.spans, how);
     granted.memory = std::make_shared<const RemoteMemory>(holder_->Describe(granted.spans));
     EXPECT_FALSE(granted.memory->arenas.empty());
-    granted.grant = holder_->Allow(GrantAccess::kRead, size, granted.held);
+    granted.grant = holder_->Allow(size, granted.held);
     return granted;
   }
   absl::Status Fetch(std::shared_ptr<const RemoteMemory> memory, const Grant& grant, uint64_t offset, Spans targets,
@@ -237,8 +237,6 @@ TEST_F(LoanTest, LoansNeedAGrantAsFetchesDo) {
   Grant wrong = granted.grant;
   wrong.secret[15] ^= 1;
   EXPECT_EQ(Fetch(granted.memory, wrong, 0, {here}), absl::PermissionDeniedError("grant: unknown"));
-  const Grant write = holder_->Allow(GrantAccess::kWrite, 1000, granted.held);
-  EXPECT_EQ(Fetch(granted.memory, write, 0, {here}), absl::PermissionDeniedError("grant: write-only"));
   EXPECT_EQ(granted.held->asked(), 0u);
   EXPECT_EQ(asker_->stats().read_bytes, 0u);
 }
@@ -289,7 +287,7 @@ TEST(LoanlessTest, ATransportOverTcpGivesNoKeysAndReadsNothing) {
       EXPECT_TRUE(there == std::vector<std::byte>(kArea, std::byte{1}));
     }
     // A loan is refused.
-    const Grant grant = holder.Allow(GrantAccess::kRead, kArea, std::make_shared<HeldBytes>(Spans{there}));
+    const Grant grant = holder.Allow(kArea, std::make_shared<HeldBytes>(Spans{there}));
     RawClient client(holder.address(), UCP_FEATURE_AM);
     client.Message(
         EncodeMessage(

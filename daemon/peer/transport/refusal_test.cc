@@ -32,13 +32,6 @@ absl::Status Fetch(Transport& asker, const HostPort& peer, const Grant& grant, u
   return outcome.Wait();
 }
 
-absl::Status Push(Transport& asker, const HostPort& peer, const Grant& grant, uint64_t offset,
-                  std::span<const std::byte> source) {
-  Outcome outcome;
-  asker.Push(peer, grant, offset, {source}, 0, outcome.done());
-  return outcome.Wait();
-}
-
 TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
   std::vector<std::string> suspects;  // the holder's thread writes it before it answers
   auto holder = StartOne({.log = [&](const std::string& event, const std::string& peer, const std::string& why) {
@@ -47,8 +40,7 @@ TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
   auto asker = StartOne();
   std::vector<std::byte> there(1000, std::byte{1}), here(1000, std::byte{2});
   const auto held = std::make_shared<HeldBytes>(Spans{there});
-  const Grant read = holder->Allow(GrantAccess::kRead, 1000, held),
-              write = holder->Allow(GrantAccess::kWrite, 1000, held);
+  const Grant read = holder->Allow(1000, held), other = holder->Allow(1000, held);
   const HostPort peer = holder->address();
 
   Grant wrong = read;
@@ -57,18 +49,16 @@ TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
   wrong = read;
   wrong.number += 1000;
   EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("grant: unknown"));
-  wrong = {read.number, write.secret};
+  wrong = {read.number, other.secret};
   EXPECT_EQ(Fetch(*asker, peer, wrong, 0, here), absl::PermissionDeniedError("grant: unknown"));
-  EXPECT_EQ(Fetch(*asker, peer, write, 0, here), absl::PermissionDeniedError("grant: write-only"));
-  EXPECT_EQ(Push(*asker, peer, read, 0, here), absl::PermissionDeniedError("grant: read-only"));
   EXPECT_EQ(Fetch(*asker, peer, read, 1, here),
             absl::OutOfRangeError("offset 1, length 1000: the grant has 1000 bytes"));
-  EXPECT_EQ(Push(*asker, peer, write, 1001, {here.data(), 1}).code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(Fetch(*asker, peer, read, 1001, std::span(here).first(1)).code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(Fetch(*asker, peer, read, INT64_MAX - 1000, here).code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(Fetch(*asker, peer, read, UINT64_MAX - 500, here).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Fetch(*asker, peer, read, 0, {}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(held->asked(), 0u);
-  EXPECT_EQ(holder->stats().refused, 8u);
+  EXPECT_EQ(holder->stats().refused, 6u);
   EXPECT_THAT(suspects, testing::ElementsAre("127.0.0.1 refused: grant: unknown")) << "once a connection";
   EXPECT_TRUE(Fetch(*asker, peer, read, 0, here).ok());
   EXPECT_TRUE(here == there);
@@ -78,10 +68,10 @@ TEST(TransportRefusalTest, AddressesThatAreNotAllowed) {
   // Connections of this machine to itself come from 127.0.0.1.
   auto holder = StartOne({.allow = {"192.0.2.1"}, .silence = 300'000'000}), asker = StartOne({.silence = 300'000'000});
   std::vector<std::byte> there(1000), here(1000);
-  const Grant read = holder->Allow(GrantAccess::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant read = holder->Allow(1000, std::make_shared<HeldBytes>(Spans{there}));
   EXPECT_TRUE(absl::IsUnavailable(Fetch(*asker, holder->address(), read, 0, here)));
   holder = StartOne({.allow = {"192.0.2.1", "127.0.0.1"}});
-  const Grant again = holder->Allow(GrantAccess::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant again = holder->Allow(1000, std::make_shared<HeldBytes>(Spans{there}));
   EXPECT_TRUE(Fetch(*asker, holder->address(), again, 0, here).ok());
   EXPECT_EQ(Transport::Start({.allow = {"here"}}).status().message(),
             "cluster.transport_allow: here is not an IPv4 address");
@@ -90,7 +80,7 @@ TEST(TransportRefusalTest, AddressesThatAreNotAllowed) {
 TEST(TransportRefusalTest, BytesThatAreNotUcx) {
   auto holder = StartOne(), asker = StartOne();
   std::vector<std::byte> there(1000, std::byte{1}), here(1000);
-  const Grant read = holder->Allow(GrantAccess::kRead, 1000, std::make_shared<HeldBytes>(Spans{there}));
+  const Grant read = holder->Allow(1000, std::make_shared<HeldBytes>(Spans{there}));
   const uint64_t seed = std::random_device{}();
   std::mt19937_64 random(seed);
   for (int i = 0; i < 20; ++i) {
@@ -123,15 +113,15 @@ class RawClientTest : public testing::Test {
   std::vector<std::byte> there_ = std::vector<std::byte>(kBytes, std::byte{1});  // outlives who reads it
   std::unique_ptr<Transport> holder_ = StartOne(), asker_ = StartOne();
   std::shared_ptr<HeldBytes> held_ = std::make_shared<HeldBytes>(Spans{there_});
-  const Grant read_ = holder_->Allow(GrantAccess::kRead, kBytes, held_);
-  const Grant write_ = holder_->Allow(GrantAccess::kWrite, kBytes, held_);
+  const Grant read_ = holder_->Allow(kBytes, held_);
+  const Grant other_ = holder_->Allow(kBytes, held_);
 };
 
-TEST_F(RawClientTest, ReadsAndWritesNothing) {
+TEST_F(RawClientTest, ReadsNothingWithoutAGrant) {
   RawClient client(holder_->address(), UCP_FEATURE_AM);
   const std::vector<std::byte> payload(5000, std::byte{9});
-  for (const uint64_t number : {read_.number, write_.number, uint64_t{3}, uint64_t{1000}}) {
-    for (const MessageKind kind : {MessageKind::kFetch, MessageKind::kPush}) {
+  for (const uint64_t number : {read_.number, other_.number, uint64_t{3}, uint64_t{1000}}) {
+    for (const MessageKind kind : {MessageKind::kFetch, MessageKind::kBorrow}) {
       const Message ask{.kind = kind,
                         .to = {number, DrawSecret()},
                         .from = {77, DrawSecret()},
@@ -140,7 +130,7 @@ TEST_F(RawClientTest, ReadsAndWritesNothing) {
       client.Message(EncodeMessage(ask), {});
     }
     client.Message(EncodeMessage({.kind = MessageKind::kData, .to = {number, DrawSecret()}}), payload);
-    client.Message(EncodeMessage({.kind = MessageKind::kReady, .to = {number, DrawSecret()}, .from = {5, {1}}}), {});
+    client.Message(EncodeMessage({.kind = MessageKind::kLent, .to = {number, DrawSecret()}, .from = {5, {1}}}), {});
     client.Message(EncodeMessage({.kind = MessageKind::kCancel, .from = {number, DrawSecret()}}), {});
   }
   TransportStats stats;
@@ -184,7 +174,7 @@ TEST_F(RawClientTest, IsDisconnectedAfterMalformedMessages) {
 }
 
 TEST(WireTest, MessagesRoundTrip) {
-  const Message message{.kind = MessageKind::kPush,
+  const Message message{.kind = MessageKind::kBorrow,
                         .to = {5, DrawSecret()},
                         .from = {6, DrawSecret()},
                         .offset = 7,
@@ -193,7 +183,7 @@ TEST(WireTest, MessagesRoundTrip) {
   const auto parsed = ParseMessage(EncodeMessage(message), 0);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_TRUE(SameGrant(parsed->to, message.to) && SameGrant(parsed->from, message.from));
-  EXPECT_EQ(parsed->kind, MessageKind::kPush);
+  EXPECT_EQ(parsed->kind, MessageKind::kBorrow);
   EXPECT_EQ(std::tuple(parsed->offset, parsed->length, parsed->patience), std::tuple(7u, 8u, 9u));
 }
 
@@ -222,6 +212,10 @@ TEST(WireTest, RefusesWhatNoTransportSends) {
   EXPECT_EQ(why({.kind = MessageKind::kFailed, .code = 3, .to = {5, {1}}}, 257), "error text: too long");
   EXPECT_EQ(why({.kind = static_cast<MessageKind>(0)}), "kind 0");
   EXPECT_EQ(why({.kind = static_cast<MessageKind>(13)}), "kind 13");
+  for (const int reserved : {2, 3, 5}) {
+    EXPECT_EQ(why(with([&](Message& m) { m.kind = static_cast<MessageKind>(reserved); })),
+              "kind " + std::to_string(reserved));
+  }
   HeaderBytes bytes = EncodeMessage(fetch);
   bytes[2] = std::byte{2};
   EXPECT_EQ(ParseMessage(bytes, 0).status().message(), "header: version 2; expected 1");

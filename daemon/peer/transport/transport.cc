@@ -260,9 +260,9 @@ RemoteMemory Transport::Describe(const Spans& spans) const {
   return thread_->exchange().Describe(spans);
 }
 
-Grant Transport::Allow(GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
+Grant Transport::Allow(uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
   const Grant grant{thread_->exchange().NextNumber(), DrawSecret()};
-  thread_->exchange().Allow(grant, access, bytes, std::move(granted));
+  thread_->exchange().Allow(grant, bytes, std::move(granted));
   return grant;
 }
 
@@ -279,17 +279,6 @@ uint64_t Transport::Fetch(const HostPort& peer, const Grant& grant, uint64_t off
                          .targets = std::move(targets),
                          .memory = std::move(memory),
                          .came = std::move(came),
-                         .done = std::move(done)},
-                        deadline);
-}
-
-uint64_t Transport::Push(const HostPort& peer, const Grant& grant, uint64_t offset, ConstSpans sources,
-                         int64_t deadline, Done done) {
-  return thread_->Begin({.push = true,
-                         .peer = peer,
-                         .grant = grant,
-                         .offset = offset,
-                         .sources = std::move(sources),
                          .done = std::move(done)},
                         deadline);
 }

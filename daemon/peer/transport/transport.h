@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transport: the data plane between daemons. Bytes are copied directly between the memory of two daemons over UCX, as
-// active messages that carry a grant. Without a grant a peer cannot read or write anything.
+// active messages that carry a grant. Without a grant a peer cannot read anything, and no peer writes.
 //
-// A fetch is one message. The holder checks grant, direction and range, asks GrantedBytes for the memory, and sends the
-// bytes in pieces. A push asks first, and sends after the holder has answered with the target. Every piece carries a
-// ticket that its receiver drew for this transfer. The receiver's thread looks up the ticket and copies the piece to
-// its place. UCX never writes to a target itself, so nothing arrives after a transfer has ended.
+// A fetch is one message. The holder checks grant and range, asks GrantedBytes for the memory, and sends the bytes in
+// pieces. Every piece carries a ticket that its receiver drew for this transfer. The receiver's thread looks up the
+// ticket and copies the piece to its place. UCX never writes to a target itself, so nothing arrives after a transfer
+// has ended.
 //
 // Over TCP, UCX implements remote memory access in software that checks neither key nor address, so a context with TCP
 // is opened without it. Over RDMA only (RemoteReads), a fetch borrows the memory instead: the holder checks the request
 // as usual and reports when the bytes are there, the reader's network card reads them in place (RemoteMemory), and the
 // reader returns the loan. Until then, or until the connection is closed by force, the holder counts the loan as a
-// send, and Revoke waits for it. Pushes always use messages: no memory is registered for remote writes.
+// send, and Revoke waits for it. No memory is registered for remote writes.
 #pragma once
 
 #include <atomic>
@@ -56,7 +56,7 @@ struct TransportOptions {
   std::function<void()> enter_gpu;
   // UCX_* settings of the operator; they override those of the code
   std::vector<std::pair<std::string, std::string>> ucx;
-  uint64_t bytes_in_flight = uint64_t{256} << 20;  // fetches and pushes of this side
+  uint64_t bytes_in_flight = uint64_t{256} << 20;  // fetches of this side
   uint64_t bytes_in_flight_of_a_peer = uint64_t{64} << 20;
   size_t requests = 4096;                 // queued and running requests of this side
   size_t requests_of_a_connection = 256;  // requests of one peer that are served at a time
@@ -70,8 +70,6 @@ struct TransportOptions {
   // per connection that violates the protocol; or "not registered" for memory without RDMA.
   std::function<void(const std::string& event, const std::string& peer, const std::string& detail)> log;
 };
-
-enum class GrantAccess : uint8_t { kRead, kWrite };
 
 struct PeerStats {
   std::string peer;        // address, with a port if this side connected
@@ -87,8 +85,8 @@ struct PeerStats {
 struct TransportStats {
   std::vector<PeerStats> peers;
   uint64_t grants = 0, transfers = 0;           // current number
-  uint64_t fetched = 0, pushed = 0;             // successful requests of this side
-  uint64_t served = 0, taken = 0;               // successful fetches and pushes of peers
+  uint64_t fetched = 0;                         // successful requests of this side
+  uint64_t served = 0;                          // successful requests of peers
   uint64_t failed = 0;                          // failed requests of this side
   uint64_t malformed = 0;                       // malformed messages
   uint64_t refused = 0;                         // requests without a grant or outside of it
@@ -159,30 +157,25 @@ class Transport {
   RemoteMemory Describe(const Spans& spans) const;
 
   // Called by the owner. A grant is valid until it is revoked.
-  Grant Allow(GrantAccess access, uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
+  Grant Allow(uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
   // No transfer starts under the grant afterwards, and transfers in flight fail. `quiet` is called once, on the
   // transport's thread, when no byte moves any more. A peer that does not read, or does not return a loan, gets at most
   // `silence`; then its connection is closed by force.
   void Revoke(uint64_t number, std::function<void()> quiet);
 
-  // Called by the other side. Fetch copies the granted bytes from `offset` into `targets`; Push copies `sources` to
-  // there. `deadline` is in nanoseconds from now (0: the default). `memory` is the owner's description of the bytes, if
-  // any; it is used if the connection supports RDMA reads. `came` is increased by the received bytes, message by
-  // message; may be null. Targets and sources must be in memory of one type. `done` is called once, on the transport's
-  // thread, and must not block; targets and sources are not accessed afterwards. RDMA reads in flight cannot be
-  // cancelled: `done` waits for them, at most `silence` longer than the deadline.
+  // Called by the other side. Copies the granted bytes from `offset` into `targets`. `deadline` is in nanoseconds from
+  // now (0: the default). `memory` is the owner's description of the bytes, if any; it is used if the connection
+  // supports RDMA reads. `came` is increased by the received bytes, message by message; may be null. Targets must be in
+  // memory of one type. `done` is called once, on the transport's thread, and must not block; targets are not accessed
+  // afterwards. RDMA reads in flight cannot be cancelled: `done` waits for them, at most `silence` longer than the
+  // deadline.
   //
   // Errors: RESOURCE_EXHAUSTED (too many queued requests), UNAVAILABLE (no connection, or it was lost),
   // DEADLINE_EXCEEDED, CANCELLED, PERMISSION_DENIED (unknown grant), and the owner's error. After an error any byte of
   // the targets may have changed. Returns a number for Cancel.
-  //
-  // Daemons only fetch: a push first asks where its bytes go, so its first byte takes as many round trips as a fetch
-  // that follows an offer. `ashlar-bench transfer` and tests push.
   uint64_t Fetch(const HostPort& peer, const Grant& grant, uint64_t offset, Spans targets, int64_t deadline, Done done,
                  std::shared_ptr<const RemoteMemory> memory = nullptr,
                  std::shared_ptr<std::atomic<uint64_t>> came = nullptr);
-  uint64_t Push(const HostPort& peer, const Grant& grant, uint64_t offset, ConstSpans sources, int64_t deadline,
-                Done done);
   // Ends a request soon, with CANCELLED unless it ended before. `done` is called as usual.
   void Cancel(uint64_t request);
   // Drops the state of all other peers, and closes connections that this side made to them, except peers with queued or

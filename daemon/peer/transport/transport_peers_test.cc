@@ -30,7 +30,7 @@ class TransportPeersTest : public testing::Test {
 
 TEST_F(TransportPeersTest, BytesOfConnectionsThatHaveEndedStayCounted) {
   std::vector<std::byte> there(50'000, std::byte{7}), here(50'000);
-  const Grant read = holder_->Allow(GrantAccess::kRead, there.size(), std::make_shared<HeldBytes>(Spans{there}));
+  const Grant read = holder_->Allow(there.size(), std::make_shared<HeldBytes>(Spans{there}));
   ASSERT_TRUE(Fetch(read, 0, {here}).ok());
   const uint64_t sent = holder_->stats().bytes_sent;
   EXPECT_GE(sent, there.size());
@@ -67,7 +67,7 @@ TEST_F(TransportPeersTest, PeersHaveTurnsAlsoWhereOneRequestFits) {
   std::vector<Transport*> holders = {holder_.get(), second.get()};
   for (size_t i = 0; i < outcomes.size(); ++i) {  // four of each
     Transport& holder = *holders[i / 4];
-    const Grant read = holder.Allow(GrantAccess::kRead, there.size(), held);
+    const Grant read = holder.Allow(there.size(), held);
     asker->Fetch(holder.address(), read, 0, {here[i]}, 0,
                  [&, i, done = outcomes[i].done()](const absl::Status& status) {
                    {
@@ -94,7 +94,7 @@ TEST_F(TransportPeersTest, PeersHaveTurnsAlsoWhereOneRequestFits) {
 
 TEST_F(TransportPeersTest, PeersThatAreNoneAnyMoreAreErased) {
   std::vector<std::byte> there(5000, std::byte{7}), here(5000);
-  const Grant read = holder_->Allow(GrantAccess::kRead, there.size(), std::make_shared<HeldBytes>(Spans{there}));
+  const Grant read = holder_->Allow(there.size(), std::make_shared<HeldBytes>(Spans{there}));
   ASSERT_TRUE(Fetch(read, 0, {here}).ok());
   const uint64_t received = asker_->stats().bytes_received;
   asker_->KeepPeers({holder_->address()});
@@ -111,11 +111,10 @@ TEST_F(TransportPeersTest, APeerWithARequestInFlightIsNotErased) {
   // A holder that does not answer.
   struct Silent final : GrantedBytes {
     void Resolve(uint64_t, uint64_t, std::function<void(absl::StatusOr<Spans>)> answer) override { kept = answer; }
-    void Written(uint64_t, uint64_t, const absl::Status&) override {}
     std::function<void(absl::StatusOr<Spans>)> kept;
   };
   std::vector<std::byte> here(5000);
-  const Grant read = holder_->Allow(GrantAccess::kRead, here.size(), std::make_shared<Silent>());
+  const Grant read = holder_->Allow(here.size(), std::make_shared<Silent>());
   Outcome outcome;
   const uint64_t request = asker_->Fetch(holder_->address(), read, 0, {here}, 0, outcome.done());
   WaitFor([&] { return holder_->stats().transfers == 1; });

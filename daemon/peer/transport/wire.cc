@@ -40,22 +40,22 @@ Grant GrantAt(std::span<const std::byte> bytes, size_t at) {
 
 // The fields that a kind uses.
 struct Use {
-  bool to, from, offset, length, patience, code, payload;
+  bool known, to, from, offset, length, patience, code, payload;
 };
 constexpr Use kUse[] = {
-    {},                                                             // 0 is not a kind
-    {.to = 1, .from = 1, .offset = 1, .length = 1, .patience = 1},  // kFetch
-    {.to = 1, .from = 1, .offset = 1, .length = 1, .patience = 1},  // kPush
-    {.to = 1, .from = 1},                                           // kReady
-    {.to = 1, .offset = 1, .payload = 1},                           // kData
-    {.to = 1},                                                      // kDone
-    {.to = 1, .code = 1, .payload = 1},                             // kFailed
-    {.from = 1},                                                    // kCancel
-    {},                                                             // kPing
-    {},                                                             // kPong
-    {.to = 1, .from = 1, .offset = 1, .length = 1, .patience = 1},  // kBorrow
-    {.to = 1, .from = 1},                                           // kLent
-    {.to = 1},                                                      // kReturned
+    {},                                                                         // 0 is not a kind
+    {.known = 1, .to = 1, .from = 1, .offset = 1, .length = 1, .patience = 1},  // kFetch
+    {},                                                                         // 2 is reserved
+    {},                                                                         // 3 is reserved
+    {.known = 1, .to = 1, .offset = 1, .payload = 1},                           // kData
+    {},                                                                         // 5 is reserved
+    {.known = 1, .to = 1, .code = 1, .payload = 1},                             // kFailed
+    {.known = 1, .from = 1},                                                    // kCancel
+    {.known = 1},                                                               // kPing
+    {.known = 1},                                                               // kPong
+    {.known = 1, .to = 1, .from = 1, .offset = 1, .length = 1, .patience = 1},  // kBorrow
+    {.known = 1, .to = 1, .from = 1},                                           // kLent
+    {.known = 1, .to = 1},                                                      // kReturned
 };
 
 bool IsZero(const Grant& grant) {
@@ -91,7 +91,7 @@ absl::StatusOr<Message> ParseMessage(std::span<const std::byte> header, size_t p
     return Bad(absl::StrCat("header: version ", static_cast<int>(header[2]), "; expected ", kVersion));
   }
   const uint8_t kind = static_cast<uint8_t>(header[3]);
-  if (kind == 0 || kind >= std::size(kUse)) return Bad(absl::StrCat("kind ", kind));
+  if (kind >= std::size(kUse) || !kUse[kind].known) return Bad(absl::StrCat("kind ", kind));
   const Use& use = kUse[kind];
   Message message{.kind = static_cast<MessageKind>(kind),
                   .code = static_cast<uint8_t>(header[4]),

@@ -13,13 +13,11 @@
 namespace ashlar::daemon {
 
 enum class MessageKind : uint8_t {
-  kFetch = 1,   // to: the grant; from: the ticket for the data; offset, length, patience
-  kPush = 2,    // to: the grant; from: the ticket for the answer; offset, length, patience
-  kReady = 3,   // to: the ticket of a kPush; from: the ticket for the data
+  kFetch = 1,  // to: the grant; from: the ticket for the data; offset, length, patience
+  // 2, 3 and 5 are reserved: earlier versions pushed with them.
   kData = 4,    // to: a ticket; offset: position of the payload in the transfer
-  kDone = 5,    // to: the ticket of a kPush; all bytes are written
   kFailed = 6,  // to: a ticket; code: the error code; the payload is its text
-  kCancel = 7,  // from: the ticket of a kFetch or kPush that was cancelled
+  kCancel = 7,  // from: the ticket of the cancelled request
   kPing = 8,    // requests a kPong, so that silence means a broken connection
   kPong = 9,
   kBorrow = 10,    // like kFetch, for an RDMA read by the sender; from: the ticket for the answer

@@ -50,11 +50,6 @@ class HeldBytes final : public GrantedBytes {
       answer(Cut(offset, length));
     }
   }
-  void Written(uint64_t, uint64_t, const absl::Status& status) override {
-    MutexLock lock(mutex_);
-    written_.push_back(status);
-    changed_.NotifyAll();
-  }
 
   void WaitUntilAsked(size_t times) {
     MutexLock lock(mutex_);
@@ -67,11 +62,6 @@ class HeldBytes final : public GrantedBytes {
       all.swap(later_);
     }
     for (auto& each : all) each();
-  }
-  std::vector<absl::Status> WaitUntilWritten(size_t times) {
-    MutexLock lock(mutex_);
-    while (written_.size() < times) changed_.Wait(mutex_);
-    return written_;
   }
   size_t asked() {
     MutexLock lock(mutex_);
@@ -101,7 +91,6 @@ class HeldBytes final : public GrantedBytes {
   CondVar changed_;
   size_t asked_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::function<void()>> later_ ABSL_GUARDED_BY(mutex_);
-  std::vector<absl::Status> written_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The outcome of one request.
