@@ -7,6 +7,7 @@ some that can, through `cuda.bindings`, which torch for CUDA depends on.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import weakref
@@ -88,7 +89,8 @@ class _Range:
             self.descriptor = int(_answer(self._driver, "cuMemExportToShareableHandle", handle, kind, 0))
             os.set_inheritable(self.descriptor, False)  # not for programs that the engine starts
         except BaseException:
-            self.unmap()
+            with contextlib.suppress(OSError):
+                self.unmap()
             raise
         finally:
             self._driver.cuMemRelease(handle)  # mapping and descriptor keep the memory
@@ -100,14 +102,16 @@ class _Range:
             self.descriptor = -1
 
     def unmap(self) -> None:
-        """Gives the memory back. The addresses stay."""
-        self.close()
+        """Gives the memory back; the addresses stay. OSError: the memory stays, too."""
         if self.mapped:
-            self._driver.cuMemUnmap(self.address, self.size)
+            _answer(self._driver, "cuMemUnmap", self.address, self.size)
             self.mapped = False
+        self.close()
 
     def free(self) -> None:
-        self.unmap()
+        with contextlib.suppress(OSError):
+            self.unmap()
+        self.close()
         self._driver.cuMemAddressFree(self.address, self.size)
 
 
@@ -157,7 +161,7 @@ class CudaMemory:
         return self._range.descriptor
 
     def release(self) -> None:
-        """Gives the memory back. Tensors keep their addresses and must not be used until `restore`."""
+        """Gives the memory back. Tensors keep their addresses and must not be used until `restore`. Raises OSError."""
         torch.cuda.synchronize(self._device)
         self._range.unmap()
 

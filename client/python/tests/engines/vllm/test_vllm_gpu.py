@@ -114,6 +114,12 @@ def test_memory_is_given_back_for_a_sleep_and_is_there_again_at_the_same_address
         assert os.pread(ours.options()["gpu_descriptor"], 1, 5) == b"\7", "the descriptor is the new memory's"
         ours.restore()
         assert made[5] == 7, "a second call does nothing"
+    driver.fails = "cuMemUnmap"
+    with pytest.raises(OSError, match="cuMemUnmap: CUDA_ERROR_OF_A_TEST"):
+        ours.release()
+    ours.restore()
+    assert made[5] == 7 and os.pread(ours.options()["gpu_descriptor"], 1, 5) == b"\7", "the engine keeps its memory"
+    driver.fails = None
     ours.release()
     driver.fails = "cuMemCreate"
     with pytest.raises(OSError, match="cuMemCreate: CUDA_ERROR_OF_A_TEST"):
