@@ -76,7 +76,7 @@ std::map<std::string, EngineSamples> ByEngine(const EngineMetrics& metrics) {
 Finding OfState(const EngineSamples& engine) {
   if (engine.state.empty()) {
     return {Verdict::kBad, "state", "not reported yet; expected serving",
-            "send a prompt longer than vLLM's block, then run this command again"};
+            "send a prompt of 32 tokens or more, then run this command again"};
   }
   const auto& reasons = EngineReasons();
   const auto known =
@@ -98,7 +98,7 @@ Finding OfLookups(const EngineSamples& engine) {
   }
   if (all == 0) {
     return {Verdict::kBad, "lookups", absl::StrFormat("none of %.0f requests", engine.Sum(kRequests)),
-            "send prompts longer than vLLM's block that vLLM's own prefix cache does not hold"};
+            "send prompts of 32 tokens or more that vLLM's own prefix cache does not hold"};
   }
   if (late > 0 && 2 * late >= all) {
     return {Verdict::kBad, "lookups", absl::StrCat(found, "; expected answers within lookup_ms"),
@@ -119,7 +119,7 @@ Finding OfStores(const EngineSamples& engine) {
   const std::string found = engine.Outcomes(kStores);
   if (all == 0) {
     return {Verdict::kNote, "stores", "none",
-            "send prompts longer than vLLM's block; an engine with kv_role kv_consumer stores nothing"};
+            "send prompts of 32 tokens or more; an engine with kv_role kv_consumer stores nothing"};
   }
   if (kept == 0) {
     return {Verdict::kBad, "stores", absl::StrCat(found, "; expected kept"),
@@ -153,7 +153,6 @@ const std::vector<EngineReason>& EngineReasons() {
       {"permission", "opening", "run the engine as a user that may open the daemon's sockets (group ashlar)"},
       {"refused", "opening", "read the daemon's log; often versions or tenants differ"},
       {"lost", "opening", "check the daemon; the connector reconnects by itself"},
-      {"block_too_long", "off", "raise --max-model-len above vLLM's block, or lower --block-size"},
       {"unsupported", "off", "remove what is not supported (docs/limitations.md)"},
       {"disagreement", "off", "give the scheduler and the workers the same model configuration"},
       {"error", "off", "report the exception in the engine's log with the engine's arguments"},

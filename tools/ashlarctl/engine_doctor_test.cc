@@ -81,7 +81,7 @@ TEST(EngineDoctor, EachWayOfNotUsingTheCacheIsFound) {
   const std::string serving = absl::StrCat(kTypes, kServing);
   EXPECT_EQ(Worst(serving).verdict, Verdict::kNote) << "an engine without requests";
   ExpectWorst(absl::StrCat(serving, "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\"} 7\n"),
-              Verdict::kBad, "lookups", "none of 7 requests", "longer than vLLM's block");
+              Verdict::kBad, "lookups", "none of 7 requests", "32 tokens or more");
   const std::string hits = Counter("lookups", "hit", 3);
   ExpectWorst(absl::StrCat(serving, Counter("lookups", "miss", 5), Counter("stores", "kept", 5)), Verdict::kBad,
               "lookups", "miss 5; expected hits", "ashlarctl explain");

@@ -82,12 +82,6 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             if role == KVConnectorRole.SCHEDULER:
                 described = describe(vllm_config, kv_cache_config, self._options, rank=0)
-                longest = vllm_config.model_config.max_model_len
-                if longest <= described.block and not self._options.segments:
-                    self._state.set(
-                        "block_too_long", f"vLLM's block has {described.block} tokens, and max_model_len is {longest}"
-                    )
-                    return
                 events = vllm_config.kv_events_config
                 event_tokens = 0
                 if events is not None and events.enable_kv_cache_events:
@@ -121,7 +115,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._worker is None:
             return
         try:
-            self._worker.register(kv_caches)
+            self._worker.register(kv_caches, self._vllm_config.compilation_config.static_forward_context)
             self._worker.watch_weights(self._vllm_config)
             if self._options.segments:
                 self._worker.serve_segments(self._vllm_config, self._kv_cache_config)
@@ -237,8 +231,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_or(tuple)
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
-        """Groups whose new blocks the engine need not zero. Segments end inside a block: its rest must be numbers."""
-        if self._scheduler is not None and self._scheduler.sets_segments(request):
+        """Groups whose new blocks the engine need not zero. Where a load ends inside a block, its rest must be numbers."""
+        if self._scheduler is not None and self._scheduler.ends_within_block(request):
             return ()
         groups: tuple[int, ...] = super().get_loaded_kv_cache_group_ids(request)
         return groups
@@ -272,7 +266,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         if self._scheduler is not None:
-            self._scheduler.finished(request)
+            self._scheduler.finished(request, block_ids)
         return False, None
 
     @_or(tuple)

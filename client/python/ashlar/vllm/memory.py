@@ -23,6 +23,7 @@ from ashlar.vllm.cuda import CudaMemory
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.model import Described, LinearPlace, WindowPlace
 from ashlar.vllm.order import Order, ProcessorOrder
+from ashlar.vllm.rows import RowOrder
 
 _LEAST = 1 << 16  # bytes; smaller tensors are no caches
 
@@ -178,10 +179,13 @@ class States:
     def state(self, block: int) -> torch.Tensor:
         return self._part(block, len(self._sizes) - 1)
 
-    def tensors(self, block: int) -> ashlar.LinearTensors:
-        """The state behind the block's last token."""
-        tail = self._near(self.tail(block)) if self.has_tail else None
-        return ashlar.LinearTensors(self.layer, self._near(self.state(block)), tail)
+    def parts(self, block: int) -> list[torch.Tensor]:
+        """The state that stands in a block, and its tail where there is one. In place."""
+        return [self.state(block), self.tail(block)] if self.has_tail else [self.state(block)]
+
+    def tensors(self, parts: Sequence[torch.Tensor]) -> ashlar.LinearTensors:
+        """Of `parts`, or of copies."""
+        return ashlar.LinearTensors(self.layer, *(self._near(part) for part in parts))
 
     def _near(self, part: torch.Tensor) -> torch.Tensor:
         """In the processor's memory."""
@@ -208,34 +212,64 @@ class States:
         begin.copy_(torch.frombuffer(bytearray(data), dtype=torch.int8))
 
 
+class Keys:
+    """One attention layer's blocks, where a block's rows are not its tokens."""
+
+    def __init__(self, tensor: torch.Tensor, order: RowOrder) -> None:
+        self._blocks, self._order = tensor, order
+
+    def unpack(self, block: int, into: int, tokens: int) -> None:
+        """Writes the rows of a block's first tokens into another block, where the cache reads them."""
+        self._blocks[into, :, :tokens] = self._order.read(self._blocks[block], tokens)
+
+    def pack(self, block: int, tokens: int) -> None:
+        """Rows of a block's first tokens, as they have landed, come to their places. Zeros stand behind them."""
+        rows = torch.zeros_like(self._blocks[block])
+        rows[:, :tokens] = self._blocks[block, :, :tokens]
+        self._blocks[block] = self._order.pack(rows)
+
+
 class Window:
     """One layer's window in the engine's blocks. Those are anywhere, so a window is copied on its way to and from the cache."""
 
-    def __init__(self, place: WindowPlace, layer: ashlar.Linear, ranks: int, block: int, tensor: torch.Tensor) -> None:
+    def __init__(
+        self, place: WindowPlace, layer: ashlar.Linear, ranks: int, block: int, tensor: torch.Tensor, order: RowOrder
+    ) -> None:
         if tuple(tensor.shape[1:]) != (place.heads, block, place.row):
             raise Unsupported(f"{place.name}: unsupported shape {tuple(tensor.shape)} of {tensor.dtype}")
         self.place = place
-        self._blocks = tensor
+        self._blocks, self._order = tensor, order
         self._shape = (layer.value_heads // ranks, layer.d_k, layer.d_v)
-        self.bytes = place.blocks * place.heads * block * place.row * tensor.element_size()
+        self._block, self._span = block, place.blocks * block
+        self.bytes = place.heads * self._span * place.row * tensor.element_size()
 
     def empty(self) -> torch.Tensor:
-        """[blocks, heads, tokens, row]: a head's tokens lie one behind the other."""
-        heads, block, row = self._blocks.shape[1:]
-        held = torch.zeros(heads, self.place.blocks, block, row, dtype=self._blocks.dtype)
-        return held.transpose(0, 1)
+        """[heads, tokens, row]: the last tokens of a text."""
+        return torch.zeros(self.place.heads, self._span, self.place.row, dtype=self._blocks.dtype)
 
     def state(self, held: torch.Tensor) -> torch.Tensor:
         """The same bytes, as the cache has them."""
-        return held.transpose(0, 1).view(-1).view(self.place.dtype).view(self._shape)
+        return held.view(-1).view(self.place.dtype).view(self._shape)
 
-    def tensors(self, blocks: Sequence[int]) -> ashlar.LinearTensors:
-        """A copy of a text's last blocks, oldest first. Where there are fewer than the window has, zeros stand before them."""
+    def _rows(self, blocks: Sequence[int], tokens: int) -> tuple[int, int]:
+        """Of a text's last blocks: the rows that are of the window's tokens, as begin and end."""
+        end = (len(blocks) - 1) * self._block + (tokens - 1) % self._block + 1
+        return max(0, end - self._span), end
+
+    def tensors(self, blocks: Sequence[int], tokens: int) -> ashlar.LinearTensors:
+        """A copy of the last tokens of a text, of its last blocks. Where there are fewer, zeros stand before them."""
+        begin, end = self._rows(blocks, tokens)
         held = self.empty()
-        held[self.place.blocks - len(blocks) :] = self._blocks[list(blocks)]
+        rows = self._order.read(self._blocks[list(blocks)], self._block).transpose(0, 1).flatten(1, 2)
+        held[:, self._span - (end - begin) :] = rows[:, begin:end]
         return ashlar.LinearTensors(self.place.layer, self.state(held))
 
-    def fill(self, blocks: Sequence[int], held: torch.Tensor) -> None:
-        """Writes the last of `held` into the engine's blocks."""
-        if blocks:
-            self._blocks[list(blocks)] = held[self.place.blocks - len(blocks) :].to(self._blocks.device)
+    def fill(self, blocks: Sequence[int], held: torch.Tensor, tokens: int) -> None:
+        """Writes the last of `held` into a text's last blocks, and zeros around them."""
+        if not blocks:
+            return
+        begin, end = self._rows(blocks, tokens)
+        rows = torch.zeros(self.place.heads, len(blocks) * self._block, self.place.row, dtype=held.dtype)
+        rows[:, begin:end] = held[:, self._span - (end - begin) :]
+        parts = rows.unflatten(1, (len(blocks), self._block)).transpose(0, 1)
+        self._blocks[list(blocks)] = self._order.pack(parts).to(self._blocks.device)

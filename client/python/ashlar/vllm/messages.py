@@ -29,7 +29,7 @@ class Load:
 
 @dataclasses.dataclass
 class Save:
-    """A text whose last token is computed in this step, and the depths to resume from; the last is its length.
+    """A text whose last token is computed by the end of this step, and the depths to resume from; the last is its length.
 
     `blocks`: one list a group of the engine's caches; 0 where a group has none any more.
     """
@@ -42,6 +42,8 @@ class Save:
     salt: str = ""
     media: list[tuple[int, bytes]] = dataclasses.field(default_factory=list)  # position and digest
     adapter: AdapterLoad | None = None  # that the text was computed with
+    running: bool = False  # the next step overwrites the states at the last depth
+    spare: list[int] = dataclasses.field(default_factory=list)  # a block a group of full attention, for a part of one
 
 
 @dataclasses.dataclass

@@ -20,6 +20,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWind
 import ashlar
 from ashlar.vllm.identity import Identity, Unsupported, identify
 from ashlar.vllm.options import Options
+from ashlar.vllm.rows import packs
 from ashlar.vllm.versions import unknown_version
 
 _BLOCK = 256  # tokens of the cache's blocks, at least
@@ -52,7 +53,8 @@ class WindowPlace:
     layer: int  # of the cache's layout
     name: str
     group: int  # of the engine's caches
-    blocks: int  # that the window before a block's end reaches into
+    reach: int  # tokens that the next one sees
+    blocks: int  # that the window before a block's end reaches into: its state has so many tokens
     heads: int  # of this rank
     row: int  # numbers of a token and head: key, and value behind it
     dtype: torch.dtype  # of the state
@@ -67,8 +69,9 @@ class Described:
     windows: list[WindowPlace]
     attention_groups: dict[int, list[int]]  # groups of the engine's caches that have all of a text, and their layers
     groups: int
-    block: int  # tokens of the engine's blocks: it resumes at multiples
+    block: int  # tokens of the engine's blocks
     grain: int  # tokens between the depths that are kept of a text without linear layers
+    packed: bool  # a block's rows are not its tokens: parts of blocks are moved by a block of their own
     keeps_within: bool  # a step leaves the state at its last block's end also where it goes on behind that
 
     def named(self, model: ashlar.Model) -> ashlar.Model:
@@ -90,18 +93,21 @@ class Described:
             return []
         return [ashlar.LayerGroup(layers) for layers in self.attention_groups.values()]
 
+    def count(self, tokens: int) -> int:
+        """The blocks of so many tokens. The last one has the state behind them."""
+        return -(-tokens // self.block)
+
     def pages(self, blocks: Sequence[list[int]], tokens: int) -> list[list[int]]:
         """Of a text's blocks by groups of the engine's caches: those with keys and values of its first tokens."""
-        return [blocks[group][: tokens // self.block] for group in self.attention_groups]
+        return [blocks[group][: self.count(tokens)] for group in self.attention_groups]
 
     def window(self, place: WindowPlace, blocks: Sequence[list[int]], tokens: int) -> list[int]:
         """Likewise: those that hold the window before so many tokens. A text that is shorter has fewer."""
-        count = tokens // self.block
-        return blocks[place.group][max(0, count - place.blocks) : count]
+        return blocks[place.group][max(0, tokens - place.reach) // self.block : self.count(tokens)]
 
     def resumes_from(self, blocks: Sequence[list[int]], tokens: int) -> list[int]:
         """All blocks of a text that its first tokens are resumed from; empty: some are not there."""
-        count = tokens // self.block
+        count = self.count(tokens)
         found = [page for table in self.pages(blocks, tokens) for page in table]
         for group in {place.group for place in self.linear}:
             found += blocks[group][count - 1 : count] or [0]
@@ -291,9 +297,10 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
             within.append(spec.num_prefill_checkpoint_blocks > 0)
             layers.append(layer)
         elif isinstance(spec, SlidingWindowSpec):
-            reach = max(1, -(-(spec.sliding_window - 1) // spec.block_size))
-            row = spec.head_size + spec.head_size_v
-            windows.append(WindowPlace(len(layers), name, group, reach, spec.num_kv_heads, row, _kept_type(spec.dtype)))
+            reach = max(1, spec.sliding_window - 1)
+            span, row = -(-reach // spec.block_size), spec.head_size + spec.head_size_v
+            kept = _kept_type(spec.dtype)
+            windows.append(WindowPlace(len(layers), name, group, reach, span, spec.num_kv_heads, row, kept))
             layers.append(_window(spec, name, windows[-1], tp))
         else:
             groups.setdefault(group, []).append(len(layers))
@@ -306,12 +313,14 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
     block = blocks.pop()
     grain = max([_BLOCK, *(place.blocks * block for place in windows)])
     cache, model = vllm_config.cache_config, vllm_config.model_config
-    form = {
+    form: dict[str, Any] = {
         "caches": str(cache.cache_dtype),
         "states": str(cache.mamba_ssm_cache_dtype),
         "page": str(kv_cache_config.kv_cache_layout),
         "linear": sorted({type(each).__name__ for each in layers}),
     }
+    if windows:
+        form["windows"] = "by token"
     identity = identify(vllm_config, options, {"form": form, "layers": repr(layers), "ranks": tp})
     return Described(
         identity=identity,
@@ -334,5 +343,6 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
         groups=len(kv_cache_config.kv_cache_groups),
         block=block,
         grain=-(-grain // block) * block,
+        packed=packs(),
         keeps_within=bool(within) and all(within) and kv_cache_config.cache_hit_alignment_tokens in (None, block),
     )

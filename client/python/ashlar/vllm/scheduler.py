@@ -9,7 +9,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.request import RequestStatus
 
 import ashlar
 from ashlar.vllm.adapters import AdapterLoad, KnownAdapters
@@ -38,6 +39,8 @@ _PAUSE = 1.0  # seconds without lookups after one that was late
 _WARN_EVERY = 60.0  # seconds
 _MOST_DEPTHS = 64  # of one commit
 _MOST_SAID = 16  # reasons that are logged
+_REWRITTEN = 8  # last tokens of a prompt that a chat template writes in another way in the next turn
+_WHOLE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED)
 _SOURCES = {"dram": CacheHitSource.HOST, "ssd": CacheHitSource.DISK, "remote": CacheHitSource.P2P}
 
 
@@ -102,6 +105,7 @@ class Scheduler:
         self.stats = AshlarStats()
         self._described, self._options, self._ranks = described, options, ranks
         self._loads, self._saves, self._event_tokens = loads, saves, event_tokens
+        self._least = max(1, options.min_tokens)
         self._segments = options.segments
         if self._segments and (reason := unsupported(described)):
             logger.warning("Ashlar: segments are off: %s; prompts with segments are treated as plain prompts", reason)
@@ -109,6 +113,7 @@ class Scheduler:
         self._followed: dict[str, _Followed] = {}
         self._new_loads: list[Load] = []
         self._new_composes: list[Compose] = []
+        self._new_saves: list[Save] = []  # of requests that have ended
         self._number = 0
         self._under_way: dict[int, tuple[list[Any], Save, Any]] = {}  # blocks held, of a request
         self._left: dict[int, int] = {}  # ranks that have not ended a save
@@ -215,11 +220,10 @@ class Scheduler:
 
     def match(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed` that the cache has, loaded between steps; None: ask again."""
-        block = self._described.block
         known = self._followed.get(request.request_id)
         if known is not None and known.segments:
             return self._match_segments(known, computed)
-        if not self._loads or (request.num_tokens - 1) // block * block <= computed or not self._serves(request):
+        if not self._loads or request.num_tokens - 1 - computed < self._least or not self._serves(request):
             return 0, False
         followed = self._followed.setdefault(request.request_id, _Followed(request, salt_of(request)))
         asked = (request.num_tokens, computed)
@@ -238,7 +242,7 @@ class Scheduler:
         if lookup.plan is None:
             return None, False
         found = lookup.plan.prefix_tokens
-        if found % block != 0 or found - computed < max(1, self._options.min_tokens):
+        if found - computed < self._least:
             self.stats.add(1, "lookups", "no_gain" if found > 0 else "miss")
             self._drop(followed)
             followed.missed = asked
@@ -249,13 +253,16 @@ class Scheduler:
         """All declared segments, looked up or not: the worker computes those that the cache lacks."""
         tokens = sum(followed.segments)
         # Blocks of such a request are found again behind the same segments alone, and then stand for all of them.
-        if followed.refused or computed > 0 or tokens < max(1, self._options.min_tokens):
+        if followed.refused or computed > 0 or tokens < self._least:
             return 0, False
         return tokens, True
 
-    def sets_segments(self, request: Any) -> bool:
+    def ends_within_block(self, request: Any) -> bool:
+        """Whether what is loaded for a request may end inside a block. Segments may."""
         followed = self._followed.get(request.request_id)
-        return followed is not None and bool(followed.segments)
+        if followed is None or followed.lookup is None or followed.lookup.plan is None:
+            return True
+        return followed.lookup.plan.prefix_tokens % self._described.block != 0
 
     def _serves(self, request: Any) -> bool:
         """Prompts whose tokens, media and adapter say what their states are, and whose states are exact."""
@@ -287,10 +294,8 @@ class Scheduler:
             if now < self._paused_until:
                 self.stats.add(1, "lookups", "paused")
                 return None
-            # As far as the engine could resume, and one token that is computed.
-            most = (request.num_tokens - 1) // self._described.block * self._described.block + 1
-            tokens = np.array(request.all_token_ids[:most], np.int32)
-            handle = cache.start_begin(tokens, media=name.within(most), salt=name.salt)
+            tokens = np.array(request.all_token_ids, np.int32)
+            handle = cache.start_begin(tokens, media=name.within(len(tokens)), salt=name.salt)
             lookup = followed.lookup = _Lookup(handle, name, request.num_tokens, now)
         if lookup.plan is not None:
             return lookup
@@ -347,7 +352,7 @@ class Scheduler:
         followed.loading = tokens
         followed.first_step = followed.first_step or self._steps + 1
         tier = plan.prefix_tier or "dram"
-        table = (request.num_tokens - 1) // self._described.block + 1
+        table = self._described.count(request.num_tokens)
         self.stats.add(1, "lookups", "hit")
         self._new_loads.append(
             Load(
@@ -395,7 +400,7 @@ class Scheduler:
     def step(self, output: Any) -> StepMetadata:
         loads, self._new_loads = self._new_loads, []
         composes, self._new_composes = self._new_composes, []
-        saves: list[Save] = []
+        saves, self._new_saves = self._new_saves, []
         self._steps += 1
         try:
             for name in output.num_scheduled_tokens:
@@ -442,24 +447,37 @@ class Scheduler:
         followed = self._followed.get(name)
         if followed is None or followed.segments or followed.mixed:
             return
-        request, block = followed.request, self._described.block
-        end = min(computed + output.num_scheduled_tokens[name], request.num_tokens)
+        request = followed.request
+        end = computed + output.num_scheduled_tokens[name]
         if followed.present is None:
             followed.present = computed
         saved = max(followed.saved, followed.present)
-        if self._described.linear:
-            depths = self._ends(computed, end, saved)
-        else:
-            depths = self._depths(saved, end, request.num_prompt_tokens)
-        named = self._name(followed) if depths else None
-        if named is None or (named.adapter is not None and followed.first_step < named.adapter.step):
-            return
-        if len(self._under_way) >= self._options.saves_in_flight:
-            self.stats.add(1, "stores", "busy")
+        depths_of = self._ends if self._described.linear else self._depths
+        depths = depths_of(computed, end, saved, request.num_prompt_tokens)
+        # A step may be scheduled before its tokens are known.
+        depths = [depth for depth in depths if depth <= request.num_tokens]
+        if not depths:
             return
         ids = output.kv_connector_block_state.get_block_ids(name)
-        if ids is None:
-            return
+        if ids is not None and (save := self._hold(followed, depths, ids)) is not None:
+            save.running = save.depths[-1] % self._described.block != 0
+            saves.append(save)
+
+    def _hold(self, followed: _Followed, depths: list[int], ids: Sequence[list[int]]) -> Save | None:
+        """A save of those depths whose blocks are there. They are held until it has ended."""
+        named = self._name(followed)
+        if named is None or (named.adapter is not None and followed.first_step < named.adapter.step):
+            return None
+        if len(self._under_way) >= self._options.saves_in_flight:
+            self.stats.add(1, "stores", "busy")
+            return None
+        request, block = followed.request, self._described.block
+        spare: list[Any] = []
+        if self._described.packed and any(depth % block for depth in depths):
+            if self._pool.get_num_free_blocks() < len(self._described.attention_groups):
+                depths = [depth for depth in depths if depth % block == 0]
+            else:
+                spare = self._pool.get_new_blocks(len(self._described.attention_groups))
         needed: dict[int, None] = {}
         kept = []
         for depth in depths:
@@ -468,37 +486,40 @@ class Scheduler:
                 kept.append(depth)
                 needed.update(dict.fromkeys(held))
         if not kept:
-            return
+            self._pool.free_blocks(spare)
+            return None
         text = kept[-1]
         self._number += 1
         tokens: npt.NDArray[np.int32] = np.array(request.all_token_ids[:text], np.int32)
-        blocks = tuple(table[: text // block] for table in ids)
+        blocks = tuple(table[: self._described.count(text)] for table in ids)
         prompt, media = request.num_prompt_tokens, named.within(text)
         save = Save(self._number, tokens, kept, blocks, prompt, named.salt, media, named.adapter)
         touched = [self._pool.blocks[i] for i in needed]
         self._pool.touch(touched)
-        self._under_way[save.number] = (touched, save, request)
+        save.spare = [each.block_id for each in spare]
+        self._under_way[save.number] = (touched + spare, save, request)
         self._await_reports()
         followed.saved = text
-        saves.append(save)
+        return save
 
-    def _ends(self, computed: int, end: int, saved: int) -> list[int]:
+    def _ends(self, computed: int, end: int, saved: int, prompt: int) -> list[int]:
         """Of a text with linear layers: where the step ends, and its last block's end before that, if the state is kept."""
         block = self._described.block
         within = (end - 1) // block * block
-        depths = [end] if end % block == 0 else []
+        depths = []
         # Behind the step's first block: a block of its own has the state, or the null block stands for it.
-        if self._described.keeps_within and computed + block <= within:
-            depths.insert(0, within)
-        return [depth for depth in depths if depth > saved]
+        if self._described.keeps_within and computed % block == 0 and saved < within >= computed + block:
+            depths, saved = [within], within
+        if end > saved and (end % block == 0 or saved + self._least <= end <= prompt):
+            depths.append(end)
+        return depths
 
-    def _depths(self, saved: int, end: int, prompt: int) -> list[int]:
-        """Of a text without linear layers: multiples of the grain, and a prompt's last whole block."""
-        block, grain = self._described.block, self._described.grain
+    def _depths(self, computed: int, end: int, saved: int, prompt: int) -> list[int]:
+        """Of a text without linear layers: multiples of the grain, and before a prompt's last tokens."""
+        grain, stable = self._described.grain, prompt - _REWRITTEN
         depths = list(range(saved // grain * grain + grain, end + 1, grain))
-        last = end // block * block
-        if saved < prompt <= end and last > max(saved, depths[-1] if depths else 0):
-            depths.append(last)
+        if saved + self._least <= stable <= end and stable not in depths:
+            depths = sorted([*depths, stable])
         while len(depths) > _MOST_DEPTHS:
             depths = depths[-1::-2][::-1]
         return depths
@@ -593,11 +614,27 @@ class Scheduler:
         happened, self._happened = self._happened, []
         return happened
 
-    def finished(self, request: Any) -> None:
+    def finished(self, request: Any, ids: Sequence[list[int]]) -> None:
         followed = self._followed.get(request.request_id)
         if followed is None:
             return
         if followed.loading:
             followed.ended = True
-        else:
+            return
+        try:
+            self._offer_end(followed, ids)
+        finally:
             self._erase(followed)
+
+    def _offer_end(self, followed: _Followed, ids: Sequence[list[int]]) -> None:
+        """What a request has decoded, up to its last computed token. No step overwrites its states any more."""
+        request, end = followed.request, followed.request.num_computed_tokens
+        if not self._saves or self._opening.cache is None or followed.segments or followed.mixed:
+            return
+        # A step that was scheduled ahead may still go on from these states.
+        if request.status not in _WHOLE or request.num_in_flight_tokens > 0:
+            return
+        if not request.num_prompt_tokens < end <= request.num_tokens:
+            return
+        if end - followed.saved >= self._least and (save := self._hold(followed, [end], ids)) is not None:
+            self._new_saves.append(save)

@@ -23,7 +23,6 @@ REASONS: dict[str, tuple[str, str]] = {
     "permission": (OPENING, "run the engine as a user that may open the daemon's sockets (group ashlar)"),
     "refused": (OPENING, "read the daemon's log; often versions or tenants differ"),
     "lost": (OPENING, "check the daemon; the connector reconnects by itself"),
-    "block_too_long": (OFF, "raise --max-model-len above vLLM's block, or lower --block-size"),
     "unsupported": (OFF, "remove what is not supported (docs/limitations.md)"),
     "disagreement": (OFF, "give the scheduler and the workers the same model configuration"),
     "error": (OFF, "report the exception in the engine's log with the engine's arguments"),

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ashlar.vllm.composing import Composed, Composer
 from ashlar.vllm.cuda import CudaMemory
 from ashlar.vllm.forward import EngineModel
 from ashlar.vllm.identity import Unsupported
-from ashlar.vllm.memory import Allocator, States, Window, pages, places
+from ashlar.vllm.memory import Allocator, Keys, States, Window, pages, places
 from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
@@ -28,17 +28,20 @@ from ashlar.vllm.options import Options
 from ashlar.vllm.order import Mark, Order, ProcessorOrder
 from ashlar.vllm.pace import Pace
 from ashlar.vllm.reloads import EngineWeights, Seen, model_of
+from ashlar.vllm.rows import RowOrder, measure
 from ashlar.vllm.segments import unsupported
 from ashlar.vllm.state import State
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
 
+_NULL_BLOCK = 0
 _IDLE_WAIT = 0.002  # seconds: of a step that computes nothing, for a landing
 _POLL = 0.0002
 _SHUTDOWN = 3.0  # seconds for saves under way
 _LEAST_PATIENCE, _USUAL_PATIENCE = 2.0, 5.0  # seconds for a load: at least, and where the engine's pace is not known
 _TOLD = 2.0  # the scheduler is told of a pace that is so many times another one
+_RUNNING = 4  # copies of running states at a time
 _COPIED = 64 << 20  # bytes of windows that one call of a save may copy, where they are of more than one depth
 _KEPT = ("kept", "already_present", "kept_as_span")
 
@@ -63,6 +66,7 @@ class _Saving:
     save: Save
     mark: Mark | None  # the engine's work up to the step
     seen: Seen | None
+    running: list[list[torch.Tensor]] | None = None  # copies of the states that the next step overwrites
 
 
 class Worker:
@@ -76,6 +80,8 @@ class Worker:
         self._order: Order = ProcessorOrder()
         self._states: list[States] = []
         self._windows: list[Window] = []
+        self._keys: dict[int, Keys] = {}  # by layer, where a block's rows are not its tokens
+        self._within_blocks = True  # a text's keys can be parted inside a block
         self._composer: Composer | None = None
         self._landings: list[_Landing] = []
         self._refused: list[Composed] = []
@@ -87,11 +93,15 @@ class Worker:
         self._adapters: LoadedAdapters | None = None  # None: the engine has none
         self._saves: queue.Queue[_Saving | None] = queue.Queue()
         self._ended: queue.Queue[tuple[Save, str]] = queue.Queue()
+        self._running = threading.Semaphore(_RUNNING)
         self._outdated: queue.Queue[str] = queue.Queue()  # generations of weights that have changed
         self._saver = threading.Thread(target=self._save_all, name="ashlar-save", daemon=True)
 
-    def register(self, caches: Mapping[str, torch.Tensor]) -> None:
-        """Raises Unsupported: the caches lie where the daemon cannot reach them. `refuse` is then to be called."""
+    def register(self, caches: Mapping[str, torch.Tensor], layers: Mapping[str, Any]) -> None:
+        """Raises Unsupported: the caches lie where the daemon cannot reach them. `refuse` is then to be called.
+
+        `layers`: the engine's own, by name.
+        """
         memory = self.allocator.memory
         if memory is None:
             raise Unsupported(
@@ -102,10 +112,14 @@ class Worker:
         self._order = memory.order
         count = pages(described, caches)
         self._states = [States(place, caches[place.name], memory) for place in described.linear]
+        orders = self._row_orders(caches, layers)
         for place in described.windows:
             layer, ranks = described.model.layers[place.layer], described.model.tensor_parallel_size
             assert isinstance(layer, ashlar.Linear)
-            self._windows.append(Window(place, layer, ranks, described.block, caches[place.name]))
+            order = orders.get(place.name, RowOrder())
+            self._windows.append(Window(place, layer, ranks, described.block, caches[place.name], order))
+        if described.packed:
+            self._keys = {layer: Keys(caches[name], orders[name]) for layer, name in described.attention if orders}
 
         def open_cache() -> ashlar.Cache:
             return ashlar.Cache(
@@ -157,6 +171,28 @@ class Worker:
             return
         memory.restore()
         self._opening = self._open()
+
+    def _row_orders(self, caches: Mapping[str, torch.Tensor], layers: Mapping[str, Any]) -> dict[str, RowOrder]:
+        """By layer; none where that of one is unknown."""
+        described, found = self._described, {}
+        values = {place.name: place.row // 2 for place in described.windows}
+        for layer, name in described.attention:
+            shape = described.model.layers[layer]
+            assert isinstance(shape, ashlar.Attention)
+            values[name] = shape.value_dim
+        measured: dict[Any, RowOrder] = {}
+        try:
+            for name, value_dim in values.items():
+                tensor = caches[name]
+                kind = (tuple(tensor.shape[1:]), tensor.dtype, value_dim)
+                if kind not in measured:
+                    measured[kind] = measure(layers[name], tensor, value_dim)
+                found[name] = measured[kind]
+        except (Unsupported, KeyError) as error:
+            logger.warning("Ashlar: prompts are resumed at the ends of vLLM's blocks alone: %s", error)
+            self._within_blocks = False
+            return {}
+        return found
 
     def refuse(self) -> None:
         """Nothing can be served: what the scheduler asks for ends at once, and it is told to ask no more."""
@@ -259,7 +295,10 @@ class Worker:
                 if cache is None or not self._has_adapter(load.adapter) or not self._are_current(landing.seen):
                     continue
                 tables = self._described.pages(load.blocks, load.tokens)
+                held = load.present // self._described.block
                 for table in tables:
+                    # Shared with running requests: what is landed there goes to the block that the engine never reads.
+                    table[:held] = [_NULL_BLOCK] * held
                     table += [table[-1]] * (load.table - len(table))  # behind the prefix, where nothing lands
                 plan, present = load.plan, load.present
                 landing.handle = cache.land(plan, _tables(tables), present_tokens=present, wait=False)
@@ -345,15 +384,21 @@ class Worker:
 
     def _fill_states(self, handle: ashlar.Request, load: Load) -> bool:
         """Copies the prefix's states into the engine's blocks; then asks whether the lease still held meanwhile."""
-        if not self._states and not self._windows:
+        within = load.tokens % self._described.block
+        if within and not self._within_blocks:
+            return False
+        if not self._states and not self._windows and not (within and self._keys):
             return True
         with self._order.copies():
+            for group, layers in self._described.attention_groups.items() if within and self._keys else ():
+                for layer in layers:
+                    self._keys[layer].pack(load.blocks[group][self._described.count(load.tokens) - 1], within)
             filled = self._copy_states(handle, load)
         return filled and handle.finish() == ashlar.Verdict.OK
 
     def _copy_states(self, handle: ashlar.Request, load: Load) -> bool:
-        at = load.tokens // self._described.block - 1
-        if not all(states.load(load.blocks[states.group][at], handle, load.tokens) for states in self._states):
+        last = self._described.count(load.tokens) - 1
+        if not all(states.load(load.blocks[states.group][last], handle, load.tokens) for states in self._states):
             return False
         for window in self._windows:
             held = window.empty()
@@ -361,8 +406,8 @@ class Worker:
                 return False
             blocks = self._described.window(window.place, load.blocks, load.tokens)
             # Blocks that the engine had already are those of running requests, too.
-            own = at + 1 - max(at + 1 - len(blocks), load.present // self._described.block)
-            window.fill(blocks[len(blocks) - own :], held)
+            own = last + 1 - max(last + 1 - len(blocks), load.present // self._described.block)
+            window.fill(blocks[len(blocks) - own :], held, load.tokens)
         return True
 
     def _leave(self, landing: _Landing) -> bool:
@@ -410,15 +455,51 @@ class Worker:
             for save in step.saves:
                 self._ended.put((save, "unavailable"))
             return
-        seen = self._look(step) if step.saves else None
-        mark = self._order.mark() if step.saves else None
-        for save in step.saves:
-            if self._has_adapter(save.adapter):
-                self._saves.put(_Saving(save, mark, seen))
+        given = [_Saving(save, None, None) for save in step.saves]
+        for saving in given:
+            if self._has_adapter(saving.save.adapter):
+                self._keep_within_blocks(saving)
+                self._copy_running(saving)
+        seen = self._look(step) if given else None
+        mark = self._order.mark() if given else None  # behind the copies
+        for saving in given:
+            saving.seen, saving.mark = seen, mark
+            if not self._has_adapter(saving.save.adapter):
+                self._ended.put((saving.save, "weights_changed"))
+            elif saving.save.depths:
+                self._saves.put(saving)
             else:
-                self._ended.put((save, "weights_changed"))
+                self._ended.put((saving.save, "busy"))
         if self._options.wait_for_saves and step.saves:
             self._wait_for_saves((self._options.call_ms + 100) / 1000)
+
+    def _keep_within_blocks(self, saving: _Saving) -> None:
+        """Leaves out depths inside of blocks where the engine's keys cannot be parted there."""
+        if not self._within_blocks:
+            depths = [depth for depth in saving.save.depths if depth % self._described.block == 0]
+            saving.save = dataclasses.replace(saving.save, depths=depths, running=False)
+
+    def _copy_running(self, saving: _Saving) -> None:
+        """In the order of the engine's work: of states at a save's last depth that the next step overwrites.
+
+        That depth is left out where too many copies are under way, or where there is no memory for one.
+        """
+        save = saving.save
+        if not save.running or not self._states:
+            return
+        if self._running.acquire(blocking=False):
+            try:
+                saving.running = [[part.clone() for part in states.parts(block)] for states, block in self._at(save)]
+                return
+            except Exception as error:  # memory of the device, for one
+                self._running.release()
+                logger.warning("Ashlar: cannot copy states: %s", error)
+        saving.save = dataclasses.replace(save, depths=save.depths[:-1], running=False)
+
+    def _at(self, save: Save, depth: int | None = None) -> Iterator[tuple[States, int]]:
+        """Each linear layer, and the block with its state at a depth, the save's last where none is given."""
+        last = self._described.count(save.depths[-1] if depth is None else depth) - 1
+        return ((states, save.blocks[states.group][last]) for states in self._states)
 
     def _wait_for_saves(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -435,39 +516,60 @@ class Worker:
                     if given.mark is not None:
                         given.mark.synchronize()  # the daemon reads blocks without asking the engine's streams
                     current = self._are_current(given.seen)
-                    outcome = self._commit(cache, save) if current else "weights_changed"
+                    outcome = self._commit(cache, given) if current else "weights_changed"
                     if outcome == "unavailable":  # a daemon that hangs would hold the next ones, too
                         unavailable_until = time.monotonic() + self._options.call_ms / 1000
             except Exception as error:
                 logger.warning("Ashlar: a save failed: %s", error)
+            if given.running is not None:
+                given.running = None
+                self._running.release()
             self._ended.put((save, outcome))
             self._saves.task_done()
 
-    def _commit(self, cache: ashlar.Cache, save: Save) -> str:
+    def _commit(self, cache: ashlar.Cache, saving: _Saving) -> str:
+        save = saving.save
         size = sum(window.bytes for window in self._windows)
         together = max(1, _COPIED // size) if size > 0 else len(save.depths)
         outcome = "unavailable"
-        for first in range(0, len(save.depths), together):
-            outcome = self._commit_depths(cache, save, save.depths[first : first + together])
+        depths: list[int] = []
+        for depth in save.depths:
+            depths.append(depth)
+            # A depth inside a block has rows of its own there, which later depths would not read.
+            if len(depths) < together and depth % self._described.block == 0 and depth != save.depths[-1]:
+                continue
+            outcome, depths = self._commit_depths(cache, saving, depths), []
             if outcome == "unavailable":
                 break
         return outcome
 
-    def _commit_depths(self, cache: ashlar.Cache, save: Save, depths: list[int]) -> str:
+    def _commit_depths(self, cache: ashlar.Cache, saving: _Saving, depths: list[int]) -> str:
+        save = saving.save
         tables, tokens = self._described.pages(save.blocks, depths[-1]), save.tokens[: depths[-1]]
         with self._order.copies():
-            checkpoints = [(depth, self._linear(save, depth)) for depth in depths]
-        # A prompt's last whole block is its end, as nothing resumes from further on.
-        prompt = save.prompt if len(tokens) + self._described.block <= save.prompt else min(len(tokens), save.prompt)
+            checkpoints = [(depth, self._linear(saving, depth)) for depth in depths]
+            if self._keys and (within := depths[-1] % self._described.block):
+                self._unpack(save, tables, within)
         return cache.commit(
-            tokens, checkpoints, prompt_tokens=prompt, page_table=_tables(tables), media=save.media, salt=save.salt
+            tokens, checkpoints, prompt_tokens=save.prompt, page_table=_tables(tables), media=save.media, salt=save.salt
         )[-1]
 
-    def _linear(self, save: Save, depth: int) -> list[ashlar.LinearTensors]:
+    def _unpack(self, save: Save, tables: list[list[int]], tokens: int) -> None:
+        """The rows of a text's last tokens stand in spare blocks, which take the place of its last ones."""
+        for table, layers, spare in zip(tables, self._described.attention_groups.values(), save.spare, strict=True):
+            for layer in layers:
+                self._keys[layer].unpack(table[-1], spare, tokens)
+            table[-1] = spare
+
+    def _linear(self, saving: _Saving, depth: int) -> list[ashlar.LinearTensors]:
         """States and windows behind a text's first tokens, by layer."""
-        described, last = self._described, depth // self._described.block - 1
-        linear = [states.tensors(save.blocks[states.group][last]) for states in self._states]
-        linear += [window.tensors(described.window(window.place, save.blocks, depth)) for window in self._windows]
+        save, described = saving.save, self._described
+        if saving.running is not None and depth == save.depths[-1]:
+            linear = [states.tensors(parts) for states, parts in zip(self._states, saving.running)]
+        else:
+            linear = [states.tensors(states.parts(block)) for states, block in self._at(save, depth)]
+        for window in self._windows:
+            linear.append(window.tensors(described.window(window.place, save.blocks, depth), depth))
         return sorted(linear, key=lambda tensors: tensors.layer)
 
     def report(self) -> WorkerReport | None:

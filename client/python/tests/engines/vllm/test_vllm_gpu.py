@@ -13,7 +13,7 @@ import emulated_gpu
 import pytest
 import torch
 from daemon_view import held
-from tiny_engines import BLOCK, PAIR, Child, connector, count, prompt, same, saved
+from tiny_engines import BLOCK, PAIR, Child, connector, count, prompt, repeated, same, saved
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -319,7 +319,7 @@ def test_prompts_are_resumed_from_a_gpus_memory_with_the_same_answer(model, far_
     kind = child.call("evaluate", "type(server.connector_of_worker().allocator.memory).__name__")
     assert kind == "CudaMemory"
     child.call("execute", OBSERVE)
-    depth = (len(texts[0]) - 1) // block * block
+    depth = repeated(model, len(texts[0]))
     for text, answer in zip(texts, wanted):
         same(child.generate([text]), [answer])
         for reader in (child, other):  # its own blocks once more, and those of an engine that has only the daemon

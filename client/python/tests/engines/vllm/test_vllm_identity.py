@@ -71,7 +71,7 @@ def test_engines_with_the_model_in_different_folders_share(shared_daemon, engine
     shutil.copytree(here, tmp_path / here.name)
     with Child(str(tmp_path / here.name), connector(shared_daemon)) as child:
         same(child.generate([text]), expected("qwen3", [text]))
-        assert saved(child) == 512
+        assert saved(child) == 592
 
 
 def hub(revision, given=""):

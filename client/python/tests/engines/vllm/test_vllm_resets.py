@@ -29,7 +29,7 @@ def test_behind_a_reset_nothing_of_former_weights_is_found(shared_daemon, engine
         child.call("erase")
         child.generate([text])
         before = saved(child)
-        assert before == 512
+        assert before == 592
         child.call("execute", OTHER_WEIGHTS)
         assert child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)")
         answer = child.generate([text])

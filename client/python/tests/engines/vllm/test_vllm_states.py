@@ -5,7 +5,7 @@ import random
 import threading
 
 import pytest
-from tiny_engines import BLOCK, STATES, Child, connector, count, prompt, same, saved, serves_again, settle
+from tiny_engines import BLOCK, STATES, Child, connector, count, prompt, repeated, same, saved, serves_again, settle
 
 import ashlar.daemon
 
@@ -15,21 +15,23 @@ import hashlib, torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 half = get_kv_transfer_group()._worker
 server.undo, server.kept, server.filled = (half._commit, half._fill_states), {}, {}
-def digests(blocks, depth):
+def filled_in(blocks, depth):
+    return [states.parts(blocks[states.group][half._described.count(depth) - 1]) for states in half._states]
+def digests(layers):
     found = []
-    for states in half._states:
-        block = blocks[states.group][depth // half._described.block - 1]
-        parts = ([states.tail(block)] if states.has_tail else []) + [states.state(block)]
+    for parts in layers:
         assert all(part.float().abs().max() > 0 for part in parts), "a state of zeros says nothing"
         found.append([hashlib.sha256(part.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for part in parts])
     return found
-def committed(cache, save):
+def committed(cache, saving):
+    save = saving.save
     for depth in save.depths:
-        server.kept[depth] = digests(save.blocks, depth)
-    return server.undo[0](cache, save)
+        copied = saving.running is not None and depth == save.depths[-1]
+        server.kept[depth] = digests(saving.running if copied else filled_in(save.blocks, depth))
+    return server.undo[0](cache, saving)
 def filled(handle, load):
     done = server.undo[1](handle, load)
-    server.filled[load.tokens] = digests(load.blocks, load.tokens)
+    server.filled[load.tokens] = digests(filled_in(load.blocks, load.tokens))
     return done
 half._commit, half._fill_states = committed, filled
 """
@@ -41,7 +43,7 @@ server.undo = half._commit, half._fill_states
 def spoiled(handle, load):
     done = server.undo[1](handle, load)
     for states in half._states:
-        states.{part}(load.blocks[states.group][load.tokens // half._described.block - 1]).zero_()
+        states.{part}(load.blocks[states.group][half._described.count(load.tokens) - 1]).zero_()
     return done
 half._fill_states = spoiled
 """
@@ -50,11 +52,6 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 half = get_kv_transfer_group()._worker
 half._commit, half._fill_states = server.undo
 """
-
-
-def depth(model, tokens):
-    """Of whole blocks; the last token is computed."""
-    return (tokens - 1) // BLOCK[model] * BLOCK[model]
 
 
 @pytest.mark.parametrize("model", STATES)
@@ -74,15 +71,15 @@ def test_prompts_are_resumed_with_the_same_answer_and_the_same_states(model, eng
             before = saved(child)
             child.call("erase")
             same(child.generate([text]), [answer])
-            assert saved(child) - before == depth(model, len(text))
-        assert child.call("evaluate", "server.filled")[depth(model, len(text))] == kept[depth(model, len(text))]
+            assert saved(child) - before == repeated(model, len(text))
+        assert child.call("evaluate", "server.filled")[repeated(model, len(text))] == kept[repeated(model, len(text))]
     child.call("execute", UNDO)
     with Child(model, connector(shared_daemon)) as other:  # all that it knows is in the daemon
         other.call("execute", WATCH)
         for text, answer in zip(texts, wanted):
             before = saved(other)
             same(other.generate([text]), [answer])
-            assert saved(other) - before == depth(model, len(text))
+            assert saved(other) - before == repeated(model, len(text))
         filled = other.call("evaluate", "server.filled")
         assert filled == {at: kept[at] for at in filled}
         assert count(other, "load_failures") == 0
@@ -141,7 +138,9 @@ def test_several_requests_in_flight_and_a_daemon_that_is_killed(tmp_path, expect
         child.call("erase")
         free, before = child.call("free_blocks"), saved(child)
         same(child.generate(texts), wanted)
-        assert saved(child) - before >= sum(depth(model, each) for each in lengths) - 2 * block  # a look-up may be late
+        assert (
+            saved(child) - before >= sum(repeated(model, each) for each in lengths) - 2 * block
+        )  # a look-up may be late
         child.call("erase")
         killer = threading.Timer(random.Random(seed).uniform(0, 0.25), daemon.kill)
         killer.start()
@@ -167,7 +166,7 @@ def test_states_of_16_bits_are_resumed_as_the_engine_resumes_its_own(dtype, stat
         assert saved(child) == 0
         child.call("erase")
         same(child.generate([text]), own, 1e-6)
-        assert saved(child) == depth(model, len(text))
+        assert saved(child) == repeated(model, len(text))
 
 
 def test_every_rank_has_its_own_states(shared_daemon, model="granite"):
@@ -176,4 +175,4 @@ def test_every_rank_has_its_own_states(shared_daemon, model="granite"):
         wanted = [each[:2] for each in child.generate([text])]
         child.call("erase")
         same(child.generate([text]), wanted)
-        assert saved(child) == depth(model, len(text))
+        assert saved(child) == repeated(model, len(text))

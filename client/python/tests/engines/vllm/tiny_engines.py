@@ -82,15 +82,15 @@ class Watched:
             if self._spoiled or not fill(handle, load):
                 return False
             seen["loads"] += 1
-            at = load.tokens // half._described.block - 1
+            at = half._described.count(load.tokens) - 1
             tensors = [states.state(load.blocks[states.group][at]) for states in half._states]
             seen["states"] = [
                 hashlib.sha256(t.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for t in tensors
             ]
             return True
 
-        def committed(cache, save):
-            outcome = commit(cache, save)
+        def committed(cache, saving):
+            outcome = commit(cache, saving)
             seen["saves"] += outcome == "kept"
             return outcome
 
@@ -349,6 +349,14 @@ def same(answers, expected, close=1e-4):
     assert [tokens for tokens, *_ in answers] == [tokens for tokens, _ in expected]
     for (_, logs, *_), (_, wanted) in zip(answers, expected):
         assert all(math.isclose(a, b, abs_tol=close) for a, b in zip(logs, wanted)), (logs, wanted)
+
+
+def repeated(model, tokens):
+    """How many tokens of a prompt that was computed in one step are resumed when it comes again."""
+    if model in WINDOWED or model in ("qwen3", "phi3"):
+        grain = max(256, -(-(WINDOWED.get(model, 1) - 1) // 128) * 128)
+        return max(tokens - 8, (tokens - 1) // grain * grain)
+    return (tokens - 1) // BLOCK[model] * BLOCK[model]
 
 
 def saved(engine):

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts that end inside vLLM's blocks: they are kept at their exact end, and resumed there."""
+
+import pytest
+from test_vllm_states import UNDO, WATCH
+from tiny_engines import BLOCK, Child, connector, count, prompt, same, saved
+
+# Attention alone, windows, a gated delta net, Mamba-2, short convolutions.
+FAMILIES = ["qwen3", "ministral", "qwen3_5", "granite", "lfm2"]
+STATES = ["qwen3_5", "granite", "lfm2"]
+# Saves of running states wait until later steps have overwritten these.
+SLOW = """
+import time
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+half = get_kv_transfer_group()._worker
+server.real, server.steps = (half._commit, half.begin_step), 0
+def begin_step():
+    server.steps += 1
+    server.real[1]()
+def commit(cache, saving):
+    until, deadline = server.steps + 6, time.monotonic() + 60
+    while saving.save.running and server.steps < until and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return server.real[0](cache, saving)
+half._commit, half.begin_step = commit, begin_step
+"""
+
+
+def alike(model, answers, expected):
+    """The engine rounds in another way where it computes a prompt in other steps, without the cache as well."""
+    if model != "qwen3_5":
+        same(answers, expected, 1e-3 if model == "lfm2" else 1e-4)
+        return
+    for (tokens, logs, _), (wanted, others) in zip(answers, expected):
+        parting = next((i for i, pair in enumerate(zip(tokens, wanted)) if pair[0] != pair[1]), len(tokens))
+        assert parting > 0 and max(abs(a - b) for a, b in zip(logs[:parting], others)) < 0.2, (logs, others)
+
+
+def kept_end(model, tokens):
+    """Of a prompt that was computed in one step: where a longer one is resumed."""
+    if model in ("qwen3", "ministral"):
+        return max(tokens - 8, tokens // 256 * 256)
+    whole = tokens // BLOCK[model] * BLOCK[model]
+    return tokens if tokens - whole >= 16 else whole
+
+
+def without_saves_in_steps(daemon, **options):
+    found = connector(daemon, **options)
+    del found["wait_for_saves"]
+    return found
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_longer_prompts_are_resumed_from_the_exact_end(model, engine, expected):
+    child, block = engine(model), BLOCK[model]
+    child.call("execute", WATCH)
+    for tokens in (60, block - 1, block + 1, block + 77, 2 * block + 40):
+        text = prompt(f"end {model} {tokens}", tokens)
+        longer = text + prompt("more", 30)
+        same(child.generate([text]), expected(model, [text]))
+        child.call("erase")
+        before = saved(child)
+        alike(model, child.generate([longer]), expected(model, [longer]))
+        end = kept_end(model, tokens)
+        assert saved(child) - before == end
+        if model in STATES:
+            assert child.call("evaluate", f"server.filled[{end}]") == child.call("evaluate", f"server.kept[{end}]")
+    child.call("execute", UNDO)
+    assert count(child, "load_failures") == 0
+
+
+def test_a_gated_delta_net_answers_as_an_engine_that_takes_the_same_steps(engine, model="qwen3_5"):
+    text = prompt("same steps", 200)
+    longer = text + prompt("more", 30)
+    with Child(model, max_num_batched_tokens=len(text)) as other:
+        wanted = [each[:2] for each in other.generate([longer])]
+    child = engine(model)
+    child.generate([text])
+    child.call("erase")
+    before = saved(child)
+    same(child.generate([longer]), wanted, 1e-6)
+    assert saved(child) - before == len(text)
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_a_conversation_is_resumed_from_its_last_computed_token(model, shared_daemon, expected):
+    """Its states are saved while later steps run: one at the prompt's end, which decoding overwrites, and one at its own."""
+    block, new = BLOCK[model], 40
+    with Child(model, without_saves_in_steps(shared_daemon)) as child:
+        child.call("execute", SLOW)
+        free = child.call("free_blocks")
+        for tokens in (50, block + 20):
+            text = prompt(f"talk {model} {tokens}", tokens)
+            ((answer, logs),) = expected(model, [text], new)
+            same(child.generate([text], new), [(answer, logs)])
+            for begin, found in (
+                (text + answer, tokens + new - 1),
+                (text + prompt("another answer", new), kept_end(model, tokens)),
+            ):
+                longer = begin + prompt("next turn", 25)
+                child.call("erase")
+                before = saved(child)
+                alike(model, child.generate([longer]), expected(model, [longer]))
+                assert saved(child) - before in (found, tokens + new - 1 if model == "qwen3" else found)
+        child.call("erase")
+        assert child.call("free_blocks") == free, "no block is held"
+        assert count(child, "load_failures") == 0
+
+
+def test_a_running_state_is_copied_before_it_is_overwritten(shared_daemon, expected, model="granite"):
+    """Without the copy a slow save would read the state of a later token: the answers would differ."""
+    text = prompt("overwritten", BLOCK[model] + 50)
+    longer = text + prompt("more", 30)
+    with Child(model, without_saves_in_steps(shared_daemon)) as child:
+        child.call("execute", SLOW + "half._copy_running = lambda saving: None")
+        child.generate([text], 40)
+        child.call("erase")
+        ((wrong, others, _),) = child.generate([longer])
+        assert saved(child) == len(text)
+    ((tokens, logs),) = expected(model, [longer])
+    assert wrong != tokens or max(abs(a - b) for a, b in zip(logs, others)) > 1e-3
+
+
+def test_states_that_cannot_be_copied_are_not_saved(shared_daemon, expected, model="granite"):
+    text = prompt("no copies", BLOCK[model] + 50)
+    longer = text + prompt("more", 30)
+    with Child(model, connector(shared_daemon)) as child:
+        free = child.call("free_blocks")
+        child.call(
+            "execute",
+            "from vllm.distributed.kv_transfer import get_kv_transfer_group\n"
+            "half = get_kv_transfer_group()._worker\nwhile half._running.acquire(blocking=False): pass",
+        )
+        same(child.generate([text]), expected(model, [text]))
+        child.call("erase")
+        same(child.generate([longer]), expected(model, [longer]))
+        assert saved(child) == BLOCK[model], "the whole block's state is not overwritten"
+        short = prompt("no copies, short", 60)
+        same(child.generate([short]), expected(model, [short]))
+        child.call("erase")
+        assert count(child, "stores", "busy") == 2 and child.call("free_blocks") == free
+
+
+# Another number in each block that the engine has: what is shared with running requests stays as it is.
+MARKED = """
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+half = get_kv_transfer_group()._worker
+pool = server.core().scheduler.kv_cache_manager.block_pool
+server.marked = [block.block_id for block in pool.blocks if block.block_hash is not None]
+tensors = [keys._blocks for keys in half._keys.values()]
+for tensor in tensors:
+    for block in server.marked:
+        tensor[block, 0, 0, 0] = 5.0
+server.kept = lambda: all(float(tensor[block, 0, 0, 0]) == 5.0 for tensor in tensors for block in server.marked)
+"""
+
+
+@pytest.mark.parametrize("model", ["qwen3", "granite"])
+def test_blocks_that_the_engine_shares_are_not_written(model, engine):
+    child, block = engine(model), BLOCK[model]
+    longer = prompt(f"shared {model}", 3 * block + 60)
+    child.generate([longer + prompt("end", 20)])
+    child.call("erase")
+    child.generate([longer[: block + 20]])  # loaded or computed: one whole block is the engine's
+    child.call("execute", MARKED)
+    before = saved(child)
+    child.generate([longer + prompt("end", 20) + prompt("more", 30)])
+    assert saved(child) - before > 2 * block
+    assert child.call("evaluate", "len(server.marked) > 0 and server.kept()")
+    child.call("erase")
