@@ -13,6 +13,11 @@
 namespace ashlar {
 namespace {
 
+absl::string_view TypeName(absl::string_view tag) {
+  if (tag == absl::StrCat(kLinearTag)) return "linear";
+  return tag == absl::StrCat(kOpaqueTag) ? "opaque" : "attention";
+}
+
 // Walks over fields and stops at the one whose canonical bytes contain `offset`.
 class Locator {
  public:
@@ -63,7 +68,7 @@ class Locator {
     return at_ <= offset_;
   }
   void Found(absl::string_view name, std::string value) {
-    if (name == "type") value = value == absl::StrCat(kLinearTag) ? "linear" : "attention";
+    if (name == "type") value = std::string(TypeName(value));
     difference_ = Difference{.field = absl::StrCat(scope_, ".", name), .first = std::move(value)};
   }
 

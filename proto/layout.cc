@@ -194,8 +194,18 @@ absl::Status CheckLinear(const std::string& field, const LinearLayer& layer) {
   return CheckRope(field + ".rope", layer.rope, layer.d_k);
 }
 
-// Returns the bytes of one token's keys and values in one layer.
+absl::Status CheckOpaque(const std::string& field, const OpaqueLayer& layer) {
+  if (layer.token_bytes == 0 && layer.state_bytes == 0)
+    return Refuse(field + ".token_bytes", "0, and state_bytes is 0; expected at least one of them to be positive");
+  return First({
+      CheckUnit(field + ".token_bytes", layer.token_bytes),
+      CheckRange(field + ".state_bytes", layer.state_bytes, 0, limits::kMaxObjectBytes),
+  });
+}
+
+// Returns the bytes of one token in one layer's pages.
 uint64_t RowBytes(const Layer& layer) {
+  if (const auto* opaque = std::get_if<OpaqueLayer>(&layer)) return opaque->token_bytes;
   const auto* attention = std::get_if<AttentionLayer>(&layer);
   if (attention == nullptr) return 0;
   return uint64_t{attention->kv_heads} * (attention->key_dim + attention->value_dim) * ElementBytes(attention->dtype);
@@ -206,7 +216,8 @@ uint64_t TableBytes(const Layer& layer) {
   if (const auto* linear = std::get_if<LinearLayer>(&layer)) {
     return linear->decay_table.size() * sizeof(float) + linear->rope.frequencies.size() * sizeof(double);
   }
-  return std::get<AttentionLayer>(layer).rope.frequencies.size() * sizeof(double);
+  const auto* attention = std::get_if<AttentionLayer>(&layer);
+  return attention == nullptr ? 0 : attention->rope.frequencies.size() * sizeof(double);
 }
 
 }  // namespace
@@ -229,6 +240,8 @@ absl::Status Validate(const Layout& layout) {
         return Refuse("layout.head", absl::StrCat(layout.head, " is narrower than the convolution of ", field,
                                                   ": conv_kernel - 1 = ", linear->conv_kernel - 1));
       }
+    } else if (const auto* opaque = std::get_if<OpaqueLayer>(&layout.layers[i])) {
+      status = CheckOpaque(field, *opaque);
     } else {
       status = CheckAttention(field, std::get<AttentionLayer>(layout.layers[i]));
     }
@@ -243,6 +256,15 @@ absl::Status Validate(const Layout& layout) {
   if (table_bytes > limits::kMaxLayoutTableBytes) {
     return Refuse("layout.layers",
                   absl::StrCat("tables of ", table_bytes, " bytes; expected at most ", limits::kMaxLayoutTableBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckComposable(const Layout& layout) {
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    if (!std::holds_alternative<OpaqueLayer>(layout.layers[i])) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("layout.layers[", i, "]: is opaque, and segments need layers that compose; use exact prefixes"));
   }
   return absl::OkStatus();
 }

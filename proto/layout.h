@@ -16,7 +16,17 @@
 
 namespace ashlar {
 
-using Layer = std::variant<AttentionLayer, LinearLayer>;
+using Layer = std::variant<AttentionLayer, LinearLayer, OpaqueLayer>;
+
+// Returns whether the layer keeps rows per token in an engine's pages, and whether it keeps a state.
+inline bool HasRows(const Layer& layer) {
+  const auto* const opaque = std::get_if<OpaqueLayer>(&layer);
+  return opaque != nullptr ? opaque->token_bytes > 0 : std::holds_alternative<AttentionLayer>(layer);
+}
+inline bool HasState(const Layer& layer) {
+  const auto* const opaque = std::get_if<OpaqueLayer>(&layer);
+  return opaque != nullptr ? opaque->state_bytes > 0 : std::holds_alternative<LinearLayer>(layer);
+}
 
 struct Layout {
   uint32_t page_tokens = 0;
@@ -40,6 +50,8 @@ struct Identity {
 // seam narrower than the convolution, RoPE in a non-scalar linear layer, a transition that the family does not have, a
 // unit larger than an extent, sizes that overflow.
 absl::Status Validate(const Layout& layout);
+// Returns FAILED_PRECONDITION with the name of the first opaque layer: its model has exact prefixes but no segments.
+absl::Status CheckComposable(const Layout& layout);
 absl::Status Validate(const Identity& identity);
 
 // The canonical encoding (docs/formats.md): fixed order, little endian, length-prefixed, versioned. Decode accepts

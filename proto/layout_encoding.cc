@@ -154,6 +154,8 @@ absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
       CodeAttention(read, std::get<AttentionLayer>(layout.layers.emplace_back(AttentionLayer{})));
     } else if (type == kLinearTag) {
       CodeLinear(read, std::get<LinearLayer>(layout.layers.emplace_back(LinearLayer{})), version);
+    } else if (type == kOpaqueTag) {
+      CodeOpaque(read, std::get<OpaqueLayer>(layout.layers.emplace_back(OpaqueLayer{})));
     } else {
       read.Fail("type", absl::StrCat(type, " is an unknown type of layer"));
       break;

@@ -22,6 +22,9 @@ TEST(LayoutEncoding, GoldenLayout) {
 TEST(LayoutEncoding, GoldenLayoutOfOwnTails) {
   ExpectGolden("layout_tails", EncodeLayout(TailsLayout()));
 }
+TEST(LayoutEncoding, GoldenLayoutOfOpaqueLayers) {
+  ExpectGolden("layout_opaque", EncodeLayout(OpaqueLayout()));
+}
 TEST(LayoutEncoding, GoldenIdentity) {
   ExpectGolden("identity", EncodeIdentity(ExampleIdentity()));
 }
@@ -42,6 +45,8 @@ TEST(LayoutEncoding, UsesLowestSufficientVersion) {
   linear.conv_order = TailOrder::kTokenFirst;
   linear.conv_dtype = DType::kBF16;
   EXPECT_EQ(VersionOf(EncodeLayout(layout)), 2u);
+  layout.layers.push_back(OpaqueLayer{.token_bytes = 1});
+  EXPECT_EQ(VersionOf(EncodeLayout(layout)), 3u);
 }
 
 // Else a layout would have two encodings, and two namespaces.
@@ -53,10 +58,10 @@ TEST(LayoutEncoding, RefusesALaterVersionThanTheLayoutNeeds) {
 }
 
 TEST(LayoutEncoding, OtherVersionsAreCalledByTheirNumber) {
-  for (const uint32_t version : {0u, 3u}) {
+  for (const uint32_t version : {0u, 4u}) {
     std::string bytes = EncodeLayout(TailsLayout());
     std::memcpy(bytes.data() + 4, &version, sizeof version);
-    EXPECT_EQ(DecodeLayout(bytes).status().message(), absl::StrCat("layout.version: ", version, "; expected 1 to 2"));
+    EXPECT_EQ(DecodeLayout(bytes).status().message(), absl::StrCat("layout.version: ", version, "; expected 1 to 3"));
   }
   std::string identity = EncodeIdentity(ExampleIdentity());
   identity[4] = 2;
@@ -102,7 +107,7 @@ TEST(LayoutEncoding, RefusesTrailingBytes) {
 
 // The encoding is canonical: bytes that differ are refused or mean something else.
 TEST(LayoutEncoding, EveryChangedByteIsRefusedOrADifferentLayout) {
-  for (const Layout& original : {ExampleLayout(), TailsLayout()}) {
+  for (const Layout& original : {ExampleLayout(), TailsLayout(), OpaqueLayout()}) {
     const std::string bytes = EncodeLayout(original);
     int accepted = 0;
     for (size_t i = 0; i < bytes.size(); ++i) {
@@ -171,9 +176,9 @@ TEST(LayoutEncoding, NamesWhatIsWrong) {
   };
   EXPECT_THAT(message(""), testing::StartsWith("layout.tag: "));
   EXPECT_THAT(message(changed(0, 'X')), testing::StartsWith("layout.tag: "));
-  EXPECT_THAT(message(changed(4, 3)), testing::StartsWith("layout.version: 3; expected 1 to 2"));
+  EXPECT_THAT(message(changed(4, 4)), testing::StartsWith("layout.version: 4; expected 1 to 3"));
   EXPECT_THAT(message(changed(20, 9)), testing::StartsWith("layout.layers[2].type: truncated"));
-  EXPECT_THAT(message(changed(24, 3)), testing::StartsWith("layout.layers[0].type: 3"));
+  EXPECT_THAT(message(changed(24, 4)), testing::StartsWith("layout.layers[0].type: 4"));
   EXPECT_THAT(message(bytes.substr(0, 30)), testing::StartsWith("layout.layers[0].value_heads: truncated"));
 }
 

@@ -16,12 +16,15 @@ namespace ashlar {
 
 inline constexpr uint8_t kAttentionTag = 1;
 inline constexpr uint8_t kLinearTag = 2;
+inline constexpr uint8_t kOpaqueTag = 3;
 
 inline constexpr uint32_t kIdentityVersion = 1;
 // A layout is encoded in the lowest version that can express it, so that existing layouts keep their bytes and
-// namespaces. Version 2 adds the order of convolution tails.
-inline constexpr uint32_t kLayoutVersionMin = 1, kLayoutVersionMax = 2;
+// namespaces. Version 2 adds the order of convolution tails, version 3 opaque layers.
+inline constexpr uint32_t kLayoutVersionMin = 1, kLayoutVersionMax = 3;
 inline uint32_t LayoutVersion(const Layout& layout) {
+  if (std::ranges::any_of(layout.layers, [](const Layer& layer) { return std::holds_alternative<OpaqueLayer>(layer); }))
+    return 3;
   const bool has_own_tails = std::ranges::any_of(layout.layers, [](const Layer& layer) {
     const auto* const linear = std::get_if<LinearLayer>(&layer);
     return linear != nullptr && (linear->conv_dtype.has_value() || linear->conv_order != TailOrder::kTokenFirst);
@@ -71,6 +74,12 @@ void CodeLinear(Coder& code, L& layer, uint32_t version) {
 }
 
 template <typename Coder, typename L>
+void CodeOpaque(Coder& code, L& layer) {
+  code("token_bytes", layer.token_bytes);
+  code("state_bytes", layer.state_bytes);
+}
+
+template <typename Coder, typename L>
 void CodeSeams(Coder& code, L& layout) {
   code("page_tokens", layout.page_tokens);
   code("head", layout.head);
@@ -97,6 +106,9 @@ void CodeLayout(Coder& code, const Layout& layout, uint32_t version) {
     if (const auto* linear = std::get_if<LinearLayer>(&layout.layers[i])) {
       code("type", kLinearTag);
       CodeLinear(code, *linear, version);
+    } else if (const auto* opaque = std::get_if<OpaqueLayer>(&layout.layers[i])) {
+      code("type", kOpaqueTag);
+      CodeOpaque(code, *opaque);
     } else {
       code("type", kAttentionTag);
       CodeAttention(code, std::get<AttentionLayer>(layout.layers[i]));

@@ -51,6 +51,19 @@ TEST_P(LayoutRefusal, NamesTheField) {
   EXPECT_FALSE(DecodeLayout(EncodeLayout(layout)).ok());
 }
 
+TEST(Layout, OpaqueLayersAreRefusedByTheirField) {
+  const auto message = [](const OpaqueLayer& opaque) {
+    Layout layout = ExampleLayout();
+    layout.layers.push_back(opaque);
+    EXPECT_FALSE(DecodeLayout(EncodeLayout(layout)).ok());
+    return std::string(Validate(layout).message());
+  };
+  EXPECT_TRUE(Validate(OpaqueLayout()).ok());
+  EXPECT_THAT(message({}), testing::StartsWith("layout.layers[2].token_bytes: 0, and state_bytes is 0"));
+  EXPECT_THAT(message({.token_bytes = kHuge}), testing::StartsWith("layout.layers[2].token_bytes: "));
+  EXPECT_THAT(message({.state_bytes = ~uint64_t{0}}), testing::StartsWith("layout.layers[2].state_bytes: "));
+}
+
 // Makes layer 0 a member of `family` that is valid but for what the test spoils.
 void MakeScalar(Layout& l, Family family = Family::kLightning) {
   Linear(l).family = family;

@@ -47,6 +47,10 @@ absl::string_view Name(PartForm form) {
       return "span_betas";
     case PartForm::kSpanConvInputs:
       return "span_conv_inputs";
+    case PartForm::kOpaqueRows:
+      return "opaque_rows";
+    case PartForm::kOpaqueState:
+      return "opaque_state";
   }
   return "unknown";
 }

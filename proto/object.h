@@ -7,6 +7,7 @@
 // contiguous in memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -17,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "proto/key.h"
 #include "proto/layout.h"
+#include "proto/limits.h"
 #include "proto/shard.h"
 
 namespace ashlar {
@@ -43,6 +45,8 @@ enum class PartForm : uint8_t {
   kSpanGates = 16,       // unit: [unit_tokens, value_heads] fp32, or [unit_tokens, value_heads, d_k]: log decays
   kSpanBetas = 17,       // unit: [unit_tokens, value_heads] fp32, mamba1: [unit_tokens, value_heads, d_v]
   kSpanConvInputs = 18,  // unit: [unit_tokens, conv_channels], pre-convolution inputs
+  kOpaqueRows = 19,      // unit: [unit_tokens, token_bytes] of an opaque layer
+  kOpaqueState = 20,     // the state_bytes of an opaque layer, cut into units; the last one may be smaller
 };
 absl::string_view Name(PartForm form);
 // Converts a transition form to its part form, and back. TransitionFormOf returns nothing for a part form that is not a
@@ -57,10 +61,10 @@ inline bool IsTransition(PartForm form) {
 inline DType TransitionType(DType state) {
   return state == DType::kF32 ? DType::kF32 : DType::kF16;
 }
-// IsRows: keys and values, which lie in pages of an engine. IsScales: their scales. ScalesOf: the form of the scales of
-// a form of rows.
+// IsRows: keys, values and opaque rows, which lie in pages of an engine. IsScales: scales of keys and values. ScalesOf:
+// the form of the scales of a form of rows; opaque rows have none.
 inline bool IsRows(PartForm form) {
-  return form == PartForm::kKeys || form == PartForm::kValues;
+  return form == PartForm::kKeys || form == PartForm::kValues || form == PartForm::kOpaqueRows;
 }
 inline bool IsScales(PartForm form) {
   return form == PartForm::kKeyScales || form == PartForm::kValueScales;
@@ -75,6 +79,17 @@ inline bool IsSpanRows(PartForm form) {
 }
 inline PartForm ScalesOf(PartForm rows) {
   return rows == PartForm::kKeys ? PartForm::kKeyScales : PartForm::kValueScales;
+}
+
+inline bool IsOpaque(PartForm form) {
+  return form == PartForm::kOpaqueRows || form == PartForm::kOpaqueState;
+}
+// Returns the bytes of a unit of an opaque state, except the last, and the number of units.
+inline uint32_t OpaqueUnitBytes(const OpaqueLayer& layer) {
+  return static_cast<uint32_t>(std::min(layer.state_bytes, limits::kRowUnitBytes));
+}
+inline uint32_t OpaqueUnits(const OpaqueLayer& layer) {
+  return static_cast<uint32_t>((layer.state_bytes + limits::kRowUnitBytes - 1) / limits::kRowUnitBytes);
 }
 
 struct Part {
@@ -116,7 +131,8 @@ struct ObjectHeader {
   uint64_t Extents() const;                               // ceil(bytes / kExtentBytes)
 };
 
-// Plans the header of the object for a run of `tokens` tokens under `layout`; the checksums are zero. A kSegment stores
+// Plans the header of the object for a run of `tokens` tokens under `layout`; the checksums are zero. FAILED_PRECONDITION
+// for a layout with an opaque layer, whose model has prefixes only. A kSegment stores
 // the interior [head, tokens − tail), and the plan is FAILED_PRECONDITION if that is empty. A kCheckpoint stores all
 // tokens and no transitions. Other kinds are UNIMPLEMENTED. The layout must be valid. Every transition has the natural
 // form of its layer.
@@ -142,7 +158,7 @@ SpanRowBytes SpanRowBytesOf(const LinearLayer& layer, DType dtype);
 // recurrence of the linear layers. Keys and values of linear layers are stored in `dtype` (f32, f16 or bf16). All
 // families have spans. INVALID_ARGUMENT begins with the field's name: an unsupported dtype, an empty span or one of
 // more than limits::kMaxSpanTokens, a layer with rows longer than an extent. FAILED_PRECONDITION for a layout without
-// linear layers, which has no state to rebuild.
+// linear layers, which has no state to rebuild, and for one with an opaque state, which cannot be rebuilt.
 absl::StatusOr<ObjectHeader> PlanPrefixSpan(const Layout& layout, const NamespaceId& ns, const Key& key, DType dtype,
                                             uint64_t begin, uint64_t end);
 

@@ -66,11 +66,13 @@ absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
   if ((header.kind == ObjectKind::kSpan) != IsSpanRows(part.form) && !IsPaged(part.form)) {
     return BadHeader("part not allowed in this kind of object");
   }
+  if (header.kind == ObjectKind::kSegment && IsOpaque(part.form)) return BadHeader("opaque part in a segment");
   if (part.dtype != DType::kF32 && (part.form == PartForm::kSpanGates || part.form == PartForm::kSpanBetas)) {
     return BadHeader("decays of a span must be fp32");
   }
   if (IsPaged(part.form) || IsSpanRows(part.form)) return CheckRows(header, part);
-  const bool plain = part.unit_tokens == 0 && part.last_unit_bytes == part.unit_bytes;
+  const bool plain = part.unit_tokens == 0 &&
+                     (part.last_unit_bytes == part.unit_bytes || part.form == PartForm::kOpaqueState);
   return plain ? absl::OkStatus() : BadHeader("matrices of different sizes");
 }
 

@@ -79,6 +79,20 @@ void AddRows(uint32_t index, PartForm form, const AttentionLayer& layer, uint64_
                                 header.stored_tokens));
 }
 
+void AddOpaque(uint32_t index, const OpaqueLayer& layer, ObjectHeader& header) {
+  if (layer.token_bytes > 0 && header.stored_tokens > 0)
+    header.parts.push_back(Rows(index, PartForm::kOpaqueRows, kOpaqueType, layer.token_bytes, header.stored_tokens));
+  if (layer.state_bytes == 0 || header.kind != ObjectKind::kCheckpoint) return;
+  const uint32_t units = OpaqueUnits(layer), unit_bytes = OpaqueUnitBytes(layer);
+  header.parts.push_back(
+      {.layer = index,
+       .form = PartForm::kOpaqueState,
+       .dtype = kOpaqueType,
+       .units = units,
+       .unit_bytes = unit_bytes,
+       .last_unit_bytes = static_cast<uint32_t>(layer.state_bytes - (units - uint64_t{1}) * unit_bytes)});
+}
+
 // Returns how many numbers (log decay, and β or dt) a family has per token and head; 0 for none.
 uint64_t GateWidth(const LinearLayer& layer) {
   switch (layer.family) {
@@ -210,6 +224,8 @@ absl::StatusOr<ObjectHeader> PlanParts(const Layout& layout, ObjectHeader header
       } else if (absl::Status status = AddSpan(i, *linear, span, header); !status.ok()) {
         return status;
       }
+    } else if (const auto* opaque = std::get_if<OpaqueLayer>(&layout.layers[i])) {
+      AddOpaque(i, *opaque, header);
     } else {
       const auto& attention = std::get<AttentionLayer>(layout.layers[i]);
       AddRows(i, PartForm::kKeys, attention, attention.key_dim, header);
@@ -233,6 +249,7 @@ absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId&
                                         uint64_t tokens) {
   ObjectHeader header{.ns = ns, .key = key, .kind = kind, .tokens = tokens};
   if (absl::Status status = CheckTokens(tokens); !status.ok()) return status;
+  if (absl::Status status = CheckComposable(layout); !status.ok()) return status;
   if (absl::Status status = PlanTokens(layout, header); !status.ok()) return status;
   return PlanParts(layout, std::move(header));
 }
@@ -285,6 +302,11 @@ absl::StatusOr<ObjectHeader> PlanPrefixSpan(const Layout& layout, const Namespac
   const auto is_linear = [](const Layer& layer) { return std::holds_alternative<LinearLayer>(layer); };
   if (!std::ranges::any_of(layout.layers, is_linear)) {
     return absl::FailedPreconditionError("layout.layers: no layer has a state to rebuild");
+  }
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    if (!std::holds_alternative<OpaqueLayer>(layout.layers[i]) || !HasState(layout.layers[i])) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("layout.layers[", i, "].state_bytes: an opaque state cannot be rebuilt from a span"));
   }
   header.first_token = begin;
   header.stored_tokens = end - begin;

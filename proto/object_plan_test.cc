@@ -51,6 +51,42 @@ TEST(Part, UnitOffsetEqualsANaiveWalk) {
   }
 }
 
+TEST(PlanPrefix, OpaqueRowsLieInBlocksAndOpaqueStatesInCheckpoints) {
+  const Layout layout = OpaqueLayout();
+  const auto block = PlanPrefixBlock(layout, {}, {}, 256, 512);
+  ASSERT_TRUE(block.ok()) << block.status();
+  EXPECT_EQ(block->Find(2, PartForm::kOpaqueRows)->Bytes(), 256u * 48);
+  EXPECT_TRUE(block->Layer(3).empty());
+  EXPECT_EQ(block->Find(2, PartForm::kOpaqueState), nullptr);
+  const auto checkpoint = PlanPrefixCheckpoint(layout, {}, {}, 256, 600);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->Find(2, PartForm::kOpaqueRows)->Bytes(), (600u - 512) * 48);
+  const Part* const state = checkpoint->Find(2, PartForm::kOpaqueState);
+  ASSERT_NE(state, nullptr);
+  EXPECT_EQ(state->units, 4u);
+  EXPECT_EQ(state->last_unit_bytes, 100'000u - 3 * 32 * 1024);
+  EXPECT_EQ(checkpoint->Find(3, PartForm::kOpaqueState)->Bytes(), 6u);
+  for (const auto& plan : {*block, *checkpoint}) {
+    const auto decoded = DecodeHeader(EncodeHeader(plan));
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(*decoded, plan);
+  }
+}
+
+TEST(PlanObject, RefusesSegmentsOfOpaqueLayersByTheLayer) {
+  for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kCheckpoint}) {
+    const auto plan = PlanObject(OpaqueLayout(), {}, {}, kind, 100);
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(plan.status().message()), testing::StartsWith("layout.layers[2]: is opaque"));
+  }
+}
+
+TEST(PlanPrefix, RefusesSpansOfOpaqueStates) {
+  const auto plan = PlanPrefixSpan(OpaqueLayout(), {}, {}, DType::kF32, 90, 100);
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(plan.status().message()), testing::StartsWith("layout.layers[2].state_bytes: "));
+}
+
 // The parts that a layout should have, written down a second time.
 std::vector<std::tuple<uint32_t, PartForm, DType, uint64_t>> ExpectedParts(const Layout& layout,
                                                                            const ObjectHeader& header) {

@@ -16,6 +16,7 @@
 #include <xxhash.h>
 
 #include "proto/limits.h"
+#include "proto/prefix.h"
 #include "proto/testing/golden.h"
 #include "proto/testing/sample_layouts.h"
 
@@ -43,6 +44,19 @@ TEST(ObjectHeader, FindsOnlyWhatIsThere) {
 
 TEST(ObjectHeader, GoldenSegment) {
   ExpectGolden("segment_header", EncodeHeader(ExampleHeader(ObjectKind::kSegment)));
+}
+TEST(ObjectHeader, GoldenOpaqueCheckpoint) {
+  const NamespaceId ns = MakeNamespace("default", ExampleIdentity(), OpaqueLayout());
+  const std::vector<int32_t> tokens(100, 7);
+  const Key key = PrefixKeys(ns, 256, tokens).Checkpoint(100);
+  ObjectHeader header = *PlanPrefixCheckpoint(OpaqueLayout(), ns, key, 256, 100);
+  for (size_t i = 0; i < header.parts.size(); ++i) header.parts[i].checksum = 0x0101010101010101u * (i + 1);
+  ExpectGolden("opaque_header", EncodeHeader(header));
+}
+TEST(ObjectHeader, OpaquePartsAreRefusedInSegments) {
+  ObjectHeader header = ExampleHeader(ObjectKind::kSegment);
+  header.parts.back().form = PartForm::kOpaqueRows;
+  EXPECT_EQ(DecodeHeader(EncodeHeader(header)).status().message(), "object header: opaque part in a segment");
 }
 TEST(ObjectHeader, GoldenCheckpoint) {
   ObjectHeader header = ExampleHeader(ObjectKind::kCheckpoint);

@@ -10,7 +10,7 @@
 namespace ashlar {
 namespace {
 
-absl::Status Refuse(const std::string& field, uint32_t number, uint32_t shards) {
+absl::Status Refuse(const std::string& field, uint64_t number, uint32_t shards) {
   return absl::InvalidArgumentError(
       absl::StrCat(field, ": ", number, " is not divisible by ", shards, " tensor-parallel shards"));
 }
@@ -55,6 +55,16 @@ absl::Status Divide(const std::string& field, const TensorShard& shard, LinearLa
   const auto channels = ConvChannels(field, whole, layer, shard.size);
   if (!channels.ok()) return channels.status();
   layer.conv_channels = *channels;
+  return absl::OkStatus();
+}
+
+absl::Status Divide(const std::string& field, const TensorShard& shard, OpaqueLayer& layer) {
+  if (layer.token_bytes % shard.size != 0)
+    return Refuse(field + ".token_bytes", layer.token_bytes, shard.size);
+  if (layer.state_bytes % shard.size != 0)
+    return Refuse(field + ".state_bytes", layer.state_bytes, shard.size);
+  layer.token_bytes /= shard.size;
+  layer.state_bytes /= shard.size;
   return absl::OkStatus();
 }
 

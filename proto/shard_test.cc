@@ -52,6 +52,17 @@ TEST(Shard, HasItsHeadsOfEveryLayer) {
   }
 }
 
+TEST(Shard, HasItsPartOfOpaqueBytes) {
+  Layout whole = Whole();
+  whole.layers.push_back(OpaqueLayer{.token_bytes = 48, .state_bytes = 100});
+  const auto shard = ShardLayout(whole, {.rank = 1, .size = 4});
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  EXPECT_EQ(std::get<OpaqueLayer>(shard->layers[2]), (OpaqueLayer{.token_bytes = 12, .state_bytes = 25}));
+  const auto refused = ShardLayout(whole, {.rank = 0, .size = 8});
+  EXPECT_EQ(refused.status().message(),
+            "layout.layers[2].state_bytes: 100 is not divisible by 8 tensor-parallel shards");
+}
+
 TEST(Shard, FewerHeadsThanShardsAreShared) {
   const auto shard = ShardLayout(Whole(), {.rank = 7, .size = 8});
   ASSERT_TRUE(shard.ok()) << shard.status();

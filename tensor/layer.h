@@ -11,6 +11,9 @@
 
 namespace ashlar {
 
+// The type of opaque bytes in object headers and in pages: any type of one byte, because nothing converts them.
+inline constexpr DType kOpaqueType = DType::kF8E4M3;
+
 struct Rope {
   RopeStyle kind = RopeStyle::kNone;
   uint32_t rotary_dim = 0;          // even, at most the key dimension
@@ -50,6 +53,14 @@ struct LinearLayer {
   std::optional<DType> conv_dtype;
   TailOrder conv_order = TailOrder::kTokenFirst;
   bool operator==(const LinearLayer&) const = default;
+};
+
+// A layer whose bytes are stored and landed as they are. Only exact prefixes reuse it: nothing composes or rotates it.
+// Both fields are sums over the tensor-parallel ranks; at least one is positive.
+struct OpaqueLayer {
+  uint32_t token_bytes = 0;  // bytes of one token in the engine's pages; 0: no pages
+  uint64_t state_bytes = 0;  // bytes of the state after a token; 0: no state
+  bool operator==(const OpaqueLayer&) const = default;
 };
 
 constexpr DType ConvType(const LinearLayer& layer) {

@@ -148,9 +148,13 @@ absl::StatusOr<const LinearLayer*> CacheState::LinearAt(uint32_t layer) const {
   return linear;
 }
 
+absl::Status CacheState::CheckHasState(uint32_t layer) const {
+  if (layer < layout().layers.size() && HasState(layout().layers[layer])) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("layer: ", layer, " has no state"));
+}
+
 bool CacheState::has_attention() const {
-  return std::ranges::any_of(layout().layers,
-                             [](const ashlar::Layer& layer) { return std::holds_alternative<AttentionLayer>(layer); });
+  return std::ranges::any_of(layout().layers, HasRows);
 }
 
 }  // namespace ashlar::engine

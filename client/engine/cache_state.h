@@ -36,6 +36,7 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   const ashlar::Layout& layout() const { return model.layout(); }
   // INVALID_ARGUMENT if there is no such layer, or it is not linear.
   absl::StatusOr<const LinearLayer*> LinearAt(uint32_t layer) const;
+  absl::Status CheckHasState(uint32_t layer) const;  // INVALID_ARGUMENT unless the layer is linear or an opaque state
   bool has_attention() const;
 
   std::shared_ptr<CacheState> open;  // itself; null once the Cache has ended

@@ -244,7 +244,7 @@ void CommitText(CacheState& cache, const CommittedText& committed) {
     const std::span<const LinearTensors> linear(checkpoint.linear, checkpoint.linear_count);
     staged |= !LieIn(cache.region, cache.layout(), linear);
     for (const LinearTensors& tensors : linear) {
-      bytes += TensorBytes(std::get<LinearLayer>(cache.layout().layers[tensors.layer])).staged(false);
+      bytes += TensorBytes(cache.layout().layers[tensors.layer]).staged(false);
     }
   }
   const SpanCopy span(cache, text.token_count - text.span_begin);

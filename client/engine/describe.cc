@@ -66,6 +66,8 @@ absl::StatusOr<ashlar::Layer> DescribeLinear(const Layer& layer, const std::stri
 
 absl::StatusOr<ashlar::Layer> Describe(const Layer& layer, const std::string& field) {
   if (layer.kind == LayerKind::kLinear) return DescribeLinear(layer, field);
+  if (layer.kind == LayerKind::kOpaque)
+    return OpaqueLayer{.token_bytes = layer.token_bytes, .state_bytes = layer.state_bytes};
   if (layer.kind != LayerKind::kGqa && layer.kind != LayerKind::kMla) {
     return ashlar::Invalid(field, ".kind: ", static_cast<int>(layer.kind), " is unknown");
   }
@@ -141,7 +143,7 @@ absl::StatusOr<std::vector<uint32_t>> GroupsOf(const Memory& memory, const ashla
   if (memory.group_count > limits::kMaxLayers)
     return ashlar::Invalid("memory.group_count: more than ", limits::kMaxLayers);
   const auto attends = [&shard](uint32_t layer) {
-    return layer < shard.layers.size() && std::holds_alternative<ashlar::AttentionLayer>(shard.layers[layer]);
+    return layer < shard.layers.size() && HasRows(shard.layers[layer]);
   };
   group_of.assign(shard.layers.size(), kNoGroup);
   for (uint32_t g = 0; g < memory.group_count; ++g) {
@@ -221,6 +223,15 @@ std::pair<uint64_t, uint64_t> PlacePage(const ashlar::AttentionLayer& attention,
   return {rows_end, rows_end + layer.scale_token_stride * page_tokens};
 }
 
+// The same for an opaque layer: the bytes of a page are dense.
+std::pair<uint64_t, uint64_t> PlacePage(const OpaqueLayer& opaque, uint32_t page_tokens, uint64_t begin,
+                                        PagedLayer& layer) {
+  layer.key_offset = begin;
+  layer.token_stride = opaque.token_bytes;
+  const uint64_t end = begin + Align(uint64_t{opaque.token_bytes} * page_tokens);
+  return {end, end};
+}
+
 }  // namespace
 
 absl::StatusOr<uint64_t> PlacePages(const ashlar::Layout& shard, const std::vector<uint32_t>& group_of,
@@ -229,15 +240,17 @@ absl::StatusOr<uint64_t> PlacePages(const ashlar::Layout& shard, const std::vect
   uint64_t bytes = 0, page_bytes = 0;
   std::vector<uint64_t> ends(std::max<size_t>(pages.groups.size(), 1));  // of what is placed in a common page so far
   for (uint32_t i = 0; i < shard.layers.size(); ++i) {
+    if (!HasRows(shard.layers[i])) continue;
     const auto* attention = std::get_if<ashlar::AttentionLayer>(&shard.layers[i]);
-    if (attention == nullptr) continue;
     const uint32_t group = group_of.empty() ? 0 : group_of[i];
     const PageGroup of = pages.groups.empty() ? PageGroup{pages.page_tokens, pages.pages} : pages.groups[group];
     PagedLayer layer{.layer = i, .group = group};
     uint64_t& begin = pages.common_pages ? ends[group] : bytes;
-    const auto [rows_end, end] = PlacePage(*attention, of.page_tokens, begin, layer);
+    const auto [rows_end, end] =
+        attention != nullptr ? PlacePage(*attention, of.page_tokens, begin, layer)
+                             : PlacePage(std::get<OpaqueLayer>(shard.layers[i]), of.page_tokens, begin, layer);
     const uint64_t scales = pages.common_pages ? rows_end : begin + (rows_end - begin) * of.pages;
-    if (attention->scales) {
+    if (attention != nullptr && attention->scales) {
       layer.key_scale_offset = scales;
       layer.value_scale_offset = scales + attention->kv_heads * sizeof(float);
     }

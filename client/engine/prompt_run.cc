@@ -43,6 +43,10 @@ Status PromptRun::Take(const Prompt& prompt, const std::string& field) {
   if (prompt.token_count > limits::kMaxPromptTokens) {
     return Invalid(field, ".token_count: more than ", limits::kMaxPromptTokens);
   }
+  if (prompt.segment_count > 0) {
+    if (const absl::Status composable = CheckComposable(cache_.layout()); !composable.ok())
+      return MakeStatus(Code::kInvalidArgument, absl::StrCat(field, ".segment_lengths: ", composable.message()));
+  }
   if (prompt.segment_count > limits::kMaxSegments) {
     return Invalid(field, ".segment_count: more than ", limits::kMaxSegments);
   }

@@ -151,6 +151,8 @@ class PromptRun {
   void ReserveMissing();
   size_t Reserve(const std::vector<Run>& runs, const std::vector<ObjectRun>& objects, bool* there);
   void EndPrefill();
+  // Copies the cached prefix's state of an opaque layer.
+  Status Restore(const LayerAdvance& advance, const OpaqueLayer& layer);
   // Waits for the landing; then its pages are the engine's again, or in quarantine.
   void EndLanding(std::chrono::milliseconds patience);
   void KeepPages();

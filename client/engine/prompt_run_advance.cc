@@ -41,7 +41,7 @@ const PromptRun::Rebuilt& PromptRun::RebuiltPrefix(uint32_t layer, const MappedT
 Status PromptRun::View(uint32_t step, uint32_t layer, StepView* out) {
   if (step >= steps_.size() || steps_[step].kind == StepKind::kCompute)
     return Invalid("step: ", step, " is not cached");
-  if (const auto linear = cache_.LinearAt(layer); !linear.ok()) return ToStatus(linear.status());
+  if (const absl::Status status = cache_.CheckHasState(layer); !status.ok()) return ToStatus(status);
   const bool prefix = steps_[step].segment == Step::kPrefix;
   const auto* const tuples = prefix ? match_->prefix_states() : match_->tuples(steps_[step].segment);
   if (tuples == nullptr) return MakeStatus(Code::kFailedPrecondition, "released");
@@ -59,7 +59,9 @@ Status PromptRun::GetTuple(uint32_t step, uint32_t layer, Tuple* out) {
   StepView view;
   if (Status status = ReachLayer(layer, false); !status.ok()) return status;
   if (Status status = View(step, layer, &view); !status.ok()) return status;
-  const uint32_t count = (*cache_.LinearAt(layer))->value_heads;
+  const auto* const opaque = std::get_if<OpaqueLayer>(&cache_.layout().layers[layer]);
+  const uint32_t count =
+      opaque != nullptr ? OpaqueUnits(*opaque) : std::get<LinearLayer>(cache_.layout().layers[layer]).value_heads;
   std::vector<Head>& heads = heads_[{step, layer}];
   heads.clear();
   for (uint32_t i = 0; i < count; ++i) {
@@ -79,7 +81,32 @@ Status PromptRun::GetTuple(uint32_t step, uint32_t layer, Tuple* out) {
   return {};
 }
 
+Status PromptRun::Restore(const LayerAdvance& advance, const OpaqueLayer& layer) {
+  if (advance.state.data == nullptr) return Invalid("advance.state.data: null");
+  if (Status near = CheckNear(cache_.region, advance, "advance"); !near.ok()) return near;
+  const uint64_t prefix = steps_.empty() || steps_[0].kind != StepKind::kCheckpoint ? 0 : steps_[0].end;
+  if (advance.begin != 0 || advance.end != prefix || prefix == 0) {
+    return Invalid("advance.end: [", advance.begin, ", ", advance.end, "); layer ", advance.layer,
+                   " is opaque; expected the cached prefix, [0, ", prefix, ")");
+  }
+  if (advance.inputs.tokens > 0) return Invalid("advance.inputs.tokens: expected 0 for an opaque layer");
+  if (advance.copy_count > 0) return Invalid("advance.copies: expected none for an opaque layer");
+  if (Status status = ReachLayer(advance.layer, true); !status.ok()) return status;
+  StepView view;
+  if (Status status = View(0, advance.layer, &view); !status.ok()) return status;
+  const uint64_t unit = OpaqueUnitBytes(layer);
+  for (uint64_t begin = 0; begin < layer.state_bytes; begin += unit) {
+    std::memcpy(static_cast<std::byte*>(advance.state.data) + begin, view.tuple.heads[begin / unit].state,
+                std::min(unit, layer.state_bytes - begin));
+  }
+  return !landing_.has_value() && !match_->valid() ? AbandonPlan() : Status();
+}
+
 Status PromptRun::Advance(const LayerAdvance& given) {
+  if (given.layer < cache_.layout().layers.size()) {
+    const auto* const opaque = std::get_if<OpaqueLayer>(&cache_.layout().layers[given.layer]);
+    if (opaque != nullptr && opaque->state_bytes > 0) return Restore(given, *opaque);
+  }
   const auto linear = cache_.LinearAt(given.layer);
   if (!linear.ok()) return Invalid("advance.", linear.status().message());
   const kernels::LinearShape shape = kernels::ShapeOf(**linear);

@@ -215,7 +215,7 @@ uint64_t StagedBytes(const CacheState& cache, const Run& run, const ComputedRun&
   if (!run.transition && LieIn(cache.region, layout, TensorsOf(computed))) return 0;
   uint64_t bytes = 0;
   for (const LinearTensors& tensors : TensorsOf(computed)) {
-    bytes += TensorBytes(std::get<LinearLayer>(layout.layers[tensors.layer])).staged(run.transition);
+    bytes += TensorBytes(layout.layers[tensors.layer]).staged(run.transition);
   }
   return bytes;
 }
@@ -241,7 +241,7 @@ PublishParts PartsOf(CacheState& cache, const Run& run, const ComputedRun& compu
   std::vector<DenseTransitions> dense;
   for (size_t i = 0; run.transition && i < linear.size(); ++i) {
     const auto& layer = std::get<LinearLayer>(layout.layers[linear[i].layer]);
-    const uint64_t size = TensorBytes(layer).transition;
+    const uint64_t size = TensorBytes(layout.layers[linear[i].layer]).transition;
     std::byte* const stored = held->Take(size);
     if (layer.transition == TransitionForm::kDense) {
       dense.push_back({linear[i].layer, linear[i].transition, linear[i].decay, stored});

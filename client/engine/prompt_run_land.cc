@@ -105,7 +105,7 @@ Status PromptRun::ReachLayer(uint32_t layer, bool wait) {
   if (landing_.has_value()) {
     if (Status status = ReachLanded(layer, wait); !status.ok()) return status;
   }
-  return std::holds_alternative<AttentionLayer>(cache_.layout().layers[layer]) ? ReachShared(wait) : Status();
+  return HasRows(cache_.layout().layers[layer]) ? ReachShared(wait) : Status();
 }
 
 Status PromptRun::ReachLanded(uint32_t layer, bool wait) {

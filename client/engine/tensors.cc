@@ -12,10 +12,6 @@
 namespace ashlar::engine {
 namespace {
 
-const LinearLayer& LinearAt(const ashlar::Layout& layout, uint32_t layer) {
-  return std::get<LinearLayer>(layout.layers[layer]);
-}
-
 bool LiesIn(const Region& region, const void* data, uint64_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(region.data()), at = reinterpret_cast<uintptr_t>(data);
   return data == nullptr || (at >= begin && at - begin <= region.size() && bytes <= region.size() - (at - begin));
@@ -26,13 +22,17 @@ struct RowGrid {
   uint64_t rows = 0, row = 0, apart = 0;
   bool dense() const { return apart == row || rows < 2; }
 };
-RowGrid StateGrid(const LinearLayer& layer, const LinearTensors& tensors) {
+RowGrid StateGrid(const ashlar::Layer& any, const LinearTensors& tensors) {
+  if (const auto* opaque = std::get_if<OpaqueLayer>(&any)) return {1, opaque->state_bytes, opaque->state_bytes};
+  const auto& layer = std::get<LinearLayer>(any);
   const uint64_t element = ElementBytes(layer.state_dtype), head = uint64_t{layer.d_k} * layer.d_v * element;
   const auto apart = static_cast<uint64_t>(tensors.state_head_stride) * element;
   return {layer.value_heads, head, apart == 0 ? head : apart};
 }
-RowGrid TailGrid(const LinearLayer& layer, const LinearTensors& tensors) {
-  if (layer.conv_kernel == 0) return {};
+RowGrid TailGrid(const ashlar::Layer& any, const LinearTensors& tensors) {
+  const auto* const linear = std::get_if<LinearLayer>(&any);
+  if (linear == nullptr || linear->conv_kernel == 0) return {};
+  const LinearLayer& layer = *linear;
   const uint64_t tokens = layer.conv_kernel - 1, channels = layer.conv_channels;
   const bool by_token = layer.conv_order == TailOrder::kTokenFirst;
   const uint64_t rows = by_token ? tokens : channels;
@@ -44,7 +44,12 @@ RowGrid TailGrid(const LinearLayer& layer, const LinearTensors& tensors) {
 
 }  // namespace
 
-TensorBytes::TensorBytes(const LinearLayer& layer) {
+TensorBytes::TensorBytes(const ashlar::Layer& any) {
+  if (const auto* opaque = std::get_if<OpaqueLayer>(&any)) {
+    state = opaque->state_bytes;
+    return;
+  }
+  const auto& layer = std::get<LinearLayer>(any);
   const uint64_t heads = layer.value_heads, element = ElementBytes(layer.state_dtype);
   state = heads * layer.d_k * layer.d_v * element;
   if (layer.state_dtype == DType::kF16) exponents = heads * sizeof(int32_t);
@@ -62,18 +67,19 @@ Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::spa
                     bool with_transition, const std::string& field) {
   size_t given = 0;
   for (uint32_t layer = 0; layer < layout.layers.size(); ++layer) {
-    if (!std::holds_alternative<LinearLayer>(layout.layers[layer])) continue;
+    if (!HasState(layout.layers[layer])) continue;
     const std::string at = absl::StrCat(field, "[", given, "]");
     if (given == linear.size())
-      return Invalid(field, "_count: ", linear.size(), "; linear layer ", layer, " is missing");
+      return Invalid(field, "_count: ", linear.size(), "; layer ", layer, ", which has a state, is missing");
     const LinearTensors& tensors = linear[given++];
-    const TensorBytes bytes(LinearAt(layout, layer));
+    const TensorBytes bytes(layout.layers[layer]);
     if (tensors.layer != layer) return Invalid(at, ".layer: ", tensors.layer, "; expected ", layer);
     if (tensors.state == nullptr) return Invalid(at, ".state: null");
     if (tensors.state_head_stride > kMostStride) return Invalid(at, ".state_head_stride: out of range");
     if (tensors.conv_row_stride > kMostStride) return Invalid(at, ".conv_row_stride: out of range");
-    const RowGrid state = StateGrid(LinearAt(layout, layer), tensors),
-                  tail = TailGrid(LinearAt(layout, layer), tensors);
+    const RowGrid state = StateGrid(layout.layers[layer], tensors), tail = TailGrid(layout.layers[layer], tensors);
+    if (std::holds_alternative<OpaqueLayer>(layout.layers[layer]) && tensors.state_head_stride != 0)
+      return Invalid(at, ".state_head_stride: ", tensors.state_head_stride, "; expected 0 for an opaque layer");
     if (tensors.state_head_stride < 0 || state.apart < state.row)
       return Invalid(at, ".state_head_stride: heads overlap");
     if (tensors.conv_row_stride < 0 || tail.apart < tail.row) return Invalid(at, ".conv_row_stride: rows overlap");
@@ -83,13 +89,13 @@ Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::spa
     if (Status near = CheckNear(region, tensors, at); !near.ok()) return near;
   }
   if (given < linear.size())
-    return Invalid(field, "_count: ", linear.size(), "; the model has ", given, " linear layers");
+    return Invalid(field, "_count: ", linear.size(), "; the model has ", given, " layers with a state");
   return {};
 }
 
 bool LieIn(const Region& region, const ashlar::Layout& layout, std::span<const LinearTensors> linear) {
   return std::ranges::all_of(linear, [&](const LinearTensors& tensors) {
-    const LinearLayer& layer = LinearAt(layout, tensors.layer);
+    const ashlar::Layer& layer = layout.layers[tensors.layer];
     const TensorBytes bytes(layer);
     return StateGrid(layer, tensors).dense() && TailGrid(layer, tensors).dense() &&
            LiesIn(region, tensors.state, bytes.state) &&
@@ -113,7 +119,8 @@ std::vector<PublishParts::Linear> Stage(const ashlar::Layout& layout, std::span<
                                         Staging::Held& held) {
   std::vector<PublishParts::Linear> parts;
   for (const LinearTensors& tensors : linear) {
-    const TensorBytes bytes(LinearAt(layout, tensors.layer));
+    const ashlar::Layer& layer = layout.layers[tensors.layer];
+    const TensorBytes bytes(layer);
     const auto copy = [&held](const void* from, uint64_t size) -> std::byte* {
       if (size == 0) return nullptr;
       std::byte* const to = held.Take(size);
@@ -128,7 +135,6 @@ std::vector<PublishParts::Linear> Stage(const ashlar::Layout& layout, std::span<
       }
       return to;
     };
-    const LinearLayer& layer = LinearAt(layout, tensors.layer);
     parts.push_back({.layer = tensors.layer,
                      .state = gather(tensors.state, StateGrid(layer, tensors), bytes.state),
                      .state_exponents = reinterpret_cast<int32_t*>(copy(tensors.state_exponents, bytes.exponents)),

@@ -16,16 +16,16 @@ namespace ashlar::engine {
 // In elements: nothing in a process's memory is further apart, and no number of bytes wraps below it.
 inline constexpr int64_t kMostStride = int64_t{1} << 40;
 
-// Bytes of one linear layer's tensors; 0: it has none.
+// Bytes of the tensors of one layer with a state; 0: it has none.
 struct TensorBytes {
-  explicit TensorBytes(const LinearLayer& layer);
+  explicit TensorBytes(const ashlar::Layer& layer);
   uint64_t staged(bool with_transition) const;  // each aligned
 
   uint64_t state = 0, exponents = 0, conv_tail = 0;
   uint64_t transition = 0;  // as it is published: in the layer's own form
 };
 
-// kInvalidArgument, named behind `field`, unless there is one entry for every linear layer, ascending, with all tensors
+// kInvalidArgument, named behind `field`, unless there is one entry for every layer with a state, ascending, with all tensors
 // that the layer has, none of which lies in `region` where that is on a GPU.
 Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::span<const LinearTensors> linear,
                     bool with_transition, const std::string& field);

@@ -25,13 +25,13 @@ namespace ashlar {
 
 namespace internal {
 
-// Maps counts of layers to counts of attention layers. The daemon reports progress in attention layers only, and takes
-// linear layers together with the attention layer behind them.
+// Maps counts of layers to counts of layers with pages. The daemon reports progress in these only, and takes other
+// layers together with the layer with pages behind them.
 class AttentionLayers {
  public:
   explicit AttentionLayers(const Layout& layout) {
     for (uint32_t i = 0; i < layout.layers.size(); ++i) {
-      if (std::holds_alternative<AttentionLayer>(layout.layers[i])) attention_.push_back(i);
+      if (HasRows(layout.layers[i])) attention_.push_back(i);
     }
   }
   // Returns how many attention layers the daemon must have finished before the first `layers` layers are all done.

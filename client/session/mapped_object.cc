@@ -18,6 +18,7 @@ size_t CountHeads(const Layout& layout) {
   size_t heads = 0;
   for (const Layer& layer : layout.layers) {
     if (const auto* linear = std::get_if<LinearLayer>(&layer)) heads += linear->value_heads;
+    if (const auto* opaque = std::get_if<OpaqueLayer>(&layer)) heads += OpaqueUnits(*opaque);
   }
   return heads;
 }
@@ -80,12 +81,14 @@ absl::Status MappedObject::FormTuples(const ExpectedObject& expected) {
   heads_.reserve(CountHeads(layout));  // pointers into it must stay
   tuples_.resize(layout.layers.size());
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {
+    if (!HasState(layout.layers[i])) continue;
     const auto* linear = std::get_if<LinearLayer>(&layout.layers[i]);
-    if (linear == nullptr) continue;
-    if (absl::Status status = FormHeads(*linear, i); !status.ok()) return status;
+    const absl::Status formed =
+        linear != nullptr ? FormHeads(*linear, i) : FormOpaque(std::get<OpaqueLayer>(layout.layers[i]), i);
+    if (!formed.ok()) return formed;
     tuples_[i].view.position = static_cast<int64_t>(expected.start);
     tuples_[i].memory = arenas_.front()->kind;
-    if (linear->conv_channels == 0) continue;
+    if (linear == nullptr || linear->conv_channels == 0) continue;
     const Part* const tail = header_.Find(i, PartForm::kConvTail);
     if (tail == nullptr || tail->dtype != ConvType(*linear) || tail->units != 1 ||
         tail->Bytes() != ConvTailBytes(*linear)) {
@@ -150,6 +153,19 @@ absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) 
         {layer, Unit(*tuple->exponents, 0), std::span(heads_).last(static_cast<size_t>(linear.value_heads))});
     Read(exponents_.back());
   }
+  return absl::OkStatus();
+}
+
+absl::Status MappedObject::FormOpaque(const OpaqueLayer& opaque, uint32_t layer) {
+  const Part* const state = header_.Find(layer, PartForm::kOpaqueState);
+  if (state == nullptr || state->unit_bytes != OpaqueUnitBytes(opaque) || state->Bytes() != opaque.state_bytes) {
+    return absl::DataLossError(absl::StrCat("object header: layer ", layer, " has no opaque state of ",
+                                            opaque.state_bytes, " bytes"));
+  }
+  tuples_[layer].view = {
+      .heads = heads_.data() + heads_.size(), .transition_dtype = kOpaqueType, .state_dtype = kOpaqueType};
+  for (uint32_t unit = 0; unit < state->units; ++unit)
+    heads_.push_back({.form = TransitionForm::kZero, .state = Unit(*state, unit)});
   return absl::OkStatus();
 }
 

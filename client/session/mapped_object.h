@@ -64,6 +64,7 @@ class MappedObject {
   absl::Status FormSpan(const ExpectedObject& expected);
   absl::Status FormRows(uint32_t layer, PartForm form, uint64_t row_bytes, MappedRows& rows) const;
   absl::Status FormHeads(const LinearLayer& linear, uint32_t layer);
+  absl::Status FormOpaque(const OpaqueLayer& opaque, uint32_t layer);
   struct Exponents {
     uint32_t layer;
     const std::byte* stored;

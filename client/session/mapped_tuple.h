@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MappedTuple: one linear layer of a cached segment, read in place.
+// MappedTuple: one linear or opaque layer of a cached segment or prefix, read in place.
 #pragma once
 
 #include "kernels/device.h"
@@ -14,7 +14,8 @@ namespace ashlar {
 // and afterwards the lease holds until it is released. The library tells
 // the daemon once, within two seconds, that a match is held; a match of which it could not ends after the daemon's
 // leases.unused_seconds, and its memory may then be given to other objects. All end with the session. A checkpoint's
-// heads have form kZero: the state before it does not matter. view.position is the segment's first position in the
+// heads have form kZero: the state before it does not matter. The heads of an opaque layer are the units of its state
+// (OpaqueUnits). view.position is the segment's first position in the
 // prompt.
 //
 // If the hbm tier lies on a GPU, states, transitions and tails lie there too: `memory` says so, and their pointers are

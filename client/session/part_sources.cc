@@ -28,6 +28,11 @@ v1::PartSource* PartSources::Place(uint32_t layer, PartForm form, const std::byt
 }
 
 bool PartSources::Add(const PublishParts::Linear& tensors, Parts& parts) const {
+  if (tensors.layer >= layout_.layers.size()) return false;
+  if (const auto* opaque = std::get_if<OpaqueLayer>(&layout_.layers[tensors.layer])) {
+    return opaque->state_bytes > 0 &&
+           Place(tensors.layer, PartForm::kOpaqueState, tensors.state, opaque->state_bytes, parts) != nullptr;
+  }
   const LinearLayer* const linear = LinearAt(layout_, tensors.layer);
   if (linear == nullptr) return false;
   const uint64_t element = ElementBytes(linear->state_dtype), heads = linear->value_heads;

@@ -212,7 +212,7 @@ absl::StatusOr<kernels::LinearShape> LinearShapeAt(const std::string& field, con
   if (layer >= layout.layers.size())
     return Invalid(field, ": out of range; the layout has ", layout.layers.size(), " layers");
   const auto* linear = std::get_if<LinearLayer>(&layout.layers[layer]);
-  if (linear == nullptr) return Invalid(field, ": ", layer, " is an attention layer; expected a linear layer");
+  if (linear == nullptr) return Invalid(field, ": ", layer, " is not a linear layer");
   return kernels::ShapeOf(*linear);
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 bool IsTensor(PartForm form) {
   return IsTransition(form) || form == PartForm::kState || form == PartForm::kConvTail ||
-         form == PartForm::kStateExponents || IsSpanRows(form);
+         form == PartForm::kStateExponents || form == PartForm::kOpaqueState || IsSpanRows(form);
 }
 
 }  // namespace
@@ -21,7 +21,7 @@ absl::Status TensorSources::Add(const std::string& field, int index, const v1::P
                                 const Session& session) {
   const auto form = static_cast<PartForm>(part.form());
   if (part.form() != static_cast<uint32_t>(form) || !IsTensor(form)) {
-    return Invalid(field, ".form: expected a tensor of a linear layer");
+    return Invalid(field, ".form: expected a tensor of a layer with a state");
   }
   const std::optional<TransitionForm> transition = TransitionFormOf(form);
   if (part.heads() > 0 && transition.has_value()) {

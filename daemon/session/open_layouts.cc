@@ -22,8 +22,9 @@ struct Shared {
 uint64_t MemoryOf(const Layout& layout) {
   uint64_t bytes = kLeastHeapBytes + sizeof(layout) + HeapOf(layout.layers);
   for (const Layer& layer : layout.layers) {
-    bytes += HeapOf(std::visit([](const auto& any) -> const Rope& { return any.rope; }, layer).frequencies);
-    if (const auto* linear = std::get_if<LinearLayer>(&layer)) bytes += HeapOf(linear->decay_table);
+    if (const auto* attention = std::get_if<AttentionLayer>(&layer)) bytes += HeapOf(attention->rope.frequencies);
+    if (const auto* linear = std::get_if<LinearLayer>(&layer))
+      bytes += HeapOf(linear->rope.frequencies) + HeapOf(linear->decay_table);
   }
   return bytes;
 }

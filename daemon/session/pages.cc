@@ -97,6 +97,14 @@ absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::
   return planes;
 }
 
+Plane PlaneOf(const std::string& field, const v1::PagedLayer& paged, const OpaqueLayer& layer,
+              const Pages::Group& group) {
+  const RowArray rows{paged.key_offset(),
+                      layer.token_bytes,
+                      {{{paged.page_stride(), group.pages}, {paged.token_stride(), group.page_tokens}, {0, 1}}}};
+  return {field, paged.group(), "key_offset", "token_stride", ElementBytes(kOpaqueType), rows};
+}
+
 // Checks one plane alone.
 absl::Status CheckPlane(const Plane& plane, const Region& region) {
   const auto& [pages, tokens, heads] = plane.rows.dimensions;
@@ -143,6 +151,17 @@ storage::PagedRows RowsOf(uint32_t index, const AttentionLayer& layer, const std
   rows.rotation = RotationOf(layer);
   rows.keys = SlotsOf(planes[0], layer.scales ? &planes[2] : nullptr, layer.dtype, region);
   rows.values = SlotsOf(planes[1], layer.scales ? &planes[3] : nullptr, layer.dtype, region);
+  return rows;
+}
+
+// Both halves of the kernels' form have the place of an opaque layer's rows.
+storage::PagedRows RowsOf(uint32_t index, const OpaqueLayer& layer, const Plane& plane, const Region& region) {
+  storage::PagedRows rows;
+  rows.layer = index;
+  rows.heads = 1;
+  rows.key_dim = static_cast<int32_t>(layer.token_bytes);
+  rows.gpu = region.gpu();
+  rows.keys = rows.values = SlotsOf(plane, nullptr, kOpaqueType, region);
   return rows;
 }
 
@@ -333,19 +352,27 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
   std::vector<Plane> planes;
   int given = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
-    const auto* attention = std::get_if<AttentionLayer>(&layers[i]);
-    if (attention == nullptr) continue;
+    if (!HasRows(layers[i])) continue;
     const std::string field = absl::StrCat("layers[", given, "]");
     if (given == request.layers_size()) return Invalid("layers: attention layer ", i, " is missing");
     const v1::PagedLayer& paged = request.layers(given++);
     if (paged.layer() != i) return Invalid(field, ".layer: expected attention layer ", i, ", got ", paged.layer());
     if (paged.group() >= pages->groups_.size()) return Invalid(field, ".group: ", paged.group(), " is out of range");
-    auto of_layer = PlanesOf(field, paged, *attention, pages->groups_[paged.group()]);
+    const auto* opaque = std::get_if<OpaqueLayer>(&layers[i]);
+    absl::StatusOr<std::vector<Plane>> of_layer;
+    if (opaque != nullptr) {
+      of_layer = std::vector{PlaneOf(field, paged, *opaque, pages->groups_[paged.group()])};
+    } else {
+      of_layer = PlanesOf(field, paged, std::get<AttentionLayer>(layers[i]), pages->groups_[paged.group()]);
+    }
     if (!of_layer.ok()) return of_layer.status();
     for (const Plane& plane : *of_layer) {
       if (absl::Status status = CheckPlane(plane, *pages->region_); !status.ok()) return status;
     }
-    pages->rows_.push_back(RowsOf(paged.layer(), *attention, *of_layer, *pages->region_));
+    pages->rows_.push_back(
+        opaque != nullptr
+            ? RowsOf(paged.layer(), *opaque, of_layer->front(), *pages->region_)
+            : RowsOf(paged.layer(), std::get<AttentionLayer>(layers[i]), *of_layer, *pages->region_));
     pages->group_of_.push_back(paged.group());
     planes.insert(planes.end(), of_layer->begin(), of_layer->end());
   }

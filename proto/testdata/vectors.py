@@ -66,5 +66,8 @@ print("key_segment_salt", key(1, [1, 2, 3, -1, 2147483647]).hex())
 block = chained(2, bytes(32), range(256))
 print("key_prefix_checkpoint_salt", chained(3, block, tokens).hex())
 
+opaque = struct.pack("<BIQ", 3, 48, 100_000) + struct.pack("<BIQ", 3, 0, 6)
+own = struct.pack("<BB", 0, 1)  # the fields of version 2 of the gdn layer, as it has none of its own
+print("layout_opaque", (b"AshL" + struct.pack("<IIIII", 3, 16, 8, 4, 4) + gdn + own + attention + opaque).hex())
 tails = struct.pack("<BB", 3, 2)  # conv_dtype bf16, [conv_channels, conv_kernel - 1]
 print("layout_tails", (b"AshL" + struct.pack("<IIIII", 2, 16, 8, 4, 2) + gdn + tails + attention).hex())

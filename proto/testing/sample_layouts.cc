@@ -133,6 +133,13 @@ Layout ExampleLayout() {
   return layout;
 }
 
+Layout OpaqueLayout() {
+  Layout layout = ExampleLayout();
+  layout.layers.push_back(OpaqueLayer{.token_bytes = 48, .state_bytes = 100'000});
+  layout.layers.push_back(OpaqueLayer{.state_bytes = 6});
+  return layout;
+}
+
 Layout TailsLayout() {
   Layout layout = ExampleLayout();
   auto& linear = std::get<LinearLayer>(layout.layers[0]);

@@ -16,6 +16,8 @@ Identity ExampleIdentity();
 Layout ExampleLayout();
 // The example with its own type and order of convolution tails.
 Layout TailsLayout();
+// The example with an opaque layer of both kinds of bytes behind its two layers, and one with a state alone.
+Layout OpaqueLayout();
 
 // Returns a random valid layout of any family, kind and dtype.
 Layout RandomLayout(std::mt19937_64& random);

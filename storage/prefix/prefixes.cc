@@ -32,9 +32,7 @@ absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const Namespa
                                                 .capture_tokens = std::max(capture_tokens, 1u),
                                                 .span_tokens = spans.tokens,
                                                 .span_dtype = spans.dtype,
-                                                .paged = std::ranges::any_of(layout.layers, [](const Layer& layer) {
-                                                  return std::holds_alternative<AttentionLayer>(layer);
-                                                })});
+                                                .paged = std::ranges::any_of(layout.layers, HasRows)});
   const uint32_t block = model->block_tokens;
   absl::StatusOr<ObjectHeader> checkpoint = PlanPrefixCheckpoint(layout, ns, Key{}, block, block);
   if (!checkpoint.ok()) return checkpoint.status();

@@ -238,7 +238,7 @@ void LandJob::MoveOnGpu(const Task& task, uint64_t batch_bytes, GpuCalls& calls,
 kernels::Event LandJob::Land(const Task& task, uint64_t batch_bytes, const kernels::Kernels& kernels,
                              kernels::Queue& queue) const {
   const UnitRange& range = task.range;
-  const bool keys = range.part->form == PartForm::kKeys;
+  const bool keys = range.part->form != PartForm::kValues;
   const bool turned = keys != task.rows->latent;
   const auto units = UnitPointers<const void>(task.source->object->bytes, range);
   std::array<const float*, kMaxTaskUnits> scales;

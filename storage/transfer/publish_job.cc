@@ -103,7 +103,7 @@ kernels::Event PublishJob::CopyTensor(const Task& task, const kernels::Kernels& 
 
 kernels::Event PublishJob::Gather(const Task& task, const kernels::Kernels& kernels, kernels::Queue& queue) const {
   const UnitRange& range = task.range;
-  const bool keys = range.part->form == PartForm::kKeys;
+  const bool keys = range.part->form != PartForm::kValues;
   const auto units = UnitPointers<void>(object_, range);
   std::array<float*, kMaxTaskUnits> scales;
   if (task.scales != nullptr) scales = UnitPointers<float>(object_, {task.scales, range.first, range.count});

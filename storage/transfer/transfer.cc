@@ -13,10 +13,14 @@ namespace ashlar::storage {
 namespace {
 
 const kernels::PagedSlots& SlotsOf(PartForm form, const PagedRows& rows) {
-  return form == PartForm::kKeys || form == PartForm::kKeyScales ? rows.keys : rows.values;
+  return form == PartForm::kValues || form == PartForm::kValueScales ? rows.values : rows.keys;
 }
 
-// Returns whether a part of an attention layer has the shape of the page rows, including scales.
+bool IsOpaque(const PagedRows& rows) {
+  return rows.value_dim == 0;
+}
+
+// Returns whether a part of an attention layer or an opaque one has the shape of the page rows, including scales.
 bool SameShape(const ObjectHeader& object, const Part& part, const PagedRows& rows) {
   const kernels::PagedSlots& slots = SlotsOf(part.form, rows);
   if (rows.heads <= 0 || static_cast<uint32_t>(rows.heads) > limits::kMaxHeads) return false;
@@ -27,8 +31,10 @@ bool SameShape(const ObjectHeader& object, const Part& part, const PagedRows& ro
            part.unit_tokens == scaled->unit_tokens &&
            part.unit_bytes == uint64_t{part.unit_tokens} * rows.heads * sizeof(float);
   }
-  const int32_t dim = part.form == PartForm::kKeys ? rows.key_dim : rows.value_dim;
-  if (dim <= 0 || static_cast<uint32_t>(dim) > limits::kMaxHeadDim) return false;
+  if ((part.form == PartForm::kOpaqueRows) != IsOpaque(rows)) return false;
+  const int32_t dim = part.form == PartForm::kValues ? rows.value_dim : rows.key_dim;
+  const uint64_t most = IsOpaque(rows) ? limits::kExtentBytes : limits::kMaxHeadDim;
+  if (dim <= 0 || static_cast<uint64_t>(dim) > most) return false;
   if (part.dtype != slots.dtype) return false;
   if ((slots.scales != nullptr) != (object.Find(part.layer, ScalesOf(part.form)) != nullptr)) return false;
   return part.unit_bytes == uint64_t{part.unit_tokens} * rows.heads * dim * ElementBytes(part.dtype);
@@ -100,8 +106,9 @@ bool Fits(const LandTarget& target, const ObjectHeader& object, const LandTarget
   if (segment.tokens == 0) return true;  // nothing to write
   const auto row_parts =
       std::count_if(object.parts.begin(), object.parts.end(), [](const Part& part) { return IsRows(part.form); });
-  const size_t layers = object.stored_tokens > 0 ? target.rows.size() : 0;
-  if (static_cast<size_t>(row_parts) != 2 * layers) return false;
+  const auto opaque = std::ranges::count_if(target.rows, IsOpaque);
+  const ptrdiff_t expected = object.stored_tokens > 0 ? 2 * std::ssize(target.rows) - opaque : 0;
+  if (row_parts != expected) return false;
   return std::all_of(object.parts.begin(), object.parts.end(), [&](const Part& part) {
     if (!IsPaged(part.form)) return true;
     const PagedRows* rows = FindRows(target.rows, part.layer);

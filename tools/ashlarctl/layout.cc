@@ -81,6 +81,11 @@ absl::StatusOr<Costs> CostsOf(const HfLayout& model, const Question& question) {
       costs.token_bytes += elements * ElementBytes(attention->dtype);
       continue;
     }
+    if (const auto* opaque = std::get_if<OpaqueLayer>(&layout.layers[i])) {
+      costs.token_bytes += opaque->token_bytes;
+      costs.recurrent_state_bytes += opaque->state_bytes;
+      continue;
+    }
     const auto& linear = std::get<LinearLayer>(layout.layers[i]);
     const uint64_t state = uint64_t{linear.value_heads} * linear.d_k * linear.d_v * ElementBytes(linear.state_dtype);
     ++(model.convolution[i] ? costs.convolution_layers : costs.linear_layers);

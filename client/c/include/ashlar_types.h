@@ -32,7 +32,7 @@ enum {
 
 /* Numbers of types, families and forms: docs/formats.md. */
 enum { ASHLAR_F32 = 1, ASHLAR_F16 = 2, ASHLAR_BF16 = 3, ASHLAR_F8E4M3 = 4, ASHLAR_F8E5M2 = 5 };
-enum { ASHLAR_GQA = 1, ASHLAR_MLA = 2, ASHLAR_LINEAR = 3 };
+enum { ASHLAR_GQA = 1, ASHLAR_MLA = 2, ASHLAR_LINEAR = 3, ASHLAR_OPAQUE = 4 };
 enum { ASHLAR_ROPE_NONE = 0, ASHLAR_ROPE_HALF_SPLIT = 1, ASHLAR_ROPE_INTERLEAVED = 2 };
 enum { ASHLAR_KEYS_ZERO_BASED = 1, ASHLAR_KEYS_UNROTATED = 2 };
 enum { ASHLAR_RETNET = 1, ASHLAR_LIGHTNING = 2, ASHLAR_MAMBA2 = 3, ASHLAR_MAMBA1 = 4 };
@@ -79,6 +79,9 @@ typedef struct ashlar_layer {
   uint32_t conv_dtype;      /* 0: state_dtype */
   uint32_t conv_order;      /* 0: ASHLAR_TOKEN_FIRST */
   const float* decay_table; /* retnet, lightning, mamba2: [value_heads]; mamba1: [value_heads, d_k, d_v] */
+  /* opaque: bytes that are stored and landed as they are, for exact prefixes only; sums over the ranks */
+  uint32_t token_bytes; /* per token in the pages: key_offset, page_stride and token_stride of its place */
+  uint64_t state_bytes; /* of the state: `state` of its tensors */
 } ashlar_layer;
 
 typedef struct ashlar_model {

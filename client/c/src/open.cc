@@ -34,6 +34,8 @@ engine::Layer LayerOf(const std::string& name, const ashlar_layer& layer) {
   out.decay_table = layer.decay_table;
   out.conv_dtype = EnumOf<DType>(name + ".conv_dtype", layer.conv_dtype);
   out.conv_order = EnumOf(name + ".conv_order", layer.conv_order, out.conv_order);
+  out.token_bytes = layer.token_bytes;
+  out.state_bytes = layer.state_bytes;
   return out;
 }
 

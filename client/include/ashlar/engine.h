@@ -70,7 +70,7 @@ namespace ashlar::engine {
 
 // ---------------------------------------------------------------------------------------------------- computing
 
-// The tensors of one linear layer, in host memory. Tensors in the cache's memory are published from there; others are
+// The tensors of one linear layer, in host memory. An opaque layer with state_bytes has `state` only, which is dense. Tensors in the cache's memory are published from there; others are
 // copied once more.
 struct LinearTensors {
   uint32_t layer = 0;

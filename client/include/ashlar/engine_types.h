@@ -42,7 +42,7 @@ struct Status {
 
 // ---------------------------------------------------------------------------------------------------- the model
 
-enum class LayerKind : uint8_t { kGqa = 1, kMla = 2, kLinear = 3 };
+enum class LayerKind : uint8_t { kGqa = 1, kMla = 2, kLinear = 3, kOpaque = 4 };
 
 struct Rope {
   RopeStyle style = RopeStyle::kNone;
@@ -74,6 +74,11 @@ struct Layer {
   const float* decay_table = nullptr;           // retnet, lightning, mamba2: [value_heads]; mamba1: [heads, d_k, d_v]
   DType conv_dtype{};                           // of tails and of a span's convolution inputs; 0: state_dtype
   TailOrder conv_order = TailOrder::kTokenFirst;
+
+  // Opaque: bytes that are stored and landed as they are, for exact prefixes only. Sums over the tensor-parallel ranks,
+  // which have equal parts. At least one is positive.
+  uint32_t token_bytes = 0;  // per token in the pages
+  uint64_t state_bytes = 0;  // of the state
 };
 
 // A model's identity, and the exact shape of its cached state. A null string is empty.
@@ -106,7 +111,9 @@ enum class MemoryKind : uint8_t {
 };
 
 // Where the pages of one attention layer are in the memory. All fields are bytes. The row of head h of the token in
-// slot s of page p is at offset + p × page_stride + s × token_stride + h × head_stride.
+// slot s of page p is at offset + p × page_stride + s × token_stride + h × head_stride. An opaque layer with
+// token_bytes has key_offset, page_stride and token_stride only. What is said of attention layers below holds for it,
+// too.
 struct PagePlace {
   uint32_t layer = 0;
   uint64_t key_offset = 0, value_offset = 0;

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ashlar import _ashlar
 from ashlar._ashlar import Verdict, whole
-from ashlar.model import Attention, DType, Model
+from ashlar.model import Attention, DType, Model, Opaque
 from ashlar.request import Array, LinearTensors, Request
 from ashlar.started import Started
 
@@ -233,13 +233,9 @@ class Cache:
         attention = self.model.layers[layer]
         if not isinstance(attention, Attention):
             raise ValueError(f"layer: {layer} is not an attention layer")
-        place = next((place for place in self.places if place.layer == layer), None)
-        if place is None:
-            raise ValueError(f"layer: {layer} has no pages; the cache was opened without memory")
+        place, pages, page_tokens = self._pages_of(layer)
         kind, heads = np.dtype(_NUMPY_TYPES[attention.dtype]), attention.kv_heads
         memory = self.memory
-        group = next((group for group in self.groups if layer in group.layers), LayerGroup([layer]))
-        pages, page_tokens = group.pages or self.pages, group.page_tokens or self.model.page_tokens
 
         def view(offset: int, head_stride: int, dim: int) -> npt.NDArray[Any]:
             return np.ndarray(
@@ -254,6 +250,29 @@ class Cache:
             view(place.key_offset, place.key_head_stride, attention.key_dim),
             view(place.value_offset, place.value_head_stride, attention.value_dim),
         )
+
+    def page_bytes(self, layer: int) -> npt.NDArray[np.uint8]:
+        """The bytes of an opaque layer with `token_bytes`, in place. Shape: [pages, page_tokens, bytes of a token]."""
+        layer = whole("layer", layer, 0, len(self.model.layers) - 1)
+        opaque = self.model.layers[layer]
+        if not isinstance(opaque, Opaque) or opaque.token_bytes == 0:
+            raise ValueError(f"layer: {layer} is not an opaque layer with token_bytes")
+        place, pages, page_tokens = self._pages_of(layer)
+        return np.ndarray(
+            shape=(pages, page_tokens, opaque.token_bytes // self.model.tensor_parallel_size),
+            dtype=np.uint8,
+            buffer=self.memory,
+            offset=place.key_offset,
+            strides=(place.page_stride, place.token_stride, 1),
+        )
+
+    def _pages_of(self, layer: int) -> tuple[PagePlace, int, int]:
+        """A layer's place, the number of its pages, and their tokens."""
+        place = next((place for place in self.places if place.layer == layer), None)
+        if place is None:
+            raise ValueError(f"layer: {layer} has no pages; the cache was opened without memory")
+        group = next((group for group in self.groups if layer in group.layers), LayerGroup([layer]))
+        return place, group.pages or self.pages, group.page_tokens or self.model.page_tokens
 
     def begin(
         self,

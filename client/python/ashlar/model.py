@@ -23,6 +23,7 @@ class LayerKind(enum.Enum):
     GQA = 1
     MLA = 2
     LINEAR = 3
+    OPAQUE = 4
 
 
 class RopeStyle(enum.Enum):
@@ -110,6 +111,22 @@ class Linear:
 
 
 @dataclasses.dataclass(frozen=True)
+class Opaque:
+    """A layer whose bytes are stored and landed as they are: its model has exact prefixes but no segments.
+
+    Both are sums over the tensor-parallel ranks, which have equal parts: `token_bytes` of a token in the pages,
+    `state_bytes` of the state. At least one is positive.
+    """
+
+    token_bytes: int = 0
+    state_bytes: int = 0
+
+    @property
+    def kind(self) -> LayerKind:
+        return LayerKind.OPAQUE
+
+
+@dataclasses.dataclass(frozen=True)
 class Model:
     """A model's identity and layout: what is cached of one model is never found by another.
 
@@ -119,7 +136,7 @@ class Model:
 
     model_id: str
     weights_digest: str
-    layers: Sequence[Attention | Linear]
+    layers: Sequence[Attention | Linear | Opaque]
     page_tokens: int
     head: int = 0
     tail: int = 0

@@ -131,6 +131,13 @@ Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements
   return static_cast<Scalar*>(tensor.data());
 }
 
+void* BytesOf(const std::string& name, const Strided& tensor, uint64_t bytes) {
+  const uint64_t given = tensor.itemsize() * tensor.size();
+  if (given != bytes) throw Refused(name, std::to_string(given) + " bytes, not " + std::to_string(bytes));
+  if (!IsDense(tensor)) throw Refused(name, "not dense");
+  return tensor.data();
+}
+
 template float* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
 template int32_t* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
 

@@ -122,6 +122,8 @@ void CheckType(const std::string& name, const Strided& tensor, DType type);
 // The elements of a dense tensor. Throws unless it has so many of Scalar.
 template <typename Scalar>
 Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
+// The bytes of a dense tensor of any type. Throws unless it has so many.
+void* BytesOf(const std::string& name, const Strided& tensor, uint64_t bytes);
 // `rows` runs of elements, each dense, as the first dimensions of the tensor cut them.
 struct RowsOfElements {
   void* data = nullptr;

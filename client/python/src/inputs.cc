@@ -5,6 +5,7 @@ namespace ashlar::python {
 
 engine::State StateOf(const std::string& name, const Strided& tensor, const std::optional<Exponents>& exponents,
                       const LinearWidths& widths) {
+  if (widths.opaque) return {.data = BytesOf(name, tensor, widths.state)};
   const RowsOfElements heads = ElementRows(name, tensor, widths.heads, widths.state / widths.heads);
   engine::State state{.data = heads.data, .dtype = TypeOf(name, tensor), .head_stride = heads.stride};
   if (exponents.has_value()) {

@@ -31,6 +31,11 @@ class Fields {
 };
 
 LinearWidths WidthsOf(const engine::Layer& layer, uint32_t size) {
+  if (layer.kind == engine::LayerKind::kOpaque) {
+    const uint64_t bytes = layer.state_bytes / size;
+    return bytes == 0 ? LinearWidths{} : LinearWidths{.heads = 1, .state = bytes, .opaque = true};
+  }
+  if (layer.kind != engine::LayerKind::kLinear) return {};
   const LinearLayer whole{.family = layer.family,
                           .key_heads = layer.key_heads / size,
                           .value_heads = layer.value_heads / size,
@@ -90,10 +95,15 @@ engine::Rope ModelDescription::ReadRope(const std::string& name, nb::handle give
 
 engine::Layer ModelDescription::ReadLayer(nb::handle given, uint32_t index) {
   const std::string name = At("model.layers", index);
-  const bool attends = nb::isinstance(given, nb::module_::import_(kModule).attr("Attention"));
-  if (!attends && !nb::isinstance(given, nb::module_::import_(kModule).attr("Linear"))) {
-    throw WrongType(name, given, "ashlar.Attention or ashlar.Linear");
+  const auto is = [&](const char* type) { return nb::isinstance(given, nb::module_::import_(kModule).attr(type)); };
+  if (is("Opaque")) {
+    const Fields opaque(name, given, "Opaque");
+    return {.kind = engine::LayerKind::kOpaque,
+            .token_bytes = opaque.Number("token_bytes"),
+            .state_bytes = Whole<uint64_t>(opaque.NameOf("state_bytes"), opaque.Get("state_bytes"))};
   }
+  const bool attends = is("Attention");
+  if (!attends && !is("Linear")) throw WrongType(name, given, "ashlar.Attention, ashlar.Linear or ashlar.Opaque");
   const Fields layer(name, given, attends ? "Attention" : "Linear");
   engine::Layer out;
   out.kind = layer.EnumOf<engine::LayerKind>("kind", "LayerKind");
@@ -106,6 +116,7 @@ engine::Layer ModelDescription::ReadLayer(nb::handle given, uint32_t index) {
     out.scales = Flag(layer.NameOf("scales"), layer.Get("scales"));
     out.stored = layer.EnumOf<StoredKeys>("stored", "StoredKeys");
     if (out.kind == engine::LayerKind::kLinear) throw Refused(layer.NameOf("kind"), "LINEAR requires ashlar.Linear");
+    if (out.kind == engine::LayerKind::kOpaque) throw Refused(layer.NameOf("kind"), "OPAQUE requires ashlar.Opaque");
     return out;
   }
   out.family = layer.EnumOf<Family>("family", "Family");
@@ -151,8 +162,7 @@ ModelDescription::ModelDescription(nb::handle given) {
   model_.tokens_per_second = model.RealOf("tokens_per_second");
   for (const nb::handle layer : Elements("model.layers", model.Get("layers"), "a sequence of layers")) {
     layers_.push_back(ReadLayer(layer, static_cast<uint32_t>(layers_.size())));
-    const bool linear = layers_.back().kind == engine::LayerKind::kLinear;
-    widths_.push_back(linear ? WidthsOf(layers_.back(), model_.tensor_parallel_size) : LinearWidths{});
+    widths_.push_back(WidthsOf(layers_.back(), model_.tensor_parallel_size));
   }
   if (layers_.empty()) throw Refused("model.layers", "none; expected at least one layer with cached state");
   model_.layers = layers_.data();

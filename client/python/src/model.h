@@ -20,6 +20,7 @@ struct LinearWidths {
   uint64_t conv_tail_bytes = 0, conv_rows = 1;                     // rows: of tokens, or of channels (conv_order)
   uint64_t decays = 0;                                             // of all heads
   DType state_dtype = DType{}, conv_dtype = DType{};
+  bool opaque = false;  // `state` is bytes, and arrays of any type hold them
 };
 
 // Owns all that `model` points to.
@@ -31,7 +32,7 @@ class ModelDescription {
   ModelDescription& operator=(const ModelDescription&) = delete;
 
   const engine::Model& model() const { return model_; }
-  // Throws ValueError unless the layer is a linear one.
+  // Throws ValueError unless the layer has a state.
   const LinearWidths& Linear(uint32_t layer, const std::string& name = "layer") const;
 
  private:
@@ -43,7 +44,7 @@ class ModelDescription {
 
   engine::Model model_;
   std::vector<engine::Layer> layers_;
-  std::vector<LinearWidths> widths_;  // of all layers; zero where the layer is no linear one
+  std::vector<LinearWidths> widths_;  // of all layers; zero where the layer has no state
   std::deque<std::string> texts_;
   std::deque<std::vector<double>> doubles_;
   std::deque<std::vector<float>> floats_;

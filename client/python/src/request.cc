@@ -264,6 +264,11 @@ LinearTensorsView::LinearTensorsView(const std::string& name, nb::handle layers,
     };
     const Strided* const state = take("state");
     if (state == nullptr) throw Refused(field + ".state", "required");
+    if (widths.opaque) {
+      out.state = BytesOf(field + ".state", *state, widths.state);
+      tensors.push_back(out);
+      continue;
+    }
     CheckType(field + ".state", *state, widths.state_dtype);
     const RowsOfElements heads = ElementRows(field + ".state", *state, widths.heads, widths.state / widths.heads);
     out.state = heads.data;
