@@ -131,11 +131,11 @@ struct ObjectHeader {
   uint64_t Extents() const;                               // ceil(bytes / kExtentBytes)
 };
 
-// Plans the header of the object for a run of `tokens` tokens under `layout`; the checksums are zero. FAILED_PRECONDITION
-// for a layout with an opaque layer, whose model has prefixes only. A kSegment stores
-// the interior [head, tokens − tail), and the plan is FAILED_PRECONDITION if that is empty. A kCheckpoint stores all
-// tokens and no transitions. Other kinds are UNIMPLEMENTED. The layout must be valid. Every transition has the natural
-// form of its layer.
+// Plans the header of the object for a run of `tokens` tokens under `layout`; the checksums are zero.
+// FAILED_PRECONDITION for a layout with an opaque layer, whose model has prefixes only. A kSegment stores the interior
+// [head, tokens − tail), and the plan is FAILED_PRECONDITION if that is empty. A kCheckpoint stores all tokens and no
+// transitions. Other kinds are UNIMPLEMENTED. The layout must be valid. Every transition has the natural form of its
+// layer.
 absl::StatusOr<ObjectHeader> PlanObject(const Layout& layout, const NamespaceId& ns, const Key& key, ObjectKind kind,
                                         uint64_t tokens);
 

@@ -71,8 +71,8 @@ absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
     return BadHeader("decays of a span must be fp32");
   }
   if (IsPaged(part.form) || IsSpanRows(part.form)) return CheckRows(header, part);
-  const bool plain = part.unit_tokens == 0 &&
-                     (part.last_unit_bytes == part.unit_bytes || part.form == PartForm::kOpaqueState);
+  const bool plain =
+      part.unit_tokens == 0 && (part.last_unit_bytes == part.unit_bytes || part.form == PartForm::kOpaqueState);
   return plain ? absl::OkStatus() : BadHeader("matrices of different sizes");
 }
 

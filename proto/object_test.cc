@@ -212,7 +212,7 @@ TEST(ObjectHeader, NamesWhatIsWrong) {
       {"parts out of order", [](ObjectHeader& h) { h.parts[1].form = PartForm::kTransitionDense; }},
       {"parts overlap", [](ObjectHeader& h) { h.parts[1].offset = h.parts[0].offset; }},
       {"parts overlap", [](ObjectHeader& h) { h.parts[0].offset = 0; }},
-      {"unknown form", [](ObjectHeader& h) { h.parts[0].form = PartForm{19}; }},
+      {"unknown form", [](ObjectHeader& h) { h.parts[0].form = PartForm{21}; }},
       {"unknown dtype", [](ObjectHeader& h) { h.parts[0].dtype = DType{9}; }},
       {"too many layers", [](ObjectHeader& h) { h.parts[4].layer = limits::kMaxLayers; }},
       {"head group in a form without head groups", [](ObjectHeader& h) { h.parts[1].head_group = 1; }},

@@ -35,7 +35,7 @@ TEST(Outcome, EveryOutcomeHasItsName) {
   ExpectNames<CommitOutcome>(1, 8);
   ExpectNames<TakeOutcome>(1, 8);
   ExpectNames<ObjectKind>(1, 4);
-  ExpectNames<PartForm>(1, 18);
+  ExpectNames<PartForm>(1, 20);
 }
 
 }  // namespace

@@ -59,10 +59,8 @@ absl::Status Divide(const std::string& field, const TensorShard& shard, LinearLa
 }
 
 absl::Status Divide(const std::string& field, const TensorShard& shard, OpaqueLayer& layer) {
-  if (layer.token_bytes % shard.size != 0)
-    return Refuse(field + ".token_bytes", layer.token_bytes, shard.size);
-  if (layer.state_bytes % shard.size != 0)
-    return Refuse(field + ".state_bytes", layer.state_bytes, shard.size);
+  if (layer.token_bytes % shard.size != 0) return Refuse(field + ".token_bytes", layer.token_bytes, shard.size);
+  if (layer.state_bytes % shard.size != 0) return Refuse(field + ".state_bytes", layer.state_bytes, shard.size);
   layer.token_bytes /= shard.size;
   layer.state_bytes /= shard.size;
   return absl::OkStatus();

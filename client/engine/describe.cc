@@ -142,9 +142,7 @@ absl::StatusOr<std::vector<uint32_t>> GroupsOf(const Memory& memory, const ashla
   if (memory.groups == nullptr) return ashlar::Invalid("memory.groups: null");
   if (memory.group_count > limits::kMaxLayers)
     return ashlar::Invalid("memory.group_count: more than ", limits::kMaxLayers);
-  const auto attends = [&shard](uint32_t layer) {
-    return layer < shard.layers.size() && HasRows(shard.layers[layer]);
-  };
+  const auto attends = [&shard](uint32_t layer) { return layer < shard.layers.size() && HasRows(shard.layers[layer]); };
   group_of.assign(shard.layers.size(), kNoGroup);
   for (uint32_t g = 0; g < memory.group_count; ++g) {
     const LayerGroup& group = memory.groups[g];
@@ -246,9 +244,9 @@ absl::StatusOr<uint64_t> PlacePages(const ashlar::Layout& shard, const std::vect
     const PageGroup of = pages.groups.empty() ? PageGroup{pages.page_tokens, pages.pages} : pages.groups[group];
     PagedLayer layer{.layer = i, .group = group};
     uint64_t& begin = pages.common_pages ? ends[group] : bytes;
-    const auto [rows_end, end] =
-        attention != nullptr ? PlacePage(*attention, of.page_tokens, begin, layer)
-                             : PlacePage(std::get<OpaqueLayer>(shard.layers[i]), of.page_tokens, begin, layer);
+    const auto [rows_end, end] = attention != nullptr
+                                     ? PlacePage(*attention, of.page_tokens, begin, layer)
+                                     : PlacePage(std::get<OpaqueLayer>(shard.layers[i]), of.page_tokens, begin, layer);
     const uint64_t scales = pages.common_pages ? rows_end : begin + (rows_end - begin) * of.pages;
     if (attention != nullptr && attention->scales) {
       layer.key_scale_offset = scales;

@@ -25,8 +25,8 @@ struct TensorBytes {
   uint64_t transition = 0;  // as it is published: in the layer's own form
 };
 
-// kInvalidArgument, named behind `field`, unless there is one entry for every layer with a state, ascending, with all tensors
-// that the layer has, none of which lies in `region` where that is on a GPU.
+// kInvalidArgument, named behind `field`, unless there is one entry for every layer with a state, ascending, with all
+// tensors that the layer has, none of which lies in `region` where that is on a GPU.
 Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::span<const LinearTensors> linear,
                     bool with_transition, const std::string& field);
 

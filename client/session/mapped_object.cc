@@ -159,8 +159,8 @@ absl::Status MappedObject::FormHeads(const LinearLayer& linear, uint32_t layer) 
 absl::Status MappedObject::FormOpaque(const OpaqueLayer& opaque, uint32_t layer) {
   const Part* const state = header_.Find(layer, PartForm::kOpaqueState);
   if (state == nullptr || state->unit_bytes != OpaqueUnitBytes(opaque) || state->Bytes() != opaque.state_bytes) {
-    return absl::DataLossError(absl::StrCat("object header: layer ", layer, " has no opaque state of ",
-                                            opaque.state_bytes, " bytes"));
+    return absl::DataLossError(
+        absl::StrCat("object header: layer ", layer, " has no opaque state of ", opaque.state_bytes, " bytes"));
   }
   tuples_[layer].view = {
       .heads = heads_.data() + heads_.size(), .transition_dtype = kOpaqueType, .state_dtype = kOpaqueType};

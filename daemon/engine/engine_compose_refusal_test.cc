@@ -43,7 +43,7 @@ TEST_F(EngineAdvanceRefusalTest, AMalformedChainIsRefusedByName) {
       {"model: unknown handle 999", [](Request& r) { r.set_model(999); }},
       {"lease: wrong length; expected 16 bytes", [](Request& r) { r.set_lease("short"); }},
       {"lease: empty; expected", [](Request& r) { r.clear_lease(); }},
-      {"layer: 1 is an attention layer; expected a linear layer", [](Request& r) { r.set_layer(1); }},
+      {"layer: 1 is not a linear layer", [](Request& r) { r.set_layer(1); }},
       {"layer: out of range; the layout has 2", [](Request& r) { r.set_layer(2); }},
       {"steps: empty", [](Request& r) { r.clear_steps(); }},
       {"steps: too many; expected at most 4096",

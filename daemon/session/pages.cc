@@ -370,9 +370,8 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
       if (absl::Status status = CheckPlane(plane, *pages->region_); !status.ok()) return status;
     }
     pages->rows_.push_back(
-        opaque != nullptr
-            ? RowsOf(paged.layer(), *opaque, of_layer->front(), *pages->region_)
-            : RowsOf(paged.layer(), std::get<AttentionLayer>(layers[i]), *of_layer, *pages->region_));
+        opaque != nullptr ? RowsOf(paged.layer(), *opaque, of_layer->front(), *pages->region_)
+                          : RowsOf(paged.layer(), std::get<AttentionLayer>(layers[i]), *of_layer, *pages->region_));
     pages->group_of_.push_back(paged.group());
     planes.insert(planes.end(), of_layer->begin(), of_layer->end());
   }

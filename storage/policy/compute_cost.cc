@@ -35,10 +35,9 @@ ComputeCost Estimate(const Shapes& shapes) {
 
 ComputeCost CostOf(const ComputeCost& declared, const Layout& layout, const TensorShard& shard) {
   if (declared.flops_per_token > 0) return declared;
-  Shapes shapes;
+  Shapes shapes{.layers = static_cast<double>(layout.layers.size())};
   for (const Layer& layer : layout.layers) {
-    if (std::holds_alternative<OpaqueLayer>(layer)) continue;  // its bytes do not tell what computing them costs
-    shapes.layers += 1;
+    if (std::holds_alternative<OpaqueLayer>(layer)) continue;  // its bytes say nothing of its width
     if (const auto* const attention = std::get_if<AttentionLayer>(&layer)) {
       // Every shard has the whole latent.
       const double shards = attention->kind == AttentionKind::kMla ? 1 : shard.size;

@@ -41,6 +41,16 @@ TEST(ComputeCost, EstimateIsNearPublishedModels) {
   EXPECT_EQ(qwen.flops_per_square, 2.0 * 12 * 2048) << "linear layers cost the same at every depth";
 }
 
+TEST(ComputeCost, OpaqueLayersCountWithTheWidthOfTheOthersAndNeverAsNothing) {
+  Layout layout = Llama();
+  const ComputeCost without = CostOf({}, layout, {});
+  layout.layers.push_back(OpaqueLayer{.token_bytes = 1 << 16, .state_bytes = 1 << 20});
+  const ComputeCost with = CostOf({}, layout, {});
+  EXPECT_DOUBLE_EQ(with.flops_per_token, without.flops_per_token * 33 / 32);
+  EXPECT_EQ(with.flops_per_square, without.flops_per_square);
+  EXPECT_GT(CostOf({}, {.page_tokens = 16, .layers = {OpaqueLayer{.state_bytes = 1}}}, {}).flops_per_token, 0);
+}
+
 TEST(ComputeCost, EstimateOfAShardIsTheWholeModels) {
   const TensorShard shard{.rank = 1, .size = 2};
   const ComputeCost whole = CostOf({}, Qwen(), {}), part = CostOf({}, *ShardLayout(Qwen(), shard), shard);

@@ -24,15 +24,14 @@ absl::StatusOr<std::shared_ptr<const PrefixModel>> MakePrefixModel(const Namespa
                                                                    uint32_t capture_tokens, const ComputeCost& declared,
                                                                    const SpanUse& spans) {
   const Layout& layout = *shared_layout;
-  auto model =
-      std::make_shared<PrefixModel>(PrefixModel{.ns = ns,
-                                                .shard = shard,
-                                                .layout = std::move(shared_layout),
-                                                .block_tokens = PrefixBlockTokens(layout),
-                                                .capture_tokens = std::max(capture_tokens, 1u),
-                                                .span_tokens = spans.tokens,
-                                                .span_dtype = spans.dtype,
-                                                .paged = std::ranges::any_of(layout.layers, HasRows)});
+  auto model = std::make_shared<PrefixModel>(PrefixModel{.ns = ns,
+                                                         .shard = shard,
+                                                         .layout = std::move(shared_layout),
+                                                         .block_tokens = PrefixBlockTokens(layout),
+                                                         .capture_tokens = std::max(capture_tokens, 1u),
+                                                         .span_tokens = spans.tokens,
+                                                         .span_dtype = spans.dtype,
+                                                         .paged = std::ranges::any_of(layout.layers, HasRows)});
   const uint32_t block = model->block_tokens;
   absl::StatusOr<ObjectHeader> checkpoint = PlanPrefixCheckpoint(layout, ns, Key{}, block, block);
   if (!checkpoint.ok()) return checkpoint.status();

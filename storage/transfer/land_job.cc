@@ -150,7 +150,7 @@ void LandJob::AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& 
   for (size_t i = 0; i < step.checks.size(); ++i) {
     Check& check = step.checks[i];
     const Part& part = check.part.part();
-    const bool paged = rows != nullptr && part.layer == rows->layer;
+    const bool paged = rows != nullptr && part.layer == rows->layer && IsPaged(part.form);
     if (paged && IsScales(part.form)) continue;  // landed with the rows that they scale
     Check* const scales = paged ? FindScales(check, std::span(step.checks).subspan(i + 1)) : nullptr;
     SplitPart(part, [&](const UnitRange& range) {

@@ -70,8 +70,8 @@ namespace ashlar::engine {
 
 // ---------------------------------------------------------------------------------------------------- computing
 
-// The tensors of one linear layer, in host memory. An opaque layer with state_bytes has `state` only, which is dense. Tensors in the cache's memory are published from there; others are
-// copied once more.
+// The tensors of one linear layer, in host memory. An opaque layer with state_bytes has `state` only, which is dense.
+// Tensors in the cache's memory are published from there; others are copied once more.
 struct LinearTensors {
   uint32_t layer = 0;
   const void* state = nullptr;               // [value_heads] × [d_k, d_v] or [d_v, d_k] (Layer::order), in state_dtype

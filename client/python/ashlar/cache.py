@@ -334,7 +334,7 @@ class Cache:
     def land(
         self,
         plan: bytes,
-        page_table: Sequence[int] | npt.ArrayLike,
+        page_table: Sequence[int] | npt.ArrayLike | None,
         *,
         present_tokens: int = 0,
         wait: bool = True,
