@@ -8,7 +8,6 @@
 #include "ashlar/engine.h"
 #include "client/engine/boundary.h"
 #include "client/engine/commit_text.h"
-#include "client/engine/expert.h"
 #include "client/engine/layer_run.h"
 #include "client/engine/near_memory.h"
 #include "client/engine/prompt_run.h"
@@ -151,10 +150,11 @@ Cache::~Cache() {
 
 namespace {
 
-Status OpenDescribed(std::shared_ptr<Client> client, Region region, const DescribedModel& model,
-                     const OpenOptions& options, Cache* out) {
+Status OpenOn(std::shared_ptr<Client> client, Region region, const OpenOptions& options, Cache* out) {
+  const absl::StatusOr<DescribedModel> model = Describe(options.model);
+  if (!model.ok()) return ToStatus(model.status());
   absl::StatusOr<std::shared_ptr<CacheState>> opened =
-      CacheState::Open(std::move(client), std::move(region), model, options);
+      CacheState::Open(std::move(client), std::move(region), *model, options);
   if (!opened.ok()) return ToStatus(opened.status());
   Cache made;
   (*opened)->open = *opened;
@@ -163,19 +163,13 @@ Status OpenDescribed(std::shared_ptr<Client> client, Region region, const Descri
   return {};
 }
 
-Status OpenAny(std::shared_ptr<Client> client, Region region, const OpenOptions& options, Cache* out) {
-  const absl::StatusOr<DescribedModel> model = Describe(options.model);
-  if (!model.ok()) return ToStatus(model.status());
-  return OpenDescribed(std::move(client), std::move(region), *model, options, out);
-}
-
 Status OpenFor(const OpenOptions& options, const CacheState* beside, Cache* out) {
   if (options.memory.kind == MemoryKind::kBeside) {
     if (beside == nullptr) return Invalid("memory.kind: kBeside requires OpenOptions::beside");
-    return OpenAny(beside->client, beside->region, options, out);
+    return OpenOn(beside->client, beside->region, options, out);
   }
   if (options.memory.kind > MemoryKind::kGpu) return Invalid("memory.kind: unknown");
-  if (beside != nullptr) return OpenAny(beside->client, {}, options, out);
+  if (beside != nullptr) return OpenOn(beside->client, {}, options, out);
   if (options.rpc_socket == nullptr) return Invalid("rpc_socket: null");
   if (options.session_socket == nullptr) return Invalid("session_socket: null");
   auto client = Client::Connect({.rpc_socket = options.rpc_socket,
@@ -183,7 +177,7 @@ Status OpenFor(const OpenOptions& options, const CacheState* beside, Cache* out)
                                  .timeout = std::chrono::milliseconds(options.timeout_ms),
                                  .name = options.name == nullptr ? "engine" : options.name});
   if (!client.ok()) return ToStatus(client.status());
-  return OpenAny(*std::move(client), {}, options, out);
+  return OpenOn(*std::move(client), {}, options, out);
 }
 
 }  // namespace
@@ -211,15 +205,6 @@ Status Cache::StartOpen(const OpenOptions& options, Cache* out, Job* job) noexce
     StartCall(std::move(made), threads, busy, std::chrono::hours(1), open, *job);
     return {};
   });
-}
-
-Status OpenOn(Client& client, const Region& region, const OpenOptions& options, Cache* out) {
-  return OpenAny(std::shared_ptr<Client>(&client, [](Client*) {}), region, options, out);
-}
-Status OpenOn(Client& client, const Region& region, const Identity& identity, const Layout& layout,
-              const CostModel& cost, const OpenOptions& options, Cache* out) {
-  const DescribedModel model = {.identity = identity, .layout = layout, .cost = cost};
-  return OpenDescribed(std::shared_ptr<Client>(&client, [](Client*) {}), region, model, options, out);
 }
 
 uint8_t* Cache::data() const noexcept {
@@ -336,17 +321,6 @@ uint64_t Cache::TakeQuiescedPages(int32_t* pages, uint64_t capacity, uint32_t ti
     return Status();
   });
   return taken;
-}
-
-ashlar::Model& ModelOf(const Cache& cache) {
-  return Access::Of(cache)->model;
-}
-Region RegionOf(const Cache& cache) {
-  const CacheState* const state = Access::Of(cache);
-  return state == nullptr ? Region() : state->region;
-}
-uint64_t DaemonAdvances(const Cache& cache) {
-  return Access::Of(cache)->daemon_advances;
 }
 
 const char* MissName(uint8_t reason) noexcept {

@@ -297,6 +297,7 @@ void PromptRun::MakePlan() {
     plan_.own = prefix.own;
     plan_.exact = prefix.provenance == Provenance::kExact;
     plan_.prefix_tier = static_cast<uint8_t>(prefix.tier);
+    plan_.prefix_span_tokens = prefix.span_tokens;
   }
   segments_.clear();
   uint64_t start = 0;

@@ -238,7 +238,7 @@ std::vector<PublishOutcome> PublishRuns(CacheState& cache, std::span<const Promp
 // Gives up what was taken out. Any thread.
 void AbandonRuns(CacheState& cache, std::span<const PromptRun::Taken> taken);
 
-// Gives this library's own parts, and engines in C++ (expert.h), access behind handles.
+// Access to what is behind the handles, for the C and Python bindings and for tests.
 struct Access {
   static CacheState* Of(const Cache& cache) { return cache.impl_; }
   static std::shared_ptr<PromptRun> Shared(const Request& request) {

@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/engine.h"
 #include "client/engine/boundary.h"
-#include "client/engine/expert.h"
 #include "client/engine/prompt_run.h"
 #include "client/engine/started_call.h"
 #include "client/engine/status.h"
@@ -369,19 +368,6 @@ uint64_t Request::PlanBytes(uint8_t* out, uint64_t capacity) const noexcept {
     if (bytes.size() <= capacity) std::ranges::copy(bytes, out);
     return bytes.size();
   });
-}
-
-const ashlar::Match* MatchOf(const Request& request) {
-  return Access::Of(request)->match();
-}
-
-Status ViewOf(const Request& request, uint32_t step, uint32_t layer, kernels::TupleView* tuple,
-              const void** conv_tail) {
-  PromptRun::StepView view;
-  if (Status status = Access::Of(request)->View(step, layer, &view); !status.ok()) return status;
-  *tuple = view.tuple;
-  *conv_tail = view.conv_tail;
-  return {};
 }
 
 }  // namespace ashlar::engine

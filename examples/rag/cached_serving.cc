@@ -5,7 +5,9 @@
 #include <cstring>
 
 #include "examples/rag/daemon_advancer.h"
+#include "examples/rag/engine_model.h"
 #include "examples/rag/engine_status.h"
+#include "examples/rag/local_pages.h"
 #include "examples/refengine/flops.h"
 #include "examples/refengine/tokenizer.h"
 
@@ -13,7 +15,6 @@ namespace ashlar::rag {
 namespace {
 
 using refengine::AdvanceOptions;
-using refengine::CachedLayer;
 using refengine::KvPages;
 using refengine::ModelConfig;
 using refengine::Sequence;
@@ -22,55 +23,50 @@ using refengine::Step;
 // Of several landings in doubt any may be quiet first.
 constexpr std::chrono::milliseconds kAskEach{10};
 
-// The cost of computing: the operations of n tokens are a n + b n².
-CostModel Cost(const ModelConfig& config) {
-  constexpr int64_t kTokens = 1024;
-  const double once = refengine::PrefillFlops(config, kTokens).total();
-  const double twice = refengine::PrefillFlops(config, 2 * kTokens).total();
-  const double square = (twice - 2 * once) / (2.0 * kTokens * kTokens);
-  return {.flops_per_token = once / kTokens - square * kTokens, .flops_per_token_squared = square};
-}
-
 engine::Workers Lend(kernels::Workers& workers) {
   return {&workers, workers.Size(), [](void* context, int64_t count, kernels::Workers::Body body, void* body_context) {
             static_cast<kernels::Workers*>(context)->Run(count, body, body_context);
           }};
 }
 
-}  // namespace
-
+// The states after the prefix of a plan whose tuples have been read.
 refengine::RecurrentState PrefixState(const ModelConfig& config, const SetPrompt& set) {
   refengine::RecurrentState state(config);
   for (int32_t layer = 0; layer < config.layers(); ++layer) {
     if (config.is_attention(layer)) continue;
-    kernels::TupleView tuple;
-    const void* tail = nullptr;
-    if (!engine::ViewOf(set.request, 0, static_cast<uint32_t>(layer), &tuple, &tail).ok()) return state;
+    const refengine::CachedLayer& cached = set.tuples[0].layers[static_cast<size_t>(layer)];
     const int32_t linear = config.kind_index(layer);
     const std::span<float> heads = state.State(linear), window = state.ConvWindow(linear);
     const size_t floats = heads.size() / static_cast<size_t>(config.linear.value_heads);
     for (int32_t head = 0; head < config.linear.value_heads; ++head) {
-      std::memcpy(heads.data() + head * floats, tuple.heads[head].state, floats * sizeof(float));
+      std::memcpy(heads.data() + head * floats, cached.tuple.heads[head].state, floats * sizeof(float));
     }
-    std::memcpy(window.data(), tail, window.size_bytes());
+    std::memcpy(window.data(), cached.conv_tail, window.size_bytes());
   }
   return state;
 }
 
-absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& client, const Runtime& runtime,
-                                                                   KvPages& pool, const Region& region,
-                                                                   refengine::SeamWidths seams,
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(const Runtime& runtime,
                                                                    const ServingOptions& options) {
   const ModelConfig& config = runtime.model.config();
-  if (region.size() < RegionBytes(config, pool.page_tokens(), pool.pages())) {
-    return absl::InvalidArgumentError("region: smaller than RegionBytes");
-  }
-  std::unique_ptr<CachedServing> serving(new CachedServing(runtime, pool, options));
-  const std::vector<engine::PagePlace> places = PlacesOf(config, pool.page_tokens(), pool.pages());
+  const CachedServing* const beside = options.beside;
+  const int32_t pages = beside == nullptr ? options.pages : beside->pool_->pages();
+  std::unique_ptr<CachedServing> serving(new CachedServing(runtime, options));
+  const EngineModel model(runtime.model, options.seams, kPageTokens);
+  const std::vector<engine::PagePlace> places = PlacesOf(config, kPageTokens, pages);
   engine::OpenOptions open;
-  open.memory = {.pages = static_cast<uint32_t>(pool.pages()),
+  open.rpc_socket = options.rpc_socket.c_str();
+  open.session_socket = options.session_socket.c_str();
+  open.timeout_ms = static_cast<uint32_t>(options.timeout.count());
+  open.beside = beside == nullptr ? nullptr : &beside->cache_;
+  open.model = model.described();
+  open.memory = {.kind = beside == nullptr ? engine::MemoryKind::kHosted : engine::MemoryKind::kBeside,
+                 .pages = static_cast<uint32_t>(pages),
                  .places = places.data(),
-                 .place_count = static_cast<uint32_t>(places.size())};
+                 .place_count = static_cast<uint32_t>(places.size()),
+                 .bytes = KvPages::RequiredBytes(config, kPageTokens, pages)};
   open.capture_tokens = options.prefixes.capture_tokens;
   open.span_tokens = options.prefixes.span_tokens;
   open.span_dtype = options.prefixes.span_dtype;
@@ -79,11 +75,13 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(Client& clien
   open.land_ms = static_cast<uint32_t>(options.patience.land.count());
   open.quiet_ms = 0;  // mostly there are other pages
   open.workers = Lend(runtime.workers);
-  const Layout layout = runtime.model.layout(static_cast<uint32_t>(seams.head), static_cast<uint32_t>(seams.tail),
-                                             static_cast<uint32_t>(pool.page_tokens()));
-  const engine::Status opened =
-      engine::OpenOn(client, region, runtime.model.identity(), layout, Cost(config), open, &serving->cache_);
-  if (!opened.ok()) return ToStatus(opened);
+  if (const engine::Status opened = engine::Cache::Open(open, &serving->cache_); !opened.ok()) return ToStatus(opened);
+  if (beside != nullptr) {
+    serving->pool_ = beside->pool_;
+    return serving;
+  }
+  const std::span memory(reinterpret_cast<std::byte*>(serving->cache_.data()), serving->cache_.bytes());
+  serving->pool_ = std::make_shared<KvPages>(config, kPageTokens, pages, memory);
   return serving;
 }
 
@@ -101,7 +99,7 @@ absl::Status CachedServing::Fill(engine::Request& request, uint32_t& filled) {
   const engine::Run* const runs = request.missing(&missing);
   for (; filled < missing; ++filled) {
     const uint32_t i = filled;
-    Sequence scratch(runtime_.model.config(), pool_);
+    Sequence scratch(runtime_.model.config(), *pool_);
     const absl::Status status = Prefill(runs[i], scratch);
     if (absl::IsResourceExhausted(status)) break;  // no pages to fill with: what is missed is computed in its place
     if (!status.ok()) return status;
@@ -153,13 +151,13 @@ void CachedServing::TakeQuiescedPages(std::chrono::milliseconds patience) {
   int32_t pages[256];
   uint64_t count = cache_.TakeQuiescedPages(pages, std::size(pages), static_cast<uint32_t>(patience.count()));
   for (; count > 0; count = cache_.TakeQuiescedPages(pages, std::size(pages), 0)) {
-    for (uint64_t i = 0; i < count; ++i) pool_.Free(pages[i]);
+    for (uint64_t i = 0; i < count; ++i) pool_->Free(pages[i]);
     kept_pages_ -= count;
   }
 }
 
 absl::Status CachedServing::NewSequence(const RagPrompt& prompt, SetPrompt& set) {
-  set.sequence = std::make_unique<Sequence>(runtime_.model.config(), pool_);
+  set.sequence = std::make_unique<Sequence>(runtime_.model.config(), *pool_);
   const auto give_up = std::chrono::steady_clock::now() + options_.patience.quiet;
   while (!set.sequence->Reserve(static_cast<int64_t>(prompt.tokens.size()))) {
     if (kept_pages_ == 0) return absl::ResourceExhaustedError("pages: too few for this prompt");
@@ -184,58 +182,51 @@ void CachedServing::Abandon(SetPrompt& set) {
   set.request = engine::Request();
 }
 
-bool CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
-  const ModelConfig& config = runtime_.model.config();
+void CachedServing::BuildChain(const RagPrompt& prompt, SetPrompt& set) const {
   const engine::Plan& plan = set.plan();
   set.resumed = plan.prefix_tokens;
-  set.rebuilt.reset();
+  set.prefix_state.reset();
   set.landed.clear();
   for (uint32_t i = 0; i < plan.segment_count; ++i) set.landed.push_back(plan.segments[i].used);
   set.chain.clear();
-  set.layers.assign(plan.step_count, {});
+  set.tuples.assign(plan.step_count, StepTuples(runtime_.model.config()));
   set.snapshots.clear();
   set.snapshots.reserve(plan.step_count);  // steps point into it
-  const bool rebuilds = set.resumed > 0 && set.match()->prefix_span() != nullptr;
-  // A span's inputs are read before the first layer, all of them.
-  if (rebuilds && !set.request.WaitLayer(static_cast<uint32_t>(config.layers()) - 1).ok()) return false;
   for (uint32_t i = 0; i < plan.step_count; ++i) {
     const engine::Step& step = plan.steps[i];
     const auto count = static_cast<int64_t>(step.end - step.begin);
-    if (step.kind == engine::StepKind::kCompute) {
-      set.chain.push_back(Step::Compute(std::span(prompt.tokens).subspan(step.begin, step.end - step.begin)));
-    } else {
-      set.layers[i].resize(static_cast<size_t>(config.layers()));
-      for (int32_t layer = 0; layer < config.layers(); ++layer) {
-        if (config.is_attention(layer)) continue;
-        CachedLayer& out = set.layers[i][static_cast<size_t>(layer)];
-        const void* tail = nullptr;
-        if (!engine::ViewOf(set.request, i, static_cast<uint32_t>(layer), &out.tuple, &tail).ok()) return false;
-        out.conv_tail = static_cast<const float*>(tail);  // its layout says fp32
-      }
-      const bool whole = step.kind == engine::StepKind::kCheckpoint;
-      set.chain.push_back(whole ? Step::Checkpoint(count, set.layers[i]) : Step::Cached(count, set.layers[i]));
+    const std::vector<refengine::CachedLayer>& layers = set.tuples[i].layers;
+    switch (step.kind) {
+      case engine::StepKind::kCompute:
+        set.chain.push_back(Step::Compute(std::span(prompt.tokens).subspan(step.begin, step.end - step.begin)));
+        break;
+      case engine::StepKind::kCheckpoint:
+        set.chain.push_back(Step::Checkpoint(count, layers));
+        break;
+      case engine::StepKind::kInterior:
+        set.chain.push_back(Step::Cached(count, layers));
+        break;
     }
     if (!step.capture) continue;
     set.snapshots.push_back({static_cast<int64_t>(step.end), {}});
     set.chain.back().snapshot = &set.snapshots.back().state;
   }
-  if (rebuilds) set.rebuilt = PrefixState(config, set);
-  return true;
 }
 
 absl::Status CachedServing::Compute(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits) {
   const ModelConfig& config = runtime_.model.config();
   for (;;) {
-    absl::Status advanced = absl::CancelledError("the span has not come");
-    if (BuildChain(prompt, set)) {
-      DaemonAdvancer advancer(set.request, config);
-      AdvanceOptions options{.last_logits = logits.data(), .tape = tape_};
-      // Nothing of a layer is read before it has come.
-      options.on_layer = [&set](int32_t layer) { return set.request.WaitLayer(static_cast<uint32_t>(layer)).ok(); };
-      if (options_.compose == ComposeBy::kDaemon) options.advancer = &advancer;
-      advanced = runtime_.engine.Advance(*set.sequence, set.chain, options);
-    }
+    BuildChain(prompt, set);
+    DaemonAdvancer advancer(set.request, config);
+    AdvanceOptions options{.last_logits = logits.data(), .tape = tape_};
+    options.on_layer = [&](int32_t layer) { return ReadLayer(set.request, config, layer, set.tuples); };
+    if (options_.compose == ComposeBy::kDaemon) options.advancer = &advancer;
+    const absl::Status advanced = runtime_.engine.Advance(*set.sequence, set.chain, options);
     if (!advanced.ok() && !absl::IsCancelled(advanced)) return advanced;
+    const bool before_last = set.resumed + 1 == prompt.tokens.size();
+    if (advanced.ok() && set.resumed > 0 && (set.plan().prefix_span_tokens > 0 || before_last)) {
+      set.prefix_state = PrefixState(config, set);
+    }
     const engine::Status finished = set.request.Finish();
     if (finished.ok()) return advanced;
     if (finished.code == engine::Code::kOtherPages) {

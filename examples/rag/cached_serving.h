@@ -1,43 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// Serving with Ashlar: what an engine does around its own layers to have a prompt set from cached segments.
-// Match and land, fill the misses, compute the seams (HYPIC §4; docs/architecture.md, "A request").
+// Serving with Ashlar: what an engine does around its own layers to assemble a prompt from cached segments. Look up and
+// land, fill the misses, compute the seams (HYPIC §4; docs/architecture.md, "A request").
 #pragma once
 
 #include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "ashlar/engine.h"
-#include "client/engine/expert.h"
-#include "client/session/client.h"
 #include "examples/rag/serving.h"
 #include "examples/rag/staging.h"
 #include "examples/refengine/held_checkpoint.h"
 #include "examples/refengine/kv_pages.h"
 #include "examples/refengine/sequence.h"
 #include "examples/refengine/stored_segment.h"
+#include "proto/prefix.h"
 
 namespace ashlar::rag {
 
-// A prompt as it was set. What it points to lives as long as it does.
+// An assembled prompt. What it points to lives as long as it does.
 struct SetPrompt {
   std::unique_ptr<refengine::Sequence> sequence;
   engine::Request request;
-  uint64_t resumed = 0;                                     // tokens of the prefix that was landed
-  std::vector<bool> landed;                                 // one a segment
-  std::optional<refengine::RecurrentState> rebuilt;         // behind that prefix, where it was rebuilt from a span
-  std::vector<std::vector<refengine::CachedLayer>> layers;  // one a step; none where it is computed
-  std::vector<refengine::Step> chain;                       // one a step
-  std::vector<refengine::Snapshot> snapshots;               // where the daemon asks for checkpoints, with PrefixUse
+  uint64_t resumed = 0;      // tokens of the prefix that was landed
+  std::vector<bool> landed;  // by segment
+  // The states after that prefix, if they were rebuilt from a span or the prefix lacks only the prompt's last token.
+  std::optional<refengine::RecurrentState> prefix_state;
+  std::vector<StepTuples> tuples;              // by step; empty for computed steps
+  std::vector<refengine::Step> chain;          // by step
+  std::vector<refengine::Snapshot> snapshots;  // where the daemon asks for checkpoints, with PrefixUse
 
   const engine::Plan& plan() const { return request.plan(); }
-  const Match* match() const { return engine::MatchOf(request); }
 };
-// The state behind its prefix. It counts while its match is valid.
-refengine::RecurrentState PrefixState(const refengine::ModelConfig& config, const SetPrompt& set);
 
 // How long a request waits for the cache before it goes on without.
 struct Patience {
@@ -57,7 +55,22 @@ enum class ComposeBy : uint8_t { kEngine, kDaemon };
 // alone is three hundred times as much (kernels::kDefaultEpsilon).
 inline constexpr double kPublishedEpsilon = 1e-6;
 
+// The engine's use of exact prefixes, as in engine::OpenOptions.
+struct PrefixUse {
+  uint32_t capture_tokens = 0;  // 0: prefixes are not used
+  uint32_t span_tokens = 0;
+  DType span_dtype = DType::kF32;
+};
+
+class CachedServing;
+
 struct ServingOptions {
+  std::string rpc_socket, session_socket;
+  std::chrono::milliseconds timeout{5000};  // limit of one call to the daemon
+  refengine::SeamWidths seams;
+  int32_t pages = 0;  // of the pool, of kPageTokens tokens each
+  // Shares this one's session, pages and pool; sockets, timeout and pages are then ignored.
+  const CachedServing* beside = nullptr;
   Patience patience;
   ComposeBy compose = ComposeBy::kEngine;
   double epsilon = kPublishedEpsilon;  // 0: every transition is stored as it is
@@ -75,11 +88,7 @@ struct StoredSegments {
 
 class CachedServing {
  public:
-  // `region` begins with the memory of `pool`; the client hosts or registered it.
-  static absl::StatusOr<std::unique_ptr<CachedServing>> Open(Client& client, const Runtime& runtime,
-                                                             refengine::KvPages& pool, const Region& region,
-                                                             refengine::SeamWidths seams,
-                                                             const ServingOptions& options = {});
+  static absl::StatusOr<std::unique_ptr<CachedServing>> Open(const Runtime& runtime, const ServingOptions& options);
 
   // Computes with the engine's own kernels where the cache has nothing. RESOURCE_EXHAUSTED: the pool has too few pages,
   // also when missing ones stayed in quarantine for longer than Patience::quiet. `prompt` must outlive last(). A prompt
@@ -95,15 +104,13 @@ class CachedServing {
   // The prompt that was served last, for looking at it again.
   SetPrompt& last() { return *last_; }
   engine::Cache& cache() { return cache_; }
-  const Layout& layout() const { return engine::ModelOf(cache_).layout(); }
+  refengine::KvPages& pages() { return *pool_; }
   // Of the segments that this engine has published.
   StoredSegments stored() const;
-  // Layers that the daemon has advanced so far.
-  uint64_t daemon_advances() const { return engine::DaemonAdvances(cache_); }
 
  private:
-  CachedServing(const Runtime& runtime, refengine::KvPages& pool, const ServingOptions& options)
-      : runtime_(runtime), pool_(pool), options_(options), room_(runtime.model.config()) {}
+  CachedServing(const Runtime& runtime, const ServingOptions& options)
+      : runtime_(runtime), options_(options), room_(runtime.model.config()) {}
 
   // Prefills and publishes what is missing, from run `filled` on.
   absl::Status Fill(engine::Request& request, uint32_t& filled);
@@ -121,16 +128,15 @@ class CachedServing {
   void EndSequence(SetPrompt& set);
   // The same of a prompt that could not be served; without waiting.
   void Abandon(SetPrompt& set);
-  // False: what is cached does not come.
-  bool BuildChain(const RagPrompt& prompt, SetPrompt& set) const;
+  void BuildChain(const RagPrompt& prompt, SetPrompt& set) const;
   // Computes along the plan, and along the next one where something did not land.
   absl::Status Compute(const RagPrompt& prompt, SetPrompt& set, std::vector<float>& logits);
 
   const Runtime runtime_;
-  refengine::KvPages& pool_;
   const ServingOptions options_;
   TupleRoom room_;
   engine::Cache cache_;
+  std::shared_ptr<refengine::KvPages> pool_;  // in the cache's memory
   const refengine::SpanTape* tape_ = nullptr;
   uint64_t kept_pages_ = 0;  // by the cache
   std::unique_ptr<SetPrompt> last_;

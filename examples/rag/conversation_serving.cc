@@ -14,11 +14,10 @@ Conversation::Conversation(rag::RagPrompt text) : text(std::move(text)) {
   std::ranges::generate(id, [&] { return static_cast<uint8_t>(random()); });
 }
 
-absl::StatusOr<std::unique_ptr<ConversationServing>> ConversationServing::Open(
-    Client& client, const rag::Runtime& runtime, refengine::KvPages& pool, const Region& region,
-    refengine::SeamWidths seams, const rag::ServingOptions& options) {
+absl::StatusOr<std::unique_ptr<ConversationServing>> ConversationServing::Open(const rag::Runtime& runtime,
+                                                                               const rag::ServingOptions& options) {
   if (options.prefixes.capture_tokens == 0) return absl::InvalidArgumentError("options.prefixes: not in use");
-  auto serving = rag::CachedServing::Open(client, runtime, pool, region, seams, options);
+  auto serving = rag::CachedServing::Open(runtime, options);
   if (!serving.ok()) return serving.status();
   std::unique_ptr<ConversationServing> opened(new ConversationServing(runtime, *std::move(serving)));
   if (options.prefixes.span_tokens > 0) {
@@ -68,14 +67,6 @@ absl::Status ConversationServing::Decode(std::vector<int32_t>& text, int64_t cou
   return absl::OkStatus();
 }
 
-std::optional<refengine::RecurrentState> ConversationServing::BeforeLastToken(const Turn& turn) {
-  const SetPrompt& set = *turn.set;
-  if (span_staging_ == nullptr || set.resumed == 0 || set.resumed != turn.prompt_tokens - 1) return std::nullopt;
-  if (set.rebuilt) return set.rebuilt;
-  refengine::RecurrentState state = rag::PrefixState(runtime_.model.config(), set);
-  return set.match()->valid() ? std::optional(std::move(state)) : std::nullopt;
-}
-
 void ConversationServing::Commit(const Conversation& conversation, Turn& turn) {
   const SetPrompt& set = *turn.set;
   const std::vector<int32_t>&tokens = conversation.text.tokens, &pages = set.sequence->page_table();
@@ -89,8 +80,8 @@ void ConversationServing::Commit(const Conversation& conversation, Turn& turn) {
     if (depth < tokens.size() && tensors.size() + 1 < kCheckpoints) offer(depth, snapshot.state);
   }
   const uint64_t before = turn.prompt_tokens - 1, computed = tokens.size() - before;
-  const std::optional<refengine::RecurrentState> last = BeforeLastToken(turn);
-  if (last) offer(before, *last);
+  // A span begins at the states before the prompt's last token.
+  if (span_staging_ != nullptr && set.resumed == before && set.prefix_state) offer(before, *set.prefix_state);
   const bool based = !turn.offered.empty() && turn.offered.back() == before;
   if (based && computed > 1 && computed <= span_tokens_) turn.span_tokens = computed;
   offer(tokens.size(), set.sequence->recurrent());

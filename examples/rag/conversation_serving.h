@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/session/client.h"
 #include "examples/rag/cached_serving.h"
 #include "examples/rag/prompt.h"
 #include "examples/rag/serving.h"
 #include "examples/rag/span_staging.h"
+#include "proto/object.h"
 
 namespace ashlar::talk {
 
@@ -49,9 +49,7 @@ class ConversationServing {
   // With options.prefixes. A turn of which no more than its span_tokens are computed from the prompt's last token on
   // offers a span, and states before that token. The engine resumes with the bits of one that never left if its passes
   // have capture_tokens.
-  static absl::StatusOr<std::unique_ptr<ConversationServing>> Open(Client& client, const rag::Runtime& runtime,
-                                                                   refengine::KvPages& pool, const Region& region,
-                                                                   refengine::SeamWidths seams,
+  static absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const rag::Runtime& runtime,
                                                                    const rag::ServingOptions& options);
 
   // Computes the text so far, decodes so many tokens greedily, appends them, and commits what was asked for. Errors are
@@ -60,7 +58,8 @@ class ConversationServing {
   // After Serve: the engines of that node go on with the conversation from where this turn has ended. UNAVAILABLE: it
   // is not there, at least not in time; they compute.
   absl::Status HandOff(const Conversation& conversation, const std::string& node, std::chrono::milliseconds wait);
-  const Layout& layout() const { return serving_->layout(); }
+  engine::Cache& cache() { return serving_->cache(); }
+  refengine::KvPages& pages() { return serving_->pages(); }
 
  private:
   ConversationServing(const rag::Runtime& runtime, std::unique_ptr<rag::CachedServing> serving)
@@ -68,8 +67,6 @@ class ConversationServing {
 
   absl::Status Decode(std::vector<int32_t>& text, int64_t count, std::vector<float> logits);
   void Commit(const Conversation& conversation, Turn& turn);
-  // The state before the prompt's last token where that is what the turn was resumed from; none if it was not.
-  std::optional<refengine::RecurrentState> BeforeLastToken(const Turn& turn);
 
   const rag::Runtime runtime_;
   const std::unique_ptr<rag::CachedServing> serving_;

@@ -32,24 +32,19 @@ class Conversations : public testing::Test {
     auto daemon = tools::LocalDaemon::Start({.dram_bytes = 256u << 20, .threads = 1});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
-    ClientOptions options = daemon_->client_options();
-    options.timeout = std::chrono::seconds(10);
-    auto client = Client::Connect(options);
-    ASSERT_TRUE(client.ok()) << client.status();
-    client_ = *std::move(client);
-    auto region = client_->HostRegion(rag::RegionBytes(model_.config(), rag::kPageTokens, kPages));
-    ASSERT_TRUE(region.ok()) << region.status();
-    region_ = *region;
-    pages_ = std::make_unique<refengine::KvPages>(model_.config(), rag::kPageTokens, kPages,
-                                                  std::span(region_.data(), region_.size()));
-    auto serving = Open({.prefixes = {.capture_tokens = kPass}}, region_);
+    auto serving = Open({.capture_tokens = kPass});
     ASSERT_TRUE(serving.ok()) << serving.status();
     serving_ = *std::move(serving);
   }
 
   rag::Runtime runtime() { return {model_, engine_, kernels_, *queue_, pool_}; }
-  absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const rag::ServingOptions& options, const Region& region) {
-    return ConversationServing::Open(*client_, runtime(), *pages_, region, kSeams, options);
+  absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const rag::PrefixUse& prefixes) {
+    return ConversationServing::Open(runtime(), {.rpc_socket = daemon_->client_options().rpc_socket,
+                                                 .session_socket = daemon_->client_options().session_socket,
+                                                 .timeout = std::chrono::seconds(10),
+                                                 .seams = kSeams,
+                                                 .pages = kPages,
+                                                 .prefixes = prefixes});
   }
 
   Turn Say(Conversation& conversation, std::span<const int32_t> message) {
@@ -93,9 +88,6 @@ class Conversations : public testing::Test {
   refengine::Engine engine_{model_, kernels_, pool_, {.pass_tokens = kPass}};
   rag::LocalPages own_{model_.config(), kPages};
   std::unique_ptr<tools::LocalDaemon> daemon_;
-  std::unique_ptr<Client> client_;
-  Region region_;
-  std::unique_ptr<refengine::KvPages> pages_;
   std::unique_ptr<ConversationServing> serving_;
 };
 
@@ -175,28 +167,22 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
 
   void SetUp() override {
     Conversations::SetUp();
-    auto region = client_->HostRegion(rag::RegionBytes(model_.config(), rag::kPageTokens, kPages));
-    ASSERT_TRUE(region.ok()) << region.status();
     serving_.reset();
-    region_ = *region;
-    pages_ = std::make_unique<refengine::KvPages>(model_.config(), rag::kPageTokens, kPages,
-                                                  std::span(region_.data(), region_.size()));
-    auto serving =
-        Open({.prefixes = {.capture_tokens = kPass, .span_tokens = kSpan, .span_dtype = GetParam()}}, region_);
+    auto serving = Open({.capture_tokens = kPass, .span_tokens = kSpan, .span_dtype = GetParam()});
     ASSERT_TRUE(serving.ok()) << serving.status();
     serving_ = *std::move(serving);
   }
   // Serves what the conversation ends with now; what was rebuilt is held to a sequence that computed all of it.
   Turn Answer(Conversation& talk) {
     Turn turn = serving_->Serve(talk, kAnswer).value();
-    if (!turn.set->rebuilt || turn.provenance != Provenance::kExact) return turn;
+    if (turn.set->plan().prefix_span_tokens == 0 || turn.provenance != Provenance::kExact) return turn;
     refengine::Sequence full(model_.config(), own_.pool());
     // States computed behind rebuilt states carry an error of that size, and were captured with it.
     const double before = bound() * rebuilt_++;
     const auto step = refengine::Step::Compute(std::span(talk.text.tokens).first(turn.set->resumed));
     EXPECT_TRUE(engine_.Advance(full, {&step, 1}).ok());
     for (int32_t layer = 0; layer < model_.config().linear_layers(); ++layer) {
-      const refengine::RecurrentState& rebuilt = *turn.set->rebuilt;
+      const refengine::RecurrentState& rebuilt = *turn.set->prefix_state;
       EXPECT_LE(rag::RelativeL2(rebuilt.State(layer), full.recurrent().State(layer)), before + bound());
       EXPECT_LE(rag::RelativeL2(rebuilt.ConvWindow(layer), full.recurrent().ConvWindow(layer)), before + 1e-5);
     }
@@ -222,7 +208,7 @@ TEST_P(RegeneratedAnswers, AreResumedInsideAndWhereTheyBegan) {
   talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
   const Turn second = Answer(talk);
   EXPECT_EQ(second.set->resumed, 211u);
-  EXPECT_EQ(second.set->match()->prefix().span_tokens, 12u);
+  EXPECT_EQ(second.set->plan().prefix_span_tokens, 12u);
   EXPECT_EQ(second.served.computed_tokens, 60u);
   EXPECT_EQ(second.outcomes.back(), CommitOutcome::kKeptAsSpan);
   // That turn is answered once more: from the states before its last token.
@@ -248,7 +234,7 @@ TEST_P(RegeneratedAnswers, OfComposedTurnsAreTheConversationsOwn) {
   const Turn second = Answer(talk);
   EXPECT_TRUE(second.own);
   EXPECT_EQ(second.set->resumed, prompt + 9);
-  EXPECT_EQ(second.set->match()->prefix().span_tokens, 10u);
+  EXPECT_EQ(second.set->plan().prefix_span_tokens, 10u);
   const Turn same = Answer(other);
   EXPECT_FALSE(same.own);
 }
@@ -265,14 +251,9 @@ TEST_F(Conversations, WithoutADaemonTurnsAreComputed) {
 }
 
 TEST_F(Conversations, RefusesWhatItCannotServeFrom) {
-  const auto unused = Open({}, region_);
+  const auto unused = Open({});
   EXPECT_EQ(unused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(unused.status().message(), testing::HasSubstr("options.prefixes"));
-  const auto small = client_->HostRegion(rag::RegionBytes(model_.config(), rag::kPageTokens, kPages / 2));
-  ASSERT_TRUE(small.ok());
-  const auto refused = Open({.prefixes = {.capture_tokens = kPass}}, *small);
-  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(refused.status().message(), testing::HasSubstr("region"));
 }
 
 TEST(Conversation, IdsAreDrawn) {

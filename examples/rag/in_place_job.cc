@@ -65,8 +65,6 @@ class InPlaceJob {
   std::vector<std::string> questions_;
   std::vector<RagPrompt> prompts_;
   std::unique_ptr<tools::LocalDaemon> daemon_;
-  std::unique_ptr<Client> client_;
-  std::unique_ptr<refengine::KvPages> copy_pages_;
   std::unique_ptr<CachedServing> copies_;
   std::unique_ptr<InPlaceServing> in_place_;
   std::vector<std::unique_ptr<InPlaceServing::Running>> running_;
@@ -103,15 +101,11 @@ absl::Status InPlaceJob::Prepare() {
 }
 
 absl::Status InPlaceJob::OpenCopies(size_t longest) {
-  auto client = Client::Connect(daemon_->client_options());
-  if (!client.ok()) return client.status();
-  client_ = std::move(*client);
-  const int32_t pages = PagesFor(longest, 3);  // the prompt, one whose landing is not quiet yet, and a segment
-  absl::StatusOr<Region> region = client_->HostRegion(RegionBytes(model_.config(), kPageTokens, pages));
-  if (!region.ok()) return region.status();
-  copy_pages_ = std::make_unique<refengine::KvPages>(model_.config(), kPageTokens, pages,
-                                                     std::span(region->data(), region->size()));
-  auto copies = CachedServing::Open(*client_, runtime(), *copy_pages_, *region, kSeams);
+  auto copies = CachedServing::Open(
+      runtime(), {.rpc_socket = daemon_->client_options().rpc_socket,
+                  .session_socket = daemon_->client_options().session_socket,
+                  .seams = kSeams,
+                  .pages = PagesFor(longest, 3)});  // the prompt, one whose landing has not quiesced, and a segment
   if (!copies.ok()) return copies.status();
   copies_ = std::move(*copies);
   return absl::OkStatus();

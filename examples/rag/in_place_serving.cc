@@ -13,7 +13,6 @@
 namespace ashlar::rag {
 namespace {
 
-using refengine::CachedLayer;
 using refengine::ModelConfig;
 using refengine::Sequence;
 using refengine::SharedSpan;
@@ -42,32 +41,6 @@ std::vector<bool> SharedPositions(const engine::Plan& plan, size_t tokens) {
               true);
   }
   return shared;
-}
-
-// The tuples of one step that is taken from the cache, in the kernels' form.
-struct StepTuples {
-  std::vector<std::vector<kernels::HeadTuple>> heads;  // by layer
-  std::vector<CachedLayer> layers;                     // by layer
-};
-
-absl::Status Read(engine::Request& request, uint32_t step, const ModelConfig& config, StepTuples& out) {
-  out.heads.resize(static_cast<size_t>(config.layers()));
-  out.layers.resize(static_cast<size_t>(config.layers()));
-  for (int32_t layer = 0; layer < config.layers(); ++layer) {
-    if (config.is_attention(layer)) continue;
-    engine::Tuple tuple;
-    const engine::Status read = request.StepTuple(step, static_cast<uint32_t>(layer), &tuple);
-    if (!read.ok()) return ToStatus(read);
-    std::vector<kernels::HeadTuple>& heads = out.heads[static_cast<size_t>(layer)];
-    for (uint32_t i = 0; i < tuple.head_count; ++i) {
-      const engine::Head& head = tuple.heads[i];
-      heads.push_back({head.form, head.rank, head.transition, head.state, head.state_exponent});
-    }
-    out.layers[static_cast<size_t>(layer)] = {
-        .tuple = {heads.data(), tuple.transition_dtype, tuple.state_dtype, static_cast<int64_t>(tuple.position)},
-        .conv_tail = static_cast<const float*>(tuple.conv_tail)};
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -179,11 +152,7 @@ absl::StatusOr<bool> InPlaceServing::Compute(const RagPrompt& prompt, Running& r
   const std::vector<bool> shared = SharedPositions(plan, prompt.tokens.size());
   if (absl::Status status = Admit(running, OwnPages(shared)); !status.ok()) return status;
   Place(prompt, shared, running);
-  // The reference engine checks all tuples before it computes the first layer.
-  for (int32_t layer = 0; layer < config.layers(); ++layer) {
-    if (!running.request.WaitLayer(static_cast<uint32_t>(layer)).ok()) break;
-  }
-  std::vector<StepTuples> tuples(plan.step_count);
+  std::vector<StepTuples> tuples(plan.step_count, StepTuples(config));
   std::vector<Step> chain;
   for (uint32_t i = 0; i < plan.step_count; ++i) {
     const engine::Step& step = plan.steps[i];
@@ -192,16 +161,15 @@ absl::StatusOr<bool> InPlaceServing::Compute(const RagPrompt& prompt, Running& r
       chain.push_back(Step::Compute(std::span(prompt.tokens).subspan(step.begin, step.end - step.begin)));
       continue;
     }
-    if (!Read(running.request, i, config, tuples[i]).ok()) break;
     const bool whole = step.kind == engine::StepKind::kCheckpoint;
     chain.push_back(whole ? Step::Checkpoint(count, tuples[i].layers) : Step::Cached(count, tuples[i].layers));
   }
-  if (chain.size() == plan.step_count) {
-    running.logits.resize(refengine::kVocabulary);
-    const absl::Status advanced =
-        runtime_.engine.Advance(*running.sequence, chain, {.last_logits = running.logits.data()});
-    if (!advanced.ok()) return advanced;
-  }
+  running.logits.resize(refengine::kVocabulary);
+  const absl::Status advanced = runtime_.engine.Advance(
+      *running.sequence, chain, {.last_logits = running.logits.data(), .on_layer = [&](int32_t layer) {
+                                   return ReadLayer(running.request, config, layer, tuples);
+                                 }});
+  if (!advanced.ok() && !absl::IsCancelled(advanced)) return advanced;
   const engine::Status finished = running.request.Finish();
   if (finished.ok() || finished.code == engine::Code::kRestart) return finished.ok();
   return ToStatus(finished);

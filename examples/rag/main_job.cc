@@ -17,7 +17,6 @@
 namespace ashlar::rag {
 namespace {
 
-using refengine::KvPages;
 using refengine::ModelConfig;
 
 constexpr int64_t kDefaultWidth = 8;  // HYPIC's seam window
@@ -33,10 +32,8 @@ uint64_t Digest(const std::vector<float>& logits) {
   return digest;
 }
 
-// One node's engine: its own connection, its own pages, the model of all.
+// One node's engine: the caches of all seam widths share a session and pages.
 struct NodeEngine {
-  std::unique_ptr<Client> client;
-  std::unique_ptr<KvPages> shared_pages;                     // in memory that the daemon lands into
   std::map<int64_t, std::unique_ptr<CachedServing>> ashlar;  // by seam width
 };
 
@@ -57,7 +54,7 @@ class MainJob {
  private:
   absl::Status Prepare();
   absl::Status StartNodes(size_t longest);
-  absl::Status Connect(const ClientOptions& options, size_t longest, NodeEngine& node);
+  absl::Status Connect(const tools::LocalDaemon& daemon, size_t longest, NodeEngine& node);
   absl::StatusOr<RequestResult> Request(size_t number);
   absl::Status OtherWidths(NodeEngine& node, const RagPrompt& prompt, const std::vector<float>& full_logits);
   StoredSegments Stored() const;
@@ -124,25 +121,26 @@ absl::Status MainJob::StartNodes(size_t longest) {
   daemons_ = std::move(*daemons);
   nodes_.resize(daemons_->size());
   for (size_t node = 0; node < nodes_.size(); ++node) {
-    absl::Status status = Connect(daemons_->daemon(node).client_options(), longest, nodes_[node]);
+    absl::Status status = Connect(daemons_->daemon(node), longest, nodes_[node]);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-absl::Status MainJob::Connect(const ClientOptions& options, size_t longest, NodeEngine& node) {
-  auto client = Client::Connect(options);
-  if (!client.ok()) return client.status();
-  node.client = std::move(*client);
-  // The prompt being served, those whose landings are not quiet yet, and a segment being filled.
-  const int32_t pages = PagesFor(longest, std::size(kWidths) + 2);
-  absl::StatusOr<Region> region = node.client->HostRegion(RegionBytes(config_, kPageTokens, pages));
-  if (!region.ok()) return region.status();
-  node.shared_pages = std::make_unique<KvPages>(config_, kPageTokens, pages, std::span(region->data(), region->size()));
+absl::Status MainJob::Connect(const tools::LocalDaemon& daemon, size_t longest, NodeEngine& node) {
+  const CachedServing* first = nullptr;
   for (int64_t width : kWidths) {
-    auto serving = CachedServing::Open(*node.client, runtime(), *node.shared_pages, *region, {width, width},
-                                       {.compose = options_.compose, .epsilon = options_.epsilon});
+    auto serving = CachedServing::Open(
+        runtime(), {.rpc_socket = daemon.client_options().rpc_socket,
+                    .session_socket = daemon.client_options().session_socket,
+                    .seams = {width, width},
+                    // The prompt being served, those whose landings have not quiesced, and a segment being filled.
+                    .pages = PagesFor(longest, std::size(kWidths) + 2),
+                    .beside = first,
+                    .compose = options_.compose,
+                    .epsilon = options_.epsilon});
     if (!serving.ok()) return serving.status();
+    if (first == nullptr) first = serving->get();
     node.ashlar[width] = std::move(*serving);
   }
   return absl::OkStatus();

@@ -7,26 +7,6 @@ namespace ashlar::rag {
 using refengine::KvPages;
 using refengine::ModelConfig;
 
-size_t RegionBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages) {
-  return KvPages::RequiredBytes(config, page_tokens, pages);
-}
-
-PagedCache DeclaredPages(const ModelConfig& config, const KvPages& pool) {
-  PagedCache pages{.page_tokens = static_cast<uint32_t>(pool.page_tokens()),
-                   .pages = static_cast<uint32_t>(pool.pages())};
-  for (int32_t i = 0; i < config.attention_layers(); ++i) {
-    const refengine::PagedLayerGeometry layer = pool.Geometry(i);
-    pages.layers.push_back({.layer = layer.layer,
-                            .key_offset = layer.key_offset,
-                            .value_offset = layer.value_offset,
-                            .page_stride = layer.page_stride,
-                            .token_stride = layer.token_stride,
-                            .key_head_stride = layer.head_stride,
-                            .value_head_stride = layer.head_stride});
-  }
-  return pages;
-}
-
 std::vector<engine::PagePlace> PlacesOf(const ModelConfig& config, int32_t page_tokens, int32_t pages) {
   std::vector<engine::PagePlace> places;
   for (int32_t i = 0; i < config.attention_layers(); ++i) {
@@ -52,6 +32,27 @@ std::vector<engine::LinearTensors> TensorsOf(const ModelConfig& config, const re
                        .conv_tail = state.ConvWindow(linear).data()});
   }
   return tensors;
+}
+
+bool ReadLayer(engine::Request& request, const ModelConfig& config, int32_t layer, std::vector<StepTuples>& steps) {
+  if (!request.WaitLayer(static_cast<uint32_t>(layer)).ok()) return false;
+  if (config.is_attention(layer)) return true;
+  const engine::Plan& plan = request.plan();
+  for (uint32_t i = 0; i < plan.step_count; ++i) {
+    if (plan.steps[i].kind == engine::StepKind::kCompute) continue;
+    engine::Tuple tuple;
+    if (!request.StepTuple(i, static_cast<uint32_t>(layer), &tuple).ok()) return false;
+    std::vector<kernels::HeadTuple>& heads = steps[i].heads[static_cast<size_t>(layer)];
+    heads.clear();
+    for (uint32_t h = 0; h < tuple.head_count; ++h) {
+      const engine::Head& head = tuple.heads[h];
+      heads.push_back({head.form, head.rank, head.transition, head.state, head.state_exponent});
+    }
+    steps[i].layers[static_cast<size_t>(layer)] = {
+        .tuple = {heads.data(), tuple.transition_dtype, tuple.state_dtype, static_cast<int64_t>(tuple.position)},
+        .conv_tail = static_cast<const float*>(tuple.conv_tail)};
+  }
+  return true;
 }
 
 TupleRoom::TupleRoom(const ModelConfig& config) {

@@ -7,23 +7,32 @@
 #include <vector>
 
 #include "ashlar/engine.h"
-#include "client/session/client.h"
 #include "examples/refengine/engine.h"
 #include "examples/refengine/kv_pages.h"
 #include "examples/refengine/sequence.h"
 
 namespace ashlar::rag {
 
-// Room for so many pages.
-size_t RegionBytes(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages);
-
-// How the pages lie that a region begins with.
-PagedCache DeclaredPages(const refengine::ModelConfig& config, const refengine::KvPages& pool);
+// Where the pages are in memory that holds a pool of this many pages.
 std::vector<engine::PagePlace> PlacesOf(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages);
 
 // Where the tensors of a state lie, all linear layers'. Until the state moves.
 std::vector<engine::LinearTensors> TensorsOf(const refengine::ModelConfig& config,
                                              const refengine::RecurrentState& state);
+
+// The tuples of one step that is taken from the cache, in the kernels' form. Valid until the request ends or its plan
+// changes.
+struct StepTuples {
+  explicit StepTuples(const refengine::ModelConfig& config)
+      : layers(static_cast<size_t>(config.layers())), heads(static_cast<size_t>(config.layers())) {}
+
+  std::vector<refengine::CachedLayer> layers;          // by layer; empty for attention layers
+  std::vector<std::vector<kernels::HeadTuple>> heads;  // by layer; `layers` points to them
+};
+// Waits for a layer of the plan, and reads the tuples of all its steps if it is a linear layer; `steps` has one element
+// for each step. False: a hit failed to land.
+bool ReadLayer(engine::Request& request, const refengine::ModelConfig& config, int32_t layer,
+               std::vector<StepTuples>& steps);
 
 // Room for one tuple of all linear layers.
 class TupleRoom {

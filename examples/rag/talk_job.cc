@@ -61,7 +61,7 @@ class TalkJob {
   absl::StatusOr<double> StateError(const Turn& turn, std::span<const int32_t> prompt);
   // Returns how many more bytes states in place of the spans would have taken.
   uint64_t SavedBytes(const Turn& turn, uint64_t text) const;
-  PrefixUse Use() const;
+  rag::PrefixUse Use() const;
   rag::Runtime runtime(refengine::Engine& engine) { return {model_, engine, kernels_, *queue_, pool_}; }
 
   const TalkOptions options_;
@@ -72,16 +72,14 @@ class TalkJob {
   refengine::Engine engine_, full_engine_;
 
   std::unique_ptr<tools::LocalDaemon> daemon_;
-  std::unique_ptr<Client> client_;
-  std::unique_ptr<refengine::KvPages> shared_pages_;  // in memory that the daemon lands into
   std::unique_ptr<rag::LocalPages> own_pages_;
   std::unique_ptr<ConversationServing> ashlar_;
   std::unique_ptr<rag::FullRecompute> full_;
   std::vector<Talk> talks_;
 };
 
-PrefixUse TalkJob::Use() const {
-  PrefixUse use{.capture_tokens = kPassTokens};
+rag::PrefixUse TalkJob::Use() const {
+  rag::PrefixUse use{.capture_tokens = kPassTokens};
   if (!options_.regenerate) return use;
   // An answer, and the prompt's last token.
   use.span_tokens = static_cast<uint32_t>(std::min<uint64_t>(options_.decode + 1, limits::kMaxSpanTokens));
@@ -116,17 +114,15 @@ absl::Status TalkJob::Prepare() {
                                            .threads = static_cast<uint32_t>(pool_.Size())});
   if (!daemon.ok()) return daemon.status();
   daemon_ = std::move(*daemon);
-  auto client = Client::Connect(daemon_->client_options());
-  if (!client.ok()) return client.status();
-  client_ = std::move(*client);
-  // The turn being served, a segment being filled, and every composed conversation's sequence that stays.
-  const int32_t pages = rag::PagesFor(longest, 2 + talks_.size() / 2);
-  absl::StatusOr<Region> region = client_->HostRegion(rag::RegionBytes(model_.config(), kPageTokens, pages));
-  if (!region.ok()) return region.status();
-  shared_pages_ = std::make_unique<refengine::KvPages>(model_.config(), kPageTokens, pages,
-                                                       std::span(region->data(), region->size()));
-  auto serving = ConversationServing::Open(*client_, runtime(engine_), *shared_pages_, *region, kSeams,
-                                           {.compose = job.compose, .epsilon = job.epsilon, .prefixes = Use()});
+  auto serving = ConversationServing::Open(
+      runtime(engine_), {.rpc_socket = daemon_->client_options().rpc_socket,
+                         .session_socket = daemon_->client_options().session_socket,
+                         .seams = kSeams,
+                         // The turn being served, a segment being filled, and composed conversations' sequences.
+                         .pages = rag::PagesFor(longest, 2 + talks_.size() / 2),
+                         .compose = job.compose,
+                         .epsilon = job.epsilon,
+                         .prefixes = Use()});
   if (!serving.ok()) return serving.status();
   ashlar_ = *std::move(serving);
   own_pages_ = std::make_unique<rag::LocalPages>(model_.config(), rag::PagesFor(longest, 1));
@@ -174,14 +170,14 @@ absl::StatusOr<double> TalkJob::StateError(const Turn& turn, std::span<const int
   if (absl::Status status = full_engine_.Advance(full, {&step, 1}); !status.ok()) return status;
   double worst = 0;
   for (int32_t layer = 0; layer < model_.config().linear_layers(); ++layer) {
-    worst = std::max(worst, rag::RelativeL2(turn.set->rebuilt->State(layer), full.recurrent().State(layer)));
+    worst = std::max(worst, rag::RelativeL2(turn.set->prefix_state->State(layer), full.recurrent().State(layer)));
   }
   return worst;
 }
 
 uint64_t TalkJob::SavedBytes(const Turn& turn, uint64_t text) const {
   if (turn.outcomes.back() != CommitOutcome::kKeptAsSpan) return 0;
-  const Layout& layout = ashlar_->layout();
+  const Layout layout = model_.layout(kSeams.head, kSeams.tail, kPageTokens);
   const auto span = PlanPrefixSpan(layout, {}, {}, options_.span_dtype, text - turn.span_tokens, text);
   const auto states = PlanPrefixCheckpoint(layout, {}, {}, PrefixBlockTokens(layout), text);
   return span.ok() && states.ok() && states->bytes > span->bytes ? states->bytes - span->bytes : 0;
@@ -219,7 +215,7 @@ absl::StatusOr<TurnResult> TalkJob::TakeTurn(Talk& talk, size_t number) {
     result.kept += outcome == CommitOutcome::kKept || outcome == CommitOutcome::kAlreadyPresent ||
                    outcome == CommitOutcome::kKeptAsSpan;
   }
-  result.span_tokens = resumed > 0 ? turn->set->match()->prefix().span_tokens : 0;
+  result.span_tokens = turn->set->plan().prefix_span_tokens;
   result.saved_bytes = SavedBytes(*turn, text.tokens.size());
   if (result.span_tokens > 0 && !result.composed) {
     const absl::StatusOr<double> error = StateError(*turn, text.tokens);

@@ -25,8 +25,7 @@
 
 namespace ashlar::refengine {
 
-// The cached tuple of one layer behind a run of tokens; empty for attention layers. The same members as client.h's
-// MappedTuple.
+// The cached tuple of one layer after a run of tokens; empty for attention layers.
 struct CachedLayer {
   kernels::TupleView tuple;
   const float* conv_tail = nullptr;  // [conv_kernel − 1, conv_channels], at the end of the interior
@@ -35,8 +34,8 @@ struct CachedLayer {
 // The next tokens of a sequence: either computed, or taken from the cache.
 struct Step {
   static Step Compute(std::span<const int32_t> tokens) { return {.tokens = tokens}; }
-  // `layers`: one entry a layer of the model. The keys and values already stand in the sequence's pages, at the next
-  // `count` positions (or will stand there when on_layer returns for their layer).
+  // `layers`: one entry per layer of the model. With on_layer, keys, values and tuples must be in the sequence's pages
+  // and in `layers` when on_layer returns for their layer; without it, at the call.
   static Step Cached(int64_t count, std::span<const CachedLayer> layers) {
     return {.cached_tokens = count, .cached = layers};
   }

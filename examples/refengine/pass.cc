@@ -18,7 +18,9 @@ bool IsComplete(const CachedLayer& layer, int32_t heads, bool checkpoint) {
   });
 }
 
-absl::Status CheckCached(const ModelConfig& config, bool may_be_checkpoint, const Step& step, const std::string& name) {
+// `filled`: the tuples are there before the first layer.
+absl::Status CheckCached(const ModelConfig& config, bool may_be_checkpoint, bool filled, const Step& step,
+                         const std::string& name) {
   if (!step.tokens.empty()) return Invalid(name, ": both tokens and cached layers");
   if (step.cached_tokens <= 0) return Invalid(name, ".cached_tokens: ", step.cached_tokens);
   if (step.cached.size() != static_cast<size_t>(config.layers())) {
@@ -27,7 +29,7 @@ absl::Status CheckCached(const ModelConfig& config, bool may_be_checkpoint, cons
   if (step.checkpoint && !may_be_checkpoint) {
     return Invalid(name, ".checkpoint: only the first step of an empty sequence may be one");
   }
-  for (int32_t layer = 0; layer < config.layers(); ++layer) {
+  for (int32_t layer = 0; filled && layer < config.layers(); ++layer) {
     if (config.is_attention(layer)) continue;
     if (!IsComplete(step.cached[layer], config.linear.value_heads, step.checkpoint)) {
       return Invalid(name, ".cached[", layer, "]: incomplete");
@@ -129,7 +131,8 @@ absl::Status CheckChain(const ModelConfig& config, int64_t start, std::span<cons
     const std::string name = absl::StrCat("chain[", i, "]");
     const bool cached = !chain[i].cached.empty();
     const absl::Status status =
-        cached ? CheckCached(config, start == 0 && i == 0, chain[i], name) : CheckTokens(chain[i], name);
+        cached ? CheckCached(config, start == 0 && i == 0, options.on_layer == nullptr, chain[i], name)
+               : CheckTokens(chain[i], name);
     if (!status.ok()) return status;
     computes |= !cached;
   }

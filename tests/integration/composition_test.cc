@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/integration/engine_internals.h"
 #include "tests/integration/serving_fixture.h"
 #include "tests/integration/test_engine.h"
 
@@ -56,9 +57,9 @@ TEST_F(Composing, EngineAndDaemonGiveEqualBits) {
     own.Serve(prompt);  // so that all engines find it
     elsewhere.Serve(prompt);
     const rag::Served by_engine = own.Serve(prompt);
-    const uint64_t before = asked.serving->daemon_advances();
+    const uint64_t before = DaemonAdvances(asked.serving->cache());
     const rag::Served by_daemon = asked.Serve(prompt), with_more_threads = elsewhere.Serve(prompt);
-    advances = asked.serving->daemon_advances() - before;
+    advances = DaemonAdvances(asked.serving->cache()) - before;
     EXPECT_EQ(advances, static_cast<uint64_t>(config_.linear_layers())) << "one call a layer";
     EXPECT_EQ(by_daemon.hits, order.size() + 1);
     EXPECT_EQ(by_engine.logits, by_daemon.logits);
@@ -79,9 +80,9 @@ TEST_F(Composing, ADaemonThatDiesUnderAnAdvanceCostsTimeOnly) {
   const rag::Served cached = engine.Serve(prompt);
   ASSERT_GT(rag::RelativeL2(cached.logits, full), 10 * kSame) << "the two answers must be told apart";
 
-  const uint64_t before = engine.serving->daemon_advances();
+  const uint64_t before = DaemonAdvances(engine.serving->cache());
   std::thread killer([&] {
-    ASSERT_TRUE(SpinUntil([&] { return engine.serving->daemon_advances() >= before + 2; }));
+    ASSERT_TRUE(SpinUntil([&] { return DaemonAdvances(engine.serving->cache()) >= before + 2; }));
     daemon_.Freeze();
     std::this_thread::sleep_for(milliseconds(200));
     daemon_.Kill();
@@ -89,18 +90,18 @@ TEST_F(Composing, ADaemonThatDiesUnderAnAdvanceCostsTimeOnly) {
   const rag::Served served = engine.Serve(prompt);
   killer.join();
   EXPECT_EQ(served.hits, 4u) << "the match came before the end";
-  EXPECT_LT(engine.serving->daemon_advances() - before, static_cast<uint64_t>(config_.linear_layers()));
+  EXPECT_LT(DaemonAdvances(engine.serving->cache()) - before, static_cast<uint64_t>(config_.linear_layers()));
   // Tuples that a verdict vouched for before the daemon's end may still be used, by the engine's own kernels.
   const bool landed = served.computed_tokens == cached.computed_tokens;
   EXPECT_TRUE(landed || served.computed_tokens == prompt.tokens.size());
   EXPECT_LT(rag::RelativeL2(served.logits, landed ? cached.logits : full), kSame);
 
   daemon_.Start();
-  ASSERT_TRUE(Eventually([&] { return engine.client->connected(); }));
+  ASSERT_TRUE(Eventually([&] { return engine.serving->cache().connected(); }));
   engine.Serve(prompt);
-  const uint64_t restarted = engine.serving->daemon_advances();
+  const uint64_t restarted = DaemonAdvances(engine.serving->cache());
   EXPECT_EQ(engine.Serve(prompt).logits, cached.logits);
-  EXPECT_GT(engine.serving->daemon_advances(), restarted) << "a new life of the daemon composes again";
+  EXPECT_GT(DaemonAdvances(engine.serving->cache()), restarted) << "a new life of the daemon composes again";
 }
 
 // The engine continues alone; it does not use the memory shared with the daemon until the daemon has released it.
@@ -112,9 +113,9 @@ TEST_F(Composing, ADaemonThatStandsStillUnderAnAdvanceIsLeftAlone) {
   const rag::Served cached = engine.Serve(prompt);
   const std::vector<float> full = FullRecompute(prompt);
 
-  const uint64_t before = engine.serving->daemon_advances();
+  const uint64_t before = DaemonAdvances(engine.serving->cache());
   std::thread freezer([&] {
-    ASSERT_TRUE(SpinUntil([&] { return engine.serving->daemon_advances() >= before + 2; }));
+    ASSERT_TRUE(SpinUntil([&] { return DaemonAdvances(engine.serving->cache()) >= before + 2; }));
     daemon_.Freeze();
   });
   const rag::Served served = engine.Serve(prompt);
@@ -123,9 +124,9 @@ TEST_F(Composing, ADaemonThatStandsStillUnderAnAdvanceIsLeftAlone) {
   EXPECT_LT(rag::RelativeL2(served.logits, landed ? cached.logits : full), kSame);
   daemon_.Thaw();
   ASSERT_TRUE(Eventually([&] {
-    const uint64_t so_far = engine.serving->daemon_advances();
+    const uint64_t so_far = DaemonAdvances(engine.serving->cache());
     const bool same = engine.Serve(prompt).logits == cached.logits;
-    return same && engine.serving->daemon_advances() > so_far;
+    return same && DaemonAdvances(engine.serving->cache()) > so_far;
   }));
 }
 

@@ -27,18 +27,10 @@ class Conversing : public Serving {
   rag::Runtime runtime() { return {model_, passes_, kernels_, *queue_, pool_}; }
 
   void SetUp() override {
-    ClientOptions patient = daemon_.client_options();
-    patient.timeout = std::chrono::seconds(2);
-    auto connected = Client::Connect(patient);
-    ASSERT_TRUE(connected.ok()) << connected.status();
-    client_ = *std::move(connected);
-    auto hosted = client_->HostRegion(rag::RegionBytes(config_, kPageTokens, kPages));
-    ASSERT_TRUE(hosted.ok()) << hosted.status();
-    region_ = *hosted;
-    pages_ =
-        std::make_unique<refengine::KvPages>(config_, kPageTokens, kPages, std::span(region_.data(), region_.size()));
-    auto opened = ConversationServing::Open(*client_, runtime(), *pages_, region_, kSeams,
-                                            {.patience = patience_, .prefixes = prefixes_});
+    rag::ServingOptions options = OptionsFor(daemon_.client_options());
+    options.patience = patience_;
+    options.prefixes = prefixes_;
+    auto opened = ConversationServing::Open(runtime(), options);
     ASSERT_TRUE(opened.ok()) << opened.status();
     serving_ = *std::move(opened);
   }
@@ -52,7 +44,7 @@ class Conversing : public Serving {
     cuts_.Resume(turn.set->resumed);
     cuts_.Add(turn.runs);
     const auto expected = talk::Replay(runtime(), own_.pool(), std::span(text).first(turn.prompt_tokens), cuts_);
-    if (turn.set->match()->prefix_span() == nullptr) {
+    if (turn.set->plan().prefix_span_tokens == 0) {
       EXPECT_EQ(turn.served.logits, expected.value());
     } else {  // its states were run through tokens one by one, not a pass at a time
       EXPECT_LE(rag::RelativeL2(turn.served.logits, expected.value()), kSame);
@@ -67,14 +59,11 @@ class Conversing : public Serving {
   }
 
   rag::Patience patience_{.land = std::chrono::milliseconds(500)};
-  PrefixUse prefixes_{.capture_tokens = kPass};
+  rag::PrefixUse prefixes_{.capture_tokens = kPass};
   refengine::Engine passes_{model_, kernels_, pool_, {.pass_tokens = kPass}};
   rag::LocalPages own_{config_, kPages};
   Conversation conversation_;
   talk::Cuts cuts_;
-  std::unique_ptr<Client> client_;
-  Region region_;
-  std::unique_ptr<refengine::KvPages> pages_;
   std::unique_ptr<ConversationServing> serving_;
 };
 
@@ -89,9 +78,9 @@ TEST_F(Conversing, CorruptStatesAreNotResumedFrom) {
 
 TEST_F(Conversing, CorruptKeysAreNotResumedFrom) {
   const Turn first = Say(600);
-  const refengine::PagedLayerGeometry layer = pages_->Geometry(1);
+  const refengine::PagedLayerGeometry layer = serving_->pages().Geometry(1);
   const int32_t page = first.set->sequence->page_table()[270 / kPageTokens];  // of the second block
-  const std::byte* key = region_.data() + layer.key_offset + page * layer.page_stride;
+  const uint8_t* key = serving_->cache().data() + layer.key_offset + page * layer.page_stride;
   ASSERT_GE(FlipInArenas(daemon_.pid(), Bytes(reinterpret_cast<const float*>(key), 16)), 1);
   EXPECT_EQ(Say(40).set->resumed, 0u);
   const uint64_t left = Left();
@@ -105,13 +94,13 @@ TEST_F(Conversing, ADaemonThatDiesWhileAPrefixLandsCostsTimeOnly) {
     conversation_ = Conversation();
     cuts_ = {};
     Say(1200);
-    const pid_t killer = SignalWhenItLands(region_, *pages_, SIGKILL);
+    const pid_t killer = SignalWhenItLands(serving_->cache(), serving_->pages(), SIGKILL);
     lost = Say(40).set->resumed == 0;
     EXPECT_EQ(waitpid(killer, nullptr, 0), killer);
     daemon_.Kill();
     EXPECT_EQ(Say(40).set->resumed, 0u) << "nobody is there";
     daemon_.Start();
-    ASSERT_TRUE(Eventually([&] { return client_->connected(); }));
+    ASSERT_TRUE(Eventually([&] { return serving_->cache().connected(); }));
   }
   EXPECT_TRUE(lost) << "every landing was over before the daemon died";
 }
@@ -136,11 +125,11 @@ TEST_P(ConversingFromDisk, ResumesFromObjectsLoadedFromDisk) {
     const uint64_t left = Left();
     ASSERT_EQ(daemon_.Terminate(), 0);
     daemon_.Start();
-    ASSERT_TRUE(Eventually([&] { return client_->connected(); }));
+    ASSERT_TRUE(Eventually([&] { return serving_->cache().connected(); }));
     const Turn said = Say(40);
     EXPECT_EQ(said.set->resumed, left);
-    EXPECT_EQ(said.set->match()->prefix().tier, TierKind::kSsd);
-    EXPECT_EQ(said.set->match()->prefix_span() != nullptr, GetParam() > 0);
+    EXPECT_EQ(static_cast<TierKind>(said.set->plan().prefix_tier), TierKind::kSsd);
+    EXPECT_EQ(said.set->plan().prefix_span_tokens > 0, GetParam() > 0);
     said.set->request.Release();
   }
 }

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/engine/prompt_run.h"
 #include "proto/outcome.h"
 #include "tests/integration/corrupt.h"
 #include "tests/integration/daemon_process.h"
@@ -417,7 +418,7 @@ TEST(EngineApiOnPrefixes, ATextIsCommittedAndResumed) {
   const std::string expected = test.StateBehind(text, 0);
   EXPECT_EQ(std::memcmp(state.data(), expected.data(), expected.size()), 0);
   ASSERT_GOOD(request.Finish());
-  test.ExpectResumed(*engine::MatchOf(request), asked.tokens, kPoison);
+  test.ExpectResumed(*engine::Access::Of(request)->match(), asked.tokens, kPoison);
 }
 
 TEST_F(EngineApi, RefusesInvalidFields) {
@@ -460,11 +461,10 @@ TEST_F(EngineApi, RefusesInvalidFields) {
   EngineOptions with(test_, {}, {});
   with.options.model.head = 1 << 20;
   engine::Cache refused;
-  EXPECT_THAT(Say(engine::OpenOn(test_.client(), test_.region(), with.options, &refused)),
-              StartsWith("3 model.head: "));
+  EXPECT_THAT(Say(OpenOn(test_.client(), test_.region(), with.options, &refused)), StartsWith("3 model.head: "));
   with.options.model.head = 4;
   with.options.model.weights_digest = "";
-  EXPECT_THAT(Say(engine::OpenOn(test_.client(), test_.region(), with.options, &refused)),
+  EXPECT_THAT(Say(OpenOn(test_.client(), test_.region(), with.options, &refused)),
               StartsWith("3 model.weights_digest: "));
 }
 

@@ -67,7 +67,7 @@ engine::Cache OpenBeside(TestEngine& test, const TensorShard& shard, const Prefi
   with.options.quiet_ms = quiet_ms;
   if (!memory) with.options.memory.kind = engine::MemoryKind::kNone;
   engine::Cache cache;
-  const engine::Status status = engine::OpenOn(test.client(), test.region(), with.options, &cache);
+  const engine::Status status = OpenOn(test.client(), test.region(), with.options, &cache);
   EXPECT_TRUE(status.ok()) << status.message;
   return cache;
 }

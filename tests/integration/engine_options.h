@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ashlar/engine.h"
-#include "client/engine/expert.h"
+#include "tests/integration/engine_internals.h"
 #include "tests/integration/test_engine.h"
 
 namespace ashlar::integration {

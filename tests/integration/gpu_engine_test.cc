@@ -147,7 +147,7 @@ TEST_F(GpuEngine, TheDaemonComposesForIt) {
   const Set here = SetPrompt(*Engine(false), segments);
   const auto engine = Engine(true, Grouping::kOne, ComposeBy::kDaemon);
   const Set there = SetPrompt(*engine, segments);
-  EXPECT_EQ(engine::DaemonAdvances(engine->cache), 1u);
+  EXPECT_EQ(DaemonAdvances(engine->cache), 1u);
   EXPECT_EQ(here.state, there.state);
   EXPECT_EQ(here.out, there.out);
 }

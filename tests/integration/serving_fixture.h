@@ -52,22 +52,23 @@ inline RagPrompt MakeTestPrompt(const std::vector<int32_t>& order) {
   return prompt;
 }
 
-// One engine process' worth: a client, pages in a hosted region, an engine that serves.
+inline rag::ServingOptions OptionsFor(const ClientOptions& daemon) {
+  return {.rpc_socket = daemon.rpc_socket,
+          .session_socket = daemon.session_socket,
+          .timeout = std::chrono::seconds(2),
+          .seams = kSeams,
+          .pages = kPages};
+}
+
+// One engine process: a session with hosted pages, and an engine that serves.
 struct ServingEngine {
   ServingEngine(const ClientOptions& options, const rag::Runtime& runtime, const rag::Patience& patience = {},
                 rag::ComposeBy compose = rag::ComposeBy::kEngine, bool cold_parallel = false) {
-    const ModelConfig& config = runtime.model.config();
-    ClientOptions patient = options;
-    patient.timeout = std::chrono::seconds(2);
-    auto connected = Client::Connect(patient);
-    EXPECT_TRUE(connected.ok()) << connected.status();
-    client = std::move(*connected);
-    auto hosted = client->HostRegion(rag::RegionBytes(config, kPageTokens, kPages));
-    EXPECT_TRUE(hosted.ok()) << hosted.status();
-    region = *hosted;
-    pages = std::make_unique<refengine::KvPages>(config, kPageTokens, kPages, std::span(region.data(), region.size()));
-    auto opened = rag::CachedServing::Open(*client, runtime, *pages, region, kSeams,
-                                           {.patience = patience, .compose = compose, .cold_parallel = cold_parallel});
+    rag::ServingOptions serving_options = OptionsFor(options);
+    serving_options.patience = patience;
+    serving_options.compose = compose;
+    serving_options.cold_parallel = cold_parallel;
+    auto opened = rag::CachedServing::Open(runtime, serving_options);
     EXPECT_TRUE(opened.ok()) << opened.status();
     serving = std::move(*opened);
   }
@@ -78,9 +79,6 @@ struct ServingEngine {
     return served.ok() ? *std::move(served) : rag::Served{};
   }
 
-  std::unique_ptr<Client> client;
-  Region region;
-  std::unique_ptr<refengine::KvPages> pages;
   std::unique_ptr<rag::CachedServing> serving;
 };
 
@@ -107,11 +105,11 @@ class Serving : public testing::Test {
   // which are free.
   pid_t SignalWhenItLands(ServingEngine& engine, int signal) {
     engine.serving->last() = {};  // its pages too
-    return SignalWhenItLands(engine.region, *engine.pages, signal);
+    return SignalWhenItLands(engine.serving->cache(), engine.serving->pages(), signal);
   }
-  pid_t SignalWhenItLands(const Region& region, const refengine::KvPages& pool, int signal) {
+  pid_t SignalWhenItLands(const engine::Cache& cache, const refengine::KvPages& pool, int signal) {
     const uint64_t bytes = refengine::KvPages::RequiredBytes(config_, kPageTokens, kPages);
-    float* floats = reinterpret_cast<float*>(region.data());
+    float* floats = reinterpret_cast<float*>(cache.data());
     std::fill(floats, floats + bytes / sizeof(float), kPoison);
     const refengine::PagedLayerGeometry layer = pool.Geometry(0);
     const pid_t child = fork();
@@ -120,7 +118,7 @@ class Serving : public testing::Test {
     for (;;) {
       for (int32_t page = 0; page < kPages; ++page) {
         const volatile float* value =
-            reinterpret_cast<float*>(region.data() + layer.key_offset + page * layer.page_stride);
+            reinterpret_cast<float*>(cache.data() + layer.key_offset + page * layer.page_stride);
         if (*value != kPoison) {
           kill(daemon_.pid(), signal);
           _exit(0);

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <thread>
 
+#include "tests/integration/engine_internals.h"
 #include "tests/integration/serving_fixture.h"
 
 namespace ashlar::integration {
@@ -54,7 +55,7 @@ TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {
     EXPECT_LT(rag::RelativeL2(alone.logits, full), kSame);
 
     daemon_.Start();
-    ASSERT_TRUE(Eventually([&] { return engine.client->connected(); }));
+    ASSERT_TRUE(Eventually([&] { return engine.serving->cache().connected(); }));
   }
   EXPECT_TRUE(interrupted) << "every landing was over before the daemon was killed";
 
@@ -144,7 +145,7 @@ TEST_F(ServingLightning, SetsPromptsFromSegmentsInAnyOrder) {
   EXPECT_EQ(served.hits, 4u);
   EXPECT_EQ(served.computed_tokens, 3u * 16 + 12);
   EXPECT_EQ(asked.Serve(turned).logits, served.logits) << "the same bits, whoever composes";
-  EXPECT_GT(asked.serving->daemon_advances(), 0u);
+  EXPECT_GT(DaemonAdvances(asked.serving->cache()), 0u);
 
   rag::Layer0Fidelity layer0(runtime(), pool_, static_cast<int64_t>(turned.tokens.size()));
   own.serving->last().request.Release();
@@ -172,11 +173,11 @@ TEST_F(Serving, StoresTransitionsInTheFormsThatTheirHeadsHave) {
   EXPECT_GT(stored.heads.at(TransitionForm::kDense), 0u);
   engine.Serve(prompt);
   uint64_t zero = 0;
-  for (size_t segment = 1; segment < 4; ++segment) {
-    for (const MappedTuple& tuple : *engine.serving->last().match()->tuples(segment)) {
-      for (int32_t head = 0; tuple.view.heads != nullptr && head < config_.linear.value_heads; ++head) {
-        zero += tuple.view.heads[head].form == TransitionForm::kZero;
-      }
+  const rag::SetPrompt& set = engine.serving->last();
+  for (uint32_t step = 0; step < set.plan().step_count; ++step) {
+    if (set.plan().steps[step].kind != engine::StepKind::kInterior) continue;
+    for (const std::vector<kernels::HeadTuple>& heads : set.tuples[step].heads) {
+      zero += static_cast<uint64_t>(std::ranges::count(heads, TransitionForm::kZero, &kernels::HeadTuple::form));
     }
   }
   EXPECT_EQ(zero, stored.heads.at(TransitionForm::kZero));

@@ -37,8 +37,17 @@ class InPlaceEngine {
     model_ = *client_->OpenModel(
         runtime.model.identity(),
         runtime.model.layout(static_cast<uint32_t>(kSeams.head), static_cast<uint32_t>(kSeams.tail), kPageTokens));
-    PagedCache cache = rag::DeclaredPages(config_, *pool_);
-    cache.allocate = true;
+    PagedCache cache{.page_tokens = kPageTokens, .pages = kPages, .allocate = true};
+    for (int32_t i = 0; i < config_.attention_layers(); ++i) {
+      const refengine::PagedLayerGeometry layer = pool_->Geometry(i);
+      cache.layers.push_back({.layer = layer.layer,
+                              .key_offset = layer.key_offset,
+                              .value_offset = layer.value_offset,
+                              .page_stride = layer.page_stride,
+                              .token_stride = layer.token_stride,
+                              .key_head_stride = layer.head_stride,
+                              .value_head_stride = layer.head_stride});
+    }
     const absl::Status declared = model_.DeclarePages(region_, cache);
     EXPECT_TRUE(declared.ok()) << declared;
   }

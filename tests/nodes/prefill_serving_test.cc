@@ -100,19 +100,10 @@ TEST_F(PrefillServing, ThreeNodesTogetherHaveTheBitsOfOne) {
 // One engine's pages and serving of conversations, at a daemon of the cluster.
 struct TalkingEngine {
   TalkingEngine(const DaemonProcess& daemon, const rag::Runtime& runtime) {
-    ClientOptions patient = daemon.client_options();
-    patient.timeout = std::chrono::seconds(2);
-    client = *Client::Connect(patient);
-    const refengine::ModelConfig& config = runtime.model.config();
-    region = *client->HostRegion(rag::RegionBytes(config, integration::kPageTokens, integration::kPages));
-    pages = std::make_unique<refengine::KvPages>(config, integration::kPageTokens, integration::kPages,
-                                                 std::span(region.data(), region.size()));
-    serving = *talk::ConversationServing::Open(*client, runtime, *pages, region, integration::kSeams,
-                                               {.prefixes = {.capture_tokens = 64}});
+    rag::ServingOptions options = integration::OptionsFor(daemon.client_options());
+    options.prefixes.capture_tokens = 64;
+    serving = *talk::ConversationServing::Open(runtime, options);
   }
-  std::unique_ptr<Client> client;
-  Region region;
-  std::unique_ptr<refengine::KvPages> pages;
   std::unique_ptr<talk::ConversationServing> serving;
 };
 
@@ -138,7 +129,7 @@ TEST_F(PrefillServing, AFinishedPromptIsHandedToADecodeEngine) {
   const talk::Turn there = decode.serving->Serve(elsewhere, 4).value();
   EXPECT_TRUE(there.own);
   EXPECT_EQ(there.set->resumed, left);
-  EXPECT_EQ(there.set->match()->prefix().tier, TierKind::kDram);
+  EXPECT_EQ(static_cast<TierKind>(there.set->plan().prefix_tier), TierKind::kDram);
   EXPECT_EQ(there.served.computed_tokens, 1u);
   EXPECT_EQ(there.served.logits, here.served.logits) << "bit for bit";
   EXPECT_EQ(elsewhere.text.tokens, conversation.text.tokens);

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/engine.h"
-#include "client/engine/expert.h"
+#include "client/engine/prompt_run.h"
 #include "examples/testing/local_daemon.h"
 #include "tools/bench/value_store.h"
 
@@ -33,18 +33,14 @@ uint64_t CapacityOf(const StoreSizes& sizes) {
   return 4 * sizes.ring_bytes + 2 * sizes.batch_bytes + (256u << 20);
 }
 
-Layout StoreLayout() {
-  AttentionLayer attention{.kv_heads = kKvHeads, .key_dim = kHeadDim, .value_dim = kHeadDim, .dtype = DType::kF16};
-  return {.page_tokens = kPageTokens, .layers = {attention}};
-}
-
 // A daemon, a session with it, and memory of pages: targets, and behind them what puts are copied into.
 class AshlarSession {
  public:
   static absl::StatusOr<std::shared_ptr<AshlarSession>> Open(const StoreSizes& sizes, int threads);
 
-  Model& model() { return engine::ModelOf(cache); }
-  std::span<const std::byte> targets() const { return {region.data(), ring_bytes}; }
+  Model& model() { return engine::Access::Of(cache)->model; }
+  const Region& region() const { return engine::Access::Of(cache)->region; }
+  std::span<const std::byte> targets() const { return {region().data(), ring_bytes}; }
   // The pages of `bytes` bytes of the region.
   std::span<const int32_t> Pages(uint64_t offset, uint64_t bytes) const {
     return std::span(pages).subspan(offset / kPageBytes, bytes / kPageBytes);
@@ -54,13 +50,11 @@ class AshlarSession {
     return Pages(ring_bytes + i * batch.value_bytes, batch.value_bytes);
   }
   void CopyIn(const Batch& batch, const std::byte* values) {
-    std::memcpy(region.data() + ring_bytes, values, batch.bytes());
+    std::memcpy(region().data() + ring_bytes, values, batch.bytes());
   }
 
   uint64_t ring_bytes = 0;
   std::unique_ptr<tools::LocalDaemon> daemon;
-  std::unique_ptr<Client> client;
-  Region region;
   engine::Cache cache;
   std::vector<int32_t> pages;  // all of the region's, in order
   int32_t spare[2] = {};       // the last ones, which hold no values
@@ -72,13 +66,8 @@ absl::StatusOr<std::shared_ptr<AshlarSession>> AshlarSession::Open(const StoreSi
   auto daemon = tools::LocalDaemon::Start({.dram_bytes = CapacityOf(sizes), .threads = static_cast<uint32_t>(threads)});
   if (!daemon.ok()) return daemon.status();
   session->daemon = *std::move(daemon);
-  auto client = Client::Connect(session->daemon->client_options());
-  if (!client.ok()) return client.status();
-  session->client = *std::move(client);
-  auto region = session->client->HostRegion(sizes.ring_bytes + sizes.batch_bytes + 2 * kPageBytes);
-  if (!region.ok()) return region.status();
-  session->region = *std::move(region);
-  session->pages.resize(session->region.size() / kPageBytes);
+  const uint64_t bytes = sizes.ring_bytes + sizes.batch_bytes + 2 * kPageBytes;
+  session->pages.resize(bytes / kPageBytes);
   std::iota(session->pages.begin(), session->pages.end(), 0);
   std::copy_n(session->pages.end() - 2, 2, session->spare);
   const engine::PagePlace place = {.value_offset = kPageTokens * kRowBytes,
@@ -86,16 +75,28 @@ absl::StatusOr<std::shared_ptr<AshlarSession>> AshlarSession::Open(const StoreSi
                                    .token_stride = kRowBytes,
                                    .key_head_stride = kHeadBytes,
                                    .value_head_stride = kHeadBytes};
+  const engine::Layer layer{.kind = engine::LayerKind::kGqa,
+                            .kv_heads = kKvHeads,
+                            .key_dim = kHeadDim,
+                            .value_dim = kHeadDim,
+                            .dtype = DType::kF16};
   engine::OpenOptions options;
+  options.rpc_socket = session->daemon->client_options().rpc_socket.c_str();
+  options.session_socket = session->daemon->client_options().session_socket.c_str();
+  options.model = {.model_id = "bench",
+                   .weights_digest = "none",
+                   .dtype = "fp16",
+                   .tokenizer_digest = "none",
+                   .page_tokens = kPageTokens,
+                   .layers = &layer,
+                   .layer_count = 1};
   options.land_ms = 30'000;
   options.memory = {.kind = engine::MemoryKind::kHosted,
                     .pages = static_cast<uint32_t>(session->pages.size()),
                     .places = &place,
                     .place_count = 1,
-                    .bytes = session->region.size()};
-  const Identity identity{.model_id = "bench", .weights_digest = "none", .dtype = "fp16", .tokenizer_digest = "none"};
-  const engine::Status opened =
-      engine::OpenOn(*session->client, session->region, identity, StoreLayout(), {}, options, &session->cache);
+                    .bytes = bytes};
+  const engine::Status opened = engine::Cache::Open(options, &session->cache);
   if (!opened.ok()) return absl::InternalError(opened.message);
   return session;
 }
@@ -131,7 +132,7 @@ absl::Status ClientStore::Put(const Batch& batch, const std::byte* values) {
       return absl::InternalError(absl::StrCat("reserve: ", std::string(Name(reservation.outcome))));
     }
     PublishParts parts;
-    parts.region = session_->region;
+    parts.region = session_->region();
     parts.page_table = session_->SourcePages(batch, objects.size());
     objects.push_back({reservation, std::move(parts)});
   }

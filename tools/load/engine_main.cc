@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,7 +16,6 @@
 namespace ashlar::load {
 namespace {
 
-using rag::kPageTokens;
 using rag::PagesFor;
 
 constexpr const char* kDocuments = "/usr/share/common-licenses";
@@ -45,6 +45,10 @@ absl::StatusOr<std::vector<rag::RagPrompt>> MakePrompts() {
   return prompts;
 }
 
+struct Sockets {
+  std::string rpc, session;
+};
+
 class Engine {
  public:
   Engine()
@@ -53,11 +57,11 @@ class Engine {
         queue_(kernels::Host().MakeQueue(&workers_)),
         engine_(model_, kernels::Host(), workers_) {}
 
-  absl::Status Open(const std::string& way, const ClientOptions& daemon);
+  absl::Status Open(const std::string& way, const Sockets& daemon);
   int Serve();
 
  private:
-  absl::Status OpenCached(const ClientOptions& daemon);
+  absl::Status OpenCached(const Sockets& daemon);
   rag::Runtime runtime() { return {model_, engine_, kernels::Host(), *queue_, workers_}; }
 
   kernels::ThreadPool workers_{1};
@@ -70,13 +74,11 @@ class Engine {
   std::unique_ptr<rag::LocalPages> pages_;
   std::unique_ptr<rag::FullRecompute> full_;
   std::unique_ptr<rag::ExactPrefixes> prefix_;
-  std::unique_ptr<Client> client_;
-  std::unique_ptr<refengine::KvPages> shared_pages_;
   std::unique_ptr<rag::CachedServing> cached_;
   std::function<absl::StatusOr<rag::Served>(const rag::RagPrompt&)> serve_;
 };
 
-absl::Status Engine::Open(const std::string& way, const ClientOptions& daemon) {
+absl::Status Engine::Open(const std::string& way, const Sockets& daemon) {
   auto prompts = MakePrompts();
   if (!prompts.ok()) return prompts.status();
   prompts_ = *std::move(prompts);
@@ -95,17 +97,13 @@ absl::Status Engine::Open(const std::string& way, const ClientOptions& daemon) {
   return absl::OkStatus();
 }
 
-absl::Status Engine::OpenCached(const ClientOptions& daemon) {
-  auto client = Client::Connect(daemon);
-  if (!client.ok()) return client.status();
-  client_ = *std::move(client);
-  // The prompt that is served, the one before it, and a segment that is filled.
-  const int32_t pages = PagesFor(longest_, 3);
-  auto region = client_->HostRegion(rag::RegionBytes(config_, kPageTokens, pages));
-  if (!region.ok()) return region.status();
-  shared_pages_ =
-      std::make_unique<refengine::KvPages>(config_, kPageTokens, pages, std::span(region->data(), region->size()));
-  auto cached = rag::CachedServing::Open(*client_, runtime(), *shared_pages_, *region, {kSeam, kSeam});
+absl::Status Engine::OpenCached(const Sockets& daemon) {
+  auto cached = rag::CachedServing::Open(
+      runtime(),
+      {.rpc_socket = daemon.rpc,
+       .session_socket = daemon.session,
+       .seams = {kSeam, kSeam},
+       .pages = PagesFor(longest_, 3)});  // the prompt being served, the one before it, a segment being filled
   if (!cached.ok()) return cached.status();
   cached_ = *std::move(cached);
   serve_ = [this](const rag::RagPrompt& prompt) { return cached_->Serve(prompt); };
@@ -133,10 +131,7 @@ int Engine::Serve() {
 
 int RunEngine(const std::string& way, const std::string& rpc_socket, const std::string& session_socket) {
   Engine engine;
-  ClientOptions daemon;
-  daemon.rpc_socket = rpc_socket;
-  daemon.session_socket = session_socket;
-  if (absl::Status status = engine.Open(way, daemon); !status.ok()) {
+  if (absl::Status status = engine.Open(way, {rpc_socket, session_socket}); !status.ok()) {
     std::fprintf(stderr, "engine: %s\n", status.ToString().c_str());
     return 1;
   }

@@ -215,7 +215,8 @@ typedef struct ashlar_plan {
   uint32_t step_count, segment_count;
   uint64_t prefix_tokens, cached_tokens;
   uint32_t own, exact;
-  uint32_t prefix_tier; /* the slowest tier that a part of the prefix is in (ashlar_tier_name) */
+  uint32_t prefix_tier;        /* the slowest tier that a part of the prefix is in (ashlar_tier_name) */
+  uint32_t prefix_span_tokens; /* last tokens of the prefix whose states are rebuilt from a buffered span */
 } ashlar_plan;
 
 typedef struct ashlar_step {

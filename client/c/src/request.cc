@@ -80,8 +80,8 @@ int32_t ashlar_request_poll_plan(ashlar_request* request) {
 
 int32_t ashlar_request_plan(const ashlar_request* request, ashlar_plan* out) {
   const engine::Plan& plan = request->request.plan();
-  const ashlar_plan own = {sizeof own,         plan.step_count, plan.segment_count, plan.prefix_tokens,
-                           plan.cached_tokens, plan.own,        plan.exact,         plan.prefix_tier};
+  const ashlar_plan own = {sizeof own, plan.step_count, plan.segment_count, plan.prefix_tokens,     plan.cached_tokens,
+                           plan.own,   plan.exact,      plan.prefix_tier,   plan.prefix_span_tokens};
   return Write(own, out);
 }
 

@@ -109,6 +109,7 @@ static void land_beside_present(char** sockets, uint32_t kind) {
   REQUIRE(ashlar_request_plan(begun, &plan) == ASHLAR_OK);
   REQUIRE(plan.prefix_tokens == TEXT);
   REQUIRE(strcmp(ashlar_tier_name(plan.prefix_tier), "dram") == 0);
+  REQUIRE(plan.prefix_span_tokens == 0);
   landing.plan_bytes = ashlar_request_plan_bytes(begun, bytes, sizeof bytes);
   REQUIRE(landing.plan_bytes > 0 && landing.plan_bytes <= sizeof bytes);
   landing.plan = bytes;

@@ -311,6 +311,8 @@ struct Plan {
   bool own = false;            // the prefix is the conversation's own
   bool exact = true;           // the computed tokens are exact: no interior and no composed prefix
   uint8_t prefix_tier = 0;     // the slowest tier that a part of the prefix is in (TierName)
+  // Last tokens of the prefix whose states the cache rebuilds from a buffered span (OpenOptions::span_tokens).
+  uint32_t prefix_span_tokens = 0;
 };
 
 // A segment that the engine computes alone and publishes: from a zero state, its token 0 at position 0, in any free

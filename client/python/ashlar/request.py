@@ -64,8 +64,8 @@ class Plan(_ashlar.Plan):
         return [(step.begin, step.end) for step in self.steps if step.kind is StepKind.COMPUTE]
 
     def _fields(self) -> tuple[Any, ...]:
-        rest = self.prefix_tokens, self.cached_tokens, self.own, self.exact, self.prefix_tier
-        return (self.steps, self.segments, *rest)
+        prefix = self.prefix_tokens, self.prefix_span_tokens, self.prefix_tier
+        return (self.steps, self.segments, self.cached_tokens, self.own, self.exact, *prefix)
 
     def __eq__(self, other: object) -> bool:
         return self._fields() == other._fields() if isinstance(other, Plan) else NotImplemented
@@ -74,7 +74,7 @@ class Plan(_ashlar.Plan):
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        names = ("steps", "segments", "prefix_tokens", "cached_tokens", "own", "exact", "prefix_tier")
+        names = "steps segments cached_tokens own exact prefix_tokens prefix_span_tokens prefix_tier".split()
         return f"Plan({', '.join(f'{name}={value!r}' for name, value in zip(names, self._fields(), strict=True))})"
 
 

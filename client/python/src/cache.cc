@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "client/engine/expert.h"
+#include "client/engine/prompt_run.h"
 #include "client/python/src/handles.h"
 #include "client/python/src/inputs.h"
 
@@ -403,7 +403,8 @@ nb::dict Stored(const PyCache& self) {
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> MemoryOf(const PyCache& self) {
   if (self.closed) throw std::runtime_error("the cache is closed");
   const size_t shape[1] = {self.cache->bytes()};
-  return {self.cache->data(), 1, shape, KeepMapped(engine::RegionOf(*self.cache))};
+  const engine::CacheState* const state = engine::Access::Of(*self.cache);
+  return {self.cache->data(), 1, shape, KeepMapped(state == nullptr ? Region() : state->region)};
 }
 
 void Close(PyCache& self) {

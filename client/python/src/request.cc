@@ -310,11 +310,14 @@ void BindPlan(nb::module_& module) {
       .def("raw_steps", &StepsOf)
       .def("raw_segments", &SegmentsOf)
       .def_prop_ro("prefix_tokens", [](const PyPlan& self) { return self.plan.prefix_tokens; })
+      .def_prop_ro(
+          "prefix_span_tokens", [](const PyPlan& self) { return self.plan.prefix_span_tokens; },
+          "Last tokens of the prefix whose states the cache rebuilds from a buffered span.")
       .def_prop_ro("cached_tokens", [](const PyPlan& self) { return self.plan.cached_tokens; })
       .def_prop_ro("own", [](const PyPlan& self) { return self.plan.own; })
       .def_prop_ro("exact", [](const PyPlan& self) { return self.plan.exact; })
       .def_prop_ro("prefix_tier", &PrefixTierOf, nb::sig("def prefix_tier(self) -> str | None"),
-                   "The farthest that any of the prefix lies in.");
+                   "The slowest tier that a part of the prefix is in.");
   nb::class_<PyJob>(module, "Job")
       .def("poll", [](PyJob& self) { return VerdictOf(self.job.Poll()); })
       .def("wait", &WaitForJob)

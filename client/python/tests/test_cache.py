@@ -142,7 +142,8 @@ def test_a_landing_leaves_pages_alone_that_stand_already(daemon):
         assert cache.commit(tokens[:592], [(592, linear)], page_table=table) == ["kept"]
         scheduler = open_cache(daemon, capture_tokens=16, pages=0, memory_kind=ashlar.MemoryKind.NONE)
         request = scheduler.begin(tokens)
-        assert (request.plan.prefix_tokens, request.plan.prefix_tier) == (592, "dram")
+        plan = request.plan
+        assert (plan.prefix_tokens, plan.prefix_tier, plan.prefix_span_tokens) == (592, "dram", 0)
         keys[:], values[:] = -1, -2
         with pytest.raises(ValueError, match=r"^present_tokens: 601; the prompt has 600"):
             cache.land(request.plan_bytes(), table, present_tokens=601)
