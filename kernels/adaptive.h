@@ -37,7 +37,7 @@ struct AdaptArgs {
   const float* const* decay = nullptr;
   int64_t tokens = 0;
   double epsilon = kDefaultEpsilon;  // > 0
-  DType dtype = DType::kF16;         // that the form is stored in
+  DType dtype = DType::kF16;         // type of the stored form
   // Look for a low rank in long segments too, which only families with a decay per channel (kda) reward. Short ones are
   // always tried.
   bool search = false;

@@ -20,7 +20,7 @@ struct AttentionShape {
   int32_t kv_heads = 0;   // divides query_heads; query head h reads kv head h / (query_heads / kv_heads). mla: 1
   int32_t key_dim = 0;    // gqa; mla: the latent's dimension
   int32_t value_dim = 0;  // gqa; mla: the rotary key part's dimension
-  float scale = 1;        // of scores
+  float scale = 1;        // factor of the scores
   int64_t window = 0;     // a key at position p is seen from t where t − window < p ≤ t; 0: every p ≤ t
 
   // Width of a query and of an output row. mla: the query is the absorbed [latent, rotary part]; the output a latent.
@@ -46,7 +46,7 @@ struct KeySpan {
 // numbers (no scaling that depends on length).
 struct AttendArgs {
   AttentionShape shape;
-  Rotation rotation;  // of a key's first dimensions; mla: of the rotary part's
+  Rotation rotation;  // of the first dimensions of a key; MLA: of the rotary part
   std::span<const KeySpan> spans;
   int64_t tokens = 0;                  // queries
   const float* q = nullptr;            // [tokens][query_heads, QueryDim()]

@@ -42,7 +42,7 @@ inline int64_t SlotRow(const TokenBuffer& buffer, int32_t j) {
 struct BufferedRequest {
   StateView state;     // before the buffer's first slot; heads null: zero (a context that was never flushed)
   StateView rounded;   // fp16 or bf16; heads null: none
-  TokenBuffer buffer;  // the call fills slots filled, filled + 1, …; planes may be null where it needs no slot
+  TokenBuffer buffer;  // the call fills slots from `filled`; planes may be null if it needs no slot
   bool flush = false;  // DecodeBuffered: afterwards the state holds all slots and the new token, and is written
 };
 // Returns the state that a request's tokens read.

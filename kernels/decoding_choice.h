@@ -42,8 +42,8 @@ struct DecodeCosts {
   double recurrent = 0;   // without a buffer, by a DecodeBuffered that flushes
   double read = 0;        // with an empty buffer: fills its first slot, and reads the state or its copy
   double flush = 0;       // with an empty buffer: reads and writes the state, and writes its copy
-  double slot = 0;        // more for every filled slot, of a token that does not flush
-  double flush_slot = 0;  // the same of one that flushes
+  double slot = 0;        // per filled slot, for a token that does not flush
+  double flush_slot = 0;  // per filled slot, for a token that flushes
   double stateless = 0;   // without a state and with an empty buffer
 };
 DecodeCosts CostsOf(const DecodeBytes& bytes);

@@ -12,12 +12,12 @@
 namespace ashlar::kernels {
 
 struct DecodeTrial {
-  LinearShape shape;  // of any family that DecodeBuffered has
+  LinearShape shape;  // of a family that DecodeBuffered supports
   DType state = DType::kF32;
   DType buffer = DType::kF16;
-  std::optional<DType> rounded;  // of the states' copies; none: there are none
-  int32_t requests = 1;          // that decode together
-  int32_t layers = 1;            // of this shape, that take turns
+  std::optional<DType> rounded;  // type of the states' copies; none: no copies
+  int32_t requests = 1;          // requests that decode in one call
+  int32_t layers = 1;            // layers of this shape, run in turn
 };
 
 // Seconds on the clock by which work is timed; the default is a steady clock.

@@ -67,14 +67,14 @@ class ArenaMemory {
  public:
   virtual ~ArenaMemory() = default;
   virtual MemoryKind kind() const = 0;
-  virtual std::byte* data() const = 0;  // of kDevice: an address for kernels and for DeviceMemory's copies, nobody else
+  virtual std::byte* data() const = 0;  // kDevice: an address for kernels and DeviceMemory's copies only
   virtual uint64_t bytes() const = 0;
-  virtual int descriptor() const = 0;  // the arena's own: duplicate or send it, never close it
+  virtual int descriptor() const = 0;  // owned by the arena: duplicate or send it, never close it
 };
 
 // Why there is no arena.
 struct ArenaError {
-  bool out_of_memory = false;  // there may be some later; all else will be refused again
+  bool out_of_memory = false;  // true: a retry may succeed; false: it will not
   std::string message;         // the call that was refused, and the driver's name for why
 };
 

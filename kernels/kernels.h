@@ -85,6 +85,6 @@ class Kernels {
 // Back ends of this build that can run on this machine. They live as long as the process.
 const Kernels& Reference();                   // plain loops, fp64 accumulation: the truth
 const Kernels& Host();                        // Highway, dispatched at run time to what the processor has
-std::span<const Kernels* const> Available();  // these, and cuda where it was built and there is a GPU
+std::span<const Kernels* const> Available();  // the host kernels, and CUDA's if they are built and a GPU is present
 
 }  // namespace ashlar::kernels

@@ -43,7 +43,7 @@ struct TupleView {
   const HeadTuple* heads = nullptr;  // [shape.heads]
   DType transition_dtype = DType::kF32;
   DType state_dtype = DType::kF32;
-  int64_t position = 0;  // where the segment starts in the prompt; read only where shape.rotation turns keys
+  int64_t position = 0;  // position of the segment in the prompt; read only with shape.rotation
 };
 
 // The memory to which a tuple is written: every head's transition has the family's natural form.

@@ -71,9 +71,9 @@ constexpr float TurnedScale(DType dtype, float scale, float largest) {
 struct LandArgs {
   StoredRows source;
   Rotation rotation;  // kNone for values
-  int64_t delta = 0;  // the position at which the segment starts
+  int64_t delta = 0;  // first position of the segment
   PagedSlots target;
-  int64_t first_position = 0;  // where the first stored token stands in the sequence
+  int64_t first_position = 0;  // position of the first stored token in the sequence
   // Out, one a unit (see ChecksumArgs), of rows; and of scales, where there are any. Null: do not hash.
   uint64_t* unit_checksums = nullptr;
   uint64_t* scale_checksums = nullptr;
@@ -98,8 +98,8 @@ struct GatherArgs {
 // Hashes units, copying them on the way where `target` is given. A unit's checksum is XXH3-64 (seed 0) of its bytes.
 struct ChecksumArgs {
   std::span<const void* const> units;
-  size_t unit_bytes = 0;               // of every unit but the last
-  size_t last_unit_bytes = 0;          // of the last
+  size_t unit_bytes = 0;               // bytes of each unit except the last
+  size_t last_unit_bytes = 0;          // bytes of the last unit
   void* const* target = nullptr;       // null: only hash
   uint64_t* unit_checksums = nullptr;  // out, one a unit
   int64_t batch_bytes = 0;

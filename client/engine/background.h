@@ -37,7 +37,7 @@ class Background {
    private:
     friend class Background;
     std::function<void()> work_;  // empty once it is done
-    std::optional<Late> late_;    // likewise
+    std::optional<Late> late_;    // empty once it is done
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     mutable Mutex mutex_;
     CondVar changed_;

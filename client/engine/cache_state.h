@@ -51,10 +51,10 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   bool shares_in_place = false;
   PrefixUse prefixes;
   double epsilon = 0;
-  std::string warning;  // about the options; empty: none
+  std::string warning;  // non-fatal warning about the options; empty: none
   ComposeBy compose = ComposeBy::kProcess;
   Milliseconds land{0}, quiet{0};
-  Milliseconds patience{0};                   // of what is started: until it is given up where no thread is free
+  Milliseconds patience{0};                   // how long a started call waits for a free thread
   std::unique_ptr<kernels::Workers> workers;  // null: the calling thread works alone
 
   // In the order of their dependence: work that was started ends first.
@@ -62,7 +62,7 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   Quarantine quarantine;
   Mutex stored_mutex;
   StoredSegments stored ABSL_GUARDED_BY(stored_mutex);
-  std::vector<PrefillResult> served ABSL_GUARDED_BY(stored_mutex);  // what the daemon has not been told yet
+  std::vector<PrefillResult> served ABSL_GUARDED_BY(stored_mutex);  // results that the daemon does not have yet
   // What became of work for another engine.
   void Served(PrefillResult result, bool published) {
     result.published = published;

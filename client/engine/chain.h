@@ -14,7 +14,7 @@ namespace ashlar::engine {
 // Tokens [begin, end) that are taken from the cache.
 struct CachedRun {
   uint32_t segment = 0;  // Step::kPrefix: a prefix beyond segments
-  bool whole = false;    // with all states behind it: a checkpoint, from position 0
+  bool whole = false;    // true: a checkpoint, which begins at position 0
   uint64_t begin = 0, end = 0;
 };
 

@@ -20,7 +20,7 @@ struct LayerGroups {
     uint32_t page_tokens = 0;
     uint32_t pages = 0;
   };
-  std::vector<Group> all;  // one of all layers, unless the engine has named several
+  std::vector<Group> all;  // a single group of all layers unless the engine named groups
   bool named = false;
   bool common_pages = false;
 

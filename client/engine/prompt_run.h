@@ -193,8 +193,8 @@ class PromptRun {
   std::vector<bool> used_;  // segments that the plan takes from the cache
   bool prefix_used_ = false;
   std::vector<uint64_t> captures_;
-  std::vector<MissReason> reasons_;  // one a segment
-  bool gave_up_ = false;             // the plan was left, or is not what was asked for
+  std::vector<MissReason> reasons_;  // one per segment
+  bool gave_up_ = false;             // the plan was abandoned, or is not the one that was requested
   bool compose_here_ = false;        // the daemon has failed to
   Owner owner_ = Owner::kNobody;
   std::shared_ptr<Quarantine::Doubt> doubt_;  // of pages that the cache keeps
@@ -204,17 +204,17 @@ class PromptRun {
   Mutex commit_mutex_;
   int commits_ ABSL_GUARDED_BY(commit_mutex_) = 0;  // under way
   bool release_later_ ABSL_GUARDED_BY(commit_mutex_) = false;
-  std::set<uint32_t> lost_;                                                       // that a composition found unusable
-  std::optional<Clock::time_point> asked_since_, doubtful_since_, shared_since_;  // by Polls
+  std::set<uint32_t> lost_;  // segments that a composition found unusable
+  std::optional<Clock::time_point> asked_since_, doubtful_since_, shared_since_;  // set by Poll calls
   std::optional<std::pair<uint32_t, Clock::time_point>> layer_since_;
 
   std::vector<Run> runs_;
   std::vector<Reservation> reservations_;
   bool filling_ = false;
-  PrefillPlan prefill_;                // what other engines compute
-  std::vector<Run> cold_;              // one a state of it
-  size_t elsewhere_ = 0;               // of these, at first
-  std::optional<PrefillResult> work_;  // for another engine, who has not been told
+  PrefillPlan prefill_;                // segments that other engines compute
+  std::vector<Run> cold_;              // one per state of prefill_
+  size_t elsewhere_ = 0;               // number of segments that other engines compute, at first
+  std::optional<PrefillResult> work_;  // result for another engine, not reported yet
 
   std::vector<Step> steps_;
   std::vector<Segment> segments_;

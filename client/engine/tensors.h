@@ -19,10 +19,10 @@ inline constexpr int64_t kMostStride = int64_t{1} << 40;
 // Bytes of the tensors of one layer with a state; 0: it has none.
 struct TensorBytes {
   explicit TensorBytes(const ashlar::Layer& layer);
-  uint64_t staged(bool with_transition) const;  // each aligned
+  uint64_t staged(bool with_transition) const;  // bytes of all tensors, each aligned
 
   uint64_t state = 0, exponents = 0, conv_tail = 0;
-  uint64_t transition = 0;  // as it is published: in the layer's own form
+  uint64_t transition = 0;  // bytes in the layer's own form, as published
 };
 
 // kInvalidArgument, named behind `field`, unless there is one entry for every layer with a state, ascending, with all

@@ -36,9 +36,9 @@ struct RunningState {
 // One step of a prompt's chain in one layer, as kernels::SeamStep: composes a segment's cached interior, or runs tokens
 // [begin, end) of the inputs through the recurrence.
 struct AdvanceStep {
-  std::optional<LandSegment> segment;  // none: a run. A prefix comes first, and replaces the state
+  std::optional<LandSegment> segment;  // none: computed tokens. A prefix comes first and replaces the state
   int64_t begin = 0, end = 0;
-  RunningState checkpoint = {};  // out: a copy of the state behind this step; null data: not wanted
+  RunningState checkpoint = {};  // out: a copy of the state after this step; null data: not wanted
 };
 
 // One layer of a prompt's chain, in order: HYPIC §4.3 and equations 2, 4, 6, as kernels::AdvanceSeamArgs. All pointers

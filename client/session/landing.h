@@ -112,10 +112,10 @@ struct Landing::State {
 
   const internal::AttentionLayers attention_layers;
   Mutex mutex;
-  std::vector<MissReason> reasons ABSL_GUARDED_BY(mutex);  // of segments that were not asked for: known from the start
+  std::vector<MissReason> reasons ABSL_GUARDED_BY(mutex);  // known from the start for segments that were not requested
   bool decided ABSL_GUARDED_BY(mutex) = false;
-  std::vector<std::shared_ptr<internal::MappedObject>> tuples;  // one a reason; null where there are none
-  std::vector<size_t> asked;                                    // for each object of the call, its place in `reasons`
+  std::vector<std::shared_ptr<internal::MappedObject>> tuples;  // one per reason; null: no tuples
+  std::vector<size_t> asked;                                    // index in `reasons` of each object of the call
 
   // These members keep memory in place while the daemon may write to it. `call` is last: it is destroyed first, and
   // waits until it is quiet.

@@ -31,9 +31,9 @@ struct ExpectedObject {
   const Layout* layout = nullptr;
   NamespaceId ns;
   ObjectKind kind = ObjectKind::kSegment;
-  uint64_t tokens = 0;       // of a span: at least so many
-  uint64_t start = 0;        // the segment's position in the prompt, for its tuples; of a span: where it begins
-  uint64_t span_tokens = 0;  // of a span: how many of its tokens are wanted
+  uint64_t tokens = 0;       // for a span: the minimum
+  uint64_t start = 0;        // first position: of a segment in the prompt, of a span in its text
+  uint64_t span_tokens = 0;  // for a span: tokens to read
 };
 
 class MappedObject {
@@ -53,8 +53,8 @@ class MappedObject {
   MappedObject& operator=(const MappedObject&) = delete;
 
   const ObjectHeader& header() const { return header_; }
-  const std::vector<MappedTuple>& tuples() const { return tuples_; }  // of a span: none
-  const MappedSpan& span() const { return span_; }                    // of a span
+  const std::vector<MappedTuple>& tuples() const { return tuples_; }  // empty for a span
+  const MappedSpan& span() const { return span_; }                    // only for a span
 
  private:
   MappedObject() = default;

@@ -65,9 +65,9 @@ struct SegmentResult {
 // it. Segments whose interiors begin before its end are covered by it. It may end inside the head of the next one,
 // hit or missed; then of that head only the rest is computed.
 struct PrefixResult {
-  uint64_t depth = 0;  // tokens; 0: there is none
+  uint64_t depth = 0;  // tokens; 0: no prefix
   Provenance provenance = Provenance::kExact;
-  TierKind tier = TierKind::kNone;  // the farthest that any of it lies in
+  TierKind tier = TierKind::kNone;  // the slowest tier that a part of the prefix is in
   bool own = false;                 // of the prompt's conversation
   uint64_t bytes = 0;               // of all its objects
   // The number of the depth's last tokens that the states must still run through: prefix_states() are those before
@@ -141,7 +141,7 @@ class Match {
   uint64_t prefix_depth_ = 0;
   std::vector<uint64_t> checkpoint_positions_;
   std::vector<SegmentResult> segments_;
-  std::vector<std::shared_ptr<internal::MappedObject>> objects_;  // one a segment; null for a miss
+  std::vector<std::shared_ptr<internal::MappedObject>> objects_;  // one per segment; null for a miss
   PrefixResult prefix_;
   std::vector<uint64_t> resumable_;
   std::shared_ptr<internal::MappedObject> checkpoint_;  // the prefix's states; null: no prefix

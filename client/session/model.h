@@ -37,7 +37,7 @@ namespace ashlar {
 // The match that Model::LookupAndLand found, and the landing of all of it.
 struct MatchAndLanding {
   Match match;
-  std::vector<LandSegment> segments;  // as Land would be given them: the prefix, then every segment that was hit
+  std::vector<LandSegment> segments;  // in Land's form: the prefix, then every segment that was hit
   Landing landing;
 };
 
@@ -47,7 +47,7 @@ struct MatchAndLanding {
 struct Reservation {
   ReserveOutcome outcome = ReserveOutcome::kUnavailable;
   uint64_t id = 0;
-  uint64_t generation = 0;  // of the connection that granted it: after a reconnect it is unknown
+  uint64_t generation = 0;  // connection that granted it; after a reconnect the daemon does not know it
   bool granted() const { return outcome == ReserveOutcome::kGranted; }
 };
 struct ObjectRun {
@@ -72,15 +72,15 @@ struct PublishParts {
   // Consecutive heads whose transitions are stored in one form.
   struct Run {
     TransitionRun heads;
-    const std::byte* units = nullptr;  // one behind the other; null for zero
+    const std::byte* units = nullptr;  // consecutive; null for zero transitions
   };
   std::vector<Linear> linear;           // every linear layer
-  std::vector<Run> runs;                // of some layers: every head of these in exactly one
-  Region region;                        // that the pointers above lie in
+  std::vector<Run> runs;                // for layers with runs: each head is in exactly one run
+  Region region;                        // contains all pointers above
   std::span<const int32_t> page_table;  // of the run's keys and values in the declared pages
   uint64_t first_position = 0;          // slot position of the run's token 0
   Provenance provenance = Provenance::kExact;
-  std::span<const uint32_t> group_pages = {};  // of pages in groups (PagedCache::groups): the entries of each's table
+  std::span<const uint32_t> group_pages = {};  // table entries of each group (PagedCache::groups)
 };
 
 // One finished object: its reservation, and its sources.
@@ -99,11 +99,11 @@ struct CapturedState {
 // during Commit only.
 struct CommitParts {
   std::span<const int32_t> tokens;  // the prompt, and the decoded tokens that were run through the model
-  uint64_t prompt_tokens = 0;       // the first tokens, which were not decoded
+  uint64_t prompt_tokens = 0;       // tokens of the prompt, before the decoded ones
   Provenance provenance = Provenance::kExact;
   std::vector<CapturedState> checkpoints;      // depths ascend; the last one is the text's end
   CapturedSpan span;                           // with PrefixUse::span_tokens; may be empty
-  Region region;                               // that the states lie in, and the span
+  Region region;                               // contains the states and the span
   std::span<const int32_t> page_table;         // of the text from position 0, in the declared pages
   ConversationId conversation{};               // needed where it is composed
   std::span<const MediaHash> media;            // of the text; its span is not kept if there are any

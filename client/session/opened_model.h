@@ -42,9 +42,9 @@ struct ModelBinding {
   std::shared_ptr<Connection> connection;
   std::shared_ptr<const ModelHandle> model;
   uint64_t pages_id = 0;
-  std::shared_ptr<RegionMemory> pages;  // that the declared pages lie in; null: none, or not known to the daemon
+  std::shared_ptr<RegionMemory> pages;  // memory of the declared pages; null: none, or unknown to the daemon
   uint32_t page_tokens = 0;             // of the declared pages
-  bool pages_missing = false;           // declared by the engine, but the daemon has no room for their region now
+  bool pages_missing = false;           // declared, but the daemon has no capacity for their region
 };
 
 // Thread-safe. Process-bound.

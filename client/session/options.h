@@ -46,7 +46,7 @@ struct PrefixUse {
   // neither. The checkpoint before a span may then be at any depth. Opening the model is refused if a layer's rows do
   // not fit in an extent.
   uint32_t span_tokens = 0;
-  DType span_dtype = DType::kF32;  // of the keys and values that it captures: kF32, kF16 or kBF16
+  DType span_dtype = DType::kF32;  // type of captured keys and values: kF32, kF16 or kBF16
 };
 
 }  // namespace ashlar

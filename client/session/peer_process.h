@@ -14,7 +14,7 @@ class PeerProcess {
   // process's by now, and a process of another PID namespace has none here. INVALID_ARGUMENT: not a pidfd.
   static absl::StatusOr<PeerProcess> Of(Descriptor pidfd);
 
-  PeerProcess() = default;  // none: never dead
+  PeerProcess() = default;  // no process; never dead
 
   // Readable once the process has ended; -1 for none.
   int pidfd() const { return pidfd_.get(); }

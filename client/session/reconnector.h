@@ -73,8 +73,8 @@ class Reconnector {
 
   struct Kept {
     std::weak_ptr<Restorable> item;
-    uint64_t generation = 0;  // of the connection on which the daemon has said its last word about it
-    uint64_t round = 0;       // in which it was tried last
+    uint64_t generation = 0;  // connection on which the daemon last answered about the item
+    uint64_t round = 0;       // round of the last attempt
   };
 
   Reconnector(const ClientOptions& options, std::shared_ptr<Bell> bell, std::shared_ptr<Connection> connection);
@@ -96,9 +96,9 @@ class Reconnector {
   mutable Mutex mutex_;
   std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mutex_);  // null: not connected
   std::list<Kept> kept_ ABSL_GUARDED_BY(mutex_);
-  uint64_t round_ = 0;       // of restoring; the thread's alone, as below
-  bool unrestored_ = false;  // the daemon had no room for some
-  Deadline next_round_{};    // when those are tried again
+  uint64_t round_ = 0;       // of restoring; used by the thread only, like the members below
+  bool unrestored_ = false;  // the daemon had no capacity for some items
+  Deadline next_round_{};    // next attempt to restore those items
   std::thread thread_;
 };
 

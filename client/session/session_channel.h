@@ -57,7 +57,7 @@ class SessionChannel {
   struct HostedRegion {
     uint64_t id = 0;
     Descriptor memory;
-    uint64_t bytes = 0;  // all that it has
+    uint64_t bytes = 0;  // total size
   };
   absl::StatusOr<HostedRegion> HostRegion(uint64_t bytes, const kernels::Gpu* gpu, Deadline deadline);
   struct Arena {
@@ -74,7 +74,7 @@ class SessionChannel {
 
  private:
   struct Answer;
-  enum class Expects { kNothing, kRegion };  // what a late answer would have granted
+  enum class Expects { kNothing, kRegion };  // the grant in a late answer
 
   SessionChannel() = default;
   absl::Status Greet(const std::string& client, Deadline deadline);

@@ -35,8 +35,8 @@ struct SharedMemory {
   std::byte* data;
   size_t size;
   kernels::MemoryKind kind = kernels::MemoryKind::kHost;
-  const kernels::Gpu* gpu = nullptr;  // of a GPU's memory that was mapped here
-  kernels::GpuId lies_on = {};        // as the engine says; all zero: it does not
+  const kernels::Gpu* gpu = nullptr;  // set for GPU memory that is mapped in this process
+  kernels::GpuId lies_on = {};        // the GPU that the engine names; all zero: none
   Mapping mapping;
   std::unique_ptr<kernels::ArenaMemory> arena;
 };

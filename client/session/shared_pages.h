@@ -35,19 +35,19 @@ namespace ashlar {
 
 // The pages that a refused request lacks. Every page is free, reclaimable or held.
 struct PageShortage {
-  uint64_t needed = 0;  // beyond those that stand there already for its segments
+  uint64_t needed = 0;  // in addition to the pages of segments that are already shared
   uint64_t free = 0;
-  uint64_t reclaimable = 0;  // of segments that nobody references, nor the request asks for: they would be reclaimed
-  uint64_t held = 0;         // by running requests, or by segments that this one would share
+  uint64_t reclaimable = 0;  // of segments that no request references and this one does not need
+  uint64_t held = 0;         // by running requests, or by segments that this request would share
 };
 
 enum class AdmitOutcome : uint8_t {
   kAdmitted = 1,
-  kNoPages = 2,      // the shortage says what it lacks; nothing has changed
-  kOldRequests = 3,  // requests from before a reconnect still use pages that the daemon knows nothing of: end them
-  kBusy = 4,         // a bounded queue was full, or as many requests run as may
-  kInvalid = 5,      // the call made no sense: pages that are not declared, or without `allocate`
-  kUnavailable = 6,  // the daemon could not be asked, or not in time; nothing is held
+  kNoPages = 2,      // PageShortage has the numbers; nothing has changed
+  kOldRequests = 3,  // requests from before a reconnect still use pages that the daemon does not know: end them
+  kBusy = 4,         // a bounded queue is full, or the limit of running requests is reached
+  kInvalid = 5,      // the pages are not declared, or declared without `allocate`
+  kUnavailable = 6,  // no answer from the daemon in time; nothing is held
 };
 
 // A running request's pages. They are its until it is destroyed or Release is called, which tells the daemon in the
@@ -65,8 +65,8 @@ class Admission {
 
   struct Segment {
     PageContent content = PageContent::kFilled;
-    PagePlacement placement;     // which of its tokens stand on which slots
-    std::vector<int32_t> pages;  // the shared ones, in order; empty where it has no interior
+    PagePlacement placement;     // the slots of its tokens
+    std::vector<int32_t> pages;  // shared pages in order; empty if the segment has no interior
   };
   // One a segment of the prompt.
   const std::vector<Segment>& segments() const { return segments_; }

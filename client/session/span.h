@@ -25,7 +25,7 @@ struct MappedRows {
   uint64_t row_bytes = 0;
   DType dtype = DType::kF32;
 
-  bool empty() const { return units.empty(); }  // the layer's family has none
+  bool empty() const { return units.empty(); }  // true: the layer's family has no such rows
   const std::byte* Row(uint64_t token) const { return units[token / unit_tokens] + token % unit_tokens * row_bytes; }
 };
 
@@ -36,9 +36,9 @@ struct MappedSpan {
   struct Layer {
     MappedRows keys, values, gates, betas, conv_inputs;
   };
-  kernels::MemoryKind memory = kernels::MemoryKind::kHost;  // that the rows lie in, as MappedTuple::memory
-  uint64_t tokens = 0;        // that the match has in common with it, from its first one on
-  std::vector<Layer> layers;  // one a layer of the layout; empty for attention layers
+  kernels::MemoryKind memory = kernels::MemoryKind::kHost;  // of the rows, as MappedTuple::memory
+  uint64_t tokens = 0;                                      // tokens of the span that the match uses, from its first
+  std::vector<Layer> layers;                                // one per layer of the layout; empty for attention layers
 };
 
 // A copy of one layer's inputs for the kernels, fp32. Of spans in the processor's memory.

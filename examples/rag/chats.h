@@ -11,16 +11,16 @@
 namespace ashlar::talk {
 
 struct Chat {
-  bool composed = false;  // begins with retrieved sections; else with instructions that all plain chats share
+  bool composed = false;  // true: begins with retrieved sections; false: with instructions that all plain chats share
   rag::RagPrompt opening;
-  std::vector<std::vector<int32_t>> messages;  // one a turn; a composed chat's opening has the first
+  std::vector<std::vector<int32_t>> messages;  // one per turn; the opening of a composed chat contains the first
 };
 
 struct ChatOptions {
-  int64_t chats = 6;  // every other one is composed
+  int64_t chats = 6;  // every second chat is composed
   int64_t turns = 4;
-  int64_t sections_per_prompt = 4;  // that a composed one begins with
-  uint64_t seed = 1;                // of the questions
+  int64_t sections_per_prompt = 4;  // at the start of a composed chat
+  uint64_t seed = 1;                // seed of the questions
 };
 
 // The same sections and options give the same chats.

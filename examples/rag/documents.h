@@ -17,7 +17,7 @@ struct Section {
 };
 
 struct CutOptions {
-  size_t section_bytes = 512;  // aimed at; cut at the last blank line, line or word before it
+  size_t section_bytes = 512;  // upper limit; a section ends at a blank line, line or word before it
   size_t max_sections = 0;     // 0: all
   size_t max_file_bytes = 1 << 20;
 };

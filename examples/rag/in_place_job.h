@@ -16,10 +16,10 @@ namespace ashlar::rag {
 struct InPlaceRequest {
   std::string question;
   uint64_t tokens = 0, segments = 0;
-  uint64_t missed = 0;      // segments that it computed alone
-  uint64_t copy_pages = 0;  // that it would hold with copies of its own
-  uint64_t own_pages = 0;   // that only it holds
-  uint64_t new_pages = 0;   // that no earlier request held: its own, and shared ones that it filled
+  uint64_t missed = 0;      // segments that the request computed
+  uint64_t copy_pages = 0;  // pages of the request if its segments were copied
+  uint64_t own_pages = 0;   // pages that only this request holds
+  uint64_t new_pages = 0;   // pages that no earlier request held: its own, and shared pages that it filled
   bool same_token = false;  // the first token is that of landed copies
   double logits_rel_l2 = 0;
 };

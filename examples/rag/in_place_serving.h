@@ -41,9 +41,9 @@ class InPlaceServing {
     engine::Request request;
     std::unique_ptr<refengine::Sequence> sequence;
     std::vector<float> logits;   // of the first token
-    std::vector<int32_t> pages;  // all pages that it holds, ascending: shared ones and its own
-    uint64_t own_pages = 0;      // of these
-    uint64_t missed = 0;         // segments that it computed alone
+    std::vector<int32_t> pages;  // all pages of the request, ascending: shared and own
+    uint64_t own_pages = 0;      // pages of the request that are not shared
+    uint64_t missed = 0;         // segments that the request computed
   };
   // RESOURCE_EXHAUSTED: the pool has too few pages. `prompt` must outlive the result.
   absl::StatusOr<std::unique_ptr<Running>> Serve(const RagPrompt& prompt);

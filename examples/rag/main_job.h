@@ -18,9 +18,9 @@ struct JobOptions {
   int threads = 0;    // 0: the machine's cores
   uint64_t seed = 1;  // of weights and questions
   ComposeBy compose = ComposeBy::kEngine;
-  Family family = Family::kGdn;  // or kLightning
+  Family family = Family::kGdn;  // kGdn or kLightning
   double epsilon = kPublishedEpsilon;
-  size_t nodes = 1;  // daemons of one cluster, which requests are sent to in turn
+  size_t nodes = 1;  // daemons of one cluster; requests alternate between them
   // Capacities of each daemon's tiers. dram 0: room for all that the job publishes; hbm, ssd 0: no such tier.
   uint64_t hbm_bytes = 0, dram_bytes = 0, ssd_bytes = 0;
 };

@@ -15,7 +15,7 @@ namespace ashlar::rag {
 
 struct RagPrompt {
   std::vector<int32_t> tokens;
-  std::vector<uint64_t> segment_lengths;  // instructions, then one a section; the rest of the tokens is the question
+  std::vector<uint64_t> segment_lengths;  // of the instructions and of each section; the question follows them
 
   std::span<const int32_t> Segment(size_t segment) const;
   std::span<const int32_t> Query() const;

@@ -23,16 +23,16 @@ struct WayResult {
 
 struct RequestResult {
   std::string question;
-  size_t node = 0;  // that its engine asked
+  size_t node = 0;  // node of the request's engine
   uint64_t tokens = 0;
   uint64_t segments = 0;  // instructions and sections
   uint64_t hits = 0, misses = 0;
   std::map<TierKind, uint64_t> hit_tiers;
   std::map<MissReason, uint64_t> miss_reasons;
-  uint64_t computed_tokens = 0;           // by Ashlar, fills not counted
+  uint64_t computed_tokens = 0;           // without filled segments
   std::map<std::string, WayResult> ways;  // full, prefix, naive, ashlar
   std::optional<Layer0Error> layer0;      // nothing where no interior was landed
-  uint64_t logits_digest = 0;             // of Ashlar's: equal bits, equal digest
+  uint64_t logits_digest = 0;             // digest of Ashlar's logits
   double full_flops_ratio = 0;            // FLOP/s of full recompute over the machine's FMA peak
   double flop_floor_speedup = 0;          // FLOPs of full recompute over those of seams and query
   uint64_t landed = 0;                    // segments that were set from the cache in the end

@@ -28,9 +28,9 @@ struct Served {
   std::vector<float> logits;  // of the first token
   uint64_t computed_tokens = 0;
   uint64_t hits = 0, misses = 0;           // segments
-  std::map<TierKind, uint64_t> hit_tiers;  // where hits were found
+  std::map<TierKind, uint64_t> hit_tiers;  // hits by tier
   std::map<MissReason, uint64_t> miss_reasons;
-  double flops = 0;  // of what was computed at the last: fills are not counted
+  double flops = 0;  // of the last chain; filled segments are not counted
 };
 
 class Stopwatch {

@@ -39,13 +39,13 @@ class TupleRoom {
  public:
   explicit TupleRoom(const refengine::ModelConfig& config);
 
-  std::span<const refengine::TupleBuffers> buffers() const { return buffers_; }  // one a linear layer
+  std::span<const refengine::TupleBuffers> buffers() const { return buffers_; }  // one per linear layer
   std::vector<engine::LinearTensors> Tensors() const;
 
  private:
   std::vector<std::vector<float>> memory_;
   std::vector<refengine::TupleBuffers> buffers_;
-  std::vector<uint32_t> layers_;  // of these, among all of the model
+  std::vector<uint32_t> layers_;  // index in the model of each linear layer
 };
 
 }  // namespace ashlar::rag

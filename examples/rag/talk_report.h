@@ -25,21 +25,21 @@ struct TurnResult {
   int64_t conversation = 0, turn = 0;  // from 1
   bool composed = false;
   uint64_t tokens = 0;   // of the prompt
-  uint64_t resumed = 0;  // of these, behind which the prefix that was landed ends
+  uint64_t resumed = 0;  // tokens of the landed prefix
   Source source = Source::kNothing;
   uint64_t computed_tokens = 0;
   double ttft_ms = 0, full_ttft_ms = 0;  // Ashlar's, and that of full recompute
-  double flop_floor_speedup = 0;         // FLOPs of full recompute over those of what was computed; no fills
-  double full_rel_l2 = 0;                // of the logits, against full recompute in passes as large as they get
+  double flop_floor_speedup = 0;         // FLOPs of full recompute divided by the computed FLOPs; no fills
+  double full_rel_l2 = 0;                // of the logits, against full recompute in the largest passes
   // Against the same text computed in the same cuts without a cache: an exact one from its first token on, a composed
   // one by the sequence that was never left. A composed text's first turn has nothing of the kind.
   std::optional<double> logits_rel_l2;
   bool bit_identical = false;
   uint64_t checkpoints_offered = 0, kept = 0;
-  uint64_t span_tokens = 0;  // of those resumed, that the states were run through again
+  uint64_t span_tokens = 0;  // resumed tokens whose states were rebuilt from a span
   // Of an exact turn's states, where they were rebuilt, against full recompute: the worst layer's.
   std::optional<double> state_rel_l2;
-  uint64_t saved_bytes = 0;  // that its end's states would have taken more than the span that was kept
+  uint64_t saved_bytes = 0;  // bytes saved by keeping a span instead of states
   double commit_ms = 0;
 };
 

@@ -82,9 +82,9 @@ class CompositionFixture : public EngineFixture {
   struct Composed {
     std::vector<float> logits;
     RecurrentState end;
-    std::vector<RecurrentState> behind;  // each step but the checkpoint
-    std::vector<int64_t> positions;      // where those steps end
-    std::vector<bool> landed;            // whether that step was an interior
+    std::vector<RecurrentState> behind;  // after each step except the checkpoint
+    std::vector<int64_t> positions;      // ends of those steps
+    std::vector<bool> landed;            // by step: true for an interior
   };
 
   // Lands the stored segments and runs the chain: checkpoint, run, interior, run, …, run with the query. Layers of

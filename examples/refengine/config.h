@@ -12,14 +12,14 @@ namespace ashlar::refengine {
 // attention's recurrence in its place: a fixed decay a head, nothing erased, queries and keys turned by RoPE inside the
 // layer.
 struct LinearConfig {
-  Family family = Family::kGdn;  // or kLightning
+  Family family = Family::kGdn;  // kGdn or kLightning
   int32_t key_heads = 0;
   int32_t value_heads = 0;  // a multiple of key_heads
   int32_t d_k = 0;
   int32_t d_v = 0;
   int32_t conv_kernel = 4;  // width of the causal depthwise convolution over q, k and v
   int32_t rotary_dim = 0;   // lightning: even, ≤ d_k, half-split; gdn: 0
-  double rope_base = 1e4;   // as AttentionConfig's
+  double rope_base = 1e4;   // see AttentionConfig::rope_base
 
   int32_t key_channels() const { return key_heads * d_k; }
   int32_t value_channels() const { return value_heads * d_v; }
@@ -30,7 +30,7 @@ struct LinearConfig {
   // Columns of the input projection: q, k, v, output gate z, b, a.
   int32_t columns() const { return conv_channels() + value_channels() + gate_channels(); }
   TransitionForm form() const { return NaturalForm(family); }
-  int64_t transition_floats() const {  // of one head
+  int64_t transition_floats() const {  // floats per head
     return form() == TransitionForm::kDense ? int64_t{d_k} * d_k : 1;
   }
   int64_t state_floats() const { return int64_t{d_k} * d_v; }
@@ -47,13 +47,13 @@ struct AttentionConfig {
 
 struct ModelConfig {
   int32_t d_model = 0;
-  int32_t blocks = 0;  // each three linear layers and one full-attention layer
+  int32_t blocks = 0;  // a block has three linear layers and one full-attention layer
   int32_t mlp_dim = 0;
   LinearConfig linear;
   AttentionConfig attention;
   bool tied_head = true;  // logits from the embedding's transpose
   float norm_epsilon = 1e-6f;
-  uint64_t seed = 1;  // of all weights
+  uint64_t seed = 1;  // seed of all weights
 
   static constexpr int32_t kLayersPerBlock = 4;
   int32_t layers() const { return blocks * kLayersPerBlock; }

@@ -34,7 +34,7 @@ class DecodeBuffers final : public SeamAdvancer {
   struct Layer {
     std::vector<std::byte> keys, writes;
     std::vector<float> gates;
-    std::vector<std::byte> copies;  // of the states, fp16
+    std::vector<std::byte> copies;  // fp16 copies of the states
     std::vector<int32_t> exponents;
     std::vector<void*> copy_heads;
   };

@@ -63,7 +63,7 @@ struct TupleBuffers {
 // Tuples of the computed tokens at positions [begin, end), which one run or adjacent runs cover.
 struct CaptureRange {
   int64_t begin = 0, end = 0;
-  std::span<const TupleBuffers> linear;  // one a linear layer, in order
+  std::span<const TupleBuffers> linear;  // one per linear layer, in order
 };
 
 // The memory for one linear layer's inputs, rows of a token one behind the other: the recurrence's inputs and the
@@ -72,14 +72,14 @@ struct SpanRows {
   float* keys = nullptr;         // [tokens][key_channels]
   float* values = nullptr;       // [tokens][value_channels]
   float* gates = nullptr;        // [tokens][value_heads]
-  float* betas = nullptr;        // the same
+  float* betas = nullptr;        // [tokens][value_heads]
   float* conv_inputs = nullptr;  // [tokens][conv_channels]
 };
 
 // Takes down the inputs of computed tokens at positions [begin, begin + tokens); others pass.
 struct SpanTape {
   int64_t begin = 0, tokens = 0;
-  std::span<const SpanRows> linear;  // one a linear layer, in order
+  std::span<const SpanRows> linear;  // one per linear layer, in order
 };
 
 // The parts of the time, in seconds; Advance adds to it.
@@ -128,7 +128,7 @@ struct AdvanceOptions {
 // How chains of one computed token pass through the linear layers: as longer ones, or from buffers (KVBuffer), whose
 // tokens' keys and writes wait until one token in `capacity` brings the states up to date.
 struct DecodeBuffering {
-  int32_t capacity = 0;       // at most kernels::kMostCapacity; 1: each token does; 0: no buffers, as longer chains
+  int32_t capacity = 0;       // at most kernels::kMostCapacity; 1: each token updates the states; 0: no buffers
   DType dtype = DType::kF32;  // of the buffers: kF32, kF16 or kBF16
   bool copies = false;        // tokens that do not bring the states up to date read copies of fp16
 };

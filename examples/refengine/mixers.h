@@ -123,12 +123,12 @@ class AttentionMixer {
   int64_t columns() const { return 2 * query_dim() + 2 * kv_dim(); }  // q, output gate, k, v
 
   const Machine& machine_;
-  std::vector<Lane> lanes_;  // one a worker
+  std::vector<Lane> lanes_;  // one per worker
   Scratch projected_memory_, rows_memory_, mixed_memory_, angles_memory_, lse_memory_;
   float* projected_ = nullptr;  // [rows, columns()]
   float* mixed_ = nullptr;      // [rows, query_dim()]
   float* keys_ = nullptr;       // [kv_heads, positions, head_dim], gathered from the pages
-  float* values_ = nullptr;     // the same
+  float* values_ = nullptr;     // [kv_heads, positions, head_dim], gathered from the pages
   int64_t positions_ = 0;
 };
 

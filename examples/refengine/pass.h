@@ -15,7 +15,7 @@ namespace ashlar::refengine {
 struct PassStep {
   std::span<const CachedLayer> cached;  // empty: computed
   bool checkpoint = false;
-  int64_t begin = 0, end = 0;          // rows of the pass that it computes; none when cached
+  int64_t begin = 0, end = 0;          // rows of the pass; empty for a cached step
   RecurrentState* snapshot = nullptr;  // only at the step's end
 };
 
@@ -23,23 +23,23 @@ struct PassStep {
 struct TokenRun {
   int64_t begin = 0, end = 0;           // rows of the pass
   int64_t position = 0;                 // of row `begin`
-  std::span<const CachedLayer> before;  // the interior on its left; empty: the sequence's own tokens
+  std::span<const CachedLayer> before;  // the interior before the run; empty: computed tokens come before it
 };
 
 // The part of a capture range that lies in one pass.
 struct CapturePart {
   const CaptureRange* range = nullptr;
   int64_t begin = 0, end = 0;        // rows of the pass
-  bool first = false, last = false;  // of the range's parts
+  bool first = false, last = false;  // first or last part of the range
 };
 
 struct Pass {
-  std::vector<int32_t> tokens;     // one a row
-  std::vector<int64_t> positions;  // one a row
+  std::vector<int32_t> tokens;     // one per row
+  std::vector<int64_t> positions;  // one per row
   std::vector<PassStep> steps;
   std::vector<TokenRun> runs;
   std::vector<CapturePart> captures;
-  int64_t end = 0;  // length of the sequence behind this pass
+  int64_t end = 0;  // length of the sequence after this pass
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 };

@@ -27,7 +27,7 @@ class RecurrentState {
   std::span<const float> ConvWindow(int32_t linear_layer) const;
 
  private:
-  size_t state_floats_ = 0, window_floats_ = 0;  // of one layer
+  size_t state_floats_ = 0, window_floats_ = 0;  // floats per layer
   std::vector<float> data_;
 };
 

@@ -54,9 +54,9 @@ class StoredSegment {
 
   int64_t tokens_;
   SeamWidths seams_;
-  std::vector<Tuple> tuples_;          // one a linear layer
-  std::vector<TupleBuffers> buffers_;  // of tuples_
-  std::vector<Rows> rows_;             // one an attention layer
+  std::vector<Tuple> tuples_;          // one per linear layer
+  std::vector<TupleBuffers> buffers_;  // point to tuples_
+  std::vector<Rows> rows_;             // one per attention layer
   LayerTables tables_;
 };
 
@@ -77,7 +77,7 @@ class ReplacedTransitions {
  private:
   ModelConfig config_;
   With with_;
-  std::vector<float> identity_;  // one head's
+  std::vector<float> identity_;  // of one head
 };
 
 }  // namespace ashlar::refengine

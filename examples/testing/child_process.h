@@ -24,7 +24,7 @@ struct ProcessUser {
 };
 
 struct SpawnOptions {
-  std::optional<ProcessUser> user;             // none: the caller. Any other takes root
+  std::optional<ProcessUser> user;             // none: the caller's user; others require root
   std::vector<std::pair<int, rlim_t>> limits;  // RLIMIT_…, both soft and hard
   int input = -1, output = -1, errors = -1;    // descriptors; −1: the caller's own
 };
@@ -55,7 +55,7 @@ class ChildProcess {
 
   pid_t pid_ = -1;
   int input_ = -1, output_ = -1;
-  std::string read_;  // behind the last line
+  std::string read_;  // bytes that were read after the last line
 };
 
 }  // namespace ashlar::tools

@@ -21,11 +21,11 @@ struct LocalDaemonOptions {
   uint64_t hbm_bytes = 0;                // 0: no such tier
   uint64_t ssd_bytes = 0;                // 0: no such tier
   std::string ssd_folder;                // empty: in the daemon's own folder, gone with it
-  std::string admission = "second_use";  // of the ssd tier, as the configuration's default
+  std::string admission = "second_use";  // of the ssd tier; the daemon's default
   uint32_t threads = 0;                  // workers; 0: the daemon's default
   std::string tenants;                   // YAML of the field `tenants`; empty: one tenant, the daemon's user
   std::string cluster;                   // YAML of the field `cluster`; empty: no other node
-  bool metrics = false;                  // on a port of loopback's
+  bool metrics = false;                  // on a loopback port
   // The user who runs it; none: the caller. Tenants' users need that user's group for its sockets.
   std::optional<ProcessUser> user;
   uint64_t open_files = 0;  // RLIMIT_NOFILE; 0: the caller's

@@ -23,7 +23,7 @@ class LocalNodes {
   // Ends one of them, and starts another one in its place.
   absl::Status Restart(size_t node);
 
-  const LocalEtcd& etcd() const { return *etcd_; }  // of several
+  const LocalEtcd& etcd() const { return *etcd_; }  // only with several nodes
   size_t size() const { return daemons_.size(); }
   const LocalDaemon& daemon(size_t node) const { return *daemons_[node]; }
 

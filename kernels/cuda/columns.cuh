@@ -78,8 +78,8 @@ struct Column {
 struct Place {
   int32_t head;
   bool transition;
-  int32_t column;   // j: of d_v, of a transition of d_k
-  int32_t columns;  // of them all
+  int32_t column;   // j < d_v in a state, j < d_k in a transition
+  int32_t columns;  // number of columns
   __device__ bool inside() const { return column < columns; }
   // The block's column c.
   __device__ Place Sibling(int c) const {

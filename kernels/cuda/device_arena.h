@@ -33,7 +33,7 @@ class DeviceArena final : public ArenaMemory {
   MemoryKind kind() const override { return MemoryKind::kDevice; }
   std::byte* data() const override;
   uint64_t bytes() const override { return bytes_; }
-  int descriptor() const override { return descriptor_; }  // of an imported one: none, −1
+  int descriptor() const override { return descriptor_; }  // −1 for an imported arena
 
  private:
   explicit DeviceArena(const Driver& driver) : driver_(driver) {}

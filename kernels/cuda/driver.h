@@ -13,7 +13,7 @@ struct Driver {
   decltype(&cuInit) init = nullptr;
   decltype(&cuGetErrorName) get_error_name = nullptr;
   decltype(&cuDeviceGet) device_get = nullptr;
-  CUresult (*device_get_uuid)(CUuuid*, CUdevice) = nullptr;  // the second version, which tells parts of a GPU apart
+  CUresult (*device_get_uuid)(CUuuid*, CUdevice) = nullptr;  // cuDeviceGetUuid_v2, which distinguishes MIG instances
   decltype(&cuDeviceGetAttribute) device_get_attribute = nullptr;
   decltype(&cuMemGetAllocationGranularity) get_granularity = nullptr;
   decltype(&cuMemCreate) create = nullptr;

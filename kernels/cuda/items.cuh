@@ -16,7 +16,7 @@ struct Side {
   void* const* units;
   float* const* scales;
   PagedSlots slots;    // page_table null: one page
-  int64_t first_page;  // its number stands first in the page table
+  int64_t first_page;  // index of the first page in the page table
 };
 
 // The arguments of a call that moves rows from `from` to `to`, one of which is units.

@@ -61,7 +61,7 @@ class CudaQueue final : public Queue {
 
   cudaStream_t stream() const { return stream_; }
   int multiprocessors() const { return multiprocessors_; }
-  size_t shared_bytes() const { return shared_bytes_; }  // that one block may have
+  size_t shared_bytes() const { return shared_bytes_; }  // limit per block
 
   // Device memory for numbers between kernels of one call, valid until End. Grows to the largest call seen.
   void* Workspace(size_t bytes);
@@ -85,10 +85,10 @@ class CudaQueue final : public Queue {
     cudaEvent_t event = nullptr;
     size_t ring_end = 0;
   };
-  std::array<Pending, kMaxPending> pending_;  // of call s at s % kMaxPending
+  std::array<Pending, kMaxPending> pending_;  // call s is at index s % kMaxPending
   std::atomic<uint64_t> submitted_ = 0;
   mutable std::atomic<uint64_t> completed_ = 0;
-  size_t freed_ = 0;  // offset up to which the ring is free again
+  size_t freed_ = 0;  // the ring is free before this offset
 };
 
 }  // namespace ashlar::kernels::cuda

@@ -28,7 +28,7 @@ class ThreadPool final : public Workers {
   void Run(int64_t count, Body body, void* context) override;
 
  private:
-  struct Batch;  // one call of Run; lives on its caller's stack
+  struct Batch;  // one call of Run, on its caller's stack
 
   void Serve();
   Batch* FindWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -107,7 +107,7 @@ struct Prompt {
   struct Part {
     bool interior;
     int64_t begin, end;
-    int64_t segment;  // where its segment begins, which was computed alone from position 0 on
+    int64_t segment;  // first position of its segment, which is computed alone from position 0
   };
   Prompt(Random& random, const Layer& layer, Lengths lengths);
   Prompt(const Prompt&) = delete;
@@ -121,9 +121,9 @@ struct Prompt {
   const LinearShape shape;  // of `layer`
   std::vector<Part> parts;
   int64_t start = 0;          // position of token 0
-  Tokens tokens;              // of all parts, in order, turned to their positions
-  Tokens isolated;            // the same, each part as its segment's own prefill saw it
-  std::vector<Tuple> tuples;  // of the interiors, in order; fp32, by the reference
+  Tokens tokens;              // of all parts, in order, rotated to their positions
+  Tokens isolated;            // of all parts, each as in its segment's own prefill
+  std::vector<Tuple> tuples;  // of the interiors, in order; fp32, computed by the reference
   States initial;             // fp32
 };
 

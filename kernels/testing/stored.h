@@ -78,7 +78,7 @@ class Tuple {
   // The same tuple in other dtypes.
   Tuple Rounded(Dtypes dtypes) const;
 
-  int64_t position = 0;  // of the segment's start
+  int64_t position = 0;  // first position of the segment
 
  private:
   struct Head {

@@ -12,9 +12,9 @@ namespace ashlar::kernels::testing {
 
 // One comparison: the largest error over all heads, segments or keys that it covers.
 struct VectorCheck {
-  std::string operation;  // as kernels.h names it
+  std::string operation;  // name in kernels.h
   std::string what;       // the compared result: "final state", "attention"
-  std::string vectors;    // which: "gdn, 2 heads of 6 x 4, 26 tokens, key first", "rope[1], half_split 4 of 10"
+  std::string vectors;    // for example "gdn, 2 heads of 6 x 4, 26 tokens, key first" or "rope[1], half_split 4 of 10"
   double error = 0;       // relative, Frobenius; a transition's against ‖T‖, but no less than 0.1
   double bound = 0;
   bool passes() const { return error <= bound; }

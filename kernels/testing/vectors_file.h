@@ -23,8 +23,8 @@ struct LinearVector {
   int32_t d_k = 0, d_v = 0;
   int64_t tokens = 0;
   std::vector<double> q, k, v;      // [tokens, d_k], [tokens, d_k], [tokens, d_v]
-  std::vector<double> gate, beta;   // as TokenInputs' g and beta; empty where the family has none
-  std::vector<double> decay_table;  // as LinearShape's
+  std::vector<double> gate, beta;   // as g and beta of TokenInputs; empty if the family has none
+  std::vector<double> decay_table;  // as LinearShape::decay_table
   std::vector<double> initial_state, final_state;
   std::vector<double> outputs;    // [tokens, d_v]
   std::vector<Segment> segments;  // in order, of all tokens

@@ -28,7 +28,7 @@ struct DaemonOptions {
   std::string arena = "4MiB";
   std::string tenants;                   // YAML of the field `tenants`; empty: one tenant, this user
   std::string sessions;                  // YAML of the field `sessions`; empty: its defaults
-  std::string ssd;                       // of such a capacity; empty: no such tier
+  std::string ssd;                       // capacity; empty: no ssd tier
   std::string admission = "second_use";  // of that tier
   std::string eviction = "price";
   std::string on_damage = "set_aside";  // of the ssd tier
@@ -42,7 +42,7 @@ struct DaemonOptions {
   std::vector<std::string> environment;  // NAME=VALUE, besides this process's
   bool own_pid_namespace = false;        // only where MayMakePidNamespaces()
   int network_namespace = -1;            // a descriptor of the one that it runs in; negative: this thread's
-  uint32_t uid = 0;                      // the daemon's user; 0: this one. Others: only for root
+  uint32_t uid = 0;                      // user of the daemon; 0: the caller's. Others require root
   uint64_t max_files = 0;                // its limit on open files; 0: this process's
   uint64_t max_threads = 0;              // its user's limit on threads; 0: this process's
   int log = -1;                          // a descriptor to write the log to, in place of a file
@@ -69,7 +69,7 @@ class DaemonProcess {
   void Thaw();      // SIGCONT
 
   pid_t pid() const { return pid_; }
-  size_t peak_bytes() const;                                   // the most memory that it ever had
+  size_t peak_bytes() const;                                   // largest resident set so far
   const std::string& directory() const { return directory_; }  // a test's files may lie here, too
   std::string ssd_folder() const { return ssd_folder_.empty() ? directory_ + "/ssd" : ssd_folder_; }
   std::string log() const;  // of all its lives
@@ -77,7 +77,7 @@ class DaemonProcess {
   std::string metrics_socket() const { return directory_ + "/metrics.sock"; }
   ClientOptions client_options() const;
   std::string Http(const std::string& path) const;  // the metrics socket's answer, with its status line
-  std::string Metrics() const;                      // the text of the metrics endpoint; empty where nobody answers
+  std::string Metrics() const;                      // text of the metrics endpoint; empty if the daemon does not answer
   // A sample of the metrics endpoint, by its name with labels as it is written there; 0 when it is not there.
   double Metric(const std::string& sample) const;
 

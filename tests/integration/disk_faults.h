@@ -12,9 +12,9 @@ namespace ashlar::integration {
 struct DiskFaults {
   std::atomic<int> read, write, sync;
   std::atomic<int> change;  // open for writing, make, rename, remove, resize
-  std::atomic<int> struck;  // calls that have failed so far
-  std::atomic<int> hang;    // not 0: all of these calls, and close, wait until it is 0
-  std::atomic<int> hung;    // calls that wait now
+  std::atomic<int> struck;  // number of failed calls
+  std::atomic<int> hang;    // while not 0, all of these calls and close wait
+  std::atomic<int> hung;    // number of waiting calls
 };
 
 }  // namespace ashlar::integration

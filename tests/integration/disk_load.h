@@ -21,7 +21,7 @@
 
 namespace ashlar::integration {
 
-inline constexpr size_t kPromptSegments = 3;  // each an object, which takes an extent of 256 KiB
+inline constexpr size_t kPromptSegments = 3;  // each segment is an object in an extent of 256 KiB
 inline constexpr Shape kPromptShape{.tokens = 256};
 
 // A prompt is its seed; a text one of its segments.

@@ -17,8 +17,8 @@ class LoopDisk {
   LoopDisk& operator=(const LoopDisk&) = delete;
 
   std::string path() const { return folder_ + "/disk"; }
-  void Fill();   // to the last byte
-  void Empty();  // of what Fill has written
+  void Fill();   // fills the disk completely
+  void Empty();  // removes the files of Fill
   // Gives back blocks that were allocated behind the ends of RocksDB's logs, which would hide for long that the disk is
   // full. Nobody may be writing to them.
   void TrimLogs(const std::string& records);

@@ -20,7 +20,7 @@ class MemoryGroup {
 
   bool Add(pid_t pid);
   uint64_t Used() const;
-  uint64_t Shared() const;  // of these, bytes of memory files that its processes were the first to touch
+  uint64_t Shared() const;  // part of Used(): memory files first touched by its processes
 
  private:
   MemoryGroup(std::string folder, std::string parent, std::string used)

@@ -14,7 +14,7 @@ namespace ashlar::integration {
 // Text that an engine has run through its model.
 struct Text {
   Tokens tokens;
-  std::vector<uint64_t> depths;  // that it has states of; ascending, the last one is the end
+  std::vector<uint64_t> depths;  // depths with states; ascending, the last is the text's end
   Provenance provenance = Provenance::kExact;
   ConversationId conversation{};
 };

@@ -24,7 +24,7 @@ using rag::RagPrompt;
 using refengine::ModelConfig;
 
 inline constexpr int32_t kPageTokens = 16;
-inline constexpr int32_t kPages = 192;  // one prompt, and no second one beside it
+inline constexpr int32_t kPages = 192;  // enough for one prompt, not for two
 inline constexpr refengine::SeamWidths kSeams{8, 8};
 inline constexpr double kSame = 1e-4;  // two ways of computing the same thing in fp32
 inline constexpr float kPoison = -12345.0f;

@@ -26,16 +26,16 @@ Tokens MakeRun(uint64_t seed, size_t tokens);
 std::vector<Tokens> MakePrompt(uint64_t seed, size_t segments, size_t tokens);
 
 struct Shape {
-  uint32_t layers = 2;  // of each sort; a linear one stands before each attention layer
+  uint32_t layers = 2;  // of each kind; linear and attention layers alternate
   uint32_t kv_heads = 2;
   uint32_t key_dim = 32;
   uint32_t value_dim = 24;
-  TensorShard shard{};     // of a model that has `size` times these heads; every rank has other numbers
-  uint32_t tokens = 1024;  // that fit into the pages to land in, and into those to publish from
+  TensorShard shard{};     // of a model with `size` times these heads; each rank has different values
+  uint32_t tokens = 1024;  // capacity of the target pages, and of the source pages
   PrefixUse prefixes{};
-  uint32_t captures = 1;         // sets of states that there is room for
-  double tokens_per_second = 0;  // as declared; 0: not known
-  int gpu = 0;                   // kernels::FindGpu's number, of memory on a GPU
+  uint32_t captures = 1;         // capacity in sets of states
+  double tokens_per_second = 0;  // declared prefill speed; 0: unknown
+  int gpu = 0;                   // index for kernels::FindGpu, if the memory is on a GPU
 };
 
 class TestEngine {
@@ -75,7 +75,7 @@ class TestEngine {
   void ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first_position, std::byte around,
                     int64_t rotary_shift = 0) const;
   void ExpectTuples(const Match& match, size_t segment, const Tokens& run) const;
-  void ExpectTuple(const Match& match, size_t segment, const Tokens& run, uint32_t layer) const;  // a linear one
+  void ExpectTuple(const Match& match, size_t segment, const Tokens& run, uint32_t layer) const;  // `layer` is linear
 
   // The bytes of one row of values, or of one head's state, as published: to be found in memory.
   std::string ValueRow(ObjectKind kind, const Tokens& run, uint32_t layer, uint64_t token) const;

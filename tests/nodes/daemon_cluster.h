@@ -30,10 +30,10 @@ struct ClusterOptions {
   bool etcd = false;
   // Of `etcd`; its address and stack are the cluster's.
   daemon::EtcdOptions etcd_options;
-  integration::DaemonOptions daemon;  // of each; its stack is the cluster's
+  integration::DaemonOptions daemon;  // of each daemon; the cluster sets its network stack
   // Completes them for one node: the field `cluster`, an environment (ClockOff), another program. Empty: nothing.
   std::function<void(const NodePlace& place, integration::DaemonOptions* options)> complete;
-  NetworkOptions network;  // its number of nodes is the cluster's
+  NetworkOptions network;  // the cluster sets the number of nodes
 };
 
 class DaemonCluster {
@@ -48,7 +48,7 @@ class DaemonCluster {
   integration::DaemonProcess& daemon(size_t node) { return *daemons_[node]; }
   daemon::EtcdProcess& etcd() { return *etcd_; }
   Network& network() { return network_; }
-  size_t etcd_node() const { return daemons_.size(); }  // its number in the network
+  size_t etcd_node() const { return daemons_.size(); }  // index of etcd's node in the network
   NodePlace place(size_t node) const;
 
   // The sum over all daemons, which must all be running, of a sample as DaemonProcess::Metric names it.

@@ -19,9 +19,9 @@ namespace ashlar::nodes {
 
 struct NetworkOptions {
   size_t nodes = 2;   // at most 200
-  bool relay = true;  // false: a bridge, with nothing to set
-  size_t mtu = 1500;  // bytes; a relay carries more a second in larger frames
-  uint64_t seed = 0;  // of the relay's chances; 0: a fresh one
+  bool relay = true;  // false: a bridge, without link conditions
+  size_t mtu = 1500;  // bytes; larger frames give a relay more throughput
+  uint64_t seed = 0;  // seed of the relay's random drops; 0: a random seed
 };
 
 class Network {
@@ -31,19 +31,19 @@ class Network {
 
   // Failures are test failures. A failed test prints the seed.
   explicit Network(const NetworkOptions& options = {});
-  ~Network();  // what runs in the nodes keeps their stacks, and has no link any more
+  ~Network();  // processes in the nodes keep their stacks but lose their links
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
   size_t nodes() const { return nodes_.size(); }
-  int stack(size_t node) const { return nodes_[node]->fd(); }  // the namespace's descriptor
+  int stack(size_t node) const { return nodes_[node]->fd(); }  // descriptor of the network namespace
   std::string path(size_t node) const { return nodes_[node]->path(); }
   static std::string address(size_t node);  // IPv4
 
   // All of these are for a network with a relay, from any thread, and hold from now on.
-  void SetLink(size_t from, size_t to, const LinkConditions& conditions);  // one way
-  void SetBetween(size_t a, size_t b, const LinkConditions& conditions);   // both ways
-  void SetAround(size_t node, const LinkConditions& conditions);           // both ways, to all others
+  void SetLink(size_t from, size_t to, const LinkConditions& conditions);  // one direction
+  void SetBetween(size_t a, size_t b, const LinkConditions& conditions);   // both directions
+  void SetAround(size_t node, const LinkConditions& conditions);           // both directions, to all other nodes
   void SetAll(const LinkConditions& conditions);
   void Heal() { SetAll({}); }
   // Returns whether any link has ever lost, delayed or slowed frames, or been cut. A lease whose reply was lost or late

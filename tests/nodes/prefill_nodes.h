@@ -31,7 +31,7 @@ using std::chrono::milliseconds;
 
 inline constexpr std::byte kPoison{0x5a};
 inline constexpr size_t kSegmentTokens = 60;
-inline constexpr char kAnnounceAll[] = "  announce: all\n";  // to be held against what etcd has
+inline constexpr char kAnnounceAll[] = "  announce: all\n";  // the test compares the directory with etcd
 
 inline ObjectKind KindOf(size_t segment) {
   return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
@@ -65,7 +65,7 @@ class Worker {
       ++taken_;
       const PrefillWork& work = **given;
       while (way_ == Way::kStalls && !stop_) std::this_thread::sleep_for(milliseconds(5));
-      if (way_ == Way::kDies) return;  // its session ends with it
+      if (way_ == Way::kDies) return;  // the session ends with the engine
       const Reservation reservation = engine.Reserve(work.kind, work.tokens);
       bool published = reservation.outcome == ReserveOutcome::kAlreadyPresent;
       std::this_thread::sleep_for(takes_);

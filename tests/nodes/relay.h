@@ -25,23 +25,23 @@ namespace ashlar::nodes {
 // One direction of one link. Probabilities are per frame.
 struct LinkConditions {
   double loss = 0;
-  double duplicate = 0;                        // a frame is carried twice
-  double reorder = 0;                          // a frame is held back, so that later ones overtake it
-  std::chrono::microseconds hold_back{5'000};  // so long
+  double duplicate = 0;  // probability that a frame is delivered twice
+  double reorder = 0;    // probability that a frame is held back, so that later frames overtake it
+  std::chrono::microseconds hold_back{5'000};  // time that a reordered frame is held back
   std::chrono::microseconds delay{0};
-  uint64_t bytes_per_second = 0;             // 0: as fast as the relay is
-  std::chrono::microseconds queue{100'000};  // of a throttled link; a frame that would wait longer is dropped
-  bool cut = false;                          // also for what is on its way when it is cut
+  uint64_t bytes_per_second = 0;             // 0: no throttle
+  std::chrono::microseconds queue{100'000};  // of a throttled link; frames that would wait longer are dropped
+  bool cut = false;                          // drops all frames, also those in flight
 
   bool operator==(const LinkConditions&) const = default;
 };
 
 // Frames of one direction of one link, since the start.
 struct LinkCounts {
-  uint64_t delivered = 0;  // duplicates too
-  uint64_t bytes = 0;      // of those
+  uint64_t delivered = 0;  // including duplicates
+  uint64_t bytes = 0;      // bytes of delivered frames
   uint64_t lost = 0, duplicated = 0, reordered = 0, cut = 0;
-  uint64_t overflowed = 0;  // dropped for the throttle's queue, or because the port took no more
+  uint64_t overflowed = 0;  // dropped because the throttle's queue or the port was full
 };
 
 class Relay {
@@ -55,18 +55,18 @@ class Relay {
   // From any thread. From now on; what is on its way keeps the time at which it arrives.
   void Set(size_t from, size_t to, const LinkConditions& conditions);
   LinkCounts counts(size_t from, size_t to) const;
-  uint64_t oversized() const { return oversized_; }  // frames that no link of that MTU carries: an offload is on
+  uint64_t oversized() const { return oversized_; }  // frames larger than the MTU: an offload is on
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Link {
     LinkConditions conditions;
     LinkCounts counts;
-    Clock::time_point free_at{};  // when a throttled link has sent what it accepted
+    Clock::time_point free_at{};  // end of the transmission of all accepted frames on a throttled link
   };
   struct Frame {
     Clock::time_point due;
-    uint64_t number;  // frames that are due at once leave in the order in which they came
+    uint64_t number;  // frames with the same due time leave in order of arrival
     Link* link;
     size_t port;
     std::vector<std::byte> bytes;

@@ -17,7 +17,7 @@ class AdminClient {
   explicit AdminClient(const std::string& socket);
   ~AdminClient();
 
-  const std::string& socket() const;  // its path
+  const std::string& socket() const;  // path of the socket
 
   // The daemon's answer, or its status. Where no daemon answers, the message names the socket and says why.
 #define ASHLAR_CALL(name, request, reply) absl::Status name(const v1::request&, v1::reply*);

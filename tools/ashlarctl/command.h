@@ -16,7 +16,7 @@
 namespace ashlar::ctl {
 
 struct Arguments {
-  std::map<std::string, std::string> options;  // by name, without dashes; of a flag: "true"
+  std::map<std::string, std::string> options;  // by name without dashes; a flag has the value "true"
   std::vector<std::string> files;
 
   bool Has(const std::string& name) const { return options.contains(name); }
@@ -28,21 +28,21 @@ struct Answer {
   nlohmann::json json;
   std::string text;
   bool failed = false;    // the request did not succeed; the text says why
-  bool refused = false;   // a file that was named is refused; the text says which field
+  bool refused = false;   // a named file is invalid; the text names the field
   bool verbatim = false;  // the text is for programs: its lines are not wrapped
 };
 
 struct Option {
   const char* name;                     // without dashes
-  const char* value = "";               // as help calls it; empty: a flag
+  const char* value = "";               // placeholder in help; empty: a flag
   const char* help = "";                // one line
-  std::vector<const char*> words = {};  // all that the value may be; empty: anything
+  std::vector<const char*> words = {};  // allowed values; empty: any
 };
 
 // One sub-command. Parser, --help, man page and completion are made of this (manual.h).
 struct Command {
   const char* name;
-  const char* operands = "";  // as help calls what follows the options, "TOKENS-FILE..."; empty: it takes none
+  const char* operands = "";  // placeholder of the operands in help, such as "TOKENS-FILE..."; empty: no operands
   const char* summary = "";   // one line, with no full stop
   const char* detail = "";    // sentences for the man page and for `COMMAND --help`
   std::vector<Option> options;

@@ -14,14 +14,14 @@ namespace ashlar::ctl {
 struct LayoutWishes {
   uint32_t page_tokens = 16;
   uint32_t head = 0, tail = 0;       // seam widths
-  std::optional<DType> state_dtype;  // none: mamba_ssm_dtype or mamba_ssm_cache_dtype, else fp32
+  std::optional<DType> state_dtype;  // default: mamba_ssm_dtype or mamba_ssm_cache_dtype, otherwise fp32
 };
 
 struct HfLayout {
   Layout layout;
   // Layers whose state is the last inputs of a short convolution alone. They are among the layout's linear layers, as
   // the adapters declare them, with the convolution's inputs as the state.
-  std::vector<bool> convolution;  // one for each of layout.layers
+  std::vector<bool> convolution;  // one per layer of the layout
 };
 
 // Families: attention with keys and values per head (Llama, Qwen, Mistral, Falcon, ...), multi-head latent attention

@@ -30,7 +30,7 @@ class HfFields {
   std::string Text(const std::string& name);  // empty: it is missing or no text
   std::vector<nlohmann::json> List(const std::string& name);
   bool IsTrue(const std::string& name);
-  const nlohmann::json& Object(const std::string& name);  // an empty one where it is missing or none
+  const nlohmann::json& Object(const std::string& name);  // an empty object if it is missing or null
 
   // The field is known and does not matter here.
   void Accept(const std::string& name) { read_.insert(name); }

@@ -19,8 +19,8 @@ enum class LayerKind {
 
 struct LayerKinds {
   std::vector<LayerKind> of_layers;
-  bool said = false;     // by a field; otherwise all are taken for attention
-  bool windows = false;  // by a field that would name layers with windows
+  bool said = false;     // true: a field names the kinds; false: all layers are treated as attention
+  bool windows = false;  // true: a field names layers with windows
 
   bool Any(LayerKind kind) const;
 };

@@ -16,33 +16,33 @@ namespace ashlar::ctl {
 
 // Facts about this machine and one process. Empty: not known here.
 struct HostFacts {
-  std::optional<uint64_t> memory_bytes;         // of the machine, or of the process's control group where that is less
-  bool memory_limited = false;                  // by its control group
+  std::optional<uint64_t> memory_bytes;         // of the machine, or the limit of the process's control group if lower
+  bool memory_limited = false;                  // the control group's limit is lower
   std::optional<uint64_t> locked_memory_limit;  // RLIMIT_MEMLOCK of the process, UINT64_MAX: none
   bool may_lock = false;                        // CAP_IPC_LOCK
-  std::optional<uint64_t> open_files_limit;     // the hard one
-  std::optional<bool> userfaultfd;              // a daemon has one; of this process: may have one
-  bool landlock = false;                        // the kernel has it, and lets this process ask
+  std::optional<uint64_t> open_files_limit;     // hard limit
+  std::optional<bool> userfaultfd;              // a daemon: uses one; this process: may open one
+  bool landlock = false;                        // the kernel has it and permits it to this process
   std::optional<uint64_t> mappings_limit;       // vm.max_map_count
-  std::string shared_huge_pages;                // of transparent_hugepage/shmem_enabled, the one in brackets
+  std::string shared_huge_pages;                // the value in brackets in transparent_hugepage/shmem_enabled
   std::optional<uint64_t> swap_bytes;
   std::vector<uint64_t> node_bytes;  // memory of each NUMA node
   std::optional<bool> clock_synchronised;
   std::vector<std::string> fabric;  // active ports of InfiniBand or RoCE
-  bool fabric_present = false;      // there is such a card
-  std::string folder;               // for the disk tier; empty: none was asked about
-  std::string folder_error;         // it cannot be written
-  std::string file_system;          // of the folder
-  bool direct_io = false;           // a file there took a write by O_DIRECT
+  bool fabric_present = false;      // an InfiniBand or RoCE device exists
+  std::string folder;               // folder of the disk tier to check; empty: none
+  std::string folder_error;         // why the folder cannot be written; empty: it can
+  std::string file_system;          // file system of the folder
+  bool direct_io = false;           // a write with O_DIRECT succeeded in the folder
   std::optional<uint64_t> folder_free_bytes;
-  uint64_t folder_own_bytes = 0;  // of files that are there already
+  uint64_t folder_own_bytes = 0;  // bytes of existing files in the folder
 };
 
 // The resources that a daemon of this machine shall have.
 struct HostNeeds {
-  uint64_t dram_bytes = 0;  // 0: not said
+  uint64_t dram_bytes = 0;  // 0: not specified
   uint64_t ssd_bytes = 0;
-  std::string ssd_folder;  // empty: not said
+  std::string ssd_folder;  // empty: not specified
   bool locked = false;     // dram.lock
   bool fabric = false;     // cluster.expect_transport: rdma
   bool sandbox = false;    // sandbox: on

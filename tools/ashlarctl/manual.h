@@ -10,7 +10,7 @@
 namespace ashlar::ctl {
 
 std::string Usage();                       // all commands, a line each
-std::string Help(const Command& command);  // one command and its options
+std::string Help(const Command& command);  // help of one command and its options
 std::string ManualPage();                  // troff, for man(1)
 // `shell`: bash, zsh or fish.
 std::string CompletionScript(const std::string& shell);

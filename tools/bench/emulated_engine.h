@@ -47,7 +47,7 @@ class EmulatedEngine {
   absl::StatusOr<Times> Ask(std::span<const int32_t> tokens, bool parallel, std::span<const uint64_t> lengths = {});
 
   struct Landed {
-    double landed_ms = 0;  // from the call until everything that was found is in its place
+    double landed_ms = 0;  // from the call until all hits have landed
     uint64_t hits = 0, bytes = 0;
     std::vector<uint64_t> tiers = std::vector<uint64_t>(5);  // hits, by TierKind
     std::string missed;                                      // why the last miss was one; empty: there was none

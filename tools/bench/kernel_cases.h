@@ -13,11 +13,11 @@ namespace ashlar::bench {
 
 // One operation on one shape.
 struct KernelCase {
-  std::string op;  // as named in kernels.h
+  std::string op;  // name in kernels.h
   std::string family;
   std::string dtype;
-  std::string shape;  // for people: the sizes that matter, "n 16, heads 1152, 128x128"
-  double bytes = 0;   // that must be read and written, each once
+  std::string shape;  // label with the sizes, such as "n 16, heads 1152, 128x128"
+  double bytes = 0;   // bytes to read and write, each once
   double flops = 0;   // a multiplication and an addition count two
   // Makes inputs and returns the timed function; inputs live as long as it. A case whose memory fits in the caches
   // should take turns through several sets of inputs.

@@ -16,7 +16,7 @@ namespace ashlar::bench {
 
 // Values of one size, named by consecutive numbers.
 struct Batch {
-  uint64_t first = 1;  // from 1 on
+  uint64_t first = 1;  // at least 1
   size_t count = 0;
   uint64_t value_bytes = 0;  // a multiple of kValueGrain
   uint64_t bytes() const { return count * value_bytes; }

@@ -22,12 +22,12 @@ struct Target {
 
 // The amounts that an attack achieved, in its own units: an idle attack would prove nothing.
 struct Achieved {
-  uint64_t sessions = 0;        // that it held, or connections
+  uint64_t sessions = 0;        // sessions or connections that the attack held
   uint64_t asked = 0;           // requests
   uint64_t granted = 0;         // regions, replies, segments, bytes, leases, models, …
   uint64_t refused = 0;         // requests
   uint64_t most_at_a_time = 0;  // requests that waited for an answer
-  std::string why;              // of the first refusal
+  std::string why;              // reason of the first refusal
 };
 
 class Attack {

@@ -10,7 +10,7 @@
 namespace ashlar::neighbours {
 
 struct Options {
-  double seconds = 0;  // of each attack, half as many before it; 0: the default
+  double seconds = 0;  // duration of each attack; the phase before it is half as long; 0: the default
   bool quick = false;  // a few seconds, and smaller attacks
   std::string filter;  // only attacks whose names contain this
 };

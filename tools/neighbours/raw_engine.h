@@ -57,7 +57,7 @@ class RawEngine {
   absl::StatusOr<uint64_t> DeclarePages(int memfd, const SegmentPrompt& prompt);
   struct Found {
     std::string lease;
-    uint32_t arena = 0;  // one that has part of it
+    uint32_t arena = 0;  // an arena that has part of the segment
   };
   // Of a segment that is published.
   absl::StatusOr<Found> Match(const SegmentPrompt& prompt);

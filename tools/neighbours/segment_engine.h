@@ -17,7 +17,7 @@ inline constexpr uint64_t kTokenBytes = 4096;
 inline constexpr uint32_t kPageTokens = 16;
 Identity SmallIdentity();
 Layout SmallLayout();
-PagedCache SmallPages(uint32_t pages);  // at the begin of a region, one behind the other
+PagedCache SmallPages(uint32_t pages);  // consecutive pages at the start of a region
 inline constexpr uint64_t kPageBytes = kPageTokens * kTokenBytes;
 
 // A first segment of one page that nobody published, and behind it one of `bytes` bytes of keys and values.

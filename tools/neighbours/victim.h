@@ -19,8 +19,8 @@ class Victim {
   static absl::StatusOr<std::unique_ptr<Victim>> Open(const ClientOptions& daemon);
 
   struct Newcomers {
-    bool any = false;           // once a second: a session, and in it a model, a region and an arena
-    uint16_t metrics_port = 0;  // and a scrape of this endpoint, by another process's means; 0: none
+    bool any = false;           // open a session with a model, a region and an arena every second
+    uint16_t metrics_port = 0;  // port of the metrics endpoint to scrape every second; 0: none
   };
   // Rounds one behind the other. p50_ms, p99_ms and max_ms of those that were served; served, refused: rounds and what
   // newcomers asked for; newcomer_max_ms, scrape_max_ms; why: of the first refusal.

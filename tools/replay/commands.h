@@ -13,7 +13,7 @@
 namespace ashlar::replay {
 
 struct Options {
-  std::vector<std::string> traces;  // of one format
+  std::vector<std::string> traces;  // all of the same format
   std::string format;
   std::string model = "marconi-7b";
   std::vector<uint64_t> capacities;
@@ -24,7 +24,7 @@ struct Options {
 
 struct Curves {
   std::string title, x, y;
-  bool logarithmic = false;  // x
+  bool logarithmic = false;  // the x axis is logarithmic
   struct Curve {
     std::string name;
     std::vector<std::pair<double, double>> points;
@@ -33,7 +33,7 @@ struct Curves {
     std::string title;
     std::vector<Curve> curves;
   };
-  std::vector<Panel> panels;  // one below another
+  std::vector<Panel> panels;  // top to bottom
 };
 
 // What a command finds: the numbers of its table, and the curves of its plot (no panels: it has no plot).

@@ -24,8 +24,8 @@ class Policy {
   struct Usage {
     uint64_t bytes = 0, peak_bytes = 0;
     uint64_t states = 0;     // checkpoints kept
-    uint64_t evictions = 0;  // of checkpoints
-    uint64_t refusals = 0;   // of what was offered
+    uint64_t evictions = 0;  // evicted checkpoints
+    uint64_t refusals = 0;   // refused offers
   };
   virtual Usage usage() const = 0;
 

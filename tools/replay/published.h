@@ -49,8 +49,8 @@ class MarconiPolicy final : public Policy {
   double Efficiency(const Node& node) const;
   void Tune();
 
-  static constexpr size_t kWindow = 5;    // times the requests before the first eviction
-  static constexpr size_t kScored = 500;  // the last requests of the window, by which α is chosen
+  static constexpr size_t kWindow = 5;    // multiple of the requests before the first eviction
+  static constexpr size_t kScored = 500;  // number of last requests of the window that α is chosen by
   static constexpr double kStep = 0.1, kMost = 2;
 
   const storage::PrefixCosts costs_;
@@ -63,7 +63,7 @@ class MarconiPolicy final : public Policy {
     std::vector<int32_t> tokens;
     uint64_t prompt;
   };
-  std::vector<Recorded> window_;  // until it was tuned
+  std::vector<Recorded> window_;  // requests before the policy is tuned
   Usage usage_;
   Tuning tuning_;
 };

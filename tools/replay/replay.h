@@ -23,18 +23,18 @@ struct Run {
   std::string trace, policy;
   uint64_t capacity_bytes = 0;
   uint64_t requests = 0, requests_hit = 0;
-  uint64_t tokens = 0, tokens_hit = 0;  // of prompts
+  uint64_t tokens = 0, tokens_hit = 0;  // prompt tokens
   // Of the tokens without a hit: those in no earlier request, and those known but not to be resumed from.
   uint64_t tokens_never_seen = 0, tokens_lost = 0;
   double flops_saved = 0, flops_all = 0;
   Policy::Usage usage;
   Policy::Tuning tuning;
-  std::vector<double> first_token_ms;  // by request: of its prompt's computed tokens, at the model's rate
-  double seconds = 0;                  // that replaying took
+  std::vector<double> first_token_ms;  // by request: time of its prompt's computed tokens at the model's speed
+  double seconds = 0;                  // duration of the replay
 
   double token_hit_rate() const { return static_cast<double>(tokens_hit) / static_cast<double>(tokens); }
   double request_hit_rate() const { return static_cast<double>(requests_hit) / static_cast<double>(requests); }
-  double Quantile(double q) const;  // of the times to first token
+  double Quantile(double q) const;  // quantile of first_token_ms
 };
 
 // Returns how many of each prompt's tokens begin some earlier request, prompt or decoded: the most that any cache can

@@ -17,9 +17,9 @@ namespace ashlar::replay {
 class Trace {
  public:
   struct Piece {
-    uint32_t id = 0;        // of a segment, or of a block
-    uint32_t tokens = 0;    // of it, from its start
-    bool boundary = false;  // it is a segment of its own, as the file says
+    uint32_t id = 0;        // ID of a segment or a block
+    uint32_t tokens = 0;    // number of its first tokens
+    bool boundary = false;  // the file marks it as a separate segment
   };
   struct Request {
     double seconds = 0;

@@ -94,7 +94,7 @@ struct PyRequest {
   Held<engine::Request> request{std::make_shared<engine::Request>()};  // never null
   std::shared_ptr<OpenedModel> model;
   std::vector<int32_t> tokens;
-  nb::object plan;  // as Python has seen it; none where it may have changed since
+  nb::object plan;  // the plan that Python has; none: it may have changed since
 };
 
 // A plan as it was when it was asked for. The pointers of `plan` are the request's own, and not followed.
@@ -125,10 +125,10 @@ struct PyJob {
     cache.reset();
     request.reset();
   }
-  nb::object written;                        // the call's result goes into it
+  nb::object written;                        // the object that receives the call's result
   std::shared_ptr<void> kept;                // the call's arguments
-  std::shared_ptr<engine::Cache> cache;      // that is called, or opened; null: none
-  std::shared_ptr<engine::Request> request;  // likewise
+  std::shared_ptr<engine::Cache> cache;      // the cache of the call; null: none
+  std::shared_ptr<engine::Request> request;  // the request of the call; null: none
   engine::Job job;
 };
 

@@ -44,7 +44,7 @@ class ModelDescription {
 
   engine::Model model_;
   std::vector<engine::Layer> layers_;
-  std::vector<LinearWidths> widths_;  // of all layers; zero where the layer has no state
+  std::vector<LinearWidths> widths_;  // by layer; zero for layers without a state
   std::deque<std::string> texts_;
   std::deque<std::vector<double>> doubles_;
   std::deque<std::vector<float>> floats_;

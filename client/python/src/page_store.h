@@ -22,7 +22,7 @@ struct PageShape {
   uint32_t tokens = 0, layers = 0, heads = 0, dim = 0;
   uint64_t row_bytes() const { return uint64_t{heads} * dim; }
   uint64_t token_bytes() const { return 2 * layers * row_bytes(); }
-  uint64_t slot_bytes() const { return tokens * token_bytes(); }  // the page, and padding behind it
+  uint64_t slot_bytes() const { return tokens * token_bytes(); }  // the page and its padding
 };
 // The shape with at most a sixteenth of padding, or the least that there is.
 PageShape ShapePage(uint64_t page_bytes, uint32_t page_tokens);
@@ -37,8 +37,8 @@ class PageStore {
   struct Options {
     Identity identity;
     uint64_t page_bytes = 0;
-    uint32_t page_tokens = 0;      // that a page stands for, 8 or more: what a hit saves is judged by these
-    double tokens_per_second = 0;  // of the engine's prefill; 0: not known
+    uint32_t page_tokens = 0;      // tokens per page, at least 8; for the break-even check
+    double tokens_per_second = 0;  // prefill speed; 0: unknown
     uint32_t slots = 0;            // pages of memory shared with the daemon
     std::chrono::milliseconds land{5000};
   };
@@ -63,7 +63,7 @@ class PageStore {
   struct Landed {
     MissReason reason = MissReason::kNone;
     bool quiet = true;
-    TierKind tier = TierKind::kNone;  // that it lay in
+    TierKind tier = TierKind::kNone;  // the tier of the hit
   };
   std::vector<Landed> Get(std::span<const PageKey> keys, std::span<const uint32_t> slots);
   std::vector<int32_t> TakeQuiet(uint32_t most);

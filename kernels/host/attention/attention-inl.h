@@ -58,13 +58,13 @@ struct Scratch {
 // One of a block's planes: keys, rotary key parts, or values.
 struct Plane {
   int32_t dim = 0;
-  size_t stride = 0;  // of staged rows: dim, padded
+  size_t stride = 0;  // of staged rows: the padded dimension
   float* staged = nullptr;
-  const KeyAngles* angles = nullptr;  // of keys that are turned while they are loaded
+  const KeyAngles* angles = nullptr;  // set if keys are rotated when they are loaded
   StageFunction stage = nullptr;      // null: rows are read in place
   size_t row_bytes = 0;
-  DType dtype = DType::kF32;  // of the rows that a product reads
-  RawRows raw[2];             // of this block and the next
+  DType dtype = DType::kF32;  // type of the rows that a product reads
+  RawRows raw[2];             // of the current block and the next
   const std::byte* rows[kMaxBlock];
 
   // `whole`: dimensions that a product takes at once. The matrix unit (`tiles`) takes rows of any type.
@@ -191,7 +191,7 @@ class Part {
   void LoadQueries(int64_t origin) {
     const AttendArgs& args = plan_.args;
     const int32_t turned = args.rotation.style == RopeStyle::kNone ? 0 : args.rotation.rotary_dim;
-    const size_t second = mla_ ? key_.stride : 0;  // where the dimensions that turn begin
+    const size_t second = mla_ ? key_.stride : 0;  // first rotated dimension
     for (size_t t = 0; t < tokens_; ++t) {
       const int64_t token = first_token_ + static_cast<int64_t>(t);
       std::optional<Turn> turn;
@@ -423,14 +423,14 @@ class Part {
   const size_t group_;
   const int64_t first_token_;
   const size_t tokens_;
-  const size_t head_rows_, rows_;  // of one kv head; of all
+  const size_t head_rows_, rows_;  // rows per kv head; rows of all kv heads
   const bool tiles_;               // products are made on the matrix unit
   Plane key_, other_;              // `other_`: gqa: values; mla: rotary key parts
   size_t query_stride_, out_stride_, block_;
   KeyAngles* angles_ = nullptr;
   int64_t earliest_, latest_;                // positions of the queries
-  float *queries_, *out_, *largest_, *sum_;  // of all rows
-  float *scores_, *factor_;                  // of the head at work
+  float *queries_, *out_, *largest_, *sum_;  // buffers of all rows
+  float *scores_, *factor_;                  // of the current head
   size_t depths_;                            // steps of scores on the matrix unit
   uint16_t *query_tiles_, *block_tiles_, *weight_tiles_;
   float* products_;  // scores by key, a panel of rows after the other

@@ -51,7 +51,7 @@ struct AttendPlan {
   int64_t head_rows = 0;
   // Products are made on the matrix unit, whose tiles fewer rows would leave empty, where vectors are as wide as tiles.
   bool tiles = false;
-  int64_t keys = 0, chunks = 1, chunk_keys = 0;  // of all spans, one after another
+  int64_t keys = 0, chunks = 1, chunk_keys = 0;  // of all spans, concatenated
 };
 
 // The result of one part: rows are [kv heads][head_rows], of which the first are a unit's tokens, each with its query

@@ -258,7 +258,7 @@ class HeadDecoder {
   const size_t d_k_, d_v_, key_width_, write_width_;  // widths: padded to whole vectors
   const HeadSlots slots_;
   DecodeScratch& s_;
-  size_t slot_count_ = 0;  // of the block that was read last
+  size_t slot_count_ = 0;  // slots of the last block that was read
 };
 
 }  // namespace HWY_NAMESPACE

@@ -74,7 +74,7 @@ class Upcoming {
  private:
   static constexpr size_t kStepsOfLine = 2;
 
-  const char* at_ = nullptr;  // in the first part
+  const char* at_ = nullptr;  // position in the first part
   size_t part_ = 0;           // bytes
   size_t left_ = 0;           // lines of a part that were not asked for yet
   size_t due_ = 0;            // steps

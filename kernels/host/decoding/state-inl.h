@@ -138,7 +138,7 @@ class HeadState {
   const StateView& view_;
   const int32_t head_;
   const bool key_first_;
-  const size_t width_;  // of a row
+  const size_t width_;  // floats per row
   const bool in_place_;
   float* const copy_;
   MutableRows rows_;

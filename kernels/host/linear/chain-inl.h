@@ -28,7 +28,7 @@ namespace HWY_NAMESPACE {
 // The number of value heads that one worker advances together: they read the same keys, so products of keys are made
 // once.
 constexpr size_t kTogether = 4;
-constexpr size_t kMaxPanels = 2 * ((kMaxHeadDim + kWidth - 1) / kWidth);  // of [S | T]
+constexpr size_t kMaxPanels = 2 * ((kMaxHeadDim + kWidth - 1) / kWidth);  // panels of [S | T]
 
 struct Scratch {
   KeyChunk keys;
@@ -75,7 +75,7 @@ inline Split SplitFor(const Chain& chain, size_t workers) {
   const size_t group = static_cast<size_t>(chain.shape.heads / chain.shape.key_heads);
   const auto balanced = [&](const Split& split) {
     const size_t items = split.Items(chain), rounds = (items + workers - 1) / workers;
-    return rounds * workers * 4 <= items * 5;  // at least four fifths of the workers' time is used
+    return rounds * workers * 4 <= items * 5;  // true: at least 4/5 of the workers' time is used
   };
   Split split{};
   for (size_t together = std::min(group, kTogether); together > 0; together /= 2) {
@@ -371,7 +371,7 @@ class Strand {
   int32_t key_head_;
   size_t first_head_, heads_, first_panel_, panels_;
   bool rows_;                             // panels lie as rows (compose-inl.h)
-  float* x_[kTogether * kMaxPanels + 1];  // the panels of X, and a spare one that composition writes into
+  float* x_[kTogether * kMaxPanels + 1];  // panels of X, and a spare panel that composition writes to
 };
 
 // Below this many floats of state in all heads, waking a worker takes longer than a token.

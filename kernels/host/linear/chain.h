@@ -11,8 +11,8 @@ namespace ashlar::kernels::host {
 // Columns of X = [S | T], or of S alone, on their way through cached interiors and computed runs.
 struct Chain {
   LinearShape shape;
-  std::span<const TupleView> interiors;  // first these,
-  std::span<const SeamStep> steps;       // then these
+  std::span<const TupleView> interiors;  // applied first
+  std::span<const SeamStep> steps;       // applied after the interiors
   TokenInputs inputs;
   bool resume = false;                // start from `state`; else from S = 0, T = I
   StateView state;                    // out

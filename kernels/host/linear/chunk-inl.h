@@ -32,7 +32,7 @@ constexpr size_t kChunk = 32;  // tokens; a multiple of kRows. 64 measured a ten
 constexpr size_t kMaxDim = RoundUp(kMaxHeadDim, kRows);
 constexpr size_t kChunkPanels = (kChunk + kWidth - 1) / kWidth;
 constexpr size_t kGramStride = kChunkPanels * kWidth;
-constexpr size_t kPanelStride = kMaxDim * kWidth;  // from one panel to the next
+constexpr size_t kPanelStride = kMaxDim * kWidth;  // floats from one panel to the next
 
 // The data that a chunk's value heads share: keys, queries and their products.
 struct KeyChunk {
@@ -93,11 +93,11 @@ struct KeyChunk {
 struct HeadChunk {
   const KeyChunk* keys;
   bool erases;
-  const float *read_keys, *read_queries;    // the rows that read X: K and Q, ⊙ e^G where it differs from key to key
+  const float *read_keys, *read_queries;    // rows that read X: K and Q, times e^G if the decay differs by key
   HWY_ALIGN float read[kChunk];             // factors of the rows read from X: e^{G_i}, or 1
   HWY_ALIGN float beta[kChunk];             // 0 for padding
   HWY_ALIGN float decay[kMaxDim];           // e^{G_n}, for each row of X
-  HWY_ALIGN float a[kChunk * kGramStride];  // −A; only what stands below the diagonal is read
+  HWY_ALIGN float a[kChunk * kGramStride];  // −A; only the part below the diagonal is read
   HWY_ALIGN float p[kChunk * kGramStride];  // P, zero above the diagonal
   HWY_ALIGN float writes[kChunkPanels * kPanelStride];  // K̃ᵀ, in panels of tokens
   HWY_ALIGN float decayed_keys[kChunk * kMaxDim];       // memory for read_keys

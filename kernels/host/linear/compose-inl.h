@@ -36,7 +36,7 @@ inline size_t TransitionBytes(const LinearShape& shape, const TupleView& tuple, 
     case TransitionForm::kLowRank:
       return d_k * sizeof(float) + 2 * static_cast<size_t>(stored.rank) * d_k * element;
     default:
-      return 0;  // a few lines at most, which nobody need fetch ahead
+      return 0;  // a few cache lines at most: no prefetch
   }
 }
 
@@ -207,7 +207,7 @@ class HeadTransition {
   HWY_NOINLINE void Multiply(const float* x, float* next) {
     constexpr size_t kStep = kFetchDepth / 2;
     const size_t stride = left_.stride, step = kLeft == Left::kRowMajor ? 1 : stride;
-    AheadTuple fetches = ahead_;  // in registers
+    AheadTuple fetches = ahead_;  // local copy, for the compiler to keep in registers
     for (size_t i = 0; i < d_k_; i += kRows) {
       Block<N> c;
       c.Load(next + i * kWidth);
@@ -309,7 +309,7 @@ class HeadTransition {
   HWY_ALIGN float memory_[2][kMaxDim * kMaxDim];
   AheadTuple ahead_;
   bool panels_are_rows_ = false;
-  size_t tile_parts_ = 0;  // of a dense T on the matrix unit; 0: on vectors
+  size_t tile_parts_ = 0;  // parts of a dense T on the matrix unit; 0: vectors are used
   HWY_ALIGN uint16_t transition_tiles_[TileBlocks(kMaxDim) * TileSteps(kMaxDim) * TileStepNumbers(kMaxTileParts)];
   HWY_ALIGN uint16_t panel_tiles_[TileSteps(kMaxDim) * TileStepNumbers(kMaxTileParts)];
 };

@@ -40,9 +40,9 @@ class KeyAngles {
   RopeStyle style_ = RopeStyle::kNone;
   int32_t rotary_dim_ = 0;
   double scale_ = 1;
-  size_t width_ = 0;  // of a table
+  size_t width_ = 0;  // entries per table
   std::vector<double> frequencies_;
-  std::vector<Angle> angle_, step_;  // by pair: of the block's first key; of a block
+  std::vector<Angle> angle_, step_;  // by pair: angle of the block's first key; step per block
   std::vector<float> first_, offsets_;
 };
 

@@ -71,7 +71,7 @@ HWY_INLINE Vec LoadLeftOver(const typename E::Stored* HWY_RESTRICT from, size_t 
 template <class E>
 struct MatrixCorner {
   const typename E::Stored* from;
-  size_t stride, rows, columns;  // that are left
+  size_t stride, rows, columns;  // rows and columns that remain
 
   MatrixCorner At(size_t row, size_t column) const {
     return {from + row * stride + column, stride, rows > row ? rows - row : 0, columns > column ? columns - column : 0};

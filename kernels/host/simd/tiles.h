@@ -49,9 +49,9 @@ void AllowTiles(bool allow);
 // [16 rows][32 depths], of the right one [16 pairs of depths][16 columns][2 depths]; both pair the same depths.
 struct TileProduct {
   const uint16_t* transition;
-  size_t parts;  // of the transition
+  size_t parts;  // parts of the transition
   bool transition_left;
-  bool half_panel;  // the panel is one tile wide: only the first of two is there
+  bool half_panel;  // the panel is one tile wide instead of two
   size_t blocks, steps;
   const uint16_t* panel;
   const float* addend;  // may be the sum; strides are in floats, from row to row
