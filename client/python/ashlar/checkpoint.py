@@ -90,8 +90,8 @@ def weights(place: str, stop: threading.Event | None = None) -> str | None:
 class Weights:
     """A checkpoint's digest, computed by a thread of its own: the engine serves meanwhile, and the cache is not used yet."""
 
-    def __init__(self, place: str, known: str | None = None) -> None:
-        """`known`: the digest where it was given, so that nothing is read.
+    def __init__(self, place: str, known: str | None = None, draft: str | None = None) -> None:
+        """`known`: the digest where it was given, so that nothing is read. `draft`: another checkpoint, of a draft model.
 
         The engine has loaded the files before. One that has changed since this process began gives no digest: it may
         be another one than the engine has read.
@@ -102,15 +102,17 @@ class Weights:
         if known is not None:
             self._known.set()
             return
-        threading.Thread(target=self._compute, args=(place,), name="ashlar-weights", daemon=True).start()
+        threading.Thread(target=self._compute, args=(place, draft), name="ashlar-weights", daemon=True).start()
         self._known.wait(_START_WAIT)
 
-    def _compute(self, place: str) -> None:
+    def _compute(self, place: str, draft: str | None) -> None:
         began = time.monotonic()
         try:
-            files = _files(pathlib.Path(place))
+            files = [file for each in (place, draft) if each is not None for file in _files(pathlib.Path(each))]
             size = sum(file.stat().st_size for file in files)
             digest = weights(place, self._stop)
+            if draft is not None:
+                digest = hashlib.sha256(f"{digest} {weights(draft, self._stop)}".encode()).hexdigest()
             since = self._since
             for file in files if since is not None else ():
                 if since is not None and (moved := _moved_since(file, since + _CLOCK_NS)) is not None:

@@ -242,6 +242,17 @@ def _length(model: Any, config: dict[str, Any]) -> int | None:
     return int(model.max_model_len) if counts or _rotations(config) - _FIXED_ROTATIONS else None
 
 
+def _draft(vllm_config: Any) -> str | None:
+    """The directory of a draft model that is not part of the checkpoint. Its layers' caches are kept with the others."""
+    speculative = vllm_config.speculative_config
+    draft = None if speculative is None else speculative.draft_model_config
+    if draft is None or str(draft.model) == str(vllm_config.model_config.model):
+        return None
+    if not pathlib.Path(draft.model).exists():
+        raise Unsupported(f"{draft.model}: the draft model is not a local directory; set weights_digest for both")
+    return str(draft.model)
+
+
 def _weights(vllm_config: Any, given: str) -> checkpoint.Weights:
     """Of what the weights are loaded from. A hub's model is named by its commit, a folder by its files' content."""
     model, load = vllm_config.model_config, vllm_config.load_config
@@ -256,8 +267,11 @@ def _weights(vllm_config: Any, given: str) -> checkpoint.Weights:
         raise Unsupported(
             f"{what}: the weights are not in the model's directory; set weights_digest in kv_connector_extra_config"
         )
+    draft = _draft(vllm_config)
     if pathlib.Path(place).exists():
-        return checkpoint.Weights(place)
+        return checkpoint.Weights(place, draft=draft)
+    if draft is not None:
+        raise Unsupported(f"{model.model}: not a local directory, but has a draft model; set weights_digest for both")
     commit = checkpoint.commit(model.revision)
     if commit is None:
         raise Unsupported(
@@ -299,6 +313,7 @@ class Identity:
     weights: checkpoint.Weights
     encoders: str | None  # what decides the numbers of media; None: prompts with media have no name
     adapters: str | None  # what decides the numbers of adapters; None: there are none
+    adapted_encoders: bool  # adapters change encoders, too
     plain: bool  # prompts without an adapter are computed as in an engine without adapters
 
     @property
@@ -336,6 +351,7 @@ def identify(vllm_config: Any, options: Options, layout: dict[str, Any]) -> Iden
         _weights(vllm_config, options.weights_digest),
         encoders=_encoders(vllm_config),
         adapters=adapters,
+        adapted_encoders=adapters is not None and vllm_config.lora_config.enable_tower_connector_lora,
         plain=plain,
     )
 

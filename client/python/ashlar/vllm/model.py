@@ -33,7 +33,9 @@ _TYPES = {
     torch.float8_e5m2: ashlar.DType.F8E5M2,
     torch.uint8: ashlar.DType.F8E4M3,  # vLLM's view of fp8 with one scale a tensor: bytes
 }
-_WITHOUT_DRAFT_LAYERS = ("ngram", "ngram_gpu", "suffix")  # methods of speculative decoding: drafts come from the text
+# Methods of speculative decoding. Drafts come from the text, or from layers whose caches are kept with the others. A step
+# offers accepted tokens alone, and overwrites the keys of rejected drafts. Keys of a draft model decide no token.
+_SPECULATIVE = ("ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp")
 _STATE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -117,9 +119,10 @@ class Described:
         return [] if short or 0 in found else list(dict.fromkeys(found))
 
 
-def _layer_number(name: str) -> tuple[int, str]:
+def _layer_number(name: str) -> tuple[bool, int, str]:
+    """The order of layers: those of a draft model follow the engine's own."""
     numbers = re.findall(r"\d+", name)
-    return (int(numbers[0]) if numbers else 0, name)
+    return (name.startswith("draft_model."), int(numbers[0]) if numbers else 0, name)
 
 
 def check_version() -> None:
@@ -143,10 +146,9 @@ def _check(vllm_config: Any) -> None:
     if parallel.decode_context_parallel_size > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise Unsupported("context parallelism is not supported")
     speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method not in _WITHOUT_DRAFT_LAYERS:
+    if speculative is not None and speculative.method not in _SPECULATIVE:
         raise Unsupported(
-            f"speculative_config: method {speculative.method} has layers of its own, which is not supported; "
-            f"set method to {' or '.join(_WITHOUT_DRAFT_LAYERS)}, or remove speculative_config"
+            f"speculative_config: method {speculative.method} is not supported; expected {', '.join(_SPECULATIVE)}"
         )
     if vllm_config.diffusion_config is not None:
         raise Unsupported("diffusion models are not supported")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -110,6 +111,11 @@ class Scheduler:
         if self._segments and (reason := unsupported(described)):
             logger.warning("Ashlar: segments are off: %s; prompts with segments are treated as plain prompts", reason)
             self._segments = False
+        if not described.identity.plain:
+            logger.warning(
+                "Ashlar: enable_lora on a CPU: prompts without an adapter are computed without the cache, as vLLM may apply "
+                "an adapter to them"
+            )
         self._followed: dict[str, _Followed] = {}
         self._new_loads: list[Load] = []
         self._new_composes: list[Compose] = []
@@ -267,19 +273,13 @@ class Scheduler:
     def _serves(self, request: Any) -> bool:
         """Prompts whose tokens, media and adapter say what their states are, and whose states are exact."""
         identity, adapter = self._described.identity, request.lora_request
-        return not (
-            request.prompt_embeds is not None
-            or named_apart(request)
-            or request.pooling_params
-            or (adapter is None and not identity.plain)
-            or (adapter is not None and adapter.load_inplace)  # it is loaded again in each step
-            # The engine reuses outputs of encoders by the adapter's name.
-            or (
-                adapter is not None
-                and request.mm_features
-                and json.loads(identity.adapters)["enable_tower_connector_lora"]
-            )
-        )
+        if request.prompt_embeds is not None or named_apart(request) or request.pooling_params:
+            return False
+        if adapter is None:
+            return identity.plain
+        # Not those whose adapter is loaded again in each step, nor those whose encoders it changes: the engine reuses
+        # outputs of encoders by the adapter's name.
+        return not adapter.load_inplace and not (request.mm_features and identity.adapted_encoders)
 
     def _look_up(self, followed: _Followed, name: _Name) -> _Lookup | None:
         request, lookup = followed.request, followed.lookup
@@ -426,13 +426,16 @@ class Scheduler:
         adapter = request.lora_request
         if adapter is not None and self._adapters.arrive(adapter):
             self._begin_anew(lambda each: _adapter_name(each) == adapter.lora_name)
+        media: list[Future[bytes]] = []
+        with contextlib.suppress(Unnamed):  # as `_name` says
+            self._media.begin(request, media)
         if not self._serves(request):
             return
         segments, salt = self._declared(request), salt_of(request)
         if segments:
             name_apart(request, segments)
-        followed = self._followed.setdefault(request.request_id, _Followed(request, salt, segments=segments))
-        self._name(followed)  # begins to find it out
+        followed = _Followed(request, salt, segments=segments, media=media)
+        self._name(self._followed.setdefault(request.request_id, followed))  # begins to find it out
 
     def _declared(self, request: Any) -> list[int]:
         if not self._segments or not self._loads or request.lora_request or request.mm_features:

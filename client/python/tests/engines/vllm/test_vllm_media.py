@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images and sounds in prompts: named by what the model gets, whatever the caller calls them."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -72,6 +73,29 @@ def test_an_identifier_of_several_contents_names_none():
     with pytest.raises(Unnamed):
         names(media, first)
     assert names(media, image(1, identifier="another"))
+
+
+def test_media_that_are_still_hashed_may_share_an_identifier():
+    media, request, digests = MediaNames("encoders"), SimpleNamespace(mm_features=[image(1, identifier="same")]), []
+    media.begin(request, digests)
+    digests[0].result()
+    free = threading.Event()
+    media._hasher.submit(free.wait)
+    media.begin(SimpleNamespace(mm_features=[image(2, identifier="same")]), [])  # of a request that is not served
+    assert media.names(request, digests) is None
+    free.set()
+    media._hasher.submit(int).result()
+    with pytest.raises(Unnamed):
+        media.names(request, digests)
+
+
+def test_an_identifier_of_unknown_content_names_none():
+    media, unknown = MediaNames("encoders"), image(1, identifier="same")
+    unknown.data = None
+    with pytest.raises(Unnamed):
+        names(media, unknown)
+    with pytest.raises(Unnamed, match="different content"):
+        names(media, image(1, identifier="same"))
 
 
 @pytest.mark.parametrize("kind", ["no data", "no tensor", "embeddings", "no encoders", "unknown", "many"])

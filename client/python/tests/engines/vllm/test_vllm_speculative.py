@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speculative decoding: what is saved is of accepted tokens alone, and tokens are those of an engine without either."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from tiny_engines import Child, connector, prompt, same, saved
+from tiny_models import CONFIGS
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from ashlar.vllm.identity import Unsupported
+from ashlar.vllm.model import _check
 
 NGRAM = dict(method="ngram", num_speculative_tokens=4, prompt_lookup_max=4, prompt_lookup_min=1)
 COMMITTED = """
@@ -43,17 +51,56 @@ def test_ngram_drafts_leave_tokens_and_what_is_kept_as_they_are(shared_daemon):
             assert saved(child) == 512, "found after a restart, with drafts and without"
 
 
-def test_methods_with_layers_of_their_own_are_refused_by_name():
-    import types
+def checkpoint(folder, noise):
+    """A model with weights in files; with noise, one that answers alike at times."""
+    torch.manual_seed(0)
+    config = {name: value for name, value in CONFIGS["qwen3"].items() if name not in ("architectures", "torch_dtype")}
+    model = Qwen3ForCausalLM(Qwen3Config(**config))
+    with torch.no_grad():
+        for weights in (each for each in model.parameters() if each.dim() > 1):
+            weights.copy_(torch.rand_like(weights) * 0.4 - 0.2)
+        for weights in (each for each in model.parameters() if each.dim() > 1):
+            weights += noise * (torch.rand_like(weights) * 0.4 - 0.2)
+    model.save_pretrained(folder)
+    return str(folder)
 
-    from ashlar.vllm.identity import Unsupported
-    from ashlar.vllm.model import _check
 
-    config = types.SimpleNamespace(
-        device_config=types.SimpleNamespace(device_type="cpu"),
-        model_config=types.SimpleNamespace(enable_sleep_mode=False),
-        parallel_config=types.SimpleNamespace(pipeline_parallel_size=1, decode_context_parallel_size=1),
-        speculative_config=types.SimpleNamespace(method="eagle3"),
+def test_a_draft_models_layers_are_kept_with_the_others(shared_daemon, tmp_path):
+    target, draft = checkpoint(tmp_path / "target", 0), checkpoint(tmp_path / "draft", 0.1)
+    other = checkpoint(tmp_path / "other", 0.2)
+    exact = dict(dtype="float32", load_format="auto", max_model_len=2048)
+    settings = dict(method="draft_model", num_speculative_tokens=3)
+    first = prompt("draft model", 200)
+    with Child(target, enable_prefix_caching=True, **exact) as plain:
+        answer = plain.generate([first], 400)
+        second = first + answer[0][0] + prompt("next turn", 30)
+        plain.call("erase")
+        wanted = [each[:2] for each in plain.generate([second], 40)]
+    with Child(target, connector(shared_daemon), speculative_config=dict(settings, model=draft), **exact) as child:
+        assert child.generate([first], 400)[0][0] == answer[0][0]
+        proposed, accepted = drafts(child)
+        assert 0 < accepted < proposed
+        assert len(child.call("evaluate", "server.connector()._scheduler._described.attention")) == 4, "of both models"
+        child.call("erase")
+        drafts_before = drafts(child)
+        same(child.generate([second], 40), wanted, 1e-3)
+        assert saved(child) == 512
+        cold = [after - before for after, before in zip(drafts(child), drafts_before)]
+    with Child(target, connector(shared_daemon), speculative_config=dict(settings, model=draft), **exact) as child:
+        same(child.generate([second], 40), wanted, 1e-3)
+        assert saved(child) == 512, "found after a restart"
+        assert drafts(child) == cold, "drafts as good as before: their keys came, too"
+    with Child(target, connector(shared_daemon), speculative_config=dict(settings, model=other), **exact) as child:
+        same(child.generate([second], 40), wanted, 1e-3)
+        assert saved(child) == 0, "keys of another draft model"
+
+
+def test_other_methods_are_refused_by_name():
+    config = SimpleNamespace(
+        device_config=SimpleNamespace(device_type="cpu"),
+        model_config=SimpleNamespace(enable_sleep_mode=False),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1, decode_context_parallel_size=1),
+        speculative_config=SimpleNamespace(method="dflash"),
     )
-    with pytest.raises(Unsupported, match="speculative_config: method eagle3 .*set method to ngram"):
+    with pytest.raises(Unsupported, match="speculative_config: method dflash is not supported; expected ngram, "):
         _check(config)
