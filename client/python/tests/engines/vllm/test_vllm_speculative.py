@@ -48,7 +48,7 @@ def test_ngram_drafts_leave_tokens_and_what_is_kept_as_they_are(shared_daemon):
     for speculative in (dict(speculative_config=NGRAM), {}):
         with Child("qwen3", connector(shared_daemon), **speculative, **exact) as child:
             same(child.generate([second], 40), [each[:2] for each in wanted], 1e-3)
-            assert saved(child) == 512, "found after a restart, with drafts and without"
+            assert saved(child) >= 512, "found after a restart, with drafts and without"
 
 
 def checkpoint(folder, noise):
@@ -84,11 +84,11 @@ def test_a_draft_models_layers_are_kept_with_the_others(shared_daemon, tmp_path)
         child.call("erase")
         drafts_before = drafts(child)
         same(child.generate([second], 40), wanted, 1e-3)
-        assert saved(child) == 512
+        assert saved(child) >= 512
         cold = [after - before for after, before in zip(drafts(child), drafts_before)]
     with Child(target, connector(shared_daemon), speculative_config=dict(settings, model=draft), **exact) as child:
         same(child.generate([second], 40), wanted, 1e-3)
-        assert saved(child) == 512, "found after a restart"
+        assert saved(child) >= 512, "found after a restart"
         assert drafts(child) == cold, "drafts as good as before: their keys came, too"
     with Child(target, connector(shared_daemon), speculative_config=dict(settings, model=other), **exact) as child:
         same(child.generate([second], 40), wanted, 1e-3)
