@@ -41,7 +41,8 @@ EngineModel::EngineModel(const refengine::Model& model, refengine::SeamWidths se
       layout_(model.layout(static_cast<uint32_t>(seams.head), static_cast<uint32_t>(seams.tail),
                            static_cast<uint32_t>(page_tokens))) {
   for (const Layer& layer : layout_.layers) {
-    layers_.push_back(std::visit([](const auto& each) { return LayerOf(each); }, layer));
+    const auto* const linear = std::get_if<LinearLayer>(&layer);
+    layers_.push_back(linear != nullptr ? LayerOf(*linear) : LayerOf(std::get<AttentionLayer>(layer)));
   }
   // The operations of n tokens are a n + b n²: two prompts give a and b.
   constexpr int64_t kTokens = 1024;
