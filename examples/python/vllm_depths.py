@@ -156,6 +156,8 @@ def main():
                 results["cases"] += show(lengths(model, daemon))
                 for template in OPENINGS:
                     results["turns"] += show(vllm_turns(model, daemon, template))
+                if model != "qwen3":
+                    results["turns"] += show(vllm_turns(model, daemon, "think", checkpoint_tokens=8))
             for family in ("qwen3_5", "qwen3"):
                 for template in OPENINGS:
                     results["turns"] += show(transformers_turns(family, daemon, template))

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
+from ashlar.vllm import stops
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import StepMetadata, WorkerReport
 from ashlar.vllm.model import describe
@@ -86,6 +87,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 event_tokens = 0
                 if events is not None and events.enable_kv_cache_events:
                     event_tokens = kv_cache_config.hash_block_size or described.block
+                if self._options.checkpoint_tokens > 0 and described.linear:
+                    stops.install()
                 self._scheduler = Scheduler(
                     described,
                     self._options,
@@ -219,6 +222,14 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_or(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return (0, False) if self._scheduler is None else self._scheduler.match(request, num_computed_tokens)
+
+    def prefill_end(self, request: Any, start: int, end: int) -> int:
+        """Called by stops.py."""
+        try:
+            return end if self._scheduler is None else self._scheduler.prefill_end(request, start, end)
+        except Exception:
+            logger.exception("Ashlar: prefill_end")
+            return end
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self._scheduler is None or num_external_tokens == 0:

@@ -24,6 +24,7 @@ from ashlar.vllm.rows import packs
 from ashlar.vllm.versions import unknown_version
 
 _BLOCK = 256  # tokens of the cache's blocks, at least
+_CAPTURE = 16  # tokens
 _MOST_DIM, _MOST_HEADS = 256, 1024  # of a state
 _TYPES = {
     torch.float32: ashlar.DType.F32,
@@ -98,6 +99,10 @@ class Described:
     def count(self, tokens: int) -> int:
         """The blocks of so many tokens. The last one has the state behind them."""
         return -(-tokens // self.block)
+
+    def capture_tokens(self, options: Options) -> int:
+        """At multiples of it states can be had inside of prompts."""
+        return _CAPTURE if not self.linear or options.checkpoint_tokens > 0 else self.block
 
     def pages(self, blocks: Sequence[list[int]], tokens: int) -> list[list[int]]:
         """Of a text's blocks by groups of the engine's caches: those with keys and values of its first tokens."""

@@ -28,6 +28,7 @@ class Options:
     reopen_ms: int = 2000  # between attempts to open a cache
     tokens_per_second: float = 0.0  # of prefill; 0: as it is measured
     min_tokens: int = 16  # fewer are not worth a load, nor a checkpoint
+    checkpoint_tokens: int = 0  # hybrids: prefill stops so many tokens before a prompt's end, and where prompts part
     saves_in_flight: int = 16  # further saves are dropped
     wait_for_saves: bool = False  # steps end when their saves have
     segments: bool = False  # prompts that declare segments are set from them

@@ -40,6 +40,7 @@ _PAUSE = 1.0  # seconds without lookups after one that was late
 _WARN_EVERY = 60.0  # seconds
 _MOST_DEPTHS = 64  # of one commit
 _MOST_SAID = 16  # reasons that are logged
+_MOST_WANTED = 4  # depths inside a prompt that the cache asks for
 _REWRITTEN = 8  # last tokens of a prompt that a chat template writes in another way in the next turn
 _WHOLE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED)
 _SOURCES = {"dram": CacheHitSource.HOST, "ssd": CacheHitSource.DISK, "remote": CacheHitSource.P2P}
@@ -81,6 +82,7 @@ class _Followed:
     loading: int = 0  # tokens of the prefix that is being loaded
     missed: tuple[int, int] = (0, 0)  # tokens of the request, and computed ones, for which nothing was found
     refused: bool = False  # nothing is looked up any more: a load has failed
+    wanted: list[int] = dataclasses.field(default_factory=list)  # depths at which prompts part, as the cache knows
     saved: int = 0  # tokens that were offered, or came from the cache
     present: int | None = None  # tokens that the engine had before its first step
     ended: bool = False
@@ -152,7 +154,7 @@ class Scheduler:
             name="vllm-scheduler",
             timeout_ms=options.call_ms,
             memory_kind=ashlar.MemoryKind.NONE,
-            capture_tokens=self._described.block,
+            capture_tokens=self._described.capture_tokens(options),
         )
 
     def bind(self, pool: Any) -> None:
@@ -248,6 +250,8 @@ class Scheduler:
         if lookup.plan is None:
             return None, False
         found = lookup.plan.prefix_tokens
+        inside = [step.end for step in lookup.plan.steps if step.capture and step.end < request.num_tokens]
+        followed.wanted = inside[-_MOST_WANTED:]
         if found - computed < self._least:
             self.stats.add(1, "lookups", "no_gain" if found > 0 else "miss")
             self._drop(followed)
@@ -455,8 +459,11 @@ class Scheduler:
         if followed.present is None:
             followed.present = computed
         saved = max(followed.saved, followed.present)
-        depths_of = self._ends if self._described.linear else self._depths
-        depths = depths_of(computed, end, saved, request.num_prompt_tokens)
+        if self._described.linear:
+            depths = self._ends(computed, end, saved, request.num_prompt_tokens)
+        else:
+            wanted = [*followed.wanted, request.num_prompt_tokens - _REWRITTEN]
+            depths = self._depths(end, saved, wanted)
         # A step may be scheduled before its tokens are known.
         depths = [depth for depth in depths if depth <= request.num_tokens]
         if not depths:
@@ -465,6 +472,17 @@ class Scheduler:
         if ids is not None and (save := self._hold(followed, depths, ids)) is not None:
             save.running = save.depths[-1] % self._described.block != 0
             saves.append(save)
+
+    def prefill_end(self, request: Any, start: int, end: int) -> int:
+        """Where a prefill step of a hybrid ends at the latest, so that the cache gets the states that it wants."""
+        followed, tail = self._followed.get(request.request_id), self._options.checkpoint_tokens
+        if tail == 0 or not self._saves or followed is None or followed.segments or followed.mixed:
+            return end
+        stops = [*followed.wanted, request.num_prompt_tokens - tail]
+        stop = min((each for each in stops if start + self._least <= each < end), default=end)
+        # The last block's end before that has a state, too: the engine's own cache knows no other.
+        whole = stop // self._described.block * self._described.block
+        return whole if stop < end and start < whole else stop
 
     def _hold(self, followed: _Followed, depths: list[int], ids: Sequence[list[int]]) -> Save | None:
         """A save of those depths whose blocks are there. They are held until it has ended."""
@@ -517,12 +535,11 @@ class Scheduler:
             depths.append(end)
         return depths
 
-    def _depths(self, computed: int, end: int, saved: int, prompt: int) -> list[int]:
-        """Of a text without linear layers: multiples of the grain, and before a prompt's last tokens."""
-        grain, stable = self._described.grain, prompt - _REWRITTEN
-        depths = list(range(saved // grain * grain + grain, end + 1, grain))
-        if saved + self._least <= stable <= end and stable not in depths:
-            depths = sorted([*depths, stable])
+    def _depths(self, end: int, saved: int, wanted: list[int]) -> list[int]:
+        """Of a text without linear layers: multiples of the grain, and what is wanted beside them."""
+        grain = self._described.grain
+        found = set(range(saved // grain * grain + grain, end + 1, grain))
+        depths = sorted(found.union(depth for depth in wanted if saved + self._least <= depth <= end))
         while len(depths) > _MOST_DEPTHS:
             depths = depths[-1::-2][::-1]
         return depths

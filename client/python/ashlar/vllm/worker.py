@@ -133,7 +133,7 @@ class Worker:
                 places=found,
                 groups=described.layer_groups,
                 common_pages=bool(described.layer_groups),
-                capture_tokens=described.block,
+                capture_tokens=described.capture_tokens(options),
                 land_ms=options.land_ms,
                 quiet_ms=options.quiet_ms,
             )

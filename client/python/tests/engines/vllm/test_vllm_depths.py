@@ -168,3 +168,32 @@ def test_blocks_that_the_engine_shares_are_not_written(model, engine):
     assert saved(child) - before > 2 * block
     assert child.call("evaluate", "len(server.marked) > 0 and server.kept()")
     child.call("erase")
+
+
+@pytest.mark.parametrize("model", ["granite", "qwen3_5"])
+def test_prefill_stops_before_a_prompts_last_tokens(model, shared_daemon, expected):
+    """As a chat template writes them in another way in the next turn, or the same prompt comes again."""
+    text = prompt(f"stops {model}", BLOCK[model] + 77)
+    with Child(model, connector(shared_daemon, checkpoint_tokens=8)) as child:
+        alike(model, child.generate([text]), expected(model, [text]))
+        before = saved(child)
+        alike(model, child.generate([text]), expected(model, [text]))
+        assert saved(child) - before == 77 - 8, "the whole block is in the engine's own cache"
+        for again in (text, text[:-8] + prompt("rewritten", 30)):
+            child.call("erase")
+            before = saved(child)
+            alike(model, child.generate([again]), expected(model, [again]))
+            assert saved(child) - before == len(text) - 8
+        assert count(child, "load_failures") == 0
+
+
+@pytest.mark.parametrize("model, options", [("granite", dict(checkpoint_tokens=8)), ("qwen3", {})])
+def test_the_third_prompt_is_resumed_where_the_second_has_parted(model, options, shared_daemon, expected):
+    beginning = prompt(f"parts {model}", 345)
+    with Child(model, connector(shared_daemon, **options)) as child:
+        for number, found in enumerate((0, 256 if model == "qwen3" else 0, 336)):
+            text = beginning + prompt(f"parts {model} {number}", 90)
+            child.call("erase")
+            before = saved(child)
+            same(child.generate([text]), expected(model, [text]))
+            assert saved(child) - before == found
