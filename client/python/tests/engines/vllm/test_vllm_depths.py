@@ -188,9 +188,9 @@ def test_prefill_stops_before_a_prompts_last_tokens(model, shared_daemon, expect
 
 
 @pytest.mark.parametrize("model, options", [("granite", dict(checkpoint_tokens=8)), ("qwen3", {})])
-def test_the_third_prompt_is_resumed_where_the_second_has_parted(model, options, shared_daemon, expected):
+def test_the_third_prompt_is_resumed_where_the_second_has_parted(model, options, daemon, expected):
     beginning = prompt(f"parts {model}", 345)
-    with Child(model, connector(shared_daemon, **options)) as child:
+    with Child(model, connector(daemon, **options)) as child:
         for number, found in enumerate((0, 256 if model == "qwen3" else 0, 336)):
             text = beginning + prompt(f"parts {model} {number}", 90)
             child.call("erase")
