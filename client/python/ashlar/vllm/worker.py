@@ -177,9 +177,7 @@ class Worker:
         described, found = self._described, {}
         values = {place.name: place.row // 2 for place in described.windows}
         for layer, name in described.attention:
-            shape = described.model.layers[layer]
-            assert isinstance(shape, ashlar.Attention)
-            values[name] = shape.value_dim
+            values[name] = getattr(described.model.layers[layer], "value_dim", 0)
         measured: dict[Any, RowOrder] = {}
         try:
             for name, value_dim in values.items():
@@ -188,7 +186,7 @@ class Worker:
                 if kind not in measured:
                     measured[kind] = measure(layers[name], tensor, value_dim)
                 found[name] = measured[kind]
-        except (Unsupported, KeyError) as error:
+        except Exception as error:  # whatever it is, whole blocks are moved as they are
             logger.warning("Ashlar: prompts are resumed at the ends of vLLM's blocks alone: %s", error)
             self._within_blocks = False
             return {}
