@@ -157,7 +157,7 @@ def described(value=KEY):
     layers = [ashlar.Attention(HEADS, KEY, value, stored=ashlar.StoredKeys.UNROTATED) for _ in range(LAYERS)]
     model = ashlar.Model(model_id="layouts", weights_digest=str(value), layers=layers, page_tokens=TOKENS)
     names = [(i, f"layers.{i}.attn") for i in range(LAYERS)]
-    return Described(None, model, names, [], [], {0: list(range(LAYERS))}, 1, TOKENS, 256, False)
+    return Described(None, model, names, [], [], {0: list(range(LAYERS))}, 1, TOKENS, 256, False, False)
 
 
 def rows(cache, blocks, kernel_block):
@@ -319,14 +319,13 @@ def test_prompts_are_resumed_from_a_gpus_memory_with_the_same_answer(model, far_
     kind = child.call("evaluate", "type(server.connector_of_worker().allocator.memory).__name__")
     assert kind == "CudaMemory"
     child.call("execute", OBSERVE)
-    depth = repeated(model, len(texts[0]))
     for text, answer in zip(texts, wanted):
         same(child.generate([text]), [answer])
         for reader in (child, other):  # its own blocks once more, and those of an engine that has only the daemon
             before = saved(reader)
             reader.call("erase")
             same(reader.generate([text]), [answer])
-            assert saved(reader) - before == depth
+            assert saved(reader) - before == repeated(model, len(text))
     assert count(child, "load_failures") == count(other, "load_failures") == 0
     seen = child.call("evaluate", "server.order.seen")
     ended = set()
@@ -425,7 +424,7 @@ def test_segments_are_refused_on_a_gpu_and_said_so(monkeypatch):
     monkeypatch.setattr(module, "describe", refuse_to_describe)
     transfer = types.SimpleNamespace(kv_connector_extra_config={"segments": True})
     for device, segments in (("cuda", False), ("cpu", True)):
-        config = types.SimpleNamespace(device_config=types.SimpleNamespace(device_type=device))
+        config = types.SimpleNamespace(device_config=types.SimpleNamespace(device_type=device), lora_config=None)
         caches = types.SimpleNamespace(kv_cache_groups=[1])
         made = module.AshlarConnector(config, module.KVConnectorRole.SCHEDULER, caches)
         assert made._options.segments is segments
