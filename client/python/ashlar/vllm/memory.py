@@ -114,49 +114,104 @@ def _split(tensor: torch.Tensor, block: int) -> int | None:
     return block // tokens if tokens == block or behind else None
 
 
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one range of memory, in any order of the dimensions."""
+    end = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda each: each[1]):
+        if size > 1 and stride != end:
+            return False
+        end *= size
+    return True
+
+
+def _kernel_blocks(tensor: torch.Tensor, block_bytes: int) -> int | None:
+    """The number of kernels' blocks in one block of the engine's, by their bytes; None where they do not fit."""
+    size = tensor[0].numel() * tensor.element_size() if tensor.dim() > 1 and len(tensor) > 0 else 0
+    if size == 0 or block_bytes % size != 0 or len(tensor) % (block_bytes // size) != 0:
+        return None
+    return block_bytes // size
+
+
+def _unsupported(name: str, tensor: torch.Tensor, remedy: str = "") -> Unsupported:
+    return Unsupported(f"{name}: unsupported shape {tuple(tensor.shape)} with strides {tensor.stride()}{remedy}")
+
+
+def _place_of_heads(
+    layer: int, name: str, shape: ashlar.Attention, described: Described, tensor: torch.Tensor, offset: int
+) -> ashlar.PagePlace:
+    """By the strides of the tensor as registered: [blocks, heads, tokens, 2 d], in whatever order its bytes are."""
+    heads, element = shape.kv_heads // described.model.tensor_parallel_size, tensor.element_size()
+    expected = (heads, shape.key_dim + shape.value_dim)
+    fits = tensor.dim() == 4 and (tensor.shape[1], tensor.shape[3]) == expected and tensor.stride(3) == 1
+    parts = _split(tensor, described.block) if fits else None
+    if parts is None:
+        raise _unsupported(name, tensor)
+    page, head, token = (tensor.stride(i) * element for i in range(3))
+    return ashlar.PagePlace(
+        layer=layer,
+        key_offset=offset,
+        value_offset=offset + shape.key_dim * element,
+        page_stride=page * parts,
+        token_stride=token,
+        key_head_stride=head,
+        value_head_stride=head,
+    )
+
+
+def _place_of_bytes(
+    layer: int, name: str, shape: ashlar.Opaque, described: Described, tensor: torch.Tensor, offset: int
+) -> ashlar.PagePlace:
+    """Blocks are landed whole, so the order of bytes in a block does not matter. They must be in one piece."""
+    token = shape.token_bytes // described.model.tensor_parallel_size
+    parts = _kernel_blocks(tensor, token * described.block)
+    if parts is None or not _is_dense(tensor[:parts]):
+        raise _unsupported(name, tensor, ", whose blocks are not in one piece; set VLLM_KV_CACHE_LAYOUT to LBNHC")
+    page = tensor.stride(0) * tensor.element_size() * parts
+    return ashlar.PagePlace(
+        layer=layer,
+        key_offset=offset,
+        value_offset=0,
+        page_stride=page,
+        token_stride=token,
+        key_head_stride=0,
+        value_head_stride=0,
+    )
+
+
 def pages(described: Described, caches: Mapping[str, torch.Tensor]) -> int:
-    """The number of blocks that all attention layers have."""
-    tensors = [caches[name] for _, name in described.attention]
-    return min(int(tensor.shape[0]) * int(tensor.shape[2]) // described.block for tensor in tensors)
+    """The number of blocks that all layers with pages have."""
+    found = []
+    for layer, name in described.attention:
+        shape, tensor = described.model.layers[layer], caches[name]
+        if isinstance(shape, ashlar.Opaque):
+            size = shape.token_bytes // described.model.tensor_parallel_size * described.block
+            found.append(len(tensor) // (_kernel_blocks(tensor, size) or 1))
+        else:
+            found.append(int(tensor.shape[0]) * int(tensor.shape[2]) // described.block)
+    return min(found, default=0)
 
 
 def places(described: Described, caches: Mapping[str, torch.Tensor], memory: Memory) -> list[ashlar.PagePlace]:
-    """Where pages of the attention layers lie, by the strides of the tensors as registered: [blocks, heads, tokens, 2 d].
-
-    vLLM registers this shape on every device, in the order of bytes that the layout of its caches says.
-    """
+    """Where pages of the layers lie that have all blocks of a text."""
     found = []
     for layer, name in described.attention:
-        tensor = caches[name]
-        shape = described.model.layers[layer]
-        assert isinstance(shape, ashlar.Attention)
-        heads = shape.kv_heads // described.model.tensor_parallel_size
-        offset, element = _offset(memory, tensor), tensor.element_size()
-        expected = (heads, shape.key_dim + shape.value_dim)
-        fits = tensor.dim() == 4 and (tensor.shape[1], tensor.shape[3]) == expected and tensor.stride(3) == 1
-        parts = _split(tensor, described.block) if fits else None
-        if offset is None or parts is None:
-            raise Unsupported(f"{name}: unsupported shape {tuple(tensor.shape)} with strides {tensor.stride()}")
-        page, head, token = (tensor.stride(i) * element for i in range(3))
-        found.append(
-            ashlar.PagePlace(
-                layer=layer,
-                key_offset=offset,
-                value_offset=offset + shape.key_dim * element,
-                page_stride=page * parts,
-                token_stride=token,
-                key_head_stride=head,
-                value_head_stride=head,
-            )
-        )
+        shape, tensor = described.model.layers[layer], caches[name]
+        offset = _offset(memory, tensor)
+        if offset is None:
+            raise _unsupported(name, tensor)
+        if isinstance(shape, ashlar.Attention):
+            found.append(_place_of_heads(layer, name, shape, described, tensor, offset))
+        else:
+            assert isinstance(shape, ashlar.Opaque)
+            found.append(_place_of_bytes(layer, name, shape, described, tensor, offset))
     return found
 
 
 class States:
-    """One linear layer's states in the engine's blocks: in place, or copied where these lie on a GPU."""
+    """One layer's states in the engine's blocks: in place, or copied where these lie on a GPU. `opaque`: as bytes."""
 
-    def __init__(self, place: LinearPlace, tensor: torch.Tensor, memory: Memory) -> None:
-        self.layer, self.group = place.layer, place.group
+    def __init__(self, place: LinearPlace, opaque: bool, tensor: torch.Tensor, memory: Memory) -> None:
+        self.layer, self.group, self._opaque = place.layer, place.group, opaque
         sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in zip(place.shapes, place.dtypes)]
         rows = tensor.flatten(1) if tensor.dim() > 2 else tensor
         dense = rows.stride(1) == 1 and rows.element_size() == 1 and rows.shape[1] >= sum(sizes)
@@ -179,8 +234,13 @@ class States:
     def state(self, block: int) -> torch.Tensor:
         return self._part(block, len(self._sizes) - 1)
 
+    def _whole(self, block: int) -> torch.Tensor:
+        return self._rows[block, : sum(self._sizes)]
+
     def parts(self, block: int) -> list[torch.Tensor]:
         """The state that stands in a block, and its tail where there is one. In place."""
+        if self._opaque:
+            return [self._whole(block)]
         return [self.state(block), self.tail(block)] if self.has_tail else [self.state(block)]
 
     def tensors(self, parts: Sequence[torch.Tensor]) -> ashlar.LinearTensors:
@@ -193,13 +253,13 @@ class States:
 
     def load(self, block: int, request: ashlar.Request, tokens: int) -> bool:
         """Brings the state behind a landed prefix, and its tail where there is one, into a block. False: they are not to be had."""
-        state = self.state(block)
+        state = self._whole(block) if self._opaque else self.state(block)
         near = torch.zeros(state.shape, dtype=state.dtype) if self._on_gpu else state
         if request.advance(self.layer, 0, tokens, near) != ashlar.Verdict.OK:
             return False
         if self._on_gpu:
             state.copy_(near)
-        if not self.has_tail:
+        if self._opaque or not self.has_tail:
             return True
         tail = request.conv_tail(0, self.layer)
         if tail is None:
@@ -232,16 +292,15 @@ class Keys:
 class Window:
     """One layer's window in the engine's blocks. Those are anywhere, so a window is copied on its way to and from the cache."""
 
-    def __init__(
-        self, place: WindowPlace, layer: ashlar.Linear, ranks: int, block: int, tensor: torch.Tensor, order: RowOrder
-    ) -> None:
-        if tuple(tensor.shape[1:]) != (place.heads, block, place.row):
-            raise Unsupported(f"{place.name}: unsupported shape {tuple(tensor.shape)} of {tensor.dtype}")
+    def __init__(self, place: WindowPlace, block: int, tensor: torch.Tensor, order: RowOrder) -> None:
         self.place = place
         self._blocks, self._order = tensor, order
-        self._shape = (layer.value_heads // ranks, layer.d_k, layer.d_v)
         self._block, self._span = block, place.blocks * block
-        self.bytes = place.heads * self._span * place.row * tensor.element_size()
+        self.bytes = place.blocks * place.block_bytes
+
+    @staticmethod
+    def fits(place: WindowPlace, block: int, tensor: torch.Tensor) -> bool:
+        return tuple(tensor.shape[1:]) == (place.heads, block, place.row)
 
     def empty(self) -> torch.Tensor:
         """[heads, tokens, row]: the last tokens of a text."""
@@ -249,7 +308,7 @@ class Window:
 
     def state(self, held: torch.Tensor) -> torch.Tensor:
         """The same bytes, as the cache has them."""
-        return held.view(-1).view(self.place.dtype).view(self._shape)
+        return held.view(-1).view(torch.uint8)
 
     def _rows(self, blocks: Sequence[int], tokens: int) -> tuple[int, int]:
         """Of a text's last blocks: the rows that are of the window's tokens, as begin and end."""
@@ -273,3 +332,34 @@ class Window:
         rows[:, begin:end] = held[:, self._span - (end - begin) :]
         parts = rows.unflatten(1, (len(blocks), self._block)).transpose(0, 1)
         self._blocks[list(blocks)] = self._order.pack(parts).to(self._blocks.device)
+
+
+class BlockWindow:
+    """Likewise of a layer whose blocks have an unknown order: they are copied whole, at the ends of blocks alone."""
+
+    def __init__(self, place: WindowPlace, tensor: torch.Tensor) -> None:
+        parts = _kernel_blocks(tensor, place.block_bytes)
+        if parts is None or tensor.stride(-1) != 1:
+            raise _unsupported(place.name, tensor)
+        self.place = place
+        self._blocks = tensor.view(torch.uint8).unflatten(0, (-1, parts))
+        self.bytes = place.blocks * place.block_bytes
+
+    def empty(self) -> torch.Tensor:
+        """[blocks, ...]: bytes, dense, in the order of the engine's dimensions."""
+        return torch.zeros(self.place.blocks, *self._blocks.shape[1:], dtype=torch.uint8)
+
+    def state(self, held: torch.Tensor) -> torch.Tensor:
+        return held
+
+    def tensors(self, blocks: Sequence[int], _: int) -> ashlar.LinearTensors:
+        """A copy of blocks, oldest first. Where there are fewer than the window has, zeros stand before them."""
+        held = self.empty()
+        if blocks:
+            held[self.place.blocks - len(blocks) :] = self._blocks[list(blocks)]
+        return ashlar.LinearTensors(self.place.layer, held)
+
+    def fill(self, blocks: Sequence[int], held: torch.Tensor, _: int) -> None:
+        """Writes the last of `held` into the engine's blocks."""
+        if blocks:
+            self._blocks[list(blocks)] = held[self.place.blocks - len(blocks) :].to(self._blocks.device)

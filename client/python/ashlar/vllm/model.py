@@ -7,15 +7,22 @@ Scheduler and workers describe it from the same configuration and come to the sa
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.core.single_type_kv_cache_manager import (
+    ChunkedLocalAttentionManager,
+    FullAttentionManager,
+    MambaManager,
+    SlidingWindowManager,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 import ashlar
 from ashlar.vllm.identity import Identity, Unsupported, identify
@@ -25,7 +32,6 @@ from ashlar.vllm.versions import unknown_version
 
 _BLOCK = 256  # tokens of the cache's blocks, at least
 _CAPTURE = 16  # tokens
-_MOST_DIM, _MOST_HEADS = 256, 1024  # of a state
 _TYPES = {
     torch.float32: ashlar.DType.F32,
     torch.float16: ashlar.DType.F16,
@@ -37,37 +43,41 @@ _TYPES = {
 # Methods of speculative decoding. Drafts come from the text, or from layers whose caches are kept with the others. A step
 # offers accepted tokens alone, and overwrites the keys of rejected drafts. Keys of a draft model decide no token.
 _SPECULATIVE = ("ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp")
-_STATE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_GDN_STATES = (torch.float32, torch.bfloat16)
+_FLOPS_PER_SQUARED_WIDTH = 24  # of a token and layer: two for each of the 12 w² weights of a layer of width w
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearPlace:
+    """A layer with a state at a block's end."""
+
     layer: int  # of the cache's layout
     name: str
     group: int  # of the engine's caches
-    shapes: tuple[tuple[int, ...], ...]  # convolution, state; or a state alone. Of this rank, as the cache has them
+    shapes: tuple[tuple[int, ...], ...]  # of this rank's tensors in a block: convolution, state; or a state alone
     dtypes: tuple[torch.dtype, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowPlace:
-    """An attention layer that sees a window of the last tokens alone. The blocks of that window are its state."""
+    """An attention layer that reads the last tokens alone. The blocks that hold these are its state."""
 
     layer: int  # of the cache's layout
     name: str
     group: int  # of the engine's caches
     reach: int  # tokens that the next one sees
-    blocks: int  # that the window before a block's end reaches into: its state has so many tokens
-    heads: int  # of this rank
-    row: int  # numbers of a token and head: key, and value behind it
-    dtype: torch.dtype  # of the state
+    blocks: int  # that the tokens before a block's end that it sees lie in: its state has so many
+    block_bytes: int  # of this rank's block
+    chunk: int = 0  # the next token sees none before a multiple of so many tokens; 0: it sees `reach` tokens
+    heads: int = 0  # of this rank; 0: where a token is in a block is unknown
+    row: int = 0  # numbers of a token and head: key, and value behind it
 
 
 @dataclasses.dataclass(frozen=True)
 class Described:
     identity: Identity
     model: ashlar.Model  # its weights are named once the cache is opened: `named`
-    attention: list[tuple[int, str]]  # layer, name
+    attention: list[tuple[int, str]]  # layer, name, of those with all blocks of a text
     linear: list[LinearPlace]
     windows: list[WindowPlace]
     attention_groups: dict[int, list[int]]  # groups of the engine's caches that have all of a text, and their layers
@@ -85,6 +95,17 @@ class Described:
         return dataclasses.replace(model, weights_digest=digest)
 
     @property
+    def whole_blocks(self) -> bool:
+        """Whether texts are resumed at the ends of blocks alone, as where a token is in one is unknown."""
+        layers = [self.model.layers[layer] for layer, _ in self.attention]
+        return any(isinstance(layer, ashlar.Opaque) for layer in layers) or not all(w.heads for w in self.windows)
+
+    @property
+    def a_layer(self) -> str:
+        """The name of one that has a cache."""
+        return self.attention[0][1] if self.attention else (*self.linear, *self.windows)[0].name
+
+    @property
     def attention_group(self) -> int:
         """Of engines that have one alone."""
         return next(iter(self.attention_groups))
@@ -92,7 +113,7 @@ class Described:
     @property
     def layer_groups(self) -> list[ashlar.LayerGroup]:
         """As the cache is to know them: none where one page table serves all layers."""
-        if len(self.attention_groups) == 1:
+        if len(self.attention_groups) < 2:
             return []
         return [ashlar.LayerGroup(layers) for layers in self.attention_groups.values()]
 
@@ -109,8 +130,9 @@ class Described:
         return [blocks[group][: self.count(tokens)] for group in self.attention_groups]
 
     def window(self, place: WindowPlace, blocks: Sequence[list[int]], tokens: int) -> list[int]:
-        """Likewise: those that hold the window before so many tokens. A text that is shorter has fewer."""
-        return blocks[place.group][max(0, tokens - place.reach) // self.block : self.count(tokens)]
+        """Likewise: those that hold what the next token sees of so many. There may be fewer than the place has."""
+        first = tokens // place.chunk * place.chunk if place.chunk else max(0, tokens - place.reach)
+        return blocks[place.group][first // self.block : self.count(tokens)]
 
     def resumes_from(self, blocks: Sequence[list[int]], tokens: int) -> list[int]:
         """All blocks of a text that its first tokens are resumed from; empty: some are not there."""
@@ -161,21 +183,68 @@ def _check(vllm_config: Any) -> None:
         raise Unsupported("prefix caching is off; set enable_prefix_caching")
 
 
-def _check_rows(spec: Any, name: str) -> None:
-    if spec.kv_quant_mode.name not in ("NONE", "FP8_PER_TENSOR") or spec.num_head_slots not in (
-        None,
-        spec.num_kv_heads,
-    ):
-        raise Unsupported(f"{name}: keys and values packed as {spec.kv_quant_mode.name} are not supported")
-    if spec.dtype not in _TYPES:
-        raise Unsupported(f"{name}: keys of {spec.dtype} are not supported")
+def _fields(value: Any) -> Any:
+    """What makes a spec, by name, the same in every process."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = {field.name: _fields(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **found}
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return [_fields(each) for each in value]
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    return _fields(vars(value)) if hasattr(value, "__dict__") else str(value)
 
 
-def _attention(spec: Any, name: str, tp: int) -> ashlar.Attention:
+def _manager(spec: Any, group: Any, name: str) -> type:
+    """The class by which vLLM keeps the layer's blocks: it says which of them a prefix is resumed from."""
+    role = getattr(group, "role", None)
+    manager = KVCacheSpecRegistry.get_manager_class(spec, getattr(role, "value", role))
+    served = (FullAttentionManager, SlidingWindowManager, ChunkedLocalAttentionManager, MambaManager)
+    kind = type(spec).__name__
+    if manager not in served:
+        raise Unsupported(
+            f"{name}: {kind} is managed by {getattr(manager, '__name__', manager)}, which is not supported; expected "
+            f"{', '.join(each.__name__ for each in served)}; run the model without this layer, or without the connector"
+        )
+    if not spec.prefix_cacheable or not getattr(group, "enable_kv_transfer", True):
+        raise Unsupported(f"{name}: vLLM takes no prefixes of {kind} from a cache; run without the connector")
+    if getattr(spec, "non_causal", False):
+        raise Unsupported(
+            f"{name}: keys of non-causal attention depend on what follows them; run without the connector"
+        )
+    assert manager is not None
+    return manager
+
+
+def _block_bytes(spec: Any, name: str) -> int:
+    """Of one rank's block, without padding."""
+    size = int(getattr(spec, "unpadded_page_size_bytes", spec.page_size_bytes))
+    if size % spec.block_size != 0:
+        raise Unsupported(
+            f"{name}: a block of {size} bytes and {spec.block_size} tokens is not divisible; set another block_size"
+        )
+    return size
+
+
+def _has_rows(spec: Any) -> bool:
+    """Whether a block has one key and one value a token and head."""
+    return (
+        type(spec) in (FullAttentionSpec, SlidingWindowSpec)
+        and not getattr(spec, "attention_chunk_size", None)
+        and spec.tokens_per_state == 1
+        and spec.kv_quant_mode.name in ("NONE", "FP8_PER_TENSOR")
+        and spec.num_head_slots in (None, spec.num_kv_heads)
+        and spec.state_content_bytes is None
+        and spec.dtype in _TYPES
+    )
+
+
+def _attention(spec: Any, name: str, tp: int) -> ashlar.Attention | ashlar.Opaque:
     """A window whose spec is that of full attention is one of an engine that keeps all blocks of it."""
-    if type(spec) is not FullAttentionSpec or spec.attention_chunk_size:
-        raise Unsupported(f"{name}: {type(spec).__name__} is not supported; expected full attention")
-    _check_rows(spec, name)
+    if not _has_rows(spec):
+        return ashlar.Opaque(token_bytes=_block_bytes(spec, name) // spec.block_size * tp)
     return ashlar.Attention(
         kv_heads=spec.num_kv_heads * tp,
         key_dim=spec.head_size,
@@ -185,40 +254,14 @@ def _attention(spec: Any, name: str, tp: int) -> ashlar.Attention:
     )
 
 
-def _largest_divisor(value: int, most: int) -> int:
-    return next(each for each in range(min(value, most), 0, -1) if value % each == 0)
-
-
-def _kept(name: str, heads: int, numbers: int, dtype: torch.dtype, tp: int) -> ashlar.Linear:
-    """A layer's state that nothing composes, `numbers` for each of a rank's heads: its bytes, cut into even parts."""
-    columns = _largest_divisor(numbers, _MOST_DIM)
-    rows = _largest_divisor(numbers // columns, _MOST_DIM)
-    parts = heads * (numbers // columns // rows) * tp
-    if parts > _MOST_HEADS:
-        raise Unsupported(f"{name}: a state of {heads} heads with {numbers} values exceeds the limit")
-    return ashlar.Linear(
-        family=ashlar.Family.GLA,
-        key_heads=parts,
-        value_heads=parts,
-        d_k=rows,
-        d_v=columns,
-        state_dtype=_TYPES[dtype],
-    )
-
-
-def _kept_type(dtype: torch.dtype) -> torch.dtype:
-    """Kernels hand on finite numbers as they are. Finite fp16 numbers and pairs of fp8 ones are finite bf16, too."""
-    return torch.float32 if dtype.itemsize == 4 else torch.bfloat16
-
-
-def _window(spec: Any, name: str, place: WindowPlace, tp: int) -> ashlar.Linear:
-    if type(spec) is not SlidingWindowSpec or spec.extra_retained_tokens:
-        raise Unsupported(f"{name}: {type(spec).__name__} is not supported; expected sliding-window attention")
-    _check_rows(spec, name)
-    width = place.dtype.itemsize // spec.dtype.itemsize or 1
-    if place.row % width != 0:
-        raise Unsupported(f"{name}: rows of {place.row} values of {spec.dtype} are not supported")
-    return _kept(name, place.heads, place.blocks * spec.block_size * place.row // width, place.dtype, tp)
+def _window(spec: Any, manager: type, layer: int, name: str, group: int) -> WindowPlace:
+    size, block = _block_bytes(spec, name), spec.block_size
+    if manager is ChunkedLocalAttentionManager:
+        chunk = int(spec.attention_chunk_size)
+        return WindowPlace(layer, name, group, chunk, -(-chunk // block), size, chunk)
+    reach = max(1, spec.sliding_window - 1 + spec.extra_retained_tokens)
+    heads, row = (spec.num_kv_heads, spec.head_size + spec.head_size_v) if _has_rows(spec) else (0, 0)
+    return WindowPlace(layer, name, group, reach, -(-reach // block), size, heads=heads, row=row)
 
 
 def _check_states(spec: Any, name: str) -> None:
@@ -228,8 +271,6 @@ def _check_states(spec: Any, name: str) -> None:
         )
     if spec.num_speculative_blocks:
         raise Unsupported(f"{name}: several states per block are not supported; remove speculative_config")
-    if any(dtype not in _STATE_TYPES for dtype in spec.dtypes):
-        raise Unsupported(f"{name}: states of {spec.dtypes} are not supported")
 
 
 def _tail(spec: Any, tp: int) -> dict[str, Any]:
@@ -244,33 +285,30 @@ def _tail(spec: Any, tp: int) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _linear(spec: Any, place: LinearPlace, tp: int, text: Any) -> tuple[LinearPlace, ashlar.Linear]:
-    """Prefixes alone are kept: states and tails go through the cache as they are, and nothing composes them."""
-    kind, shapes, name = spec.mamba_type.name, spec.shapes, place.name
+def _linear(spec: Any, name: str, tp: int, text: Any) -> ashlar.Linear | ashlar.Opaque:
     _check_states(spec, name)
-    if kind == "GDN_ATTN" and len(shapes) == 2 and len(shapes[1]) == 3 and spec.dtypes[1] is not torch.float16:
-        heads, d_v, d_k = shapes[1]
-        return place, ashlar.Linear(
-            family=ashlar.Family.GDN,
-            key_heads=int(getattr(text, "linear_num_key_heads", heads * tp)),
-            value_heads=heads * tp,
-            d_k=d_k,
-            d_v=d_v,
-            state_dtype=_TYPES[spec.dtypes[1]],
-            order=ashlar.StateOrder.VALUE_FIRST,
-            **_tail(spec, tp),
-        )
-    if kind == "MAMBA2" and len(shapes) == 2 and len(shapes[1]) == 3:
-        # As Mamba-2's the layout would have the decays of its heads, which are among the weights: nobody has read them yet.
-        heads, tail = shapes[1][0], _tail(spec, tp)
-    elif kind == "SHORT_CONV" and len(shapes) == 1:
-        heads, tail = 1, {}
-    else:
-        raise Unsupported(f"{name}: states of {kind}, {shapes}, {spec.dtypes} are not supported")
-    dtype = _kept_type(spec.dtypes[-1])
-    layer = dataclasses.replace(_kept(name, heads, math.prod(shapes[-1]) // heads, dtype, tp), **tail)
-    state = (layer.value_heads // tp, layer.d_k, layer.d_v)
-    return dataclasses.replace(place, shapes=(*shapes[:-1], state), dtypes=(*spec.dtypes[:-1], dtype)), layer
+    shapes, key_heads = spec.shapes, getattr(text, "linear_num_key_heads", None)  # kda has no such field
+    is_gdn = spec.mamba_type.name == "GDN_ATTN" and len(shapes) == 2 and len(shapes[1]) == 3
+    if not is_gdn or key_heads is None or spec.dtypes[1] not in _GDN_STATES or spec.dtypes[0] not in _TYPES:
+        return ashlar.Opaque(state_bytes=spec.state_content_size_bytes * tp)
+    heads, d_v, d_k = shapes[1]
+    return ashlar.Linear(
+        family=ashlar.Family.GDN,
+        key_heads=int(key_heads),
+        value_heads=heads * tp,
+        d_k=d_k,
+        d_v=d_v,
+        state_dtype=_TYPES[spec.dtypes[1]],
+        order=ashlar.StateOrder.VALUE_FIRST,
+        **_tail(spec, tp),
+    )
+
+
+def _flops(model: Any, layers: Sequence[Any]) -> float:
+    """Of prefill, a token: an estimate where the layout does not tell, because a layer is opaque. 0: the daemon's own."""
+    if not any(isinstance(layer, ashlar.Opaque) for layer in layers):
+        return 0.0
+    return float(_FLOPS_PER_SQUARED_WIDTH * len(layers) * model.get_hidden_size() ** 2)
 
 
 def _layers(kv_cache_config: Any) -> list[tuple[str, int, Any]]:
@@ -282,74 +320,97 @@ def _layers(kv_cache_config: Any) -> list[tuple[str, int, Any]]:
     return sorted(found, key=lambda layer: _layer_number(layer[0]))
 
 
-def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int) -> Described:
-    """Raises Unsupported with a reason."""
-    _check(vllm_config)
-    text = vllm_config.model_config.hf_text_config
-    tp = vllm_config.parallel_config.tensor_parallel_size
-    layers: list[ashlar.Attention | ashlar.Linear] = []
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The layers of an engine's caches, as the cache keeps them."""
+
+    layout: list[ashlar.Attention | ashlar.Linear | ashlar.Opaque]
+    attention: list[tuple[int, str]]
+    linear: list[LinearPlace]
+    windows: list[WindowPlace]
+    attention_groups: dict[int, list[int]]
+    block: int
+    within: bool  # all states can be kept within a step
+    specs: list[Any]  # fields of the engine's specs
+
+    @property
+    def grain(self) -> int:
+        grain = max([_BLOCK, *(place.blocks * self.block for place in self.windows)])
+        return -(-grain // self.block) * self.block
+
+
+def layers_of(kv_cache_config: Any, text: Any, tp: int) -> Layers:
+    """`text`: the configuration of the language model. Raises Unsupported."""
+    layout: list[ashlar.Attention | ashlar.Linear | ashlar.Opaque] = []
     attention: list[tuple[int, str]] = []
     linear: list[LinearPlace] = []
     windows: list[WindowPlace] = []
     groups: dict[int, list[int]] = {}
     within: list[bool] = []
-    blocks = set()
+    specs, blocks = [], set()
     for name, group, spec in _layers(kv_cache_config):
         if getattr(spec, "is_draft", False):  # of vLLM 0.33 and later
-            raise Unsupported(f"{name}: layers of a draft model are not supported")
+            raise Unsupported(f"{name}: layers of a draft model are not supported; remove speculative_config")
+        manager = _manager(spec, kv_cache_config.kv_cache_groups[group], name)
         blocks.add(spec.block_size)
-        if isinstance(spec, MambaSpec):
-            place, layer = _linear(spec, LinearPlace(len(layers), name, group, spec.shapes, spec.dtypes), tp, text)
-            linear.append(place)
+        specs.append(_fields(spec))
+        if manager is MambaManager:
+            linear.append(LinearPlace(len(layout), name, group, spec.shapes, spec.dtypes))
             within.append(spec.num_prefill_checkpoint_blocks > 0)
-            layers.append(layer)
-        elif isinstance(spec, SlidingWindowSpec):
-            reach = max(1, spec.sliding_window - 1)
-            span, row = -(-reach // spec.block_size), spec.head_size + spec.head_size_v
-            kept = _kept_type(spec.dtype)
-            windows.append(WindowPlace(len(layers), name, group, reach, span, spec.num_kv_heads, row, kept))
-            layers.append(_window(spec, name, windows[-1], tp))
+            layout.append(_linear(spec, name, tp, text))
+        elif manager is FullAttentionManager:
+            groups.setdefault(group, []).append(len(layout))
+            attention.append((len(layout), name))
+            layout.append(_attention(spec, name, tp))
         else:
-            groups.setdefault(group, []).append(len(layers))
-            attention.append((len(layers), name))
-            layers.append(_attention(spec, name, tp))
-    if not groups or len(blocks) != 1:
+            windows.append(_window(spec, manager, len(layout), name, group))
+            layout.append(ashlar.Opaque(state_bytes=windows[-1].blocks * windows[-1].block_bytes * tp))
+    if len(blocks) != 1:
         raise Unsupported(
-            f"{len(groups)} groups of full attention with blocks of {sorted(blocks)} tokens are not supported"
+            f"blocks of {sorted(blocks)} tokens are not supported; expected one block_size for all layers"
         )
-    block = blocks.pop()
-    grain = max([_BLOCK, *(place.blocks * block for place in windows)])
+    return Layers(layout, attention, linear, windows, groups, blocks.pop(), bool(within) and all(within), specs)
+
+
+def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int) -> Described:
+    """Raises Unsupported with a reason."""
+    _check(vllm_config)
+    tp = vllm_config.parallel_config.tensor_parallel_size
+    layers = layers_of(kv_cache_config, vllm_config.model_config.hf_text_config, tp)
     cache, model = vllm_config.cache_config, vllm_config.model_config
     form: dict[str, Any] = {
         "caches": str(cache.cache_dtype),
         "states": str(cache.mamba_ssm_cache_dtype),
         "page": str(kv_cache_config.kv_cache_layout),
-        "linear": sorted({type(each).__name__ for each in layers}),
+        "linear": sorted({type(each).__name__ for each in layers.layout}),
     }
-    if windows:
+    if any(place.heads for place in layers.windows):
         form["windows"] = "by token"
-    identity = identify(vllm_config, options, {"form": form, "layers": repr(layers), "ranks": tp})
+    layout = {"form": form, "layers": repr(layers.layout), "specs": layers.specs, "ranks": tp}
+    identity = identify(vllm_config, options, layout)
+    convolutions = [each.conv_kernel - 1 for each in layers.layout if isinstance(each, ashlar.Linear)]
     return Described(
         identity=identity,
         model=ashlar.Model(
             model_id=identity.model_id,
             weights_digest="",
-            layers=layers,
-            page_tokens=block,
-            head=max([0, *(each.conv_kernel - 1 for each in layers if isinstance(each, ashlar.Linear))]),
+            layers=layers.layout,
+            page_tokens=layers.block,
+            head=max([0, *convolutions]),
             dtype=f"{model.dtype} {json.dumps(form, sort_keys=True)}",
             quantization=str(model.quantization or ""),
             tokenizer_digest=identity.tokenizer,
             tensor_parallel_rank=rank,
             tensor_parallel_size=tp,
+            flops_per_token=_flops(model, layers.layout),
         ),
-        attention=attention,
-        linear=linear,
-        windows=windows,
-        attention_groups=groups,
+        attention=layers.attention,
+        linear=layers.linear,
+        windows=layers.windows,
+        attention_groups=layers.attention_groups,
         groups=len(kv_cache_config.kv_cache_groups),
-        block=block,
-        grain=-(-grain // block) * block,
+        block=layers.block,
+        grain=layers.grain,
         packed=packs(),
-        keeps_within=bool(within) and all(within) and kv_cache_config.cache_hit_alignment_tokens in (None, block),
+        keeps_within=layers.within and kv_cache_config.cache_hit_alignment_tokens in (None, layers.block),
     )

@@ -35,6 +35,8 @@ def unsupported(described: Described) -> str:
 
     Whether the engine's model can be run for it, and turns keys by fixed frequencies, is seen by the worker alone.
     """
+    if any(isinstance(layer, ashlar.Opaque) for layer in described.model.layers):
+        return "hybrid models with gated delta nets alone"
     model, linear = described.model, [described.model.layers[place.layer] for place in described.linear]
     if not linear or any(
         not isinstance(each, ashlar.Linear) or each.family is not ashlar.Family.GDN for each in linear

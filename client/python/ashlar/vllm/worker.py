@@ -20,7 +20,7 @@ from ashlar.vllm.composing import Composed, Composer
 from ashlar.vllm.cuda import CudaMemory
 from ashlar.vllm.forward import EngineModel
 from ashlar.vllm.identity import Unsupported
-from ashlar.vllm.memory import Allocator, Keys, States, Window, pages, places
+from ashlar.vllm.memory import Allocator, BlockWindow, Keys, States, Window, pages, places
 from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
@@ -47,8 +47,8 @@ _KEPT = ("kept", "already_present", "kept_as_span")
 
 
 def _tables(pages: list[list[int]]) -> Any:
-    """A page table for each group of layers, or the one of all layers."""
-    return pages[0] if len(pages) == 1 else pages
+    """A page table for each group of layers, or the one of all layers; None where no layer has pages."""
+    return pages if len(pages) > 1 else pages[0] if pages else None
 
 
 @dataclasses.dataclass
@@ -79,7 +79,7 @@ class Worker:
         self._open: Callable[[], Opening] | None = None  # once the caches are registered
         self._order: Order = ProcessorOrder()
         self._states: list[States] = []
-        self._windows: list[Window] = []
+        self._windows: list[Window | BlockWindow] = []
         self._keys: dict[int, Keys] = {}  # by layer, where a block's rows are not its tokens
         self._within_blocks = True  # a text's keys can be parted inside a block
         self._composer: Composer | None = None
@@ -111,15 +111,21 @@ class Worker:
         described, options = self._described, self._options
         self._order = memory.order
         count = pages(described, caches)
-        self._states = [States(place, caches[place.name], memory) for place in described.linear]
-        orders = self._row_orders(caches, layers)
-        for place in described.windows:
-            layer, ranks = described.model.layers[place.layer], described.model.tensor_parallel_size
-            assert isinstance(layer, ashlar.Linear)
-            order = orders.get(place.name, RowOrder())
-            self._windows.append(Window(place, layer, ranks, described.block, caches[place.name], order))
+        for place in described.linear:
+            opaque = isinstance(described.model.layers[place.layer], ashlar.Opaque)
+            self._states.append(States(place, opaque, caches[place.name], memory))
+        fits = all(Window.fits(place, described.block, caches[place.name]) for place in described.windows)
+        self._within_blocks = fits and not described.whole_blocks
+        orders = self._row_orders(caches, layers) if self._within_blocks else {}
+        for window in described.windows:
+            tensor, order = caches[window.name], orders.get(window.name, RowOrder())
+            by_token = Window.fits(window, described.block, tensor)
+            self._windows.append(
+                Window(window, described.block, tensor, order) if by_token else BlockWindow(window, tensor)
+            )
         if described.packed:
             self._keys = {layer: Keys(caches[name], orders[name]) for layer, name in described.attention if orders}
+        paged = dict(memory.options(), pages=count, places=found) if found else dict(memory_kind=ashlar.MemoryKind.NONE)
 
         def open_cache() -> ashlar.Cache:
             return ashlar.Cache(
@@ -128,9 +134,7 @@ class Worker:
                 options.session_socket,
                 name=f"vllm-worker-{described.model.tensor_parallel_rank}",
                 timeout_ms=options.call_ms,
-                **memory.options(),
-                pages=count,
-                places=found,
+                **paged,
                 groups=described.layer_groups,
                 common_pages=bool(described.layer_groups),
                 capture_tokens=described.capture_tokens(options),
@@ -199,7 +203,7 @@ class Worker:
 
     def watch_weights(self, vllm_config: Any) -> None:
         """Raises Unsupported: a change of the model's weights would go unseen."""
-        layer = vllm_config.compilation_config.static_forward_context[self._described.attention[0][1]]
+        layer = vllm_config.compilation_config.static_forward_context[self._described.a_layer]
         model = model_of(layer)
         self._weights = EngineWeights(vllm_config, model)
         if vllm_config.lora_config is not None:

@@ -148,7 +148,7 @@ CONFIGS |= {
         rope_theta=10000.0,
     ),
 }
-# Three groups of full attention, and one of a window; and one group, of windows, which is not served.
+# Three groups of full attention, and one of a window; and one group, of windows.
 CONFIGS["ministral_whole"] = dict(CONFIGS["ministral"], layer_types=[WHOLE, WHOLE, WINDOW, WHOLE], sliding_window=300)
 CONFIGS["ministral_windows"] = dict(CONFIGS["ministral"], layer_types=[WINDOW] * 2, num_hidden_layers=2)
 WINDOWED = {name: CONFIGS[name]["sliding_window"] for name in ("ministral", "gpt_oss", "ministral_whole")}
