@@ -61,6 +61,7 @@ RUN = {
         dict(
             tiny.COMMON,
             architectures=["Zamba2ForCausalLM"],
+            hidden_act="gelu",
             model_type="zamba2",
             num_hidden_layers=4,
             hybrid_layer_ids=[2],
@@ -103,21 +104,7 @@ RUN = {
             rope_theta=10000.0,
         ),
     ),
-    "Qwen3_5ForConditionalGeneration": (
-        "Qwen/Qwen3.5-27B, text alone",
-        dict(
-            architectures=["Qwen3_5ForConditionalGeneration"],
-            model_type="qwen3_5",
-            text_config=tiny.CONFIGS["qwen3_5"],
-            vision_config=dict(depth=1, hidden_size=32, num_heads=2, intermediate_size=64, out_hidden_size=64),
-            image_token_id=500,
-            video_token_id=501,
-            vision_start_token_id=502,
-            vision_end_token_id=503,
-        ),
-    ),
 }
-OPTIONS = {"Qwen3_5ForConditionalGeneration": dict(language_model_only=True)}
 # A resumed prompt is cut in other steps, and in bf16 these round in another way.
 IN_FP32 = [f"{name}ForCausalLM" for name in ("GraniteMoeHybrid", "FalconH1", "NemotronH", "Lfm2", "Zamba2")]
 
@@ -132,6 +119,11 @@ def latent(size=576, **rest):
 
 def states(backend, shapes, *dtypes):
     return MambaSpec(block_size=128, shapes=shapes, dtypes=dtypes, mamba_type=backend, mamba_cache_mode="align")
+
+
+def gdn(key_heads, heads, key_dim, dim):
+    shapes = Shapes.gated_delta_net_state_shape(ONE, key_heads, heads, key_dim, dim, 4)
+    return states(Backend.GDN_ATTN, shapes, BF16, F32)
 
 
 def kda(heads):
@@ -165,13 +157,9 @@ SPECS = {
             SlidingWindowSpec(sliding_window=2048, block_size=128, num_kv_heads=1, head_size=128, dtype=BF16),
         ],
     ),
-    "OlmoHybridForCausalLM": (
-        "allenai/Olmo-Hybrid-7B",
-        [
-            states(Backend.GDN_ATTN, Shapes.gated_delta_net_state_shape(ONE, 30, 30, 96, 192, 4), BF16, F32),
-            full(30, 128),
-        ],
-    ),
+    "OlmoHybridForCausalLM": ("allenai/Olmo-Hybrid-7B", [gdn(30, 30, 96, 192), full(30, 128)]),
+    "Qwen3_5ForConditionalGeneration": ("Qwen/Qwen3.5-27B", [gdn(16, 48, 128, 128), full(4, 256)]),
+    "Qwen3_5MoeForConditionalGeneration": ("Qwen/Qwen3.5-397B-A17B", [gdn(16, 64, 128, 128), full(2, 256)]),
     "DeepseekV3ForCausalLM": ("deepseek-ai/DeepSeek-V3", [latent()]),
     "DeepseekV32ForCausalLM": (
         "deepseek-ai/DeepSeek-V3.2, with the keys of its indexer",
@@ -198,7 +186,11 @@ SPECS = {
 
 
 # Fields of a configuration by which the connector knows a layer.
-TEXTS = {"OlmoHybridForCausalLM": {"linear_num_key_heads": 30}}
+TEXTS = {
+    "OlmoHybridForCausalLM": {"linear_num_key_heads": 30},
+    "Qwen3_5ForConditionalGeneration": {"linear_num_key_heads": 16},
+    "Qwen3_5MoeForConditionalGeneration": {"linear_num_key_heads": 16},
+}
 
 
 @dataclasses.dataclass
@@ -218,7 +210,7 @@ def run(name, daemon):
     """Two engines: what the first computes, the second loads."""
     published, _ = RUN[name]
     row = Row(name, published, f"vLLM {vllm.__version__} on a CPU")
-    options = dict(OPTIONS.get(name, {}), dtype="float32" if name in IN_FP32 else "bfloat16")
+    options = {"dtype": "float32" if name in IN_FP32 else "bfloat16"}
     try:
         with engines.Child(name, engines.connector(daemon), **options) as child:
             block = child.call("block_size")
@@ -267,7 +259,9 @@ def main():
             for name in names:
                 row = (run if name in RUN else drive_specs)(name, daemon)
                 rows.append(row)
-                said = {key: value for key, value in dataclasses.asdict(row).items() if value not in (None, "", False)}
+                said = {
+                    key: value for key, value in dataclasses.asdict(row).items() if value is not None and value != ""
+                }
                 print(" ".join(f"{key}={value}" for key, value in said.items()), flush=True)
     if given.json:
         given.json.write_text(json.dumps({"models": [dataclasses.asdict(row) for row in rows]}, indent=1) + "\n")

@@ -59,7 +59,14 @@ PARTS = {
     "vllm.v1.core.sched.output:SchedulerOutput": """scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens
         total_num_scheduled_tokens kv_connector_block_state""",
     "vllm.v1.core.sched.scheduler:Scheduler": "connector _mamba_block_aligned_split",
+    "vllm.v1.core.single_type_kv_cache_manager:ChunkedLocalAttentionManager": "get_num_skipped_tokens",
+    "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager": "get_num_skipped_tokens",
+    "vllm.v1.core.single_type_kv_cache_manager:MambaManager": "get_num_skipped_tokens",
+    "vllm.v1.core.single_type_kv_cache_manager:SlidingWindowManager": "get_num_skipped_tokens",
+    "vllm.v1.kv_cache_interface:ChunkedLocalAttentionSpec": "attention_chunk_size unpadded_page_size_bytes",
+    "vllm.v1.kv_cache_interface:KVCacheSpec": "block_size page_size_bytes prefix_cacheable",
     "vllm.v1.kv_cache_interface:KVQuantMode": "NONE FP8_PER_TENSOR",
+    "vllm.v1.kv_cache_spec_registry:KVCacheSpecRegistry": "get_manager_class",
     "vllm.v1.request:Request": """request_id all_token_ids num_tokens num_prompt_tokens num_computed_tokens cache_salt
         block_hashes update_block_hashes kv_transfer_params lora_request mm_features pooling_params prompt_embeds
         skip_reading_prefix_cache status num_in_flight_tokens""",

@@ -119,6 +119,13 @@ def test_blocks_of_several_kernel_blocks_come_back(shared_daemon):
         assert drive(MODELS[model], shared_daemon, name=f"split {model}", kernel_blocks=4) == (True, True)
 
 
+def test_delta_nets_come_back_through_their_own_kind(shared_daemon):
+    gdn = states(Backend.GDN_ATTN, (3, 192), (4, 16, 16))
+    specs = {"model.layers.0.gdn": gdn, "model.layers.1.attn": FULL}
+    text = types.SimpleNamespace(linear_num_key_heads=4)
+    assert drive(specs, shared_daemon, name="delta nets", text=text) == (True, True)
+
+
 def test_blocks_in_several_pieces_are_refused_with_a_remedy(shared_daemon):
     scattered = {f"model.layers.{i}.attn": MODELS["quantised"]["model.layers.0.attn"] for i in range(2)}
     with pytest.raises(Unsupported, match="layers.0.attn: .* not in one piece; set VLLM_KV_CACHE_LAYOUT to LBNHC"):
