@@ -219,7 +219,7 @@ def test_a_model_of_windows_alone_is_served(shared_daemon, expected):
         same(child.generate([text]), expected("ministral_windows", [text]))
         child.call("erase")
         same(child.generate([text]), expected("ministral_windows", [text]))
-        assert saved(child) == depth(600)
+        assert saved(child) == 592
 
 
 def test_an_engine_that_keeps_all_blocks_of_windows_is_served(shared_daemon, engine, expected):
