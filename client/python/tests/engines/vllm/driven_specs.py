@@ -4,6 +4,7 @@ one worker, and loaded by another into other blocks."""
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import multiprocessing
 import time
 import types
@@ -46,7 +47,9 @@ def config_of(specs, layout="LBNHC"):
 def describe(config, name="driven", ranks=1, text=None):
     layers = layers_of(config, text, ranks)
     weights = Weights("", f"digest of {name}")
-    identity = Identity(name, {"specs": layers.specs}, "", weights, encoders=None, adapters=None, plain=True)
+    unset = dict.fromkeys(field.name for field in dataclasses.fields(Identity))
+    named = {"model_id": name, "parts": {"specs": layers.specs}, "tokenizer": "", "weights": weights}
+    identity = Identity(**unset | named)
     head = max([0, *(each.conv_kernel - 1 for each in layers.layout if isinstance(each, ashlar.Linear))])
     model = ashlar.Model(
         name,
