@@ -87,10 +87,10 @@ def lengths(model, daemon):
     return cases
 
 
-def conversation(template, answer):
+def conversation(template, answer, seed):
     """`answer(prompt)` gives the tokens that a model writes, and how many tokens of the prompt it has not computed."""
     render = jinja2.Template(TEMPLATE).render
-    messages = [{"role": "system", "content": words("system", 200)}]
+    messages = [{"role": "system", "content": words(f"system {seed}", 200)}]
     texts, turns = [], []
     for turn in range(TURNS):
         messages.append({"role": "user", "content": words(f"user {turn}", 150)})
@@ -119,7 +119,10 @@ def vllm_turns(model, daemon, template, **options):
             ((written, _, _),) = child.generate([prompt], REASONED + ANSWERED)
             return written, int(engines.saved(child) - before)
 
-        return [{"engine": "vllm", "model": model, **options, **turn} for turn in conversation(template, answer)]
+        return [
+            {"engine": "vllm", "model": model, **options, **turn}
+            for turn in conversation(template, answer, (template, options))
+        ]
 
 
 def transformers_turns(family, daemon, template):
@@ -134,7 +137,9 @@ def transformers_turns(family, daemon, template):
             found = model.generate(ids, max_new_tokens=REASONED + ANSWERED, do_sample=False)
             return found[0, len(prompt) :].tolist(), reuse.last.cached_tokens
 
-        return [{"engine": "transformers", "model": family, **turn} for turn in conversation(template, answer)]
+        return [
+            {"engine": "transformers", "model": family, **turn} for turn in conversation(template, answer, template)
+        ]
 
 
 def show(rows):
