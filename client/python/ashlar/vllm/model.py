@@ -331,7 +331,7 @@ class Layers:
     attention_groups: dict[int, list[int]]
     block: int
     within: bool  # all states can be kept within a step
-    specs: list[Any]  # fields of the engine's specs
+    specs: list[Any]  # fields of the engine's specs of opaque layers
 
     @property
     def grain(self) -> int:
@@ -353,7 +353,6 @@ def layers_of(kv_cache_config: Any, text: Any, tp: int) -> Layers:
             raise Unsupported(f"{name}: layers of a draft model are not supported; remove speculative_config")
         manager = _manager(spec, kv_cache_config.kv_cache_groups[group], name)
         blocks.add(spec.block_size)
-        specs.append(_fields(spec))
         if manager is MambaManager:
             linear.append(LinearPlace(len(layout), name, group, spec.shapes, spec.dtypes))
             within.append(spec.num_prefill_checkpoint_blocks > 0)
@@ -365,6 +364,8 @@ def layers_of(kv_cache_config: Any, text: Any, tp: int) -> Layers:
         else:
             windows.append(_window(spec, manager, len(layout), name, group))
             layout.append(ashlar.Opaque(state_bytes=windows[-1].blocks * windows[-1].block_bytes * tp))
+        if isinstance(layout[-1], ashlar.Opaque):
+            specs.append(_fields(spec))
     if len(blocks) != 1:
         raise Unsupported(
             f"blocks of {sorted(blocks)} tokens are not supported; expected one block_size for all layers"
@@ -386,7 +387,9 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
     }
     if any(place.heads for place in layers.windows):
         form["windows"] = "by token"
-    layout = {"form": form, "layers": repr(layers.layout), "specs": layers.specs, "ranks": tp}
+    layout = {"form": form, "layers": repr(layers.layout), "ranks": tp}
+    if layers.specs:
+        layout["specs"] = layers.specs
     identity = identify(vllm_config, options, layout)
     convolutions = [each.conv_kernel - 1 for each in layers.layout if isinstance(each, ashlar.Linear)]
     return Described(
