@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ashlar.model import Attention, Model
+from ashlar.model import Attention, Linear, Model
 from ashlar.request import Plan, StepKind
 
 _BLOCK_TOKENS = 256  # keys and values are kept in such blocks; those after the last whole one lie with each state
@@ -23,7 +23,7 @@ def _state_tokens(model: Model) -> int:
     for layer in model.layers:
         if isinstance(layer, Attention):
             keys += layer.kv_heads * (layer.key_dim + layer.value_dim) * (4 if layer.dtype.name == "F32" else 2)
-        else:
+        elif isinstance(layer, Linear):
             states += 4 * (
                 layer.value_heads * layer.d_k * layer.d_v + layer.conv_channels * max(0, layer.conv_kernel - 1)
             )

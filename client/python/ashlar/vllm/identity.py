@@ -332,7 +332,7 @@ def identify(vllm_config: Any, options: Options, layout: dict[str, Any]) -> Iden
     """`layout`: of the caches. Raises Unsupported. The digest of the weights' files goes on in the background."""
     model = vllm_config.model_config
     config, adapters = _config(model), _adapters(vllm_config)
-    parts = {
+    parts: dict[str, Any] = {
         "config": config,
         "max_model_len": _length(model, config),
         "arguments": _arguments(vllm_config),

@@ -103,7 +103,8 @@ class Described:
     @property
     def a_layer(self) -> str:
         """The name of one that has a cache."""
-        return self.attention[0][1] if self.attention else (*self.linear, *self.windows)[0].name
+        places: list[LinearPlace | WindowPlace] = [*self.linear, *self.windows]
+        return self.attention[0][1] if self.attention else places[0].name
 
     @property
     def attention_group(self) -> int:
@@ -200,7 +201,7 @@ def _fields(value: Any) -> Any:
 def _manager(spec: Any, group: Any, name: str) -> type:
     """The class by which vLLM keeps the layer's blocks: it says which of them a prefix is resumed from."""
     role = getattr(group, "role", None)
-    manager = KVCacheSpecRegistry.get_manager_class(spec, getattr(role, "value", role))
+    manager: type | None = KVCacheSpecRegistry.get_manager_class(spec, getattr(role, "value", role))
     served = (FullAttentionManager, SlidingWindowManager, ChunkedLocalAttentionManager, MambaManager)
     kind = type(spec).__name__
     if manager not in served:

@@ -61,7 +61,7 @@ def segments_model(described: Described, rope: ashlar.Rope, options: Options) ->
     for layer in described.model.layers:
         if isinstance(layer, ashlar.Attention):
             layers.append(dataclasses.replace(layer, rope=rope, stored=ashlar.StoredKeys.ZERO_BASED))
-        else:
+        elif isinstance(layer, ashlar.Linear):
             # Declared as [V, K]; the kernels of processors keep [K, V] there.
             layers.append(dataclasses.replace(layer, order=ashlar.StateOrder.KEY_FIRST))
             head = max(head, layer.conv_kernel - 1)
