@@ -40,6 +40,7 @@ class FormatsPage(unittest.TestCase):
                 "key_segment_salt",
                 "key_prefix_checkpoint_salt",
                 "layout_tails",
+                "layout_opaque",
             },
         )
         for name, value in vectors.items():
@@ -65,7 +66,7 @@ class FormatsPage(unittest.TestCase):
         fields = "proto/layout_fields.h"
         self.assertEqual(shown(r"\nversion +u32 +(\d+)\n"), constant(fields, "kIdentityVersion"))
         layout = tuple(constant(fields, f"kLayoutVersion{end}") for end in ("Min", "Max"))
-        self.assertEqual(shown(r"\nversion +u32 +(\d+), or (\d+) where"), layout)
+        self.assertEqual(shown(r"\nversion +u32 +(\d+); \d+ where [^;]*; (\d+) with an opaque layer"), layout)
         self.assertEqual(
             shown(r"magic AshlarOb\n8 +u32 +format version, (\d+)\n"),
             constant("proto/object_encoding.cc", "kFormatVersion"),
