@@ -128,7 +128,7 @@ TEST(EngineDoctor, ReasonsAreThoseOfTheConnectorAndThePage) {
     }
   };
   collect(Read("client/python/ashlar/vllm/state.py"), R"rx("(\w+)": \((\w+), "([^"]*)"\))rx", 1, 2, connector);
-  collect(Read("docs/vllm.md"), R"(\| `(serving|opening|off)` \| `(\w+)` \| ([^|]*) \|)", 2, 1, page);
+  collect(Read("docs/vllm.md"), R"(\| ?`(serving|opening|off)` ?\| ?`(\w+)` ?\| ?([^|]*?) ?\|)", 2, 1, page);
   for (auto& [reason, row] : connector) std::ranges::transform(row.first, row.first.begin(), ::tolower);
   EXPECT_EQ(connector, here);
   EXPECT_EQ(page, here);
