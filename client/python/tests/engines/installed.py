@@ -16,7 +16,7 @@ def install(folder):
     """Packs the wheel from what the build has made, and installs it. Returns the environment for commands that use it."""
     tools = SOURCE / "build" / "python-env" / "bin" / "python"
     subprocess.run(
-        [tools, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, "-C", f"build-dir={folder}/build",
+        [tools, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, "-C", f"build-dir={folder}/build",
          "-C", f"cmake.define.ASHLAR_BUILD_DIR={os.environ['ASHLAR_BUILD']}", SOURCE / "client/python"], check=True,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})  # fmt: skip
     venv.create(folder / "env", with_pip=True, symlinks=True)

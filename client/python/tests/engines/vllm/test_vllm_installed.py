@@ -42,6 +42,15 @@ def test_the_pages_segments_example_runs_from_the_wheel(installation, tmp_path):
     assert json.loads((tmp_path / "segments.json").read_text())
 
 
+def test_the_pages_models_example_runs_from_the_wheel(installation, tmp_path):
+    (line,) = installed.commands(PAGE, "vllm_models.py")
+    names = ["Qwen3ForCausalLM", "DeepseekV3ForCausalLM", "WhisperForConditionalGeneration"]
+    installed.run(line, installation, tmp_path, "--only", *names)
+    run, driven, refused = json.loads((tmp_path / "models.json").read_text())["models"]
+    assert [row["architecture"] for row in (run, driven, refused)] == names
+    assert run["equal_tokens"] and run["hits"] > 0 and driven["hits"] > 0 and "expected" in refused["refused"]
+
+
 def test_the_page_installs_what_is_tested():
     lines = installed.commands(PAGE, "requirements-engines.txt")
     wanted = (installed.SOURCE / "client/python/requirements-engines.txt").read_text()
