@@ -93,15 +93,16 @@ def test_a_conversation_is_resumed_from_its_last_computed_token(model, shared_da
             text = prompt(f"talk {model} {tokens}", tokens)
             ((answer, logs),) = expected(model, [text], new)
             same(child.generate([text], new), [(answer, logs)])
-            for begin, found in (
-                (text + answer, tokens + new - 1),
-                (text + prompt("another answer", new), kept_end(model, tokens)),
+            # The last one may also find the depth where it parts from the one before.
+            for begin, least, most in (
+                (text + answer, tokens + new - 1, tokens + new - 1),
+                (text + prompt("another answer", new), kept_end(model, tokens), tokens),
             ):
                 longer = begin + prompt("next turn", 25)
                 child.call("erase")
                 before = saved(child)
                 alike(model, child.generate([longer]), expected(model, [longer]))
-                assert saved(child) - before in (found, tokens + new - 1 if model == "qwen3" else found)
+                assert least <= saved(child) - before <= most
         child.call("erase")
         assert child.call("free_blocks") == free, "no block is held"
         assert count(child, "load_failures") == 0
