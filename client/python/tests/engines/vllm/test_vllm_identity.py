@@ -76,7 +76,8 @@ def test_engines_with_the_model_in_different_folders_share(shared_daemon, engine
 
 def hub(revision, given=""):
     load = SimpleNamespace(load_format="auto", model_loader_extra_config={})
-    config = SimpleNamespace(model_config=SimpleNamespace(model="org/name", revision=revision), load_config=load)
+    model = SimpleNamespace(model="org/name", revision=revision)
+    config = SimpleNamespace(model_config=model, load_config=load, speculative_config=None)
     return identity._weights(config, given).digest()
 
 
