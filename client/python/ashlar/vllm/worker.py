@@ -552,8 +552,9 @@ class Worker:
             checkpoints = [(depth, self._linear(saving, depth)) for depth in depths]
             if self._keys and (within := depths[-1] % self._described.block):
                 self._unpack(save, tables, within)
+        media = [medium for medium in save.media if medium[0] < len(tokens)]
         return cache.commit(
-            tokens, checkpoints, prompt_tokens=save.prompt, page_table=_tables(tables), media=save.media, salt=save.salt
+            tokens, checkpoints, prompt_tokens=save.prompt, page_table=_tables(tables), media=media, salt=save.salt
         )[-1]
 
     def _unpack(self, save: Save, tables: list[list[int]], tokens: int) -> None:

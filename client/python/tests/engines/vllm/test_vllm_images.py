@@ -2,12 +2,12 @@
 """Prompts with images through the connector: text before them is shared, text after them behind the same images alone."""
 
 import pytest
-from tiny_engines import CLOSE, connector, prompt, same, saved
+from tiny_engines import connector, prompt, same, saved
 from tiny_images import IMAGE_MODELS, WORDS, Seeing, image_model
 
 BLOCK = {"qwen3_vl": 128, "qwen3_5": 384}
 IMAGE = 2 + 48  # tokens of an image and its marks
-DTYPE = {"qwen3_vl": ("float32", 1e-4), "qwen3_5": ("bfloat16", CLOSE)}
+DTYPE = {"qwen3_vl": ("float32", 1e-4), "qwen3_5": ("bfloat16", 6e-2)}  # bf16 rounds by where steps begin
 
 
 def text(name, tokens):
