@@ -36,7 +36,7 @@ def test_behind_a_reset_nothing_of_former_weights_is_found(shared_daemon, engine
         assert saved(child) == before and answer[0][1] != expected("qwen3", [text])[0][1]
         child.call("erase")
         same(child.generate([text]), [each[:2] for each in answer])
-        assert saved(child) == before + 512, "what was stored behind it is found"
+        assert saved(child) == before + 592, "what was stored behind it is found"
     other = engine("qwen3")
     other.call("erase")
     same(other.generate([text]), expected("qwen3", [text]))  # and by nobody else
