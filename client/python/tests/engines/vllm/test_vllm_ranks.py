@@ -48,7 +48,7 @@ def test_every_rank_loads_its_own_shard(daemon, texts, wanted):
         assert saved(child) == depth
         ranks = by_rank(child, "watched")
         assert [each["rank"] for each in ranks] == [0, 1]
-        assert [each["loads"] for each in ranks] == [1, 1] and [each["saves"] for each in ranks] == [1, 1]
+        assert [each["loads"] for each in ranks] == [1, 1] and [each["saves"] for each in ranks] == [2, 2]
         assert all(each["states"] for each in ranks) and ranks[0]["states"] != ranks[1]["states"], "shards differ"
     with two_ranks(daemon) as child:  # restarted: everything it knows is in the daemon
         by_rank(child, "watch")
