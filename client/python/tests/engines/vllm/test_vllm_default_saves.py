@@ -47,7 +47,8 @@ def test_prompts_are_resumed_with_the_same_answer_while_others_are_saved(model, 
         before = saved(child)
         for text, answer in zip(texts, wanted):
             same(child.generate([text]), [answer])
-        assert saved(child) - before == sum(repeated(model, len(text)) for text in texts)
+        least, most = sum(repeated(model, len(text)) for text in texts), sum(len(text) - 1 for text in texts)
+        assert least <= saved(child) - before <= most, "at least their ends; depths where prompts part may lie deeper"
         settle(child, free)
         same(child.generate(texts[:4]), wanted[:4], CLOSE)  # together
         assert count(child, "load_failures") == 0

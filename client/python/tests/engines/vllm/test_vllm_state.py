@@ -74,7 +74,7 @@ def test_ashlarctl_explains_the_state_of_an_engine(tmp_path):
                 child.generate([text])
             code, found = doctor(port)
             assert code == 0 and found["state"] == ("fine", "serving (none)", ""), found
-            assert "hit 1" in found["lookups"][1] and "kept 1" in found["stores"][1]
+            assert "hit 1" in found["lookups"][1] and "kept" in found["stores"][1]
 
 
 def test_an_engine_that_never_uses_the_cache_says_why(shared_daemon, model="qwen3_5"):
