@@ -142,13 +142,13 @@ NAMES = {
     "qwen3": {"0.32": "049b3712156d81a3", "0.33": "5046b1b2a265fc39"},
     "qwen3_5": {"0.32": "2695a6be3b616e8a", "0.33": "c203c9e3b02784a8"},
     "qwen3_next": {"0.32": "1479754847a6b9a9", "0.33": "2404021b4ed5332a"},
-    "ministral": {"0.32": "0fd8aca300427ce4", "0.33": "3904d68aa25af518"},
-    "gpt_oss": {"0.32": "9b332d4f967a136f", "0.33": "7ec4576b6245011d"},
-    "ministral_whole": {"0.32": "8db696a9014ecf4a", "0.33": "243117555c92edff"},
-    "granite": {"0.32": "019a30471b100722", "0.33": "6dbb9630d8d1438d"},
-    "falcon_h1": {"0.32": "4cc1ad5489e32065", "0.33": "03e400615a8be014"},
-    "nemotron_h": {"0.32": "ff350efed83a4446", "0.33": "ac11d9fa31b72433"},
-    "lfm2": {"0.32": "768c833efd22e7fb", "0.33": "197807d8b6f0a3fc"},
+    "ministral": {"0.32": "0fd8aca300427ce4", "0.33": "6980b12db2d6c4bf"},
+    "gpt_oss": {"0.32": "9b332d4f967a136f", "0.33": "ad451b4492ad0d2c"},
+    "ministral_whole": {"0.32": "8db696a9014ecf4a", "0.33": "72cec21e667a69d3"},
+    "granite": {"0.32": "019a30471b100722", "0.33": "4c2dce3fdf757c25"},
+    "falcon_h1": {"0.32": "4cc1ad5489e32065", "0.33": "56b26ecb11752608"},
+    "nemotron_h": {"0.32": "ff350efed83a4446", "0.33": "b8eeaa69ea78c1e6"},
+    "lfm2": {"0.32": "768c833efd22e7fb", "0.33": "37e169e5f5d34f5b"},
 }
 DESCRIBE = """
 import dataclasses, json, unittest.mock as mock, torch, vllm

@@ -69,10 +69,12 @@ def test_ashlarctl_explains_the_state_of_an_engine(tmp_path):
         assert doctor(port) == (1, {"state": ("bad", "opening (no_daemon); expected serving", remedy)})
         with ashlar.daemon.start(dram="128MiB", arena="8MiB", folder=str(tmp_path)):
             wait_for(child, ("serving", "none"), text)
-            for _ in range(2):
+            for _ in range(20):  # the worker may open its cache later than the scheduler
                 child.call("erase")
                 child.generate([text])
-            code, found = doctor(port)
+                code, found = doctor(port)
+                if code == 0 and "hit" in found["lookups"][1]:
+                    break
             assert code == 0 and found["state"] == ("fine", "serving (none)", ""), found
             assert "hit 1" in found["lookups"][1] and "kept" in found["stores"][1]
 
