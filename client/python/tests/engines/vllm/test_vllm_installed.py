@@ -183,7 +183,7 @@ def test_the_pages_server_answers_by_http(installation, daemon, tmp_path):
         block = BLOCK["qwen3_5"]
         text = prompt("served", 2 * block + 40)
         first = server.complete(text)
-        server.wait_for(1, "stores", ("kept",))
+        server.wait_for(2, "stores", ("kept",))  # the last whole block, and the end
         server.post("/reset_prefix_cache")
         assert server.complete(text) == first and len(first) == 4
         server.wait_for(2 * block, "saved_tokens", ("dram", "states_and_keys"))
