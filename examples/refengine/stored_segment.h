@@ -77,7 +77,7 @@ class ReplacedTransitions {
  private:
   ModelConfig config_;
   With with_;
-  std::vector<float> identity_;  // of one head
+  std::vector<float> identity_;  // [d_k, d_k], the identity transition of one head
 };
 
 }  // namespace ashlar::refengine

@@ -77,8 +77,8 @@ struct Layer {
 
   // Opaque: bytes that are stored and landed as they are, for exact prefixes only. Sums over the tensor-parallel ranks,
   // which have equal parts. At least one is positive.
-  uint32_t token_bytes = 0;  // per token in the pages
-  uint64_t state_bytes = 0;  // of the state
+  uint32_t token_bytes = 0;  // bytes of one token in the pages; 0: no pages
+  uint64_t state_bytes = 0;  // bytes of the state after a token; 0: no state
 };
 
 // A model's identity, and the exact shape of its cached state. A null string is empty.

@@ -430,7 +430,7 @@ class Part {
   KeyAngles* angles_ = nullptr;
   int64_t earliest_, latest_;                // positions of the queries
   float *queries_, *out_, *largest_, *sum_;  // buffers of all rows
-  float *scores_, *factor_;                  // of the current head
+  float *scores_, *factor_;                  // buffers of the current head
   size_t depths_;                            // steps of scores on the matrix unit
   uint16_t *query_tiles_, *block_tiles_, *weight_tiles_;
   float* products_;  // scores by key, a panel of rows after the other

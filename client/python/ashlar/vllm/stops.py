@@ -16,7 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 def install() -> None:
     """For all schedulers of this process whose connector has `prefill_end`."""
     own = Scheduler._mamba_block_aligned_split
-    if hasattr(own, "__wrapped__"):
+    if getattr(own, "stops_for_ashlar", False):  # a wrapper around this one has the mark, too
         return
 
     @functools.wraps(own)
@@ -29,4 +29,5 @@ def install() -> None:
         end = prefill_end(request, start, start + count)
         return end - start if start < end < start + count else count
 
+    split.stops_for_ashlar = True  # type: ignore[attr-defined]
     Scheduler._mamba_block_aligned_split = split

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts that end inside vLLM's blocks: they are kept at their exact end, and resumed there."""
 
+import functools
+from types import SimpleNamespace
+
 import pytest
 from test_vllm_states import UNDO, WATCH
 from tiny_engines import BLOCK, Child, connector, count, prompt, same, saved
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from ashlar.vllm import stops
 
 # Attention alone, windows, a gated delta net, Mamba-2, short convolutions.
 FAMILIES = ["qwen3", "ministral", "qwen3_5", "granite", "lfm2"]
@@ -198,3 +204,19 @@ def test_the_third_prompt_is_resumed_where_the_second_has_parted(model, options,
             before = saved(child)
             same(child.generate([text]), expected(model, [text]))
             assert saved(child) - before == found
+
+
+def test_prefill_stops_where_another_plugin_wraps_the_scheduler_too(monkeypatch):
+    own = Scheduler._mamba_block_aligned_split
+
+    @functools.wraps(own)
+    def others(self, request, tokens, local=0, external=0):
+        return tokens
+
+    monkeypatch.setattr(Scheduler, "_mamba_block_aligned_split", others)
+    stops.install()
+    ours = Scheduler._mamba_block_aligned_split
+    stops.install()
+    assert Scheduler._mamba_block_aligned_split is ours, "once"
+    scheduler = SimpleNamespace(connector=SimpleNamespace(prefill_end=lambda request, start, end: 40))
+    assert ours(scheduler, SimpleNamespace(num_computed_tokens=0, num_prompt_tokens=90), 64) == 40

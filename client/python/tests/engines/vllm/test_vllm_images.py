@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts with images through the connector: text before them is shared, text after them behind the same images alone."""
 
+import itertools
+
 import pytest
 from tiny_engines import connector, prompt, same, saved
 from tiny_images import IMAGE_MODELS, WORDS, Seeing, image_model
 
 BLOCK = {"qwen3_vl": 128, "qwen3_5": 384}
 IMAGE = 2 + 48  # tokens of an image and its marks
-DTYPE = {"qwen3_vl": ("float32", 1e-4), "qwen3_5": ("bfloat16", 6e-2)}  # bf16 rounds by where steps begin
+# Type and tolerance. A gated delta net in bf16 rounds by where steps begin, more than two of its images differ by: counts
+# of tokens alone show there that no image stands for another.
+DTYPE = {"qwen3_vl": ("float32", 2e-5), "qwen3_5": ("bfloat16", 6e-2)}
 
 
 def text(name, tokens):
@@ -28,7 +32,10 @@ def test_prompts_find_what_was_computed_behind_the_same_images(model, shared_dae
     }
     with Seeing(folder, dtype=dtype) as plain:
         wanted = {name: plain.see(*parts) for name, parts in prompts.items()}
-    assert len({repr(answer) for answer in wanted.values()}) == len(wanted), "each image shows"
+    for one, other in itertools.combinations(wanted.values(), 2):
+        ((tokens, logs),), ((others, other_logs),) = one, other
+        apart = max(abs(a - b) for a, b in zip(logs, other_logs))
+        assert tokens != others or apart > (2 * close if dtype == "float32" else 0), "each image shows"
     with Seeing(folder, connector(shared_daemon), dtype=dtype) as child:
         child.see(before)  # as a hybrid keeps the ends of steps alone
         for name, parts in prompts.items():
